@@ -1,0 +1,96 @@
+//! An axum service with two limits, in memory or shared through Redis.
+//!
+//! ```text
+//! cargo run --example axum
+//! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example axum
+//! ```
+
+use std::{env, error::Error, net::SocketAddr, process::ExitCode, time::Duration};
+
+use axum::{Router, routing::get};
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tower_sliding_window::{
+    Backend, Decision, KeyExt, MemoryBackend, Policy, RateLimitLayer, RedisBackend, RouteCosts, header,
+    peer_ip,
+};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let served = match env::var("REDIS_URL") {
+        Ok(url) => match RedisBackend::connect(&url).await {
+            Ok(backend) => serve(backend).await,
+            Err(error) => Err(format!("REDIS_URL: {error}").into()),
+        },
+        Err(env::VarError::NotPresent) => serve(MemoryBackend::new()).await,
+        Err(error) => Err(format!("REDIS_URL: {error}").into()),
+    };
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
+    let limits = RateLimitLayer::builder(backend)
+        .policy(Policy::new("burst", 10, Duration::from_secs(10))?)
+        .policy(Policy::new("sustained", 30, Duration::from_secs(60))?)
+        .key(header("x-api-key")?.or(peer_ip()))
+        .cost(RouteCosts::new().route("/search", 5)?)
+        .build()?;
+
+    let app = Router::new()
+        .route("/", get(|decision: Decision| async move { left("Hello!", &decision) }))
+        .route("/search", get(|decision: Decision| async move { left("Found nothing.", &decision) }))
+        .layer(limits)
+        // `peer_ip` reads the address from here.
+        .into_make_service_with_connect_info::<SocketAddr>();
+
+    let port = port()?;
+    let listener =
+        TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| format!("PORT {port}: {error}"))?;
+    let address = listener.local_addr()?;
+    println!("listening on http://{address}");
+    println!("  curl -i http://{address}/");
+    println!("  curl -i -H 'x-api-key: alice' http://{address}/search");
+    println!(
+        "  for i in $(seq 11); do curl -s -o /dev/null -w '%{{http_code}}\\n' -H 'x-api-key: bob' http://{address}/; done"
+    );
+
+    axum::serve(listener, app).with_graceful_shutdown(stop()?).await?;
+    Ok(())
+}
+
+fn left(greeting: &str, decision: &Decision) -> String {
+    let mut text = format!("{greeting}\n");
+    for status in decision.statuses() {
+        text += &format!("{}: {} of {} left\n", status.policy().name(), status.remaining(), status.limit());
+    }
+    text
+}
+
+fn port() -> Result<u16, String> {
+    match env::var("PORT") {
+        Err(env::VarError::NotPresent) => Ok(3000),
+        Ok(given) => {
+            given.parse().map_err(|_| format!("PORT {given:?}: it must be a number from 0 to 65535"))
+        }
+        Err(error) => Err(format!("PORT: {error}")),
+    }
+}
+
+/// Done at Ctrl-C or SIGTERM.
+fn stop() -> Result<impl Future<Output = ()>, std::io::Error> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}

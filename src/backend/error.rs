@@ -1,0 +1,88 @@
+//! Why there is no decision.
+
+use std::{error::Error, fmt, sync::Arc};
+
+/// There is no decision: the backend could not answer. This is an outage and never a denial.
+///
+/// Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct BackendError {
+    reason: Reason,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+}
+
+/// Why a backend could not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// No answer within the deadline. The charge may stand.
+    Timeout,
+    /// The store cannot be reached, or the connection broke. If it broke while the check was under way, its charge may
+    /// stand.
+    Connection,
+    /// The store takes no writes: it is a replica.
+    ReadOnly,
+    /// The store has no memory left.
+    OutOfMemory,
+    /// The store's user lacks a permission, or its password was refused.
+    NoPermission,
+    /// The store is busy: with another script, with loading its data, or with a change of its topology.
+    Busy,
+    /// The keys of the check live on different nodes of a cluster.
+    CrossSlot,
+    /// A bound is reached: on the partition keys of a memory backend, or on the records of one log.
+    Full,
+    /// What is stored under a key of the check was not written by this version of this crate.
+    ForeignValue,
+    /// The store answered something that is no answer.
+    BrokenReply,
+    /// Anything else.
+    Other,
+}
+
+impl BackendError {
+    /// An error without a source.
+    pub fn new(reason: Reason) -> Self {
+        Self { reason, source: None }
+    }
+
+    /// An error with its source.
+    pub fn with_source(reason: Reason, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { reason, source: Some(Arc::from(source.into())) }
+    }
+
+    /// Why there is no decision.
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+}
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the rate limit cannot be decided: {}", self.reason)
+    }
+}
+
+impl Error for BackendError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Timeout => "no answer within the deadline",
+            Self::Connection => "the store cannot be reached",
+            Self::ReadOnly => "the store takes no writes",
+            Self::OutOfMemory => "the store is out of memory",
+            Self::NoPermission => "the store refuses its user",
+            Self::Busy => "the store is busy",
+            Self::CrossSlot => "the keys live on different nodes",
+            Self::Full => "a bound on what is stored is reached",
+            Self::ForeignValue => "a key holds a foreign value",
+            Self::BrokenReply => "the store's answer cannot be read",
+            Self::Other => "the store failed",
+        })
+    }
+}

@@ -1,0 +1,76 @@
+//! The one clock of a memory backend.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Where a memory backend reads the time, in microseconds.
+#[derive(Clone, Debug)]
+pub(super) enum Clock {
+    /// Unix time when it was made, plus a monotonic clock: it never steps.
+    System { unix_micros: u64, start: Instant },
+    #[cfg(feature = "test-util")]
+    Manual(ManualClock),
+}
+
+impl Clock {
+    pub(super) fn system() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self::System { unix_micros: since_epoch.as_micros() as u64, start: Instant::now() }
+    }
+
+    pub(super) fn now_micros(&self) -> u64 {
+        match self {
+            Self::System { unix_micros, start } => unix_micros + start.elapsed().as_micros() as u64,
+            #[cfg(feature = "test-util")]
+            Self::Manual(clock) => clock.now_micros(),
+        }
+    }
+}
+
+#[cfg(feature = "test-util")]
+pub use manual::ManualClock;
+
+#[cfg(feature = "test-util")]
+mod manual {
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicU64, Ordering},
+        },
+        time::Duration,
+    };
+
+    /// A clock that stands still until a test moves it. Clones are the same clock.
+    ///
+    /// It starts at Unix time 1,000,000,000 s and may be moved anywhere below 2^51 microseconds (the year 2041).
+    #[derive(Clone, Debug)]
+    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+    pub struct ManualClock(Arc<AtomicU64>);
+
+    impl ManualClock {
+        /// A clock at Unix time 1,000,000,000 s.
+        #[expect(clippy::new_without_default, reason = "a clock that stands still is asked for by name")]
+        pub fn new() -> Self {
+            Self(Arc::new(AtomicU64::new(1_000_000_000_000_000)))
+        }
+
+        #[cfg(feature = "redis")]
+        pub(crate) fn shared(&self) -> Arc<AtomicU64> {
+            self.0.clone()
+        }
+
+        /// The time, in microseconds.
+        pub fn now_micros(&self) -> u64 {
+            self.0.load(Ordering::SeqCst)
+        }
+
+        /// Moves it forward.
+        pub fn advance(&self, by: Duration) {
+            self.0.fetch_add(by.as_micros() as u64, Ordering::SeqCst);
+        }
+
+        /// Moves it to an instant, forward or backward, in microseconds.
+        pub fn set_micros(&self, micros: u64) {
+            self.0.store(micros, Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Which reason an error of the client crate or of the server is.
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::{
+    backend::{BackendError, Reason},
+    error::ConfigError,
+};
+
+/// A Redis that cannot be used from the start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+#[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+pub enum ConnectError {
+    /// The URL does not parse.
+    #[error(transparent)]
+    Url(#[from] ConfigError),
+    /// The server cannot be reached, or refuses.
+    #[error("Redis at {address}: {source}")]
+    Unreachable {
+        /// The address, without user and password.
+        address: String,
+        /// Why.
+        source: RedisError,
+    },
+}
+
+pub(super) fn unavailable(error: RedisError) -> BackendError {
+    BackendError::with_source(reason(&error), error)
+}
+
+fn reason(error: &RedisError) -> Reason {
+    match error.kind() {
+        ErrorKind::Io if error.is_timeout() => Reason::Timeout,
+        ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => Reason::Connection,
+        ErrorKind::AuthenticationFailed => Reason::NoPermission,
+        ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Reason::BrokenReply,
+        ErrorKind::Server(kind) => server_reason(kind, error),
+        _ => code_reason(error),
+    }
+}
+
+fn server_reason(kind: ServerErrorKind, error: &RedisError) -> Reason {
+    match kind {
+        ServerErrorKind::ReadOnly => Reason::ReadOnly,
+        ServerErrorKind::NoPerm => Reason::NoPermission,
+        ServerErrorKind::CrossSlot => Reason::CrossSlot,
+        ServerErrorKind::BusyLoading
+        | ServerErrorKind::TryAgain
+        | ServerErrorKind::ClusterDown
+        | ServerErrorKind::MasterDown
+        | ServerErrorKind::Moved
+        | ServerErrorKind::Ask => Reason::Busy,
+        _ => code_reason(error),
+    }
+}
+
+/// Errors that have no kind of their own, by their code; and those that a script raised, which older servers wrap in a
+/// text of their own.
+fn code_reason(error: &RedisError) -> Reason {
+    const REASONS: [(&str, Reason); 9] = [
+        ("FOREIGNVALUE", Reason::ForeignValue),
+        ("WRONGTYPE", Reason::ForeignValue),
+        ("OOM", Reason::OutOfMemory),
+        ("NOPERM", Reason::NoPermission),
+        ("NOAUTH", Reason::NoPermission),
+        ("WRONGPASS", Reason::NoPermission),
+        ("READONLY", Reason::ReadOnly),
+        ("BUSY", Reason::Busy),
+        // Redis 6 wraps what a script may not call.
+        ("can't run this command or subcommand", Reason::NoPermission),
+    ];
+    let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
+    let by_code = REASONS.iter().find(|(name, _)| code == *name);
+    let found = by_code.or_else(|| REASONS.iter().find(|(name, _)| detail.contains(name)));
+    found.map_or(Reason::Other, |(_, reason)| *reason)
+}

@@ -1,0 +1,133 @@
+//! What can be wrong with a configuration, found when it is built.
+//!
+//! Nothing here happens per request: a limit that was built can be asked.
+
+use std::time::Duration;
+
+/// A configuration that cannot be built. The text names the value that was given and what is allowed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The name of a policy is empty, too long, or not printable ASCII.
+    #[error("policy name {name:?}: it must be 1 to 64 printable ASCII characters (space to `~`)")]
+    PolicyName {
+        /// The name that was given.
+        name: String,
+    },
+
+    /// A quota of zero would refuse everything, always.
+    #[error("policy {name:?}: quota {quota}: it must be 1 to 4294967295 quota units")]
+    Quota {
+        /// The policy's name.
+        name: String,
+        /// The quota that was given.
+        quota: u32,
+    },
+
+    /// The window is too short, too long, or not a whole number of microseconds.
+    #[error("policy {name:?}: window {window:?}: it must be 1 ms to 366 days, in whole microseconds")]
+    Window {
+        /// The policy's name.
+        name: String,
+        /// The window that was given.
+        window: Duration,
+    },
+
+    /// A limiter without a policy limits nothing.
+    #[error("no policy: a limiter needs 1 to {max} policies; add one with `.policy(Policy::new(..)?)`")]
+    NoPolicies {
+        /// The largest number of policies.
+        max: usize,
+    },
+
+    /// More policies than one check can hold.
+    #[error("{given} policies: a limiter needs 1 to {max} policies")]
+    TooManyPolicies {
+        /// The number of policies that was given.
+        given: usize,
+        /// The largest number of policies.
+        max: usize,
+    },
+
+    /// Two policies of one limiter have the same name, and clients could not tell them apart.
+    #[error("policy {name:?} is there twice: the policies of a limiter need different names")]
+    DuplicatePolicy {
+        /// The name that was given twice.
+        name: String,
+    },
+
+    /// The namespace is empty, too long, or holds a character that has a meaning in a key.
+    #[error(
+        "namespace {namespace:?}: it must be 1 to 64 printable ASCII characters without `{{`, `}}` and space"
+    )]
+    Namespace {
+        /// The namespace that was given.
+        namespace: String,
+    },
+
+    /// The deadline of a check is zero or so long that it is none.
+    #[error("deadline {deadline:?}: it must be 1 ms to 60 s")]
+    Deadline {
+        /// The deadline that was given.
+        deadline: Duration,
+    },
+
+    /// A check must hold at least one pair and at most eight, each of them once.
+    #[error("a check of {given} pairs: it must hold 1 to {max} pairs of a partition key and a policy")]
+    Pairs {
+        /// The number of pairs that was given.
+        given: usize,
+        /// The largest number of pairs.
+        max: usize,
+    },
+
+    /// The same partition key and policy twice in one check.
+    #[error("policy {policy:?} is there twice for one partition key: the pairs of a check must differ")]
+    DuplicatePair {
+        /// The name of the policy.
+        policy: String,
+    },
+
+    /// No HTTP header can have this name.
+    #[error("header name {name:?}: it is not a valid HTTP field name")]
+    HeaderName {
+        /// The name that was given.
+        name: String,
+        /// Why it is not valid.
+        source: http::header::InvalidHeaderName,
+    },
+
+    /// The prefix by which IPv6 addresses are grouped is out of range.
+    #[error("IPv6 prefix /{prefix}: it must be /1 to /128")]
+    Ipv6Prefix {
+        /// The prefix that was given.
+        prefix: u8,
+    },
+
+    /// A route that cannot be matched, or that meets another one.
+    #[error("route {route:?}: {source}")]
+    Route {
+        /// The route that was given.
+        route: String,
+        /// Why it cannot be added.
+        source: matchit::InsertError,
+    },
+
+    /// The bound on the partition keys of a memory backend is out of range.
+    #[error("at most {given} partition keys: the bound must be 1 to {max}")]
+    MaxKeys {
+        /// The bound that was given.
+        given: usize,
+        /// The largest bound.
+        max: usize,
+    },
+
+    /// The address of a Redis server does not parse. The text does not repeat it: it may hold a password.
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    #[error("Redis URL: {reason}; it must look like redis://[user:password@]host[:port][/database]")]
+    RedisUrl {
+        /// What is wrong with it.
+        reason: String,
+    },
+}

@@ -1,0 +1,41 @@
+//! The decision as an axum extractor.
+
+use std::convert::Infallible;
+
+use axum::{
+    extract::{FromRequestParts, OptionalFromRequestParts},
+    response::{IntoResponse, Response},
+};
+use http::{StatusCode, request::Parts};
+
+use crate::decision::Decision;
+
+/// There is no [`Decision`]: no [`RateLimitLayer`](crate::RateLimitLayer) has counted this request. It answers 500, for
+/// it is the server's mistake. A handler that is also reached by exempt requests takes an `Option<Decision>`.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("no rate limit layer has counted this request")]
+pub struct NoDecision;
+
+impl IntoResponse for NoDecision {
+    fn into_response(self) -> Response {
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl<S: Sync> FromRequestParts<S> for Decision {
+    type Rejection = NoDecision;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, NoDecision> {
+        parts.extensions.get::<Self>().cloned().ok_or(NoDecision)
+    }
+}
+
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl<S: Sync> OptionalFromRequestParts<S> for Decision {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Option<Self>, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned())
+    }
+}

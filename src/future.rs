@@ -1,0 +1,121 @@
+//! One request under way.
+
+use std::{
+    fmt,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use crate::{
+    decision::Decision,
+    limiter::CheckFuture,
+    respond::{Http, Outcome, Refusal, Respond},
+};
+
+pin_project! {
+    /// The answer to one request, of the inner service or of the layer.
+    ///
+    /// Dropped while the check is under way, the inner service is not called, and the charge may stand.
+    pub struct ResponseFuture<S, Req, R = Http>
+    where
+        S: Service<Req>,
+    {
+        #[pin]
+        state: State<S, Req, S::Future, R, Result<S::Response, S::Error>>,
+    }
+}
+
+pin_project! {
+    #[project = StateProj]
+    enum State<S, Req, F, R, T> {
+        /// The backend is asked. The request and the ready inner service wait, both there until they are taken.
+        Checking { check: CheckFuture, waiting: Option<(S, Req)>, respond: Arc<R> },
+        /// The inner service runs.
+        Running {
+            #[pin]
+            running: F,
+            // None for a request that is exempt.
+            admitted: Option<(Arc<R>, Decision)>,
+        },
+        /// The layer has answered.
+        Refused { answer: Option<T> },
+    }
+}
+
+impl<S, Req, R> ResponseFuture<S, Req, R>
+where
+    S: Service<Req>,
+{
+    pub(crate) fn exempt(running: S::Future) -> Self {
+        Self { state: State::Running { running, admitted: None } }
+    }
+
+    pub(crate) fn admitted(running: S::Future, respond: Arc<R>, decision: Decision) -> Self {
+        Self { state: State::Running { running, admitted: Some((respond, decision)) } }
+    }
+
+    pub(crate) fn checking(check: CheckFuture, inner: S, request: Req, respond: Arc<R>) -> Self {
+        Self { state: State::Checking { check, waiting: Some((inner, request)), respond } }
+    }
+
+    pub(crate) fn refused(respond: &R, request: &Req, refusal: Refusal) -> Self
+    where
+        R: Respond<Req, S::Response, S::Error>,
+    {
+        let answer = respond.refuse(request, &refusal).map(|mut response| {
+            respond.annotate(&mut response, Outcome::Refused(&refusal));
+            response
+        });
+        Self { state: State::Refused { answer: Some(answer) } }
+    }
+}
+
+impl<S, Req, R> Future for ResponseFuture<S, Req, R>
+where
+    S: Service<Req>,
+    R: Respond<Req, S::Response, S::Error>,
+{
+    type Output = Result<S::Response, S::Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        loop {
+            let next = match self.as_mut().project().state.project() {
+                StateProj::Checking { check, waiting, respond } => {
+                    let outcome = ready!(Pin::new(check).poll(cx));
+                    let Some((mut inner, mut request)) = waiting.take() else { return Poll::Pending };
+                    match outcome {
+                        Ok(decision) if decision.is_admitted() => {
+                            respond.admit(&mut request, &decision);
+                            Self::admitted(inner.call(request), respond.clone(), decision)
+                        }
+                        Ok(decision) => Self::refused(&**respond, &request, Refusal::Denied(decision)),
+                        Err(error) => Self::refused(&**respond, &request, Refusal::Unavailable(error)),
+                    }
+                }
+                StateProj::Running { running, admitted } => {
+                    let mut answer = ready!(running.poll(cx));
+                    if let (Ok(response), Some((respond, decision))) = (&mut answer, admitted) {
+                        respond.annotate(response, Outcome::Admitted(decision));
+                    }
+                    return Poll::Ready(answer);
+                }
+                StateProj::Refused { answer } => return answer.take().map_or(Poll::Pending, Poll::Ready),
+            };
+            self.set(next);
+        }
+    }
+}
+
+impl<S, Req, R> fmt::Debug for ResponseFuture<S, Req, R>
+where
+    S: Service<Req>,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,106 @@
+//! Whose usage is counted.
+
+use std::{fmt, sync::Arc};
+
+/// Whose usage is counted: an API key, a user, an address, a route, or several together.
+///
+/// A key is a list of parts, each of a *kind* (what it is: `"user"`, `"peer-ip"`) and a *value*. Both count,
+/// so the user `1.2.3.4` and the address 1.2.3.4 are two keys. No two different lists are ever the same key.
+///
+/// Values identify people: `Debug` shows the kinds and leaves the values out.
+///
+/// ```
+/// use tower_sliding_window::PartitionKey;
+///
+/// let user = PartitionKey::new("user", "1.2.3.4");
+/// assert_ne!(user, PartitionKey::new("peer-ip", "1.2.3.4"));
+/// assert_ne!(user.and(&PartitionKey::new("route", "/search")), user);
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PartitionKey(
+    /// The parts, one after the other, each as two fields; a field is its length in eight bytes and its bytes.
+    /// So the list can be read back in one way only.
+    Arc<[u8]>,
+);
+
+impl PartitionKey {
+    /// A key of one part. Any bytes are allowed in both; an empty value is a value like any other here, the
+    /// extractors of this crate never make one.
+    pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
+        let value = value.as_ref();
+        let mut bytes = Vec::with_capacity(16 + kind.len() + value.len());
+        for field in [kind.as_bytes(), value] {
+            bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
+            bytes.extend_from_slice(field);
+        }
+        Self(bytes.into())
+    }
+
+    /// The key of all parts of this one, then all parts of the other.
+    #[must_use]
+    pub fn and(&self, other: &Self) -> Self {
+        Self([&self.0[..], &other.0[..]].concat().into())
+    }
+
+    /// The canonical bytes: equal for equal keys, different for different ones, in every process and version.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The kinds of the parts, in order.
+    fn kinds(&self) -> impl Iterator<Item = &str> {
+        fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+            let (length, rest) = bytes.split_first_chunk::<8>()?;
+            rest.split_at_checked(u64::from_le_bytes(*length) as usize)
+        }
+        let mut rest = &self.0[..];
+        std::iter::from_fn(move || {
+            let (kind, after_kind) = field(rest)?;
+            let (_value, after_value) = field(after_kind)?;
+            rest = after_value;
+            str::from_utf8(kind).ok()
+        })
+    }
+}
+
+impl fmt::Debug for PartitionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PartitionKey(")?;
+        for (i, kind) in self.kinds().enumerate() {
+            write!(f, "{}{kind}=..", if i == 0 { "" } else { ", " })?;
+        }
+        write!(f, ")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn different_lists_of_parts_are_different_keys() {
+        let key = |kind: &str, value: &str| PartitionKey::new(kind, value);
+        let lists = [
+            key("a", "bc"),
+            key("ab", "c"),
+            key("", "abc"),
+            key("abc", ""),
+            key("a", "b").and(&key("c", "")),
+            key("a", "").and(&key("b", "c")),
+            key("a", "b").and(&key("", "c")),
+            PartitionKey::new("a", key("b", "c").as_bytes()),
+            key("a", "b"),
+        ];
+        for (i, a) in lists.iter().enumerate() {
+            for (j, b) in lists.iter().enumerate() {
+                assert_eq!(a == b, i == j, "{i} and {j}");
+            }
+        }
+    }
+
+    #[test]
+    fn debug_shows_kinds_and_hides_values() {
+        let key = PartitionKey::new("user", "alice").and(&PartitionKey::new("peer-ip", "192.0.2.1"));
+        assert_eq!(format!("{key:?}"), "PartitionKey(user=.., peer-ip=..)");
+    }
+}

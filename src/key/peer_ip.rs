@@ -1,0 +1,113 @@
+//! The address of the peer.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use http::{Extensions, Request};
+
+use super::{KeyError, KeyExtractor, PartitionKey};
+use crate::error::ConfigError;
+
+/// The peer's address as the key; made by [`peer_ip`].
+#[derive(Clone, Copy, Debug)]
+pub struct PeerIp {
+    ipv6_prefix: u8,
+}
+
+/// Counts by the address at the other end of the connection, which nobody can forge. Behind a proxy this is the proxy.
+///
+/// IPv6 addresses are grouped by their /64 network, for one host owns all of it; an IPv4 address that is mapped into
+/// IPv6 is the IPv4 address.
+///
+/// The address is looked for in the request's extensions: a `std::net::SocketAddr`, else axum's
+/// `ConnectInfo<SocketAddr>` (feature `axum`: serve the app with
+/// `into_make_service_with_connect_info::<SocketAddr>()`), else tonic's `TcpConnectInfo` (feature `tonic`). If there is
+/// none, the server is set up wrongly, and the request gets [`KeyError::Misconfigured`]: it never shares a key with
+/// others of its kind.
+pub fn peer_ip() -> PeerIp {
+    PeerIp { ipv6_prefix: 64 }
+}
+
+impl PeerIp {
+    /// Groups IPv6 addresses by a prefix of this many bits, 64 unless it is said.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Ipv6Prefix`] unless it is 1 to 128.
+    pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
+        if (1..=128).contains(&prefix) {
+            Ok(Self { ipv6_prefix: prefix })
+        } else {
+            Err(ConfigError::Ipv6Prefix { prefix })
+        }
+    }
+
+    /// What stands for this address: itself, or the first address of its IPv6 network.
+    fn group(self, address: IpAddr) -> IpAddr {
+        // Mapped addresses first: masked as IPv6, all of IPv4 would be one group.
+        match address.to_canonical() {
+            IpAddr::V4(v4) => v4.into(),
+            IpAddr::V6(v6) => {
+                Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - self.ipv6_prefix))).into()
+            }
+        }
+    }
+}
+
+impl<B> KeyExtractor<Request<B>> for PeerIp {
+    fn extract(&self, request: &Request<B>) -> Result<Option<PartitionKey>, KeyError> {
+        let peer = peer(request.extensions()).ok_or_else(|| KeyError::Misconfigured {
+            what: "the peer's address is not in the request's extensions: serve the app with connect info"
+                .to_owned(),
+        })?;
+        Ok(Some(PartitionKey::new("peer-ip", self.group(peer.ip()).to_string())))
+    }
+}
+
+fn peer(extensions: &Extensions) -> Option<SocketAddr> {
+    let plain = extensions.get::<SocketAddr>().copied();
+    #[cfg(feature = "axum")]
+    let plain =
+        plain.or_else(|| extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|info| info.0));
+    #[cfg(feature = "tonic")]
+    let plain = plain.or_else(|| {
+        extensions.get::<tonic::transport::server::TcpConnectInfo>().and_then(|info| info.remote_addr())
+    });
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(extractor: PeerIp, address: &str) -> PartitionKey {
+        let mut request = Request::new(());
+        request.extensions_mut().insert(SocketAddr::new(address.parse().unwrap(), 1234));
+        extractor.extract(&request).unwrap().unwrap()
+    }
+
+    #[test]
+    fn mapped_addresses_are_ipv4_before_they_are_masked() {
+        assert_eq!(key(peer_ip(), "::ffff:192.0.2.1"), key(peer_ip(), "192.0.2.1"));
+        assert_ne!(key(peer_ip(), "::ffff:192.0.2.1"), key(peer_ip(), "::ffff:192.0.2.2"));
+    }
+
+    #[test]
+    fn ipv6_is_grouped_by_its_prefix() {
+        assert_eq!(key(peer_ip(), "2001:db8::1"), key(peer_ip(), "2001:db8::ffff:0:0:2"));
+        assert_ne!(key(peer_ip(), "2001:db8::1"), key(peer_ip(), "2001:db8:0:1::1"));
+        let wide = peer_ip().ipv6_prefix(48).unwrap();
+        assert_eq!(key(wide, "2001:db8::1"), key(wide, "2001:db8:0:1::1"));
+        let exact = peer_ip().ipv6_prefix(128).unwrap();
+        assert_ne!(key(exact, "2001:db8::1"), key(exact, "2001:db8::2"));
+        for prefix in [0, 129] {
+            let error = peer_ip().ipv6_prefix(prefix).unwrap_err();
+            assert_eq!(error.to_string(), format!("IPv6 prefix /{prefix}: it must be /1 to /128"));
+        }
+    }
+
+    #[test]
+    fn without_an_address_the_server_is_set_up_wrongly() {
+        let error = peer_ip().extract(&Request::new(())).unwrap_err();
+        assert!(matches!(error, KeyError::Misconfigured { .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,210 @@
+//! The layer, and the builder whose calls read as a sentence.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use tower_layer::Layer;
+
+use crate::{
+    backend::Backend,
+    error::ConfigError,
+    limiter::{Limiter, LimiterBuilder},
+    plan::{Keyed, NoExemptions, WithoutKey},
+    policy::Policy,
+    respond::{Http, Refusal, WithRejection},
+    service::RateLimit,
+};
+
+/// Limits a service: asks the backend for every request, and answers those that are refused itself.
+///
+/// `P` tells what is asked for a request (a [`Plan`](crate::Plan)), `R` what is answered (a [`Respond`](crate::Respond)).
+/// The type can be named in a struct: `RateLimitLayer<Keyed<Or<Header, PeerIp>, RouteCosts>>`. Cloning is cheap, and all
+/// clones, and all services that they make, share one state.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{KeyExt, MemoryBackend, Policy, RateLimitLayer, RouteCosts, header, peer_ip};
+///
+/// let limits = RateLimitLayer::builder(MemoryBackend::new())
+///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+///     .policy(Policy::new("sustained", 1_000, Duration::from_secs(3600))?)
+///     .key(header("x-api-key")?.or(peer_ip()))
+///     .cost(RouteCosts::new().route("/search", 100)?)
+///     .build()?;
+///
+/// # async fn search() {}
+/// # use axum::{Router, routing::get};
+/// let app: Router = Router::new().route("/search", get(search)).layer(limits);
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+pub struct RateLimitLayer<P, R = Http> {
+    limiter: Limiter,
+    plan: Arc<P>,
+    respond: Arc<R>,
+}
+
+/// Makes a [`RateLimitLayer`]. Policy and key are required; first the key, then what depends on it.
+#[derive(Clone, Debug)]
+#[must_use = "a builder does nothing until `build`"]
+pub struct Builder<P, R = Http> {
+    limiter: LimiterBuilder,
+    plan: P,
+    respond: R,
+}
+
+/// A builder's plan before its key is known; `build` comes with [`key`](Builder::key) or [`plan`](Builder::plan).
+#[derive(Clone, Copy, Debug)]
+pub struct Unkeyed;
+
+impl RateLimitLayer<Unkeyed> {
+    /// Begins a layer that asks this backend.
+    pub fn builder(backend: impl Backend) -> Builder<Unkeyed> {
+        Builder { limiter: Limiter::builder(backend), plan: Unkeyed, respond: Http }
+    }
+}
+
+impl<P, R> RateLimitLayer<P, R> {
+    /// A layer of these parts: for several layers that share one limiter.
+    pub fn new(limiter: Limiter, plan: P, respond: R) -> Self {
+        Self { limiter, plan: Arc::new(plan), respond: Arc::new(respond) }
+    }
+
+    /// The limiter that this layer asks.
+    pub fn limiter(&self) -> &Limiter {
+        &self.limiter
+    }
+}
+
+impl<P, R> Builder<P, R> {
+    /// Adds a policy; see [`LimiterBuilder::policy`].
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.limiter = self.limiter.policy(policy);
+        self
+    }
+
+    /// Keeps two applications on one store apart; see [`LimiterBuilder::namespace`].
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.limiter = self.limiter.namespace(namespace);
+        self
+    }
+
+    /// How long a check may take; see [`LimiterBuilder::deadline`].
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.limiter = self.limiter.deadline(deadline);
+        self
+    }
+
+    /// Speaks to clients in another way than [`Http`].
+    pub fn respond<R2>(self, respond: R2) -> Builder<P, R2> {
+        Builder { limiter: self.limiter, plan: self.plan, respond }
+    }
+
+    /// Answers refused requests by a closure. The headers are added to its answer, and the decision to its extensions.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::{Response, StatusCode};
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, Refusal, header};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(header("x-api-key")?)
+    ///     .rejection(|refusal| {
+    ///         let status = match refusal {
+    ///             Refusal::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
+    ///             Refusal::NoKey(_) => StatusCode::UNAUTHORIZED,
+    ///             _ => StatusCode::SERVICE_UNAVAILABLE,
+    ///         };
+    ///         let mut response = Response::new(axum::body::Body::from("slow down"));
+    ///         *response.status_mut() = status;
+    ///         response
+    ///     })
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn rejection<F, Res>(self, reject: F) -> Builder<P, WithRejection<F, R>>
+    where
+        F: Fn(&Refusal) -> Res,
+    {
+        let respond = WithRejection::new(reject, self.respond);
+        Builder { limiter: self.limiter, plan: self.plan, respond }
+    }
+}
+
+impl<R> Builder<Unkeyed, R> {
+    /// Whose usage is counted: a [`KeyExtractor`](crate::KeyExtractor).
+    pub fn key<K>(self, key: K) -> Builder<Keyed<K>, R> {
+        let plan = Keyed { key, cost: 1, exempt: NoExemptions, without_key: WithoutKey::default() };
+        Builder { limiter: self.limiter, plan, respond: self.respond }
+    }
+
+    /// What is asked for a request, where a key, a cost and exemptions do not say it: a [`Plan`](crate::Plan).
+    pub fn plan<P>(self, plan: P) -> Builder<Planned<P>, R> {
+        Builder { limiter: self.limiter, plan: Planned(plan), respond: self.respond }
+    }
+}
+
+/// A builder's plan that is the user's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned<P>(P);
+
+impl<K, C, X, R> Builder<Keyed<K, C, X>, R> {
+    /// What a request takes: a [`CostFunction`](crate::CostFunction); 1 quota unit unless it is said.
+    pub fn cost<C2>(self, cost: C2) -> Builder<Keyed<K, C2, X>, R> {
+        let Keyed { key, exempt, without_key, .. } = self.plan;
+        let plan = Keyed { key, cost, exempt, without_key };
+        Builder { limiter: self.limiter, plan, respond: self.respond }
+    }
+
+    /// Which requests pass uncounted: an [`Exemption`](crate::Exemption); none unless it is said.
+    pub fn exempt<X2>(self, exempt: X2) -> Builder<Keyed<K, C, X2>, R> {
+        let Keyed { key, cost, without_key, .. } = self.plan;
+        let plan = Keyed { key, cost, exempt, without_key };
+        Builder { limiter: self.limiter, plan, respond: self.respond }
+    }
+
+    /// What happens to a request without a key; it is refused unless something else is said.
+    pub fn without_key(mut self, rule: WithoutKey) -> Self {
+        self.plan.without_key = rule;
+        self
+    }
+
+    /// The layer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LimiterBuilder::build`].
+    pub fn build(self) -> Result<RateLimitLayer<Keyed<K, C, X>, R>, ConfigError> {
+        Ok(RateLimitLayer::new(self.limiter.build()?, self.plan, self.respond))
+    }
+}
+
+impl<P, R> Builder<Planned<P>, R> {
+    /// The layer.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`LimiterBuilder::build`].
+    pub fn build(self) -> Result<RateLimitLayer<P, R>, ConfigError> {
+        Ok(RateLimitLayer::new(self.limiter.build()?, self.plan.0, self.respond))
+    }
+}
+
+impl<S, P, R> Layer<S> for RateLimitLayer<P, R> {
+    type Service = RateLimit<S, P, R>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::new(inner, self.limiter.clone(), self.plan.clone(), self.respond.clone())
+    }
+}
+
+impl<P, R> Clone for RateLimitLayer<P, R> {
+    fn clone(&self) -> Self {
+        Self { limiter: self.limiter.clone(), plan: self.plan.clone(), respond: self.respond.clone() }
+    }
+}
+
+impl<P, R> fmt::Debug for RateLimitLayer<P, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer").field("limiter", &self.limiter).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,107 @@
+//! The service: takes key and cost from a request, starts the check, and takes the inner service along.
+
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tower_service::Service;
+
+use crate::{
+    future::ResponseFuture,
+    limiter::Limiter,
+    plan::{Draft, Plan},
+    respond::{Http, Refusal, Respond},
+};
+
+/// A service whose requests are limited; made by [`RateLimitLayer`](crate::RateLimitLayer).
+///
+/// It is ready when the inner service is. The inner service is called for requests that are admitted, and for no others.
+pub struct RateLimit<S, P, R = Http> {
+    inner: S,
+    limiter: Limiter,
+    plan: Arc<P>,
+    respond: Arc<R>,
+}
+
+impl<S, P, R> RateLimit<S, P, R> {
+    pub(crate) fn new(inner: S, limiter: Limiter, plan: Arc<P>, respond: Arc<R>) -> Self {
+        Self { inner, limiter, plan, respond }
+    }
+}
+
+impl<S: Clone, P, R> RateLimit<S, P, R> {
+    /// Takes the inner service that `poll_ready` has made ready, and leaves a clone that has yet to become it. Calling
+    /// the clone would be wrong: readiness may be a permit, which a clone does not have. And if the request is refused,
+    /// dropping what was ready gives the permit back.
+    fn take_ready(&mut self) -> S {
+        let unready = self.inner.clone();
+        mem::replace(&mut self.inner, unready)
+    }
+
+    fn refuse<Req>(&mut self, request: &Req, refusal: Refusal) -> ResponseFuture<S, Req, R>
+    where
+        S: Service<Req>,
+        R: Respond<Req, S::Response, S::Error>,
+    {
+        drop(self.take_ready());
+        ResponseFuture::refused(&*self.respond, request, refusal)
+    }
+}
+
+impl<S, P, R, Req> Service<Req> for RateLimit<S, P, R>
+where
+    S: Service<Req> + Clone,
+    P: Plan<Req>,
+    R: Respond<Req, S::Response, S::Error>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, Req, R>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: Req) -> Self::Future {
+        let (key, cost) = match self.plan.plan(&request) {
+            Ok(Draft::Check { key, cost }) => (key, cost),
+            Ok(Draft::Exempt) => return ResponseFuture::exempt(self.inner.call(request)),
+            Err(error) => return self.refuse(&request, Refusal::NoKey(error)),
+        };
+        match self.limiter.check(key, cost).now() {
+            // Decided at once: the ready service need not be taken along, which saves a clone.
+            Ok(Ok(decision)) if decision.is_admitted() => {
+                self.respond.admit(&mut request, &decision);
+                ResponseFuture::admitted(self.inner.call(request), self.respond.clone(), decision)
+            }
+            Ok(Ok(decision)) => self.refuse(&request, Refusal::Denied(decision)),
+            Ok(Err(error)) => self.refuse(&request, Refusal::Unavailable(error)),
+            Err(check) => {
+                let inner = self.take_ready();
+                ResponseFuture::checking(check, inner, request, self.respond.clone())
+            }
+        }
+    }
+}
+
+impl<S: Clone, P, R> Clone for RateLimit<S, P, R> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            limiter: self.limiter.clone(),
+            plan: self.plan.clone(),
+            respond: self.respond.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug, P, R> fmt::Debug for RateLimit<S, P, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimit")
+            .field("inner", &self.inner)
+            .field("limiter", &self.limiter)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,4 @@
+//! All integration tests, in one binary. `tests/run` gets what they need and runs them.
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
+
+mod support;
