@@ -60,7 +60,7 @@ impl Policy {
         let Some(quota) = NonZeroU32::new(quota) else {
             return Err(ConfigError::Quota { name: name.to_owned(), quota });
         };
-        if !(MIN_WINDOW..=MAX_WINDOW).contains(&window) || window.subsec_nanos() % 1_000 != 0 {
+        if !(MIN_WINDOW..=MAX_WINDOW).contains(&window) || !window.subsec_nanos().is_multiple_of(1_000) {
             return Err(ConfigError::Window { name: name.to_owned(), window });
         }
         Ok(Self(Arc::new(Inner {
