@@ -2,3 +2,5 @@
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
 
 mod support;
+
+mod contract;

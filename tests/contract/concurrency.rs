@@ -1,0 +1,94 @@
+//! One order: whatever many clients are told at once, one after the other explains it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
+use tower_sliding_window::{
+    Backend, Check, Decision, MemoryBackend, Pair, PartitionKey, Policy, RedisBackend,
+};
+
+use super::model::Model;
+use crate::support::server::{Engine, Server};
+
+const CLIENTS: usize = 8;
+const CHECKS: usize = 300;
+
+/// What one client of several does: checks at costs 0 to 3 of one key or of both, so that admissions and denials mix.
+fn check(client: usize, round: usize) -> Check {
+    let policy = |name: &str, quota, millis| Policy::new(name, quota, Duration::from_millis(millis)).unwrap();
+    let (short, long) = (policy("short", 7, 3), policy("long", 40, 50));
+    let key = |name: &str| PartitionKey::new("key", name);
+    let cost = ((client + round) % 4) as u32;
+    let mut pairs = vec![Pair::new(key("a"), short.clone(), cost), Pair::new(key("a"), long, cost)];
+    if round.is_multiple_of(3) {
+        pairs.push(Pair::new(key("b"), short, 1));
+    }
+    Check::new(pairs).unwrap()
+}
+
+async fn clients_at_once<B: Backend>(backends: Vec<B>) -> Vec<(Check, Decision)> {
+    let barrier = Arc::new(Barrier::new(backends.len()));
+    let mut clients = JoinSet::new();
+    for (client, backend) in backends.into_iter().enumerate() {
+        let barrier = barrier.clone();
+        clients.spawn(async move {
+            barrier.wait().await;
+            let mut told = Vec::new();
+            for round in 0..CHECKS {
+                let check = check(client, round);
+                let decision = backend.check(&check).await.unwrap();
+                told.push((check, decision));
+            }
+            told
+        });
+    }
+    clients.join_all().await.into_iter().flatten().collect()
+}
+
+/// Orders what was told by the clock; among equal readings some order has to explain it.
+fn one_order_explains(mut told: Vec<(Check, Decision)>) {
+    assert_eq!(told.len(), CLIENTS * CHECKS);
+    let admitted = told.iter().filter(|(_, decision)| decision.is_admitted()).count();
+    assert!(
+        admitted > 50 && told.len() - admitted > 50,
+        "{admitted} admitted of {}: nothing is shown",
+        told.len()
+    );
+
+    told.sort_by_key(|(_, decision)| decision.at_micros());
+    let mut model = Model::default();
+    let mut rest = &mut told[..];
+    while let Some((_, first)) = rest.first() {
+        let at = first.at_micros();
+        let together = rest.iter().take_while(|(_, decision)| decision.at_micros() == at).count();
+        // Which of those at one instant came next? One that the model explains: a denial changes nothing, and of two
+        // admissions that both fit, the `remaining` tells the order.
+        let next = (0..together).find(|i| model.peek(at, &rest[*i].0) == rest[*i].1);
+        let next = next.unwrap_or_else(|| panic!("no order explains {:#?}", &rest[..together]));
+        rest.swap(0, next);
+        model.check(at, &rest[0].0);
+        rest = &mut rest[1..];
+    }
+}
+
+#[test]
+fn one_order_explains_what_threads_are_told_by_memory() {
+    let backend = MemoryBackend::new();
+    let told = Runtime::new().unwrap().block_on(clients_at_once(vec![backend; CLIENTS]));
+    one_order_explains(told);
+}
+
+#[test]
+fn one_order_explains_what_connections_are_told_by_a_server() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let told = Runtime::new().unwrap().block_on(async {
+            let mut backends = Vec::new();
+            for _ in 0..CLIENTS {
+                backends.push(RedisBackend::connect(&server.url()).await.unwrap());
+            }
+            clients_at_once(backends).await
+        });
+        one_order_explains(told);
+    }
+}
