@@ -1,4 +1,85 @@
-//! Exact sliding-window rate limiting as a tower layer.
+//! Exact sliding-window rate limiting as a [tower](https://docs.rs/tower) layer: in memory, or shared by any number of
+//! processes through Redis, in one atomic round trip.
+//!
+//! A [`RateLimitLayer`] takes a [key](KeyExtractor) and a [cost](CostFunction) from every request and asks a [`Backend`]
+//! whether all its [policies](Policy) have room. A request that is admitted goes on; one that is not is answered at once,
+//! with 429 and the time after which it will be admitted.
+//!
+#![cfg_attr(feature = "axum", doc = "```")]
+#![cfg_attr(not(feature = "axum"), doc = "```ignore")]
+//! use std::time::Duration;
+//! use axum::{Router, routing::get};
+//! use tower_sliding_window::{KeyExt, MemoryBackend, Policy, RateLimitLayer, RouteCosts, header, peer_ip};
+//!
+//! # async fn search() {}
+//! let limits = RateLimitLayer::builder(MemoryBackend::new())
+//!     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+//!     .policy(Policy::new("sustained", 1_000, Duration::from_secs(3600))?)
+//!     .key(header("x-api-key")?.or(peer_ip()))
+//!     .cost(RouteCosts::new().route("/search", 10)?)
+//!     .build()?;
+//!
+//! let app: Router = Router::new().route("/search", get(search)).layer(limits);
+//! # Ok::<(), tower_sliding_window::ConfigError>(())
+//! ```
+//!
+//! # What is promised
+//!
+//! - **Never too many.** No interval of a window's length holds more than the quota, wherever it begins.
+//! - **Never too few.** Whoever is refused would have exceeded the quota.
+//! - **An honest wait.** After the wait that a refusal tells, and not a microsecond earlier, the same cost is admitted,
+//!   unless somebody else has charged in between. For a cost of 100 this is when 100 units have room. Where no wait
+//!   helps, for the cost is above the quota, none is told.
+//! - **All or nothing.** Of several policies all are charged, at one instant, or none is. A refused request leaves no trace.
+//! - **An outage is no refusal.** A store that cannot answer is a 503, within one deadline, and never a 429.
+//!
+//! A request whose future is dropped while its check is under way, as when a client goes away, may stay charged.
+//!
+//! # Which backend?
+//!
+//! | one process | [`MemoryBackend`] | exact, bounded, answers at once |
+//! | --- | --- | --- |
+//! | several processes | `RedisBackend` (feature `redis`) | the same answers; one script call on the server's own clock |
+//! | unit tests | `FakeBackend` (feature `test-util`) | says what the test tells it to, and remembers what it was asked |
+//! | something else | your own [`Backend`] | one method, written as an `async fn` |
+//!
+//! Two applications on one Redis are kept apart by a [namespace](Builder::namespace). Limits cannot be kept in a replica
+//! or across regions: give each region its own.
+//!
+//! # Whose usage is counted?
+//!
+//! [`header`] takes an API key, [`extension`] what an earlier layer has verified, [`peer_ip`] the address of the peer,
+//! [`from_head`] whatever a closure finds. [`KeyExt::or`] takes the second where the first is missing, [`KeyExt::and`]
+//! takes both. A key always includes its kind, so nobody can pose as somebody else's address by writing it into a header.
+//!
+//! A request without a key is refused with 400 unless [`WithoutKey`] says otherwise. Behind a proxy, the peer is the
+//! proxy: count by something else there.
+//!
+//! # What does a request cost?
+//!
+//! 1 unit, or a number, or what a [table of routes](RouteCosts) says, or a closure. A cost of 0 is admitted and not
+//! counted. Requests for which [`exempt`](Builder::exempt) says so pass without asking the backend at all.
+//!
+//! # What does a client see?
+//!
+//! What [`Http`] says, or with the feature `tonic` `Grpc`. [`Builder::rejection`] makes another body and keeps the headers;
+//! a [`Respond`] of your own says everything in its own way. The handler finds the [`Decision`] in the request's extensions, in
+//! axum as an extractor (feature `axum`), and a layer further out finds it in the response's, with the [`Refusal`] if there
+//! was one.
+//!
+//! For browsers, put the limit inside CORS, `.layer(limits).layer(cors)`, so that a preflight is not counted and a 429 can be
+//! read, and expose `ratelimit`, `ratelimit-policy` and `retry-after`.
+//!
+//! # Where does the layer go?
+//!
+//! Around what is to be protected: `Router::layer` for all routes, `Router::route_layer` for those that exist,
+//! `ServiceBuilder` for anything else. Layers may be nested; each asks for itself, and their fields join. A layer that is
+//! cloned, as axum does for every route, shares its state with its clones. Two layers that are built apart share theirs
+//! only through one backend, and then they share the policies that have the same name and window.
+//!
+//! # Features
+//!
+//! `redis` (default), `axum`, `tonic`, `tracing`, `test-util`. A feature adds items and never changes the meaning of one.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -50,3 +131,7 @@ pub use policy::Policy;
 pub use respond::{Grpc, HttpOrGrpc};
 pub use respond::{Http, Outcome, Refusal, RefuseWith, Respond, WithRejection, refuse_with};
 pub use service::RateLimit;
+
+#[cfg(all(doctest, feature = "axum", feature = "test-util"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

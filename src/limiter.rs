@@ -103,8 +103,12 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// A [`BackendError`] if there is no decision, within the deadline. The deadline needs a tokio runtime with its
-    /// timer enabled; elsewhere a backend that answers later has none.
+    /// A [`BackendError`] if there is no decision, within the deadline.
+    ///
+    /// # Runtime
+    ///
+    /// A backend that answers at once, as the memory does, needs none. One that answers later needs tokio with its timer
+    /// enabled (`enable_time`, which `#[tokio::main]` does; without it tokio panics). Outside tokio there is no deadline.
     pub fn check(&self, key: PartitionKey, cost: u32) -> CheckFuture {
         let pairs = self.policies().iter().map(|policy| Pair::new(key.clone(), policy.clone(), cost));
         let pairs: Box<[Pair]> = pairs.collect();

@@ -123,11 +123,30 @@ impl FakeBackend {
 impl Backend for FakeBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let answer = self.script().next(check);
-        match answer {
-            Answer::Admit => Ok(decision(check, None)),
-            Answer::Deny(wait) => Ok(decision(check, Some(wait))),
-            Answer::Unavailable(reason) => Err(BackendError::new(reason)),
-            Answer::Hang => std::future::pending().await,
+        match answer.outcome(check) {
+            Some(outcome) => outcome,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// At once but for a hang: so a test needs no runtime with a timer unless it plays one.
+    fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
+        let mut script = self.script();
+        match script.answers.front() {
+            Some(Answer::Hang) => None,
+            _ => script.next(check).outcome(check),
+        }
+    }
+}
+
+impl Answer {
+    /// None if it never comes.
+    fn outcome(self, check: &Check) -> Option<Result<Decision, BackendError>> {
+        match self {
+            Self::Admit => Some(Ok(decision(check, None))),
+            Self::Deny(wait) => Some(Ok(decision(check, Some(wait)))),
+            Self::Unavailable(reason) => Some(Err(BackendError::new(reason))),
+            Self::Hang => None,
         }
     }
 }

@@ -56,7 +56,8 @@ impl RedisBackend {
     }
 
     /// Connects with the first check, and again with the next check whenever the connection is lost. A check that cannot
-    /// connect within its deadline is [`Reason::Timeout`] or [`Reason::Connection`].
+    /// connect within its deadline is [`Reason::Timeout`](crate::Reason::Timeout) or
+    /// [`Reason::Connection`](crate::Reason::Connection).
     ///
     /// # Errors
     ///
