@@ -9,10 +9,7 @@ mod model;
 
 use std::cell::Cell;
 
-use proptest::{
-    prelude::*,
-    test_runner::{Config, TestRunner},
-};
+use proptest::test_runner::{Config, TestRunner};
 use tokio::runtime::Runtime;
 use tower_sliding_window::{Backend, ManualClock, MemoryBackend, RedisBackend};
 
