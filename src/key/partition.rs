@@ -2,6 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
+use sha2::{Digest, Sha256};
+
+/// Longer keys are kept as their digest.
+const MAX_KEPT: usize = 256;
+
 /// Whose usage is counted: an API key, a user, an address, a route, or several together.
 ///
 /// A key is a list of parts, each of a *kind* (what it is: `"user"`, `"peer-ip"`) and a *value*. Both count,
@@ -45,6 +50,16 @@ impl PartitionKey {
     /// The canonical bytes: equal for equal keys, different for different ones, in every process and version.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// This key as a store in memory keeps it: of bounded size, whatever a client has sent. A long key becomes its
+    /// SHA-256, after a field length that no list of parts can have.
+    pub(crate) fn bounded(&self) -> Self {
+        if self.0.len() <= MAX_KEPT {
+            self.clone()
+        } else {
+            Self([&u64::MAX.to_le_bytes()[..], &Sha256::digest(&self.0)].concat().into())
+        }
     }
 
     /// The kinds of the parts, in order.
@@ -96,6 +111,18 @@ mod tests {
                 assert_eq!(a == b, i == j, "{i} and {j}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_kept_is_of_bounded_size_and_still_tells_keys_apart() {
+        let long =
+            |last: char| PartitionKey::new("header:x", "x".repeat(100_000) + &last.to_string()).bounded();
+        assert!(long('a').as_bytes().len() <= MAX_KEPT);
+        assert_eq!(long('a'), long('a'));
+        assert_ne!(long('a'), long('b'));
+        assert_eq!(format!("{:?}", long('a')), "PartitionKey()");
+        let short = PartitionKey::new("header:x", "a");
+        assert_eq!(short.bounded(), short);
     }
 
     #[test]

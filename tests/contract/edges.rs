@@ -185,6 +185,16 @@ edges! {
         assert!(!bench.admits("a", &policy("p", 1), 1));
     }
 
+    a_policy_that_comes_later_meets_one_whose_charges_have_left: |bench| {
+        let (first, second) = (policy("first", 3), policy("second", 3));
+        for _ in 0..3 {
+            assert!(bench.admits("a", &second, 1));
+        }
+        bench.moves(WINDOW as i64);
+        let both = bench.check(&[("a", &first, 1), ("a", &second, 1)]);
+        assert_eq!((both.statuses()[0].remaining(), both.statuses()[1].remaining()), (2, 2));
+    }
+
     while_the_clock_is_behind_time_stands_still_for_that_pair_only: |bench| {
         let two = policy("two", 2);
         assert!(bench.admits("a", &two, 1));

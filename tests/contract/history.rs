@@ -20,6 +20,8 @@ pub struct Step {
     /// Which partition keys; two of them make a check of all policies for both.
     pub keys: Keys,
     pub cost: u32,
+    /// Which policies, and in which order: from this one on, around the end, so many.
+    pub policies: (usize, usize),
     /// Another quota for the first policy, from here on until the next change.
     pub quota: Option<u32>,
     /// After a denial: wait exactly as long as it said, and try again.
@@ -57,11 +59,14 @@ impl Step {
             Keys::B => &["b"],
             Keys::Both => &["a", "b"],
         };
+        let (from, count) = self.policies;
+        let policies: Vec<&Policy> =
+            policies.iter().cycle().skip(from % policies.len()).take(count.min(policies.len())).collect();
         let key = |name: &&str| PartitionKey::new("key", format!("{salt} {name}"));
         let pairs = names.iter().flat_map(|name| {
-            // At most eight pairs; the second key has the first policy only.
-            let policies = if *name == "b" && names.len() == 2 { &policies[..1] } else { policies };
-            policies.iter().map(move |policy| Pair::new(key(name), policy.clone(), self.cost))
+            // At most eight pairs; the second key has one policy only.
+            let count = if *name == "b" && names.len() == 2 { 1 } else { count };
+            policies.iter().take(count).map(move |policy| Pair::new(key(name), (*policy).clone(), self.cost))
         });
         Check::new(pairs.collect::<Vec<_>>()).unwrap()
     }
@@ -113,6 +118,8 @@ fn step(windows: Vec<i64>, quotas: Vec<u32>) -> impl Strategy<Value = Step> {
     });
     let keys = prop_oneof![6 => Just(Keys::A), 2 => Just(Keys::B), 1 => Just(Keys::Both)];
     let new_quota = prop_oneof![19 => Just(None), 1 => (1..12_u32).prop_map(Some)];
-    (moves, keys, cost, new_quota, prop::bool::weighted(0.3))
-        .prop_map(|(moves, keys, cost, quota, waits)| Step { moves, keys, cost, quota, waits })
+    let policies = prop_oneof![3 => Just((0, 3)), 1 => (0..3_usize, 1..4_usize)];
+    (moves, keys, cost, policies, new_quota, prop::bool::weighted(0.3)).prop_map(
+        |(moves, keys, cost, policies, quota, waits)| Step { moves, keys, cost, policies, quota, waits },
+    )
 }

@@ -15,6 +15,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Pair},
     decision::{Decision, Status, Wait},
     error::ConfigError,
+    key::PartitionKey,
 };
 
 mod clock;
@@ -56,6 +57,8 @@ struct Inner {
 /// The shards of a check, locked in their own order, so that two checks never wait for each other.
 struct Locked<'a> {
     guards: Vec<MutexGuard<'a, Shard>>,
+    /// The partition keys of the pairs, as they are kept.
+    keys: Vec<PartitionKey>,
     /// Which of the guards holds the pair of this index.
     guard_of_pair: [usize; MAX_PAIRS],
 }
@@ -176,7 +179,7 @@ impl Inner {
 
         let empty = Log::default();
         let read = |(i, pair): (usize, &Pair)| {
-            let log = locked.shard(i).log(check, pair).unwrap_or(&empty);
+            let log = locked.shard(i).log(&locked.keys[i], check, pair).unwrap_or(&empty);
             (log, log.read(clock, pair.policy.window_micros()))
         };
         let readings: Vec<(&Log, Reading)> = pairs.iter().enumerate().map(read).collect();
@@ -194,12 +197,11 @@ impl Inner {
                 .map(|(i, (log, reading))| log.has_room(&reading).then_some((i, reading)))
                 .collect::<Option<_>>()
                 .ok_or(BackendError::new(Reason::Full))?;
-            if !self.reserve(locked.new_keys(pairs, &charged)) {
+            if !self.reserve(locked.new_keys(&charged)) {
                 return Ok(None);
             }
-            for (i, reading) in &charged {
-                let pair = &pairs[*i];
-                locked.shard_mut(*i).log_mut(check, pair, clock).charge(reading, pair.cost);
+            for (i, reading) in charged {
+                locked.log_mut(i, check, clock).charge(&reading, pairs[i].cost);
             }
         }
         Ok(Some(Decision::new(clock, statuses)))
@@ -227,8 +229,9 @@ impl Inner {
     }
 
     fn lock(&self, check: &Check) -> Locked<'_> {
-        let shard_of = |pair: &Pair| self.hasher.hash_one(&pair.key) as usize % SHARDS;
-        let shards: Vec<usize> = check.pairs().iter().map(shard_of).collect();
+        let keys: Vec<PartitionKey> = check.pairs().iter().map(|pair| pair.key.bounded()).collect();
+        let shard_of = |key: &PartitionKey| self.hasher.hash_one(key) as usize % SHARDS;
+        let shards: Vec<usize> = keys.iter().map(shard_of).collect();
         let mut order = shards.clone();
         order.sort_unstable();
         order.dedup();
@@ -237,7 +240,7 @@ impl Inner {
             *guard = order.partition_point(|other| other < shard);
         }
         let guards = order.iter().map(|&shard| lock(&self.shards[shard])).collect();
-        Locked { guards, guard_of_pair }
+        Locked { guards, keys, guard_of_pair }
     }
 }
 
@@ -246,16 +249,17 @@ impl Locked<'_> {
         &self.guards[self.guard_of_pair[pair]]
     }
 
-    fn shard_mut(&mut self, pair: usize) -> &mut Shard {
-        &mut self.guards[self.guard_of_pair[pair]]
+    fn log_mut(&mut self, pair: usize, check: &Check, now: u64) -> &mut Log {
+        let shard = &mut self.guards[self.guard_of_pair[pair]];
+        shard.log_mut(&self.keys[pair], check, &check.pairs()[pair], now)
     }
 
     /// How many of the partition keys that are to be charged are not stored yet.
-    fn new_keys(&self, pairs: &[Pair], charged: &[(usize, Reading)]) -> usize {
+    fn new_keys(&self, charged: &[(usize, Reading)]) -> usize {
         let is_new = |n: &usize| {
-            let key = &pairs[charged[*n].0].key;
+            let key = &self.keys[charged[*n].0];
             !self.shard(charged[*n].0).contains(key)
-                && charged[..*n].iter().all(|(i, _)| pairs[*i].key != *key)
+                && charged[..*n].iter().all(|(i, _)| self.keys[*i] != *key)
         };
         (0..charged.len()).filter(is_new).count()
     }

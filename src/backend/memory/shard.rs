@@ -35,31 +35,26 @@ struct Slot {
 }
 
 impl Shard {
-    /// The log of a pair, if there is one.
-    pub(super) fn log(&self, check: &Check, pair: &Pair) -> Option<&Log> {
-        let slots = &self.partitions.get(&pair.key)?.slots;
+    /// The log of a pair under its partition key, if there is one.
+    pub(super) fn log(&self, key: &PartitionKey, check: &Check, pair: &Pair) -> Option<&Log> {
+        let slots = &self.partitions.get(key)?.slots;
         slots.iter().find(|slot| slot.holds(check, pair)).map(|slot| &slot.log)
     }
 
-    /// The log of a pair, made if there is none.
-    pub(super) fn log_mut(&mut self, check: &Check, pair: &Pair, now: u64) -> &mut Log {
-        if !self.partitions.contains_key(&pair.key) {
-            self.due.push(Reverse((now + pair.policy.window_micros(), pair.key.clone())));
+    /// The log of a pair under its partition key, made if there is none.
+    pub(super) fn log_mut(&mut self, key: &PartitionKey, check: &Check, pair: &Pair, now: u64) -> &mut Log {
+        if !self.partitions.contains_key(key) {
+            self.due.push(Reverse((now + pair.policy.window_micros(), key.clone())));
         }
-        let slots = &mut self.partitions.entry(pair.key.clone()).or_default().slots;
-        let index = match slots.iter().position(|slot| slot.holds(check, pair)) {
-            Some(index) => index,
-            None => {
-                // A policy that is gone must not stay for as long as its partition key is busy.
-                slots.retain(|slot| slot.idle_at() > now);
-                slots.push(Slot {
-                    namespace: check.namespace_shared().clone(),
-                    policy: pair.policy.clone(),
-                    log: Log::default(),
-                });
-                slots.len() - 1
-            }
-        };
+        let slots = &mut self.partitions.entry(key.clone()).or_default().slots;
+        let index = slots.iter().position(|slot| slot.holds(check, pair)).unwrap_or_else(|| {
+            slots.push(Slot {
+                namespace: check.namespace_shared().clone(),
+                policy: pair.policy.clone(),
+                log: Log::default(),
+            });
+            slots.len() - 1
+        });
         &mut slots[index].log
     }
 
@@ -76,12 +71,15 @@ impl Shard {
                 _ => break,
             }
             let Some(Reverse((_, key))) = self.due.pop() else { break };
-            let idle_at = self.partitions.get(&key).map_or(0, Partition::idle_at);
-            if idle_at > now {
-                self.due.push(Reverse((idle_at, key)));
-            } else {
-                self.partitions.remove(&key);
-                forgotten += 1;
+            let Some(partition) = self.partitions.get_mut(&key) else { continue };
+            // A policy that is gone must not stay for as long as its partition key is busy.
+            partition.slots.retain(|slot| slot.idle_at() > now);
+            match partition.slots.iter().map(Slot::idle_at).max() {
+                Some(idle_at) => self.due.push(Reverse((idle_at, key))),
+                None => {
+                    self.partitions.remove(&key);
+                    forgotten += 1;
+                }
             }
         }
         if self.partitions.capacity() > 1_024 && self.partitions.len() < self.partitions.capacity() / 8 {
@@ -89,12 +87,6 @@ impl Shard {
             self.due.shrink_to(self.due.len() * 2);
         }
         forgotten
-    }
-}
-
-impl Partition {
-    fn idle_at(&self) -> u64 {
-        self.slots.iter().map(Slot::idle_at).max().unwrap_or(0)
     }
 }
 
