@@ -231,6 +231,18 @@ edges! {
         assert!(bench.admits("a", &twenty, 20));
     }
 
+    running_totals_wrap_unseen: |bench| {
+        let most = policy("most", u32::MAX);
+        let half = u32::MAX / 2;
+        assert!(bench.admits("a", &most, half));
+        // Six hundred halves of the largest quota are more than 2^40 units, and there is always one that counts.
+        for _ in 0..600 {
+            bench.moves(WINDOW as i64 / 2);
+            assert!(bench.admits("a", &most, half));
+            assert_eq!(bench.check(&[("a", &most, half)]).retry_after(), waits(WINDOW / 2));
+        }
+    }
+
     the_largest_numbers_are_exact: |bench| {
         let year = Duration::from_secs(366 * 86_400);
         let most = Policy::new("most", u32::MAX, year).unwrap();
