@@ -1,0 +1,52 @@
+//! The limit inside CORS: `.layer(limit).layer(cors)`.
+
+use axum::{Router, routing::get};
+use http::{HeaderName, HeaderValue, Method};
+use tower_http::cors::CorsLayer;
+use tower_sliding_window::{FakeBackend, RateLimitLayer};
+
+use super::{ALICE, MINUTE, SECOND, api_key, policy, wire::Site};
+
+const ORIGIN: (&str, &str) = ("origin", "https://shop.example");
+
+async fn site(backend: &FakeBackend) -> Site {
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .build()
+        .unwrap();
+    let cors = CorsLayer::new()
+        .allow_origin(HeaderValue::from_static(ORIGIN.1))
+        .allow_methods([Method::GET])
+        .allow_headers([HeaderName::from_static("x-api-key")])
+        .expose_headers(["ratelimit", "ratelimit-policy", "retry-after"].map(HeaderName::from_static));
+    Site::serve(Router::new().route("/", get(async || "hello")).layer(limits).layer(cors)).await
+}
+
+#[tokio::test]
+async fn a_preflight_is_not_charged_and_needs_no_key() {
+    let backend = FakeBackend::admitting();
+    let site = site(&backend).await;
+    let asks =
+        [ORIGIN, ("access-control-request-method", "GET"), ("access-control-request-headers", "x-api-key")];
+    let answer = site.send("OPTIONS", "/", &asks).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("access-control-allow-origin"), Some(ORIGIN.1));
+    assert_eq!(answer.header("access-control-allow-headers"), Some("x-api-key"));
+    assert!(!answer.tells_of_limits(), "{answer:?}");
+    assert_eq!(backend.checks(), []);
+
+    assert_eq!(site.get("/", &[ORIGIN, ALICE]).await.status, 200);
+    assert_eq!(backend.checks().len(), 1);
+}
+
+#[tokio::test]
+async fn a_script_in_a_browser_can_read_a_denial_and_its_headers() {
+    let answer = site(&FakeBackend::denying(7 * SECOND)).await.get("/", &[ORIGIN, ALICE]).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("7")));
+    assert_eq!(answer.header("access-control-allow-origin"), Some(ORIGIN.1));
+    assert_eq!(
+        answer.header("access-control-expose-headers"),
+        Some("ratelimit,ratelimit-policy,retry-after")
+    );
+}

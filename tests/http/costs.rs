@@ -1,0 +1,78 @@
+//! What requests take.
+
+use axum::{Router, body::Body, routing::get};
+use http::Request;
+use tower_sliding_window::{
+    CostFunction, FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, RouteCosts, from_head,
+};
+
+use super::{ALICE, MINUTE, api_key, policy, wire::Site};
+
+fn app() -> Router {
+    Router::new()
+        .route("/", get(async || "").post(async || ""))
+        .route("/search", get(async || ""))
+        .route("/free", get(async || ""))
+        .route("/users/{id}", get(async || ""))
+}
+
+/// The costs that a backend is asked for these requests.
+async fn asked<C>(cost: C, requests: &[(&str, &str)]) -> Vec<u32>
+where
+    C: CostFunction<Request<Body>> + Send + Sync + 'static,
+{
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .cost(cost)
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for (method, path) in requests {
+        assert_eq!(site.send(method, path, &[ALICE]).await.status, 200, "{method} {path}");
+    }
+    backend.checks().iter().map(|check| check.pairs[0].cost).collect()
+}
+
+#[tokio::test]
+async fn a_table_of_routes_a_number_and_closures_are_costs() {
+    let table = RouteCosts::new().route("/search", 5).unwrap().route("/users/{id}", 2).unwrap();
+    let requests = [("GET", "/"), ("GET", "/search?q=%2F"), ("GET", "/users/7")];
+    assert_eq!(asked(table, &requests).await, [1, 5, 2]);
+
+    assert_eq!(asked(3, &requests).await, [3, 3, 3]);
+
+    let by_method = from_head(|head| if head.method.is_safe() { 1 } else { 4 });
+    assert_eq!(asked(by_method, &[("GET", "/"), ("POST", "/")]).await, [1, 4]);
+
+    let typed = |request: &Request<Body>| request.uri().path().len() as u32;
+    assert_eq!(asked(typed, &[("GET", "/"), ("GET", "/search")]).await, [1, 7]);
+}
+
+#[tokio::test]
+async fn costs_add_up_and_a_smaller_one_fits_where_a_larger_one_does_not() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .cost(RouteCosts::new().route("/search", 5).unwrap().route("/free", 0).unwrap())
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for (path, status, left) in [
+        ("/search", 200, 5),
+        ("/", 200, 4),
+        ("/search", 429, 4),
+        ("/", 200, 3),
+        ("/", 200, 2),
+        ("/", 200, 1),
+        ("/", 200, 0),
+        ("/", 429, 0),
+        // It takes nothing, so there is nothing to refuse.
+        ("/free", 200, 0),
+    ] {
+        let answer = site.get(path, &[ALICE]).await;
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+        assert_eq!(answer.header("ratelimit"), Some(&*format!(r#""ten";r={left};t=60"#)), "{path}");
+    }
+}

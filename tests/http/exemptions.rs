@@ -1,0 +1,68 @@
+//! Requests that pass uncounted.
+
+use axum::{Router, body::Body, routing::get};
+use http::Request;
+use tower_sliding_window::{Draft, FakeBackend, KeyError, PartitionKey, RateLimitLayer, from_head};
+
+use super::{ALICE, MINUTE, SECOND, api_key, policy, wire::Site};
+
+fn app() -> Router {
+    Router::new().route("/", get(async || "hello")).route("/health", get(async || "well"))
+}
+
+#[tokio::test]
+async fn an_exempt_request_needs_no_key_asks_nobody_and_is_told_nothing() {
+    // Whoever asks it is refused.
+    let backend = FakeBackend::denying(7 * SECOND);
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .exempt(from_head(|head| head.uri.path() == "/health"))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for headers in [&[][..], &[ALICE], &[ALICE, ALICE]] {
+        let answer = site.get("/health", headers).await;
+        assert_eq!((answer.status, &*answer.body), (200, "well"));
+        assert!(!answer.tells_of_limits(), "{answer:?}");
+    }
+    assert_eq!(backend.checks(), []);
+    assert_eq!(site.get("/", &[ALICE]).await.status, 429);
+    assert_eq!(backend.checks().len(), 1);
+}
+
+#[tokio::test]
+async fn a_closure_over_the_request_is_an_exemption() {
+    let limits = RateLimitLayer::builder(FakeBackend::denying(7 * SECOND))
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .exempt(|request: &Request<Body>| request.headers().contains_key("x-internal"))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    assert_eq!(site.get("/", &[ALICE, ("x-internal", "yes")]).await.status, 200);
+    assert_eq!(site.get("/", &[ALICE]).await.status, 429);
+}
+
+#[tokio::test]
+async fn a_plan_of_ones_own_says_all_at_once() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .plan(|request: &Request<Body>| match request.uri().path() {
+            "/health" => Ok(Draft::Exempt),
+            "/" => Ok(Draft::Check { key: PartitionKey::new("all", "all"), cost: 3 }),
+            _ => Err(KeyError::Missing),
+        })
+        .build()
+        .unwrap();
+    let site = Site::serve(app().route("/other", get(async || "never")).layer(limits)).await;
+    let mut statuses = Vec::new();
+    for path in ["/health", "/", "/other"] {
+        statuses.push(site.get(path, &[]).await.status);
+    }
+    assert_eq!(statuses, [200, 200, 400]);
+    let pairs: Vec<_> = backend.checks().into_iter().flat_map(|check| check.pairs).collect();
+    assert_eq!(pairs.len(), 1);
+    assert_eq!((&pairs[0].key, pairs[0].cost), (&PartitionKey::new("all", "all"), 3));
+}

@@ -1,0 +1,122 @@
+//! Whose usage is counted: what a backend is asked for requests that came over a socket.
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    middleware::{Next, from_fn},
+    routing::get,
+};
+use tower_sliding_window::{
+    FakeBackend, KeyExt, KeyExtractor, PartitionKey, RateLimitLayer, extension, from_head, peer_ip,
+};
+
+use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
+
+/// What the authentication below leaves behind.
+#[derive(Clone)]
+struct User(String);
+
+/// An earlier layer that knows users by their token.
+async fn authenticate(mut request: Request, next: Next) -> axum::response::Response {
+    let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    if let Some(user) = token.and_then(|token| token.strip_prefix("token-of-")) {
+        let user = User(user.to_owned());
+        request.extensions_mut().insert(user);
+    }
+    next.run(request).await
+}
+
+/// An app that is limited by this key, inside of the authentication, and the backend that it asks.
+async fn site<K>(key: K) -> (Site, FakeBackend)
+where
+    K: KeyExtractor<Request<Body>> + Send + Sync + 'static,
+{
+    let backend = FakeBackend::admitting();
+    let limits =
+        RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(key).build().unwrap();
+    let app = Router::new().route("/", get(async || "")).layer(limits).layer(from_fn(authenticate));
+    (Site::serve(app).await, backend)
+}
+
+/// The keys that the backend was asked.
+fn asked(backend: &FakeBackend) -> Vec<PartitionKey> {
+    backend.checks().iter().map(|check| check.pairs[0].key.clone()).collect()
+}
+
+fn key(kind: &str, value: &str) -> PartitionKey {
+    PartitionKey::new(kind, value)
+}
+
+#[tokio::test]
+async fn by_a_header() {
+    let (site, backend) = site(api_key()).await;
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!(site.get("/", &[("X-API-KEY", "bob")]).await.status, 200);
+    assert_eq!(asked(&backend), [key("header:x-api-key", "alice"), key("header:x-api-key", "bob")]);
+}
+
+#[tokio::test]
+async fn by_what_an_earlier_layer_has_left_and_not_by_what_the_client_says_of_itself() {
+    let (site, backend) = site(extension("user", |user: &User| user.0.clone())).await;
+    assert_eq!(site.get("/", &[("authorization", "token-of-alice"), ("x-api-key", "bob")]).await.status, 200);
+    assert_eq!(asked(&backend), [key("user", "alice")]);
+    assert_eq!(site.get("/", &[BOB]).await.status, 400, "nobody has verified bob");
+    assert_eq!(asked(&backend).len(), 1);
+}
+
+#[tokio::test]
+async fn by_the_address_at_the_other_end_whatever_the_client_claims() {
+    let (site, backend) = site(peer_ip()).await;
+    for claim in
+        [("x-forwarded-for", "192.0.2.1"), ("forwarded", "for=192.0.2.1"), ("x-real-ip", "192.0.2.1")]
+    {
+        assert_eq!(site.get("/", &[claim]).await.status, 200);
+    }
+    let expected = key("peer-ip", "127.0.0.1");
+    assert_eq!(asked(&backend), [expected.clone(), expected.clone(), expected]);
+}
+
+#[tokio::test]
+async fn by_one_key_or_else_another_which_cannot_be_mistaken_for_it() {
+    let (site, backend) = site(api_key().or(peer_ip())).await;
+    for headers in [&[ALICE][..], &[], &[("x-api-key", "")], &[("x-api-key", "127.0.0.1")]] {
+        assert_eq!(site.get("/", headers).await.status, 200);
+    }
+    assert_eq!(
+        asked(&backend),
+        [
+            key("header:x-api-key", "alice"),
+            key("peer-ip", "127.0.0.1"),
+            key("peer-ip", "127.0.0.1"),
+            key("header:x-api-key", "127.0.0.1"),
+        ]
+    );
+    assert_ne!(asked(&backend)[1], asked(&backend)[3]);
+}
+
+#[tokio::test]
+async fn by_two_keys_together_of_which_none_may_be_missing() {
+    let (site, backend) = site(api_key().and(peer_ip())).await;
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!(asked(&backend), [key("header:x-api-key", "alice").and(&key("peer-ip", "127.0.0.1"))]);
+    assert_eq!(site.get("/", &[]).await.status, 400);
+    assert_eq!(asked(&backend).len(), 1);
+}
+
+#[tokio::test]
+async fn by_a_closure_over_the_head_and_by_one_over_the_request() {
+    let by_path = from_head(|head| head.uri.path().to_owned()).and(peer_ip());
+    let (by_path, backend) = site(by_path).await;
+    assert_eq!(by_path.get("/", &[]).await.status, 200);
+    assert_eq!(asked(&backend), [key("custom", "/").and(&key("peer-ip", "127.0.0.1"))]);
+
+    let by_tenant = |request: &Request<Body>| {
+        let tenant = request.headers().get("x-tenant")?;
+        Some(PartitionKey::new("tenant", tenant))
+    };
+    let (by_tenant, backend) = site(by_tenant).await;
+    assert_eq!(by_tenant.get("/", &[("x-tenant", "acme")]).await.status, 200);
+    assert_eq!(by_tenant.get("/", &[]).await.status, 400);
+    assert_eq!(asked(&backend), [key("tenant", "acme")]);
+}

@@ -1,0 +1,50 @@
+//! The layer as its users meet it: over axum and tonic on real sockets, over other services, and in their unit tests.
+
+mod answers;
+mod cors;
+mod costs;
+mod exemptions;
+mod extensions;
+mod extractor;
+mod fake;
+mod grpc;
+mod keys;
+mod nested;
+mod probe;
+mod readiness;
+mod rejection;
+mod services;
+mod traps;
+mod types;
+mod waits;
+mod without_key;
+
+pub mod wire;
+
+use std::time::Duration;
+
+use tower_sliding_window::{Backend, BackendError, Check, Decision, Header, Policy, header};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const ALICE: (&str, &str) = ("x-api-key", "alice");
+const BOB: (&str, &str) = ("x-api-key", "bob");
+
+fn policy(name: &str, quota: u32, window: Duration) -> Policy {
+    Policy::new(name, quota, window).unwrap()
+}
+
+fn api_key() -> Header {
+    header("x-api-key").unwrap()
+}
+
+/// A backend that answers as another one does, but not at once: as one must that asks a server.
+#[derive(Clone)]
+struct Later<B>(B);
+
+impl<B: Backend> Backend for Later<B> {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        tokio::task::yield_now().await;
+        self.0.check(check).await
+    }
+}

@@ -1,0 +1,174 @@
+//! Services that are no HTTP, and backends that are the user's own.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Backend, BackendError, Check, Decision, FakeBackend, ManualClock, MemoryBackend, PartitionKey,
+    RateLimitLayer, Reason, Refusal, Status, Wait, refuse_with,
+};
+
+use super::{Later, MINUTE, SECOND, api_key, policy, probe::request_of};
+
+#[derive(Debug)]
+struct Job {
+    tenant: &'static str,
+    rows: u32,
+}
+
+#[derive(Debug, PartialEq, thiserror::Error)]
+enum JobError {
+    #[error("try again in {0:?}")]
+    Busy(Duration),
+    #[error("it is too large")]
+    TooLarge,
+    #[error("nobody knows")]
+    Unknown,
+}
+
+fn refuse(refusal: &Refusal) -> Result<String, JobError> {
+    match refusal {
+        Refusal::Denied(decision) => match decision.retry_after() {
+            Wait::For(wait) => Err(JobError::Busy(wait)),
+            Wait::Never => Err(JobError::TooLarge),
+        },
+        _ => Err(JobError::Unknown),
+    }
+}
+
+async fn run(backend: impl Backend, jobs: impl IntoIterator<Item = Job>) -> Vec<Result<String, JobError>> {
+    let limits = RateLimitLayer::builder(backend)
+        .policy(policy("rows", 100, MINUTE))
+        .key(|job: &Job| PartitionKey::new("tenant", job.tenant))
+        .cost(|job: &Job| job.rows)
+        .exempt(|job: &Job| job.tenant == "root")
+        .respond(refuse_with(refuse))
+        .build()
+        .unwrap();
+    let inner = service_fn(async |job: Job| Ok(format!("{} rows of {}", job.rows, job.tenant)));
+    let mut service = ServiceBuilder::new().layer(limits).service(inner);
+    let mut answers = Vec::new();
+    for job in jobs {
+        answers.push(service.ready().await.unwrap().call(job).await);
+    }
+    answers
+}
+
+#[tokio::test]
+async fn a_service_that_is_no_http_is_limited_and_refuses_with_errors_of_its_own() {
+    let jobs = || {
+        [("acme", 60), ("acme", 60), ("acme", 40), ("acme", 101), ("other", 100), ("root", 1_000)]
+            .map(|(tenant, rows)| Job { tenant, rows })
+    };
+    let memory = || MemoryBackend::new().with_clock(&ManualClock::new());
+    let expected = [
+        Ok("60 rows of acme".to_owned()),
+        Err(JobError::Busy(MINUTE)),
+        Ok("40 rows of acme".to_owned()),
+        Err(JobError::TooLarge),
+        Ok("100 rows of other".to_owned()),
+        Ok("1000 rows of root".to_owned()),
+    ];
+    assert_eq!(run(memory(), jobs()).await, expected);
+    assert_eq!(run(Later(memory()), jobs()).await, expected);
+
+    let outage = run(FakeBackend::unavailable(Reason::Busy), [Job { tenant: "acme", rows: 1 }]).await;
+    assert_eq!(outage, [Err(JobError::Unknown)]);
+}
+
+#[tokio::test]
+async fn errors_of_the_inner_service_come_through_as_they_are() {
+    let limits = RateLimitLayer::builder(FakeBackend::admitting())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .build()
+        .unwrap();
+    let inner = service_fn(async |_: Request<()>| Err::<Response<Bytes>, BoxError>("it is broken".into()));
+    let service = ServiceBuilder::new().layer(limits).service(inner);
+    let error = service.oneshot(request_of("alice")).await.unwrap_err();
+    assert_eq!(error.to_string(), "it is broken");
+}
+
+/// A backend as a user would write it: so many units for ever, and not a word about when there will be more.
+#[derive(Default)]
+struct Budget(Mutex<HashMap<PartitionKey, u32>>);
+
+impl Backend for Budget {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        tokio::task::yield_now().await;
+        let mut spent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let [pair] = check.pairs() else {
+            return Err(BackendError::with_source(Reason::Other, "a budget has one policy"));
+        };
+        let spent = spent.entry(pair.key.clone()).or_default();
+        let fits = *spent + pair.cost <= pair.policy.quota();
+        let wait = if fits { Wait::ZERO } else { Wait::Never };
+        *spent += if fits { pair.cost } else { 0 };
+        Ok(Decision::new(0, [Status::new(pair, pair.policy.quota() - *spent, wait, MINUTE, MINUTE)]))
+    }
+}
+
+#[tokio::test]
+async fn a_backend_of_ones_own_is_one_async_fn() {
+    let limits =
+        RateLimitLayer::builder(Budget::default()).policy(policy("budget", 3, MINUTE)).key(api_key()).cost(2);
+    let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Bytes::new())));
+    let mut service = ServiceBuilder::new().layer(limits.build().unwrap()).service(inner);
+    let mut answers = Vec::new();
+    for user in ["alice", "alice", "bob"] {
+        let response = service.ready().await.unwrap().call(request_of(user)).await.unwrap();
+        let ratelimit = response.headers()["ratelimit"].to_str().unwrap().to_owned();
+        answers.push((response.status().as_u16(), ratelimit, response.headers().contains_key("retry-after")));
+    }
+    let one_left = r#""budget";r=1;t=60"#.to_owned();
+    assert_eq!(
+        answers,
+        [(200, one_left.clone(), false), (429, one_left.clone(), false), (200, one_left, false)]
+    );
+}
+
+#[tokio::test]
+async fn the_error_of_a_backend_of_ones_own_is_a_503_with_its_source_in_the_extensions() {
+    let limits = RateLimitLayer::builder(Budget::default())
+        .policy(policy("one", 3, MINUTE))
+        .policy(policy("two", 3, MINUTE))
+        .key(api_key());
+    let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Bytes::new())));
+    let service = ServiceBuilder::new().layer(limits.build().unwrap()).service(inner);
+    let response = service.oneshot(request_of("alice")).await.unwrap();
+    assert_eq!(response.status(), 503);
+    let Some(Refusal::Unavailable(error)) = response.extensions().get::<Refusal>() else {
+        panic!("no refusal")
+    };
+    assert_eq!(error.to_string(), "the rate limit cannot be decided: the store failed");
+    assert_eq!(std::error::Error::source(error).unwrap().to_string(), "a budget has one policy");
+}
+
+/// A backend with a mistake: it looks at the first policy only.
+struct Careless;
+
+impl Backend for Careless {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        Ok(Decision::new(0, [Status::new(&check.pairs()[0], 1, Wait::ZERO, SECOND, SECOND)]))
+    }
+}
+
+#[tokio::test]
+async fn a_backend_that_has_not_looked_at_every_policy_admits_nobody() {
+    let limits = RateLimitLayer::builder(Careless)
+        .policy(policy("one", 3, MINUTE))
+        .policy(policy("two", 3, MINUTE))
+        .key(api_key());
+    let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
+        panic!("it was let through")
+    });
+    let service = ServiceBuilder::new().layer(limits.build().unwrap()).service(inner);
+    assert_eq!(service.oneshot(request_of("alice")).await.unwrap().status(), 503);
+}

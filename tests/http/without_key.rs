@@ -1,0 +1,145 @@
+//! Requests whose key cannot be read: each kind by a rule of its own, and never by an empty key.
+
+use axum::{Router, routing::get};
+use http::{HeaderMap, Request};
+use serde_json::json;
+use tower_sliding_window::{
+    FakeBackend, KeyError, KeyExt, KeyExtractor, ManualClock, MemoryBackend, PartitionKey, RateLimitLayer,
+    WithoutKey, peer_ip,
+};
+
+use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
+
+fn app() -> Router {
+    Router::new().route("/", get(async || "hello"))
+}
+
+/// All rules, for what no rule may change.
+fn rules() -> [WithoutKey; 3] {
+    [WithoutKey::Refuse, WithoutKey::Exempt, WithoutKey::Share(PartitionKey::new("shared", "anonymous"))]
+}
+
+#[tokio::test]
+async fn a_missing_key_is_a_400_unless_something_else_is_said() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for headers in [&[][..], &[("x-api-key", "")]] {
+        let answer = site.get("/", headers).await;
+        assert_eq!(answer.status, 400);
+        assert!(!answer.tells_of_limits(), "{answer:?}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        assert_eq!(answer.header("cache-control"), Some("no-store"));
+        let detail = "the request names nobody whose usage could be counted";
+        assert_eq!(answer.json(), json!({ "title": "Bad request", "status": 400, "detail": detail }));
+    }
+    assert_eq!(backend.checks(), []);
+}
+
+#[tokio::test]
+async fn those_without_a_key_may_be_exempt_and_the_others_are_still_counted() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("one", 1, MINUTE))
+        .key(api_key())
+        .without_key(WithoutKey::Exempt)
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for _ in 0..3 {
+        let answer = site.get("/", &[]).await;
+        assert_eq!((answer.status, &*answer.body), (200, "hello"));
+        assert!(!answer.tells_of_limits(), "{answer:?}");
+    }
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!(site.get("/", &[ALICE]).await.status, 429);
+}
+
+#[tokio::test]
+async fn those_without_a_key_may_share_one_that_is_named() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("two", 2, MINUTE))
+        .key(api_key())
+        .without_key(WithoutKey::Share(PartitionKey::new("shared", "anonymous")))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let mut statuses = Vec::new();
+    for headers in [&[][..], &[("x-api-key", "")], &[], &[ALICE], &[BOB]] {
+        statuses.push(site.get("/", headers).await.status);
+    }
+    assert_eq!(statuses, [200, 200, 429, 200, 200]);
+}
+
+#[tokio::test]
+async fn a_key_that_is_there_twice_is_a_400_by_every_rule_and_no_other_key_is_asked() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let limits = RateLimitLayer::builder(backend.clone())
+            .policy(policy("ten", 10, MINUTE))
+            .key(api_key().or(peer_ip()))
+            .without_key(rule.clone())
+            .build()
+            .unwrap();
+        let site = Site::serve(app().layer(limits)).await;
+        let answer = site.get("/", &[ALICE, BOB]).await;
+        assert_eq!(answer.status, 400, "{rule:?}");
+        assert_eq!(answer.json()["detail"], "header x-api-key: it is there more than once");
+        assert!(!answer.body.contains("alice") && !answer.body.contains("bob"), "{answer:?}");
+        assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_know_its_peers_answers_500_by_every_rule_and_does_not_say_why() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let limits = RateLimitLayer::builder(backend.clone())
+            .policy(policy("ten", 10, MINUTE))
+            .key(peer_ip())
+            .without_key(rule.clone())
+            .build()
+            .unwrap();
+        let site = Site::serve_without_connect_info(app().layer(limits)).await;
+        let answer = site.get("/", &[ALICE]).await;
+        assert_eq!(answer.status, 500, "{rule:?}");
+        assert!(!answer.tells_of_limits(), "{answer:?}");
+        assert_eq!(answer.json(), json!({ "title": "Internal server error", "status": 500 }));
+        assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+/// An extractor of a user's own, with errors of its own.
+struct Signed;
+
+impl KeyExt for Signed {}
+
+impl<B> KeyExtractor<Request<B>> for Signed {
+    fn extract(&self, request: &Request<B>) -> Result<Option<PartitionKey>, KeyError> {
+        let Some(value) = HeaderMap::get(request.headers(), "x-signed") else { return Ok(None) };
+        let signed = value.to_str().ok().and_then(|value| value.strip_suffix(".signature"));
+        let malformed =
+            || KeyError::Malformed { what: "x-signed".into(), why: "the signature is wrong".into() };
+        signed.map(|user| Some(PartitionKey::new("user", user))).ok_or_else(malformed)
+    }
+}
+
+#[tokio::test]
+async fn an_extractor_of_ones_own_refuses_in_words_of_its_own() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(Signed.or(peer_ip()))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let answer = site.get("/", &[("x-signed", "alice.forged")]).await;
+    assert_eq!((answer.status, &answer.json()["detail"]), (400, &json!("x-signed: the signature is wrong")));
+    assert_eq!(site.get("/", &[("x-signed", "alice.signature")]).await.status, 200);
+    assert_eq!(site.get("/", &[]).await.status, 200);
+    let keys: Vec<_> = backend.checks().iter().map(|check| check.pairs[0].key.clone()).collect();
+    assert_eq!(keys, [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "127.0.0.1")]);
+}
