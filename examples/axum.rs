@@ -25,7 +25,8 @@ async fn main() -> ExitCode {
             Err(error) => Err(format!("REDIS_URL: {error}").into()),
         },
         Err(env::VarError::NotPresent) => serve(MemoryBackend::new()).await,
-        Err(error) => Err(format!("REDIS_URL: {error}").into()),
+        // The error would repeat the URL, and the URL may hold a password.
+        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: it is not UTF-8".into()),
     };
     match served {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,4 +4,5 @@
 mod support;
 
 mod contract;
+mod example;
 mod http;

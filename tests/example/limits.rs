@@ -1,0 +1,132 @@
+//! What the example limits: ten units in any ten seconds, of which a search takes five.
+
+use std::time::Duration;
+
+use tokio::{join, task::JoinSet, time::sleep};
+
+use super::process::{Example, Outage};
+use crate::{
+    http::wire::request,
+    support::server::{Engine, Server},
+};
+
+/// The one wait by a clock on the wall, of ten seconds, is here; all backends wait at the same time.
+#[tokio::test]
+async fn it_limits_as_it_says_in_memory_and_on_redis() {
+    let (redis, valkey) = (Server::start(Engine::Redis), Server::start(Engine::Valkey));
+    let in_memory = Example::start(None);
+    let (on_redis, on_valkey) = (Example::start(Some(&redis.url())), Example::start(Some(&valkey.url())));
+    join!(
+        limits_as_it_says("in memory", &in_memory),
+        limits_as_it_says("on Redis", &on_redis),
+        limits_as_it_says("on Valkey", &on_valkey),
+    );
+}
+
+async fn limits_as_it_says(name: &str, example: &Example) {
+    let mut attempt = 0;
+    let wait = loop {
+        match is_used_up(name, example, attempt).await {
+            Ok(wait) => break wait,
+            Err(Outage) => attempt += 1,
+        }
+        assert!(attempt < 20, "{name}: never without an outage");
+    };
+    // Who waits exactly as long as was said gets in.
+    sleep(wait).await;
+    assert_eq!(example.decided("/", &format!("bob {attempt}")).await, 200, "{name}, after {wait:?}");
+    assert_eq!(example.decided("/search", &format!("dave {attempt}")).await, 200, "{name}, after {wait:?}");
+}
+
+/// Uses up what bob and dave have. How long they have to wait, which is the same for both, as long as the machine is not
+/// very slow: otherwise the longer one.
+async fn is_used_up(name: &str, example: &Example, attempt: u32) -> Result<Duration, Outage> {
+    let [bob, carol, dave] = ["bob", "carol", "dave"].map(|user| format!("{user} {attempt}"));
+
+    // Eleven quick requests with one key: ten are answered, and one is refused.
+    let mut answers = Vec::new();
+    for _ in 0..11 {
+        answers.push(example.get("/", &bob).await?);
+    }
+    let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
+    assert_eq!(statuses, [vec![200; 10], vec![429]].concat(), "{name}");
+    assert_eq!(answers[9].body, "Hello!\nburst: 0 of 10 left\nsustained: 20 of 30 left\n", "{name}");
+    assert_eq!(answers[10].header("ratelimit-policy"), Some(r#""burst";q=10;w=10, "sustained";q=30;w=60"#));
+
+    // Another key is untouched.
+    let answer = example.get("/", &carol).await?;
+    assert_eq!(answer.status, 200, "{name}");
+    assert_eq!(answer.body, "Hello!\nburst: 9 of 10 left\nsustained: 29 of 30 left\n", "{name}");
+
+    // A search is refused when fewer than five units are left, and a smaller request is not.
+    for (path, left) in [("/search", 5), ("/", 4)] {
+        let answer = example.get(path, &dave).await?;
+        assert_eq!(answer.status, 200, "{name}");
+        let (burst, sustained) = (format!("burst: {left} of 10"), format!("sustained: {} of 30", left + 20));
+        assert!(answer.body.contains(&burst) && answer.body.contains(&sustained), "{name}: {answer:?}");
+    }
+    let search = example.get("/search", &dave).await?;
+    assert_eq!(search.status, 429, "{name}");
+    assert_eq!(example.get("/", &dave).await?.status, 200, "{name}");
+
+    let waits: [u64; 2] =
+        [&answers[10], &search].map(|answer| answer.header("retry-after").unwrap().parse().unwrap());
+    assert!(waits.iter().all(|wait| (1..=10).contains(wait)), "{name}: {waits:?}");
+    Ok(Duration::from_secs(waits[0].max(waits[1])))
+}
+
+#[tokio::test]
+async fn two_processes_on_one_redis_admit_exactly_the_quota_of_two_hundred_requests_at_once() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let examples = [Example::start(Some(&server.url())), Example::start(Some(&server.url()))];
+        // After an outage it is done again, with another key.
+        for attempt in 0.. {
+            let statuses = at_once(&examples, &format!("bob {attempt}")).await;
+            let count = |status| statuses.iter().filter(|it| **it == status).count();
+            let counts = (count(200), count(429), count(503));
+            assert!(counts.0 <= 10, "{engine:?}: {counts:?}");
+            if counts.2 == 0 {
+                assert_eq!(counts, (10, 190, 0), "{engine:?}");
+                break;
+            }
+            assert!(attempt < 20, "{engine:?}: never without an outage: {counts:?}");
+        }
+    }
+}
+
+/// The statuses of two hundred requests with one key, to both processes by turns, none waiting for another.
+async fn at_once(examples: &[Example; 2], key: &str) -> Vec<u16> {
+    let mut requests = JoinSet::new();
+    for i in 0..200 {
+        let (address, key) = (examples[i % 2].address(), key.to_owned());
+        requests.spawn(async move { request(address, "GET", "/", &[("x-api-key", &*key)]).await.status });
+    }
+    requests.join_all().await
+}
+
+#[tokio::test]
+async fn a_limit_on_redis_outlives_the_process() {
+    let server = Server::start(Engine::Redis);
+    let first = Example::start(Some(&server.url()));
+    let mut admitted = 0;
+    while first.decided("/search", "bob").await == 200 {
+        admitted += 1;
+        assert!(admitted <= 2, "two searches are the quota");
+    }
+    assert_eq!(first.stop("TERM").status.code(), Some(0));
+    let second = Example::start(Some(&server.url()));
+    assert_eq!(second.decided("/search", "bob").await, 429);
+    assert_eq!(second.decided("/search", "alice").await, 200);
+}
+
+#[tokio::test]
+async fn without_a_key_it_counts_by_address() {
+    let example = Example::start(None);
+    let mut statuses = Vec::new();
+    for _ in 0..11 {
+        statuses.push(request(example.address(), "GET", "/", &[]).await.status);
+    }
+    assert_eq!(statuses, [vec![200; 10], vec![429]].concat());
+    assert_eq!(example.decided("/", "bob").await, 200);
+}

@@ -1,0 +1,94 @@
+//! What is wrong with its set-up, the example says in one line, without the password, and ends with status 2.
+
+use std::{
+    ffi::{OsStr, OsString},
+    net::TcpListener,
+    os::unix::ffi::OsStringExt,
+};
+
+use super::process::run;
+use crate::support::server::{Engine, Server};
+
+/// The line on stderr.
+fn complaint<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> String {
+    let ended = run(variables);
+    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+    assert_eq!(ended.stdout, "");
+    assert_eq!(ended.stderr.matches('\n').count(), 1, "{ended:?}");
+    let line = ended.stderr.strip_suffix('\n').unwrap();
+    assert!(line.starts_with("error: "), "{line}");
+    assert!(!line.contains("s3cret"), "{line}");
+    line.to_owned()
+}
+
+#[test]
+fn a_redis_url_that_does_not_parse() {
+    for url in [
+        "",
+        "s3cret",
+        ":s3cret@127.0.0.1",
+        "http://:s3cret@127.0.0.1/",
+        "redis://:s3cret@",
+        "redis://:s3cret@127.0.0.1:port/",
+        "redis://:s3cret@127.0.0.1:65536/",
+        "redis://:s3cret@127.0.0.1/database",
+        "redis://127.0.0.1:s3cret/",
+        "redis://:%ffs3cret@127.0.0.1/",
+    ] {
+        let line = complaint(&[("PORT", "0"), ("REDIS_URL", url)]);
+        assert!(line.starts_with("error: REDIS_URL: "), "{url}: {line}");
+        assert!(
+            line.ends_with("; it must look like redis://[user:password@]host[:port][/database]"),
+            "{url}: {line}"
+        );
+    }
+}
+
+#[test]
+fn variables_that_are_no_text() {
+    let broken = |text: &str| OsString::from_vec([text.as_bytes(), b"\xff"].concat());
+    let line = complaint(&[("REDIS_URL", broken("redis://:s3cret@127.0.0.1/"))]);
+    assert_eq!(line, "error: REDIS_URL: it is not UTF-8");
+    assert!(complaint(&[("PORT", broken("80"))]).starts_with("error: PORT: "));
+}
+
+#[test]
+fn a_port_that_is_none() {
+    for port in ["", "http", "-1", "65536", "80 "] {
+        assert_eq!(
+            complaint(&[("PORT", port)]),
+            format!("error: PORT {port:?}: it must be a number from 0 to 65535")
+        );
+    }
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let line = complaint(&[("PORT", port.to_string())]);
+    assert!(line.starts_with(&format!("error: PORT {port}: ")), "{line}");
+    assert!(line.contains("in use"), "{line}");
+}
+
+#[test]
+fn a_redis_that_is_not_there() {
+    let mut server = Server::start(Engine::Redis);
+    server.kill();
+    let url = format!("redis://user:s3cret@127.0.0.1:{}/", server.port());
+    let line = complaint(&[("PORT", "0"), ("REDIS_URL", &url)]);
+    let expected = format!("error: REDIS_URL: Redis at 127.0.0.1:{}: ", server.port());
+    assert!(line.starts_with(&expected), "{line}");
+    assert!(line.contains("refused"), "{line}");
+}
+
+#[test]
+fn a_redis_that_refuses_the_password() {
+    let server = Server::start(Engine::Redis);
+    let mut connection = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "requirepass", "another"]).exec(&mut connection).unwrap();
+    let url = format!("redis://:s3cret@127.0.0.1:{}/", server.port());
+    let line = complaint(&[("PORT", "0"), ("REDIS_URL", &url)]);
+    assert!(line.starts_with(&format!("error: REDIS_URL: Redis at 127.0.0.1:{}: ", server.port())), "{line}");
+    assert!(line.contains("assword") || line.contains("WRONGPASS"), "{line}");
+}

@@ -1,0 +1,18 @@
+//! Ctrl-C and SIGTERM end the example, and that is no error.
+
+use super::process::Example;
+use crate::support::server::{Engine, Server};
+
+#[tokio::test]
+async fn a_signal_stops_it_with_the_status_of_success() {
+    let server = Server::start(Engine::Redis);
+    for redis_url in [None, Some(&*server.url())] {
+        for signal in ["TERM", "INT"] {
+            let example = Example::start(redis_url);
+            assert_eq!(example.decided("/", "bob").await, 200);
+            let ended = example.stop(signal);
+            assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
+            assert_eq!(ended.stderr, "", "{signal}");
+        }
+    }
+}
