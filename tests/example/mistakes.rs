@@ -32,6 +32,7 @@ fn a_redis_url_that_does_not_parse() {
         "redis://:s3cret@127.0.0.1:port/",
         "redis://:s3cret@127.0.0.1:65536/",
         "redis://:s3cret@127.0.0.1/database",
+        "redis://:s3cret@127.0.0.1/?protocol=s3cret",
         "redis://127.0.0.1:s3cret/",
         "redis://:%ffs3cret@127.0.0.1/",
     ] {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 #[cfg(feature = "test-util")]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use redis::{ServerErrorKind, aio::ConnectionLike};
+use redis::{RedisError, ServerErrorKind, aio::ConnectionLike};
 
 use crate::{
     backend::{Backend, BackendError},
@@ -63,7 +63,8 @@ impl RedisBackend {
     ///
     /// [`ConfigError::RedisUrl`] if the URL does not parse.
     pub fn lazy(url: &str) -> Result<Self, ConfigError> {
-        let link = Managed::new(url).map_err(|error| ConfigError::RedisUrl { reason: error.to_string() })?;
+        let link =
+            Managed::new(url).map_err(|error| ConfigError::RedisUrl { reason: without_url(&error) })?;
         Ok(Self::over(link))
     }
 }
@@ -105,6 +106,12 @@ impl<L: Link> RedisBackend<L> {
         #[cfg(not(feature = "test-util"))]
         None
     }
+}
+
+/// What is wrong with a URL. Behind a dash the client crate adds its own name for that, and may repeat a part of the URL.
+fn without_url(error: &RedisError) -> String {
+    let text = error.to_string();
+    text.split(" - ").next().unwrap_or_default().to_owned()
 }
 
 impl<L: Link> Backend for RedisBackend<L> {
