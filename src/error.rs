@@ -125,7 +125,7 @@ pub enum ConfigError {
     /// The address of a Redis server does not parse. The text does not repeat it: it may hold a password.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-    #[error("Redis URL: {reason}; it must look like redis://[user:password@]host[:port][/database]")]
+    #[error("{reason}; a Redis URL looks like redis://[user:password@]host[:port][/database]")]
     RedisUrl {
         /// What is wrong with it.
         reason: String,

@@ -25,11 +25,11 @@ pub struct FromHead<F>(F);
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, from_head};
+/// use tower_sliding_window::{MemoryBackend, PartitionKey, Policy, RateLimitLayer, from_head};
 ///
 /// let limits = RateLimitLayer::builder(MemoryBackend::new())
 ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
-///     .key(from_head(|head| head.headers.get("x-tenant")?.to_str().ok().map(str::to_owned)))
+///     .key(from_head(|head| Some(PartitionKey::new("tenant", head.headers.get("x-tenant")?))))
 ///     .cost(from_head(|head| if head.method.is_safe() { 1 } else { 5 }))
 ///     .exempt(from_head(|head| head.uri.path() == "/health"))
 ///     .build()?;

@@ -100,6 +100,9 @@ impl<P, R> Builder<P, R> {
 
     /// Answers refused requests by a closure. The headers are added to its answer, and the decision to its extensions.
     ///
+    /// The closure answers all [refusals](Refusal), and chooses the status. Only [`Refusal::Denied`] is a 429: an outage
+    /// that looks like a denial sends clients away that have done nothing wrong.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use http::{Response, StatusCode};

@@ -12,6 +12,10 @@ use crate::{
 ///
 /// [`Keyed`] is made of a key, a cost and exemptions, which is what most services want. Every closure
 /// `Fn(&Req) -> Result<Draft, KeyError>` is a plan too.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` plans nothing for a `{Req}`",
+    note = "its key, its cost or its exemptions are not for requests of this type"
+)]
 pub trait Plan<Req> {
     /// What to ask for this request.
     ///
@@ -51,7 +55,8 @@ pub struct Keyed<K, C = u32, X = NoExemptions> {
 /// What happens to a request that has no key of the kind that is asked for.
 ///
 /// A request whose key is there but cannot be read is refused in any case: otherwise a client would choose, by what it
-/// garbles, to be counted with others or not at all.
+/// garbles, to be counted with others or not at all. So is one whose key the server is not set up to know, such as the
+/// peer's address without connect info.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WithoutKey {

@@ -12,6 +12,10 @@ pub use routes::RouteCosts;
 ///
 /// A number is a cost function, and every closure `Fn(&Req) -> u32` is one too; see [`from_head`](crate::from_head) for
 /// closures that need no type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` tells no cost of a `{Req}`",
+    note = "use a `u32`, a `RouteCosts`, `from_head`, or a closure that names its parameter: `|request: &{Req}|`, and returns a `u32`"
+)]
 pub trait CostFunction<Req> {
     /// The cost in quota units, 0 to 2^32-1. A request of cost 0 is admitted and recorded nowhere. One whose cost is
     /// above a quota can never be admitted.

@@ -8,7 +8,8 @@ use crate::error::ConfigError;
 /// Costs by the path of the request; all other paths cost 1, or what [`otherwise`](Self::otherwise) says.
 ///
 /// Routes are written as in axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path as it arrives at
-/// the layer: inside a nested router, axum has cut off what comes before.
+/// the layer: inside a nested router, axum has cut off what comes before. The method makes no difference; where it should,
+/// see [`from_head`](crate::from_head).
 ///
 /// ```
 /// use tower_sliding_window::{CostFunction, RouteCosts};

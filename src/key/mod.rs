@@ -2,8 +2,6 @@
 //!
 //! An extractor knows requests. It knows nothing of policies, backends and responses.
 
-use std::net::IpAddr;
-
 mod closure;
 mod combine;
 mod extension;
@@ -31,10 +29,14 @@ pub use peer_ip::{PeerIp, peer_ip};
 /// let key = by_tenant.extract(&Job { tenant: "acme".into() })?;
 /// assert_eq!(key, Some(PartitionKey::new("tenant", "acme")));
 ///
-/// let by_host = from_head(|head| head.uri.host().map(str::to_owned));
+/// let by_host = from_head(|head| head.uri.host().map(|host| PartitionKey::new("host", host)));
 /// # let _ = KeyExtractor::<http::Request<()>>::extract(&by_host, &http::Request::new(()))?;
 /// # Ok::<(), tower_sliding_window::KeyError>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` takes no partition key from a `{Req}`",
+    note = "for an HTTP request use `header`, `peer_ip`, `extension` or `from_head`; a plain closure names its parameter: `|request: &{Req}|`, and returns a `PartitionKey` or an `Option` of one"
+)]
 pub trait KeyExtractor<Req> {
     /// The partition key of this request, or `None` if the request has none of this kind; then [`or`](KeyExt::or) asks
     /// the next extractor.
@@ -68,8 +70,12 @@ pub enum KeyError {
     },
 }
 
-/// What a closure may return for a key: text, a number, an address, a [`PartitionKey`], and an `Option` or a `Result`
-/// of these. Whatever is no `PartitionKey` becomes one of the kind `"custom"`; empty text is no key.
+/// What a closure may return for a key: a [`PartitionKey`], or an `Option` or a `Result` of one. A key always says of
+/// which kind it is, so that what two closures find can never be one key by accident.
+#[diagnostic::on_unimplemented(
+    message = "a `{Self}` is no partition key",
+    note = "a key says of which kind it is: return `PartitionKey::new(\"tenant\", value)`, or an `Option` of it"
+)]
 pub trait IntoKey {
     /// Turns it into what an extractor returns.
     ///
@@ -82,30 +88,6 @@ pub trait IntoKey {
 impl IntoKey for PartitionKey {
     fn into_key(self) -> Result<Option<PartitionKey>, KeyError> {
         Ok(Some(self))
-    }
-}
-
-impl IntoKey for String {
-    fn into_key(self) -> Result<Option<PartitionKey>, KeyError> {
-        self.as_str().into_key()
-    }
-}
-
-impl IntoKey for &str {
-    fn into_key(self) -> Result<Option<PartitionKey>, KeyError> {
-        Ok((!self.is_empty()).then(|| PartitionKey::new("custom", self)))
-    }
-}
-
-impl IntoKey for u64 {
-    fn into_key(self) -> Result<Option<PartitionKey>, KeyError> {
-        self.to_string().into_key()
-    }
-}
-
-impl IntoKey for IpAddr {
-    fn into_key(self) -> Result<Option<PartitionKey>, KeyError> {
-        self.to_string().into_key()
     }
 }
 

@@ -63,8 +63,10 @@ where
     }
 
     fn refuse(&self, request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
-        let content_type = request.headers().get(header::CONTENT_TYPE);
-        if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+        const GRPC: &[u8] = b"application/grpc";
+        let content_type = request.headers().get(header::CONTENT_TYPE).map(|value| value.as_bytes());
+        let start = content_type.and_then(|value| value.get(..GRPC.len()));
+        if start.is_some_and(|start| start.eq_ignore_ascii_case(GRPC)) {
             Grpc.refuse(request, refusal)
         } else {
             Http.refuse(request, refusal)

@@ -2,12 +2,13 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode, header};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use super::{Outcome, Refusal, Respond, headers};
 use crate::{
     decision::{Decision, Wait},
     key::KeyError,
+    policy::Policy,
 };
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -39,9 +40,11 @@ where
     }
 
     fn refuse(&self, _request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
-        let problem = problem(refusal);
-        let mut response = Response::new(R::from(problem.body.to_string().into()));
-        *response.status_mut() = problem.status;
+        let (status, problem) = problem(refusal);
+        // Never an error: nothing in it is a map, and writing into memory does not fail.
+        let body = serde_json::to_vec(&problem).unwrap_or_default();
+        let mut response = Response::new(R::from(body.into()));
+        *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM_JSON);
         response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
         Ok(response)
@@ -69,43 +72,47 @@ pub(super) fn annotate<R>(response: &mut Response<R>, outcome: Outcome<'_>) {
     }
 }
 
-struct Problem {
-    status: StatusCode,
-    body: Value,
+/// A body after RFC 9457.
+#[derive(Serialize)]
+struct Problem<'a> {
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    title: &'static str,
+    status: u16,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    detail: String,
+    #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
+    violated_policies: Vec<&'a str>,
 }
 
 /// The problem types are those that the draft registers.
-fn problem(refusal: &Refusal) -> Problem {
-    let registered = |name: &str| format!("https://iana.org/assignments/http-problem-types#{name}");
-    match refusal {
-        Refusal::Denied(decision) => Problem {
-            status: StatusCode::TOO_MANY_REQUESTS,
-            body: json!({
-                "type": registered("quota-exceeded"),
-                "title": "Too many requests",
-                "status": 429,
-                "detail": advice(decision.retry_after()),
-                "violated-policies": decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(),
-            }),
-        },
-        Refusal::Unavailable(_) => Problem {
-            status: StatusCode::SERVICE_UNAVAILABLE,
-            body: json!({
-                "type": registered("temporary-reduced-capacity"),
-                "title": "Service unavailable",
-                "status": 503,
-                "detail": "The request was not let through because its rate limit could not be checked.",
-            }),
-        },
-        Refusal::NoKey(KeyError::Misconfigured { .. }) => Problem {
-            status: StatusCode::INTERNAL_SERVER_ERROR,
-            body: json!({ "title": "Internal server error", "status": 500 }),
-        },
-        Refusal::NoKey(error) => Problem {
-            status: StatusCode::BAD_REQUEST,
-            body: json!({ "title": "Bad request", "status": 400, "detail": error.to_string() }),
-        },
-    }
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+
+fn problem(refusal: &Refusal) -> (StatusCode, Problem<'_>) {
+    let (status, kind, title, detail) = match refusal {
+        Refusal::Denied(decision) => (
+            StatusCode::TOO_MANY_REQUESTS,
+            Some(QUOTA_EXCEEDED),
+            "Too many requests",
+            advice(decision.retry_after()),
+        ),
+        Refusal::Unavailable(_) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            Some(REDUCED_CAPACITY),
+            "Service unavailable",
+            "The request was not let through because its rate limit could not be checked.".to_owned(),
+        ),
+        Refusal::NoKey(KeyError::Misconfigured { .. }) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, None, "Internal server error", String::new())
+        }
+        Refusal::NoKey(error) => (StatusCode::BAD_REQUEST, None, "Bad request", error.to_string()),
+    };
+    let violated_policies = match refusal {
+        Refusal::Denied(decision) => decision.violated().map(Policy::name).collect(),
+        _ => Vec::new(),
+    };
+    (status, Problem { kind, title, status: status.as_u16(), detail, violated_policies })
 }
 
 pub(super) fn advice(wait: Wait) -> String {

@@ -19,6 +19,10 @@ pub use rejection::{RefuseWith, WithRejection, refuse_with};
 ///
 /// [`Http`] is the default; `Grpc` speaks gRPC. For a service that is no HTTP, implement it, or use
 /// [`refuse_with`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not answer a `{Req}` with a `{Res}`",
+    note = "`Http` needs a response body that is `From<Bytes>`; use `Grpc` for a tonic server, and `refuse_with` for a service that is no HTTP"
+)]
 pub trait Respond<Req, Res, Err> {
     /// Leaves the decision in an admitted request, for the inner service.
     fn admit(&self, request: &mut Req, decision: &Decision);

@@ -39,7 +39,7 @@ fn a_redis_url_that_does_not_parse() {
         let line = complaint(&[("PORT", "0"), ("REDIS_URL", url)]);
         assert!(line.starts_with("error: REDIS_URL: "), "{url}: {line}");
         assert!(
-            line.ends_with("; it must look like redis://[user:password@]host[:port][/database]"),
+            line.ends_with("; a Redis URL looks like redis://[user:password@]host[:port][/database]"),
             "{url}: {line}"
         );
     }

@@ -106,10 +106,10 @@ async fn by_two_keys_together_of_which_none_may_be_missing() {
 
 #[tokio::test]
 async fn by_a_closure_over_the_head_and_by_one_over_the_request() {
-    let by_path = from_head(|head| head.uri.path().to_owned()).and(peer_ip());
+    let by_path = from_head(|head| PartitionKey::new("path", head.uri.path())).and(peer_ip());
     let (by_path, backend) = site(by_path).await;
     assert_eq!(by_path.get("/", &[]).await.status, 200);
-    assert_eq!(asked(&backend), [key("custom", "/").and(&key("peer-ip", "127.0.0.1"))]);
+    assert_eq!(asked(&backend), [key("path", "/").and(&key("peer-ip", "127.0.0.1"))]);
 
     let by_tenant = |request: &Request<Body>| {
         let tenant = request.headers().get("x-tenant")?;

@@ -98,7 +98,7 @@ async fn what_the_layer_is_made_of_need_not_be_cloned() {
         .policy(policy("ten", 10, MINUTE))
         .key(from_head(move |_| {
             let _ = &secret;
-            "everybody"
+            PartitionKey::new("all", "everybody")
         }))
         .rejection({
             let secret = NoClone;

@@ -1,8 +1,8 @@
 //! Decisions in Redis, shared by any number of processes: one atomic script call, one round trip, the server's clock.
 
-use std::sync::Arc;
 #[cfg(feature = "test-util")]
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::{fmt, sync::Arc};
 
 use redis::{RedisError, ServerErrorKind, aio::ConnectionLike};
 
@@ -30,7 +30,7 @@ use script::{Call, Script};
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
 /// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
 /// a replica.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RedisBackend<L = Managed> {
     link: L,
     script: Arc<Script>,
@@ -125,5 +125,11 @@ impl<L: Link> Backend for RedisBackend<L> {
             other => other,
         };
         script::decision(check, &reply.map_err(unavailable)?)
+    }
+}
+
+impl<L: fmt::Debug> fmt::Debug for RedisBackend<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisBackend").field("link", &self.link).finish_non_exhaustive()
     }
 }

@@ -26,7 +26,6 @@ macro_rules! script_on {
 }
 
 /// The script that decides a check.
-#[derive(Clone, Debug)]
 pub(super) struct Script {
     text: &'static str,
     sha1: String,
