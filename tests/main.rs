@@ -1,6 +1,9 @@
 //! All integration tests, in one binary. `tests/run` gets what they need and runs them.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
 
+// Not called `redis`, which is the client crate.
+#[path = "redis/mod.rs"]
+mod redis_server;
 mod support;
 
 mod contract;

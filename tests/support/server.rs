@@ -35,7 +35,15 @@ struct Running {
     process: u32,
 }
 
-const WATCHDOG: &str = r#""$0" "$@" >>log 2>&1 & server=$!; read -r _; kill -9 $server; wait $server"#;
+const WATCHDOG: &str = r#"
+    # An interrupt ends the tests, and by that this.
+    trap '' INT TERM HUP
+    "$0" "$@" >>log 2>&1 &
+    server=$!
+    read -r _
+    # Without the shell's word that it was killed.
+    { kill -9 $server; wait $server; } 2>/dev/null
+"#;
 
 impl Engine {
     pub const ALL: [Self; 2] = [Self::Redis, Self::Valkey];

@@ -1,0 +1,103 @@
+//! Looking at a server from outside.
+
+use std::time::Duration;
+
+use redis::{Connection, FromRedisValue, cmd};
+
+use crate::support::server::Server;
+
+/// A connection of its own, for looking.
+pub struct Look(pub Connection);
+
+/// How often a command was called, and how often it failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    pub all: u64,
+    pub failed: u64,
+}
+
+impl Look {
+    pub fn at(server: &Server) -> Self {
+        Self(server.connection())
+    }
+
+    /// Runs a command, given as its words.
+    pub fn ask<T: FromRedisValue>(&mut self, words: &[&str]) -> T {
+        self.try_ask(words).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub fn try_ask<T: FromRedisValue>(&mut self, words: &[&str]) -> redis::RedisResult<T> {
+        cmd(words[0]).arg(&words[1..]).query(&mut self.0)
+    }
+
+    pub fn set(&mut self, option: &str, value: &str) {
+        self.ask::<()>(&["CONFIG", "SET", option, value]);
+    }
+
+    /// A field of a section of INFO.
+    pub fn info(&mut self, section: &str, field: &str) -> Option<String> {
+        let info: String = self.ask(&["INFO", section]);
+        let prefix = format!("{field}:");
+        info.lines().find_map(|line| line.strip_prefix(&prefix)).map(|value| value.trim().to_owned())
+    }
+
+    pub fn number(&mut self, section: &str, field: &str) -> u64 {
+        self.info(section, field).and_then(|value| value.parse().ok()).expect(field)
+    }
+
+    /// Since the server started, or since `CONFIG RESETSTAT`.
+    pub fn calls(&mut self, command: &str) -> Calls {
+        let Some(stat) = self.info("commandstats", &format!("cmdstat_{command}")) else {
+            return Calls::default();
+        };
+        let field = |name: &str| {
+            let value = stat.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+            value.expect(name).parse().unwrap()
+        };
+        Calls { all: field("calls"), failed: field("failed_calls") }
+    }
+
+    /// All keys of the database, in order.
+    pub fn keys(&mut self) -> Vec<String> {
+        let mut scan = redis::cmd("SCAN");
+        let mut keys: Vec<String> = scan
+            .cursor_arg(0)
+            .arg("COUNT")
+            .arg(1000)
+            .clone()
+            .iter(&mut self.0)
+            .unwrap()
+            .collect::<Result<_, _>>()
+            .unwrap();
+        keys.sort();
+        keys.dedup();
+        keys
+    }
+
+    /// The only key there is.
+    pub fn only_key(&mut self) -> String {
+        let keys = self.keys();
+        assert_eq!(keys.len(), 1, "{keys:?}");
+        keys.into_iter().next().unwrap()
+    }
+
+    /// The value as the server would move it elsewhere, and when it expires in milliseconds of Unix time.
+    pub fn whole_value(&mut self, key: &str) -> (Option<Vec<u8>>, i64) {
+        (self.ask(&["DUMP", key]), self.ask(&["PEXPIRETIME", key]))
+    }
+
+    /// All bytes that a key takes.
+    pub fn memory(&mut self, key: &str) -> u64 {
+        self.ask(&["MEMORY", "USAGE", key, "SAMPLES", "0"])
+    }
+
+    /// The time to live; `None` if it is endless.
+    pub fn time_to_live(&mut self, key: &str) -> Option<Duration> {
+        u64::try_from(self.ask::<i64>(&["PTTL", key])).ok().map(Duration::from_millis)
+    }
+
+    /// How many writes the server has counted.
+    pub fn writes(&mut self) -> u64 {
+        self.number("persistence", "rdb_changes_since_last_save")
+    }
+}

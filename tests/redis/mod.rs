@@ -1,0 +1,9 @@
+//! What holds on real servers only: what is stored, what goes over the wire, and what happens when a server fails.
+
+mod look;
+mod rig;
+
+mod cost;
+mod denial;
+mod foreign_value;
+mod script_cache;
