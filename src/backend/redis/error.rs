@@ -34,6 +34,10 @@ fn reason(error: &RedisError) -> Reason {
         ErrorKind::Io if error.is_timeout() => Reason::Timeout,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => Reason::Connection,
         ErrorKind::AuthenticationFailed => Reason::NoPermission,
+        // A reply that was cut off has no kind of its own.
+        ErrorKind::Parse if error.detail().is_some_and(|detail| detail.contains("end of input")) => {
+            Reason::Connection
+        }
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Reason::BrokenReply,
         ErrorKind::Server(kind) => server_reason(kind, error),
         _ => code_reason(error),
