@@ -4,6 +4,7 @@ mod look;
 mod proxy;
 mod rig;
 
+mod access;
 mod cost;
 mod denial;
 mod foreign_value;

@@ -62,7 +62,7 @@ fn server_reason(kind: ServerErrorKind, error: &RedisError) -> Reason {
 /// Errors that have no kind of their own, by their code; and those that a script raised, which older servers wrap in a
 /// text of their own.
 fn code_reason(error: &RedisError) -> Reason {
-    const REASONS: [(&str, Reason); 9] = [
+    const REASONS: [(&str, Reason); 10] = [
         ("FOREIGNVALUE", Reason::ForeignValue),
         ("WRONGTYPE", Reason::ForeignValue),
         ("OOM", Reason::OutOfMemory),
@@ -71,8 +71,9 @@ fn code_reason(error: &RedisError) -> Reason {
         ("WRONGPASS", Reason::NoPermission),
         ("READONLY", Reason::ReadOnly),
         ("BUSY", Reason::Busy),
-        // Redis 6 wraps what a script may not call.
+        // What a script may not call has no code, and words that differ from server to server.
         ("can't run this command or subcommand", Reason::NoPermission),
+        ("ACL failure in script", Reason::NoPermission),
     ];
     let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let by_code = REASONS.iter().find(|(name, _)| code == *name);
