@@ -5,8 +5,11 @@ mod proxy;
 mod rig;
 
 mod access;
+mod connecting;
 mod cost;
 mod denial;
 mod foreign_value;
+mod losing;
 mod script_cache;
 mod sent_once;
+mod server_errors;

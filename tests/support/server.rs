@@ -118,6 +118,11 @@ impl Server {
         }
     }
 
+    /// Further options for its next start.
+    pub fn add_options(&mut self, options: &[&str]) {
+        self.options.extend(options.iter().map(|option| (*option).to_owned()));
+    }
+
     /// Sends the server a signal, such as `libc::SIGSTOP`.
     pub fn signal(&self, signal: i32) {
         let process = self.running.as_ref().expect("a running server").process;
