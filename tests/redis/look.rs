@@ -1,6 +1,10 @@
 //! Looking at a server from outside.
 
-use std::time::Duration;
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpStream,
+    time::Duration,
+};
 
 use redis::{Connection, FromRedisValue, cmd};
 
@@ -99,5 +103,50 @@ impl Look {
     /// How many writes the server has counted.
     pub fn writes(&mut self) -> u64 {
         self.number("persistence", "rdb_changes_since_last_save")
+    }
+}
+
+/// Hears every command that a server runs.
+pub struct Monitor(BufReader<TcpStream>);
+
+/// A command that a script called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Called {
+    pub command: String,
+    /// Its first argument, if it has any.
+    pub key: Option<String>,
+}
+
+impl Monitor {
+    pub fn at(server: &Server) -> Self {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        stream.write_all(b"MONITOR\r\n").unwrap();
+        let mut monitor = Self(BufReader::new(stream));
+        assert_eq!(monitor.line(), "+OK");
+        monitor
+    }
+
+    /// What scripts have called until now.
+    pub fn called_by_scripts(&mut self, look: &mut Look) -> Vec<Called> {
+        const END: &str = "that is all";
+        look.ask::<String>(&["PING", END]);
+        let mut called = Vec::new();
+        loop {
+            let line = self.line();
+            if line.contains(END) {
+                return called;
+            }
+            if line.contains(" lua] ") {
+                let mut words = line.split('"').skip(1).step_by(2).map(str::to_owned);
+                called.push(Called { command: words.next().unwrap().to_uppercase(), key: words.next() });
+            }
+        }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = Vec::new();
+        self.0.read_until(b'\n', &mut line).unwrap();
+        String::from_utf8_lossy(&line).trim_end().to_owned()
     }
 }

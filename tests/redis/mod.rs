@@ -1,5 +1,6 @@
 //! What holds on real servers only: what is stored, what goes over the wire, and what happens when a server fails.
 
+mod layout;
 mod look;
 mod proxy;
 mod rig;
@@ -9,7 +10,11 @@ mod connecting;
 mod cost;
 mod denial;
 mod foreign_value;
+mod large_log;
 mod losing;
 mod script_cache;
 mod sent_once;
 mod server_errors;
+mod sharing;
+mod storage;
+mod time_to_live;

@@ -1,0 +1,144 @@
+//! Logs of a million records: their bound, and what a check on one of them takes.
+
+use std::time::Duration;
+
+use tower_sliding_window::{Backend, Limiter, ManualClock, MemoryBackend, Reason, Wait};
+
+use super::{
+    layout::write_log,
+    look::Look,
+    rig::{alice, clocked, limiter, policy, reason},
+};
+use crate::support::server::{Engine, Server};
+
+/// The largest number of records in one log.
+const MOST_RECORDS: u64 = 1 << 20;
+
+const WINDOW: Duration = Duration::from_secs(10_000);
+/// Between one record and the next.
+const STEP: Duration = Duration::from_millis(1);
+
+fn unlimited(backend: impl Backend) -> Limiter {
+    limiter(backend, [policy("a", u32::MAX, WINDOW), policy("b", u32::MAX, WINDOW)])
+}
+
+/// Both logs hold all records but one, a step apart, and the clock stands a step after the last.
+async fn assert_full_at_the_bound(what: &str, limiter: &Limiter, clock: &ManualClock) {
+    let used =
+        |decision: tower_sliding_window::Decision| u64::from(u32::MAX - decision.statuses()[0].remaining());
+    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MOST_RECORDS - 1, "{what}");
+    assert_eq!(used(limiter.check(alice(), 1).await.unwrap()), MOST_RECORDS, "{what}");
+    for _ in 0..2 {
+        assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "{what}");
+    }
+    // It could have been read, and denied as ever.
+    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MOST_RECORDS, "{what}");
+    let denied = limiter.check(alice(), u32::MAX).await.unwrap();
+    assert!(matches!(denied.retry_after(), Wait::For(_)), "{what}");
+
+    // Three leave, and three have room.
+    clock.advance(WINDOW - STEP * (MOST_RECORDS as u32 - 1) + STEP * 2);
+    for _ in 0..3 {
+        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{what}");
+    }
+    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "{what}");
+}
+
+#[tokio::test]
+async fn the_bound_on_records_is_the_same_in_redis() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = clocked(&server).await;
+        let limiter = unlimited(backend);
+        limiter.check(alice(), 1).await.unwrap();
+        let mut look = Look::at(&server);
+        let mut instants = Vec::new();
+        for _ in 1..MOST_RECORDS {
+            instants.push(clock.now_micros());
+            clock.advance(STEP);
+        }
+        for key in look.keys() {
+            write_log(&mut look.0, &key, &instants);
+        }
+        assert_full_at_the_bound(&format!("{engine:?}"), &limiter, &clock).await;
+    }
+}
+
+#[tokio::test]
+async fn the_bound_on_records_is_the_same_in_memory() {
+    let clock = ManualClock::new();
+    let limiter = unlimited(MemoryBackend::new().with_clock(&clock));
+    for _ in 1..MOST_RECORDS {
+        limiter.check(alice(), 1).await.unwrap();
+        clock.advance(STEP);
+    }
+    assert_full_at_the_bound("memory", &limiter, &clock).await;
+}
+
+/// What the server is kept from doing meanwhile: a check must not stop it, however much has left at once.
+#[tokio::test]
+async fn no_check_on_a_million_records_stops_the_server() {
+    const RECORDS: u64 = 1_000_000;
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = clocked(&server).await;
+        let limiter = limiter(backend, [policy("p", RECORDS as u32, WINDOW)]);
+        limiter.check(alice(), 1).await.unwrap();
+        let mut look = Look::at(&server);
+        let key = look.only_key();
+        let start = clock.now_micros();
+        let step = STEP.as_micros() as u64;
+        let instants: Vec<u64> = (0..RECORDS).map(|i| start + i * step).collect();
+        write_log(&mut look.0, &key, &instants);
+        clock.set_micros(start + RECORDS * step);
+        look.set("slowlog-max-len", "100");
+        look.set("slowlog-log-slower-than", "0");
+
+        // Denials that have to find a record deep inside.
+        for cost in [1, 100, 250_000, 500_001, 999_999] {
+            worst(&mut look);
+            let denied = limiter.check(alice(), cost).await.unwrap();
+            let leaves = start + u64::from(cost - 1) * step + WINDOW.as_micros() as u64;
+            assert_eq!(denied.retry_after(), Wait::For(Duration::from_micros(leaves - clock.now_micros())));
+            assert_quick(engine, &format!("a denial of cost {cost}"), &mut look);
+        }
+        // Half of it leaves.
+        clock.set_micros(start + WINDOW.as_micros() as u64 + step * (RECORDS / 2 - 1));
+        let denied = limiter.check(alice(), RECORDS as u32 / 2 + 1).await.unwrap();
+        assert_eq!(denied.retry_after(), Wait::For(STEP));
+        assert_quick(engine, "a denial after half of it has left", &mut look);
+        let decision = limiter.check(alice(), 1).await.unwrap();
+        assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 / 2 - 1);
+        assert_quick(engine, "the charge that drops half of it", &mut look);
+        let entries: u64 = look.ask(&["LLEN", &key]);
+        assert!(entries <= RECORDS / 2 / 8 + 2, "{engine:?}: {entries}");
+        // The rest, but for that charge.
+        clock.advance(WINDOW - STEP);
+        let decision = limiter.check(alice(), 1).await.unwrap();
+        assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 - 2);
+        assert_quick(engine, "the charge that drops the rest of it", &mut look);
+
+        // And all of it at once.
+        write_log(&mut look.0, &key, &instants);
+        clock.set_micros(start + 2 * WINDOW.as_micros() as u64);
+        worst(&mut look);
+        let decision = limiter.check(alice(), 1).await.unwrap();
+        assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 - 1);
+        assert_quick(engine, "the charge that drops all of it", &mut look);
+    }
+}
+
+fn assert_quick(engine: Engine, what: &str, look: &mut Look) {
+    let took = worst(look);
+    println!("{engine:?}: {what} took {took:?}");
+    assert!(took < Duration::from_millis(20), "{engine:?}: {what} took {took:?}");
+}
+
+/// The time of the slowest script since the last time that this was asked.
+fn worst(look: &mut Look) -> Duration {
+    type Entry = (u64, u64, u64, Vec<Vec<u8>>, String, String);
+    let entries: Vec<Entry> = look.ask(&["SLOWLOG", "GET", "100"]);
+    look.ask::<()>(&["SLOWLOG", "RESET"]);
+    let scripts = entries.iter().filter(|entry| entry.3[0].eq_ignore_ascii_case(b"evalsha"));
+    Duration::from_micros(scripts.map(|entry| entry.2).max().unwrap_or_default())
+}
