@@ -62,8 +62,9 @@ async fn a_denial_leaves_what_has_left_the_window_for_the_next_charge_to_drop() 
 #[tokio::test]
 async fn denials_send_no_byte_to_a_replica() {
     for engine in Engine::ALL {
-        // The pings of the primary would count, too.
-        let server = Server::with_options(engine, &["--repl-ping-replica-period", "3600"]);
+        // The pings of the primary would count, too. A replica is served at once.
+        let options = ["--repl-ping-replica-period", "3600", "--repl-diskless-sync-delay", "0"];
+        let server = Server::with_options(engine, &options);
         let port = server.port().to_string();
         let replica = Server::with_options(engine, &["--replicaof", &format!("127.0.0.1 {port}")]);
         let mut look = Look::at(&server);

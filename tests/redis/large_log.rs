@@ -19,10 +19,10 @@ const WINDOW: Duration = Duration::from_secs(10_000);
 const STEP: Duration = Duration::from_millis(1);
 
 fn unlimited(backend: impl Backend) -> Limiter {
-    limiter(backend, [policy("a", u32::MAX, WINDOW), policy("b", u32::MAX, WINDOW)])
+    limiter(backend, [policy("p", u32::MAX, WINDOW)])
 }
 
-/// Both logs hold all records but one, a step apart, and the clock stands a step after the last.
+/// The log holds all records but one, a step apart, and the clock stands a step after the last.
 async fn assert_full_at_the_bound(what: &str, limiter: &Limiter, clock: &ManualClock) {
     let used =
         |decision: tower_sliding_window::Decision| u64::from(u32::MAX - decision.statuses()[0].remaining());
@@ -44,6 +44,16 @@ async fn assert_full_at_the_bound(what: &str, limiter: &Limiter, clock: &ManualC
     assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "{what}");
 }
 
+/// So many records, a step apart; the clock moves to a step after the last.
+fn instants(clock: &ManualClock, records: u64) -> Vec<u64> {
+    let next = |_| {
+        let at = clock.now_micros();
+        clock.advance(STEP);
+        at
+    };
+    (0..records).map(next).collect()
+}
+
 #[tokio::test]
 async fn the_bound_on_records_is_the_same_in_redis() {
     for engine in Engine::ALL {
@@ -52,16 +62,30 @@ async fn the_bound_on_records_is_the_same_in_redis() {
         let limiter = unlimited(backend);
         limiter.check(alice(), 1).await.unwrap();
         let mut look = Look::at(&server);
-        let mut instants = Vec::new();
-        for _ in 1..MOST_RECORDS {
-            instants.push(clock.now_micros());
-            clock.advance(STEP);
-        }
-        for key in look.keys() {
-            write_log(&mut look.0, &key, &instants);
-        }
+        let key = look.only_key();
+        write_log(&mut look.0, &key, &instants(&clock, MOST_RECORDS - 1));
         assert_full_at_the_bound(&format!("{engine:?}"), &limiter, &clock).await;
     }
+}
+
+#[tokio::test]
+async fn a_full_log_of_one_policy_charges_no_other() {
+    let server = Server::start(Engine::Redis);
+    let (backend, clock) = clocked(&server).await;
+    let names = ["a", "b", "c"];
+    let policies = names.map(|name| policy(name, u32::MAX, WINDOW));
+    let limiter = limiter(backend, policies);
+    limiter.check(alice(), 1).await.unwrap();
+    let mut look = Look::at(&server);
+    let keys = look.keys();
+    write_log(&mut look.0, &keys[1], &instants(&clock, MOST_RECORDS));
+    let state = |look: &mut Look| {
+        let values: Vec<_> = keys.iter().map(|key| look.whole_value(key)).collect();
+        (values, look.writes())
+    };
+    let before = state(&mut look);
+    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full);
+    assert!(state(&mut look) == before);
 }
 
 #[tokio::test]
@@ -86,17 +110,15 @@ async fn no_check_on_a_million_records_stops_the_server() {
         limiter.check(alice(), 1).await.unwrap();
         let mut look = Look::at(&server);
         let key = look.only_key();
-        let start = clock.now_micros();
-        let step = STEP.as_micros() as u64;
-        let instants: Vec<u64> = (0..RECORDS).map(|i| start + i * step).collect();
+        let (start, step) = (clock.now_micros(), STEP.as_micros() as u64);
+        let instants = instants(&clock, RECORDS);
         write_log(&mut look.0, &key, &instants);
-        clock.set_micros(start + RECORDS * step);
         look.set("slowlog-max-len", "100");
         look.set("slowlog-log-slower-than", "0");
 
         // Denials that have to find a record deep inside.
         for cost in [1, 100, 250_000, 500_001, 999_999] {
-            worst(&mut look);
+            forget(&mut look);
             let denied = limiter.check(alice(), cost).await.unwrap();
             let leaves = start + u64::from(cost - 1) * step + WINDOW.as_micros() as u64;
             assert_eq!(denied.retry_after(), Wait::For(Duration::from_micros(leaves - clock.now_micros())));
@@ -121,7 +143,7 @@ async fn no_check_on_a_million_records_stops_the_server() {
         // And all of it at once.
         write_log(&mut look.0, &key, &instants);
         clock.set_micros(start + 2 * WINDOW.as_micros() as u64);
-        worst(&mut look);
+        forget(&mut look);
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 - 1);
         assert_quick(engine, "the charge that drops all of it", &mut look);
@@ -134,11 +156,15 @@ fn assert_quick(engine: Engine, what: &str, look: &mut Look) {
     assert!(took < Duration::from_millis(20), "{engine:?}: {what} took {took:?}");
 }
 
+fn forget(look: &mut Look) {
+    look.ask::<()>(&["SLOWLOG", "RESET"]);
+}
+
 /// The time of the slowest script since the last time that this was asked.
 fn worst(look: &mut Look) -> Duration {
     type Entry = (u64, u64, u64, Vec<Vec<u8>>, String, String);
     let entries: Vec<Entry> = look.ask(&["SLOWLOG", "GET", "100"]);
-    look.ask::<()>(&["SLOWLOG", "RESET"]);
+    forget(look);
     let scripts = entries.iter().filter(|entry| entry.3[0].eq_ignore_ascii_case(b"evalsha"));
-    Duration::from_micros(scripts.map(|entry| entry.2).max().unwrap_or_default())
+    Duration::from_micros(scripts.map(|entry| entry.2).max().expect("a script in the log"))
 }

@@ -96,9 +96,9 @@ async fn a_server_that_loads_its_data_is_busy() {
         let limiter = limiter(backend, [policy("a", 10, HOUR), policy("b", 10, HOUR)]);
         limiter.check(alice(), 3).await.unwrap();
         let mut look = Look::at(&server);
-        look.ask::<()>(&["EVAL", "for i = 1, 10000 do redis.call('SET', i, i) end", "0"]);
+        look.ask::<()>(&["EVAL", "for i = 1, 5000 do redis.call('SET', i, i) end", "0"]);
         look.ask::<()>(&["SAVE"]);
-        // A second and more for the keys, with many a look at the clients.
+        // Half a second and more for the keys, with many a look at the clients.
         server.kill();
         server.add_options(&["--key-load-delay", "100", "--loading-process-events-interval-bytes", "1024"]);
         server.restart();

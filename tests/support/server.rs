@@ -101,7 +101,11 @@ impl Server {
 
     /// A plain connection, for looking at the server from outside.
     pub fn connection(&self) -> Connection {
-        Client::open(self.url()).unwrap().get_connection().expect("the server of this test answers")
+        let client = Client::open(self.url()).unwrap();
+        let connection = client.get_connection().expect("the server of this test answers");
+        // No test waits for ever, whatever becomes of the server.
+        connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        connection
     }
 
     /// Ends the server at once, as a crash would.
