@@ -139,6 +139,21 @@ async fn both_protocols_can_be_chosen() {
     }
 }
 
+/// Servers before Redis 6, and some proxies.
+#[tokio::test]
+async fn a_server_that_does_not_know_resp3_is_spoken_to_in_resp2() {
+    for engine in Engine::ALL {
+        let server = Server::with_options(engine, &["--rename-command", "HELLO", ""]);
+        let backend = RedisBackend::connect(&server.url()).await.unwrap();
+        let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
+        assert!(limiter.check(alice(), 9).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(!limiter.check(alice(), 2).await.unwrap().is_admitted(), "{engine:?}");
+        // Who demands it is told.
+        let error = RedisBackend::connect(&format!("{}?protocol=resp3", server.url())).await.unwrap_err();
+        assert!(matches!(error, ConnectError::Unreachable { .. }), "{engine:?} {error}");
+    }
+}
+
 #[tokio::test]
 async fn the_callers_own_connection_is_welcome() {
     for engine in Engine::ALL {

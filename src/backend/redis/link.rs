@@ -37,6 +37,8 @@ pub struct Managed(Arc<Shared>);
 
 struct Shared {
     client: Client,
+    /// The same for a server that does not know RESP3, unless the URL demands it.
+    resp2_client: Option<Client>,
     state: Mutex<State>,
 }
 
@@ -65,12 +67,17 @@ impl Managed {
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         let tcp = tcp.set_user_timeout(DEAD_PEER_TIMEOUT);
         // With RESP3 the client tells at once when a connection is lost, not only when a command fails on it.
-        let mut redis = info.redis_settings().clone();
-        if !url.contains("protocol=") {
-            redis = redis.set_protocol(ProtocolVersion::RESP3);
-        }
-        let client = Client::open(info.set_tcp_settings(tcp).set_redis_settings(redis))?;
-        Ok(Self(Arc::new(Shared { client, state: Mutex::new(State::Down) })))
+        let info = info.set_tcp_settings(tcp);
+        let client_of = |protocol| {
+            let redis = info.redis_settings().clone().set_protocol(protocol);
+            Client::open(info.clone().set_redis_settings(redis))
+        };
+        let (client, resp2_client) = if url.contains("protocol=") {
+            (Client::open(info)?, None)
+        } else {
+            (client_of(ProtocolVersion::RESP3)?, Some(client_of(ProtocolVersion::RESP2)?))
+        };
+        Ok(Self(Arc::new(Shared { client, resp2_client, state: Mutex::new(State::Down) })))
     }
 
     /// Connects, unless somebody has.
@@ -125,13 +132,25 @@ where
 }
 
 async fn connect(shared: Arc<Shared>, tell: watch::Sender<Option<RedisResult<Line>>>) {
+    let mut outcome = open(&shared, &shared.client).await;
+    if let (Err(error), Some(client)) = (&outcome, &shared.resp2_client)
+        && knows_no_resp3(error)
+    {
+        outcome = open(&shared, client).await;
+    }
+    *shared.state() = outcome.as_ref().map_or(State::Down, |line| State::Up(line.clone()));
+    // Nobody may be waiting any more.
+    let _ = tell.send(Some(outcome));
+}
+
+async fn open(shared: &Arc<Shared>, client: &Client) -> RedisResult<Line> {
     let identity = Arc::new(());
-    let (on_loss, lost) = (Arc::downgrade(&shared), identity.clone());
+    let (on_loss, lost) = (Arc::downgrade(shared), identity.clone());
     let mut config = AsyncConnectionConfig::new()
         .set_connection_timeout(Some(CONNECT_TIMEOUT))
         // The limiter's deadline is the only one.
         .set_response_timeout(None);
-    if shared.client.get_connection_info().redis_settings().protocol().supports_resp3() {
+    if client.get_connection_info().redis_settings().protocol().supports_resp3() {
         config = config.set_push_sender(move |push: redis::PushInfo| {
             if let (PushKind::Disconnection, Some(shared)) = (push.kind, on_loss.upgrade()) {
                 shared.lose(&lost);
@@ -139,11 +158,15 @@ async fn connect(shared: Arc<Shared>, tell: watch::Sender<Option<RedisResult<Lin
             Ok::<(), redis::aio::SendError>(())
         });
     }
-    let outcome = shared.client.get_multiplexed_async_connection_with_config(&config).await;
-    let outcome = outcome.map(|connection| Line { connection, identity });
-    *shared.state() = outcome.as_ref().map_or(State::Down, |line| State::Up(line.clone()));
-    // Nobody may be waiting any more.
-    let _ = tell.send(Some(outcome));
+    let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+    Ok(Line { connection, identity })
+}
+
+/// Servers before Redis 6, and some proxies. Their words differ, and the client knows those of Redis 5.
+fn knows_no_resp3(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::RESP3NotSupported
+        || error.code() == Some("NOPROTO")
+        || error.detail().is_some_and(|detail| detail.starts_with("unknown command"))
 }
 
 impl Shared {
