@@ -70,17 +70,16 @@ async fn a_lazy_backend_may_start_before_its_server() {
         server.kill();
         let limiter = Limiter::builder(RedisBackend::lazy(&server.url()).unwrap())
             .policy(policy("hourly", 10, HOUR))
-            .deadline(Duration::from_millis(300))
+            .deadline(Duration::from_secs(2))
             .build()
             .unwrap();
         for _ in 0..3 {
             let start = Instant::now();
             assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Connection);
-            assert!(start.elapsed() < Duration::from_millis(600), "{:?}", start.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
         }
 
         server.restart();
-        // The deadline is for the check itself; a slow machine may need longer to connect.
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 9, "{engine:?}");
     }
@@ -98,7 +97,7 @@ async fn a_lazy_backend_before_a_server_that_does_not_answer_keeps_the_deadline(
     let start = Instant::now();
     assert_eq!(reason(hurried.check(alice(), 1).await), Reason::Timeout);
     let waited = start.elapsed();
-    assert!((Duration::from_millis(50)..Duration::from_millis(350)).contains(&waited), "{waited:?}");
+    assert!((Duration::from_millis(50)..Duration::from_millis(900)).contains(&waited), "{waited:?}");
 
     server.signal(libc::SIGCONT);
     let decision = unhurried.check(alice(), 1).await.unwrap();

@@ -57,5 +57,5 @@ where
 
 /// Time for a connection to notice what has happened to it while nothing is asked.
 pub async fn idle() {
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
 }

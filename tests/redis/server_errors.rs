@@ -1,6 +1,6 @@
 //! Errors of the server are outages with a reason. None of them is a denial, and none of them charges.
 
-use std::{thread, time::Duration};
+use std::thread;
 
 use redis::cmd;
 use tower_sliding_window::{Limiter, Reason, RedisBackend};
@@ -77,8 +77,8 @@ async fn a_server_with_a_script_that_does_not_end_is_busy() {
             let outcome = cmd("EVAL").arg("while true do end").arg(0).exec(&mut other);
             outcome.expect_err("it does not end by itself")
         });
-        // Until the server has run the script for 20 ms it does not answer at all.
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        // Once the script has run for 20 ms, the server says so to everybody.
+        while look.try_ask::<String>(&["PING"]).is_ok() {}
         let outcomes = [limiter.check(alice(), 1).await, limiter.check(alice(), 100).await];
         look.ask::<()>(&["SCRIPT", "KILL"]);
         endless.join().unwrap();
