@@ -6,7 +6,7 @@ use tower_sliding_window::{Decision, Limiter, Reason};
 
 use super::{
     look::Look,
-    rig::{HOUR, alice, backend, limiter, policy, reason, remaining},
+    rig::{HOUR, alice, backend, clocked, limiter, policy, reason, remaining},
 };
 use crate::support::server::{Engine, Server};
 
@@ -111,6 +111,21 @@ async fn charges_leave_at_their_microsecond_of_the_servers_own_clock() {
             };
             assert!(next.at_micros() >= leaves, "{engine:?}: admitted too early");
             tokio::time::sleep(window).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_last_charge_leaves_at_its_microsecond_of_an_injected_clock() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = clocked(&server).await;
+        let limiter = limiter(backend, [policy("minutely", 1, Duration::from_secs(60))]);
+        for _ in 0..3 {
+            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+            clock.advance(Duration::from_micros(59_999_999));
+            assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+            clock.advance(Duration::from_micros(1));
         }
     }
 }
