@@ -1,0 +1,28 @@
+-- For comparison: the usual approximation, a hash of sixty buckets a window. The same arguments and the same reply as
+-- ours, for one pair; its wait is a guess.
+local call, pack, parse = redis.call, struct.pack, struct.unpack
+local key = KEYS[1]
+local quota, cost, window = parse('<I4I4I8', ARGV[1])
+local time = call('TIME')
+local now = time[1] * 1000000 + time[2]
+local width = window / 60
+local current = math.floor(now / width)
+local used, gone = 0, {}
+local buckets = call('HGETALL', key)
+for i = 1, #buckets, 2 do
+  if tonumber(buckets[i]) <= current - 60 then
+    gone[#gone + 1] = buckets[i]
+  else
+    used = used + buckets[i + 1]
+  end
+end
+local verdict, retry = 0, 0
+if used + cost > quota then
+  verdict, retry = 1, width
+else
+  if #gone > 0 then call('HDEL', key, unpack(gone)) end
+  call('HINCRBY', key, current, cost)
+  call('PEXPIRE', key, math.ceil((window + width) / 1000))
+  used = used + cost
+end
+return pack('<BI8BI4I8I8I8', 1, now, verdict, quota - used, retry, width, window)
