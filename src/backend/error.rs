@@ -20,7 +20,7 @@ pub enum Reason {
     /// The store cannot be reached, or the connection broke. If it broke while the check was under way, its charge may
     /// stand.
     Connection,
-    /// The store takes no writes: it is a replica.
+    /// The store takes no writes: it is a replica, has too few replicas, or cannot write to its disk.
     ReadOnly,
     /// The store has no memory left.
     OutOfMemory,

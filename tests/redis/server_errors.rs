@@ -115,13 +115,13 @@ async fn a_server_that_loads_its_data_is_busy() {
 }
 
 #[tokio::test]
-async fn an_error_that_has_no_reason_of_its_own_is_an_outage_too() {
+async fn a_primary_with_too_few_replicas_takes_no_writes() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = three_of_ten(&server).await;
         let mut look = Look::at(&server);
         look.set("min-replicas-to-write", "1");
-        assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Other, "{engine:?}");
+        assert_eq!(reason(limiter.check(alice(), 1).await), Reason::ReadOnly, "{engine:?}");
         look.set("min-replicas-to-write", "0");
         still_three_of_ten(&limiter, engine).await;
     }

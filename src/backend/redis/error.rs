@@ -62,7 +62,7 @@ fn server_reason(kind: ServerErrorKind, error: &RedisError) -> Reason {
 /// Errors that have no kind of their own, by their code; and those that a script raised, which older servers wrap in a
 /// text of their own.
 fn code_reason(error: &RedisError) -> Reason {
-    const REASONS: [(&str, Reason); 10] = [
+    const REASONS: [(&str, Reason); 12] = [
         ("FOREIGNVALUE", Reason::ForeignValue),
         ("WRONGTYPE", Reason::ForeignValue),
         ("OOM", Reason::OutOfMemory),
@@ -70,6 +70,9 @@ fn code_reason(error: &RedisError) -> Reason {
         ("NOAUTH", Reason::NoPermission),
         ("WRONGPASS", Reason::NoPermission),
         ("READONLY", Reason::ReadOnly),
+        // It cannot write to its disk, or has too few replicas.
+        ("MISCONF", Reason::ReadOnly),
+        ("NOREPLICAS", Reason::ReadOnly),
         ("BUSY", Reason::Busy),
         // What a script may not call has no code, and words that differ from server to server.
         ("can't run this command or subcommand", Reason::NoPermission),

@@ -27,6 +27,9 @@ use script::{Call, Script};
 /// A check is one call of one script, and one round trip: all policies at once, on the server's clock. Clones share one
 /// connection.
 ///
+/// A user of the server needs these permissions and no others, with the limiter's namespace for `tsw`:
+/// `~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire`, and `+select` for a database other than 0.
+///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
 /// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
 /// a replica.
