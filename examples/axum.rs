@@ -5,17 +5,22 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example axum
 //! ```
 
-use std::{env, error::Error, net::SocketAddr, process::ExitCode, time::Duration};
+use std::{env, error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::{Router, routing::get};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
+    sync::oneshot,
+    time::sleep,
 };
 use tower_sliding_window::{
     Backend, Decision, KeyExt, MemoryBackend, Policy, RateLimitLayer, RedisBackend, RouteCosts, header,
     peer_ip,
 };
+
+/// How long requests under way may take when it is to stop.
+const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -56,15 +61,30 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
     let listener =
         TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| format!("PORT {port}: {error}"))?;
     let address = listener.local_addr()?;
-    println!("listening on http://{address}");
-    println!("  curl -i http://{address}/");
-    println!("  curl -i -H 'x-api-key: alice' http://{address}/search");
-    println!(
-        "  for i in $(seq 11); do curl -s -o /dev/null -w '%{{http_code}}\\n' -H 'x-api-key: bob' http://{address}/; done"
-    );
+    say(format_args!(
+        "listening on http://{address}\n  \
+         curl -i http://{address}/\n  \
+         curl -i -H 'x-api-key: alice' http://{address}/search\n  \
+         for i in $(seq 11); do curl -s -o /dev/null -w '%{{http_code}}\\n' -H 'x-api-key: bob' http://{address}/; done"
+    ));
 
-    axum::serve(listener, app).with_graceful_shutdown(stop()?).await?;
+    let (signalled, drains) = oneshot::channel::<()>();
+    let stop = stop()?;
+    let serving = axum::serve(listener, app).with_graceful_shutdown(async {
+        stop.await;
+        drop(signalled);
+    });
+    tokio::select! {
+        served = serving.into_future() => served?,
+        // Nobody who holds a request open is waited for for ever.
+        () = async { _ = drains.await; sleep(DRAIN_TIME).await } => {}
+    }
     Ok(())
+}
+
+/// Whoever has closed our output does not want to read this.
+fn say(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }
 
 fn left(greeting: &str, decision: &Decision) -> String {

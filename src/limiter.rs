@@ -108,7 +108,7 @@ impl Limiter {
     /// # Runtime
     ///
     /// A backend that answers at once, as the memory does, needs none. One that answers later needs tokio with its timer
-    /// enabled (`enable_time`, which `#[tokio::main]` does; without it tokio panics). Outside tokio there is no deadline.
+    /// enabled (`enable_time`, as `#[tokio::main]` has it; a tokio without it panics). Outside tokio there is no deadline.
     pub fn check(&self, key: PartitionKey, cost: u32) -> CheckFuture {
         let pairs = self.policies().iter().map(|policy| Pair::new(key.clone(), policy.clone(), cost));
         let pairs: Box<[Pair]> = pairs.collect();

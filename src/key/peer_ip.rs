@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+#[cfg(feature = "axum")]
+use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
 use http::{Extensions, Request};
 
 use super::{KeyError, KeyExtractor, PartitionKey};
@@ -20,7 +22,7 @@ pub struct PeerIp {
 ///
 /// The address is looked for in the request's extensions: a `std::net::SocketAddr`, else axum's
 /// `ConnectInfo<SocketAddr>` (feature `axum`: serve the app with
-/// `into_make_service_with_connect_info::<SocketAddr>()`), else tonic's `TcpConnectInfo` (feature `tonic`). If there is
+/// `into_make_service_with_connect_info::<SocketAddr>()`; in tests `MockConnectInfo` does), else tonic's `TcpConnectInfo` (feature `tonic`). If there is
 /// none, the server is set up wrongly, and the request gets [`KeyError::Misconfigured`]: it never shares a key with
 /// others of its kind.
 pub fn peer_ip() -> PeerIp {
@@ -66,8 +68,9 @@ impl<B> KeyExtractor<Request<B>> for PeerIp {
 fn peer(extensions: &Extensions) -> Option<SocketAddr> {
     let plain = extensions.get::<SocketAddr>().copied();
     #[cfg(feature = "axum")]
-    let plain =
-        plain.or_else(|| extensions.get::<axum::extract::ConnectInfo<SocketAddr>>().map(|info| info.0));
+    let plain = plain
+        .or_else(|| extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
+        .or_else(|| extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| info.0));
     #[cfg(feature = "tonic")]
     let plain = plain.or_else(|| {
         extensions.get::<tonic::transport::server::TcpConnectInfo>().and_then(|info| info.remote_addr())

@@ -2,8 +2,10 @@
 
 use std::{sync::Barrier, thread, time::Duration};
 
+use allocation_counter::measure;
+use tokio::runtime::Runtime;
 use tower_sliding_window::{
-    Backend, Check, ConfigError, ManualClock, MemoryBackend, Pair, PartitionKey, Policy, Reason,
+    Backend, Check, ConfigError, Limiter, ManualClock, MemoryBackend, Pair, PartitionKey, Policy, Reason,
 };
 
 const WINDOW: Duration = Duration::from_secs(10);
@@ -143,4 +145,93 @@ fn clones_share_their_state_and_other_backends_do_not() {
     assert_eq!(check(&backend, 0, 2), Ok(true));
     assert_eq!(check(&backend.clone(), 0, 1), Ok(false));
     assert_eq!(check(&MemoryBackend::new(), 0, 1), Ok(true));
+}
+
+#[test]
+fn a_key_under_several_policies_takes_the_room_of_one() {
+    let (backend, clock) = bounded(10);
+    let policies = ["short", "long"].map(|name| Policy::new(name, 5, WINDOW).unwrap());
+    let both = |key: u32| {
+        let key = PartitionKey::new("key", key.to_le_bytes());
+        let pairs = policies.iter().map(|policy| Pair::new(key.clone(), policy.clone(), 1));
+        backend.check_now(&Check::new(pairs.collect::<Vec<_>>()).unwrap()).unwrap().map(|it| it.is_admitted())
+    };
+    for _ in 0..3 {
+        for key in 0..10 {
+            assert!(both(key).unwrap());
+        }
+        assert_eq!(backend.keys(), 10);
+        assert_eq!(both(10).unwrap_err().reason(), Reason::Full);
+        clock.advance(WINDOW);
+        assert!(both(10).unwrap());
+        assert_eq!(backend.keys(), 1);
+        clock.advance(WINDOW);
+    }
+}
+
+#[test]
+fn namespaces_keep_apart() {
+    let backend = MemoryBackend::new();
+    let limiter = |namespace: &str| {
+        Limiter::builder(backend.clone()).policy(policy()).namespace(namespace).build().unwrap()
+    };
+    let key = PartitionKey::new("key", "a");
+    let admitted = |limiter: &Limiter| {
+        let check = limiter.check(key.clone(), 2);
+        Runtime::new().unwrap().block_on(check).unwrap().is_admitted()
+    };
+    let (shop, mail) = (limiter("shop"), limiter("mail"));
+    assert_eq!(
+        [admitted(&shop), admitted(&shop), admitted(&mail), admitted(&mail)],
+        [true, false, true, false]
+    );
+}
+
+#[test]
+fn long_keys_take_no_more_memory_than_others() {
+    let backend = MemoryBackend::new();
+    let pair = |value: usize| {
+        let long = format!("{value}{}", "x".repeat(100_000));
+        Pair::new(PartitionKey::new("header:x-api-key", long), policy(), 1)
+    };
+    let kept = measure(|| {
+        for value in 0..50 {
+            backend.check_now(&Check::new([pair(value)]).unwrap()).unwrap().unwrap();
+        }
+    });
+    assert_eq!(backend.keys(), 50);
+    assert!(kept.bytes_current < 100_000, "{} bytes for fifty keys", kept.bytes_current);
+}
+
+#[test]
+fn a_policy_that_is_gone_does_not_stay_with_its_busy_key() {
+    let (backend, clock) = bounded(10);
+    let charge = |name: &str| {
+        let pair = Pair::new(PartitionKey::new("key", "busy"), Policy::new(name, 5, WINDOW).unwrap(), 1);
+        backend.check_now(&Check::new([pair]).unwrap()).unwrap().unwrap();
+        clock.advance(WINDOW / 3);
+    };
+    // A policy every third of a window, for ever: as when a tenant's policies are named by the day.
+    let kept = measure(|| {
+        for day in 0..2_000 {
+            charge(&day.to_string());
+        }
+    });
+    assert!(kept.bytes_current < 20_000, "{} bytes for one key", kept.bytes_current);
+}
+
+#[test]
+fn a_log_that_was_large_gives_its_memory_back() {
+    let (backend, clock) = bounded(10);
+    let many = Policy::new("many", 100_000, WINDOW).unwrap();
+    let charge = || {
+        let pair = Pair::new(PartitionKey::new("key", "a"), many.clone(), 1);
+        assert!(backend.check_now(&Check::new([pair]).unwrap()).unwrap().unwrap().is_admitted());
+    };
+    let kept = measure(|| {
+        (0..50_000).for_each(|_| charge());
+        clock.advance(WINDOW);
+        charge();
+    });
+    assert!(kept.bytes_current < 10_000, "{} bytes for one record", kept.bytes_current);
 }

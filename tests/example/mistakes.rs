@@ -2,8 +2,10 @@
 
 use std::{
     ffi::{OsStr, OsString},
+    io::{Read, Write},
     net::TcpListener,
     os::unix::ffi::OsStringExt,
+    thread,
 };
 
 use super::process::run;
@@ -92,4 +94,19 @@ fn a_redis_that_refuses_the_password() {
     let line = complaint(&[("PORT", "0"), ("REDIS_URL", &url)]);
     assert!(line.starts_with(&format!("error: REDIS_URL: Redis at 127.0.0.1:{}: ", server.port())), "{line}");
     assert!(line.contains("assword") || line.contains("WRONGPASS"), "{line}");
+}
+
+#[test]
+fn a_server_that_is_no_redis() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}/", listener.local_addr().unwrap());
+    let web = thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        client.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").unwrap();
+        // Until the client is gone.
+        let _ = client.read_to_end(&mut Vec::new());
+    });
+    let line = complaint(&[("PORT", "0"), ("REDIS_URL", &*url)]);
+    assert!(line.ends_with(": what answers there does not speak the Redis protocol"), "{line}");
+    web.join().unwrap();
 }

@@ -1,5 +1,7 @@
 //! Ctrl-C and SIGTERM end the example, and that is no error.
 
+use std::{io::Write, net::TcpStream};
+
 use super::process::Example;
 use crate::support::server::{Engine, Server};
 
@@ -15,4 +17,13 @@ async fn a_signal_stops_it_with_the_status_of_success() {
             assert_eq!(ended.stderr, "", "{signal}");
         }
     }
+}
+
+#[test]
+fn a_request_that_is_never_finished_does_not_keep_it() {
+    let example = Example::start(None);
+    let mut half = TcpStream::connect(example.address()).unwrap();
+    half.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n").unwrap();
+    let ended = example.stop("TERM");
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }

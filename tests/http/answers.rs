@@ -6,7 +6,7 @@ use axum::{Router, http::StatusCode, routing::get};
 use serde_json::json;
 use tower_sliding_window::{
     Answer::{Admit, Deny},
-    FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, Reason, RouteCosts, Wait,
+    Decision, FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, Reason, RouteCosts, Wait,
 };
 
 use super::{ALICE, BOB, Later, MINUTE, SECOND, api_key, policy, wire::Site};
@@ -115,10 +115,11 @@ async fn a_backend_that_decides_later_is_answered_in_the_same_words() {
         .key(api_key())
         .build()
         .unwrap();
-    let site = Site::serve(Router::new().route("/", get(async || "hello")).layer(limits)).await;
+    let hello = async |decision: Decision| format!("hello, {} left", decision.statuses()[0].remaining());
+    let site = Site::serve(Router::new().route("/", get(hello)).layer(limits)).await;
 
     let admitted = site.get("/", &[ALICE]).await;
-    assert_eq!((admitted.status, &*admitted.body), (200, "hello"));
+    assert_eq!((admitted.status, &*admitted.body), (200, "hello, 9 left"));
     assert_eq!(admitted.header("ratelimit-policy"), Some(r#""burst";q=10;w=1"#));
     assert_eq!(admitted.header("ratelimit"), Some(r#""burst";r=9;t=1"#));
     assert_eq!(admitted.header("retry-after"), None);

@@ -136,3 +136,20 @@ fn a_backend_outlives_the_runtime_that_connected_it() {
     // The first may find the loss out.
     assert!(matches!(outcomes[1], Ok(true)), "{outcomes:?}");
 }
+
+/// The same, while it was still connecting: nobody waits for an attempt that nobody makes any more.
+#[test]
+fn a_backend_outlives_the_runtime_that_was_connecting_it() {
+    let server = Server::start(Engine::Redis);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let backend = RedisBackend::lazy(&server.url()).unwrap();
+    let limiter =
+        Limiter::builder(backend).policy(policy("hourly", 100, HOUR)).deadline(DEADLINE).build().unwrap();
+    server.signal(libc::SIGSTOP);
+    assert_eq!(reason(runtime().block_on(limiter.check(alice(), 1))), Reason::Timeout);
+    server.signal(libc::SIGCONT);
+    let second = runtime();
+    // The first may find the loss out, and a busy machine may miss a deadline.
+    let admitted = (0..20).any(|_| second.block_on(limiter.check(alice(), 1)).is_ok());
+    assert!(admitted);
+}

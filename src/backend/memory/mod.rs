@@ -30,8 +30,9 @@ use shard::Shard;
 
 /// How many locks the partition keys are spread over.
 const SHARDS: usize = 64;
-/// How many idle partition keys a check clears away. More than one, so that clearing outruns making.
-const FORGET_PER_CHECK: usize = 2;
+/// How many partition keys that have come due a check looks at, and forgets if they are idle. More than one, so that
+/// clearing outruns making.
+const FORGET_PER_CHECK: usize = 4;
 
 /// Decisions in the memory of this process: exact, bounded, and without a task that anybody must own.
 ///
@@ -39,7 +40,8 @@ const FORGET_PER_CHECK: usize = 2;
 /// keys is reached, idle ones go first; if none is idle, a *new* key gets an error with [`Reason::Full`], and those
 /// that are there are served as before.
 ///
-/// A check takes a lock for well under a microsecond and never waits for anything else, so there is nothing to time out.
+/// A check holds a lock for a few microseconds at most and waits for nothing else, so there is nothing to time out. Only a
+/// new key that finds the bound reached looks for idle ones everywhere.
 #[derive(Clone)]
 pub struct MemoryBackend(Arc<Inner>);
 

@@ -62,10 +62,11 @@ impl Shard {
         self.partitions.contains_key(key)
     }
 
-    /// Forgets up to `most` partition keys of which nothing counts any more at `now`. Returns how many.
+    /// Looks at up to `most` partition keys that have come due, and forgets those of which nothing counts any more at
+    /// `now`. Returns how many.
     pub(super) fn forget_idle(&mut self, now: u64, most: usize) -> usize {
         let mut forgotten = 0;
-        while forgotten < most {
+        for _ in 0..most.min(self.due.len()) {
             match self.due.peek() {
                 Some(Reverse((due, _))) if *due <= now => {}
                 _ => break,

@@ -16,13 +16,21 @@ pub enum ConnectError {
     #[error(transparent)]
     Url(#[from] ConfigError),
     /// The server cannot be reached, or refuses.
-    #[error("Redis at {address}: {source}")]
+    #[error("Redis at {address}: {}", in_one_line(source))]
     Unreachable {
         /// The address, without user and password.
         address: String,
         /// Why.
         source: RedisError,
     },
+}
+
+/// What the client crate says of a reply that it cannot parse takes several lines and helps nobody.
+fn in_one_line(error: &RedisError) -> String {
+    match error.kind() {
+        ErrorKind::Parse => "what answers there does not speak the Redis protocol".to_owned(),
+        _ => error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+    }
 }
 
 pub(super) fn unavailable(error: RedisError) -> BackendError {

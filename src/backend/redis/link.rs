@@ -9,11 +9,11 @@ use std::{
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushKind, RedisError, RedisResult, Value,
+    PushKind, RedisError, RedisResult, ServerErrorKind, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch};
 
 /// How long one attempt to connect may take. A check waits for it only within its own deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -91,6 +91,8 @@ impl Managed {
     }
 
     async fn line(&self) -> RedisResult<Line> {
+        let runtime = Handle::try_current()
+            .map_err(|_| RedisError::from((ErrorKind::Client, "a connection needs a tokio runtime")))?;
         let mut attempt = match &mut *self.0.state() {
             State::Up(line) => return Ok(line.clone()),
             State::Connecting(attempt) => attempt.clone(),
@@ -98,7 +100,7 @@ impl Managed {
                 let (tell, attempt) = watch::channel(None);
                 *down = State::Connecting(attempt.clone());
                 // A task of its own: the check that happens to be the first may be dropped at its deadline.
-                tokio::spawn(connect(self.0.clone(), tell));
+                runtime.spawn(connect(self.0.clone(), tell));
                 attempt
             }
         };
@@ -115,10 +117,13 @@ impl Link for Managed {
     async fn send(&self, command: &Cmd) -> RedisResult<Value> {
         let Line { mut connection, identity } = self.line().await?;
         let reply = connection.req_packed_command(command).await;
-        if reply.as_ref().is_err_and(RedisError::is_unrecoverable_error) {
+        let reply = reply.and_then(Value::extract_error);
+        // A server that was a primary when we connected, and no longer is: the address may lead elsewhere now.
+        let demoted = |error: &RedisError| error.kind() == ServerErrorKind::ReadOnly.into();
+        if reply.as_ref().is_err_and(|error| error.is_unrecoverable_error() || demoted(error)) {
             self.0.lose(&identity);
         }
-        reply.and_then(Value::extract_error)
+        reply
     }
 }
 

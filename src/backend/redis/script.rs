@@ -130,7 +130,8 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Status> {
     let (retry, next, reset) = (fields.micros()?, fields.micros()?, fields.micros()?);
     let retry_after = match verdict {
         0 => Wait::ZERO,
-        1 => Wait::For(retry),
+        // A wait of zero would be an admission.
+        1 if !retry.is_zero() => Wait::For(retry),
         2 => Wait::Never,
         _ => return None,
     };
@@ -203,6 +204,8 @@ mod tests {
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));
         whole.pop();
         whole[9] = 3;
+        assert_eq!(reason(&whole), Err(Reason::BrokenReply));
+        whole[9] = 1;
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));
         whole[0] = 2;
         assert_eq!(reason(&whole), Err(Reason::Full));

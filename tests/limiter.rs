@@ -1,0 +1,136 @@
+//! The limiter itself: what it is built of, what it warns about, and where it runs.
+
+use std::{
+    future::Future,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
+
+use tower_sliding_window::{
+    Backend, BackendError, Check, Decision, FakeBackend, Limiter, MemoryBackend, PartitionKey, Policy,
+    Reason, RedisBackend, Status, Wait,
+};
+use tracing::{Event, Metadata, Subscriber, span};
+
+fn policy(name: &str, quota: u32) -> Policy {
+    Policy::new(name, quota, Duration::from_secs(60)).unwrap()
+}
+
+fn alice() -> PartitionKey {
+    PartitionKey::new("user", "alice")
+}
+
+/// Polls once, outside any runtime.
+fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
+    pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// Decides, but not before it is polled.
+struct Later;
+
+impl Backend for Later {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        let admits = |pair| Status::new(pair, 1, Wait::ZERO, Duration::ZERO, Duration::ZERO);
+        Ok(Decision::new(0, check.pairs().iter().map(admits).collect::<Vec<_>>()))
+    }
+}
+
+#[test]
+fn what_cannot_work_cannot_be_built() {
+    let text = |limiter: tower_sliding_window::LimiterBuilder| limiter.build().unwrap_err().to_string();
+    let with = |count: usize| {
+        let builder = Limiter::builder(FakeBackend::admitting());
+        (0..count).fold(builder, |builder, i| builder.policy(policy(&i.to_string(), 1)))
+    };
+    assert_eq!(
+        text(with(0)),
+        "no policy: a limiter needs 1 to 8 policies; add one with `.policy(Policy::new(..)?)`"
+    );
+    assert_eq!(text(with(9)), "9 policies: a limiter needs 1 to 8 policies");
+    with(8).build().unwrap();
+    assert_eq!(
+        text(with(2).policy(policy("1", 9))),
+        r#"policy "1" is there twice: the policies of a limiter need different names"#
+    );
+    assert_eq!(
+        text(with(1).namespace("a{b}")),
+        r#"namespace "a{b}": it must be 1 to 64 printable ASCII characters without `{`, `}` and space"#
+    );
+    for deadline in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(61)] {
+        assert_eq!(
+            text(with(1).deadline(deadline)),
+            format!("deadline {deadline:?}: it must be 1 ms to 60 s")
+        );
+    }
+}
+
+#[test]
+fn outside_a_runtime_memory_and_backends_of_ones_own_decide() {
+    let limiter =
+        |builder: tower_sliding_window::LimiterBuilder| builder.policy(policy("p", 1)).build().unwrap();
+    for limiter in [limiter(Limiter::builder(MemoryBackend::new())), limiter(Limiter::builder(Later))] {
+        assert!(
+            matches!(poll_once(limiter.check(alice(), 1)), Poll::Ready(Ok(decision)) if decision.is_admitted())
+        );
+    }
+}
+
+#[test]
+fn outside_a_runtime_redis_is_an_error_and_no_panic() {
+    let limiter =
+        Limiter::builder(RedisBackend::lazy("redis://127.0.0.1:1/").unwrap()).policy(policy("p", 1));
+    let outcome = poll_once(limiter.build().unwrap().check(alice(), 1));
+    assert!(matches!(outcome, Poll::Ready(Err(error)) if error.reason() == Reason::Other));
+}
+
+#[test]
+fn a_decision_that_does_not_speak_of_every_pair_is_a_broken_reply() {
+    struct Forgetful;
+    impl Backend for Forgetful {
+        async fn check(&self, _check: &Check) -> Result<Decision, BackendError> {
+            Ok(Decision::new(0, []))
+        }
+    }
+    let limiter = Limiter::builder(Forgetful).policy(policy("p", 1)).build().unwrap();
+    let outcome = poll_once(limiter.check(alice(), 1));
+    assert!(matches!(outcome, Poll::Ready(Err(error)) if error.reason() == Reason::BrokenReply));
+}
+
+/// Counts warnings.
+struct Warnings(Arc<AtomicUsize>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tower_sliding_window")
+    }
+    fn event(&self, event: &Event<'_>) {
+        assert_eq!(*event.metadata().level(), tracing::Level::WARN);
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn new_span(&self, _span: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &span::Id, _values: &span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &span::Id, _follows: &span::Id) {}
+    fn enter(&self, _span: &span::Id) {}
+    fn exit(&self, _span: &span::Id) {}
+}
+
+#[test]
+fn a_cost_above_the_quota_is_warned_about_once_for_each_policy() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+        let builder = Limiter::builder(FakeBackend::admitting());
+        let limiter = builder.policy(policy("one", 1)).policy(policy("five", 5)).build().unwrap();
+        let warned = |cost| {
+            let _ = poll_once(limiter.clone().check(alice(), cost));
+            warnings.load(Ordering::SeqCst)
+        };
+        assert_eq!([warned(1), warned(5), warned(5), warned(6), warned(6)], [0, 1, 1, 2, 2]);
+    });
+}
