@@ -230,8 +230,11 @@ fn a_log_that_was_large_gives_its_memory_back() {
     };
     let kept = measure(|| {
         (0..50_000).for_each(|_| charge());
-        clock.advance(WINDOW);
-        charge();
+        // All but one leave, so that the key is not idle and forgotten as a whole.
+        for _ in 0..2 {
+            clock.advance(WINDOW / 2);
+            charge();
+        }
     });
-    assert!(kept.bytes_current < 10_000, "{} bytes for one record", kept.bytes_current);
+    assert!(kept.bytes_current < 10_000, "{} bytes for two records", kept.bytes_current);
 }
