@@ -93,7 +93,7 @@ impl<P, R> Builder<P, R> {
         self
     }
 
-    /// Speaks to clients in another way than [`Http`].
+    /// Speaks to clients in another way than [`Http`]. It takes the place of what [`rejection`](Self::rejection) said before.
     pub fn respond<R2>(self, respond: R2) -> Builder<P, R2> {
         Builder { limiter: self.limiter, plan: self.plan, respond }
     }

@@ -26,7 +26,8 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// Every answer to a counted request, admitted or not, has the fields `RateLimit-Policy` and `RateLimit` of the IETF
 /// draft "RateLimit header fields for HTTP" (-11), and a 429 has `Retry-After` in whole seconds, rounded up, unless no
 /// wait helps. The [`Decision`] is in the extensions of the admitted request and of the response, the [`Refusal`] in
-/// those of a refused one's. Where layers are nested, the request holds the decision of the innermost one so far, and the
+/// those of a refused one's. `Retry-After` is the wait of the policies that refused; the `t` of another one may be longer,
+/// for the client need not wait for that. Where layers are nested, the request holds the decision of the innermost one so far, and the
 /// response that of the outermost one, but for a denial, which stays.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Http;
