@@ -163,8 +163,8 @@ fn a_key_under_several_policies_takes_the_room_of_one() {
         assert_eq!(backend.keys(), 10);
         assert_eq!(both(10).unwrap_err().reason(), Reason::Full);
         clock.advance(WINDOW);
+        // All are idle now, and what is counted is what is kept: there is room for ten again.
         assert!(both(10).unwrap());
-        assert_eq!(backend.keys(), 1);
         clock.advance(WINDOW);
     }
 }
