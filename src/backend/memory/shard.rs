@@ -48,6 +48,8 @@ impl Shard {
         }
         let slots = &mut self.partitions.entry(key.clone()).or_default().slots;
         let index = slots.iter().position(|slot| slot.holds(check, pair)).unwrap_or_else(|| {
+            // Most keys have as many slots as the limiter has policies, from their first check on.
+            slots.reserve_exact(1);
             slots.push(Slot {
                 namespace: check.namespace_shared().clone(),
                 policy: pair.policy.clone(),

@@ -58,11 +58,12 @@ impl RedisBackend {
         }
     }
 
-    /// Connects with the first check, and again with the next check whenever the connection is lost. (Over RESP2, as with
-    /// Redis 5 or `?protocol=resp2`, a loss is noticed only by the first check that meets it, which fails.) The connection
-    /// lives on the tokio runtime of the check that made it. A check that cannot
+    /// Connects with the first check, and again with the next check whenever the connection is lost. A check that cannot
     /// connect within its deadline is [`Reason::Timeout`](crate::Reason::Timeout) or
     /// [`Reason::Connection`](crate::Reason::Connection).
+    ///
+    /// Over RESP2, as with Redis 5 or `?protocol=resp2`, a loss is noticed only by the first check that meets it, which
+    /// fails. The connection lives on the tokio runtime of the check that made it.
     ///
     /// # Errors
     ///
