@@ -61,6 +61,8 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
     let listener =
         TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| format!("PORT {port}: {error}"))?;
     let address = listener.local_addr()?;
+    // Whoever reads the lines below may send a signal at once.
+    let stop = stop()?;
     say(format_args!(
         "listening on http://{address}\n  \
          curl -i http://{address}/\n  \
@@ -69,7 +71,6 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
     ));
 
     let (signalled, drains) = oneshot::channel::<()>();
-    let stop = stop()?;
     let serving = axum::serve(listener, app).with_graceful_shutdown(async {
         stop.await;
         drop(signalled);
