@@ -13,7 +13,60 @@ pub const MAX_PAIRS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     namespace: Namespace,
+    purpose: Purpose,
     pairs: Box<[Pair]>,
+}
+
+/// What a check is for. A backend that does not [change charges](crate::Backend::changes_charges) is asked for a plain
+/// charge only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Purpose {
+    /// To charge, if every pair admits.
+    #[default]
+    Charge,
+    /// To charge, if every pair admits, and to tell a [`Receipt`] for every pair.
+    Reserve,
+    /// To answer as a charge would be answered, and to charge nothing.
+    Peek,
+    /// To charge although a pair does not admit: what is charged was used already. The statuses are those after the
+    /// charge, and no pair has to wait.
+    Overage,
+}
+
+/// Where a charge stands, in the terms of the backend that has made it.
+///
+/// It names one charge of one pair as long as that charge counts, whatever comes before or after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Receipt {
+    /// The instant at which the pair's record was created, in microseconds: its generation. A record that was lost,
+    /// reset, or empty in between is another one.
+    pub generation: u64,
+    /// The instant at which the charge is recorded, in microseconds.
+    pub at_micros: u64,
+    /// Its place among the charges of this instant, from 0.
+    pub ordinal: u32,
+}
+
+/// Units that go back to where they were charged: for every pair, less than was charged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refund {
+    namespace: Namespace,
+    pairs: Box<[RefundPair]>,
+}
+
+/// What goes back to one pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RefundPair {
+    /// Whose usage was counted.
+    pub key: PartitionKey,
+    /// Under which policy.
+    pub policy: Policy,
+    /// Which charge.
+    pub receipt: Receipt,
+    /// How much of the charge goes back, in quota units, 1 to what was charged.
+    pub units: u32,
 }
 
 /// Whose usage is counted under which policy, and how much the request takes.
@@ -57,18 +110,29 @@ impl Check {
                 return Err(ConfigError::DuplicatePair { policy: pair.policy.name().to_owned() });
             }
         }
-        Ok(Self { namespace: Namespace::default(), pairs })
+        Ok(Self { namespace: Namespace::default(), purpose: Purpose::default(), pairs })
+    }
+
+    /// The same check for another purpose.
+    #[must_use]
+    pub fn with_purpose(self, purpose: Purpose) -> Self {
+        Self { purpose, ..self }
     }
 
     /// A check whose pairs were seen to be 1 to [`MAX_PAIRS`] and different when the limiter was built.
     pub(crate) fn of_limiter(namespace: Namespace, pairs: Box<[Pair]>) -> Self {
         debug_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
-        Self { namespace, pairs }
+        Self { namespace, purpose: Purpose::default(), pairs }
     }
 
     /// The pairs, 1 to [`MAX_PAIRS`], all different.
     pub fn pairs(&self) -> &[Pair] {
         &self.pairs
+    }
+
+    /// What the check is for.
+    pub fn purpose(&self) -> Purpose {
+        self.purpose
     }
 
     /// What keeps two applications on one store apart; a backend makes it part of what it stores under.
@@ -78,6 +142,44 @@ impl Check {
 
     pub(crate) fn namespace_shared(&self) -> &Arc<str> {
         &self.namespace.0
+    }
+}
+
+impl Refund {
+    /// What goes back of an admitted [`Purpose::Reserve`] check when `used` quota units were used of each pair. None if
+    /// that is nothing.
+    pub fn of(check: &Check, receipts: &[Receipt], used: &[u32]) -> Option<Self> {
+        let pairs = check.pairs.iter().zip(receipts).zip(used);
+        let pairs =
+            pairs.filter(|((pair, _), used)| **used < pair.cost).map(|((pair, receipt), used)| RefundPair {
+                key: pair.key.clone(),
+                policy: pair.policy.clone(),
+                receipt: *receipt,
+                units: pair.cost - used,
+            });
+        let pairs: Box<[RefundPair]> = pairs.collect();
+        (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), pairs })
+    }
+
+    /// The pairs that get something back, at least one.
+    pub fn pairs(&self) -> &[RefundPair] {
+        &self.pairs
+    }
+
+    /// The namespace of the check.
+    pub fn namespace(&self) -> &str {
+        &self.namespace.0
+    }
+}
+
+impl Check {
+    /// The charge of what was used beyond the costs of an admitted check. None if that is nothing.
+    pub fn overage(&self, used: &[u32]) -> Option<Self> {
+        let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
+        let pairs: Box<[Pair]> =
+            pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();
+        let purpose = Purpose::Overage;
+        (!pairs.is_empty()).then(|| Self { namespace: self.namespace.clone(), purpose, pairs })
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use crate::{check::Pair, policy::Policy};
+use crate::{
+    check::{Pair, Receipt},
+    policy::Policy,
+};
 
 /// How long to wait.
 ///
@@ -39,6 +42,7 @@ pub struct Decision(Arc<Inner>);
 struct Inner {
     at_micros: u64,
     statuses: Box<[Status]>,
+    receipts: Box<[Receipt]>,
 }
 
 /// What a decision tells of one pair.
@@ -56,7 +60,17 @@ impl Decision {
     /// A decision taken at the instant `at_micros`, in microseconds of the backend's clock, from the statuses of all
     /// pairs in the order of the check. It is admitted if no status has to wait.
     pub fn new(at_micros: u64, statuses: impl Into<Box<[Status]>>) -> Self {
-        Self(Arc::new(Inner { at_micros, statuses: statuses.into() }))
+        Self::with_receipts(at_micros, statuses, [])
+    }
+
+    /// The same of a check whose purpose was [`Purpose::Reserve`](crate::Purpose::Reserve): with a receipt for every
+    /// pair if it was admitted, and none if not.
+    pub fn with_receipts(
+        at_micros: u64,
+        statuses: impl Into<Box<[Status]>>,
+        receipts: impl Into<Box<[Receipt]>>,
+    ) -> Self {
+        Self(Arc::new(Inner { at_micros, statuses: statuses.into(), receipts: receipts.into() }))
     }
 
     /// Whether the request may go on, and was charged.
@@ -80,6 +94,11 @@ impl Decision {
     pub fn violated(&self) -> impl Iterator<Item = &Policy> {
         let refusing = self.0.statuses.iter().filter(|status| !status.retry_after.is_zero());
         refusing.map(|status| &status.policy)
+    }
+
+    /// Where the charges of an admitted reservation stand, in the order of the check; empty for any other check.
+    pub fn receipts(&self) -> &[Receipt] {
+        &self.0.receipts
     }
 
     /// When this was decided, in microseconds of the backend's clock: Redis' own time, or for the memory backend

@@ -33,6 +33,34 @@ pub enum ConfigError {
         window: Duration,
     },
 
+    /// The buckets of a policy are too narrow, too wide, or not a whole number of microseconds.
+    #[error(
+        "policy {name:?}: precision {precision:?}: it must be 1 ms to the window of {window:?}, in whole microseconds, with at most {max} buckets in a window"
+    )]
+    Precision {
+        /// The policy's name.
+        name: String,
+        /// The precision that was given.
+        precision: Duration,
+        /// The policy's window.
+        window: Duration,
+        /// The largest number of buckets in a window.
+        max: u64,
+    },
+
+    /// What would be kept in reserve leaves nothing.
+    #[error(
+        "policy {name:?}: headroom of {percent} percent of {quota} units: it must be 0 to 99 percent and leave at least one unit"
+    )]
+    Headroom {
+        /// The policy's name.
+        name: String,
+        /// The quota in quota units.
+        quota: u32,
+        /// The percentage that was given.
+        percent: u32,
+    },
+
     /// A limiter without a policy limits nothing.
     #[error("no policy: a limiter needs 1 to {max} policies; add one with `.policy(Policy::new(..)?)`")]
     NoPolicies {

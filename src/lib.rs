@@ -111,7 +111,7 @@ pub use backend::{
     fake::{Answer, FakeBackend, RecordedCheck},
     memory::ManualClock,
 };
-pub use check::{Check, MAX_PAIRS, Pair};
+pub use check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
 pub use cost::{CostFunction, RouteCosts};
 pub use decision::{Decision, Status, Wait};
 pub use error::ConfigError;
@@ -126,7 +126,7 @@ pub use key::{
 pub use layer::{Builder, Planned, RateLimitLayer, Unkeyed};
 pub use limiter::{CheckFuture, Limiter, LimiterBuilder};
 pub use plan::{Draft, Exemption, Keyed, NoExemptions, Plan, WithoutKey};
-pub use policy::Policy;
+pub use policy::{Algorithm, Policy};
 #[cfg(feature = "tonic")]
 pub use respond::{Grpc, HttpOrGrpc};
 pub use respond::{Http, Outcome, Refusal, RefuseWith, Respond, WithRejection, refuse_with};

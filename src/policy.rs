@@ -1,4 +1,4 @@
-//! What is limited: a name, a quota and a window. An impossible policy cannot be built.
+//! What is limited: a name, a quota, a window and an algorithm. An impossible policy cannot be built.
 
 use std::{
     fmt,
@@ -14,15 +14,19 @@ use crate::error::ConfigError;
 
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+const MAX_BUCKETS: u64 = 4_096;
 
 /// At most `quota` units in any window of this length: a *quota policy* in the words of the IETF draft
 /// "RateLimit header fields for HTTP".
 ///
-/// The usage is an exact sliding log: a charge counts from the instant of its decision until one whole
-/// window has passed, whatever the calendar says. No interval of the window's length ever holds more
-/// than the quota, and no request is refused that would have fitted.
+/// Usage is an exact sliding log unless another [`Algorithm`] is chosen: a charge counts from the instant of its
+/// decision until one whole window has passed, whatever the calendar says. No interval of the window's length ever
+/// holds more than the quota, and no request is refused that would have fitted.
 ///
-/// Cloning is cheap. Two policies are equal if their names, quotas and windows are.
+/// The quota may change at any time and history is kept. A policy with another window, algorithm or precision is
+/// another policy, and counts afresh, even under the same name.
+///
+/// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are.
 ///
 /// ```
 /// use std::time::Duration;
@@ -39,7 +43,48 @@ struct Inner {
     name: Box<str>,
     quota: NonZeroU32,
     window_micros: u64,
+    algorithm: Algorithm,
     warned: AtomicBool,
+}
+
+/// How usage is counted.
+///
+/// | algorithm | promise | stored for each partition key |
+/// | --- | --- | --- |
+/// | [`SlidingLog`](Self::SlidingLog) | exact: never too many, never too few | a record for each charge |
+/// | [`SlidingBuckets`](Self::SlidingBuckets) | never too many; capacity returns up to a precision late | a counter for each bucket |
+/// | [`SlidingCounter`](Self::SlidingCounter) | approximate: up to twice the quota less one in a window | two counters |
+/// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across an edge | one counter |
+///
+/// Whichever it is, a wait that is told is true to the microsecond: the same cost is admitted after it, if nobody else
+/// charges, and not before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Every charge counts for one window from its own instant. The default.
+    #[default]
+    SlidingLog,
+    /// Charges are grouped into buckets of so long, and a bucket counts for one window from its *end*. So no interval of
+    /// a window's length holds more than the quota, and a charge may count for up to a precision too long.
+    SlidingBuckets {
+        /// The width of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
+        /// need not divide the window.
+        precision: Duration,
+    },
+    /// What the calendar window that holds now has used, and of the one before it the share that a window ending now
+    /// would still overlap: `current + previous * left / whole`.
+    ///
+    /// This estimates: it takes the previous window's charges for spread evenly. The worst case is `2 * quota - 1` units
+    /// in one window. Let the whole quota be charged in the last microsecond of a calendar window. At the start of the
+    /// next one it counts in full, and of `whole` ticks the last one still counts `1 / whole` of it, which rounds up to
+    /// one unit; so by then `quota - 1` further units were admitted, less than one window after the burst. More cannot
+    /// be: the units of the next window alone never exceed the quota less what is left of the burst.
+    ///
+    /// `left` moves in ticks of `ceil(window / 2^20)` microseconds.
+    SlidingCounter,
+    /// What the calendar window that holds now has used. Calendar windows begin at multiples of the window since the
+    /// Unix epoch. Up to twice the quota fits around the edge between two of them.
+    FixedWindow,
 }
 
 impl Policy {
@@ -68,8 +113,65 @@ impl Policy {
             quota,
             // At most 366 days, or 3.2e13 microseconds.
             window_micros: window.as_micros() as u64,
+            algorithm: Algorithm::default(),
             warned: AtomicBool::new(false),
         })))
+    }
+
+    /// This policy, counted by another algorithm.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Algorithm, Policy};
+    ///
+    /// let daily = Policy::new("daily", 1_000_000, Duration::from_secs(86_400))?
+    ///     .with_algorithm(Algorithm::SlidingBuckets { precision: Duration::from_secs(60) })?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Precision`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
+    /// microseconds, and at least a 4,096th of the window.
+    pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
+        if let Algorithm::SlidingBuckets { precision } = algorithm {
+            let possible = (MIN_WINDOW..=self.window()).contains(&precision)
+                && precision.subsec_nanos().is_multiple_of(1_000)
+                && self.window_micros().div_ceil(precision.as_micros() as u64) <= MAX_BUCKETS;
+            if !possible {
+                let (name, window) = (self.name().to_owned(), self.window());
+                return Err(ConfigError::Precision { name, precision, window, max: MAX_BUCKETS });
+            }
+        }
+        Ok(self.with(self.0.quota, algorithm))
+    }
+
+    /// This policy with so many percent of its quota kept in reserve, rounded so that the reserve is not smaller: 5 percent of 10,000 units
+    /// leave a quota of 9,500. The headers tell the reduced quota.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Headroom`] unless it is 0 to 99 percent and leaves at least one unit.
+    pub fn headroom(self, percent: u32) -> Result<Self, ConfigError> {
+        let kept = u64::from(self.quota()) * u64::from(100_u32.saturating_sub(percent)) / 100;
+        // Not more than the quota was.
+        match NonZeroU32::new(kept as u32) {
+            Some(quota) => Ok(self.with(quota, self.0.algorithm)),
+            None => {
+                let (name, quota) = (self.name().to_owned(), self.quota());
+                Err(ConfigError::Headroom { name, quota, percent })
+            }
+        }
+    }
+
+    fn with(&self, quota: NonZeroU32, algorithm: Algorithm) -> Self {
+        Self(Arc::new(Inner {
+            name: self.0.name.clone(),
+            quota,
+            window_micros: self.0.window_micros,
+            algorithm,
+            warned: AtomicBool::new(false),
+        }))
     }
 
     /// The name, 1 to 64 printable ASCII characters.
@@ -85,6 +187,11 @@ impl Policy {
     /// The window, 1 ms to 366 days in whole microseconds.
     pub fn window(&self) -> Duration {
         Duration::from_micros(self.0.window_micros)
+    }
+
+    /// How usage is counted.
+    pub fn algorithm(&self) -> Algorithm {
+        self.0.algorithm
     }
 
     /// The window in microseconds.
@@ -103,7 +210,8 @@ impl PartialEq for Policy {
         Arc::ptr_eq(&self.0, &other.0)
             || (self.name() == other.name()
                 && self.quota() == other.quota()
-                && self.window_micros() == other.window_micros())
+                && self.window_micros() == other.window_micros()
+                && self.0.algorithm == other.0.algorithm)
     }
 }
 
@@ -115,6 +223,7 @@ impl fmt::Debug for Policy {
             .field("name", &self.name())
             .field("quota", &self.quota())
             .field("window", &self.window())
+            .field("algorithm", &self.0.algorithm)
             .finish()
     }
 }
@@ -156,5 +265,60 @@ mod tests {
         }
         Policy::new(&"~ ".repeat(32), u32::MAX, Duration::from_secs(366 * 86_400)).unwrap();
         Policy::new("x", 1, Duration::from_millis(1)).unwrap();
+    }
+
+    #[test]
+    fn an_impossible_precision_is_an_error_that_names_value_and_range() {
+        let window = Duration::from_micros(4_096_001);
+        let buckets = |precision| {
+            let policy = Policy::new("burst", 10, window).unwrap();
+            policy.with_algorithm(Algorithm::SlidingBuckets { precision }).map_err(|error| error.to_string())
+        };
+        for precision in [
+            Duration::ZERO,
+            Duration::from_micros(999),
+            // 4,097 of them in a window, the last one a microsecond wide.
+            Duration::from_millis(1),
+            Duration::from_nanos(2_000_500),
+            window + Duration::from_micros(1),
+            Duration::MAX,
+        ] {
+            assert_eq!(
+                buckets(precision).unwrap_err(),
+                format!(
+                    r#"policy "burst": precision {precision:?}: it must be 1 ms to the window of {window:?}, in whole microseconds, with at most 4096 buckets in a window"#
+                )
+            );
+        }
+        buckets(Duration::from_micros(1_001)).unwrap();
+        buckets(window).unwrap();
+    }
+
+    #[test]
+    fn headroom_keeps_a_reserve_that_is_never_smaller_than_asked_for() {
+        let quota = |quota, percent| {
+            let policy = Policy::new("burst", quota, Duration::from_secs(1)).unwrap();
+            policy.headroom(percent).map(|policy| policy.quota()).map_err(|error| error.to_string())
+        };
+        assert_eq!(quota(10_000, 5), Ok(9_500));
+        assert_eq!(quota(10_000, 0), Ok(10_000));
+        assert_eq!(quota(99, 10), Ok(89));
+        assert_eq!(quota(u32::MAX, 99), Ok(42_949_672));
+        for (units, percent) in [(9, 90), (10_000, 100), (10_000, u32::MAX)] {
+            assert_eq!(
+                quota(units, percent).unwrap_err(),
+                format!(
+                    r#"policy "burst": headroom of {percent} percent of {units} units: it must be 0 to 99 percent and leave at least one unit"#
+                )
+            );
+        }
+    }
+
+    #[test]
+    fn policies_that_count_in_another_way_are_others() {
+        let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
+        assert_eq!(policy.algorithm(), Algorithm::SlidingLog);
+        assert_eq!(policy, policy.clone().with_algorithm(Algorithm::SlidingLog).unwrap());
+        assert_ne!(policy, policy.clone().with_algorithm(Algorithm::FixedWindow).unwrap());
     }
 }

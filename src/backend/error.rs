@@ -36,6 +36,8 @@ pub enum Reason {
     ForeignValue,
     /// The store answered something that is no answer.
     BrokenReply,
+    /// The backend can do nothing but charge.
+    Unsupported,
     /// Anything else.
     Other,
 }
@@ -82,6 +84,7 @@ impl fmt::Display for Reason {
             Self::Full => "a bound on what is stored is reached",
             Self::ForeignValue => "a key holds a foreign value",
             Self::BrokenReply => "the store's answer cannot be read",
+            Self::Unsupported => "the backend can do nothing but charge",
             Self::Other => "the store failed",
         })
     }

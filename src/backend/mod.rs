@@ -4,7 +4,10 @@
 
 use std::future::Future;
 
-use crate::{check::Check, decision::Decision};
+use crate::{
+    check::{Check, Refund},
+    decision::Decision,
+};
 
 mod error;
 #[cfg(feature = "test-util")]
@@ -20,6 +23,9 @@ pub use error::{BackendError, Reason};
 /// The contract of an answer: a check is admitted if for every pair with a cost above zero the cost fits into the
 /// policy's quota beside everything charged in the window that ends now. An admitted check charges every pair. A
 /// denied check changes nothing. The waits in the statuses are exact, as [`Status`](crate::Status) tells.
+///
+/// One method makes a backend. The others are for those that can do more than charge; see
+/// [`changes_charges`](Self::changes_charges).
 ///
 /// ```
 /// use std::time::Duration;
@@ -54,6 +60,46 @@ pub trait Backend: Send + Sync + 'static {
     /// [`check`](Self::check) only after `None`, which must have charged nothing.
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
         let _ = check;
+        None
+    }
+
+    /// Whether this backend can do more than charge: whether it knows every [`Purpose`](crate::Purpose) of a check, and
+    /// [`refund`](Self::refund) and [`reset`](Self::reset). A limiter asks it for nothing of that otherwise.
+    fn changes_charges(&self) -> bool {
+        false
+    }
+
+    /// Gives units back, each to the charge that had taken them, where that still counts: a charge that has left, or
+    /// whose record is of another generation, gets nothing back. It is sent once, and never again: it may have run.
+    ///
+    /// # Errors
+    ///
+    /// A [`BackendError`] with a reason if it may not have been done.
+    fn refund(&self, refund: &Refund) -> impl Future<Output = Result<(), BackendError>> + Send {
+        let _ = refund;
+        async { Err(BackendError::new(Reason::Unsupported)) }
+    }
+
+    /// Gives units back at once, for backends that never wait; `None` if this one has to, and then nothing was done. A
+    /// limiter asks here first, and calls [`refund`](Self::refund) only after `None`.
+    fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
+        let _ = refund;
+        None
+    }
+
+    /// Forgets everything that is recorded for the pairs of a check; their costs and the purpose make no difference.
+    ///
+    /// # Errors
+    ///
+    /// A [`BackendError`] with a reason if it may not have been done.
+    fn reset(&self, pairs: &Check) -> impl Future<Output = Result<(), BackendError>> + Send {
+        let _ = pairs;
+        async { Err(BackendError::new(Reason::Unsupported)) }
+    }
+
+    /// A name of the store, equal for all backends of this process that share one: so that limits which contradict each
+    /// other there can be warned about. None if it is not known.
+    fn store(&self) -> Option<String> {
         None
     }
 }
