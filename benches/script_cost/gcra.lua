@@ -2,7 +2,7 @@
 -- arguments and the same reply as ours, for one pair.
 local call, pack, parse = redis.call, struct.pack, struct.unpack
 local key = KEYS[1]
-local quota, cost, window = parse('<I4I4I8', ARGV[1])
+local quota, cost, window = parse('<I4I4I6i6', ARGV[1])
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local interval = window / quota
@@ -21,4 +21,4 @@ else
   call('SET', key, pack('<d', arrival), 'PX', math.ceil((arrival - now) / 1000))
 end
 local left = (window - (arrival - now)) / interval
-return pack('<BI8BI4I8I8I8', 1, now, verdict, left, retry, interval, arrival - now)
+return pack('<I8BI4I8I8I8', now, verdict, left, retry, interval, arrival - now)

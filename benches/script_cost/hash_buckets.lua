@@ -2,7 +2,7 @@
 -- ours, for one pair; its wait is a guess.
 local call, pack, parse = redis.call, struct.pack, struct.unpack
 local key = KEYS[1]
-local quota, cost, window = parse('<I4I4I8', ARGV[1])
+local quota, cost, window = parse('<I4I4I6i6', ARGV[1])
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local width = window / 60
@@ -25,4 +25,4 @@ else
   call('PEXPIRE', key, math.ceil((window + width) / 1000))
   used = used + cost
 end
-return pack('<BI8BI4I8I8I8', 1, now, verdict, quota - used, retry, width, window)
+return pack('<I8BI4I8I8I8', now, verdict, quota - used, retry, width, window)

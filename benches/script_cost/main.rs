@@ -30,6 +30,8 @@ const SCRIPTS: [Script; 5] = [
         name: "sliding log (ours)",
         text: concat!(
             include_str!("../../lua/clock.lua"),
+            include_str!("../../lua/records.lua"),
+            include_str!("../../lua/calendar.lua"),
             include_str!("../../lua/log.lua"),
             include_str!("../../lua/check.lua"),
         ),
@@ -215,7 +217,7 @@ fn run(
         }
         let replies: Vec<Value> = together.query(connection).expect("a script that runs");
         let verdict =
-            |reply: &Value| matches!(reply, Value::BulkString(bytes) if (bytes[9] == 0) == cell.admitted);
+            |reply: &Value| matches!(reply, Value::BulkString(bytes) if (bytes[8] == 0) == cell.admitted);
         as_wanted += replies.iter().filter(|reply| verdict(reply)).count();
     }
     // A busy machine may refuse a few of the shortest window's.
@@ -227,7 +229,8 @@ fn run(
 }
 
 fn arguments(cell: &Cell) -> Vec<u8> {
-    [&cell.quota.to_le_bytes()[..], &cell.cost.to_le_bytes(), &cell.window_micros.to_le_bytes()].concat()
+    [&cell.quota.to_le_bytes()[..], &cell.cost.to_le_bytes(), &cell.window_micros.to_le_bytes()[..6], &[0; 6]]
+        .concat()
 }
 
 fn key(prefix: &str, number: usize) -> String {

@@ -24,6 +24,11 @@ const DEAD_PEER_TIMEOUT: Duration = Duration::from_secs(2);
 pub trait Link: Send + Sync + 'static {
     /// Sends the command once; never again, for it may have run. A reply that is an error is an `Err`.
     fn send(&self, command: &Cmd) -> impl Future<Output = RedisResult<Value>> + Send;
+
+    /// The server's address and database, if they are known here.
+    fn store(&self) -> Option<String> {
+        None
+    }
 }
 
 /// The user's own connection.
@@ -124,6 +129,11 @@ impl Link for Managed {
             self.0.lose(&identity);
         }
         reply
+    }
+
+    fn store(&self) -> Option<String> {
+        let info = self.0.client.get_connection_info();
+        Some(format!("redis {}/{}", info.addr(), info.redis_settings().db()))
     }
 }
 

@@ -4,11 +4,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::{fmt, sync::Arc};
 
-use redis::{RedisError, ServerErrorKind, aio::ConnectionLike};
+use redis::{RedisError, ServerErrorKind, Value, aio::ConnectionLike};
 
 use crate::{
     backend::{Backend, BackendError},
-    check::Check,
+    check::{Check, Refund},
     decision::Decision,
     error::ConfigError,
 };
@@ -20,7 +20,7 @@ mod script;
 pub use error::ConnectError;
 use error::unavailable;
 pub use link::{Link, Managed, Own};
-use script::{Call, Script};
+use script::{Call, Script, Scripts};
 
 /// Decisions in Redis (5 or newer, or Valkey), shared by any number of processes.
 ///
@@ -28,7 +28,9 @@ use script::{Call, Script};
 /// connection.
 ///
 /// A user of the server needs these permissions and no others, with the limiter's namespace for `tsw`:
-/// `~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire`, and `+select` for a database other than 0.
+/// `~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire +get +set +setrange`, and `+select` for a
+/// database other than 0. The last three are for [`Algorithm::SlidingCounter`](crate::Algorithm) and
+/// [`FixedWindow`](crate::Algorithm).
 ///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
 /// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
@@ -36,7 +38,7 @@ use script::{Call, Script};
 #[derive(Clone)]
 pub struct RedisBackend<L = Managed> {
     link: L,
-    script: Arc<Script>,
+    scripts: Arc<Scripts>,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
 }
@@ -91,7 +93,7 @@ impl<L: Link> RedisBackend<L> {
     fn over(link: L) -> Self {
         Self {
             link,
-            script: Arc::new(Script::new()),
+            scripts: Arc::new(Scripts::new()),
             #[cfg(feature = "test-util")]
             injected_clock: None,
         }
@@ -103,7 +105,22 @@ impl<L: Link> RedisBackend<L> {
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
     pub fn with_clock(self, clock: &crate::ManualClock) -> Self {
-        Self { script: Arc::new(Script::with_injected_clock()), injected_clock: Some(clock.shared()), ..self }
+        Self {
+            scripts: Arc::new(Scripts::with_injected_clock()),
+            injected_clock: Some(clock.shared()),
+            ..self
+        }
+    }
+
+    async fn run(&self, script: &Script, call: &Call) -> Result<Value, BackendError> {
+        let reply = match self.link.send(&script.by_hash(call)).await {
+            // Nothing ran, so it may be sent again: with its text, which the server keeps.
+            Err(error) if error.kind() == ServerErrorKind::NoScript.into() => {
+                self.link.send(&script.by_text(call)).await
+            }
+            other => other,
+        };
+        reply.map_err(unavailable)
     }
 
     fn instant(&self) -> Option<u64> {
@@ -122,15 +139,25 @@ fn without_url(error: &RedisError) -> String {
 
 impl<L: Link> Backend for RedisBackend<L> {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
-        let call = Call::new(check, self.instant());
-        let reply = match self.link.send(&self.script.by_hash(&call)).await {
-            // Nothing ran, so it may be sent again: with its text, which the server keeps.
-            Err(error) if error.kind() == ServerErrorKind::NoScript.into() => {
-                self.link.send(&self.script.by_text(&call)).await
-            }
-            other => other,
-        };
-        script::decision(check, &reply.map_err(unavailable)?)
+        let reply = self.run(&self.scripts.check, &Call::check(check, self.instant())).await?;
+        script::decision(check, &reply)
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+        self.run(&self.scripts.refund, &Call::refund(refund, self.instant())).await.map(|_| ())
+    }
+
+    async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
+        self.link.send(&script::reset(pairs)).await.map(|_| ()).map_err(unavailable)
+    }
+
+    fn store(&self) -> Option<String> {
+        // Clones share their scripts, and so does nothing else.
+        self.link.store().or_else(|| Some(format!("redis by {:p}", Arc::as_ptr(&self.scripts))))
     }
 }
 

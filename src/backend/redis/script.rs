@@ -1,4 +1,5 @@
-//! The script, and the only place that knows its keys, its arguments and its reply; `lua/README.md` is the contract.
+//! The scripts, and the only place that knows their keys, their arguments and their replies; `lua/README.md` is the
+//! contract.
 
 use std::{fmt::Write, time::Duration};
 
@@ -7,41 +8,58 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     backend::{BackendError, Reason},
-    check::{Check, Pair},
+    check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
+    key::PartitionKey,
+    policy::{Algorithm, Policy},
 };
 
 /// Changes whenever the meaning of a stored value does.
 const STORAGE_VERSION: &str = "1";
 
-/// The parts of the script after its clock.
-macro_rules! script_on {
-    ($clock:literal) => {
-        concat!(
+/// A script of these files, with this clock.
+macro_rules! script {
+    ($clock:literal, $($part:literal),*) => {
+        Script::of(concat!(
             include_str!(concat!("../../../lua/", $clock)),
-            include_str!("../../../lua/log.lua"),
-            include_str!("../../../lua/check.lua"),
-        )
+            $(include_str!(concat!("../../../lua/", $part)),)*
+        ))
     };
 }
 
-/// The script that decides a check.
+/// The scripts, on one clock.
+pub(super) struct Scripts {
+    /// Decides a check.
+    pub(super) check: Script,
+    /// Gives units back.
+    pub(super) refund: Script,
+}
+
+impl Scripts {
+    pub(super) fn new() -> Self {
+        Self {
+            check: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
+            refund: script!("clock.lua", "records.lua", "refund.lua"),
+        }
+    }
+
+    /// The same scripts, but for their clock: they take their instant from the arguments.
+    #[cfg(feature = "test-util")]
+    pub(super) fn with_injected_clock() -> Self {
+        Self {
+            check: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
+            refund: script!("clock_injected.lua", "records.lua", "refund.lua"),
+        }
+    }
+}
+
+/// One script, and the name by which a server knows it.
 pub(super) struct Script {
     text: &'static str,
     sha1: String,
 }
 
 impl Script {
-    pub(super) fn new() -> Self {
-        Self::of(script_on!("clock.lua"))
-    }
-
-    /// The same script, but for its clock: it takes its instant from the arguments.
-    #[cfg(feature = "test-util")]
-    pub(super) fn with_injected_clock() -> Self {
-        Self::of(script_on!("clock_injected.lua"))
-    }
-
     fn of(text: &'static str) -> Self {
         Self { text, sha1: redis::Script::new(text).get_hash().to_owned() }
     }
@@ -57,40 +75,93 @@ impl Script {
     }
 }
 
-/// Keys and arguments of one check.
+/// Keys and arguments of one call.
 pub(super) struct Call {
     keys: Vec<String>,
     pairs: Vec<u8>,
-    /// Only for the script whose clock is injected.
+    /// None for a plain charge.
+    purpose: Option<&'static str>,
+    /// Only for scripts whose clock is injected.
     at_micros: Option<u64>,
 }
 
 impl Call {
-    pub(super) fn new(check: &Check, at_micros: Option<u64>) -> Self {
-        let mut pairs = Vec::with_capacity(16 * check.pairs().len());
+    pub(super) fn check(check: &Check, at_micros: Option<u64>) -> Self {
+        let mut pairs = Vec::with_capacity(20 * check.pairs().len());
         for Pair { policy, cost, .. } in check.pairs() {
             pairs.extend_from_slice(&policy.quota().to_le_bytes());
             pairs.extend_from_slice(&cost.to_le_bytes());
-            pairs.extend_from_slice(&policy.window_micros().to_le_bytes());
+            // Windows are below 2^45 microseconds, and a precision is no longer than its window.
+            pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
+            pairs.extend_from_slice(&shape(policy).to_le_bytes()[..6]);
         }
-        Self { keys: check.pairs().iter().map(|pair| key(check, pair)).collect(), pairs, at_micros }
+        let purpose = match check.purpose() {
+            Purpose::Charge => None,
+            Purpose::Reserve => Some("r"),
+            Purpose::Peek => Some("p"),
+            Purpose::Overage => Some("o"),
+        };
+        let key = |pair: &Pair| key(check.namespace(), &pair.key, &pair.policy);
+        Self { keys: check.pairs().iter().map(key).collect(), pairs, purpose, at_micros }
+    }
+
+    pub(super) fn refund(refund: &Refund, at_micros: Option<u64>) -> Self {
+        let mut pairs = Vec::with_capacity(33 * refund.pairs().len());
+        for RefundPair { policy, receipt, units, .. } in refund.pairs() {
+            pairs.extend_from_slice(&units.to_le_bytes());
+            pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
+            pairs.extend_from_slice(&shape(policy).to_le_bytes()[..6]);
+            // Instants are below 2^51 microseconds.
+            pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..7]);
+            pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
+            // A log holds at most 2^20 records.
+            pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
+        }
+        let key = |pair: &RefundPair| key(refund.namespace(), &pair.key, &pair.policy);
+        Self { keys: refund.pairs().iter().map(key).collect(), pairs, purpose: None, at_micros }
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.pairs).arg(self.at_micros);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.pairs).arg(self.purpose);
+        // The instant is the last argument, behind a purpose.
+        if self.at_micros.is_some() && self.purpose.is_none() {
+            command.arg("");
+        }
+        command.arg(self.at_micros);
         command
     }
 }
 
-/// The key of a pair: `namespace:version:{hash}:policy:algorithm:window`.
+/// Forgets what is stored for the pairs of a check.
+pub(super) fn reset(pairs: &Check) -> Cmd {
+    let mut command = cmd("UNLINK");
+    for pair in pairs.pairs() {
+        command.arg(key(pairs.namespace(), &pair.key, &pair.policy));
+    }
+    command
+}
+
+/// How a policy counts: the width of its buckets in microseconds, 0 for the log that has none, and for the algorithms of
+/// the calendar a number below 0.
+fn shape(policy: &Policy) -> i64 {
+    match policy.algorithm() {
+        Algorithm::SlidingLog => 0,
+        // At most the window.
+        Algorithm::SlidingBuckets { precision } => precision.as_micros() as i64,
+        Algorithm::SlidingCounter => -1,
+        Algorithm::FixedWindow => -2,
+    }
+}
+
+/// The key of a pair: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
 ///
 /// The hash of the partition key stands between braces, so all keys of one partition live in one slot of a cluster. It
 /// is of fixed length: nothing that a client sends can end the braces, choose a slot, or fill memory.
-fn key(check: &Check, pair: &Pair) -> String {
-    let digest = Sha256::digest(pair.key.as_bytes());
+fn key(namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
+    let digest = Sha256::digest(partition.as_bytes());
     let mut key = String::with_capacity(128);
-    key.push_str(check.namespace());
+    key.push_str(namespace);
     key.push(':');
     key.push_str(STORAGE_VERSION);
     key.push_str(":{");
@@ -99,30 +170,52 @@ fn key(check: &Check, pair: &Pair) -> String {
         // Writing into a string never fails.
         let _ = write!(key, "{byte:02x}");
     }
-    let _ = write!(key, "}}:{}:log:{}", pair.policy.name(), pair.policy.window_micros());
+    let algorithm = match policy.algorithm() {
+        Algorithm::SlidingLog => "log",
+        Algorithm::SlidingBuckets { .. } => "buckets",
+        Algorithm::SlidingCounter => "counter",
+        Algorithm::FixedWindow => "fixed",
+    };
+    let _ = write!(key, "}}:{}:{algorithm}:{}", policy.name(), policy.window_micros());
+    if let Algorithm::SlidingBuckets { .. } = policy.algorithm() {
+        let _ = write!(key, ":{}", shape(policy));
+    }
     key
 }
 
-/// Reads the script's reply.
+/// Reads the reply to a check.
 pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, BackendError> {
-    const DECIDED: u8 = 1;
-    const FULL: u8 = 2;
-
     let broken = || BackendError::new(Reason::BrokenReply);
     let Value::BulkString(bytes) = reply else { return Err(broken()) };
-    let mut fields = Fields(bytes);
-    let (outcome, at_micros) = (fields.u8().ok_or_else(broken)?, fields.u64().ok_or_else(broken)?);
-    match outcome {
-        DECIDED => {}
-        FULL => return Err(BackendError::new(Reason::Full)),
-        _ => return Err(broken()),
+    if bytes == b"full" {
+        return Err(BackendError::new(Reason::Full));
     }
-    let statuses = check.pairs().iter().map(|pair| status(pair, &mut fields));
-    let statuses: Vec<Status> = statuses.collect::<Option<_>>().ok_or_else(broken)?;
+    let mut fields = Fields(bytes);
+    let (mut statuses, mut receipts) = (Vec::with_capacity(check.pairs().len()), Vec::new());
+    let mut at_micros = 0;
+    for pair in check.pairs() {
+        at_micros = fields.u64().ok_or_else(broken)?;
+        statuses.push(status(pair, &mut fields).ok_or_else(broken)?);
+        if check.purpose() == Purpose::Reserve {
+            receipts.push(receipt(&mut fields).ok_or_else(broken)?);
+        }
+    }
     if !fields.0.is_empty() {
         return Err(broken());
     }
-    Ok(Decision::new(at_micros, statuses))
+    // A check that is denied has charged nothing.
+    if statuses.iter().any(|status| !status.retry_after().is_zero()) {
+        receipts.clear();
+    }
+    Ok(Decision::with_receipts(at_micros, statuses, receipts))
+}
+
+fn receipt(fields: &mut Fields<'_>) -> Option<Receipt> {
+    Some(Receipt {
+        generation: fields.uint::<7>()?,
+        at_micros: fields.uint::<7>()?,
+        ordinal: fields.uint::<3>()? as u32,
+    })
 }
 
 fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Status> {
@@ -146,6 +239,12 @@ impl Fields<'_> {
         let (field, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
         Some(*field)
+    }
+
+    /// A number of `N` bytes, at most eight.
+    fn uint<const N: usize>(&mut self) -> Option<u64> {
+        let field = self.take::<N>()?;
+        Some(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
     fn u8(&mut self) -> Option<u8> {
@@ -179,7 +278,7 @@ mod tests {
     fn a_key_is_made_of_what_makes_a_pair_and_no_client_can_write_a_brace_into_it() {
         let check = check();
         assert_eq!(
-            key(&check, &check.pairs()[0]),
+            key(check.namespace(), &check.pairs()[0].key, &check.pairs()[0].policy),
             "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:log:1000000"
         );
     }
@@ -187,7 +286,7 @@ mod tests {
     #[test]
     fn a_reply_that_is_none_is_broken() {
         let check = check();
-        let mut whole = vec![1];
+        let mut whole = Vec::new();
         whole.extend_from_slice(&7_u64.to_le_bytes());
         whole.push(0);
         whole.extend_from_slice(&9_u32.to_le_bytes());
@@ -203,14 +302,11 @@ mod tests {
         whole.push(0);
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));
         whole.pop();
-        whole[9] = 3;
+        whole[8] = 3;
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));
-        whole[9] = 1;
+        whole[8] = 1;
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));
-        whole[0] = 2;
-        assert_eq!(reason(&whole), Err(Reason::Full));
-        whole[0] = 0;
-        assert_eq!(reason(&whole), Err(Reason::BrokenReply));
+        assert_eq!(reason(b"full"), Err(Reason::Full));
         assert_eq!(decision(&check, &Value::Nil).unwrap_err().reason(), Reason::BrokenReply);
     }
 }
