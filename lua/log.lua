@@ -34,10 +34,13 @@ local function decide(i, admitted, full, decide, calendar, seek, call, parse, pa
           seek(call, parse, sub, key, tail, front, blocks, 1, count, 1, at - window + 1, 0, 0)
       end
       if gaps > 0 then
-        -- A record that has lost all its units is passed over.
-        first = seek(call, parse, sub, key, tail, front, blocks, first + 1, count, first + 1, 0, start, 1) - 1
-        _, oldest, start, _, rest, kept, drop =
-          seek(call, parse, sub, key, tail, front, blocks, first, first + 1, first, 0, 0, 0)
+        -- What has lost all its units is passed over, up to the instant of a record that has not.
+        local beyond, _, _, holds =
+          seek(call, parse, sub, key, tail, front, blocks, first + 1, count, first + 1, 0, start, 1)
+        if holds and holds > oldest then
+          first, oldest, start, _, rest, kept, drop =
+            seek(call, parse, sub, key, tail, front, blocks, first + 1, beyond, beyond - 1, holds, 0, 0)
+        end
         kept = kept + gaps
       end
       used = (total - start) % 1099511627776

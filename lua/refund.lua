@@ -92,13 +92,16 @@ local function refund_log(i, others)
       rest = sub(rest, 1, 12 * front) .. sub(block, 1, 12 * (inner % 8))
       call('LTRIM', key, 0, index)
     end
-  elseif units == holds and position == 0 then
-    -- So does the oldest one.
-    local first = seek(call, parse, sub, key, tail, front, blocks, 1, count, 1, 0, start, 1) - 1
-    local drop, gaps = 0, kept - front
-    _, oldest, start, _, rest, kept, drop = seek(call, parse, sub, key, tail, front, blocks, first, first + 1, first, 0, 0, 0)
-    kept, count = kept + gaps, count - first
-    if drop > 0 then call('LTRIM', key, drop, '-1') end
+  elseif units == holds and stands == oldest then
+    -- Something of the oldest instant holds units, too: what does not is passed over.
+    local beyond, _, _, holder = seek(call, parse, sub, key, tail, front, blocks, 1, count, 1, 0, start, 1)
+    if holder and holder > oldest then
+      local first, drop, gaps = 0, 0, kept - front
+      first, oldest, start, _, rest, kept, drop =
+        seek(call, parse, sub, key, tail, front, blocks, 1, beyond, beyond - 1, holder, 0, 0)
+      kept, count = kept + gaps, count - first
+      if drop > 0 then call('LTRIM', key, drop, '-1') end
+    end
   elseif units == holds then
     kept = front + 8
   end

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::support::server::{Engine, Server};
 
-/// Twenty charges: two full blocks of eight, and the tail with four.
+/// Twenty charges: one in the header of the tail, two blocks of eight, and three behind them in the tail.
 async fn twenty_charges(limiter: &Limiter) {
     for _ in 0..20 {
         assert!(limiter.check(alice(), 1).await.unwrap().is_admitted());
@@ -59,15 +59,17 @@ async fn a_list_with_a_wrong_tail_is_foreign() {
             b"7".into(),
             [&tail[..], b"."].concat(),
             tail[..tail.len() - 1].into(),
-            // Only the header; nothing but a block; more records than one block holds.
-            tail[..35].into(),
+            // Only the header; half of one; nothing but a block; more records than a block holds.
+            tail[..42].into(),
+            tail[..30].into(),
             vec![0; 96],
-            [&tail[..], &tail[35..], &tail[35..]].concat(),
+            vec![0; 42],
+            [&tail[..], &tail[42..], &tail[42..], &tail[42..]].concat(),
             // A header that speaks of more records than there are.
             tail[..tail.len() - 12].into(),
         ];
-        // One more record than there is, and one that is none.
-        for (place, value) in [(32, 21), (31, 8)] {
+        // One more record than there is, none at all, and more in front than there are.
+        for (place, value) in [(39, 21), (39, 0), (38, 4), (38, 255)] {
             let mut changed = tail.clone();
             changed[place] = value;
             tails.push(changed);

@@ -10,24 +10,26 @@ use crate::support::server::{Engine, Server};
 
 /// Writes the log that charges of cost 1 at these instants leave, none of them having left.
 pub fn write_log(connection: &mut Connection, key: &str, instants: &[u64]) {
-    let record =
-        |(i, at): (usize, &u64)| [&at.to_le_bytes()[..7], &(i as u64 + 1).to_le_bytes()[..5]].concat();
-    let records: Vec<Vec<u8>> = instants.iter().enumerate().map(record).collect();
+    // The oldest record is in the header.
+    let record = |(i, at): (usize, &u64)| [&at.to_le_bytes()[..7], &(i as u64).to_le_bytes()[..5]].concat();
+    let records: Vec<Vec<u8>> = instants.iter().enumerate().skip(1).map(record).collect();
     let (first, last) = (instants[0].to_le_bytes(), instants[instants.len() - 1].to_le_bytes());
     let header = [
         &first[..7],
         &last[..7],
-        // The oldest record, and its total.
+        // The newest and the oldest record, and what was used before it.
+        &last[..7],
         &first[..7],
-        &1_u64.to_le_bytes()[..5],
-        // Nothing before it, and nothing that has left.
         &[0; 5],
+        // All in all.
+        &(instants.len() as u64).to_le_bytes()[..5],
+        // No records in front.
         &[0],
         &(instants.len() as u64).to_le_bytes()[..3],
     ];
 
     let mut entries: Vec<Vec<u8>> = records.chunks(8).map(<[Vec<u8>]>::concat).collect();
-    let tail = entries.pop().unwrap();
+    let tail = entries.pop().unwrap_or_default();
     entries.push([header.concat(), tail].concat());
     pipe().del(key).exec(connection).unwrap();
     for some in entries.chunks(4096) {
