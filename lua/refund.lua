@@ -70,16 +70,17 @@ local function refund_log(i, others)
     tail = raise(key, tail, front, blocks, position + 1, count - 1, -units)
     total = (total - units) % 1099511627776
   end
-  local rest = sub(tail, 43)
+  local rest, lives = sub(tail, 43)
   if start == total then
     -- Nothing is used. The last instant stays, for time does not go back.
     call('LTRIM', key, '-1', '-1')
-    kept, count, rest = 0, 1, ''
+    kept, count, rest, lives = 0, 1, '', last + window
   elseif units == holds and position == count - 1 then
     -- The newest record holds units: the log ends with the last one that does.
     local used, before = (total - start) % 1099511627776
     count, _, _, before = seek(call, parse, sub, key, tail, front, blocks, 1, count, count - 1, 0, start, used)
     newest = before or oldest
+    lives = newest + window * 1.25
     local inner = count - front - 1
     if inner < 0 then
       call('LTRIM', key, '-1', '-1')
@@ -107,6 +108,7 @@ local function refund_log(i, others)
   end
   call('LSET', key, '-1',
     pack('<I7I7I7I7I5I5BI3c0', born, last, newest, oldest, start, total, kept, count, rest))
+  if lives then call('PEXPIRE', key, math.ceil((lives - now) / 1000) + keep) end
 end
 
 local function refund_calendar(i, others)
@@ -128,6 +130,7 @@ local function refund_calendar(i, others)
     previous = math.max(0, previous - units)
   end
   call('SETRANGE', key, 0, pack('<I7I7I5I5', born, last, current, previous))
+  if current + previous == 0 then call('PEXPIRE', key, math.ceil((math.max(now, last) + window - now) / 1000) + keep) end
 end
 
 local function refund(i)
