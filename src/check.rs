@@ -172,7 +172,23 @@ impl Refund {
     }
 }
 
+impl Refund {
+    /// Those of the pairs that have these indices.
+    #[cfg(feature = "redis")]
+    pub(crate) fn part(&self, pairs: &[usize]) -> Self {
+        let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
+        Self { namespace: self.namespace.clone(), pairs }
+    }
+}
+
 impl Check {
+    /// A check of those of the pairs that have these indices.
+    #[cfg(feature = "redis")]
+    pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
+        let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
+        Self { namespace: self.namespace.clone(), purpose, pairs }
+    }
+
     /// The charge of what was used beyond the costs of an admitted check. None if that is nothing.
     pub fn overage(&self, used: &[u32]) -> Option<Self> {
         let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);

@@ -6,6 +6,7 @@ mod proxy;
 mod rig;
 
 mod access;
+mod cluster;
 mod connecting;
 mod cost;
 mod denial;

@@ -21,7 +21,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const DEAD_PEER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What sends a command and brings its reply.
-pub trait Link: Send + Sync + 'static {
+pub trait Link: Clone + Send + Sync + 'static {
     /// Sends the command once; never again, for it may have run. A reply that is an error is an `Err`.
     fn send(&self, command: &Cmd) -> impl Future<Output = RedisResult<Value>> + Send;
 

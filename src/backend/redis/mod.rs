@@ -1,21 +1,29 @@
 //! Decisions in Redis, shared by any number of processes: one atomic script call, one round trip, the server's clock.
 
 #[cfg(feature = "test-util")]
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::{fmt, sync::Arc};
+use std::sync::atomic::AtomicU64;
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use redis::{RedisError, ServerErrorKind, Value, aio::ConnectionLike};
 
 use crate::{
-    backend::{Backend, BackendError},
+    backend::{Backend, BackendError, Reason},
     check::{Check, Refund},
     decision::Decision,
     error::ConfigError,
+    key::PartitionKey,
 };
 
 mod error;
 mod link;
 mod script;
+mod slots;
 
 pub use error::ConnectError;
 use error::unavailable;
@@ -32,6 +40,12 @@ use script::{Call, Script, Scripts};
 /// database other than 0. The last three are for [`Algorithm::SlidingCounter`](crate::Algorithm) and
 /// [`FixedWindow`](crate::Algorithm).
 ///
+/// In a cluster, through the user's own connection, a check of several partition keys whose slots differ takes one call
+/// for each slot, in order. What was charged before another slot denies goes back at once, by a task of its own that
+/// survives the check; the slots after it are asked without charging. So there are never too many, and the wait that
+/// is told is true; in the instant between, somebody else may be denied because of a charge that is given back. Of a pair
+/// that was given back, `reset_after` is an upper bound. All policies of one partition key are in one slot, and so in one call.
+///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
 /// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
 /// a replica.
@@ -39,6 +53,8 @@ use script::{Call, Script, Scripts};
 pub struct RedisBackend<L = Managed> {
     link: L,
     scripts: Arc<Scripts>,
+    /// Known from the first check whose keys the server would not take together.
+    is_cluster: Arc<AtomicBool>,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
 }
@@ -94,6 +110,7 @@ impl<L: Link> RedisBackend<L> {
         Self {
             link,
             scripts: Arc::new(Scripts::new()),
+            is_cluster: Arc::default(),
             #[cfg(feature = "test-util")]
             injected_clock: None,
         }
@@ -137,10 +154,52 @@ fn without_url(error: &RedisError) -> String {
     text.split(" - ").next().unwrap_or_default().to_owned()
 }
 
-impl<L: Link> Backend for RedisBackend<L> {
-    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+impl<L: Link> RedisBackend<L> {
+    /// Decides a check whose keys live together.
+    async fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         let reply = self.run(&self.scripts.check, &Call::check(check, self.instant())).await?;
         script::decision(check, &reply)
+    }
+
+    /// Gives units back where the keys live together.
+    async fn give_back(&self, refund: &Refund) -> Result<(), BackendError> {
+        self.run(&self.scripts.refund, &Call::refund(refund, self.instant())).await.map(|_| ())
+    }
+
+    /// Forgets keys that live together.
+    async fn forget(&self, pairs: &Check) -> Result<(), BackendError> {
+        self.link.send(&script::reset(pairs)).await.map(|_| ()).map_err(unavailable)
+    }
+
+    /// The indices of the pairs of these keys slot by slot, if this is known to be a cluster and there are several slots.
+    fn divided<'a>(&self, keys: impl ExactSizeIterator<Item = &'a PartitionKey>) -> Option<Vec<Vec<usize>>> {
+        if keys.len() < 2 || !self.is_cluster.load(Ordering::Relaxed) {
+            return None;
+        }
+        Some(slots::by_slot(keys)).filter(|slots| slots.len() > 1)
+    }
+
+    /// Whether nothing has run, for the keys live in several slots. So it is a cluster, which is known from then on.
+    fn crosses_slots<T>(&self, outcome: &Result<T, BackendError>) -> bool {
+        let crosses = outcome.as_ref().is_err_and(|error| error.reason() == Reason::CrossSlot);
+        if crosses {
+            self.is_cluster.store(true, Ordering::Relaxed);
+        }
+        crosses
+    }
+}
+
+impl<L: Link> Backend for RedisBackend<L> {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        let keys = || check.pairs().iter().map(|pair| &pair.key);
+        if let Some(slots) = self.divided(keys()) {
+            return slots::decide(self, check, &slots).await;
+        }
+        let outcome = self.decide(check).await;
+        match self.crosses_slots(&outcome).then(|| self.divided(keys())).flatten() {
+            Some(slots) => slots::decide(self, check, &slots).await,
+            None => outcome,
+        }
     }
 
     fn changes_charges(&self) -> bool {
@@ -148,11 +207,27 @@ impl<L: Link> Backend for RedisBackend<L> {
     }
 
     async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
-        self.run(&self.scripts.refund, &Call::refund(refund, self.instant())).await.map(|_| ())
+        let keys = || refund.pairs().iter().map(|pair| &pair.key);
+        let outcome = match self.divided(keys()) {
+            Some(slots) => return slots::give_back(self, refund, &slots).await,
+            None => self.give_back(refund).await,
+        };
+        match self.crosses_slots(&outcome).then(|| self.divided(keys())).flatten() {
+            Some(slots) => slots::give_back(self, refund, &slots).await,
+            None => outcome,
+        }
     }
 
     async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
-        self.link.send(&script::reset(pairs)).await.map(|_| ()).map_err(unavailable)
+        let keys = || pairs.pairs().iter().map(|pair| &pair.key);
+        let outcome = match self.divided(keys()) {
+            Some(slots) => return slots::forget(self, pairs, &slots).await,
+            None => self.forget(pairs).await,
+        };
+        match self.crosses_slots(&outcome).then(|| self.divided(keys())).flatten() {
+            Some(slots) => slots::forget(self, pairs, &slots).await,
+            None => outcome,
+        }
     }
 
     fn store(&self) -> Option<String> {

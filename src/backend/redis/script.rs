@@ -159,17 +159,9 @@ fn shape(policy: &Policy) -> i64 {
 /// The hash of the partition key stands between braces, so all keys of one partition live in one slot of a cluster. It
 /// is of fixed length: nothing that a client sends can end the braces, choose a slot, or fill memory.
 fn key(namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
-    let digest = Sha256::digest(partition.as_bytes());
     let mut key = String::with_capacity(128);
-    key.push_str(namespace);
-    key.push(':');
-    key.push_str(STORAGE_VERSION);
-    key.push_str(":{");
-    // Half of the digest: 128 bits.
-    for byte in &digest[..16] {
-        // Writing into a string never fails.
-        let _ = write!(key, "{byte:02x}");
-    }
+    // Writing into a string never fails.
+    let _ = write!(key, "{namespace}:{STORAGE_VERSION}:{{{}", tag(partition));
     let algorithm = match policy.algorithm() {
         Algorithm::SlidingLog => "log",
         Algorithm::SlidingBuckets { .. } => "buckets",
@@ -181,6 +173,16 @@ fn key(namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
         let _ = write!(key, ":{}", shape(policy));
     }
     key
+}
+
+/// What stands between the braces: the first half of the SHA-256 of a partition key, 128 bits, in hexadecimal.
+pub(super) fn tag(partition: &PartitionKey) -> String {
+    let digest = Sha256::digest(partition.as_bytes());
+    let mut tag = String::with_capacity(32);
+    for byte in &digest[..16] {
+        let _ = write!(tag, "{byte:02x}");
+    }
+    tag
 }
 
 /// Reads the reply to a check.

@@ -1,0 +1,166 @@
+//! Several partition keys in a cluster: a check is divided where their slots are.
+
+use std::time::Duration;
+
+use redis::cluster_async::ClusterConnection;
+use tokio::time::{sleep, timeout};
+use tower_sliding_window::{
+    Backend, Check, Own, Pair, PartitionKey, Policy, Purpose, Reason, RedisBackend, Refund, Wait,
+};
+
+use super::{
+    look::Look,
+    rig::{HOUR, at_once, policy},
+};
+use crate::support::{
+    cluster::Cluster,
+    server::{Engine, Server},
+};
+
+type InCluster = RedisBackend<Own<ClusterConnection>>;
+
+/// A user and an address whose slots are on different nodes.
+fn keys() -> [PartitionKey; 2] {
+    [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.2")]
+}
+
+fn pair(key: &PartitionKey, policy: &Policy, cost: u32) -> Pair {
+    Pair::new(key.clone(), policy.clone(), cost)
+}
+
+fn check(pairs: impl Into<Box<[Pair]>>) -> Check {
+    Check::new(pairs).unwrap()
+}
+
+async fn start(engine: Engine) -> (Cluster, InCluster) {
+    let cluster = Cluster::start(engine);
+    let backend = RedisBackend::from_connection(cluster.connection().await);
+    (cluster, backend)
+}
+
+async fn left(backend: &InCluster, key: &PartitionKey, policy: &Policy) -> u32 {
+    let decision = backend.check(&check([pair(key, policy, 0)])).await.unwrap();
+    decision.statuses()[0].remaining()
+}
+
+/// Waits until what was charged has gone back.
+async fn comes_back(backend: &InCluster, key: &PartitionKey, policy: &Policy, units: u32) {
+    for _ in 0..500 {
+        if left(backend, key, policy).await == units {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("it does not come back: {} of {units}", left(backend, key, policy).await);
+}
+
+/// The node that keeps this key, which is charged for it.
+async fn node_of<'a>(cluster: &'a Cluster, backend: &InCluster, key: &PartitionKey) -> &'a Server {
+    let before: Vec<usize> = cluster.nodes.iter().map(|node| Look::at(node).keys().len()).collect();
+    backend.check(&check([pair(key, &policy("which node", 10, HOUR), 1)])).await.unwrap();
+    let grown = cluster.nodes.iter().zip(before).find(|(node, keys)| Look::at(node).keys().len() > *keys);
+    grown.expect("a node that keeps it").0
+}
+
+#[tokio::test]
+async fn keys_of_several_slots_are_charged_all_or_none() {
+    for engine in Engine::ALL {
+        let (_cluster, backend) = start(engine).await;
+        let [user, address] = keys();
+        let (ten, two) = (policy("ten", 10, HOUR), policy("two", 2, HOUR));
+        for _ in 0..2 {
+            let both = check([pair(&user, &ten, 3), pair(&address, &two, 1), pair(&user, &two, 1)]);
+            let decision = backend.check(&both).await.unwrap();
+            assert!(decision.is_admitted(), "{engine:?}: {decision:?}");
+        }
+        let both = check([pair(&user, &ten, 3), pair(&address, &two, 1)]);
+        let denied = backend.check(&both).await.unwrap();
+        let statuses = denied.statuses();
+        assert!(!denied.is_admitted());
+        // The first slot was charged, and is told as it is without that.
+        assert_eq!((statuses[0].remaining(), statuses[0].retry_after()), (4, Wait::ZERO), "{engine:?}");
+        assert_eq!(statuses[1].remaining(), 0);
+        assert_eq!(denied.retry_after(), statuses[1].retry_after());
+        assert!(denied.receipts().is_empty());
+        comes_back(&backend, &user, &ten, 4).await;
+
+        // Where the first slot denies, the later ones are only looked at, and their waits are true.
+        let both = check([pair(&address, &two, 1), pair(&user, &ten, 5)]);
+        let denied = backend.check(&both).await.unwrap();
+        assert!(denied.statuses().iter().all(|status| !status.retry_after().is_zero()), "{denied:?}");
+        assert_eq!(left(&backend, &user, &ten).await, 4);
+    }
+}
+
+#[tokio::test]
+async fn a_check_that_fails_or_is_dropped_in_the_middle_gives_back_what_it_has_charged() {
+    let (mut cluster, backend) = start(Engine::Redis).await;
+    let [user, address] = keys();
+    let ten = policy("ten", 10, HOUR);
+    let [of_user, of_address] =
+        [node_of(&cluster, &backend, &user).await.port(), node_of(&cluster, &backend, &address).await.port()];
+    assert_ne!(of_user, of_address, "the keys of this test live on different nodes");
+    let both = check([pair(&user, &ten, 3), pair(&address, &ten, 1)]);
+    assert!(backend.check(&both).await.unwrap().is_admitted());
+    let second = cluster.nodes.iter_mut().find(|node| node.port() == of_address).unwrap();
+
+    // The second slot does not answer, and the check is given up.
+    second.signal(libc::SIGSTOP);
+    for _ in 0..3 {
+        timeout(Duration::from_millis(100), backend.check(&both)).await.expect_err("an answer");
+    }
+    comes_back(&backend, &user, &ten, 7).await;
+
+    // The second slot is gone.
+    second.kill();
+    let error = backend.check(&both).await.expect_err("a decision");
+    assert!(matches!(error.reason(), Reason::Connection | Reason::Busy), "{error:?}");
+    comes_back(&backend, &user, &ten, 7).await;
+}
+
+#[tokio::test]
+async fn what_was_reserved_in_several_slots_goes_back_in_all_of_them() {
+    for engine in Engine::ALL {
+        let (_cluster, backend) = start(engine).await;
+        let [user, address] = keys();
+        let (ten, two) = (policy("ten", 10, HOUR), policy("two", 2, HOUR));
+        let both = check([pair(&user, &ten, 5), pair(&address, &two, 2), pair(&user, &two, 1)])
+            .with_purpose(Purpose::Reserve);
+        let reserved = backend.check(&both).await.unwrap();
+        assert_eq!(reserved.receipts().len(), 3, "{engine:?}");
+        // The pairs of one slot stand apart in the check, and each gets its own back.
+        let refund = Refund::of(&both, reserved.receipts(), &[2, 1, 0]).unwrap();
+        backend.refund(&refund).await.unwrap();
+        assert_eq!(left(&backend, &user, &ten).await, 8, "{engine:?}");
+        assert_eq!(left(&backend, &address, &two).await, 1);
+        assert_eq!(left(&backend, &user, &two).await, 2);
+
+        let more = both.overage(&[12, 3, 1]).unwrap();
+        assert!(backend.check(&more).await.unwrap().is_admitted());
+        assert_eq!((left(&backend, &user, &ten).await, left(&backend, &address, &two).await), (1, 0));
+
+        // Peeking charges nowhere.
+        let peek = both.clone().with_purpose(Purpose::Peek);
+        assert!(!backend.check(&peek).await.unwrap().is_admitted());
+        assert_eq!((left(&backend, &user, &ten).await, left(&backend, &user, &two).await), (1, 2));
+
+        backend.reset(&both).await.unwrap();
+        assert_eq!((left(&backend, &user, &ten).await, left(&backend, &address, &two).await), (10, 2));
+    }
+}
+
+#[tokio::test]
+async fn many_at_once_never_get_too_much_of_either_key_and_all_that_was_denied_goes_back() {
+    let (_cluster, backend) = start(Engine::Redis).await;
+    let [user, address] = keys();
+    let (fifty, twenty) = (policy("fifty", 50, HOUR), policy("twenty", 20, HOUR));
+    let both = check([pair(&user, &fifty, 1), pair(&address, &twenty, 1)]);
+    let checks = (0..200).map(|_| {
+        let (backend, both) = (backend.clone(), both.clone());
+        async move { backend.check(&both).await.unwrap().is_admitted() }
+    });
+    let admitted = at_once(checks).await.into_iter().filter(|admitted| *admitted).count() as u32;
+    assert!((1..=20).contains(&admitted), "{admitted} of 20");
+    comes_back(&backend, &user, &fifty, 50 - admitted).await;
+    assert_eq!(left(&backend, &address, &twenty).await, 20 - admitted);
+}
