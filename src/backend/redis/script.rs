@@ -101,8 +101,8 @@ impl Call {
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
         };
-        let key = |pair: &Pair| key(check.namespace(), &pair.key, &pair.policy);
-        Self { keys: check.pairs().iter().map(key).collect(), pairs, purpose, at_micros }
+        let keys = keys(check.namespace(), check.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+        Self { keys, pairs, purpose, at_micros }
     }
 
     pub(super) fn refund(refund: &Refund, at_micros: Option<u64>) -> Self {
@@ -117,8 +117,8 @@ impl Call {
             // A log holds at most 2^20 records.
             pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
         }
-        let key = |pair: &RefundPair| key(refund.namespace(), &pair.key, &pair.policy);
-        Self { keys: refund.pairs().iter().map(key).collect(), pairs, purpose: None, at_micros }
+        let keys = keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+        Self { keys, pairs, purpose: None, at_micros }
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {
@@ -136,9 +136,7 @@ impl Call {
 /// Forgets what is stored for the pairs of a check.
 pub(super) fn reset(pairs: &Check) -> Cmd {
     let mut command = cmd("UNLINK");
-    for pair in pairs.pairs() {
-        command.arg(key(pairs.namespace(), &pair.key, &pair.policy));
-    }
+    command.arg(keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy))));
     command
 }
 
@@ -154,21 +152,43 @@ fn shape(policy: &Policy) -> i64 {
     }
 }
 
-/// The key of a pair: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
+/// The keys of pairs: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
 ///
 /// The hash of the partition key stands between braces, so all keys of one partition live in one slot of a cluster. It
 /// is of fixed length: nothing that a client sends can end the braces, choose a slot, or fill memory.
-fn key(namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
-    let mut key = String::with_capacity(128);
-    // Writing into a string never fails.
-    let _ = write!(key, "{namespace}:{STORAGE_VERSION}:{{{}", tag(partition));
+fn keys<'a>(
+    namespace: &str,
+    pairs: impl ExactSizeIterator<Item = (&'a PartitionKey, &'a Policy)>,
+) -> Vec<String> {
+    let mut keys = Vec::with_capacity(pairs.len());
+    // As a rule all pairs have one partition key, which is hashed once.
+    let mut hashed: Option<(&PartitionKey, String)> = None;
+    for (partition, policy) in pairs {
+        let tag = match hashed.take() {
+            Some((other, tag)) if other == partition => tag,
+            _ => tag(partition),
+        };
+        keys.push(key(namespace, &tag, policy));
+        hashed = Some((partition, tag));
+    }
+    keys
+}
+
+fn key(namespace: &str, tag: &str, policy: &Policy) -> String {
     let algorithm = match policy.algorithm() {
         Algorithm::SlidingLog => "log",
         Algorithm::SlidingBuckets { .. } => "buckets",
         Algorithm::SlidingCounter => "counter",
         Algorithm::FixedWindow => "fixed",
     };
-    let _ = write!(key, "}}:{}:{algorithm}:{}", policy.name(), policy.window_micros());
+    let mut key = String::with_capacity(128);
+    // Writing into a string never fails.
+    let _ = write!(
+        key,
+        "{namespace}:{STORAGE_VERSION}:{{{tag}}}:{}:{algorithm}:{}",
+        policy.name(),
+        policy.window_micros()
+    );
     if let Algorithm::SlidingBuckets { .. } = policy.algorithm() {
         let _ = write!(key, ":{}", shape(policy));
     }
@@ -278,10 +298,29 @@ mod tests {
 
     #[test]
     fn a_key_is_made_of_what_makes_a_pair_and_no_client_can_write_a_brace_into_it() {
-        let check = check();
+        let policy = |algorithm| {
+            let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
+            policy.with_algorithm(algorithm).unwrap()
+        };
+        let precision = Duration::from_millis(7);
+        let policies = [
+            Algorithm::SlidingLog,
+            Algorithm::SlidingBuckets { precision },
+            Algorithm::SlidingCounter,
+            Algorithm::FixedWindow,
+        ]
+        .map(policy);
+        let [alice, bob] = ["}{alice", "bob"].map(|value| PartitionKey::new("user", value));
+        let pairs =
+            [(&alice, &policies[0]), (&alice, &policies[1]), (&bob, &policies[2]), (&alice, &policies[3])];
         assert_eq!(
-            key(check.namespace(), &check.pairs()[0].key, &check.pairs()[0].policy),
-            "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:log:1000000"
+            keys("tsw", pairs.into_iter()),
+            [
+                "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:log:1000000",
+                "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:buckets:1000000:7000",
+                "tsw:1:{228fadf6e7af8120b4f6d3d557bf1c48}:burst:counter:1000000",
+                "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:fixed:1000000",
+            ]
         );
     }
 
