@@ -191,6 +191,20 @@ edges! {
         assert_eq!(bench.used("a", &log), 3);
     }
 
+    a_charge_keeps_its_place_when_those_before_it_are_gone: |bench| {
+        let [log, ..] = every("hundred", 100);
+        let oldest = bench.reserves("a", &log, 5);
+        assert!(bench.admits("a", &log, 7));
+        bench.settles(&oldest, &[0]);
+        bench.moves(10);
+        let next = bench.reserves("a", &log, 20);
+        // The seven leave, and the next charge drops them.
+        bench.moves(WINDOW as i64 - 10);
+        assert!(bench.admits("a", &log, 1));
+        bench.settles(&next, &[2]);
+        assert_eq!(bench.used("a", &log), 3);
+    }
+
     a_receipt_of_another_generation_gives_nothing_back: |bench| {
         for ten in &every("ten", 10) {
             bench.moves_to_edge(PRECISION * WINDOW, 0);
