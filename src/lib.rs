@@ -97,9 +97,11 @@ mod layer;
 mod limiter;
 mod observe;
 mod plan;
+mod policies;
 mod policy;
 mod respond;
 mod service;
+mod settle;
 
 // The public interface, all of it.
 #[cfg(feature = "redis")]
@@ -108,15 +110,15 @@ pub use backend::redis::{ConnectError, Link, Managed, Own, RedisBackend};
 pub use backend::{Backend, BackendError, Reason, memory::MemoryBackend};
 #[cfg(feature = "test-util")]
 pub use backend::{
-    fake::{Answer, FakeBackend, RecordedCheck},
+    fake::{Answer, FakeBackend, RecordedCheck, RecordedRefund},
     memory::ManualClock,
 };
 pub use check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
-pub use cost::{CostFunction, RouteCosts};
+pub use cost::{CostFunction, Costs, RouteCosts};
 pub use decision::{Decision, Status, Wait};
 pub use error::ConfigError;
 #[cfg(feature = "axum")]
-pub use extract::NoDecision;
+pub use extract::{NoDecision, NoReservation};
 pub use future::ResponseFuture;
 pub use head::{FromHead, Head, from_head};
 pub use key::{
@@ -124,13 +126,18 @@ pub use key::{
     header, peer_ip,
 };
 pub use layer::{Builder, Planned, RateLimitLayer, Unkeyed};
-pub use limiter::{CheckFuture, Limiter, LimiterBuilder};
-pub use plan::{Draft, Exemption, Keyed, NoExemptions, Plan, WithoutKey};
+pub use limiter::{CheckFuture, Limiter, LimiterBuilder, ReserveFuture, Reserved, ResetFuture};
+pub use plan::{Draft, Exemption, Keyed, Limit, NoExemptions, Plan, WithoutKey, limit};
+pub use policies::{Fixed, Policies, PolicySelector, PolicyTable};
 pub use policy::{Algorithm, Policy};
 #[cfg(feature = "tonic")]
 pub use respond::{Grpc, HttpOrGrpc};
 pub use respond::{Http, Outcome, Refusal, RefuseWith, Respond, WithRejection, refuse_with};
 pub use service::RateLimit;
+pub use settle::{
+    ActualCost, ByHand, FromResponse, ReadActualCost, Reservation, ResponseHead, Settled, Settlement,
+    Settling, Used, actual_cost, by_hand, from_response,
+};
 
 #[cfg(all(doctest, feature = "axum", feature = "test-util"))]
 #[doc = include_str!("../README.md")]

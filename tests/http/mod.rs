@@ -23,7 +23,7 @@ pub mod wire;
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, BackendError, Check, Decision, Header, Policy, header};
+use tower_sliding_window::{Backend, BackendError, Check, Decision, Header, Policy, Refund, header};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -46,5 +46,19 @@ impl<B: Backend> Backend for Later<B> {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         tokio::task::yield_now().await;
         self.0.check(check).await
+    }
+
+    fn changes_charges(&self) -> bool {
+        self.0.changes_charges()
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+        tokio::task::yield_now().await;
+        self.0.refund(refund).await
+    }
+
+    async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
+        tokio::task::yield_now().await;
+        self.0.reset(pairs).await
     }
 }
