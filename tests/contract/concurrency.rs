@@ -7,7 +7,7 @@ use tower_sliding_window::{
     Backend, Check, Decision, MemoryBackend, Pair, PartitionKey, Policy, RedisBackend,
 };
 
-use super::model::Model;
+use super::{invariants::says_the_same, model::Model};
 use crate::support::server::{Engine, Server};
 
 const CLIENTS: usize = 8;
@@ -63,7 +63,7 @@ fn one_order_explains(mut told: Vec<(Check, Decision)>) {
         let together = rest.iter().take_while(|(_, decision)| decision.at_micros() == at).count();
         // Which of those at one instant came next? One that the model explains: a denial changes nothing, and of two
         // admissions that both fit, the `remaining` tells the order.
-        let next = (0..together).find(|i| model.peek(at, &rest[*i].0) == rest[*i].1);
+        let next = (0..together).find(|i| says_the_same(&model.peek(at, &rest[*i].0), &rest[*i].1));
         let next = next.unwrap_or_else(|| panic!("no order explains {:#?}", &rest[..together]));
         rest.swap(0, next);
         model.check(at, &rest[0].0);

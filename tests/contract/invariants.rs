@@ -1,24 +1,60 @@
 //! The invariants of a decision, each checked on the same histories.
 
-use std::collections::HashMap;
-
 use proptest::test_runner::TestCaseError;
-use tower_sliding_window::{Backend, Check, Decision, ManualClock, PartitionKey, Wait};
+use tower_sliding_window::{
+    Backend, BackendError, Check, Decision, ManualClock, Purpose, Receipt, Refund, Wait,
+};
 
 use super::{
-    history::{History, Step},
-    model::Model,
+    again,
+    history::{Act, History, Pairs, Step, Used},
+    ledger::Ledger,
+    model::{Handle, Model},
 };
 
 /// The first instant of a history. Far enough from zero for clocks that go back, and below 2^51.
 const START: u64 = 1_900_000_000_000_000;
 
-/// One check and what became of it.
-struct Event {
-    at: u64,
-    step: Step,
+/// One backend on a clock of our own.
+pub struct Bench<'a, B> {
+    pub backend: &'a B,
+    pub clock: &'a ManualClock,
+    pub history: &'a History,
+}
+
+/// What has happened, for telling it again.
+pub struct Event {
+    pub at: u64,
+    /// The first policy's quota.
+    pub quota: u32,
+    pub deed: Deed,
+}
+
+pub enum Deed {
+    Asked { purpose: Purpose, pairs: Pairs, decision: Decision },
+    Settled { reservation: usize, used: Vec<u32>, overage: Option<Decision> },
+    Reset { pairs: Pairs },
+}
+
+/// An admitted reservation.
+struct Reserved {
     check: Check,
-    decision: Decision,
+    receipts: Vec<Receipt>,
+    handles: Vec<Handle>,
+}
+
+/// A history as it runs.
+struct Run<'a, B> {
+    bench: &'a Bench<'a, B>,
+    salt: &'a str,
+    now: u64,
+    quota: u32,
+    model: Model,
+    ledger: Ledger,
+    reservations: Vec<Reserved>,
+    /// Which of them are not settled yet.
+    open: Vec<usize>,
+    events: Vec<Event>,
 }
 
 /// Runs one history against a backend, and checks all invariants that a single client can see.
@@ -28,97 +64,155 @@ pub async fn hold<B: Backend>(
     salt: &str,
     history: &History,
 ) -> Result<(), TestCaseError> {
-    let mut model = Model::default();
-    let mut events = Vec::new();
-    let mut now = START;
-    let mut quota = history.policies[0].0;
+    let bench = &Bench { backend, clock, history };
+    let mut run = Run {
+        bench,
+        salt,
+        now: START,
+        quota: history.policies[0].quota,
+        model: Model::default(),
+        ledger: Ledger::default(),
+        reservations: Vec::new(),
+        open: Vec::new(),
+        events: Vec::new(),
+    };
     for step in &history.steps {
-        now = now.saturating_add_signed(step.moves);
-        quota = step.quota.unwrap_or(quota);
-        let check = step.check(salt, &history.policies(quota));
-        let decision = decide(backend, clock, &mut model, now, &check).await?;
-        let wait = decision.retry_after();
-        events.push(Event { at: now, step: step.clone(), check: check.clone(), decision });
+        run.step(step).await?;
+    }
+    if history.is_constant() && run.model.foreign == 0 {
+        run.ledger.close()?;
+    }
+    again::without_denials(bench, &format!("{salt} again"), &run.events).await?;
+    if history.is_forward() {
+        again::as_settled(bench, (salt, &format!("{salt} settled")), &run.events).await?;
+    }
+    Ok(())
+}
 
+impl<B: Backend> Run<'_, B> {
+    async fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        self.now = step.moves.from(self.now);
+        self.quota = step.quota.unwrap_or(self.quota);
+        match &step.act {
+            Act::Ask { purpose, pairs, waits } => self.ask(*purpose, pairs, *waits).await,
+            Act::Settle { which, used } => self.settle(*which, used).await,
+            Act::Reset { pairs } => self.reset(pairs).await,
+        }
+    }
+
+    async fn ask(&mut self, purpose: Purpose, pairs: &Pairs, waits: bool) -> Result<(), TestCaseError> {
+        let check = pairs.check(self.salt, &self.bench.history.policies(self.quota)).with_purpose(purpose);
+        let wait = self.decide(pairs, &check).await?.retry_after();
         // A record of another clock counts as empty only until the clock comes near it; waits do not foresee that.
-        let waits = step.waits && !wait.is_zero() && !model.sees_foreign(now, &check);
+        let waits = waits && !wait.is_zero() && !self.model.sees_foreign(self.now, &check);
         if let (true, Wait::For(wait)) = (waits, wait) {
-            let admitted_at = now + wait.as_micros() as u64;
-            let early = decide(backend, clock, &mut model, admitted_at - 1, &check).await?;
+            let admitted_at = self.now + wait.as_micros() as u64;
+            self.now = admitted_at - 1;
+            let early = self.decide(pairs, &check).await?;
             require(!early.is_admitted(), "an honest wait: denied one microsecond before it")?;
-            let decision = decide(backend, clock, &mut model, admitted_at, &check).await?;
+            self.now = admitted_at;
+            let decision = self.decide(pairs, &check).await?;
             require(decision.is_admitted(), "an honest wait: admitted after it")?;
-            now = admitted_at;
-            events.push(Event { at: now, step: step.clone(), check, decision });
         }
+        Ok(())
     }
-    never_too_many(history, &model, &events)?;
-    a_denial_leaves_no_trace(backend, clock, salt, history, &events).await
-}
 
-/// Asks backend and model: never too few, and one answer.
-async fn decide<B: Backend>(
-    backend: &B,
-    clock: &ManualClock,
-    model: &mut Model,
-    now: u64,
-    check: &Check,
-) -> Result<Decision, TestCaseError> {
-    clock.set_micros(now);
-    let expected = model.check(now, check);
-    let decision = backend.check(check).await.map_err(|error| TestCaseError::fail(format!("{error:?}")))?;
-    if decision == expected {
+    /// Asks backend and model: never too few, and one answer.
+    async fn decide(&mut self, pairs: &Pairs, check: &Check) -> Result<Decision, TestCaseError> {
+        let purpose = check.purpose();
+        let (decision, handles) = self.answer(check).await?;
+        if decision.is_admitted() && purpose == Purpose::Reserve {
+            let receipts = decision.receipts().to_vec();
+            require(receipts.len() == check.pairs().len(), "a receipt for every pair")?;
+            self.open.push(self.reservations.len());
+            self.reservations.push(Reserved { check: check.clone(), receipts, handles });
+        } else {
+            require(decision.receipts().is_empty(), "receipts are of admitted reservations")?;
+        }
+        if decision.is_admitted() && purpose != Purpose::Peek && self.model.foreign == 0 {
+            let reservation = (purpose == Purpose::Reserve).then(|| self.reservations.len() - 1);
+            self.ledger.charged(self.now, check, reservation)?;
+        }
+        let (pairs, told) = (pairs.clone(), decision.clone());
+        self.tell(Deed::Asked { purpose, pairs, decision: told });
         Ok(decision)
-    } else {
-        Err(TestCaseError::fail(format!(
-            "at {now}: {check:#?}\nanswered {decision:#?}\nthe model {expected:#?}"
-        )))
     }
-}
 
-/// No half-open interval of a window's length holds more than the quota.
-fn never_too_many(history: &History, model: &Model, events: &[Event]) -> Result<(), TestCaseError> {
-    if !history.is_constant() || model.foreign > 0 {
-        return Ok(());
-    }
-    let mut charges: HashMap<(PartitionKey, String), Vec<(u64, u64)>> = HashMap::new();
-    for event in events.iter().filter(|event| event.decision.is_admitted()) {
-        for pair in event.check.pairs().iter().filter(|pair| pair.cost > 0) {
-            let charges = charges.entry((pair.key.clone(), pair.policy.name().to_owned())).or_default();
-            // While the clock is behind, time stands still.
-            let at = charges.last().map_or(event.at, |(last, _)| event.at.max(*last));
-            charges.push((at, u64::from(pair.cost)));
-            let window = pair.policy.window().as_micros() as u64;
-            let within: u64 =
-                charges.iter().filter(|(other, _)| at < *other + window).map(|(_, cost)| cost).sum();
-            require(within <= u64::from(pair.policy.quota()), "never too many")?;
+    async fn answer(&mut self, check: &Check) -> Result<(Decision, Vec<Handle>), TestCaseError> {
+        self.bench.clock.set_micros(self.now);
+        let (expected, handles) = self.model.check(self.now, check);
+        let decision = self.bench.backend.check(check).await.map_err(failed)?;
+        if says_the_same(&decision, &expected) {
+            Ok((decision, handles))
+        } else {
+            let text = format!("{check:#?}\nanswered {decision:#?}\nthe model {expected:#?}");
+            Err(TestCaseError::fail(format!("at {}: {text}", self.now)))
         }
     }
-    Ok(())
+
+    async fn settle(&mut self, which: usize, used: &[Used; 2]) -> Result<(), TestCaseError> {
+        let Some(last) = self.open.len().checked_sub(1) else { return Ok(()) };
+        let index = self.open.remove(if which == usize::MAX { last } else { which % (last + 1) });
+        let Reserved { check, receipts, handles } = &self.reservations[index];
+        if self.model.is_ambiguous(check, handles) {
+            return Ok(());
+        }
+        let used: Vec<u32> =
+            check.pairs().iter().zip(used.iter().cycle()).map(|(pair, used)| used.of(pair.cost)).collect();
+        self.bench.clock.set_micros(self.now);
+        self.model.settle(self.now, check, handles, &used);
+        self.ledger.settled(self.now, check, index, &used);
+        give_back(self.bench.backend, check, receipts, &used).await?;
+        let mut overage = None;
+        if let Some(check) = check.overage(&used) {
+            let (decision, _) = self.answer(&check).await?;
+            require(decision.is_admitted() && decision.receipts().is_empty(), "an overage is admitted")?;
+            if self.model.foreign == 0 {
+                self.ledger.charged(self.now, &check, None)?;
+            }
+            overage = Some(decision);
+        }
+        self.tell(Deed::Settled { reservation: index, used, overage });
+        Ok(())
+    }
+
+    async fn reset(&mut self, pairs: &Pairs) -> Result<(), TestCaseError> {
+        let check = pairs.check(self.salt, &self.bench.history.policies(self.quota));
+        self.bench.clock.set_micros(self.now);
+        self.model.reset(&check);
+        self.ledger.reset(&check, self.bench.history.is_constant() && self.model.foreign == 0)?;
+        self.bench.backend.reset(&check).await.map_err(failed)?;
+        self.tell(Deed::Reset { pairs: pairs.clone() });
+        Ok(())
+    }
+
+    fn tell(&mut self, deed: Deed) {
+        self.events.push(Event { at: self.now, quota: self.quota, deed });
+    }
 }
 
-/// The same history without the checks that were denied comes to the same decisions.
-async fn a_denial_leaves_no_trace<B: Backend>(
+/// Gives back what was not used.
+pub async fn give_back<B: Backend>(
     backend: &B,
-    clock: &ManualClock,
-    salt: &str,
-    history: &History,
-    events: &[Event],
+    check: &Check,
+    receipts: &[Receipt],
+    used: &[u32],
 ) -> Result<(), TestCaseError> {
-    let mut quota = history.policies[0].0;
-    for event in events {
-        quota = event.step.quota.unwrap_or(quota);
-        if event.decision.is_admitted() {
-            clock.set_micros(event.at);
-            let check = event.step.check(&format!("{salt} again"), &history.policies(quota));
-            let decision =
-                backend.check(&check).await.map_err(|error| TestCaseError::fail(format!("{error:?}")))?;
-            require(decision == event.decision, "a denial leaves no trace")?;
-        }
+    match Refund::of(check, receipts, used) {
+        Some(refund) => backend.refund(&refund).await.map_err(failed),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-fn require(holds: bool, invariant: &str) -> Result<(), TestCaseError> {
+/// Whether two decisions are the same. Receipts are in the terms of a backend.
+pub fn says_the_same(one: &Decision, other: &Decision) -> bool {
+    one.at_micros() == other.at_micros() && one.statuses() == other.statuses()
+}
+
+pub fn failed(error: BackendError) -> TestCaseError {
+    TestCaseError::fail(format!("{error:?}"))
+}
+
+pub fn require(holds: bool, invariant: &str) -> Result<(), TestCaseError> {
     if holds { Ok(()) } else { Err(TestCaseError::fail(format!("broken: {invariant}"))) }
 }

@@ -1,9 +1,12 @@
 //! What a decision means: one suite, every backend.
 
+mod account;
+mod again;
 mod concurrency;
 mod edges;
 mod history;
 mod invariants;
+mod ledger;
 mod memory;
 mod model;
 

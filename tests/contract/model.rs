@@ -1,120 +1,128 @@
 //! The reference: what a decision means, written down as plainly as it can be, and slow.
 
-use std::{collections::HashMap, time::Duration};
+use std::{borrow::Cow, collections::HashMap, time::Duration};
 
-use tower_sliding_window::{Check, Decision, Pair, PartitionKey, Status, Wait};
+use tower_sliding_window::{Algorithm, Check, Decision, Pair, PartitionKey, Policy, Purpose, Status, Wait};
 
-/// All charges there ever were, by pair. Nothing is cleaned up.
+use super::account::Account;
+
+/// All charges there ever were, by pair.
 #[derive(Default)]
 pub struct Model {
-    logs: HashMap<(PartitionKey, String, Duration), Log>,
-    /// How often a log was found to be of another clock, and dropped.
+    accounts: HashMap<Name, Account>,
+    /// How many charges there were.
+    charges: usize,
+    /// How often a record was found to be of another clock, and dropped.
     pub foreign: usize,
 }
 
-/// The charges of one pair, oldest first, as instant and cost.
-#[derive(Clone)]
-struct Log {
-    window: u64,
-    charges: Vec<(u64, u64)>,
+/// What a pair is counted under; the quota is no part of it.
+pub type Name = (PartitionKey, String, Duration, Algorithm);
+
+/// What the model knows a charge by.
+#[derive(Clone, Copy, Debug)]
+pub struct Handle {
+    id: usize,
+    /// The instant at which the account was born.
+    born: u64,
+}
+
+pub fn name(key: &PartitionKey, policy: &Policy) -> Name {
+    (key.clone(), policy.name().to_owned(), policy.window(), policy.algorithm())
 }
 
 impl Model {
-    /// Decides at the instant `now`, in microseconds, and charges if it admits.
-    pub fn check(&mut self, now: u64, check: &Check) -> Decision {
+    /// Decides at the instant `now`, in microseconds, and charges if it admits. The handles are of all pairs that were
+    /// charged or could have been.
+    pub fn check(&mut self, now: u64, check: &Check) -> (Decision, Vec<Handle>) {
         let decision = self.peek(now, check);
-        if decision.is_admitted() {
-            for pair in check.pairs().iter().filter(|pair| pair.cost > 0) {
-                let log = self.log(pair);
-                self.foreign += usize::from(log.is_foreign(now));
-                self.logs.insert(key(pair), log.charged(now, pair.cost));
+        let mut handles = Vec::new();
+        if decision.is_admitted() && check.purpose() != Purpose::Peek {
+            for pair in check.pairs() {
+                self.charges += 1;
+                let id = self.charges;
+                let new = || Account::new(&pair.policy);
+                let account = self.accounts.entry(name(&pair.key, &pair.policy)).or_insert_with(new);
+                if pair.cost > 0 {
+                    self.foreign += usize::from(account.is_foreign(now));
+                    account.charge(now, id, pair.cost);
+                }
+                handles.push(Handle { id, born: account.born });
             }
         }
-        decision
+        (decision, handles)
     }
 
     /// What `check` would decide.
     pub fn peek(&self, now: u64, check: &Check) -> Decision {
-        let admitted = check.pairs().iter().all(|pair| self.log(pair).admits(now, pair));
-        let statuses: Vec<Status> =
-            check.pairs().iter().map(|pair| self.status(now, pair, admitted)).collect();
-        Decision::new(now, statuses)
+        let overage = check.purpose() == Purpose::Overage;
+        let admits = |pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota());
+        let admitted = check.pairs().iter().all(admits);
+        let status = |pair| self.status(now, pair, admitted, overage);
+        Decision::new(now, check.pairs().iter().map(status).collect::<Vec<_>>())
     }
 
-    /// Whether a log of this check is of another clock.
-    pub fn sees_foreign(&self, now: u64, check: &Check) -> bool {
-        check.pairs().iter().any(|pair| self.log(pair).is_foreign(now))
-    }
-
-    fn status(&self, now: u64, pair: &Pair, admitted: bool) -> Status {
-        let before = self.log(pair);
-        let after = if admitted && pair.cost > 0 { before.charged(now, pair.cost) } else { before.clone() };
-
-        let retry_after = if before.admits(now, pair) {
+    fn status(&self, now: u64, pair: &Pair, admitted: bool, overage: bool) -> Status {
+        let mut account = self.account(pair);
+        let (cost, quota) = (pair.cost, pair.policy.quota());
+        let retry_after = if overage || account.admits(now, cost, quota) {
             Wait::ZERO
-        } else if pair.cost > pair.policy.quota() {
+        } else if cost > quota {
             Wait::Never
         } else {
-            Wait::For(before.first(now, |at| before.admits(at, pair)))
+            Wait::For(account.first(now, |at| account.admits(at, cost, quota)))
         };
-        let (next_after, reset_after) = match after.used(now) {
+        if admitted && cost > 0 {
+            account.to_mut().charge(now, 0, cost);
+        }
+        let (used, all) = (account.used(now), u64::from(quota) * account.parts());
+        let remaining = (all.saturating_sub(used) / account.parts()) as u32;
+        let (next_after, reset_after) = match used {
             0 => (pair.policy.window(), Duration::ZERO),
-            used => {
-                (after.first(now, |at| after.used(at) < used), after.first(now, |at| after.used(at) == 0))
-            }
+            _ => (
+                account.first(now, |at| account.used(at) < used),
+                account.first(now, |at| account.used(at) == 0),
+            ),
         };
-        let remaining = u64::from(pair.policy.quota()).saturating_sub(after.used(now)) as u32;
         Status::new(pair, remaining, retry_after, next_after, reset_after)
     }
 
-    fn log(&self, pair: &Pair) -> Log {
-        let new = || Log { window: pair.policy.window().as_micros() as u64, charges: Vec::new() };
-        self.logs.get(&key(pair)).cloned().unwrap_or_else(new)
-    }
-}
-
-impl Log {
-    fn admits(&self, at: u64, pair: &Pair) -> bool {
-        pair.cost == 0 || self.used(at) + u64::from(pair.cost) <= u64::from(pair.policy.quota())
-    }
-
-    /// The sum of all costs whose charge is younger than a window.
-    fn used(&self, at: u64) -> u64 {
-        if self.is_foreign(at) {
-            return 0;
+    /// Gives back what was not used of each pair.
+    pub fn settle(&mut self, now: u64, check: &Check, handles: &[Handle], used: &[u32]) {
+        for ((pair, handle), used) in check.pairs().iter().zip(handles).zip(used) {
+            if *used < pair.cost
+                && let Some(account) = self.accounts.get_mut(&name(&pair.key, &pair.policy))
+            {
+                account.settle(now, handle.id, *used);
+            }
         }
-        let now = self.stands_at(at);
-        let counts = |(charged, _): &&(u64, u64)| *charged <= now && now < charged + self.window;
-        self.charges.iter().filter(counts).map(|(_, cost)| cost).sum()
     }
 
-    fn charged(&self, at: u64, cost: u32) -> Self {
-        let mut log = self.clone();
-        if log.is_foreign(at) {
-            log.charges.clear();
+    /// Whether a charge is gone and another record was begun in the very microsecond of its own, so that no receipt
+    /// can tell them apart.
+    pub fn is_ambiguous(&self, check: &Check, handles: &[Handle]) -> bool {
+        check.pairs().iter().zip(handles).any(|(pair, handle)| {
+            let account = self.accounts.get(&name(&pair.key, &pair.policy));
+            let other = |account: &Account| account.born == handle.born && !account.holds(handle.id);
+            pair.cost > 0 && account.is_some_and(other)
+        })
+    }
+
+    pub fn reset(&mut self, check: &Check) {
+        for pair in check.pairs() {
+            self.accounts.remove(&name(&pair.key, &pair.policy));
         }
-        log.charges.push((log.stands_at(at), u64::from(cost)));
-        log
     }
 
-    /// The smallest wait until `reached`. Usage changes only when a charge leaves.
-    fn first(&self, now: u64, reached: impl Fn(u64) -> bool) -> Duration {
-        let leaves = self.charges.iter().map(|(charged, _)| charged + self.window);
-        let first = leaves.filter(|at| *at > now && reached(*at)).min();
-        Duration::from_micros(first.expect("everything leaves") - now)
+    /// Whether a record of this check is of another clock.
+    pub fn sees_foreign(&self, now: u64, check: &Check) -> bool {
+        check.pairs().iter().any(|pair| self.account(pair).is_foreign(now))
     }
 
-    /// The instant as this log sees it: time stands still at its last charge until the clock has caught up.
-    fn stands_at(&self, at: u64) -> u64 {
-        self.charges.last().map_or(at, |(last, _)| at.max(*last))
+    fn account(&self, pair: &Pair) -> Cow<'_, Account> {
+        match self.accounts.get(&name(&pair.key, &pair.policy)) {
+            Some(account) => Cow::Borrowed(account),
+            None => Cow::Owned(Account::new(&pair.policy)),
+        }
     }
-
-    /// Whether the clock is behind the last charge by more than a window.
-    fn is_foreign(&self, at: u64) -> bool {
-        self.charges.last().is_some_and(|(last, _)| *last > at + self.window)
-    }
-}
-
-fn key(pair: &Pair) -> (PartitionKey, String, Duration) {
-    (pair.key.clone(), pair.policy.name().to_owned(), pair.policy.window())
 }

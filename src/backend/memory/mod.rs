@@ -1,38 +1,25 @@
 //! Decisions in the memory of this process: the default, and exact.
 
-use std::{
-    fmt,
-    hash::{BuildHasher, RandomState},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    backend::{Backend, BackendError, Reason},
-    check::{Check, MAX_PAIRS, Pair},
-    decision::{Decision, Status, Wait},
+    backend::{Backend, BackendError},
+    check::{Check, Refund},
+    decision::Decision,
     error::ConfigError,
-    key::PartitionKey,
 };
 
 mod clock;
-pub(crate) mod log;
+mod log;
 mod shard;
+mod state;
+mod tally;
+mod windows;
 
 use clock::Clock;
 #[cfg(feature = "test-util")]
 pub use clock::ManualClock;
-use log::{Log, Reading};
-use shard::Shard;
-
-/// How many locks the partition keys are spread over.
-const SHARDS: usize = 64;
-/// How many partition keys that have come due a check looks at, and forgets if they are idle. More than one, so that
-/// clearing outruns making.
-const FORGET_PER_CHECK: usize = 4;
+use state::State;
 
 /// Decisions in the memory of this process: exact, bounded, and without a task that anybody must own.
 ///
@@ -43,27 +30,7 @@ const FORGET_PER_CHECK: usize = 4;
 /// A check holds a lock for a few microseconds at most and waits for nothing else, so there is nothing to time out. Only a
 /// new key that finds the bound reached looks for idle ones everywhere.
 #[derive(Clone)]
-pub struct MemoryBackend(Arc<Inner>);
-
-struct Inner {
-    shards: [Mutex<Shard>; SHARDS],
-    hasher: RandomState,
-    clock: Clock,
-    max_keys: usize,
-    /// The number of partition keys in all shards.
-    keys: AtomicUsize,
-    /// How long an idle key is kept, in microseconds. Zero but for tests that move the clock backward.
-    keep_idle: u64,
-}
-
-/// The shards of a check, locked in their own order, so that two checks never wait for each other.
-struct Locked<'a> {
-    guards: Vec<MutexGuard<'a, Shard>>,
-    /// The partition keys of the pairs, as they are kept.
-    keys: Vec<PartitionKey>,
-    /// Which of the guards holds the pair of this index.
-    guard_of_pair: [usize; MAX_PAIRS],
-}
+pub struct MemoryBackend(Arc<State>);
 
 impl MemoryBackend {
     /// The bound on partition keys unless another is given.
@@ -95,19 +62,12 @@ impl MemoryBackend {
     }
 
     fn make(max_keys: usize, clock: Clock, keep_idle: Duration) -> Self {
-        Self(Arc::new(Inner {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::new(),
-            clock,
-            max_keys,
-            keys: AtomicUsize::new(0),
-            keep_idle: keep_idle.as_micros() as u64,
-        }))
+        Self(Arc::new(State::new(max_keys, clock, keep_idle)))
     }
 
     /// The number of partition keys that are stored, idle ones included.
     pub fn keys(&self) -> usize {
-        self.0.keys.load(Ordering::Relaxed)
+        self.0.keys()
     }
 }
 
@@ -146,6 +106,29 @@ impl Backend for MemoryBackend {
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
         Some(self.0.decide(check))
     }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+        self.0.refund(refund);
+        Ok(())
+    }
+
+    fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
+        self.0.refund(refund);
+        Some(Ok(()))
+    }
+
+    async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
+        self.0.reset(pairs);
+        Ok(())
+    }
+
+    fn store(&self) -> Option<String> {
+        Some(format!("memory {}", self.0.number))
+    }
 }
 
 impl fmt::Debug for MemoryBackend {
@@ -155,146 +138,4 @@ impl fmt::Debug for MemoryBackend {
             .field("max_keys", &self.0.max_keys)
             .finish()
     }
-}
-
-impl Inner {
-    fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        if let Some(decision) = self.try_decide(check)? {
-            return Ok(decision);
-        }
-        // A new key has no room. Whatever is idle goes, in all shards, and then it is tried once more.
-        let horizon = self.forget_horizon(self.clock.now_micros());
-        for shard in &self.shards {
-            self.forget(&mut lock(shard), horizon, usize::MAX);
-        }
-        self.try_decide(check)?.ok_or_else(|| BackendError::new(Reason::Full))
-    }
-
-    /// `None` if it would be admitted but for a new partition key that has no room.
-    fn try_decide(&self, check: &Check) -> Result<Option<Decision>, BackendError> {
-        let pairs = check.pairs();
-        let mut locked = self.lock(check);
-        // Read when the locks are held, so that decisions are in the order of their instants.
-        let clock = self.clock.now_micros();
-        for shard in &mut locked.guards {
-            self.forget(shard, self.forget_horizon(clock), FORGET_PER_CHECK);
-        }
-
-        let empty = Log::default();
-        let read = |(i, pair): (usize, &Pair)| {
-            let log = locked.shard(i).log(&locked.keys[i], check, pair).unwrap_or(&empty);
-            (log, log.read(clock, pair.policy.window_micros()))
-        };
-        let readings: Vec<(&Log, Reading)> = pairs.iter().enumerate().map(read).collect();
-        let admitted = pairs.iter().zip(&readings).all(|(pair, (_, reading))| wanting(pair, reading) == 0);
-        let statuses: Vec<Status> = pairs
-            .iter()
-            .zip(&readings)
-            .map(|(pair, (log, reading))| status(pair, log, reading, admitted))
-            .collect();
-        if admitted {
-            let charged: Vec<(usize, Reading)> = readings
-                .into_iter()
-                .enumerate()
-                .filter(|(i, _)| pairs[*i].cost > 0)
-                .map(|(i, (log, reading))| log.has_room(&reading).then_some((i, reading)))
-                .collect::<Option<_>>()
-                .ok_or(BackendError::new(Reason::Full))?;
-            if !self.reserve(locked.new_keys(&charged)) {
-                return Ok(None);
-            }
-            for (i, reading) in charged {
-                locked.log_mut(i, check, clock).charge(&reading, pairs[i].cost);
-            }
-        }
-        Ok(Some(Decision::new(clock, statuses)))
-    }
-
-    /// Takes room for new partition keys.
-    fn reserve(&self, new_keys: usize) -> bool {
-        if new_keys == 0 {
-            return true;
-        }
-        let room = |keys: usize| keys.checked_add(new_keys).filter(|keys| *keys <= self.max_keys);
-        self.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_ok()
-    }
-
-    fn forget(&self, shard: &mut Shard, horizon: u64, most: usize) {
-        let forgotten = shard.forget_idle(horizon, most);
-        if forgotten > 0 {
-            self.keys.fetch_sub(forgotten, Ordering::Relaxed);
-        }
-    }
-
-    /// What was idle at this instant may be forgotten.
-    fn forget_horizon(&self, clock: u64) -> u64 {
-        clock.saturating_sub(self.keep_idle)
-    }
-
-    fn lock(&self, check: &Check) -> Locked<'_> {
-        let keys: Vec<PartitionKey> = check.pairs().iter().map(|pair| pair.key.bounded()).collect();
-        let shard_of = |key: &PartitionKey| self.hasher.hash_one(key) as usize % SHARDS;
-        let shards: Vec<usize> = keys.iter().map(shard_of).collect();
-        let mut order = shards.clone();
-        order.sort_unstable();
-        order.dedup();
-        let mut guard_of_pair = [0; MAX_PAIRS];
-        for (guard, shard) in guard_of_pair.iter_mut().zip(&shards) {
-            *guard = order.partition_point(|other| other < shard);
-        }
-        let guards = order.iter().map(|&shard| lock(&self.shards[shard])).collect();
-        Locked { guards, keys, guard_of_pair }
-    }
-}
-
-impl Locked<'_> {
-    fn shard(&self, pair: usize) -> &Shard {
-        &self.guards[self.guard_of_pair[pair]]
-    }
-
-    fn log_mut(&mut self, pair: usize, check: &Check, now: u64) -> &mut Log {
-        let shard = &mut self.guards[self.guard_of_pair[pair]];
-        shard.log_mut(&self.keys[pair], check, &check.pairs()[pair], now)
-    }
-
-    /// How many of the partition keys that are to be charged are not stored yet.
-    fn new_keys(&self, charged: &[(usize, Reading)]) -> usize {
-        let is_new = |n: &usize| {
-            let key = &self.keys[charged[*n].0];
-            !self.shard(charged[*n].0).contains(key)
-                && charged[..*n].iter().all(|(i, _)| self.keys[*i] != *key)
-        };
-        (0..charged.len()).filter(is_new).count()
-    }
-}
-
-/// How many units are in the way of a pair's cost; zero if it admits.
-fn wanting(pair: &Pair, reading: &Reading) -> u64 {
-    match u64::from(pair.cost) {
-        0 => 0,
-        cost => (reading.used + cost).saturating_sub(u64::from(pair.policy.quota())),
-    }
-}
-
-fn status(pair: &Pair, log: &Log, reading: &Reading, admitted: bool) -> Status {
-    let wanting = wanting(pair, reading);
-    let retry_after = match wanting {
-        0 => Wait::ZERO,
-        _ if pair.cost > pair.policy.quota() => Wait::Never,
-        _ => Wait::For(Duration::from_micros(log.wait_for(reading, wanting))),
-    };
-    let charged = if admitted { u64::from(pair.cost) } else { 0 };
-    let of_new = reading.wait_for_new();
-    let (next, reset) = match (reading.used, charged) {
-        (0, 0) => (pair.policy.window_micros(), 0),
-        (0, _) => (of_new, of_new),
-        (used, 0) => (log.wait_for(reading, 1), log.wait_for(reading, used)),
-        (_, _) => (log.wait_for(reading, 1), of_new),
-    };
-    let remaining = u64::from(pair.policy.quota()).saturating_sub(reading.used + charged) as u32;
-    Status::new(pair, remaining, retry_after, Duration::from_micros(next), Duration::from_micros(reset))
-}
-
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

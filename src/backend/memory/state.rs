@@ -1,0 +1,233 @@
+//! All partition keys of a memory backend, and what is done with several of them at one instant.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{
+    clock::Clock,
+    shard::Shard,
+    tally::{Reading, Tally},
+};
+use crate::{
+    backend::{BackendError, Reason},
+    check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund},
+    decision::{Decision, Status},
+    key::PartitionKey,
+};
+
+/// How many locks the partition keys are spread over.
+const SHARDS: usize = 64;
+/// How many partition keys that have come due a check looks at, and forgets if they are idle. More than one, so that
+/// clearing outruns making.
+const FORGET_PER_CHECK: usize = 4;
+
+/// What the clones of a backend share.
+pub(super) struct State {
+    /// Another one for every state of this process.
+    pub(super) number: u64,
+    pub(super) clock: Clock,
+    pub(super) max_keys: usize,
+    /// How long an idle key is kept, in microseconds. Zero but for tests that move the clock backward.
+    pub(super) keep_idle: u64,
+    shards: [Mutex<Shard>; SHARDS],
+    hasher: RandomState,
+    /// The number of partition keys in all shards.
+    keys: AtomicUsize,
+}
+
+/// The shards of some pairs, locked in their own order, so that no two callers ever wait for each other.
+struct Locked<'a> {
+    guards: Vec<MutexGuard<'a, Shard>>,
+    /// The partition keys of the pairs, as they are kept.
+    keys: Vec<PartitionKey>,
+    /// Which of the guards holds the pair of this index.
+    guard_of_pair: [usize; MAX_PAIRS],
+}
+
+impl State {
+    pub(super) fn new(max_keys: usize, clock: Clock, keep_idle: Duration) -> Self {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        Self {
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            clock,
+            max_keys,
+            keep_idle: keep_idle.as_micros() as u64,
+            shards: std::array::from_fn(|_| Mutex::default()),
+            hasher: RandomState::new(),
+            keys: AtomicUsize::new(0),
+        }
+    }
+
+    /// The number of partition keys that are stored, idle ones included.
+    pub(super) fn keys(&self) -> usize {
+        self.keys.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
+        if let Some(decision) = self.try_decide(check)? {
+            return Ok(decision);
+        }
+        // A new key has no room. Whatever is idle goes, in all shards, and then it is tried once more.
+        let horizon = self.horizon(self.clock.now_micros());
+        for shard in &self.shards {
+            self.forget(&mut lock(shard), horizon, usize::MAX);
+        }
+        self.try_decide(check)?.ok_or_else(|| BackendError::new(Reason::Full))
+    }
+
+    /// `None` if it would be admitted but for a new partition key that has no room.
+    fn try_decide(&self, check: &Check) -> Result<Option<Decision>, BackendError> {
+        let (pairs, purpose) = (check.pairs(), check.purpose());
+        let mut locked = self.lock(pairs.iter().map(|pair| &pair.key));
+        // Read when the locks are held, so that decisions are in the order of their instants.
+        let clock = self.clock.now_micros();
+        for shard in &mut locked.guards {
+            self.forget(shard, self.horizon(clock), FORGET_PER_CHECK);
+        }
+
+        let read = |(i, pair): (usize, &Pair)| {
+            let tally = locked.tally(i, check, pair).unwrap_or_else(|| Tally::none(&pair.policy));
+            tally.read(clock, &pair.policy)
+        };
+        let readings: Vec<Reading<'_>> = pairs.iter().enumerate().map(read).collect();
+        let waits = purpose != Purpose::Overage;
+        let admitted = !waits || pairs.iter().zip(&readings).all(|(pair, reading)| reading.admits(pair));
+        let status = |(pair, reading): (&Pair, &Reading<'_>)| reading.status(pair, admitted, waits);
+        let statuses: Vec<Status> = pairs.iter().zip(&readings).map(status).collect();
+        if !admitted {
+            return Ok(Some(Decision::new(clock, statuses)));
+        }
+        if pairs.iter().zip(&readings).any(|(pair, reading)| pair.cost > 0 && !reading.has_room()) {
+            return Err(BackendError::new(Reason::Full));
+        }
+        if !self.reserve(locked.new_keys(pairs), purpose) {
+            return Ok(None);
+        }
+        if purpose == Purpose::Peek {
+            return Ok(Some(Decision::new(clock, statuses)));
+        }
+        let mut receipts = Vec::new();
+        for (i, pair) in pairs.iter().enumerate() {
+            let receipt = match pair.cost {
+                0 => Receipt { generation: 0, at_micros: 0, ordinal: 0 },
+                _ => locked.charge(i, check, pair, clock),
+            };
+            if purpose == Purpose::Reserve {
+                receipts.push(receipt);
+            }
+        }
+        Ok(Some(Decision::with_receipts(clock, statuses, receipts)))
+    }
+
+    /// Gives units back, each to its own charge.
+    pub(super) fn refund(&self, refund: &Refund) {
+        let mut locked = self.lock(refund.pairs().iter().map(|pair| &pair.key));
+        let clock = self.clock.now_micros();
+        for (i, pair) in refund.pairs().iter().enumerate() {
+            let (shard, key) = locked.shard_mut(i);
+            shard.refund(key, refund.namespace(), pair, clock);
+            self.look_at(shard, key, clock);
+        }
+    }
+
+    /// Forgets what is recorded for some pairs.
+    pub(super) fn reset(&self, pairs: &Check) {
+        let mut locked = self.lock(pairs.pairs().iter().map(|pair| &pair.key));
+        let clock = self.clock.now_micros();
+        for (i, pair) in pairs.pairs().iter().enumerate() {
+            let (shard, key) = locked.shard_mut(i);
+            shard.reset(key, pairs.namespace(), &pair.policy);
+            self.look_at(shard, key, clock);
+        }
+    }
+
+    /// Takes room for new partition keys; a peek only looks whether there is some.
+    fn reserve(&self, new_keys: usize, purpose: Purpose) -> bool {
+        let room = |keys: usize| keys.checked_add(new_keys).filter(|keys| *keys <= self.max_keys);
+        match (new_keys, purpose) {
+            (0, _) => true,
+            (_, Purpose::Peek) => room(self.keys()).is_some(),
+            _ => self.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_ok(),
+        }
+    }
+
+    fn forget(&self, shard: &mut Shard, horizon: u64, most: usize) {
+        let forgotten = shard.forget_idle(horizon, most);
+        if forgotten > 0 {
+            self.keys.fetch_sub(forgotten, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets one partition key if it is idle, without waiting until it comes due.
+    fn look_at(&self, shard: &mut Shard, key: &PartitionKey, clock: u64) {
+        if shard.look_at(key, self.horizon(clock)) {
+            self.keys.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What was idle at this instant may be forgotten.
+    fn horizon(&self, clock: u64) -> u64 {
+        clock.saturating_sub(self.keep_idle)
+    }
+
+    /// At most [`MAX_PAIRS`] keys.
+    fn lock<'k>(&self, keys: impl Iterator<Item = &'k PartitionKey>) -> Locked<'_> {
+        let keys: Vec<PartitionKey> = keys.map(PartitionKey::bounded).collect();
+        let mut shard_of_pair = [0; MAX_PAIRS];
+        for (shard, key) in shard_of_pair.iter_mut().zip(&keys) {
+            *shard = self.hasher.hash_one(key) as usize % SHARDS;
+        }
+        let mut guards = Vec::with_capacity(1);
+        let mut guard_of_pair = [0; MAX_PAIRS];
+        let pairs = keys.len().min(MAX_PAIRS);
+        // In the order of the shards, each once.
+        let mut next = shard_of_pair[..pairs].iter().min().copied();
+        while let Some(shard) = next {
+            for pair in (0..pairs).filter(|pair| shard_of_pair[*pair] == shard) {
+                guard_of_pair[pair] = guards.len();
+            }
+            guards.push(lock(&self.shards[shard]));
+            next = shard_of_pair[..pairs].iter().filter(|other| **other > shard).min().copied();
+        }
+        Locked { guards, keys, guard_of_pair }
+    }
+}
+
+impl Locked<'_> {
+    fn shard(&self, pair: usize) -> &Shard {
+        &self.guards[self.guard_of_pair[pair]]
+    }
+
+    fn shard_mut(&mut self, pair: usize) -> (&mut Shard, &PartitionKey) {
+        (&mut self.guards[self.guard_of_pair[pair]], &self.keys[pair])
+    }
+
+    fn tally(&self, index: usize, check: &Check, pair: &Pair) -> Option<&Tally> {
+        self.shard(index).tally(&self.keys[index], check.namespace(), &pair.policy)
+    }
+
+    fn charge(&mut self, index: usize, check: &Check, pair: &Pair, clock: u64) -> Receipt {
+        let (shard, key) = self.shard_mut(index);
+        shard.charge(key, check, pair, clock)
+    }
+
+    /// How many of the partition keys that are to be charged are not stored yet.
+    fn new_keys(&self, pairs: &[Pair]) -> usize {
+        let is_charged = |i: &usize| pairs[*i].cost > 0;
+        let is_new = |i: &usize| {
+            !self.shard(*i).contains(&self.keys[*i])
+                && (0..*i).filter(is_charged).all(|other| self.keys[other] != self.keys[*i])
+        };
+        (0..pairs.len()).filter(is_charged).filter(is_new).count()
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

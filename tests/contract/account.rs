@@ -1,0 +1,124 @@
+//! The reference for one pair: all its charges in a plain list.
+
+use std::time::Duration;
+
+use tower_sliding_window::{Algorithm, Policy};
+
+/// All charges of one pair, in order. Nothing is cleaned up.
+#[derive(Clone)]
+pub struct Account {
+    window: u64,
+    algorithm: Algorithm,
+    charges: Vec<Charge>,
+    /// The instant of the last charge, whatever has become of it.
+    last: u64,
+    /// The instant of the first charge since nothing was used.
+    pub born: u64,
+}
+
+#[derive(Clone)]
+struct Charge {
+    id: usize,
+    at: u64,
+    /// In quota units, as settled.
+    units: u64,
+}
+
+impl Account {
+    pub fn new(policy: &Policy) -> Self {
+        let window = policy.window().as_micros() as u64;
+        Self { window, algorithm: policy.algorithm(), charges: Vec::new(), last: 0, born: 0 }
+    }
+
+    /// What is used at this instant, in parts of a unit.
+    pub fn used(&self, at: u64) -> u64 {
+        if self.is_foreign(at) {
+            return 0;
+        }
+        let now = at.max(self.last);
+        self.charges.iter().map(|charge| charge.units * self.share(charge.at, now)).sum()
+    }
+
+    /// How many parts of a unit that was charged then count now.
+    fn share(&self, charged: u64, now: u64) -> u64 {
+        let window = self.window;
+        match self.algorithm {
+            Algorithm::SlidingLog => u64::from(now < charged + window),
+            Algorithm::SlidingBuckets { precision } => {
+                let precision = precision.as_micros() as u64;
+                let end = (charged / precision + 1) * precision;
+                u64::from(now < end + window)
+            }
+            Algorithm::FixedWindow => u64::from(now / window == charged / window),
+            Algorithm::SlidingCounter => match now / window - charged / window {
+                0 => self.parts(),
+                1 => self.parts() - now % window / self.tick(),
+                _ => 0,
+            },
+            other => panic!("{other:?} has no reference"),
+        }
+    }
+
+    /// How many parts a unit has: where usage is a fraction, this is what it is a fraction of.
+    pub fn parts(&self) -> u64 {
+        match self.algorithm {
+            Algorithm::SlidingCounter => self.window.div_ceil(self.tick()),
+            _ => 1,
+        }
+    }
+
+    fn tick(&self) -> u64 {
+        self.window.div_ceil(1 << 20)
+    }
+
+    /// Whether a cost fits under a quota.
+    pub fn admits(&self, at: u64, cost: u32, quota: u32) -> bool {
+        cost == 0 || self.used(at) + u64::from(cost) * self.parts() <= u64::from(quota) * self.parts()
+    }
+
+    pub fn charge(&mut self, at: u64, id: usize, cost: u32) {
+        if self.is_foreign(at) {
+            (self.charges, self.last) = (Vec::new(), 0);
+        }
+        let now = at.max(self.last);
+        if self.used(now) == 0 {
+            self.born = now;
+        }
+        self.charges.push(Charge { id, at: now, units: u64::from(cost) });
+        self.last = now;
+    }
+
+    /// The charge had a smaller amount from the start, if it still counts.
+    pub fn settle(&mut self, at: u64, id: usize, used: u32) {
+        let now = at.max(self.last);
+        let Some(index) = self.charges.iter().position(|charge| charge.id == id) else { return };
+        if !self.is_foreign(at) && self.share(self.charges[index].at, now) > 0 {
+            self.charges[index].units = u64::from(used);
+        }
+    }
+
+    pub fn holds(&self, id: usize) -> bool {
+        self.charges.iter().any(|charge| charge.id == id)
+    }
+
+    /// The smallest wait until `reached`. Usage never rises by waiting: what is reached stays so.
+    pub fn first(&self, now: u64, reached: impl Fn(u64) -> bool) -> Duration {
+        // By then everything has left.
+        let (mut not_yet, mut then) = (now, now.max(self.last) + 3 * self.window);
+        assert!(!reached(not_yet) && reached(then));
+        while then - not_yet > 1 {
+            let middle = not_yet + (then - not_yet) / 2;
+            if reached(middle) {
+                then = middle;
+            } else {
+                not_yet = middle;
+            }
+        }
+        Duration::from_micros(then - now)
+    }
+
+    /// Whether the clock is behind the last charge by more than a window.
+    pub fn is_foreign(&self, at: u64) -> bool {
+        self.last > at + self.window
+    }
+}
