@@ -13,9 +13,10 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ActualCost, Answer, Backend, Builder, ConfigError, Costs, FakeBackend, Header, Keyed, Limiter,
-    ManualClock, MemoryBackend, PartitionKey, Purpose, RateLimitLayer, Reason, Reservation, Settling,
-    actual_cost, by_hand, from_head, from_response, refuse_with,
+    ActualCost, Answer, Backend, BackendError, Builder, Check, ConfigError, Costs, Decision, Draft,
+    FakeBackend, Header, Http, Keyed, Limiter, ManualClock, MemoryBackend, PartitionKey, Purpose,
+    RateLimitLayer, Reason, Reservation, Settling, Used, actual_cost, by_hand, from_head, from_response,
+    refuse_with,
 };
 
 use super::{
@@ -75,7 +76,7 @@ async fn a_failed_login_counts_and_a_good_one_does_not() {
 async fn closures_with_and_without_types_and_handlers_tell_what_was_used() {
     async fn used<F>(settle: F) -> (Vec<u32>, Vec<u32>)
     where
-        F: tower_sliding_window::Used<Response<Body>> + Send + Sync + 'static,
+        F: Used<Response<Body>> + Send + Sync + 'static,
     {
         let backend = FakeBackend::admitting();
         let limits = builder(backend.clone()).settle(settle).build().unwrap();
@@ -148,20 +149,17 @@ async fn the_response_does_not_wait_for_its_settlement() {
 }
 
 /// A layer that makes every answer free, if there is one.
-fn free<E>(
+fn free(
     backend: FakeBackend,
-) -> RateLimitLayer<Keyed<Header, u32>, Settling<impl Free<E>, tower_sliding_window::Http>> {
+) -> RateLimitLayer<Keyed<Header, u32>, Settling<impl Used<Response<Bytes>>, Http>> {
     builder(backend).settle(|_: &Response<Bytes>| Some(0)).build().unwrap()
 }
-
-trait Free<E>: tower_sliding_window::Used<Response<Bytes>> {}
-impl<E, F: tower_sliding_window::Used<Response<Bytes>>> Free<E> for F {}
 
 #[tokio::test]
 async fn when_the_inner_service_fails_the_charge_stands() {
     let backend = FakeBackend::admitting();
     let inner = service_fn(async |_: Request<()>| Err::<Response<Bytes>, BoxError>("it is broken".into()));
-    free::<BoxError>(backend.clone()).layer(inner).oneshot(request_of("alice")).await.unwrap_err();
+    free(backend.clone()).layer(inner).oneshot(request_of("alice")).await.unwrap_err();
     assert_eq!((back(&backend), backend.checks().len()), (vec![], 1));
 }
 
@@ -171,7 +169,7 @@ fn when_the_inner_service_panics_the_charge_stands() {
     let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
         panic!("as it is meant to")
     });
-    let answer = free::<Infallible>(backend.clone()).layer(inner).oneshot(request_of("alice"));
+    let answer = free(backend.clone()).layer(inner).oneshot(request_of("alice"));
     std::panic::catch_unwind(AssertUnwindSafe(|| now(answer))).unwrap_err();
     assert_eq!((back(&backend), backend.checks().len()), (vec![], 1));
 }
@@ -179,7 +177,7 @@ fn when_the_inner_service_panics_the_charge_stands() {
 #[test]
 fn when_the_request_is_dropped_before_its_response_the_charge_stands() {
     let backend = FakeBackend::admitting();
-    let limits = free::<Infallible>(backend.clone());
+    let limits = free(backend.clone());
     let limiter = limits.limiter().clone();
     let inner = service_fn(|_: Request<()>| pending::<Result<Response<Bytes>, Infallible>>());
     {
@@ -319,10 +317,7 @@ async fn a_service_that_is_no_http_settles_by_its_answer() {
 async fn a_layer_that_settles_needs_a_backend_that_can() {
     struct OnlyCharges;
     impl Backend for OnlyCharges {
-        async fn check(
-            &self,
-            _: &tower_sliding_window::Check,
-        ) -> Result<tower_sliding_window::Decision, tower_sliding_window::BackendError> {
+        async fn check(&self, _: &Check) -> Result<Decision, BackendError> {
             panic!("it was asked")
         }
     }
@@ -336,8 +331,8 @@ async fn a_layer_that_settles_needs_a_backend_that_can() {
 
     // Of parts that were not seen together, it is an outage, and nobody is asked.
     let limiter = Limiter::builder(OnlyCharges).policy(policy("ten", 10, MINUTE)).build().unwrap();
-    let key = |_: &Request<()>| Ok(tower_sliding_window::Draft::check(PartitionKey::new("user", "alice"), 1));
-    let limits = RateLimitLayer::new(limiter, key, Settling::new(actual_cost(), tower_sliding_window::Http));
+    let key = |_: &Request<()>| Ok(Draft::check(PartitionKey::new("user", "alice"), 1));
+    let limits = RateLimitLayer::new(limiter, key, Settling::new(actual_cost(), Http));
     let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
         panic!("it was let through")
     });

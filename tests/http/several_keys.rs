@@ -4,21 +4,19 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Backend, Builder, ConfigError, Costs, Draft, FakeBackend, Header, KeyError, Keyed, ManualClock,
-    MemoryBackend, Pair, PartitionKey, Policies, RateLimitLayer, Refusal, WithoutKey, from_head, header,
-    limit, peer_ip,
+    Backend, Builder, ConfigError, Costs, Draft, FakeBackend, FromHead, Head, Header, KeyError, Keyed, Limit,
+    ManualClock, MemoryBackend, Pair, PartitionKey, Policies, RateLimitLayer, Refusal, WithoutKey, from_head,
+    header, limit, peer_ip,
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
-
-type Layer<P> = RateLimitLayer<P>;
 
 /// Begins a layer that allows each user three requests.
 fn per_user(backend: impl Backend) -> Builder<Keyed<Header>> {
     RateLimitLayer::builder(backend).policy(policy("per-user", 3, MINUTE)).key(api_key())
 }
 
-fn route() -> tower_sliding_window::FromHead<impl Fn(&tower_sliding_window::Head<'_>) -> PartitionKey> {
+fn route() -> FromHead<impl Fn(&Head<'_>) -> PartitionKey> {
     from_head(|head| PartitionKey::new("route", head.uri.path()))
 }
 
@@ -147,7 +145,7 @@ async fn a_request_that_no_key_counts_passes_uncounted() {
     assert_eq!((answer.status, answer.tells_of_limits(), backend.checks().len()), (200, false, 0));
 }
 
-fn text<P>(built: Result<Layer<P>, ConfigError>) -> String {
+fn text<P>(built: Result<RateLimitLayer<P>, ConfigError>) -> String {
     built.map(drop).unwrap_err().to_string()
 }
 
@@ -237,7 +235,7 @@ async fn drafts_that_are_joined_are_one_check_in_their_order() {
 
 #[tokio::test]
 async fn a_limit_is_a_plan_of_its_own_but_not_without_a_policy() {
-    let ask = |limit: tower_sliding_window::Limit<Header>| async {
+    let ask = |limit: Limit<Header>| async {
         let limits = RateLimitLayer::builder(FakeBackend::admitting()).plan(limit).without_policies();
         let site = Site::serve(app().layer(limits.build().unwrap())).await;
         site.get("/a", &[ALICE]).await

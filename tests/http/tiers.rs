@@ -3,8 +3,8 @@
 use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower_sliding_window::{
-    FakeBackend, Head, ManualClock, MemoryBackend, Policies, PolicySelector, PolicyTable, RateLimitLayer,
-    from_head, limit, peer_ip,
+    FakeBackend, Fixed, FromHead, Head, ManualClock, MemoryBackend, Policies, PolicySelector, PolicyTable,
+    RateLimitLayer, from_head, limit, peer_ip,
 };
 
 use super::{
@@ -21,7 +21,7 @@ fn tier<'a>(head: &Head<'a>) -> Option<&'a str> {
     head.headers.get("x-tier")?.to_str().ok()
 }
 
-fn by_tier(table: &PolicyTable) -> tower_sliding_window::FromHead<impl Fn(&Head<'_>) -> Policies + 'static> {
+fn by_tier(table: &PolicyTable) -> FromHead<impl Fn(&Head<'_>) -> Policies + 'static> {
     let table = table.clone();
     from_head(move |head| table.pick(tier(head)))
 }
@@ -200,6 +200,6 @@ fn a_table_is_shared_by_its_clones() {
     assert_eq!(clone.pick(Some("gold")).as_slice()[0].window(), SECOND);
     fn is_shared<T: Clone + Send + Sync + 'static>() {}
     is_shared::<(PolicyTable, Policies)>();
-    let fixed: Option<Policies> = PolicySelector::<()>::select(&tower_sliding_window::Fixed, &());
+    let fixed: Option<Policies> = PolicySelector::<()>::select(&Fixed, &());
     assert_eq!(fixed, None);
 }
