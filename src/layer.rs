@@ -226,6 +226,7 @@ impl<K, C, X, S, O, R> Builder<Keyed<K, C, X, S, O>, R> {
 
     /// Limits by a further key at the same time, with policies and a cost of its own; see [`limit`](crate::limit). All keys are
     /// one check: it is admitted if all policies have room, and then all are charged.
+    #[expect(clippy::type_complexity, reason = "a name for it would only hide what it is made of")]
     pub fn also<K2, C2, S2>(
         self,
         limit: Limit<K2, C2, S2>,
@@ -241,6 +242,7 @@ impl<K, C, X, S, O, R> Builder<Keyed<K, C, X, S, O>, R> {
     /// # Errors
     ///
     /// Those of [`LimiterBuilder::build`], for the policies of all keys together, and [`ConfigError::CannotSettle`].
+    #[expect(clippy::type_complexity, reason = "a name for it would only hide what it is made of")]
     pub fn build(self) -> Result<RateLimitLayer<Keyed<K, C, X, S, O>, R>, ConfigError> {
         Ok(RateLimitLayer::new(self.limiter.build()?, self.plan, self.respond))
     }

@@ -19,8 +19,10 @@ fn reserve(limiter: &Limiter, cost: impl Into<Costs>) -> Reservation {
     now(limiter.reserve(alice(), cost)).unwrap().admitted().unwrap()
 }
 
+type Units = Vec<(String, u32)>;
+
 /// What was asked after the reservation: units back, and units more, each with the policy.
-fn asked(backend: &FakeBackend) -> (Vec<(String, u32)>, Vec<(String, u32)>) {
+fn asked(backend: &FakeBackend) -> (Units, Units) {
     let refunds = backend.refunds().into_iter().flat_map(|refund| {
         assert_eq!(refund.namespace, "shop");
         refund.pairs
