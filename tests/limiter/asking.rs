@@ -79,6 +79,9 @@ fn a_backend_that_can_do_nothing_but_charge_is_asked_for_nothing_else() {
         async fn check(&self, _check: &Check) -> Result<Decision, BackendError> {
             panic!("it was asked")
         }
+        async fn reset(&self, _pairs: &Check) -> Result<(), BackendError> {
+            panic!("it was asked")
+        }
     }
     let limiter = Limiter::builder(Never).policy(policy("p", 1)).build().unwrap();
     let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];

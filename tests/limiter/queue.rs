@@ -10,8 +10,8 @@ use std::{
 
 use tokio::{runtime::Builder, sync::Semaphore, task::yield_now, time::Instant};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, FakeBackend, Limiter, LimiterBuilder, Reason, Refund,
-    Reservation, Settled,
+    Backend, BackendError, Check, Costs, Decision, FakeBackend, Limiter, LimiterBuilder, Purpose, Reason,
+    Refund, Reservation, Settled,
 };
 
 use super::{alice, now, policy};
@@ -221,8 +221,8 @@ async fn what_waits_is_worked_off_although_the_limiter_is_gone() {
 }
 
 #[tokio::test]
-async fn a_backend_that_panics_loses_its_own_settlement_and_no_other() {
-    /// Panics at the first refund.
+async fn a_backend_that_panics_loses_its_own_settlements_and_no_others() {
+    /// Panics at the first eight refunds, which is as many as are under way at once.
     #[derive(Clone)]
     struct Panics(FakeBackend, Arc<AtomicUsize>);
     impl Backend for Panics {
@@ -234,7 +234,7 @@ async fn a_backend_that_panics_loses_its_own_settlement_and_no_other() {
         }
         async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
             yield_now().await;
-            assert!(self.1.fetch_add(1, SeqCst) > 0, "as it is meant to");
+            assert!(self.1.fetch_add(1, SeqCst) >= 8, "as it is meant to");
             self.0.refund(refund).await
         }
     }
@@ -244,5 +244,56 @@ async fn a_backend_that_panics_loses_its_own_settlement_and_no_other() {
         reserve(&limiter).await.settle(0);
     }
     limiter.drain().await;
-    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (19, 1));
+    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (12, 8));
+}
+
+/// Of one policy less was used than charged, of the other more.
+async fn reserve_two(backend: impl Backend) -> (Limiter, Reservation, Costs) {
+    let builder = Limiter::builder(backend).policy(policy("less", 10)).policy(policy("more", 10));
+    let limiter = builder.build().unwrap();
+    let reservation = reserve(&limiter).await;
+    (limiter, reservation, Costs::new().policy("less", 4).policy("more", 7))
+}
+
+#[tokio::test]
+async fn what_is_more_is_charged_although_what_is_less_did_not_go_back_and_it_is_one_loss() {
+    let backend = FakeBackend::admitting().failing_settlements(Reason::Busy);
+    let (limiter, reservation, used) = reserve_two(Later(backend.clone())).await;
+    assert!(matches!(reservation.settle(used).await, Settled::Lost(_)));
+    let overage = &backend.checks()[1];
+    assert_eq!((overage.purpose, overage.pairs[0].cost), (Purpose::Overage, 2));
+    assert_eq!((overage.pairs.len(), backend.refunds().len(), limiter.lost_settlements()), (1, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_half_of_a_settlement_has_one_deadline() {
+    let backend = FakeBackend::admitting().hanging_settlements();
+    let (limiter, reservation, used) = reserve_two(backend.clone()).await;
+    let start = Instant::now();
+    assert!(matches!(reservation.settle(used).await, Settled::Lost(_)));
+    assert!((200..210).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert_eq!((backend.checks().len(), backend.refunds().len(), limiter.lost_settlements()), (2, 1, 1));
+}
+
+#[tokio::test]
+async fn a_half_that_fails_at_once_is_lost_though_the_other_one_waits_and_is_done() {
+    /// Refuses refunds at once, and charges later.
+    struct Half(FakeBackend);
+    impl Backend for Half {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            yield_now().await;
+            self.0.check(check).await
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+        fn refund_now(&self, _refund: &Refund) -> Option<Result<(), BackendError>> {
+            Some(Err(BackendError::new(Reason::ReadOnly)))
+        }
+    }
+    let backend = FakeBackend::admitting();
+    let (limiter, reservation, used) = reserve_two(Half(backend.clone())).await;
+    let outcome = reservation.settle(used).await;
+    assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::ReadOnly));
+    assert_eq!((backend.checks().len(), limiter.lost_settlements()), (2, 1));
 }

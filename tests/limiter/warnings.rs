@@ -5,7 +5,11 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use tower_sliding_window::{Algorithm, Costs, FakeBackend, Limiter, LimiterBuilder, Policy, Reason};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Algorithm, Costs, FakeBackend, Limiter, LimiterBuilder, Policies, Policy, RateLimitLayer, Reason, limit,
+    refuse_with,
+};
 use tracing::{Event, Metadata, Subscriber, span};
 
 use super::{alice, now, policy, poll_once};
@@ -81,6 +85,30 @@ fn a_name_that_no_policy_has_is_warned_about_once_for_each_limiter() {
 }
 
 #[test]
+fn through_a_layer_a_name_is_looked_for_among_the_policies_of_all_keys() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let ask = |name: &'static str| {
+        let limits = RateLimitLayer::builder(FakeBackend::admitting())
+            .policy(policy("requests", 10))
+            .key(|_: &u32| alice())
+            .policies(|_: &u32| Policies::from(policy("tokens", 10)))
+            .cost(Costs::new().policy(name, 2))
+            .also(limit(|_: &u32| alice()).policy(policy("all", 10)))
+            .respond(refuse_with(|_| Err(())))
+            .build()
+            .unwrap();
+        let service = limits.layer(service_fn(|it: u32| std::future::ready(Ok::<_, ()>(it))));
+        tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+            for _ in 0..2 {
+                assert_eq!(now(service.clone().oneshot(1)), Ok(1));
+            }
+        });
+        warnings.load(Ordering::SeqCst)
+    };
+    assert_eq!(["requests", "tokens", "all", "token"].map(ask), [0, 0, 0, 1]);
+}
+
+#[test]
 fn lost_settlements_are_warned_about_more_and_more_rarely() {
     let backend = FakeBackend::admitting().failing_settlements(Reason::Connection);
     let limiter = Limiter::builder(backend).policy(policy("p", 10)).build().unwrap();
@@ -101,6 +129,7 @@ fn limits_that_contradict_each_other_on_one_store_are_warned_about_once() {
     }
     let minute = |quota| Policy::new("burst", quota, MINUTE).unwrap();
     let backend = FakeBackend::admitting();
+    let shared = backend.clone();
     let on = move || Limiter::builder(backend.clone());
     let warnings = Arc::new(AtomicUsize::new(0));
     let warned = || warnings.load(Ordering::SeqCst);
@@ -125,7 +154,17 @@ fn limits_that_contradict_each_other_on_one_store_are_warned_about_once() {
         assert_eq!(warned(), 1);
         let again = build(on(), minute(12));
         assert_eq!(warned(), 2);
-        drop((algorithm, again));
+        // A further key of a layer is no exception.
+        let others = |quota| {
+            let builder =
+                RateLimitLayer::builder(shared.clone()).policy(policy("own", 1)).key(|_: &u32| alice());
+            builder.also(limit(|_: &u32| alice()).policy(minute(quota))).namespace("layer").build().unwrap()
+        };
+        let layers = (others(1), others(1));
+        assert_eq!(warned(), 2);
+        let rival = others(2);
+        assert_eq!(warned(), 3);
+        drop((algorithm, again, layers, rival));
     });
 }
 
