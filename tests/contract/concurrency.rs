@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
 use tower_sliding_window::{
-    Backend, Check, Decision, MemoryBackend, Pair, PartitionKey, Policy, RedisBackend,
+    Algorithm, Backend, Check, Decision, MemoryBackend, Pair, PartitionKey, Policy, Purpose, RedisBackend,
 };
 
 use super::{invariants::says_the_same, model::Model};
@@ -13,17 +13,38 @@ use crate::support::server::{Engine, Server};
 const CLIENTS: usize = 8;
 const CHECKS: usize = 300;
 
-/// What one client of several does: checks at costs 0 to 3 of one key or of both, so that admissions and denials mix.
+/// What one client of several does: checks at costs 0 to 3 of one key or of both, counted in every way, so that admissions
+/// and denials mix.
 fn check(client: usize, round: usize) -> Check {
-    let policy = |name: &str, quota, millis| Policy::new(name, quota, Duration::from_millis(millis)).unwrap();
-    let (short, long) = (policy("short", 7, 3), policy("long", 40, 50));
+    let policy = |name: &str, quota, millis, algorithm| {
+        let policy = Policy::new(name, quota, Duration::from_millis(millis)).unwrap();
+        policy.with_algorithm(algorithm).unwrap()
+    };
+    let precision = Duration::from_millis(7);
+    let [log, buckets, counter, fixed] = [
+        policy("log", 7, 3, Algorithm::SlidingLog),
+        policy("buckets", 40, 50, Algorithm::SlidingBuckets { precision }),
+        policy("counter", 20, 10, Algorithm::SlidingCounter),
+        policy("fixed", 9, 4, Algorithm::FixedWindow),
+    ];
     let key = |name: &str| PartitionKey::new("key", name);
     let cost = ((client + round) % 4) as u32;
-    let mut pairs = vec![Pair::new(key("a"), short.clone(), cost), Pair::new(key("a"), long, cost)];
-    if round.is_multiple_of(3) {
-        pairs.push(Pair::new(key("b"), short, 1));
+    let mut pairs = vec![Pair::new(key("a"), log.clone(), cost), Pair::new(key("a"), buckets, cost)];
+    if round.is_multiple_of(2) {
+        pairs.push(Pair::new(key("a"), fixed.clone(), 1));
     }
-    Check::new(pairs).unwrap()
+    if round.is_multiple_of(3) {
+        pairs.extend([Pair::new(key("b"), log, 1), Pair::new(key("b"), counter.clone(), cost)]);
+    }
+    if round.is_multiple_of(5) {
+        pairs = vec![Pair::new(key("b"), counter, 1), Pair::new(key("a"), fixed, cost)];
+    }
+    let purpose = match round % 7 {
+        5 => Purpose::Peek,
+        6 => Purpose::Reserve,
+        _ => Purpose::Charge,
+    };
+    Check::new(pairs).unwrap().with_purpose(purpose)
 }
 
 async fn clients_at_once<B: Backend>(backends: Vec<B>) -> Vec<(Check, Decision)> {
@@ -61,7 +82,7 @@ fn one_order_explains(mut told: Vec<(Check, Decision)>) {
     while let Some((_, first)) = rest.first() {
         let at = first.at_micros();
         let together = rest.iter().take_while(|(_, decision)| decision.at_micros() == at).count();
-        // Which of those at one instant came next? One that the model explains: a denial changes nothing, and of two
+        // Which of those at one instant came next? One that the model explains: a denial or a peek changes nothing, and of two
         // admissions that both fit, the `remaining` tells the order.
         let next = (0..together).find(|i| says_the_same(&model.peek(at, &rest[*i].0), &rest[*i].1));
         let next = next.unwrap_or_else(|| panic!("no order explains {:#?}", &rest[..together]));

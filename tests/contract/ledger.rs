@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::test_runner::TestCaseError;
-use tower_sliding_window::{Algorithm, Check, Purpose};
+use tower_sliding_window::{Algorithm, Check, Policy, Purpose};
 
 use super::{
     invariants::require,
@@ -59,10 +59,9 @@ impl Ledger {
         for (pair, used) in check.pairs().iter().zip(used).filter(|(pair, used)| **used < pair.cost) {
             let Some(entries) = self.entries.get_mut(&name(&pair.key, &pair.policy)) else { continue };
             let now = entries.last().map_or(now, |last| now.max(last.at));
-            let window = pair.policy.window().as_micros() as u64;
             let mut entries = entries.iter_mut();
             let entry = entries.find(|entry| entry.reservation == Some(reservation));
-            if let Some(entry) = entry.filter(|entry| now < entry.at + window) {
+            if let Some(entry) = entry.filter(|entry| now < leaves_at(entry, &pair.policy)) {
                 entry.units = u64::from(*used);
             }
         }
@@ -96,4 +95,16 @@ fn no_window_holds_too_many((_, _, window, _): &Name, entries: &[Entry]) -> Resu
         require(units <= u64::from(newest.quota), "never too many: in a window")?;
     }
     Ok(())
+}
+
+/// When a charge counts no more; until then it may get units back.
+fn leaves_at(entry: &Entry, policy: &Policy) -> u64 {
+    let window = policy.window().as_micros() as u64;
+    match policy.algorithm() {
+        Algorithm::SlidingBuckets { precision } => {
+            let precision = precision.as_micros() as u64;
+            (entry.at / precision + 1) * precision + window
+        }
+        _ => entry.at + window,
+    }
 }

@@ -8,6 +8,7 @@ mod history;
 mod invariants;
 mod ledger;
 mod memory;
+mod memory_changes;
 mod model;
 
 use std::cell::Cell;

@@ -1,89 +1,10 @@
-//! The edges of a decision, one test each, on every backend.
+//! The edges of the sliding log, which counts to the microsecond.
 
 use std::time::Duration;
 
-use tokio::runtime::Runtime;
-use tower_sliding_window::{
-    Backend, Check, Decision, ManualClock, MemoryBackend, Pair, PartitionKey, Policy, RedisBackend, Wait,
-};
+use tower_sliding_window::{Policy, Wait};
 
-use crate::support::server::{Engine, Server};
-
-const WINDOW: u64 = 10_000;
-
-/// One backend on a clock that the test moves; short words for what the edges need.
-struct Bench<B> {
-    backend: B,
-    clock: ManualClock,
-    runtime: Runtime,
-}
-
-impl<B: Backend> Bench<B> {
-    fn check(&self, pairs: &[(&str, &Policy, u32)]) -> Decision {
-        let pair = |(key, policy, cost): &(&str, &Policy, u32)| {
-            Pair::new(PartitionKey::new("key", key), (*policy).clone(), *cost)
-        };
-        let check = Check::new(pairs.iter().map(pair).collect::<Vec<_>>()).unwrap();
-        self.runtime.block_on(self.backend.check(&check)).unwrap()
-    }
-
-    fn admits(&self, key: &str, policy: &Policy, cost: u32) -> bool {
-        self.check(&[(key, policy, cost)]).is_admitted()
-    }
-
-    /// Moves the clock, in microseconds, forward or backward.
-    fn moves(&self, micros: i64) {
-        self.clock.set_micros(self.clock.now_micros().saturating_add_signed(micros));
-    }
-}
-
-/// An edge, on every backend.
-macro_rules! edges {
-    ($($name:ident: |$bench:ident| $body:block)*) => {
-        $(
-            fn $name<B: Backend>($bench: &Bench<B>) $body
-        )*
-
-        mod memory {
-            $(
-                #[test]
-                fn $name() {
-                    let clock = super::ManualClock::new();
-                    let keep = super::Duration::from_secs(3_600);
-                    let backend = super::MemoryBackend::new().with_clock(&clock).keep_idle_for(keep);
-                    super::$name(&super::Bench { backend, clock, runtime: super::Runtime::new().unwrap() });
-                }
-            )*
-        }
-
-        mod servers {
-            $(
-                #[test]
-                fn $name() {
-                    for engine in super::Engine::ALL {
-                        let server = super::Server::start(engine);
-                        let (clock, runtime) = (super::ManualClock::new(), super::Runtime::new().unwrap());
-                        let connected = runtime.block_on(super::RedisBackend::connect(&server.url()));
-                        let backend = connected.unwrap().with_clock(&clock);
-                        super::$name(&super::Bench { backend, clock, runtime });
-                    }
-                }
-            )*
-        }
-    };
-}
-
-fn policy(name: &str, quota: u32) -> Policy {
-    Policy::new(name, quota, micros(WINDOW)).unwrap()
-}
-
-fn micros(micros: u64) -> Duration {
-    Duration::from_micros(micros)
-}
-
-fn waits(micros: u64) -> Wait {
-    Wait::For(Duration::from_micros(micros))
-}
+use super::{WINDOW, edges, micros, policy, waits};
 
 edges! {
     a_cost_of_zero_is_admitted_tells_the_truth_and_is_not_recorded: |bench| {

@@ -1,0 +1,173 @@
+//! The edges of a decision, one test each, on every backend.
+
+mod bounds;
+mod changes;
+mod every;
+mod plain;
+
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tower_sliding_window::{
+    Algorithm, Backend, Check, Decision, ManualClock, Pair, PartitionKey, Policy, Purpose, Receipt, Refund,
+    Wait,
+};
+
+const WINDOW: u64 = 10_000;
+
+/// One backend on a clock that the test moves; short words for what the edges need.
+struct Bench<B> {
+    backend: B,
+    clock: ManualClock,
+    runtime: Runtime,
+}
+
+impl<B> Bench<B> {
+    fn new(backend: B, clock: ManualClock) -> Self {
+        Self { backend, clock, runtime: Runtime::new().unwrap() }
+    }
+
+    fn with<C>(self, backend: C) -> Bench<C> {
+        Bench { backend, clock: self.clock, runtime: self.runtime }
+    }
+}
+
+impl<B: Backend> Bench<B> {
+    /// A check of these pairs: key, policy and cost.
+    fn of(&self, pairs: &[(&str, &Policy, u32)]) -> Check {
+        let pair = |(key, policy, cost): &(&str, &Policy, u32)| {
+            Pair::new(PartitionKey::new("key", key), (*policy).clone(), *cost)
+        };
+        Check::new(pairs.iter().map(pair).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn ask(&self, check: &Check) -> Decision {
+        self.runtime.block_on(self.backend.check(check)).unwrap()
+    }
+
+    fn check(&self, pairs: &[(&str, &Policy, u32)]) -> Decision {
+        self.ask(&self.of(pairs))
+    }
+
+    fn asks(&self, purpose: Purpose, pairs: &[(&str, &Policy, u32)]) -> Decision {
+        self.ask(&self.of(pairs).with_purpose(purpose))
+    }
+
+    fn used(&self, key: &str, policy: &Policy) -> u32 {
+        policy.quota() - self.check(&[(key, policy, 0)]).statuses()[0].remaining()
+    }
+
+    /// Reserves one pair, and says how to settle it.
+    fn reserves(&self, key: &str, policy: &Policy, cost: u32) -> (Check, Vec<Receipt>) {
+        let check = self.of(&[(key, policy, cost)]).with_purpose(Purpose::Reserve);
+        let decision = self.ask(&check);
+        assert!(decision.is_admitted(), "{decision:?}");
+        (check, decision.receipts().to_vec())
+    }
+
+    /// Settles a reservation for what was used of each pair.
+    fn settles(&self, (check, receipts): &(Check, Vec<Receipt>), used: &[u32]) {
+        if let Some(refund) = Refund::of(check, receipts, used) {
+            self.runtime.block_on(self.backend.refund(&refund)).unwrap();
+        }
+        if let Some(overage) = check.overage(used) {
+            assert!(self.ask(&overage).is_admitted());
+        }
+    }
+
+    fn resets(&self, pairs: &[(&str, &Policy, u32)]) {
+        self.runtime.block_on(self.backend.reset(&self.of(pairs))).unwrap();
+    }
+
+    /// The wait that is told is the true one: denied a microsecond before it, and admitted then. The clock stays there.
+    fn waits_honestly(&self, key: &str, policy: &Policy, cost: u32) -> u64 {
+        let Wait::For(wait) = self.check(&[(key, policy, cost)]).retry_after() else { panic!("never") };
+        self.moves(wait.as_micros() as i64 - 1);
+        assert!(!self.admits(key, policy, cost), "{policy:?}");
+        self.moves(1);
+        assert!(self.admits(key, policy, cost), "{policy:?}");
+        wait.as_micros() as u64
+    }
+
+    fn admits(&self, key: &str, policy: &Policy, cost: u32) -> bool {
+        self.check(&[(key, policy, cost)]).is_admitted()
+    }
+
+    /// Moves the clock, in microseconds, forward or backward.
+    fn moves(&self, micros: i64) {
+        self.clock.set_micros(self.clock.now_micros().saturating_add_signed(micros));
+    }
+
+    /// Moves the clock to the next multiple of a length, and so much further.
+    fn moves_to_edge(&self, of: u64, further: i64) {
+        let edge = (self.clock.now_micros() / of + 1) * of;
+        self.clock.set_micros(edge.saturating_add_signed(further));
+    }
+}
+
+/// An edge, on every backend.
+macro_rules! edges {
+    ($($name:ident: |$bench:ident| $body:block)*) => {
+        $(
+            fn $name<B: tower_sliding_window::Backend>($bench: &$crate::contract::edges::Bench<B>) $body
+        )*
+
+        mod memory {
+            use tower_sliding_window::{ManualClock, MemoryBackend};
+
+            $(
+                #[test]
+                fn $name() {
+                    let clock = ManualClock::new();
+                    let keep = std::time::Duration::from_secs(3_600);
+                    let backend = MemoryBackend::new().with_clock(&clock).keep_idle_for(keep);
+                    super::$name(&$crate::contract::edges::Bench::new(backend, clock));
+                }
+            )*
+        }
+
+        mod servers {
+            use tower_sliding_window::{ManualClock, RedisBackend};
+            use $crate::{contract::edges::Bench, support::server::{Engine, Server}};
+
+            $(
+                #[test]
+                fn $name() {
+                    for engine in Engine::ALL {
+                        let server = Server::start(engine);
+                        let clock = ManualClock::new();
+                        let bench = Bench::new((), clock.clone());
+                        let connected = bench.runtime.block_on(RedisBackend::connect(&server.url()));
+                        super::$name(&bench.with(connected.unwrap().with_clock(&clock)));
+                    }
+                }
+            )*
+        }
+    };
+}
+use edges;
+
+fn policy(name: &str, quota: u32) -> Policy {
+    Policy::new(name, quota, micros(WINDOW)).unwrap()
+}
+
+fn micros(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+fn waits(micros: u64) -> Wait {
+    Wait::For(Duration::from_micros(micros))
+}
+
+const PRECISION: u64 = 3_000;
+
+/// One policy for every algorithm, all of one window; the buckets do not divide it.
+fn every(name: &str, quota: u32) -> [Policy; 4] {
+    let algorithms = [
+        Algorithm::SlidingLog,
+        Algorithm::SlidingBuckets { precision: micros(PRECISION) },
+        Algorithm::SlidingCounter,
+        Algorithm::FixedWindow,
+    ];
+    algorithms.map(|algorithm| policy(name, quota).with_algorithm(algorithm).unwrap())
+}

@@ -1,0 +1,221 @@
+//! The memory backend stays bounded, and quick, whatever is done to charges afterwards.
+
+use std::time::{Duration, Instant};
+
+use allocation_counter::measure;
+use tower_sliding_window::{
+    Algorithm, Backend, Check, Decision, ManualClock, MemoryBackend, Pair, PartitionKey, Policy, Purpose,
+    Reason, Receipt, Refund, Status,
+};
+
+const WINDOW: Duration = Duration::from_secs(10);
+
+fn policy(algorithm: Algorithm) -> Policy {
+    Policy::new("p", 4_000_000, WINDOW).unwrap().with_algorithm(algorithm).unwrap()
+}
+
+fn every_algorithm() -> [Policy; 4] {
+    [
+        policy(Algorithm::SlidingLog),
+        policy(Algorithm::SlidingBuckets { precision: Duration::from_secs(3) }),
+        policy(Algorithm::SlidingCounter),
+        policy(Algorithm::FixedWindow),
+    ]
+}
+
+fn of(key: u32, policy: &Policy, cost: u32) -> Check {
+    let pair = Pair::new(PartitionKey::new("key", key.to_le_bytes()), policy.clone(), cost);
+    Check::new([pair]).unwrap()
+}
+
+fn ask(backend: &MemoryBackend, check: Check, purpose: Purpose) -> Result<Decision, Reason> {
+    let outcome = backend.check_now(&check.with_purpose(purpose)).expect("memory answers at once");
+    outcome.map_err(|error| error.reason())
+}
+
+fn reserve(backend: &MemoryBackend, check: &Check) -> Vec<Receipt> {
+    ask(backend, check.clone(), Purpose::Reserve).unwrap().receipts().to_vec()
+}
+
+fn settle(backend: &MemoryBackend, check: &Check, receipts: &[Receipt], used: u32) {
+    let refund = Refund::of(check, receipts, &[used]).unwrap();
+    backend.refund_now(&refund).expect("memory refunds at once").unwrap();
+}
+
+fn reset(backend: &MemoryBackend, check: &Check) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(backend.reset(check)).unwrap();
+}
+
+fn bounded(max_keys: usize) -> (MemoryBackend, ManualClock) {
+    let clock = ManualClock::new();
+    (MemoryBackend::with_max_keys(max_keys).unwrap().with_clock(&clock), clock)
+}
+
+#[test]
+fn it_says_that_it_changes_charges_and_which_store_it_is() {
+    let (one, other) = (MemoryBackend::new(), MemoryBackend::new());
+    assert!(one.changes_charges());
+    assert_eq!(one.store(), one.clone().store());
+    assert_ne!(one.store(), other.store());
+    assert!(one.store().unwrap().starts_with("memory "));
+    let clock = ManualClock::new();
+    assert_ne!(one.store(), one.clone().with_clock(&clock).store());
+}
+
+#[test]
+fn a_key_of_which_all_is_given_back_or_reset_takes_no_room() {
+    for policy in every_algorithm() {
+        let (backend, clock) = bounded(2);
+        for key in 0..10 {
+            let check = of(key, &policy, 3);
+            let receipts = reserve(&backend, &check);
+            settle(&backend, &check, &receipts, 1);
+            assert_eq!(backend.keys(), 1);
+            settle(&backend, &check, &receipts, 2);
+            assert_eq!(backend.keys(), 0, "{policy:?}");
+            reserve(&backend, &check);
+            reset(&backend, &check);
+            assert_eq!(backend.keys(), 0);
+            clock.advance(Duration::from_micros(1));
+        }
+    }
+}
+
+#[test]
+fn what_is_made_and_undone_leaves_no_memory_behind() {
+    for policy in every_algorithm() {
+        let (backend, _clock) = bounded(10);
+        let check = of(0, &policy, 3);
+        let kept = measure(|| {
+            for _ in 0..2_000 {
+                let receipts = reserve(&backend, &check);
+                settle(&backend, &check, &receipts, 0);
+                reserve(&backend, &check);
+                reset(&backend, &check);
+            }
+        });
+        assert!(kept.bytes_current < 10_000, "{} bytes for nothing", kept.bytes_current);
+    }
+}
+
+#[test]
+fn a_busy_key_whose_newest_charges_are_given_back_does_not_grow() {
+    let (backend, _clock) = bounded(10);
+    let policy = policy(Algorithm::SlidingLog);
+    assert!(ask(&backend, of(0, &policy, 1), Purpose::Charge).unwrap().is_admitted());
+    let check = of(0, &policy, 3);
+    let kept = measure(|| {
+        for _ in 0..10_000 {
+            let receipts = reserve(&backend, &check);
+            settle(&backend, &check, &receipts, 0);
+        }
+    });
+    assert!(kept.bytes_current < 10_000, "{} bytes for one record", kept.bytes_current);
+}
+
+#[test]
+fn charges_of_one_bucket_are_one_counter() {
+    let (backend, clock) = bounded(10);
+    let buckets = policy(Algorithm::SlidingBuckets { precision: Duration::from_secs(3) });
+    let kept = measure(|| {
+        for _ in 0..100_000 {
+            assert!(ask(&backend, of(0, &buckets, 1), Purpose::Charge).unwrap().is_admitted());
+            clock.advance(Duration::from_millis(1));
+        }
+    });
+    assert!(kept.bytes_current < 1_000, "{} bytes for six counters", kept.bytes_current);
+}
+
+#[test]
+fn a_key_is_kept_as_long_as_it_counts_and_no_longer() {
+    for policy in every_algorithm() {
+        let (backend, clock) = bounded(1);
+        let window = WINDOW.as_micros() as u64;
+        // A window before the end of a bucket, of a calendar window, and of three.
+        clock.set_micros((clock.now_micros() / (window * 3) + 1) * (window * 3));
+        let charge = |key| ask(&backend, of(key, &policy, 1), Purpose::Charge);
+        clock.advance(Duration::from_secs(1));
+        charge(0).unwrap();
+        let reset_after = |decision: Decision| decision.statuses()[0].reset_after();
+        let left = reset_after(charge(0).unwrap());
+        clock.advance(left - Duration::from_micros(1));
+        assert_eq!(charge(1).unwrap_err(), Reason::Full, "{policy:?}");
+        clock.advance(Duration::from_micros(1));
+        assert!(charge(1).unwrap().is_admitted(), "{policy:?}");
+    }
+}
+
+#[test]
+fn a_peek_finds_the_bound_reached_as_the_charge_would_and_stores_nothing() {
+    for policy in every_algorithm() {
+        let (backend, clock) = bounded(2);
+        let peek = |key, cost| ask(&backend, of(key, &policy, cost), Purpose::Peek);
+        for key in 0..100 {
+            assert!(peek(key, 1).unwrap().is_admitted());
+        }
+        assert_eq!(backend.keys(), 0);
+        for key in 0..2 {
+            ask(&backend, of(key, &policy, 1), Purpose::Charge).unwrap();
+        }
+        assert!(peek(0, 1).is_ok());
+        assert_eq!((peek(2, 1).unwrap_err(), peek(2, 0).unwrap().is_admitted()), (Reason::Full, true));
+        clock.advance(WINDOW * 2);
+        assert!(peek(2, 1).unwrap().is_admitted());
+    }
+}
+
+#[test]
+fn a_full_log_takes_no_overage_and_has_room_again_when_one_is_given_back() {
+    let (backend, clock) = bounded(10);
+    let log = policy(Algorithm::SlidingLog);
+    let other = Policy::new("other", 10, WINDOW).unwrap();
+    let mut ends = Vec::new();
+    for record in 0..1_u32 << 20 {
+        clock.advance(Duration::from_micros(1));
+        let receipts = reserve(&backend, &of(0, &log, 2));
+        if record == 0 || record + 1 == 1 << 20 {
+            ends.push(receipts);
+        }
+    }
+    for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
+        let pairs = [of(0, &other, 1), of(0, &log, 1)].map(|check| check.pairs()[0].clone());
+        assert_eq!(ask(&backend, Check::new(pairs).unwrap(), purpose).unwrap_err(), Reason::Full);
+    }
+    let remaining = |status: &Status| status.remaining();
+    let looked = ask(&backend, of(0, &other, 0), Purpose::Charge).unwrap();
+    assert_eq!(remaining(&looked.statuses()[0]), 10);
+    // What is given back whole at either end is a record less.
+    for end in ends.into_iter().rev() {
+        settle(&backend, &of(0, &log, 2), &end, 0);
+        assert!(ask(&backend, of(0, &log, 1), Purpose::Overage).unwrap().is_admitted());
+        assert_eq!(ask(&backend, of(0, &log, 1), Purpose::Overage).unwrap_err(), Reason::Full);
+    }
+}
+
+#[test]
+fn units_of_the_oldest_and_of_the_newest_are_given_back_at_once_however_long_a_log_is() {
+    let (backend, clock) = bounded(10);
+    let log = policy(Algorithm::SlidingLog);
+    let check = of(0, &log, 10);
+    let start = Instant::now();
+    let receipts: Vec<_> = (0..200_000)
+        .map(|_| {
+            clock.advance(Duration::from_micros(1));
+            reserve(&backend, &check)
+        })
+        .collect();
+    let made_in = start.elapsed();
+    let start = Instant::now();
+    for i in 0..10_000 {
+        settle(&backend, &check, &receipts[i], 3);
+        settle(&backend, &check, &receipts[i], 0);
+        settle(&backend, &check, &receipts[receipts.len() - 1 - i], 3);
+        settle(&backend, &check, &receipts[receipts.len() - 1 - i], 0);
+    }
+    let settled_in = start.elapsed();
+    // Moving half of the log for each of them would take many times as long as making it.
+    assert!(settled_in < made_in * 2, "made in {made_in:?}, settled in {settled_in:?}");
+    let looked = ask(&backend, of(0, &log, 0), Purpose::Charge).unwrap();
+    assert_eq!(looked.statuses()[0].remaining(), 4_000_000 - 1_800_000);
+}
