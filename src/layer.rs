@@ -114,9 +114,9 @@ impl<P, R> Builder<P, R> {
     /// ```
     /// use std::time::Duration;
     /// use http::{Response, StatusCode};
-    /// use tower_sliding_window::{FakeBackend, Policy, RateLimitLayer, header};
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, header};
     ///
-    /// let limits = RateLimitLayer::builder(FakeBackend::admitting())
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
     ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
     ///     .key(header("x-api-key")?)
     ///     .settle(|response: &Response<axum::body::Body>| {

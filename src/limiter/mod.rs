@@ -71,7 +71,8 @@ struct Settings {
 
 /// Checks one request of a partition key against all policies of the limiter.
 ///
-/// What is asked is under way at once where the backend answers at once, and otherwise when the future is polled. When
+/// What is asked is under way at once where the backend answers at once, and otherwise, as a reset always, when the future is
+/// polled. When
 /// the future of a check is dropped, its charge may stand.
 ///
 /// # Errors

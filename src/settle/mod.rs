@@ -47,10 +47,10 @@ pub use used::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sliding_window::{FakeBackend, Limiter, PartitionKey, Policy, Settled};
+/// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, Settled};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
-/// let limiter = Limiter::builder(FakeBackend::admitting())
+/// let limiter = Limiter::builder(MemoryBackend::new())
 ///     .policy(Policy::new("tokens", 10_000, Duration::from_secs(60))?)
 ///     .build()?;
 ///

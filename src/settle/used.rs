@@ -54,10 +54,10 @@ pub struct FromResponse<F>(F);
 /// ```
 /// use std::time::Duration;
 /// use http::StatusCode;
-/// use tower_sliding_window::{FakeBackend, Policy, RateLimitLayer, from_response, peer_ip};
+/// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, from_response, peer_ip};
 ///
 /// // A login that fails counts, and one that does not is free.
-/// let logins = RateLimitLayer::builder(FakeBackend::admitting())
+/// let logins = RateLimitLayer::builder(MemoryBackend::new())
 ///     .policy(Policy::new("failed-logins", 5, Duration::from_secs(900))?)
 ///     .key(peer_ip())
 ///     .settle(from_response(|response| response.status.is_success().then_some(0)))
