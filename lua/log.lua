@@ -78,6 +78,8 @@ local function decide(i, admitted, full, decide, calendar, seek, call, parse, pa
   -- A bucket stands at its end.
   local stands, ordinal = at, 0
   if precision > 0 then stands = at - at % precision + precision end
+  -- What is used stops at 2^39, which only charges past the quota can reach.
+  if purpose == 'o' then cost = math.min(cost, 549755813888 - used) end
   if admitted and not full and cost > 0 then
     if used == 0 then
       born, oldest = at, stands
@@ -93,7 +95,6 @@ local function decide(i, admitted, full, decide, calendar, seek, call, parse, pa
         end
         ordinal = count - same
       end
-      if purpose == 'o' then cost = math.min(cost, 549755813888 - used) end
       if purpose ~= 'p' then
         local command = 'LSET'
         rest = rest or sub(tail, 43)

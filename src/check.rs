@@ -125,6 +125,10 @@ impl Check {
         Self { namespace, purpose: Purpose::default(), pairs }
     }
 
+    pub(crate) fn in_namespace(self, namespace: Namespace) -> Self {
+        Self { namespace, ..self }
+    }
+
     /// The pairs, 1 to [`MAX_PAIRS`], all different.
     pub fn pairs(&self) -> &[Pair] {
         &self.pairs

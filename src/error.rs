@@ -100,6 +100,19 @@ pub enum ConfigError {
         deadline: Duration,
     },
 
+    /// The number of settlements that may wait is out of range.
+    #[error("a queue of {given} settlements: it must be 1 to {max}")]
+    SettlementQueue {
+        /// The number that was given.
+        given: usize,
+        /// The largest number.
+        max: usize,
+    },
+
+    /// What is to be settled cannot be: the backend can charge and nothing else.
+    #[error("this backend cannot settle: it can charge, and cannot change a charge afterwards")]
+    CannotSettle,
+
     /// A check must hold at least one pair and at most eight, each of them once.
     #[error("a check of {given} pairs: it must hold 1 to {max} pairs of a partition key and a policy")]
     Pairs {

@@ -12,15 +12,16 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    decision::Decision,
-    limiter::CheckFuture,
+    limiter::{Ask, Verdict},
     respond::{Http, Outcome, Refusal, Respond},
 };
 
 pin_project! {
     /// The answer to one request, of the inner service or of the layer.
     ///
-    /// Dropped while the check is under way, the inner service is not called, and the charge may stand.
+    /// Dropped while the check is under way, the inner service is not called, and the charge may stand. Dropped while the
+    /// inner service runs, the charge stands: nothing is settled, unless the inner service has taken the reservation and
+    /// settles it elsewhere.
     pub struct ResponseFuture<S, Req, R = Http>
     where
         S: Service<Req>,
@@ -34,13 +35,13 @@ pin_project! {
     #[project = StateProj]
     enum State<S, Req, F, R, T> {
         /// The backend is asked. The request and the ready inner service wait, both there until they are taken.
-        Checking { check: CheckFuture, waiting: Option<(S, Req)>, respond: Arc<R> },
+        Checking { ask: Ask, waiting: Option<(S, Req)>, respond: Arc<R> },
         /// The inner service runs.
         Running {
             #[pin]
             running: F,
             // None for a request that is exempt.
-            admitted: Option<(Arc<R>, Decision)>,
+            admitted: Option<(Arc<R>, Verdict)>,
         },
         /// The layer has answered.
         Refused { answer: Option<T> },
@@ -55,12 +56,12 @@ where
         Self { state: State::Running { running, admitted: None } }
     }
 
-    pub(crate) fn admitted(running: S::Future, respond: Arc<R>, decision: Decision) -> Self {
-        Self { state: State::Running { running, admitted: Some((respond, decision)) } }
+    pub(crate) fn admitted(running: S::Future, respond: Arc<R>, verdict: Verdict) -> Self {
+        Self { state: State::Running { running, admitted: Some((respond, verdict)) } }
     }
 
-    pub(crate) fn checking(check: CheckFuture, inner: S, request: Req, respond: Arc<R>) -> Self {
-        Self { state: State::Checking { check, waiting: Some((inner, request)), respond } }
+    pub(crate) fn checking(ask: Ask, inner: S, request: Req, respond: Arc<R>) -> Self {
+        Self { state: State::Checking { ask, waiting: Some((inner, request)), respond } }
     }
 
     pub(crate) fn refused(respond: &R, request: &Req, refusal: Refusal) -> Self
@@ -85,22 +86,28 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             let next = match self.as_mut().project().state.project() {
-                StateProj::Checking { check, waiting, respond } => {
-                    let outcome = ready!(Pin::new(check).poll(cx));
+                StateProj::Checking { ask, waiting, respond } => {
+                    let outcome = ready!(ask.poll(cx));
                     let Some((mut inner, mut request)) = waiting.take() else { return Poll::Pending };
                     match outcome {
-                        Ok(decision) if decision.is_admitted() => {
-                            respond.admit(&mut request, &decision);
-                            Self::admitted(inner.call(request), respond.clone(), decision)
+                        Ok(verdict) if verdict.decision.is_admitted() => {
+                            respond.admit(&mut request, &verdict.decision, verdict.reservation.as_ref());
+                            Self::admitted(inner.call(request), respond.clone(), verdict)
                         }
-                        Ok(decision) => Self::refused(&**respond, &request, Refusal::Denied(decision)),
+                        Ok(verdict) => Self::refused(&**respond, &request, Refusal::Denied(verdict.decision)),
                         Err(error) => Self::refused(&**respond, &request, Refusal::Unavailable(error)),
                     }
                 }
                 StateProj::Running { running, admitted } => {
                     let mut answer = ready!(running.poll(cx));
-                    if let (Ok(response), Some((respond, decision))) = (&mut answer, admitted) {
-                        respond.annotate(response, Outcome::Admitted(decision));
+                    if let (Ok(response), Some((respond, verdict))) = (&mut answer, admitted) {
+                        // Behind the response: it begins here, and nobody waits for it.
+                        if let Some(reservation) = &verdict.reservation
+                            && let Some(used) = respond.used(response)
+                        {
+                            reservation.settle(used);
+                        }
+                        respond.annotate(response, Outcome::Admitted(&verdict.decision));
                     }
                     return Poll::Ready(answer);
                 }

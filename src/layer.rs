@@ -8,10 +8,12 @@ use crate::{
     backend::Backend,
     error::ConfigError,
     limiter::{Limiter, LimiterBuilder},
-    plan::{Keyed, NoExemptions, WithoutKey},
+    plan::{Keyed, Limit, NoExemptions, WithoutKey},
+    policies::Fixed,
     policy::Policy,
     respond::{Http, Refusal, WithRejection},
     service::RateLimit,
+    settle::Settling,
 };
 
 /// Limits a service: asks the backend for every request, and answers those that are refused itself.
@@ -93,9 +95,39 @@ impl<P, R> Builder<P, R> {
         self
     }
 
-    /// Speaks to clients in another way than [`Http`]. It takes the place of what [`rejection`](Self::rejection) said before.
-    pub fn respond<R2>(self, respond: R2) -> Builder<P, R2> {
-        Builder { limiter: self.limiter, plan: self.plan, respond }
+    /// How many settlements may wait; see [`LimiterBuilder::settlement_queue`].
+    pub fn settlement_queue(mut self, settlements: usize) -> Self {
+        self.limiter = self.limiter.settlement_queue(settlements);
+        self
+    }
+
+    /// Replaces what a request was charged by what it has really used, as its response tells: a [`Used`](crate::Used), such as
+    /// a closure `Fn(&Res) -> Option<u32>`.
+    ///
+    /// The cost is then an estimate. The response does not wait for the settlement, and its header fields tell of the charge
+    /// as it was made. The whole charge stands where there is no word of what was used: when the closure says `None`, when the
+    /// inner service fails or panics, and when the request is dropped before its response is there.
+    ///
+    /// The inner service finds the [`Reservation`](crate::Reservation) in the request's extensions, and may settle it itself;
+    /// whoever is first, settles.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::{Response, StatusCode};
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, header};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(header("x-api-key")?)
+    ///     .settle(|response: &Response<axum::body::Body>| {
+    ///         (response.status() == StatusCode::NOT_MODIFIED).then_some(0)
+    ///     })
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn settle<F>(self, used: F) -> Builder<P, Settling<F, R>> {
+        let respond = Settling::new(used, self.respond);
+        Builder { limiter: self.limiter.settling(), plan: self.plan, respond }
     }
 
     /// Answers refused requests by a closure. The headers are added to its answer, and the decision to its extensions.
@@ -133,10 +165,19 @@ impl<P, R> Builder<P, R> {
     }
 }
 
+impl<P> Builder<P, Http> {
+    /// Speaks to clients in another way than [`Http`]. What [`rejection`](Self::rejection) and [`settle`](Self::settle) say
+    /// comes after it, and is said in this way then.
+    pub fn respond<R>(self, respond: R) -> Builder<P, R> {
+        Builder { limiter: self.limiter, plan: self.plan, respond }
+    }
+}
+
 impl<R> Builder<Unkeyed, R> {
     /// Whose usage is counted: a [`KeyExtractor`](crate::KeyExtractor).
     pub fn key<K>(self, key: K) -> Builder<Keyed<K>, R> {
-        let plan = Keyed { key, cost: 1, exempt: NoExemptions, without_key: WithoutKey::default() };
+        let without_key = WithoutKey::default();
+        let plan = Keyed { key, cost: 1, exempt: NoExemptions, without_key, selector: Fixed, others: () };
         Builder { limiter: self.limiter, plan, respond: self.respond }
     }
 
@@ -150,18 +191,18 @@ impl<R> Builder<Unkeyed, R> {
 #[derive(Clone, Copy, Debug)]
 pub struct Planned<P>(P);
 
-impl<K, C, X, R> Builder<Keyed<K, C, X>, R> {
-    /// What a request takes: a [`CostFunction`](crate::CostFunction); 1 quota unit unless it is said.
-    pub fn cost<C2>(self, cost: C2) -> Builder<Keyed<K, C2, X>, R> {
-        let Keyed { key, exempt, without_key, .. } = self.plan;
-        let plan = Keyed { key, cost, exempt, without_key };
+impl<K, C, X, S, O, R> Builder<Keyed<K, C, X, S, O>, R> {
+    /// What a request takes: a [`CostFunction`](crate::CostFunction); 1 quota unit of every policy unless it is said.
+    pub fn cost<C2>(self, cost: C2) -> Builder<Keyed<K, C2, X, S, O>, R> {
+        let Keyed { key, exempt, without_key, selector, others, .. } = self.plan;
+        let plan = Keyed { key, cost, exempt, without_key, selector, others };
         Builder { limiter: self.limiter, plan, respond: self.respond }
     }
 
-    /// Which requests pass uncounted: an [`Exemption`](crate::Exemption); none unless it is said.
-    pub fn exempt<X2>(self, exempt: X2) -> Builder<Keyed<K, C, X2>, R> {
-        let Keyed { key, cost, without_key, .. } = self.plan;
-        let plan = Keyed { key, cost, exempt, without_key };
+    /// Which requests pass uncounted, whatever keys they have: an [`Exemption`](crate::Exemption); none unless it is said.
+    pub fn exempt<X2>(self, exempt: X2) -> Builder<Keyed<K, C, X2, S, O>, R> {
+        let Keyed { key, cost, without_key, selector, others, .. } = self.plan;
+        let plan = Keyed { key, cost, exempt, without_key, selector, others };
         Builder { limiter: self.limiter, plan, respond: self.respond }
     }
 
@@ -171,22 +212,54 @@ impl<K, C, X, R> Builder<Keyed<K, C, X>, R> {
         self
     }
 
+    /// Chooses policies by the request, by its tier, for example: a [`PolicySelector`](crate::PolicySelector). They come to
+    /// those of [`policy`](Self::policy), of which there may be none then. A request for which it chooses none passes, where
+    /// there are no others, uncounted.
+    ///
+    /// All policies of one request need different names, and there are at most [`MAX_PAIRS`](crate::MAX_PAIRS) of them: a
+    /// request that has others is refused, with 500 over HTTP.
+    pub fn policies<S2>(self, selector: S2) -> Builder<Keyed<K, C, X, S2, O>, R> {
+        let Keyed { key, cost, exempt, without_key, others, .. } = self.plan;
+        let plan = Keyed { key, cost, exempt, without_key, selector, others };
+        Builder { limiter: self.limiter.without_policies(), plan, respond: self.respond }
+    }
+
+    /// Limits by a further key at the same time, with policies and a cost of its own; see [`limit`](crate::limit). All keys are
+    /// one check: it is admitted if all policies have room, and then all are charged.
+    #[expect(clippy::type_complexity, reason = "a name for it would only hide what it is made of")]
+    pub fn also<K2, C2, S2>(
+        self,
+        limit: Limit<K2, C2, S2>,
+    ) -> Builder<Keyed<K, C, X, S, (O, Limit<K2, C2, S2>)>, R> {
+        let Keyed { key, cost, exempt, without_key, selector, others } = self.plan;
+        let limiter = self.limiter.other(limit.policies.iter().cloned(), limit.selects);
+        let plan = Keyed { key, cost, exempt, without_key, selector, others: (others, limit) };
+        Builder { limiter, plan, respond: self.respond }
+    }
+
     /// The layer.
     ///
     /// # Errors
     ///
-    /// Those of [`LimiterBuilder::build`].
-    pub fn build(self) -> Result<RateLimitLayer<Keyed<K, C, X>, R>, ConfigError> {
+    /// Those of [`LimiterBuilder::build`], for the policies of all keys together, and [`ConfigError::CannotSettle`].
+    #[expect(clippy::type_complexity, reason = "a name for it would only hide what it is made of")]
+    pub fn build(self) -> Result<RateLimitLayer<Keyed<K, C, X, S, O>, R>, ConfigError> {
         Ok(RateLimitLayer::new(self.limiter.build()?, self.plan, self.respond))
     }
 }
 
 impl<P, R> Builder<Planned<P>, R> {
+    /// Needs no policies: the plan brings them along; see [`LimiterBuilder::without_policies`].
+    pub fn without_policies(mut self) -> Self {
+        self.limiter = self.limiter.without_policies();
+        self
+    }
+
     /// The layer.
     ///
     /// # Errors
     ///
-    /// Those of [`LimiterBuilder::build`].
+    /// Those of [`LimiterBuilder::build`], and [`ConfigError::CannotSettle`].
     pub fn build(self) -> Result<RateLimitLayer<P, R>, ConfigError> {
         Ok(RateLimitLayer::new(self.limiter.build()?, self.plan.0, self.respond))
     }

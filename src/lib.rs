@@ -57,8 +57,29 @@
 //!
 //! # What does a request cost?
 //!
-//! 1 unit, or a number, or what a [table of routes](RouteCosts) says, or a closure. A cost of 0 is admitted and not
-//! counted. Requests for which [`exempt`](Builder::exempt) says so pass without asking the backend at all.
+//! 1 unit, or a number, or what a [table of routes](RouteCosts) says, or a closure; the same of every policy, or of each its own:
+//! [`Costs`]. A cost of 0 is admitted and not counted. Requests for which [`exempt`](Builder::exempt) says so pass without
+//! asking the backend at all.
+//!
+//! Where the cost is known only afterwards, it is estimated and [settled](Builder::settle): a failed login counts and a good
+//! one does not, a 304 is free, model tokens are reserved by estimate and settled by count. The layer settles by the
+//! response, or whoever holds the [`Reservation`] does; nobody waits for it, and a charge that is not settled stands.
+//!
+//! | what happens | which charge stands |
+//! | --- | --- |
+//! | the response says what was used | that |
+//! | the response says nothing; the inner service fails or panics; the request is dropped before its response | the whole estimate, unless the [`Reservation`] was taken and is settled |
+//! | a streamed body is dropped | the same: only what settles at its end knows that there was one |
+//! | it is settled again | what was settled first |
+//! | it is settled after the charge has left its window, or after a reset | nothing goes back; what is more is charged |
+//! | the settlement is [lost](Limiter::lost_settlements): no answer from the backend, a full queue, the end of the runtime | the whole estimate, or what was settled if only the answer was lost |
+//!
+//! # Which policies are in force?
+//!
+//! Those of the builder, for every request; and those that are [chosen by the request](Builder::policies), by its tier, for
+//! example, from a [`PolicyTable`] that changes while the service runs. A further key has policies of its own, as in
+//! [`also`](Builder::also)`(`[`limit`]`(peer_ip()).policy(..))`. Whatever there is, a request is one check, and all of it is
+//! charged or nothing. Another quota keeps what was used; another window counts afresh.
 //!
 //! # What does a client see?
 //!
@@ -97,9 +118,11 @@ mod layer;
 mod limiter;
 mod observe;
 mod plan;
+mod policies;
 mod policy;
 mod respond;
 mod service;
+mod settle;
 
 // The public interface, all of it.
 #[cfg(feature = "redis")]
@@ -108,15 +131,15 @@ pub use backend::redis::{ConnectError, Link, Managed, Own, RedisBackend};
 pub use backend::{Backend, BackendError, Reason, memory::MemoryBackend};
 #[cfg(feature = "test-util")]
 pub use backend::{
-    fake::{Answer, FakeBackend, RecordedCheck},
+    fake::{Answer, FakeBackend, RecordedCheck, RecordedRefund},
     memory::ManualClock,
 };
 pub use check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
-pub use cost::{CostFunction, RouteCosts};
+pub use cost::{CostFunction, Costs, RouteCosts};
 pub use decision::{Decision, Status, Wait};
 pub use error::ConfigError;
 #[cfg(feature = "axum")]
-pub use extract::NoDecision;
+pub use extract::{NoDecision, NoReservation};
 pub use future::ResponseFuture;
 pub use head::{FromHead, Head, from_head};
 pub use key::{
@@ -124,13 +147,18 @@ pub use key::{
     header, peer_ip,
 };
 pub use layer::{Builder, Planned, RateLimitLayer, Unkeyed};
-pub use limiter::{CheckFuture, Limiter, LimiterBuilder};
-pub use plan::{Draft, Exemption, Keyed, NoExemptions, Plan, WithoutKey};
+pub use limiter::{CheckFuture, Limiter, LimiterBuilder, ReserveFuture, Reserved, ResetFuture};
+pub use plan::{Draft, Exemption, Keyed, Limit, NoExemptions, Plan, WithoutKey, limit};
+pub use policies::{Fixed, Policies, PolicySelector, PolicyTable};
 pub use policy::{Algorithm, Policy};
 #[cfg(feature = "tonic")]
 pub use respond::{Grpc, HttpOrGrpc};
 pub use respond::{Http, Outcome, Refusal, RefuseWith, Respond, WithRejection, refuse_with};
 pub use service::RateLimit;
+pub use settle::{
+    ActualCost, ByHand, FromResponse, ReadActualCost, Reservation, ResponseHead, Settled, Settlement,
+    Settling, Used, actual_cost, by_hand, from_response,
+};
 
 #[cfg(all(doctest, feature = "axum", feature = "test-util"))]
 #[doc = include_str!("../README.md")]

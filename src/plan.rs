@@ -3,9 +3,12 @@
 use http::Request;
 
 use crate::{
-    cost::CostFunction,
+    check::Pair,
+    cost::{CostFunction, Costs},
     head::{FromHead, Head},
     key::{KeyError, KeyExtractor, PartitionKey},
+    policies::{Fixed, Policies, PolicySelector},
+    policy::Policy,
 };
 
 /// Turns a request into what the limiter is asked.
@@ -26,30 +29,147 @@ pub trait Plan<Req> {
     fn plan(&self, request: &Req) -> Result<Draft, KeyError>;
 }
 
-/// What to ask the limiter for one request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Draft {
-    /// Nothing: let it through, uncounted.
-    Exempt,
-    /// Check this key, at this cost in quota units, against all policies of the limiter.
-    Check {
-        /// Whose usage is counted.
-        key: PartitionKey,
-        /// What the request takes, in quota units, 0 to 2^32-1.
-        cost: u32,
-    },
+/// What to ask the limiter for one request: all of it in one check, which is admitted as a whole or not at all.
+///
+/// A draft without pairs lets the request through, uncounted. One that cannot be a check, with more than
+/// [`MAX_PAIRS`](crate::MAX_PAIRS) pairs or one of them twice, is a mistake in the server, and the request is refused with a
+/// [`Refusal::Misconfigured`](crate::Refusal::Misconfigured).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Draft {
+    /// Most drafts have one, and need no list.
+    pub(crate) first: Option<Part>,
+    pub(crate) others: Vec<Part>,
+    pub(crate) pairs: Vec<Pair>,
 }
 
-/// A plan of a key, a cost and exemptions.
+/// One key and what it is checked against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) key: PartitionKey,
+    pub(crate) costs: Costs,
+    pub(crate) against: Against,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Against {
+    /// The limiter's own policies, of which there must be some.
+    Limiter,
+    /// The limiter's own policies, of which there may be none, and these.
+    LimiterAnd(Option<Policies>),
+    Only(Policies),
+}
+
+impl Draft {
+    /// Nothing: let it through, uncounted.
+    pub fn exempt() -> Self {
+        Self::default()
+    }
+
+    /// Check this key against all policies of the limiter. Of a policy that `costs` does not name, the request takes 1 unit.
+    pub fn check(key: PartitionKey, costs: impl Into<Costs>) -> Self {
+        Self::part(key, costs.into(), Against::Limiter)
+    }
+
+    /// Check this key against these policies, and not against those of the limiter.
+    pub fn check_against(key: PartitionKey, policies: Policies, costs: impl Into<Costs>) -> Self {
+        Self::part(key, costs.into(), Against::Only(policies))
+    }
+
+    /// Check these pairs.
+    pub fn pairs(pairs: impl Into<Vec<Pair>>) -> Self {
+        Self { pairs: pairs.into(), ..Self::default() }
+    }
+
+    /// Check this and the other.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        match (&self.first, other.first) {
+            (None, first) => self.first = first,
+            (Some(_), first) => self.others.extend(first),
+        }
+        self.others.extend(other.others);
+        self.pairs.extend(other.pairs);
+        self
+    }
+
+    fn part(key: PartitionKey, costs: Costs, against: Against) -> Self {
+        Self { first: Some(Part { key, costs, against }), ..Self::default() }
+    }
+}
+
+/// A plan of a key, a cost and exemptions; with policies `S` that are chosen for each request, and with other plans `O` for
+/// further keys, if there are any.
 ///
 /// The type of a layer names it: `RateLimitLayer<Keyed<Or<Header, PeerIp>, RouteCosts>>`.
 #[derive(Clone, Debug)]
-pub struct Keyed<K, C = u32, X = NoExemptions> {
+pub struct Keyed<K, C = u32, X = NoExemptions, S = Fixed, O = ()> {
     pub(crate) key: K,
     pub(crate) cost: C,
     pub(crate) exempt: X,
     pub(crate) without_key: WithoutKey,
+    pub(crate) selector: S,
+    pub(crate) others: O,
+}
+
+/// A further key with policies and a cost of its own, for [`Builder::also`](crate::Builder::also); made by [`limit`]. It is a
+/// plan of its own, too.
+#[derive(Clone, Debug)]
+#[must_use = "it limits nothing until it is part of a layer"]
+pub struct Limit<K, C = u32, S = Fixed> {
+    pub(crate) key: K,
+    cost: C,
+    without_key: WithoutKey,
+    pub(crate) policies: Vec<Policy>,
+    selector: S,
+    pub(crate) selects: bool,
+}
+
+/// Limits by this key, beside another one: the user *and* the address *and* the route.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, header, limit, peer_ip};
+///
+/// let minute = Duration::from_secs(60);
+/// let limits = RateLimitLayer::builder(MemoryBackend::new())
+///     .key(header("x-api-key")?)
+///     .policy(Policy::new("per-key", 100, minute)?)
+///     .also(limit(peer_ip()).policy(Policy::new("per-address", 1_000, minute)?))
+///     .build()?;
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+pub fn limit<K>(key: K) -> Limit<K> {
+    let without_key = WithoutKey::default();
+    Limit { key, cost: 1, without_key, policies: Vec::new(), selector: Fixed, selects: false }
+}
+
+impl<K, C, S> Limit<K, C, S> {
+    /// Adds a policy for this key. All policies of a layer need different names, and a request can be checked against at
+    /// most [`MAX_PAIRS`](crate::MAX_PAIRS).
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policies.push(policy);
+        self
+    }
+
+    /// Chooses policies for this key by the request: a [`PolicySelector`]. They come to those of [`policy`](Self::policy),
+    /// of which there may be none then.
+    pub fn policies<S2>(self, selector: S2) -> Limit<K, C, S2> {
+        let Self { key, cost, without_key, policies, .. } = self;
+        Limit { key, cost, without_key, policies, selector, selects: true }
+    }
+
+    /// What a request takes of these policies: a [`CostFunction`]; 1 quota unit unless it is said.
+    pub fn cost<C2>(self, cost: C2) -> Limit<K, C2, S> {
+        let Self { key, without_key, policies, selector, selects, .. } = self;
+        Limit { key, cost, without_key, policies, selector, selects }
+    }
+
+    /// What happens to a request without this key; it is refused unless something else is said. Where it is exempt, the
+    /// other keys are checked all the same.
+    pub fn without_key(mut self, rule: WithoutKey) -> Self {
+        self.without_key = rule;
+        self
+    }
 }
 
 /// What happens to a request that has no key of the kind that is asked for.
@@ -63,7 +183,7 @@ pub enum WithoutKey {
     /// It is refused, with 400 over HTTP: nobody passes uncounted, and nobody shares a limit unawares.
     #[default]
     Refuse,
-    /// It passes, uncounted.
+    /// It passes, uncounted; where several keys are checked, uncounted by this one.
     Exempt,
     /// It shares this key with all others that have none.
     Share(PartitionKey),
@@ -88,23 +208,70 @@ where
     }
 }
 
-impl<Req, K, C, X> Plan<Req> for Keyed<K, C, X>
+impl<Req, K, C, X, S, O> Plan<Req> for Keyed<K, C, X, S, O>
 where
     K: KeyExtractor<Req>,
     C: CostFunction<Req>,
     X: Exemption<Req>,
+    S: PolicySelector<Req>,
+    O: Plan<Req>,
 {
     fn plan(&self, request: &Req) -> Result<Draft, KeyError> {
         if self.exempt.is_exempt(request) {
-            return Ok(Draft::Exempt);
+            return Ok(Draft::exempt());
         }
-        let key = match (self.key.extract(request)?, &self.without_key) {
-            (Some(key), _) => key,
-            (None, WithoutKey::Share(key)) => key.clone(),
-            (None, WithoutKey::Exempt) => return Ok(Draft::Exempt),
-            (None, WithoutKey::Refuse) => return Err(KeyError::Missing),
+        let mut draft = Draft::exempt();
+        if let Some(key) = self.without_key.or_key(self.key.extract(request)?)? {
+            let against = Against::LimiterAnd(self.selector.select(request));
+            draft = Draft::part(key, self.cost.cost(request), against);
+        }
+        Ok(draft.and(self.others.plan(request)?))
+    }
+}
+
+impl<Req, K, C, S> Plan<Req> for Limit<K, C, S>
+where
+    K: KeyExtractor<Req>,
+    C: CostFunction<Req>,
+    S: PolicySelector<Req>,
+{
+    fn plan(&self, request: &Req) -> Result<Draft, KeyError> {
+        if self.policies.is_empty() && !self.selects {
+            return Err(KeyError::Misconfigured { what: "a limit has a key and no policy".to_owned() });
+        }
+        let Some(key) = self.without_key.or_key(self.key.extract(request)?)? else {
+            return Ok(Draft::exempt());
         };
-        Ok(Draft::Check { key, cost: self.cost.cost(request) })
+        let mut policies = self.policies.clone();
+        policies.extend(self.selector.select(request).iter().flat_map(Policies::as_slice).cloned());
+        let against = Against::Only(Policies::unchecked(policies));
+        Ok(Draft::part(key, self.cost.cost(request), against))
+    }
+}
+
+/// No further key.
+impl<Req> Plan<Req> for () {
+    fn plan(&self, _request: &Req) -> Result<Draft, KeyError> {
+        Ok(Draft::exempt())
+    }
+}
+
+/// Both, in one check.
+impl<Req, A: Plan<Req>, B: Plan<Req>> Plan<Req> for (A, B) {
+    fn plan(&self, request: &Req) -> Result<Draft, KeyError> {
+        Ok(self.0.plan(request)?.and(self.1.plan(request)?))
+    }
+}
+
+impl WithoutKey {
+    /// The key that counts; None if the request passes this one by.
+    fn or_key(&self, key: Option<PartitionKey>) -> Result<Option<PartitionKey>, KeyError> {
+        match (key, self) {
+            (Some(key), _) => Ok(Some(key)),
+            (None, Self::Share(key)) => Ok(Some(key.clone())),
+            (None, Self::Exempt) => Ok(None),
+            (None, Self::Refuse) => Err(KeyError::Missing),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use tower_service::Service;
 use crate::{
     future::ResponseFuture,
     limiter::Limiter,
-    plan::{Draft, Plan},
+    plan::Plan,
     respond::{Http, Refusal, Respond},
 };
 
@@ -65,22 +65,25 @@ where
     }
 
     fn call(&mut self, mut request: Req) -> Self::Future {
-        let (key, cost) = match self.plan.plan(&request) {
-            Ok(Draft::Check { key, cost }) => (key, cost),
-            Ok(Draft::Exempt) => return ResponseFuture::exempt(self.inner.call(request)),
+        let check = match self.plan.plan(&request) {
+            Ok(draft) => match self.limiter.draft(draft) {
+                Ok(Some(check)) => check,
+                Ok(None) => return ResponseFuture::exempt(self.inner.call(request)),
+                Err(error) => return self.refuse(&request, Refusal::Misconfigured(Arc::new(error))),
+            },
             Err(error) => return self.refuse(&request, Refusal::NoKey(error)),
         };
-        match self.limiter.check(key, cost).now() {
+        match self.limiter.ask(check, self.respond.settles()).now() {
             // Decided at once: the ready service need not be taken along, which saves a clone.
-            Ok(Ok(decision)) if decision.is_admitted() => {
-                self.respond.admit(&mut request, &decision);
-                ResponseFuture::admitted(self.inner.call(request), self.respond.clone(), decision)
+            Ok(Ok(verdict)) if verdict.decision.is_admitted() => {
+                self.respond.admit(&mut request, &verdict.decision, verdict.reservation.as_ref());
+                ResponseFuture::admitted(self.inner.call(request), self.respond.clone(), verdict)
             }
-            Ok(Ok(decision)) => self.refuse(&request, Refusal::Denied(decision)),
+            Ok(Ok(verdict)) => self.refuse(&request, Refusal::Denied(verdict.decision)),
             Ok(Err(error)) => self.refuse(&request, Refusal::Unavailable(error)),
-            Err(check) => {
+            Err(ask) => {
                 let inner = self.take_ready();
-                ResponseFuture::checking(check, inner, request, self.respond.clone())
+                ResponseFuture::checking(ask, inner, request, self.respond.clone())
             }
         }
     }

@@ -30,7 +30,8 @@ pub enum Reason {
     Busy,
     /// The keys of the check live on different nodes of a cluster.
     CrossSlot,
-    /// A bound is reached: on the partition keys of a memory backend, or on the records of one log.
+    /// A bound is reached: on the partition keys of a memory backend, on the records of one log, or on the settlements
+    /// that wait.
     Full,
     /// What is stored under a key of the check was not written by this version of this crate.
     ForeignValue,

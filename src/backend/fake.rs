@@ -9,13 +9,15 @@ use std::{
 
 use crate::{
     backend::{Backend, BackendError, Reason},
-    check::{Check, Pair},
+    check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
 };
 
 /// A backend for unit tests: it counts nothing, answers as it is told, and remembers what it was asked.
 ///
-/// Clones are the same backend: give one to the layer and keep one.
+/// Clones are the same backend: give one to the layer and keep one. It can do all that a backend can, and does it at
+/// once. A peek is answered by the script like any check. What a settlement asks is not: it succeeds unless
+/// [`failing_settlements`](Self::failing_settlements) or [`hanging_settlements`](Self::hanging_settlements) was said.
 ///
 /// ```
 /// use std::time::Duration;
@@ -70,14 +72,31 @@ pub enum Answer {
 pub struct RecordedCheck {
     /// The namespace.
     pub namespace: String,
+    /// What the check was for. Of a reset it says nothing.
+    pub purpose: Purpose,
     /// The pairs.
     pub pairs: Vec<Pair>,
+}
+
+/// A refund that a [`FakeBackend`] was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
+pub struct RecordedRefund {
+    /// The namespace.
+    pub namespace: String,
+    /// What goes back to each pair.
+    pub pairs: Vec<RefundPair>,
 }
 
 struct Script {
     /// The last one is said for ever.
     answers: VecDeque<Answer>,
+    /// What becomes of settlements: admitted is done.
+    settlements: Answer,
     checks: Vec<RecordedCheck>,
+    refunds: Vec<RecordedRefund>,
+    resets: Vec<RecordedCheck>,
 }
 
 impl FakeBackend {
@@ -107,12 +126,37 @@ impl FakeBackend {
         if answers.is_empty() {
             answers.push_back(Answer::Admit);
         }
-        Self(Arc::new(Mutex::new(Script { answers, checks: Vec::new() })))
+        let settlements = Answer::Admit;
+        let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
+        Self(Arc::new(Mutex::new(Script { answers, settlements, checks, refunds, resets })))
     }
 
-    /// The checks that it was asked, oldest first.
+    /// This backend, which fails at whatever settles a reservation, for this reason.
+    pub fn failing_settlements(self, reason: Reason) -> Self {
+        self.script().settlements = Answer::Unavailable(reason);
+        self
+    }
+
+    /// This backend, which never answers what settles a reservation.
+    pub fn hanging_settlements(self) -> Self {
+        self.script().settlements = Answer::Hang;
+        self
+    }
+
+    /// The checks that it was asked, oldest first: also to peek, to reserve, and to charge what was used beyond a reservation,
+    /// as their purposes say.
     pub fn checks(&self) -> Vec<RecordedCheck> {
         self.script().checks.clone()
+    }
+
+    /// The refunds that it was asked for, oldest first.
+    pub fn refunds(&self) -> Vec<RecordedRefund> {
+        self.script().refunds.clone()
+    }
+
+    /// The pairs that it was asked to forget, oldest first.
+    pub fn resets(&self) -> Vec<RecordedCheck> {
+        self.script().resets.clone()
     }
 
     fn script(&self) -> MutexGuard<'_, Script> {
@@ -122,8 +166,8 @@ impl FakeBackend {
 
 impl Backend for FakeBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
-        let answer = self.script().next(check);
-        match answer.outcome(check) {
+        let outcome = self.script().next(check);
+        match outcome {
             Some(outcome) => outcome,
             None => std::future::pending().await,
         }
@@ -132,36 +176,87 @@ impl Backend for FakeBackend {
     /// At once but for a hang: so a test needs no runtime with a timer unless it plays one.
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
         let mut script = self.script();
-        match script.answers.front() {
-            Some(Answer::Hang) => None,
-            _ => script.next(check).outcome(check),
+        match script.upcoming(check) {
+            Answer::Hang => None,
+            _ => script.next(check),
         }
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+        let outcome = self.script().refund(refund);
+        match outcome {
+            Some(outcome) => outcome,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
+        let mut script = self.script();
+        match script.settlements {
+            Answer::Hang => None,
+            _ => script.refund(refund),
+        }
+    }
+
+    async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
+        self.script().resets.push(RecordedCheck::new(pairs));
+        Ok(())
+    }
+
+    /// Its own, and its clones'.
+    fn store(&self) -> Option<String> {
+        Some(format!("fake {:p}", Arc::as_ptr(&self.0)))
     }
 }
 
-impl Answer {
-    /// None if it never comes.
-    fn outcome(self, check: &Check) -> Option<Result<Decision, BackendError>> {
-        match self {
-            Self::Admit => Some(Ok(decision(check, None))),
-            Self::Deny(wait) => Some(Ok(decision(check, Some(wait)))),
-            Self::Unavailable(reason) => Some(Err(BackendError::new(reason))),
-            Self::Hang => None,
-        }
+impl RecordedCheck {
+    fn new(check: &Check) -> Self {
+        let (namespace, purpose) = (check.namespace().to_owned(), check.purpose());
+        Self { namespace, purpose, pairs: check.pairs().to_vec() }
     }
 }
 
 impl Script {
-    fn next(&mut self, check: &Check) -> Answer {
-        self.checks
-            .push(RecordedCheck { namespace: check.namespace().to_owned(), pairs: check.pairs().to_vec() });
-        let last = self.answers.len() == 1;
-        let answer = if last { self.answers.front().copied() } else { self.answers.pop_front() };
-        answer.unwrap_or(Answer::Admit)
+    /// What comes of this check. None if nothing ever does.
+    fn next(&mut self, check: &Check) -> Option<Result<Decision, BackendError>> {
+        self.checks.push(RecordedCheck::new(check));
+        let answer = self.upcoming(check);
+        if check.purpose() != Purpose::Overage && self.answers.len() > 1 {
+            self.answers.pop_front();
+        }
+        let at = self.checks.len() as u64;
+        match answer {
+            Answer::Admit => Some(Ok(decision(check, at, None))),
+            Answer::Deny(wait) => Some(Ok(decision(check, at, Some(wait)))),
+            Answer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
+            Answer::Hang => None,
+        }
+    }
+
+    fn upcoming(&self, check: &Check) -> Answer {
+        match check.purpose() {
+            Purpose::Overage => self.settlements,
+            _ => self.answers.front().copied().unwrap_or(Answer::Admit),
+        }
+    }
+
+    fn refund(&mut self, refund: &Refund) -> Option<Result<(), BackendError>> {
+        let (namespace, pairs) = (refund.namespace().to_owned(), refund.pairs().to_vec());
+        self.refunds.push(RecordedRefund { namespace, pairs });
+        match self.settlements {
+            Answer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
+            Answer::Hang => None,
+            _ => Some(Ok(())),
+        }
     }
 }
 
-fn decision(check: &Check, denied: Option<Wait>) -> Decision {
+/// The instant is the number of the check, so that receipts differ.
+fn decision(check: &Check, at: u64, denied: Option<Wait>) -> Decision {
     let statuses = check.pairs().iter().map(|pair| {
         let window = pair.policy.window();
         match denied {
@@ -176,7 +271,10 @@ fn decision(check: &Check, denied: Option<Wait>) -> Decision {
             }
         }
     });
-    Decision::new(0, statuses.collect::<Vec<_>>())
+    let receipt = |_: &Pair| Receipt { generation: 1, at_micros: at, ordinal: 0 };
+    let reserved = denied.is_none() && check.purpose() == Purpose::Reserve;
+    let receipts = check.pairs().iter().filter(|_| reserved).map(receipt);
+    Decision::with_receipts(0, statuses.collect::<Vec<_>>(), receipts.collect::<Vec<_>>())
 }
 
 impl fmt::Debug for FakeBackend {

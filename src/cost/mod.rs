@@ -4,44 +4,54 @@ use http::Request;
 
 use crate::head::{FromHead, Head};
 
+mod costs;
 mod routes;
 
+pub use costs::Costs;
 pub use routes::RouteCosts;
 
 /// Tells what a request of the type `Req` takes.
 ///
-/// A number is a cost function, and every closure `Fn(&Req) -> u32` is one too; see [`from_head`](crate::from_head) for
-/// closures that need no type.
+/// A number is a cost function, [`Costs`] are one, and every closure `Fn(&Req) -> u32` or `Fn(&Req) -> Costs` is one too;
+/// see [`from_head`](crate::from_head) for closures that need no type.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` tells no cost of a `{Req}`",
-    note = "use a `u32`, a `RouteCosts`, `from_head`, or a closure that names its parameter: `|request: &{Req}|`, and returns a `u32`"
+    note = "use a `u32`, `Costs`, a `RouteCosts`, `from_head`, or a closure that names its parameter: `|request: &{Req}|`, and returns a `u32` or `Costs`"
 )]
 pub trait CostFunction<Req> {
-    /// The cost in quota units, 0 to 2^32-1. A request of cost 0 is admitted and recorded nowhere. One whose cost is
-    /// above a quota can never be admitted.
-    fn cost(&self, request: &Req) -> u32;
+    /// The cost in quota units of every policy, 0 to 2^32-1. A policy of which a request takes 0 admits it and records
+    /// nothing. A request whose cost is above a quota can never be admitted.
+    fn cost(&self, request: &Req) -> Costs;
 }
 
 impl<Req> CostFunction<Req> for u32 {
-    fn cost(&self, _request: &Req) -> u32 {
-        *self
+    fn cost(&self, _request: &Req) -> Costs {
+        Costs::from(*self)
     }
 }
 
-impl<F, Req> CostFunction<Req> for F
-where
-    F: Fn(&Req) -> u32,
-{
-    fn cost(&self, request: &Req) -> u32 {
-        self(request)
+impl<Req> CostFunction<Req> for Costs {
+    fn cost(&self, _request: &Req) -> Costs {
+        self.clone()
     }
 }
 
-impl<F, B> CostFunction<Request<B>> for FromHead<F>
+impl<F, Req, C> CostFunction<Req> for F
 where
-    F: Fn(&Head<'_>) -> u32,
+    F: Fn(&Req) -> C,
+    C: Into<Costs>,
 {
-    fn cost(&self, request: &Request<B>) -> u32 {
-        self.call(request)
+    fn cost(&self, request: &Req) -> Costs {
+        self(request).into()
+    }
+}
+
+impl<F, B, C> CostFunction<Request<B>> for FromHead<F>
+where
+    F: Fn(&Head<'_>) -> C,
+    C: Into<Costs>,
+{
+    fn cost(&self, request: &Request<B>) -> Costs {
+        self.call(request).into()
     }
 }

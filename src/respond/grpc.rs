@@ -14,6 +14,7 @@ use super::{
 use crate::{
     decision::{Decision, Wait},
     key::KeyError,
+    settle::Reservation,
 };
 
 /// Speaks gRPC: for a tonic server.
@@ -23,7 +24,7 @@ use crate::{
 /// | denied | `RESOURCE_EXHAUSTED` | `google.rpc.RetryInfo` and `QuotaFailure`; `grpc-retry-pushback-ms`, or -1 if no wait helps |
 /// | no decision | `UNAVAILABLE` | |
 /// | no key, or a malformed one | `INVALID_ARGUMENT` | |
-/// | no key, for the server is not set up to know it | `INTERNAL` | |
+/// | no key, for the server is not set up to know it; or no possible check | `INTERNAL` | |
 ///
 /// A client gets these as statuses; a plain HTTP 429 would reach it as `UNAVAILABLE`, and without its headers. The fields
 /// `RateLimit-Policy` and `RateLimit` are in the metadata of every answer to a counted request.
@@ -41,8 +42,8 @@ impl<B, R, E> Respond<Request<B>, Response<R>, E> for Grpc
 where
     R: Default,
 {
-    fn admit(&self, request: &mut Request<B>, decision: &Decision) {
-        admit(request, decision);
+    fn admit(&self, request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
+        admit(request, decision, reservation);
     }
 
     fn refuse(&self, _request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
@@ -58,8 +59,8 @@ impl<B, R, E> Respond<Request<B>, Response<R>, E> for HttpOrGrpc
 where
     R: Default + From<Bytes>,
 {
-    fn admit(&self, request: &mut Request<B>, decision: &Decision) {
-        admit(request, decision);
+    fn admit(&self, request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
+        admit(request, decision, reservation);
     }
 
     fn refuse(&self, request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
@@ -82,7 +83,9 @@ fn status(refusal: &Refusal) -> Status {
     match refusal {
         Refusal::Denied(decision) => exhausted(decision),
         Refusal::Unavailable(_) => Status::new(Code::Unavailable, "the rate limit could not be checked"),
-        Refusal::NoKey(KeyError::Misconfigured { .. }) => Status::new(Code::Internal, "internal error"),
+        Refusal::NoKey(KeyError::Misconfigured { .. }) | Refusal::Misconfigured(_) => {
+            Status::new(Code::Internal, "internal error")
+        }
         Refusal::NoKey(error) => Status::new(Code::InvalidArgument, error.to_string()),
     }
 }

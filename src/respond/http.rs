@@ -9,6 +9,7 @@ use crate::{
     decision::{Decision, Wait},
     key::KeyError,
     policy::Policy,
+    settle::Reservation,
 };
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -21,13 +22,14 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// | denied | 429 Too Many Requests (RFC 6585) | problem type `quota-exceeded`, with the names of the violated policies |
 /// | no decision | 503 Service Unavailable | problem type `temporary-reduced-capacity` |
 /// | no key, or a malformed one | 400 Bad Request | a problem without a type of its own |
-/// | no key, for the server is not set up to know it | 500 Internal Server Error | the same; it does not say what is wrong |
+/// | no key, for the server is not set up to know it; or no possible check | 500 Internal Server Error | the same; it does not say what is wrong |
 ///
 /// Every answer to a counted request, admitted or not, has the fields `RateLimit-Policy` and `RateLimit` of the IETF
 /// draft "RateLimit header fields for HTTP" (-11), and a 429 has `Retry-After` in whole seconds, rounded up, unless no
 /// wait helps. The [`Decision`] is in the extensions of the admitted request and of the response, the [`Refusal`] in
-/// those of a refused one's. `Retry-After` is the wait of the policies that refused; the `t` of another one may be longer,
-/// for the client need not wait for that. Where layers are nested, the request holds the decision of the innermost one so far, and the
+/// those of a refused one's. Where the layer settles, the [`Reservation`] is in the request's, too; the fields tell of the
+/// charge as it was made, before it is settled. `Retry-After` is the wait of the policies that refused; the `t` of another one may be longer,
+/// for the client need not wait for that. Where layers are nested, the request holds the decision and the reservation of the innermost one so far, and the
 /// response that of the outermost one, but for a denial, which stays.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Http;
@@ -36,8 +38,8 @@ impl<B, R, E> Respond<Request<B>, Response<R>, E> for Http
 where
     R: From<Bytes>,
 {
-    fn admit(&self, request: &mut Request<B>, decision: &Decision) {
-        admit(request, decision);
+    fn admit(&self, request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
+        admit(request, decision, reservation);
     }
 
     fn refuse(&self, _request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
@@ -56,8 +58,12 @@ where
     }
 }
 
-pub(super) fn admit<B>(request: &mut Request<B>, decision: &Decision) {
-    request.extensions_mut().insert(decision.clone());
+pub(super) fn admit<B>(request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
+    let extensions = request.extensions_mut();
+    extensions.insert(decision.clone());
+    if let Some(reservation) = reservation {
+        extensions.insert(reservation.clone());
+    }
 }
 
 pub(super) fn annotate<R>(response: &mut Response<R>, outcome: Outcome<'_>) {
@@ -104,7 +110,7 @@ fn problem(refusal: &Refusal) -> (StatusCode, Problem<'_>) {
             "Service unavailable",
             "The request was not let through because its rate limit could not be checked.".to_owned(),
         ),
-        Refusal::NoKey(KeyError::Misconfigured { .. }) => {
+        Refusal::NoKey(KeyError::Misconfigured { .. }) | Refusal::Misconfigured(_) => {
             (StatusCode::INTERNAL_SERVER_ERROR, None, "Internal server error", String::new())
         }
         Refusal::NoKey(error) => (StatusCode::BAD_REQUEST, None, "Bad request", error.to_string()),

@@ -2,7 +2,12 @@
 //!
 //! The layer decides; what is said of it, and in which protocol, is said here and nowhere else.
 
-use crate::{backend::BackendError, decision::Decision, key::KeyError};
+use std::sync::Arc;
+
+use crate::{
+    backend::BackendError, cost::Costs, decision::Decision, error::ConfigError, key::KeyError,
+    settle::Reservation,
+};
 
 #[cfg(feature = "tonic")]
 mod grpc;
@@ -24,8 +29,9 @@ pub use rejection::{RefuseWith, WithRejection, refuse_with};
     note = "`Http` needs a response body that is `From<Bytes>`; use `Grpc` for a tonic server, and `refuse_with` for a service that is no HTTP"
 )]
 pub trait Respond<Req, Res, Err> {
-    /// Leaves the decision in an admitted request, for the inner service.
-    fn admit(&self, request: &mut Req, decision: &Decision);
+    /// Leaves the decision in an admitted request, for the inner service, and the reservation if the layer
+    /// [settles](Self::settles).
+    fn admit(&self, request: &mut Req, decision: &Decision, reservation: Option<&Reservation>);
 
     /// Answers a request that the inner service does not get.
     ///
@@ -36,6 +42,19 @@ pub trait Respond<Req, Res, Err> {
 
     /// Tells in any answer what was decided, whoever made it: headers, extensions.
     fn annotate(&self, response: &mut Res, outcome: Outcome<'_>);
+
+    /// Whether every counted request is a reservation, which may be settled afterwards. The backend must be one that
+    /// [changes charges](crate::Backend::changes_charges) then. [`Settling`](crate::Settling) does.
+    fn settles(&self) -> bool {
+        false
+    }
+
+    /// What an admitted request has used, as far as the inner service's response tells. None if it tells nothing: then the
+    /// charge stands, unless whoever holds the reservation settles it. It is asked if the layer [settles](Self::settles).
+    fn used(&self, response: &Res) -> Option<Costs> {
+        let _ = response;
+        None
+    }
 }
 
 /// Why a request is not let through. Only the first of these is the client's doing, and only it is a 429.
@@ -50,6 +69,9 @@ pub enum Refusal {
     Unavailable(BackendError),
     /// The request names nobody whose usage could be counted.
     NoKey(KeyError),
+    /// What was to be asked for this request is no check: too many pairs, or one of them twice. It is a mistake in the
+    /// server, and nobody was asked.
+    Misconfigured(Arc<ConfigError>),
 }
 
 /// What became of a request.

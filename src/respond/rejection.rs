@@ -1,7 +1,7 @@
 //! Refusals that the user makes.
 
 use super::{Outcome, Refusal, Respond};
-use crate::decision::Decision;
+use crate::{cost::Costs, decision::Decision, settle::Reservation};
 
 /// Refuses by a closure and says everything else as `R` does, so the headers stay; made by
 /// [`Builder::rejection`](crate::Builder::rejection).
@@ -49,8 +49,8 @@ where
     F: Fn(&Refusal) -> Res,
     R: Respond<Req, Res, Err>,
 {
-    fn admit(&self, request: &mut Req, decision: &Decision) {
-        self.others.admit(request, decision);
+    fn admit(&self, request: &mut Req, decision: &Decision, reservation: Option<&Reservation>) {
+        self.others.admit(request, decision, reservation);
     }
 
     fn refuse(&self, _request: &Req, refusal: &Refusal) -> Result<Res, Err> {
@@ -60,13 +60,21 @@ where
     fn annotate(&self, response: &mut Res, outcome: Outcome<'_>) {
         self.others.annotate(response, outcome);
     }
+
+    fn settles(&self) -> bool {
+        self.others.settles()
+    }
+
+    fn used(&self, response: &Res) -> Option<Costs> {
+        self.others.used(response)
+    }
 }
 
 impl<Req, Res, Err, F> Respond<Req, Res, Err> for RefuseWith<F>
 where
     F: Fn(&Refusal) -> Result<Res, Err>,
 {
-    fn admit(&self, _request: &mut Req, _decision: &Decision) {}
+    fn admit(&self, _request: &mut Req, _decision: &Decision, _reservation: Option<&Reservation>) {}
 
     fn refuse(&self, _request: &Req, refusal: &Refusal) -> Result<Res, Err> {
         (self.0)(refusal)

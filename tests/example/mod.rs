@@ -1,6 +1,7 @@
-//! The example as its users run it: a process of its own, in memory and on Redis.
+//! The examples as their users run them: each a process of its own, in memory and on Redis.
 
 mod limits;
 mod mistakes;
 mod process;
+mod settling;
 mod stopping;

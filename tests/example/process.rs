@@ -1,13 +1,14 @@
-//! The example as a process, which ends with the test that has started it, however that ends.
+//! An example as a process, which ends with the test that has started it, however that ends.
 
 use std::{
+    collections::HashMap,
     ffi::OsStr,
     fs,
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
-    sync::OnceLock,
+    sync::{Mutex, PoisonError},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -43,10 +44,15 @@ struct Process {
 }
 
 impl Example {
-    /// Starts it on a port that the operating system picks.
+    /// Starts `axum` on a port that the operating system picks.
     pub fn start(redis_url: Option<&str>) -> Self {
+        Self::of("axum", redis_url)
+    }
+
+    /// Starts the example of this name on a port that the operating system picks.
+    pub fn of(name: &str, redis_url: Option<&str>) -> Self {
         let redis = redis_url.map(|url| ("REDIS_URL", url));
-        let mut process = Process::spawn([("PORT", "0")].into_iter().chain(redis));
+        let mut process = Process::spawn(name, [("PORT", "0")].into_iter().chain(redis));
         let mut stdout = BufReader::new(process.child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -88,14 +94,14 @@ impl Example {
     }
 }
 
-/// Runs it with these variables, which are to make it end by itself.
+/// Runs `axum` with these variables, which are to make it end by itself.
 pub fn run<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> Ended {
-    Process::spawn(variables.iter().map(|(name, value)| (*name, value))).ended()
+    Process::spawn("axum", variables.iter().map(|(name, value)| (*name, value))).ended()
 }
 
 impl Process {
-    fn spawn<'a, V: AsRef<OsStr>>(variables: impl IntoIterator<Item = (&'a str, V)>) -> Self {
-        let child = Command::new(program())
+    fn spawn<'a, V: AsRef<OsStr>>(name: &str, variables: impl IntoIterator<Item = (&'a str, V)>) -> Self {
+        let child = Command::new(program(name))
             .env_remove("PORT")
             .env_remove("REDIS_URL")
             .envs(variables)
@@ -153,32 +159,36 @@ fn is_running(process: u32) -> bool {
 
 /// The example's program. Cargo has built it along with the tests if it was asked for all of them; if not, it is built
 /// here, in the same folder and with the same profile.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
-        // <target>/<profile>/deps/tests-<hash>, and <target>/tmp.
-        let exe = std::env::current_exe().unwrap();
-        let folder = exe.ancestors().nth(2).unwrap().file_name().unwrap();
-        let profile = if folder == "debug" { OsStr::new("dev") } else { folder };
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--example", "axum", "--all-features", "--message-format=json"])
-            .arg("--profile")
-            .arg(profile)
-            .arg("--target-dir")
-            .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap())
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .stderr(Stdio::inherit())
-            .output()
-            .unwrap();
-        assert!(built.status.success(), "the example is not built");
-        let messages = String::from_utf8(built.stdout).unwrap();
-        let messages = messages.lines().map(|line| serde_json::from_str(line).unwrap());
-        let of_example = |message: &serde_json::Value| {
-            message["target"]["kind"] == serde_json::json!(["example"]) && message["executable"].is_string()
-        };
-        let message = messages.into_iter().find(of_example).expect("the example's program");
-        message["executable"].as_str().unwrap().into()
-    })
+fn program(name: &str) -> PathBuf {
+    static PROGRAMS: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let programs = programs.get_or_insert_default();
+    programs.entry(name.to_owned()).or_insert_with(|| build(name)).clone()
+}
+
+fn build(name: &str) -> PathBuf {
+    // <target>/<profile>/deps/tests-<hash>, and <target>/tmp.
+    let exe = std::env::current_exe().unwrap();
+    let folder = exe.ancestors().nth(2).unwrap().file_name().unwrap();
+    let profile = if folder == "debug" { OsStr::new("dev") } else { folder };
+    let built = Command::new(env!("CARGO"))
+        .args(["build", "--quiet", "--example", name, "--all-features", "--message-format=json"])
+        .arg("--profile")
+        .arg(profile)
+        .arg("--target-dir")
+        .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap())
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "the example is not built");
+    let messages = String::from_utf8(built.stdout).unwrap();
+    let messages = messages.lines().map(|line| serde_json::from_str(line).unwrap());
+    let of_example = |message: &serde_json::Value| {
+        message["target"]["kind"] == serde_json::json!(["example"]) && message["executable"].is_string()
+    };
+    let message = messages.into_iter().find(of_example).expect("the example's program");
+    message["executable"].as_str().unwrap().into()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower_sliding_window::{
-    CostFunction, FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, RouteCosts, from_head,
+    CostFunction, Costs, FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, RouteCosts, from_head,
 };
 
 use super::{ALICE, MINUTE, api_key, policy, wire::Site};
@@ -75,4 +75,42 @@ async fn costs_add_up_and_a_smaller_one_fits_where_a_larger_one_does_not() {
         assert_eq!(answer.status, status, "{path}: {answer:?}");
         assert_eq!(answer.header("ratelimit"), Some(&*format!(r#""ten";r={left};t=60"#)), "{path}");
     }
+}
+
+#[tokio::test]
+async fn policies_may_have_costs_of_their_own() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("requests", 3, MINUTE))
+        .policy(policy("tokens", 1_000, MINUTE))
+        .key(api_key())
+        .cost(from_head(|head| {
+            let tokens = head.headers.get("x-tokens").and_then(|it| it.to_str().ok()?.parse().ok());
+            Costs::new().policy("tokens", tokens.unwrap_or(0))
+        }))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for (tokens, status, left) in [
+        ("700", 200, (2, 300)),
+        ("301", 429, (2, 300)),
+        ("300", 200, (1, 0)),
+        ("0", 200, (0, 0)),
+        ("0", 429, (0, 0)),
+    ] {
+        let answer = site.get("/", &[ALICE, ("x-tokens", tokens)]).await;
+        assert_eq!(answer.status, status, "{tokens}: {answer:?}");
+        let (requests, tokens) = left;
+        let told = format!(r#""requests";r={requests};t=60, "tokens";r={tokens};t=60"#);
+        assert_eq!(answer.header("ratelimit"), Some(&*told));
+    }
+}
+
+#[tokio::test]
+async fn costs_and_routes_of_costs_are_costs() {
+    let of_tokens = |units| Costs::new().policy("ten", units).policy("elsewhere", 9);
+    assert_eq!(asked(of_tokens(4), &[("GET", "/")]).await, [4]);
+    let table = RouteCosts::new().route("/search", of_tokens(7)).unwrap().otherwise(of_tokens(2));
+    assert_eq!(asked(table, &[("GET", "/search"), ("GET", "/")]).await, [7, 2]);
+    let typed = move |_: &Request<Body>| of_tokens(5);
+    assert_eq!(asked(typed, &[("GET", "/")]).await, [5]);
 }

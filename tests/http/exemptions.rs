@@ -50,8 +50,8 @@ async fn a_plan_of_ones_own_says_all_at_once() {
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("ten", 10, MINUTE))
         .plan(|request: &Request<Body>| match request.uri().path() {
-            "/health" => Ok(Draft::Exempt),
-            "/" => Ok(Draft::Check { key: PartitionKey::new("all", "all"), cost: 3 }),
+            "/health" => Ok(Draft::exempt()),
+            "/" => Ok(Draft::check(PartitionKey::new("all", "all"), 3)),
             _ => Err(KeyError::Missing),
         })
         .build()

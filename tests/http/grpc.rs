@@ -16,8 +16,8 @@ use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Answer::{Admit, Deny},
-    Backend, FakeBackend, Grpc, Header, HttpOrGrpc, KeyExt, Keyed, ManualClock, MemoryBackend, Or,
-    PartitionKey, PeerIp, RateLimitLayer, Reason, Wait, peer_ip,
+    Backend, Draft, FakeBackend, Grpc, Header, HttpOrGrpc, KeyExt, Keyed, ManualClock, MemoryBackend, Or,
+    PartitionKey, PeerIp, RateLimitLayer, Reason, Reservation, Wait, by_hand, peer_ip,
 };
 
 use super::{ALICE, Later, MINUTE, SECOND, api_key, policy, wire::Site};
@@ -220,4 +220,74 @@ async fn grpc_and_http_of_one_client_are_one_limit() {
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
     assert_eq!(site.get("/", &[ALICE]).await.status, 429);
     assert_eq!(call(site.address(), Some("alice")).await.unwrap_err().code(), Code::ResourceExhausted);
+}
+
+/// Answers as the health service does, and settles what was reserved for the call.
+#[derive(Clone)]
+struct Settles<S>(S);
+
+impl<S, B> tower::Service<Request<B>> for Settles<S>
+where
+    S: tower::Service<Request<B>>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), S::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> S::Future {
+        request.extensions().get::<Reservation>().unwrap().settle(2);
+        self.0.call(request)
+    }
+}
+
+#[tokio::test]
+async fn a_call_is_settled_by_the_reservation_in_its_requests_extensions() {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let limits = RateLimitLayer::builder(backend)
+        .policy(policy("units", 10, MINUTE))
+        .key(api_key())
+        .cost(7)
+        .respond(Grpc)
+        .settle(by_hand())
+        .build()
+        .unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (_, health) = tonic_health::server::health_reporter();
+    let server = Server::builder().layer(limits).layer(tower::layer::layer_fn(Settles)).add_service(health);
+    let server = tokio::spawn(async {
+        server.serve_with_incoming(TcpIncoming::from(listener)).await.unwrap();
+    });
+    let site = GrpcSite { address, server };
+    for left in [3, 1] {
+        let metadata = call(site.address, Some("alice")).await.unwrap();
+        assert_eq!(text(&metadata, "ratelimit"), Some(&*format!(r#""units";r={left};t=60"#)));
+    }
+    let status = call(site.address, Some("alice")).await.unwrap_err();
+    assert_eq!(
+        (status.code(), text(status.metadata(), "ratelimit")),
+        (Code::ResourceExhausted, Some(r#""units";r=6;t=60"#))
+    );
+}
+
+#[tokio::test]
+async fn a_plan_that_is_no_check_is_an_internal_error() {
+    let limits = RateLimitLayer::builder(FakeBackend::admitting())
+        .respond(Grpc)
+        .plan(|_: &Request<()>| Ok(Draft::check(PartitionKey::new("user", "alice"), 1)))
+        .without_policies()
+        .build()
+        .unwrap();
+    let inner = service_fn(
+        async |_: Request<()>| -> Result<http::Response<tonic::body::Body>, std::convert::Infallible> {
+            panic!("it was let through")
+        },
+    );
+    let response = limits.layer(inner).oneshot(Request::new(())).await.unwrap();
+    let status = Status::from_header_map(response.headers()).unwrap();
+    assert_eq!((status.code(), status.message()), (Code::Internal, "internal error"));
 }

@@ -14,6 +14,9 @@ mod probe;
 mod readiness;
 mod rejection;
 mod services;
+mod settling;
+mod several_keys;
+mod tiers;
 mod traps;
 mod types;
 mod waits;
@@ -23,10 +26,10 @@ pub mod wire;
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, BackendError, Check, Decision, Header, Policy, header};
+use tower_sliding_window::{Backend, BackendError, Check, Decision, Header, Policy, Refund, header};
 
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
+pub const SECOND: Duration = Duration::from_secs(1);
+pub const MINUTE: Duration = Duration::from_secs(60);
 const ALICE: (&str, &str) = ("x-api-key", "alice");
 const BOB: (&str, &str) = ("x-api-key", "bob");
 
@@ -40,11 +43,25 @@ fn api_key() -> Header {
 
 /// A backend that answers as another one does, but not at once: as one must that asks a server.
 #[derive(Clone)]
-struct Later<B>(B);
+pub struct Later<B>(pub B);
 
 impl<B: Backend> Backend for Later<B> {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         tokio::task::yield_now().await;
         self.0.check(check).await
+    }
+
+    fn changes_charges(&self) -> bool {
+        self.0.changes_charges()
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+        tokio::task::yield_now().await;
+        self.0.refund(refund).await
+    }
+
+    async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
+        tokio::task::yield_now().await;
+        self.0.reset(pairs).await
     }
 }

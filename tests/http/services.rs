@@ -9,13 +9,16 @@ use std::{
 
 use bytes::Bytes;
 use http::{Request, Response};
-use tower::{BoxError, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, FakeBackend, ManualClock, MemoryBackend, PartitionKey,
-    RateLimitLayer, Reason, Refusal, Status, Wait, refuse_with,
+    Backend, BackendError, Check, Decision, FakeBackend, ManualClock, MemoryBackend, Pair, PartitionKey,
+    Policy, RateLimitLayer, Reason, Refusal, Status, Wait, refuse_with,
 };
 
-use super::{Later, MINUTE, SECOND, api_key, policy, probe::request_of};
+use super::{
+    Later, MINUTE, SECOND, api_key, policy,
+    probe::{now, request_of},
+};
 
 #[derive(Debug)]
 struct Job {
@@ -171,4 +174,41 @@ async fn a_backend_that_has_not_looked_at_every_policy_admits_nobody() {
     });
     let service = ServiceBuilder::new().layer(limits.build().unwrap()).service(inner);
     assert_eq!(service.oneshot(request_of("alice")).await.unwrap().status(), 503);
+}
+
+/// Says what it has said before, which is no work.
+struct Repeats(Decision);
+
+impl Backend for Repeats {
+    async fn check(&self, _check: &Check) -> Result<Decision, BackendError> {
+        Ok(self.0.clone())
+    }
+    fn check_now(&self, _check: &Check) -> Option<Result<Decision, BackendError>> {
+        Some(Ok(self.0.clone()))
+    }
+}
+
+#[test]
+fn a_plain_request_allocates_the_pairs_of_its_check_and_nothing_else() {
+    let [one, two] = [policy("one", 3, MINUTE), policy("two", 3, MINUTE)];
+    let key = PartitionKey::new("tenant", "acme");
+    let status =
+        |it: &Policy| Status::new(&Pair::new(key.clone(), it.clone(), 1), 2, Wait::ZERO, MINUTE, MINUTE);
+    let backend = Repeats(Decision::new(0, [status(&one), status(&two)]));
+    let shared = key.clone();
+    let limits = RateLimitLayer::builder(backend)
+        .policy(one)
+        .policy(two)
+        .key(move |_: &u32| shared.clone())
+        .cost(7)
+        .respond(refuse_with(|_| Err(())))
+        .build()
+        .unwrap();
+    let mut service = limits.layer(service_fn(|number: u32| std::future::ready(Ok::<_, ()>(number))));
+    // What is warned about for the first time may cost something.
+    for _ in 0..2 {
+        assert_eq!(now(now(service.ready()).unwrap().call(1)), Ok(1));
+    }
+    let counted = allocation_counter::measure(|| assert_eq!(now(service.call(1)), Ok(1)));
+    assert_eq!(counted.count_total, 1);
 }

@@ -4,10 +4,11 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    And, BackendError, Builder, CheckFuture, Decision, FakeBackend, FromHead, Grpc, Head, Header, Http,
-    HttpOrGrpc, KeyExt, Keyed, Limiter, MemoryBackend, NoExemptions, Or, PartitionKey, PeerIp, Policy,
-    RateLimit, RateLimitLayer, RedisBackend, Refusal, ResponseFuture, RouteCosts, Unkeyed, from_head,
-    peer_ip,
+    And, BackendError, Builder, CheckFuture, Costs, Decision, FakeBackend, Fixed, FromHead, Grpc, Head,
+    Header, Http, HttpOrGrpc, KeyExt, Keyed, Limit, Limiter, MemoryBackend, NoExemptions, Or, PartitionKey,
+    PeerIp, Policies, Policy, PolicyTable, RateLimit, RateLimitLayer, ReadActualCost, RedisBackend, Refusal,
+    Reservation, ReserveFuture, Reserved, ResetFuture, ResponseFuture, RouteCosts, Settled, Settlement,
+    Settling, Unkeyed, from_head, peer_ip,
 };
 
 use super::{MINUTE, SECOND, api_key, policy, probe::Probe};
@@ -68,6 +69,7 @@ fn everything_can_be_sent_shared_and_where_it_is_a_handle_cloned() {
     fn sent<T: Send + 'static>() {}
 
     type Plan = Keyed<Or<Header, PeerIp>, RouteCosts>;
+    type SeveralKeys = Keyed<Header, u32, NoExemptions, Fixed, ((), Limit<PeerIp>)>;
     handle::<RateLimitLayer<Plan>>();
     handle::<RateLimitLayer<Plan, Grpc>>();
     handle::<RateLimit<Router, Plan>>();
@@ -84,10 +86,13 @@ fn everything_can_be_sent_shared_and_where_it_is_a_handle_cloned() {
     handle::<BackendError>();
     handle::<Refusal>();
     handle::<(Http, Grpc, HttpOrGrpc, NoExemptions)>();
+    handle::<(Costs, Policies, PolicyTable, Reservation, Settled, Reserved)>();
+    handle::<RateLimitLayer<Plan, Settling<ReadActualCost, Http>>>();
+    handle::<RateLimitLayer<SeveralKeys>>();
     sent_and_shared::<Header>();
     sent::<ResponseFuture<Router, Request<Body>>>();
     sent::<ResponseFuture<Probe, Request<()>>>();
-    sent::<CheckFuture>();
+    sent::<(CheckFuture, ReserveFuture, ResetFuture, Settlement)>();
 }
 
 #[tokio::test]

@@ -63,11 +63,26 @@ async fn listen() -> (SocketAddr, TcpListener) {
 
 /// Sends one request, on a connection of its own.
 pub async fn request(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
+    request_with_body(address, method, path, headers, "").await
+}
+
+/// The same with a body.
+pub async fn request_with_body(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Answer {
     let mut text = format!("{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n");
     for (name, value) in headers {
         text += &format!("{name}: {value}\r\n");
     }
+    if !body.is_empty() {
+        text += &format!("content-length: {}\r\n", body.len());
+    }
     text += "\r\n";
+    text += body;
     let exchange = async {
         let mut stream = TcpStream::connect(address).await?;
         stream.write_all(text.as_bytes()).await?;

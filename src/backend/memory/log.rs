@@ -84,10 +84,10 @@ impl Log {
             self.records.clear();
             self.passed = 0;
         }
-        self.last = now;
         let at = recorded_at(now, precision);
         let units = u64::from(cost).min(MAX_USED.saturating_sub(used));
         if units > 0 {
+            self.last = now;
             let joins = precision > 0 && self.records.back().is_some_and(|newest| newest.at == at);
             if !joins {
                 self.records.push_back(Record { at, start: self.total });

@@ -24,8 +24,8 @@ use state::State;
 /// Decisions in the memory of this process: exact, bounded, and without a task that anybody must own.
 ///
 /// Clones share their state. What is idle is forgotten by the checks that come after. When the bound on partition
-/// keys is reached, idle ones go first; if none is idle, a *new* key gets an error with [`Reason::Full`], and those
-/// that are there are served as before.
+/// keys is reached, idle ones go first; if none is idle, a *new* key gets an error with [`Reason::Full`](crate::Reason::Full), and
+/// those that are there are served as before.
 ///
 /// A check holds a lock for a few microseconds at most and waits for nothing else, so there is nothing to time out. Only a
 /// new key that finds the bound reached looks for idle ones everywhere.

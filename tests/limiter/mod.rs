@@ -1,12 +1,13 @@
 //! The limiter itself: what it is built of, what it warns about, and where it runs.
 
+mod asking;
+mod queue;
+mod settling;
+mod warnings;
+
 use std::{
     future::Future,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -15,7 +16,6 @@ use tower_sliding_window::{
     Backend, BackendError, Check, Decision, FakeBackend, Limiter, MemoryBackend, PartitionKey, Policy,
     Reason, RedisBackend, Status, Wait,
 };
-use tracing::{Event, Metadata, Subscriber, span};
 
 fn policy(name: &str, quota: u32) -> Policy {
     Policy::new(name, quota, Duration::from_secs(60)).unwrap()
@@ -30,7 +30,15 @@ fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Decides, but not before it is polled.
+/// The output of what is there at once.
+fn now<F: Future>(future: F) -> F::Output {
+    match poll_once(future) {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it is not there yet"),
+    }
+}
+
+/// Decides, but not before it is polled. It can do nothing but charge.
 struct Later;
 
 impl Backend for Later {
@@ -99,38 +107,4 @@ fn a_decision_that_does_not_speak_of_every_pair_is_a_broken_reply() {
     let limiter = Limiter::builder(Forgetful).policy(policy("p", 1)).build().unwrap();
     let outcome = poll_once(limiter.check(alice(), 1));
     assert!(matches!(outcome, Poll::Ready(Err(error)) if error.reason() == Reason::BrokenReply));
-}
-
-/// Counts warnings.
-struct Warnings(Arc<AtomicUsize>);
-
-impl Subscriber for Warnings {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("tower_sliding_window")
-    }
-    fn event(&self, event: &Event<'_>) {
-        assert_eq!(*event.metadata().level(), tracing::Level::WARN);
-        self.0.fetch_add(1, Ordering::SeqCst);
-    }
-    fn new_span(&self, _span: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _span: &span::Id, _values: &span::Record<'_>) {}
-    fn record_follows_from(&self, _span: &span::Id, _follows: &span::Id) {}
-    fn enter(&self, _span: &span::Id) {}
-    fn exit(&self, _span: &span::Id) {}
-}
-
-#[test]
-fn a_cost_above_the_quota_is_warned_about_once_for_each_policy() {
-    let warnings = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
-        let builder = Limiter::builder(FakeBackend::admitting());
-        let limiter = builder.policy(policy("one", 1)).policy(policy("five", 5)).build().unwrap();
-        let warned = |cost| {
-            let _ = poll_once(limiter.clone().check(alice(), cost));
-            warnings.load(Ordering::SeqCst)
-        };
-        assert_eq!([warned(1), warned(5), warned(5), warned(6), warned(6)], [0, 1, 1, 2, 2]);
-    });
 }

@@ -1,0 +1,290 @@
+//! Policies and a backend, and what can be asked of them.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    backend::{Backend, BackendError, Reason},
+    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose},
+    cost::Costs,
+    decision::Decision,
+    error::ConfigError,
+    key::PartitionKey,
+    observe,
+    plan::{Against, Draft, Part},
+    policies::pairs,
+    policy::Policy,
+    settle::Queue,
+};
+
+mod ask;
+mod build;
+pub(crate) mod engine;
+
+pub(crate) use ask::{Ask, Verdict};
+pub use ask::{CheckFuture, ReserveFuture, Reserved, ResetFuture};
+pub use build::LimiterBuilder;
+use engine::{Engine, Progress};
+
+/// A limit without HTTP: for jobs, outgoing calls, and everything that is no tower service.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+///
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// let limiter = Limiter::builder(MemoryBackend::new())
+///     .policy(Policy::new("mails", 2, Duration::from_secs(60))?)
+///     .build()?;
+///
+/// let alice = PartitionKey::new("user", "alice");
+/// assert!(limiter.check(alice.clone(), 2).await?.is_admitted());
+/// assert!(!limiter.check(alice, 1).await?.is_admitted());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Cloning is cheap, and clones share everything.
+#[derive(Clone)]
+pub struct Limiter(Arc<Inner>);
+
+pub(crate) struct Inner {
+    settings: Settings,
+    engine: Arc<dyn Engine>,
+    queue: Arc<Queue>,
+    warned_of_name: AtomicBool,
+}
+
+#[derive(Clone, Debug)]
+struct Settings {
+    policies: Vec<Policy>,
+    namespace: Namespace,
+    deadline: Duration,
+}
+
+/// Checks one request of a partition key against all policies of the limiter.
+///
+/// What is asked is under way at once where the backend answers at once, and otherwise, as a reset always, when the future is
+/// polled. When
+/// the future of a check is dropped, its charge may stand.
+///
+/// # Errors
+///
+/// All of these give a [`BackendError`] if there is no decision, within the deadline. The reason is
+/// [`Reason::Unsupported`] where the backend can do nothing but charge, and it is not asked then. A limiter that was built
+/// [without policies](LimiterBuilder::without_policies) has none to check, which is an error, too.
+///
+/// # Runtime
+///
+/// A backend that answers at once, as the memory does, needs none. One that answers later needs tokio with its timer
+/// enabled (`enable_time`, as `#[tokio::main]` has it; a tokio without it panics). Outside tokio there is no deadline.
+impl Limiter {
+    /// How long a check may take unless the builder says otherwise: 100 ms.
+    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+
+    /// How many settlements may wait unless the builder says otherwise: 1,024.
+    pub const DEFAULT_SETTLEMENT_QUEUE: usize = 1_024;
+
+    /// Begins a limiter that asks this backend.
+    pub fn builder(backend: impl Backend) -> LimiterBuilder {
+        LimiterBuilder::new(backend)
+    }
+
+    /// Charges what the request costs, if every policy has room for it. Of a policy that `cost` does not name, it costs 1
+    /// unit.
+    pub fn check(&self, key: PartitionKey, cost: impl Into<Costs>) -> CheckFuture {
+        CheckFuture(self.decide(self.own(&key, &cost.into()), Purpose::Charge))
+    }
+
+    /// Answers as [`check`](Self::check) would, and charges nothing.
+    pub fn peek(&self, key: PartitionKey, cost: impl Into<Costs>) -> CheckFuture {
+        CheckFuture(self.decide(self.own(&key, &cost.into()), Purpose::Peek))
+    }
+
+    /// Charges as [`check`](Self::check) does, and gives a handle by which the charge is later replaced by what was really
+    /// used. See [`Reservation`](crate::Reservation).
+    pub fn reserve(&self, key: PartitionKey, cost: impl Into<Costs>) -> ReserveFuture {
+        match self.own(&key, &cost.into()) {
+            Ok(check) => ReserveFuture(self.ask(check, true)),
+            Err(error) => ReserveFuture(Ask { progress: Progress::Now(Some(Err(error))), reserving: None }),
+        }
+    }
+
+    /// Forgets what this key has used of all policies of the limiter. Reservations of before get nothing back.
+    pub fn reset(&self, key: PartitionKey) -> ResetFuture {
+        match self.own(&key, &Costs::from(0)) {
+            Ok(check) => self.forget(check),
+            Err(error) => ResetFuture(Progress::Now(Some(Err(error)))),
+        }
+    }
+
+    /// The same as [`check`](Self::check) for these pairs, and not the limiter's policies: for several keys, or for
+    /// [`Policies`](crate::Policies) that are chosen for each request.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`].
+    pub fn check_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
+        Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Charge)))
+    }
+
+    /// The same as [`peek`](Self::peek) for these pairs.
+    ///
+    /// # Errors
+    ///
+    /// As [`check_pairs`](Self::check_pairs).
+    pub fn peek_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
+        Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Peek)))
+    }
+
+    /// The same as [`reserve`](Self::reserve) for these pairs.
+    ///
+    /// # Errors
+    ///
+    /// As [`check_pairs`](Self::check_pairs).
+    pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
+        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, true)))
+    }
+
+    /// The same as [`reset`](Self::reset) for these pairs, whatever their costs are.
+    ///
+    /// # Errors
+    ///
+    /// As [`check_pairs`](Self::check_pairs).
+    pub fn reset_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ResetFuture, ConfigError> {
+        Ok(self.forget(self.of_pairs(pairs)?))
+    }
+
+    /// The policies, in the order in which they were given.
+    pub fn policies(&self) -> &[Policy] {
+        &self.0.settings.policies
+    }
+
+    /// How many settlements were lost so far: those that could not wait, for the queue was full or there was no tokio
+    /// runtime; those that waited when their runtime ended; and those that the backend did not confirm. Their charges stand,
+    /// or may stand, and leave with their windows.
+    pub fn lost_settlements(&self) -> u64 {
+        self.0.queue.lost()
+    }
+
+    /// Waits until no settlement waits or is under way: for the end of a process, after the last request was answered. Each
+    /// takes at most two deadlines.
+    pub async fn drain(&self) {
+        self.0.queue.drain().await;
+    }
+
+    /// The check that a draft asks for; None if it lets the request through.
+    pub(crate) fn draft(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
+        if draft.others.is_empty()
+            && draft.pairs.is_empty()
+            && let Some(Part { key, costs, against: Against::Limiter | Against::LimiterAnd(None) }) =
+                &draft.first
+            && !self.policies().is_empty()
+        {
+            // What most requests are, and nothing needs to be looked at again.
+            return Ok(Some(self.of_limiter(key, costs)));
+        }
+        let mut all = draft.pairs;
+        for Part { key, costs, against } in draft.first.iter().chain(&draft.others) {
+            if *against == Against::Limiter && self.policies().is_empty() {
+                return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
+            }
+            if !matches!(against, Against::Only(_)) {
+                all.extend(pairs(key, self.policies(), costs));
+            }
+            if let Against::LimiterAnd(Some(policies)) | Against::Only(policies) = against {
+                all.extend(pairs(key, policies.as_slice(), costs));
+            }
+        }
+        for Part { costs, .. } in draft.first.iter().chain(&draft.others) {
+            self.know_names(costs, &all);
+        }
+        if all.is_empty() {
+            return Ok(None);
+        }
+        self.of_pairs(all).map(Some)
+    }
+
+    /// Asks for a decision, and for a reservation if it is one.
+    pub(crate) fn ask(&self, check: Check, reserve: bool) -> Ask {
+        if !reserve {
+            return Ask { progress: self.decide(Ok(check), Purpose::Charge), reserving: None };
+        }
+        let reserving = Some((self.clone(), check.clone()));
+        Ask { progress: self.decide(Ok(check), Purpose::Reserve), reserving }
+    }
+
+    pub(crate) fn queue(&self) -> &Arc<Queue> {
+        &self.0.queue
+    }
+
+    /// Warns, once, of a name that is no policy's.
+    pub(crate) fn know_names(&self, costs: &Costs, pairs: &[Pair]) {
+        for name in costs.names() {
+            let known = pairs.iter().any(|pair| pair.policy.name() == name);
+            if !known && !self.0.warned_of_name.swap(true, Ordering::Relaxed) {
+                observe::unknown_policy(name);
+            }
+        }
+    }
+
+    fn of_limiter(&self, key: &PartitionKey, costs: &Costs) -> Check {
+        let pairs: Box<[Pair]> = pairs(key, self.policies(), costs).collect();
+        self.know_names(costs, &pairs);
+        Check::of_limiter(self.0.settings.namespace.clone(), pairs)
+    }
+
+    /// The check of this key against all policies of the limiter.
+    fn own(&self, key: &PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
+        if self.policies().is_empty() {
+            let none = ConfigError::NoPolicies { max: MAX_PAIRS };
+            return Err(BackendError::with_source(Reason::Other, none));
+        }
+        Ok(self.of_limiter(key, costs))
+    }
+
+    fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
+        Ok(Check::new(pairs)?.in_namespace(self.0.settings.namespace.clone()))
+    }
+
+    fn decide(&self, check: Result<Check, BackendError>, purpose: Purpose) -> Progress<Decision> {
+        let Inner { settings, engine, .. } = &*self.0;
+        let check = match check {
+            Ok(check) => check,
+            Err(error) => return Progress::Now(Some(Err(error))),
+        };
+        if purpose != Purpose::Charge && !engine.can_change() {
+            return Progress::error(Reason::Unsupported);
+        }
+        if purpose != Purpose::Peek {
+            for pair in check.pairs() {
+                if pair.cost > pair.policy.quota() {
+                    observe::cost_above_quota(pair);
+                }
+            }
+        }
+        engine.clone().ask(check.with_purpose(purpose), settings.deadline)
+    }
+
+    fn forget(&self, check: Check) -> ResetFuture {
+        let Inner { settings, engine, .. } = &*self.0;
+        ResetFuture(if engine.can_change() {
+            engine.clone().forget(check, settings.deadline)
+        } else {
+            Progress::error(Reason::Unsupported)
+        })
+    }
+}
+
+impl fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0.settings, f)
+    }
+}

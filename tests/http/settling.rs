@@ -1,0 +1,366 @@
+//! Charges that the layer replaces by what a request has really used.
+
+use std::{
+    convert::Infallible,
+    future::{self, Future, pending},
+    panic::AssertUnwindSafe,
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use axum::{Extension, Router, body::Body, routing::get};
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
+use tower_sliding_window::{
+    ActualCost, Answer, Backend, BackendError, Builder, Check, ConfigError, Costs, Decision, Draft,
+    FakeBackend, Header, Http, Keyed, Limiter, ManualClock, MemoryBackend, PartitionKey, Purpose,
+    RateLimitLayer, Reason, Reservation, Settling, Used, actual_cost, by_hand, from_head, from_response,
+    refuse_with,
+};
+
+use super::{
+    ALICE, Later, MINUTE, SECOND, api_key, policy,
+    probe::{now, request_of},
+    wire::Site,
+};
+
+fn builder(backend: impl Backend) -> Builder<Keyed<Header, u32>> {
+    RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key()).cost(5)
+}
+
+fn memory() -> (ManualClock, MemoryBackend) {
+    let clock = ManualClock::new();
+    (clock.clone(), MemoryBackend::new().with_clock(&clock))
+}
+
+/// What is left of ten units.
+async fn left(limiter: &Limiter) -> u32 {
+    limiter.drain().await;
+    let key = PartitionKey::new("header:x-api-key", "alice");
+    limiter.peek(key, 0).await.unwrap().statuses()[0].remaining()
+}
+
+/// The units that went back.
+fn back(backend: &FakeBackend) -> Vec<u32> {
+    backend.refunds().iter().flat_map(|refund| &refund.pairs).map(|pair| pair.units).collect()
+}
+
+fn overages(backend: &FakeBackend) -> Vec<u32> {
+    let overages = backend.checks().into_iter().filter(|check| check.purpose == Purpose::Overage);
+    overages.flat_map(|check| check.pairs).map(|pair| pair.cost).collect()
+}
+
+#[tokio::test]
+async fn a_failed_login_counts_and_a_good_one_does_not() {
+    let (_clock, backend) = memory();
+    let limits = RateLimitLayer::builder(backend)
+        .policy(policy("failed", 2, MINUTE))
+        .key(api_key())
+        .settle(|response: &Response<_>| response.status().is_success().then_some(0))
+        .build()
+        .unwrap();
+    let app = Router::new()
+        .route("/good", get(async || "welcome"))
+        .route("/bad", get(async || StatusCode::UNAUTHORIZED))
+        .layer(limits);
+    let site = Site::serve(app).await;
+    let mut statuses = Vec::new();
+    for path in ["/good", "/good", "/good", "/bad", "/good", "/bad", "/good", "/bad"] {
+        statuses.push(site.get(path, &[ALICE]).await.status);
+    }
+    assert_eq!(statuses, [200, 200, 200, 401, 200, 401, 429, 429]);
+}
+
+#[tokio::test]
+async fn closures_with_and_without_types_and_handlers_tell_what_was_used() {
+    async fn used<F>(settle: F) -> (Vec<u32>, Vec<u32>)
+    where
+        F: Used<Response<Body>> + Send + Sync + 'static,
+    {
+        let backend = FakeBackend::admitting();
+        let limits = builder(backend.clone()).settle(settle).build().unwrap();
+        let app = Router::new()
+            .route("/free", get(async || StatusCode::NOT_MODIFIED))
+            .route("/less", get(async || (Extension(ActualCost::new(3)), "three")))
+            .route("/more", get(async || (Extension(ActualCost::new(Costs::new().policy("ten", 9))), "nine")))
+            .route("/silent", get(async || "nothing said"))
+            .layer(limits);
+        for path in ["/free", "/less", "/more", "/silent"] {
+            let request = Request::get(path).header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
+            app.clone().oneshot(request).await.unwrap();
+        }
+        let checks = backend.checks();
+        assert_eq!(checks.iter().filter(|check| check.purpose == Purpose::Reserve).count(), 4);
+        (back(&backend), overages(&backend))
+    }
+    let not_modified = |status: StatusCode| (status == StatusCode::NOT_MODIFIED).then_some(0);
+    assert_eq!(
+        used(move |response: &Response<Body>| not_modified(response.status())).await,
+        (vec![5], vec![])
+    );
+    assert_eq!(used(from_response(move |response| not_modified(response.status))).await, (vec![5], vec![]));
+    assert_eq!(used(actual_cost()).await, (vec![2], vec![4]));
+    assert_eq!(used(by_hand()).await, (vec![], vec![]));
+    let by_type = from_response(|response| {
+        response.headers.contains_key("content-type").then(|| Costs::new().otherwise(4))
+    });
+    assert_eq!(used(by_type).await, (vec![1, 1, 1], vec![]));
+}
+
+#[tokio::test]
+async fn the_fields_tell_of_the_charge_as_it_was_made_and_the_next_ones_of_what_was_used() {
+    let (_clock, backend) = memory();
+    let limits = builder(backend).settle(actual_cost()).build().unwrap();
+    let app = Router::new().route("/", get(async || (Extension(ActualCost::new(1)), "")));
+    let site = Site::serve(app.layer(limits)).await;
+    for fields in [r#""ten";r=5;t=60"#, r#""ten";r=4;t=60"#, r#""ten";r=3;t=60"#] {
+        assert_eq!(site.get("/", &[ALICE]).await.header("ratelimit"), Some(fields));
+    }
+}
+
+#[tokio::test]
+async fn a_backend_that_decides_later_is_settled_behind_the_response() {
+    let (_clock, backend) = memory();
+    let limits = builder(Later(backend)).settle(actual_cost()).build().unwrap();
+    let limiter = limits.limiter().clone();
+    let app = Router::new().route("/", get(async || (Extension(ActualCost::new(1)), "")));
+    let site = Site::serve(app.layer(limits)).await;
+    site.get("/", &[ALICE]).await;
+    assert_eq!((left(&limiter).await, limiter.lost_settlements()), (9, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_response_does_not_wait_for_its_settlement() {
+    let backend = FakeBackend::admitting().hanging_settlements();
+    let limits = builder(backend.clone()).settle(actual_cost()).deadline(SECOND).build().unwrap();
+    let limiter = limits.limiter().clone();
+    let inner = service_fn(async |_: Request<()>| {
+        let mut response = Response::new(Bytes::new());
+        response.extensions_mut().insert(ActualCost::new(0));
+        Ok::<_, Infallible>(response)
+    });
+    let start = tokio::time::Instant::now();
+    limits.layer(inner).oneshot(request_of("alice")).await.unwrap();
+    assert_eq!(start.elapsed().as_micros(), 0);
+    assert_eq!(limiter.lost_settlements(), 0);
+    limiter.drain().await;
+    assert_eq!((start.elapsed().as_secs(), back(&backend), limiter.lost_settlements()), (1, vec![5], 1));
+}
+
+/// A layer that makes every answer free, if there is one.
+fn free(
+    backend: FakeBackend,
+) -> RateLimitLayer<Keyed<Header, u32>, Settling<impl Used<Response<Bytes>>, Http>> {
+    builder(backend).settle(|_: &Response<Bytes>| Some(0)).build().unwrap()
+}
+
+#[tokio::test]
+async fn when_the_inner_service_fails_the_charge_stands() {
+    let backend = FakeBackend::admitting();
+    let inner = service_fn(async |_: Request<()>| Err::<Response<Bytes>, BoxError>("it is broken".into()));
+    free(backend.clone()).layer(inner).oneshot(request_of("alice")).await.unwrap_err();
+    assert_eq!((back(&backend), backend.checks().len()), (vec![], 1));
+}
+
+#[test]
+fn when_the_inner_service_panics_the_charge_stands() {
+    let backend = FakeBackend::admitting();
+    let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
+        panic!("as it is meant to")
+    });
+    let answer = free(backend.clone()).layer(inner).oneshot(request_of("alice"));
+    std::panic::catch_unwind(AssertUnwindSafe(|| now(answer))).unwrap_err();
+    assert_eq!((back(&backend), backend.checks().len()), (vec![], 1));
+}
+
+#[test]
+fn when_the_request_is_dropped_before_its_response_the_charge_stands() {
+    let backend = FakeBackend::admitting();
+    let limits = free(backend.clone());
+    let limiter = limits.limiter().clone();
+    let inner = service_fn(|_: Request<()>| pending::<Result<Response<Bytes>, Infallible>>());
+    {
+        let mut answer = pin!(limits.layer(inner).oneshot(request_of("alice")));
+        assert!(answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    assert_eq!((back(&backend), backend.checks().len(), limiter.lost_settlements()), (vec![], 1, 0));
+}
+
+#[tokio::test]
+async fn what_is_refused_or_exempt_is_not_settled() {
+    let settled = |backend: FakeBackend| async move {
+        let limits = builder(backend.clone())
+            .exempt(from_head(|head| head.uri.path() == "/exempt"))
+            .settle(from_response(|_| Some(0)))
+            .build()
+            .unwrap();
+        let app = Router::new()
+            .route("/", get(async || ""))
+            .route("/exempt", get(async |it: Option<Reservation>| it.map_or("", |_| "reserved")))
+            .layer(limits);
+        let site = Site::serve(app).await;
+        let statuses = [site.get("/", &[ALICE]).await.status, site.get("/", &[]).await.status];
+        assert_eq!(site.get("/exempt", &[ALICE]).await.body, "");
+        (statuses, back(&backend))
+    };
+    assert_eq!(settled(FakeBackend::denying(SECOND)).await, ([429, 400], vec![]));
+    assert_eq!(settled(FakeBackend::unavailable(Reason::Busy)).await, ([503, 400], vec![]));
+    assert_eq!(settled(FakeBackend::admitting()).await, ([200, 400], vec![5]));
+}
+
+#[tokio::test]
+async fn whoever_is_first_settles_the_handler_or_the_layer() {
+    let backend = FakeBackend::admitting();
+    let limits = builder(backend.clone()).settle(from_response(|_| Some(4))).build().unwrap();
+    let (kept, mut keeps) = tokio::sync::mpsc::unbounded_channel();
+    let app = Router::new()
+        .route(
+            "/at-once",
+            get(async |reservation: Reservation| {
+                reservation.settle(1);
+            }),
+        )
+        .route("/later", get(async move |reservation: Reservation| kept.send(reservation).unwrap()))
+        .layer(limits);
+    let site = Site::serve(app).await;
+    assert_eq!(site.get("/at-once", &[ALICE]).await.status, 200);
+    assert_eq!(back(&backend), [4]);
+    assert_eq!(site.get("/later", &[ALICE]).await.status, 200);
+    let late = keeps.recv().await.unwrap();
+    assert!(late.is_settled());
+    late.settle(0);
+    assert_eq!(back(&backend), [4, 1]);
+}
+
+#[tokio::test]
+async fn a_streamed_body_is_settled_at_its_end_or_its_charge_stands() {
+    /// Counts what it has sent, and settles at its end.
+    struct Counted {
+        left: u32,
+        sent: u32,
+        reservation: Reservation,
+    }
+    impl axum::body::HttpBody for Counted {
+        type Data = Bytes;
+        type Error = Infallible;
+        fn poll_frame(
+            mut self: std::pin::Pin<&mut Self>,
+            _cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+            if self.left == 0 {
+                self.reservation.settle(self.sent);
+                return Poll::Ready(None);
+            }
+            (self.left, self.sent) = (self.left - 1, self.sent + 1);
+            Poll::Ready(Some(Ok(http_body::Frame::data(Bytes::from_static(b"token ")))))
+        }
+    }
+    let (_clock, backend) = memory();
+    let limits = builder(backend).settle(by_hand()).build().unwrap();
+    let limiter = limits.limiter().clone();
+    let stream = async |reservation: Reservation| Body::new(Counted { left: 2, sent: 0, reservation });
+    let app = Router::new().route("/", get(stream)).layer(limits);
+    let request = || Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
+
+    let response = app.clone().oneshot(request()).await.unwrap();
+    assert_eq!(left(&limiter).await, 5, "the charge is an estimate as long as the body is under way");
+    assert_eq!(axum::body::to_bytes(response.into_body(), 100).await.unwrap(), "token token ");
+    assert_eq!(left(&limiter).await, 8);
+
+    drop(app.oneshot(request()).await.unwrap());
+    assert_eq!((left(&limiter).await, limiter.lost_settlements()), (3, 0));
+}
+
+#[tokio::test]
+async fn a_rejection_of_ones_own_before_or_after_changes_nothing_about_settling() {
+    let reject = |_: &_| Response::new(Body::from("no"));
+    let free = || from_response(|_| Some(0));
+    let fake = FakeBackend::admitting;
+    let (before, after, ask) = (fake(), fake(), |layer: Router| async {
+        let request = Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
+        layer.oneshot(request).await.unwrap()
+    });
+    let route = || Router::new().route("/", get(async |_: Reservation| ""));
+    let response =
+        ask(route().layer(builder(before.clone()).rejection(reject).settle(free()).build().unwrap()));
+    assert_eq!(response.await.status(), StatusCode::OK);
+    let response =
+        ask(route().layer(builder(after.clone()).settle(free()).rejection(reject).build().unwrap()));
+    assert_eq!(response.await.status(), StatusCode::OK);
+    assert_eq!((back(&before), back(&after)), (vec![5], vec![5]));
+
+    let denying = builder(FakeBackend::denying(SECOND)).rejection(reject).settle(free()).build().unwrap();
+    let response = ask(route().layer(denying)).await;
+    assert_eq!(response.headers()["retry-after"], "1");
+    assert_eq!(axum::body::to_bytes(response.into_body(), 100).await.unwrap(), "no");
+}
+
+#[tokio::test]
+async fn a_service_that_is_no_http_settles_by_its_answer() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("rows", 100, MINUTE))
+        .key(|tenant: &String| PartitionKey::new("tenant", tenant))
+        .cost(50)
+        .respond(refuse_with(|refusal| Err(format!("{refusal:?}"))))
+        .settle(|rows: &Vec<u8>| Some(rows.len() as u32))
+        .build()
+        .unwrap();
+    let inner = service_fn(|_: String| future::ready(Ok::<_, String>(vec![0; 3])));
+    let mut service = limits.layer(inner);
+    assert_eq!(service.ready().await.unwrap().call("acme".to_owned()).await.unwrap().len(), 3);
+    assert_eq!(back(&backend), [47]);
+}
+
+#[tokio::test]
+async fn a_layer_that_settles_needs_a_backend_that_can() {
+    struct OnlyCharges;
+    impl Backend for OnlyCharges {
+        async fn check(&self, _: &Check) -> Result<Decision, BackendError> {
+            panic!("it was asked")
+        }
+    }
+    let built = builder(OnlyCharges).settle(actual_cost()).build();
+    let error = built.map(drop).unwrap_err();
+    assert!(matches!(error, ConfigError::CannotSettle));
+    assert_eq!(
+        error.to_string(),
+        "this backend cannot settle: it can charge, and cannot change a charge afterwards"
+    );
+
+    // Of parts that were not seen together, it is an outage, and nobody is asked.
+    let limiter = Limiter::builder(OnlyCharges).policy(policy("ten", 10, MINUTE)).build().unwrap();
+    let key = |_: &Request<()>| Ok(Draft::check(PartitionKey::new("user", "alice"), 1));
+    let limits = RateLimitLayer::new(limiter, key, Settling::new(actual_cost(), Http));
+    let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
+        panic!("it was let through")
+    });
+    assert_eq!(limits.layer(inner).oneshot(Request::new(())).await.unwrap().status(), 503);
+}
+
+#[tokio::test]
+async fn a_layer_that_does_not_settle_charges_and_leaves_no_reservation() {
+    let backend = FakeBackend::scripted([Answer::Admit]);
+    let app = Router::new().route("/", get(async |it: Option<Reservation>| it.map_or("none", |_| "one")));
+    let site = Site::serve(app.layer(builder(backend.clone()).build().unwrap())).await;
+    assert_eq!(site.get("/", &[ALICE]).await.body, "none");
+    assert_eq!(backend.checks()[0].purpose, Purpose::Charge);
+    // Who needs one and has none is told that the server is wrong.
+    let app = Router::new().route("/", get(async |_: Reservation| ""));
+    let site = Site::serve(app.layer(builder(backend).build().unwrap())).await;
+    let answer = site.get("/", &[ALICE]).await;
+    assert_eq!((answer.status, &*answer.body), (500, ""));
+}
+
+#[tokio::test]
+async fn where_layers_are_nested_each_settles_its_own_charge() {
+    let (outer, inner) = (FakeBackend::admitting(), FakeBackend::admitting());
+    let layer = |backend: &FakeBackend, used: u32| {
+        builder(backend.clone()).settle(from_response(move |_| Some(used))).build().unwrap()
+    };
+    let app = Router::new().route("/", get(async || "")).layer(layer(&inner, 1)).layer(layer(&outer, 3));
+    let site = Site::serve(app).await;
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!((back(&outer), back(&inner)), (vec![2], vec![4]));
+}

@@ -1,0 +1,246 @@
+//! Several keys in one check: the user and the address and the route.
+
+use axum::{Router, body::Body, routing::get};
+use http::{Request, StatusCode};
+use tower::ServiceExt;
+use tower_sliding_window::{
+    Backend, Builder, ConfigError, Costs, Draft, FakeBackend, FromHead, Head, Header, KeyError, Keyed, Limit,
+    ManualClock, MemoryBackend, Pair, PartitionKey, Policies, RateLimitLayer, Refusal, WithoutKey, from_head,
+    header, limit, peer_ip,
+};
+
+use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
+
+/// Begins a layer that allows each user three requests.
+fn per_user(backend: impl Backend) -> Builder<Keyed<Header>> {
+    RateLimitLayer::builder(backend).policy(policy("per-user", 3, MINUTE)).key(api_key())
+}
+
+fn route() -> FromHead<impl Fn(&Head<'_>) -> PartitionKey> {
+    from_head(|head| PartitionKey::new("route", head.uri.path()))
+}
+
+fn app() -> Router {
+    Router::new().route("/a", get(async || "")).route("/b", get(async || ""))
+}
+
+fn key_of(kind: &str, value: &str) -> PartitionKey {
+    PartitionKey::new(kind, value)
+}
+
+#[tokio::test]
+async fn all_of_it_is_one_check_each_key_with_its_own_policies_and_costs() {
+    let backend = FakeBackend::admitting();
+    let limits = per_user(backend.clone())
+        .policy(policy("per-user-day", 100, 1440 * MINUTE))
+        .cost(2)
+        .also(limit(peer_ip()).policy(policy("per-address", 10, MINUTE)).cost(from_head(|_| 3)))
+        .also(limit(route()).policy(policy("per-route", 50, MINUTE)).policy(policy("slow", 60, 2 * MINUTE)))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let answer = site.get("/a", &[ALICE]).await;
+    assert_eq!(
+        answer.header("ratelimit-policy"),
+        Some(
+            r#""per-user";q=3;w=60, "per-user-day";q=100;w=86400, "per-address";q=10;w=60, "per-route";q=50;w=60, "slow";q=60;w=120"#
+        )
+    );
+    let checks = backend.checks();
+    assert_eq!(checks.len(), 1);
+    let pairs: Vec<_> =
+        checks[0].pairs.iter().map(|pair| (pair.policy.name(), &pair.key, pair.cost)).collect();
+    let user = key_of("header:x-api-key", "alice");
+    let (address, route) = (key_of("peer-ip", "127.0.0.1"), key_of("route", "/a"));
+    assert_eq!(
+        pairs,
+        [
+            ("per-user", &user, 2),
+            ("per-user-day", &user, 2),
+            ("per-address", &address, 3),
+            ("per-route", &route, 1),
+            ("slow", &route, 1)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_request_is_admitted_if_every_key_has_room_and_otherwise_charged_to_none() {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let limits =
+        per_user(backend).also(limit(peer_ip()).policy(policy("per-address", 5, MINUTE))).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let mut answers = Vec::new();
+    for user in [ALICE, ALICE, ALICE, ALICE, BOB, BOB, BOB] {
+        let answer = site.get("/a", &[user]).await;
+        let violated =
+            if answer.status == 429 { answer.json()["violated-policies"].to_string() } else { String::new() };
+        let limits = answer.header("ratelimit").unwrap().to_owned();
+        answers.push((answer.status, limits, violated));
+    }
+    let told = |status, user, address, violated: &str| {
+        (status, format!(r#""per-user";r={user};t=60, "per-address";r={address};t=60"#), violated.to_owned())
+    };
+    assert_eq!(
+        answers,
+        [
+            told(200, 2, 4, ""),
+            told(200, 1, 3, ""),
+            told(200, 0, 2, ""),
+            // The address pays nothing for what the user is refused.
+            told(429, 0, 2, r#"["per-user"]"#),
+            told(200, 2, 1, ""),
+            told(200, 1, 0, ""),
+            told(429, 1, 0, r#"["per-address"]"#),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_exemption_is_from_all_keys_and_a_missing_key_is_left_out_alone() {
+    let backend = FakeBackend::admitting();
+    let project = || limit(header("x-project").unwrap()).policy(policy("per-project", 5, MINUTE));
+    let limits = per_user(backend.clone())
+        .without_key(WithoutKey::Exempt)
+        .also(project().without_key(WithoutKey::Exempt))
+        .also(limit(peer_ip()).policy(policy("per-address", 5, MINUTE)))
+        .exempt(from_head(|head| head.uri.path() == "/b"))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let project_x = ("x-project", "x");
+    for (path, headers) in
+        [("/a", &[ALICE][..]), ("/a", &[project_x]), ("/a", &[]), ("/b", &[ALICE, project_x])]
+    {
+        assert_eq!(site.get(path, headers).await.status, 200);
+    }
+    let checks = backend.checks();
+    let names: Vec<Vec<_>> =
+        checks.iter().map(|check| check.pairs.iter().map(|pair| pair.policy.name()).collect()).collect();
+    assert_eq!(
+        names,
+        [vec!["per-user", "per-address"], vec!["per-project", "per-address"], vec!["per-address"]]
+    );
+
+    // Where the rule is to refuse, one missing key is enough.
+    let limits = per_user(backend.clone()).also(project()).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    assert_eq!(site.get("/a", &[ALICE]).await.status, 400);
+    assert_eq!(backend.checks().len(), 3);
+}
+
+#[tokio::test]
+async fn a_request_that_no_key_counts_passes_uncounted() {
+    let backend = FakeBackend::admitting();
+    let limits = per_user(backend.clone())
+        .without_key(WithoutKey::Exempt)
+        .also(
+            limit(header("x-project").unwrap())
+                .policy(policy("p", 5, MINUTE))
+                .without_key(WithoutKey::Exempt),
+        )
+        .build()
+        .unwrap();
+    let answer = Site::serve(app().layer(limits)).await.get("/a", &[]).await;
+    assert_eq!((answer.status, answer.tells_of_limits(), backend.checks().len()), (200, false, 0));
+}
+
+fn text<P>(built: Result<RateLimitLayer<P>, ConfigError>) -> String {
+    built.map(drop).unwrap_err().to_string()
+}
+
+#[test]
+fn what_is_no_check_cannot_be_built() {
+    let fake = FakeBackend::admitting;
+    let same_name = per_user(fake()).also(limit(peer_ip()).policy(policy("per-user", 9, MINUTE)));
+    assert!(text(same_name.build()).starts_with(r#"policy "per-user" is there twice"#));
+    let among_others = per_user(fake())
+        .also(limit(peer_ip()).policy(policy("p", 9, MINUTE)))
+        .also(limit(route()).policy(policy("p", 9, MINUTE)));
+    assert!(text(among_others.build()).starts_with(r#"policy "p" is there twice"#));
+    let many = |count: u32| {
+        (0..count).fold(limit(peer_ip()), |limit, i| limit.policy(policy(&i.to_string(), 9, MINUTE)))
+    };
+    per_user(fake()).also(many(7)).build().unwrap();
+    assert_eq!(text(per_user(fake()).also(many(8)).build()), "9 policies: a limiter needs 1 to 8 policies");
+    assert!(text(per_user(fake()).also(many(0)).build()).starts_with("no policy"));
+    let no_policy_of_the_first = RateLimitLayer::builder(fake()).key(api_key()).also(many(1));
+    assert!(text(no_policy_of_the_first.build()).starts_with("no policy"));
+}
+
+/// The answer to a request whose plan is this draft.
+async fn planned(draft: Draft) -> (StatusCode, Option<String>, usize) {
+    let backend = FakeBackend::admitting();
+    let plan = move |_: &Request<Body>| Ok::<_, KeyError>(draft.clone());
+    let limits = RateLimitLayer::builder(backend.clone()).plan(plan).without_policies();
+    let app = app().layer(limits.build().unwrap());
+    let response = app.oneshot(Request::get("/a").body(Body::empty()).unwrap()).await.unwrap();
+    let why = match response.extensions().get::<Refusal>() {
+        Some(Refusal::Misconfigured(error)) => Some(error.to_string()),
+        None => None,
+        other => panic!("{other:?}"),
+    };
+    (response.status(), why, backend.checks().len())
+}
+
+#[tokio::test]
+async fn a_draft_that_is_no_check_is_a_mistake_in_the_server_and_one_without_pairs_passes() {
+    let pair = |name: &str| Pair::new(key_of("user", "alice"), policy(name, 9, MINUTE), 1);
+    let pairs = |count: u32| (0..count).map(|i| pair(&i.to_string())).collect::<Vec<_>>();
+    let set = |count: u32| Policies::new(pairs(count).into_iter().map(|pair| pair.policy)).unwrap();
+    let wrong = StatusCode::INTERNAL_SERVER_ERROR;
+
+    let (status, why, asked) = planned(Draft::pairs(pairs(9))).await;
+    assert_eq!((status, asked), (wrong, 0));
+    assert!(why.unwrap().starts_with("a check of 9 pairs"));
+    let (status, why, asked) = planned(Draft::pairs([pair("a"), pair("a")])).await;
+    assert_eq!((status, asked), (wrong, 0));
+    assert!(why.unwrap().starts_with(r#"policy "a" is there twice"#));
+    let nine = Draft::check_against(key_of("user", "a"), set(8), 1).and(Draft::pairs(pairs(1)));
+    assert_eq!(planned(nine).await.0, wrong);
+    // This limiter has no policies, and nobody is let through for that.
+    let (status, why, asked) = planned(Draft::check(key_of("user", "alice"), 1)).await;
+    assert_eq!((status, asked), (wrong, 0));
+    assert!(why.unwrap().starts_with("no policy"));
+
+    for (draft, asked) in [
+        (Draft::exempt(), 0),
+        (Draft::pairs([]), 0),
+        (Draft::exempt().and(Draft::exempt()), 0),
+        (Draft::pairs(pairs(8)), 1),
+        (Draft::exempt().and(Draft::check_against(key_of("user", "a"), set(8), Costs::new())), 1),
+    ] {
+        assert_eq!(planned(draft).await, (StatusCode::OK, None, asked));
+    }
+}
+
+#[tokio::test]
+async fn drafts_that_are_joined_are_one_check_in_their_order() {
+    let backend = FakeBackend::admitting();
+    let key = |value: &str| key_of("user", value);
+    let plan = move |_: &Request<Body>| {
+        let set = |name: &str| Policies::from(policy(name, 9, MINUTE));
+        let second = Draft::check_against(key("b"), set("second"), Costs::new().policy("second", 4));
+        let third = Draft::check_against(key("c"), set("third"), 5);
+        Ok(Draft::check(key("a"), 3).and(second.and(third)))
+    };
+    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("first", 9, MINUTE)).plan(plan);
+    let site = Site::serve(app().layer(builder.build().unwrap())).await;
+    assert_eq!(site.get("/a", &[]).await.status, 200);
+    let checks = backend.checks();
+    let pairs: Vec<_> =
+        checks[0].pairs.iter().map(|pair| (pair.policy.name(), pair.key.clone(), pair.cost)).collect();
+    assert_eq!(pairs, [("first", key("a"), 3), ("second", key("b"), 4), ("third", key("c"), 5)]);
+}
+
+#[tokio::test]
+async fn a_limit_is_a_plan_of_its_own_but_not_without_a_policy() {
+    let ask = |limit: Limit<Header>| async {
+        let limits = RateLimitLayer::builder(FakeBackend::admitting()).plan(limit).without_policies();
+        let site = Site::serve(app().layer(limits.build().unwrap())).await;
+        site.get("/a", &[ALICE]).await
+    };
+    let answer = ask(limit(api_key()).policy(policy("p", 3, MINUTE))).await;
+    assert_eq!((answer.status, answer.header("ratelimit")), (200, Some(r#""p";r=2;t=60"#)));
+    assert_eq!(ask(limit(api_key())).await.status, 500);
+}

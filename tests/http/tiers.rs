@@ -1,0 +1,205 @@
+//! Policies that are chosen for each request: by tier, by tenant, by route.
+
+use axum::{Router, body::Body, routing::get};
+use http::Request;
+use tower_sliding_window::{
+    FakeBackend, Fixed, FromHead, Head, ManualClock, MemoryBackend, Policies, PolicySelector, PolicyTable,
+    RateLimitLayer, from_head, limit, peer_ip,
+};
+
+use super::{
+    ALICE, BOB, MINUTE, SECOND, api_key, policy,
+    wire::{Answer, Site},
+};
+
+fn app() -> Router {
+    Router::new().route("/", get(async || "")).route("/search", get(async || ""))
+}
+
+/// The tier, which here the client says; a real one asks somebody who knows.
+fn tier<'a>(head: &Head<'a>) -> Option<&'a str> {
+    head.headers.get("x-tier")?.to_str().ok()
+}
+
+fn by_tier(table: &PolicyTable) -> FromHead<impl Fn(&Head<'_>) -> Policies + 'static> {
+    let table = table.clone();
+    from_head(move |head| table.pick(tier(head)))
+}
+
+fn requests(quota: u32) -> Policies {
+    policy("requests", quota, MINUTE).into()
+}
+
+fn memory() -> MemoryBackend {
+    MemoryBackend::new().with_clock(&ManualClock::new())
+}
+
+fn told(answer: &Answer) -> (u16, String) {
+    (answer.status, answer.header("ratelimit").unwrap_or_default().to_owned())
+}
+
+const GOLD: (&str, &str) = ("x-tier", "gold");
+
+#[tokio::test]
+async fn each_tier_has_its_own_quota_and_an_unknown_one_the_default() {
+    let table = PolicyTable::new(requests(2)).with("gold", requests(100)).with("none", requests(1));
+    let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let bronze = ("x-tier", "bronze");
+    assert_eq!(told(&site.get("/", &[BOB, GOLD]).await), (200, r#""requests";r=99;t=60"#.to_owned()));
+    assert_eq!(told(&site.get("/", &[ALICE]).await), (200, r#""requests";r=1;t=60"#.to_owned()));
+    assert_eq!(told(&site.get("/", &[ALICE, bronze]).await), (200, r#""requests";r=0;t=60"#.to_owned()));
+    assert_eq!(told(&site.get("/", &[ALICE, bronze]).await), (429, r#""requests";r=0;t=60"#.to_owned()));
+}
+
+#[tokio::test]
+async fn a_quota_that_is_changed_at_run_time_takes_effect_at_once_and_keeps_what_was_used() {
+    let table = PolicyTable::new(requests(2)).with("gold", requests(10));
+    let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let ask = async || {
+        let answer = site.get("/", &[ALICE, GOLD]).await;
+        (
+            answer.status,
+            answer.header("ratelimit").unwrap().to_owned(),
+            answer.header("ratelimit-policy").unwrap().to_owned(),
+        )
+    };
+    let told = |status, left, quota| {
+        (status, format!(r#""requests";r={left};t=60"#), format!(r#""requests";q={quota};w=60"#))
+    };
+    for left in [9, 8, 7, 6] {
+        assert_eq!(ask().await, told(200, left, 10));
+    }
+    // Fewer: more is used than there is.
+    assert_eq!(table.set("gold", requests(3)), Some(requests(10)));
+    assert_eq!(ask().await, told(429, 0, 3));
+    // More again, and what was used still counts.
+    assert_eq!(table.set("gold", requests(6)), Some(requests(3)));
+    assert_eq!(ask().await, told(200, 1, 6));
+    // It goes back to the default, which is full.
+    assert_eq!(table.remove("gold"), Some(requests(6)));
+    assert_eq!(ask().await, told(429, 0, 2));
+    table.set_default(requests(100));
+    assert_eq!(ask().await, told(200, 94, 100));
+    assert_eq!(table.remove("gold"), None);
+}
+
+#[tokio::test]
+async fn another_window_counts_afresh_and_the_old_one_is_there_again_if_it_comes_back() {
+    let table = PolicyTable::new(requests(2));
+    let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let status = async || site.get("/", &[ALICE]).await.status;
+    assert_eq!([status().await, status().await, status().await], [200, 200, 429]);
+    table.set_default(policy("requests", 2, 2 * MINUTE));
+    assert_eq!([status().await, status().await, status().await], [200, 200, 429]);
+    table.set_default(requests(2));
+    assert_eq!(status().await, 429);
+}
+
+#[tokio::test]
+async fn a_table_may_change_while_requests_go_on() {
+    let table = PolicyTable::new(requests(1_000_000));
+    let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let changing = tokio::task::spawn_blocking({
+        let table = table.clone();
+        move || {
+            for quota in 1..2_000 {
+                table.set(format!("{}", quota % 7), requests(quota));
+                table.set_default(requests(1_000_000 + quota));
+            }
+        }
+    });
+    for _ in 0..50 {
+        assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    }
+    changing.await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_chosen_comes_to_what_is_in_force_for_all() {
+    let backend = FakeBackend::admitting();
+    let of_route = |head: &Head<'_>| {
+        (head.uri.path() == "/search").then(|| Policies::from(policy("searches", 5, MINUTE)))
+    };
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("requests", 100, MINUTE))
+        .key(api_key())
+        .policies(from_head(of_route))
+        .also(limit(peer_ip()).policy(policy("per-address", 100, MINUTE)).policies(
+            |request: &Request<Body>| {
+                (request.uri().path() == "/search").then(|| Policies::from(policy("scan", 5, MINUTE)))
+            },
+        ))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!(site.get("/search", &[ALICE]).await.status, 200);
+    let checks = backend.checks();
+    let names: Vec<Vec<_>> =
+        checks.iter().map(|check| check.pairs.iter().map(|pair| pair.policy.name()).collect()).collect();
+    assert_eq!(names, [vec!["requests", "per-address"], vec!["requests", "searches", "per-address", "scan"]]);
+    assert_eq!(checks[1].pairs[1].key, checks[1].pairs[0].key);
+}
+
+#[tokio::test]
+async fn a_request_for_which_no_policy_is_chosen_passes_uncounted() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .key(api_key())
+        .policies(from_head(|head| (head.uri.path() == "/search").then(|| requests(5))))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let answer = site.get("/", &[ALICE]).await;
+    assert_eq!((answer.status, answer.tells_of_limits(), backend.checks().len()), (200, false, 0));
+    assert_eq!(told(&site.get("/search", &[ALICE]).await), (200, r#""requests";r=4;t=60"#.to_owned()));
+    assert_eq!(backend.checks().len(), 1);
+}
+
+#[tokio::test]
+async fn a_choice_that_is_no_check_is_a_mistake_in_the_server() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("requests", 100, MINUTE))
+        .key(api_key())
+        .policies(from_head(|_| requests(5)))
+        .build()
+        .unwrap();
+    let answer = Site::serve(app().layer(limits)).await.get("/", &[ALICE]).await;
+    assert_eq!((answer.status, backend.checks().len()), (500, 0));
+    assert!(!answer.body.contains("requests\""), "the client is not told what is wrong: {answer:?}");
+}
+
+#[tokio::test]
+async fn the_fields_tell_the_quota_that_headroom_leaves() {
+    let headroom = |quota, percent| policy("requests", quota, MINUTE).headroom(percent).unwrap();
+    let table = PolicyTable::new(headroom(100, 5)).with("gold", headroom(3, 34));
+    let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let answer = site.get("/", &[ALICE]).await;
+    assert_eq!(answer.header("ratelimit-policy"), Some(r#""requests";q=95;w=60"#));
+    assert_eq!(answer.header("ratelimit"), Some(r#""requests";r=94;t=60"#));
+    assert_eq!(site.get("/", &[BOB, GOLD]).await.header("ratelimit-policy"), Some(r#""requests";q=1;w=60"#));
+    let denied = site.get("/", &[BOB, GOLD]).await;
+    assert_eq!((denied.status, denied.header("ratelimit")), (429, Some(r#""requests";r=0;t=60"#)));
+}
+
+#[test]
+fn a_table_is_shared_by_its_clones() {
+    let table = PolicyTable::new(requests(1));
+    let clone = table.clone().with("gold", requests(2));
+    assert_eq!(
+        (table.pick("gold"), table.pick("silver"), table.pick(None)),
+        (requests(2), requests(1), requests(1))
+    );
+    let _ = table.set("gold", Policies::from(policy("requests", 3, SECOND)));
+    assert_eq!(clone.pick(Some("gold")).as_slice()[0].window(), SECOND);
+    fn is_shared<T: Clone + Send + Sync + 'static>() {}
+    is_shared::<(PolicyTable, Policies)>();
+    let fixed: Option<Policies> = PolicySelector::<()>::select(&Fixed, &());
+    assert_eq!(fixed, None);
+}

@@ -1,0 +1,206 @@
+//! What a limiter can be asked: to check, to peek, to reserve and to reset, for its own policies and for explicit pairs.
+
+use tower_sliding_window::{
+    Backend, BackendError, Check, Costs, Decision, FakeBackend, Limiter, ManualClock, MemoryBackend, Pair,
+    PartitionKey, Policies, Purpose, Reason, RecordedCheck, Reserved, Status, Wait,
+};
+
+use super::{Later, alice, now, policy};
+use crate::http::MINUTE;
+
+fn fake() -> (FakeBackend, Limiter) {
+    let backend = FakeBackend::admitting();
+    let builder = Limiter::builder(backend.clone()).namespace("shop");
+    (backend, builder.policy(policy("requests", 10)).policy(policy("tokens", 1_000)).build().unwrap())
+}
+
+fn memory(quota: u32) -> (ManualClock, Limiter) {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::new().with_clock(&clock);
+    (clock, Limiter::builder(backend).policy(policy("ten", quota)).build().unwrap())
+}
+
+fn costs(check: &RecordedCheck) -> Vec<(&str, u32)> {
+    check.pairs.iter().map(|pair| (pair.policy.name(), pair.cost)).collect()
+}
+
+#[test]
+fn a_cost_is_a_number_for_all_policies_or_one_for_each_and_1_for_those_that_are_not_named() {
+    let (backend, limiter) = fake();
+    let named = Costs::new().policy("tokens", 500);
+    for cost in [Costs::from(3), named.clone(), named.otherwise(0), Costs::new()] {
+        now(limiter.check(alice(), cost)).unwrap();
+    }
+    let asked = backend.checks();
+    let asked: Vec<_> = asked.iter().map(costs).collect();
+    let expected = [(3, 3), (1, 500), (0, 500), (1, 1)];
+    assert_eq!(asked, expected.map(|(requests, tokens)| vec![("requests", requests), ("tokens", tokens)]));
+}
+
+#[test]
+fn each_question_is_asked_for_what_it_is() {
+    let (backend, limiter) = fake();
+    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(limiter.peek(alice(), 2)).unwrap().is_admitted());
+    assert!(matches!(now(limiter.reserve(alice(), 3)).unwrap(), Reserved::Admitted(_)));
+    now(limiter.reset(alice())).unwrap();
+
+    let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
+    assert!(now(limiter.check_pairs(pairs()).unwrap()).unwrap().is_admitted());
+    assert!(now(limiter.peek_pairs(pairs()).unwrap()).unwrap().is_admitted());
+    assert!(now(limiter.reserve_pairs(pairs()).unwrap()).unwrap().admitted().is_some());
+    now(limiter.reset_pairs(pairs()).unwrap()).unwrap();
+
+    let own = |cost| vec![("requests", cost), ("tokens", cost)];
+    let other = || vec![("other", 4)];
+    let checks = backend.checks();
+    let asked: Vec<_> = checks.iter().map(|check| (check.purpose, costs(check))).collect();
+    let expected = [
+        (Purpose::Charge, own(1)),
+        (Purpose::Peek, own(2)),
+        (Purpose::Reserve, own(3)),
+        (Purpose::Charge, other()),
+        (Purpose::Peek, other()),
+        (Purpose::Reserve, other()),
+    ];
+    assert_eq!(asked, expected);
+    let resets = backend.resets();
+    let reset: Vec<_> = resets.iter().map(|pairs| pairs.pairs[0].policy.name()).collect();
+    assert_eq!(reset, ["requests", "other"]);
+    assert_eq!((resets[0].pairs.len(), resets[1].pairs.len()), (2, 1));
+    assert!(checks.iter().chain(&resets).all(|asked| asked.namespace == "shop"));
+}
+
+#[test]
+fn a_backend_that_can_do_nothing_but_charge_is_asked_for_nothing_else() {
+    /// Can do nothing, and must not be asked.
+    struct Never;
+    impl Backend for Never {
+        async fn check(&self, _check: &Check) -> Result<Decision, BackendError> {
+            panic!("it was asked")
+        }
+        async fn reset(&self, _pairs: &Check) -> Result<(), BackendError> {
+            panic!("it was asked")
+        }
+    }
+    let limiter = Limiter::builder(Never).policy(policy("p", 1)).build().unwrap();
+    let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
+    let reasons = [
+        now(limiter.peek(alice(), 1)).map(drop),
+        now(limiter.reserve(alice(), 1)).map(drop),
+        now(limiter.reset(alice())),
+        now(limiter.peek_pairs(pairs()).unwrap()).map(drop),
+        now(limiter.reserve_pairs(pairs()).unwrap()).map(drop),
+        now(limiter.reset_pairs(pairs()).unwrap()),
+    ]
+    .map(|outcome| outcome.unwrap_err().reason());
+    assert_eq!(reasons, [Reason::Unsupported; 6]);
+
+    let limiter = Limiter::builder(Later).policy(policy("p", 1)).build().unwrap();
+    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+}
+
+#[test]
+fn pairs_that_are_no_check_are_an_error_before_anything_is_asked() {
+    let (backend, limiter) = fake();
+    let pair = |name: &str| Pair::new(alice(), policy(name, 5), 1);
+    let nine: Vec<_> = (0..9).map(|i| pair(&i.to_string())).collect();
+    for (pairs, text) in [
+        (vec![], "a check of 0 pairs"),
+        (nine, "a check of 9 pairs"),
+        (vec![pair("a"), pair("a")], r#"policy "a" is there twice"#),
+    ] {
+        let errors = [
+            limiter.check_pairs(pairs.clone()).map(drop).unwrap_err(),
+            limiter.peek_pairs(pairs.clone()).map(drop).unwrap_err(),
+            limiter.reserve_pairs(pairs.clone()).map(drop).unwrap_err(),
+            limiter.reset_pairs(pairs).map(drop).unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.to_string().starts_with(text)), "{errors:?}");
+    }
+    assert_eq!((backend.checks().len(), backend.resets().len()), (0, 0));
+}
+
+#[test]
+fn a_limiter_without_policies_of_its_own_checks_pairs_and_never_admits_for_want_of_a_policy() {
+    let backend = FakeBackend::admitting();
+    let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+    let tier = Policies::new([policy("requests", 10), policy("tokens", 100)]).unwrap();
+    let pairs = tier.pairs(&alice(), Costs::new().policy("tokens", 7));
+    assert!(now(limiter.check_pairs(pairs).unwrap()).unwrap().is_admitted());
+    assert_eq!(costs(&backend.checks()[0]), [("requests", 1), ("tokens", 7)]);
+
+    for outcome in [
+        now(limiter.check(alice(), 1)).map(drop),
+        now(limiter.peek(alice(), 1)).map(drop),
+        now(limiter.reserve(alice(), 1)).map(drop),
+        now(limiter.reset(alice())),
+    ] {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.reason(), Reason::Other);
+        assert!(std::error::Error::source(&error).unwrap().to_string().starts_with("no policy"));
+    }
+    assert_eq!((backend.checks().len(), backend.resets().len()), (1, 0));
+}
+
+#[test]
+fn a_set_of_policies_holds_one_to_eight_with_different_names() {
+    let text = |policies: Vec<_>| Policies::new(policies).unwrap_err().to_string();
+    let many = |count: u32| (0..count).map(|i| policy(&i.to_string(), 1)).collect::<Vec<_>>();
+    assert!(text(vec![]).starts_with("no policy"));
+    assert_eq!(text(many(9)), "9 policies: a limiter needs 1 to 8 policies");
+    assert!(text(vec![policy("a", 1), policy("a", 2)]).starts_with(r#"policy "a" is there twice"#));
+    assert_eq!(Policies::new(many(8)).unwrap().as_slice(), many(8));
+    assert_eq!(Policies::from(policy("a", 1)), Policies::new([policy("a", 1)]).unwrap());
+}
+
+#[test]
+fn a_peek_answers_as_a_check_would_and_charges_nothing() {
+    let (_clock, limiter) = memory(10);
+    now(limiter.check(alice(), 7)).unwrap();
+    for _ in 0..3 {
+        let peeked = now(limiter.peek(alice(), 4)).unwrap();
+        assert_eq!((peeked.retry_after(), peeked.statuses()[0].remaining()), (Wait::For(MINUTE), 3));
+        assert!(now(limiter.peek(alice(), 3)).unwrap().is_admitted());
+    }
+    assert_eq!(now(limiter.check(alice(), 3)).unwrap().statuses()[0].remaining(), 0);
+}
+
+#[test]
+fn a_reset_forgets_this_key_and_no_other() {
+    let (_clock, limiter) = memory(10);
+    let bob = PartitionKey::new("user", "bob");
+    for key in [alice(), bob.clone()] {
+        assert!(now(limiter.check(key, 10)).unwrap().is_admitted());
+    }
+    now(limiter.reset(alice())).unwrap();
+    assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
+    assert!(!now(limiter.check(bob, 1)).unwrap().is_admitted());
+}
+
+#[test]
+fn a_denied_reservation_charges_nothing_and_has_no_handle() {
+    let (_clock, limiter) = memory(10);
+    let denied = now(limiter.reserve(alice(), 11)).unwrap();
+    assert_eq!(denied.decision().retry_after(), Wait::Never);
+    assert!(matches!(&denied, Reserved::Denied(_)));
+    assert!(denied.admitted().is_none());
+    assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
+}
+
+#[test]
+fn a_reservation_without_a_receipt_for_every_pair_is_a_broken_reply() {
+    struct Forgetful;
+    impl Backend for Forgetful {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            Ok(Decision::new(0, [Status::new(&check.pairs()[0], 1, Wait::ZERO, MINUTE, MINUTE)]))
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+    }
+    let limiter = Limiter::builder(Forgetful).policy(policy("p", 5)).build().unwrap();
+    assert_eq!(now(limiter.reserve(alice(), 1)).unwrap_err().reason(), Reason::BrokenReply);
+    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(limiter.peek(alice(), 1)).unwrap().is_admitted());
+}

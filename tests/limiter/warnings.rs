@@ -1,0 +1,176 @@
+//! What the limiter warns about, and how often.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Algorithm, Costs, FakeBackend, Limiter, LimiterBuilder, Policies, Policy, RateLimitLayer, Reason, limit,
+    refuse_with,
+};
+use tracing::{Event, Metadata, Subscriber, span};
+
+use super::{alice, now, policy, poll_once};
+use crate::http::{Later, MINUTE};
+
+/// Counts warnings.
+pub struct Warnings(Arc<AtomicUsize>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("tower_sliding_window")
+    }
+    fn event(&self, event: &Event<'_>) {
+        assert_eq!(*event.metadata().level(), tracing::Level::WARN);
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+    fn new_span(&self, _span: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+    fn record(&self, _span: &span::Id, _values: &span::Record<'_>) {}
+    fn record_follows_from(&self, _span: &span::Id, _follows: &span::Id) {}
+    fn enter(&self, _span: &span::Id) {}
+    fn exit(&self, _span: &span::Id) {}
+}
+
+/// How many warnings there were, after each of these.
+fn warned(steps: impl IntoIterator<Item = Box<dyn FnOnce()>>) -> Vec<usize> {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+        let after = |step: Box<dyn FnOnce()>| {
+            step();
+            warnings.load(Ordering::SeqCst)
+        };
+        steps.into_iter().map(after).collect()
+    })
+}
+
+#[test]
+fn a_cost_above_the_quota_is_warned_about_once_for_each_policy() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+        let builder = Limiter::builder(FakeBackend::admitting());
+        let limiter = builder.policy(policy("one", 1)).policy(policy("five", 5)).build().unwrap();
+        let warned = |cost| {
+            let _ = poll_once(limiter.clone().check(alice(), cost));
+            warnings.load(Ordering::SeqCst)
+        };
+        assert_eq!([warned(1), warned(5), warned(5), warned(6), warned(6)], [0, 1, 1, 2, 2]);
+    });
+}
+
+#[test]
+fn a_name_that_no_policy_has_is_warned_about_once_for_each_limiter() {
+    let limiter = || {
+        let builder = Limiter::builder(FakeBackend::admitting());
+        builder.policy(policy("requests", 10)).policy(policy("tokens", 10)).build().unwrap()
+    };
+    let (first, second) = (limiter(), limiter());
+    let (again, settling) = (first.clone(), second.clone());
+    let good = Costs::new().policy("requests", 1).policy("tokens", 5);
+    let misspelt = Costs::new().policy("token", 5);
+    let also_misspelt = misspelt.clone();
+    let steps: [Box<dyn FnOnce()>; 4] = [
+        Box::new(move || drop(poll_once(first.check(alice(), good)))),
+        Box::new(move || drop(poll_once(again.check(alice(), misspelt.clone())))),
+        Box::new(move || {
+            let reservation = now(second.reserve(alice(), 1)).unwrap().admitted().unwrap();
+            reservation.settle(also_misspelt);
+        }),
+        Box::new(move || drop(poll_once(settling.check(alice(), Costs::new().policy("request", 2))))),
+    ];
+    assert_eq!(warned(steps), [0, 1, 2, 2]);
+}
+
+#[test]
+fn through_a_layer_a_name_is_looked_for_among_the_policies_of_all_keys() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let ask = |name: &'static str| {
+        let limits = RateLimitLayer::builder(FakeBackend::admitting())
+            .policy(policy("requests", 10))
+            .key(|_: &u32| alice())
+            .policies(|_: &u32| Policies::from(policy("tokens", 10)))
+            .cost(Costs::new().policy(name, 2))
+            .also(limit(|_: &u32| alice()).policy(policy("all", 10)))
+            .respond(refuse_with(|_| Err(())))
+            .build()
+            .unwrap();
+        let service = limits.layer(service_fn(|it: u32| std::future::ready(Ok::<_, ()>(it))));
+        tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+            for _ in 0..2 {
+                assert_eq!(now(service.clone().oneshot(1)), Ok(1));
+            }
+        });
+        warnings.load(Ordering::SeqCst)
+    };
+    assert_eq!(["requests", "tokens", "all", "token"].map(ask), [0, 0, 0, 1]);
+}
+
+#[test]
+fn lost_settlements_are_warned_about_more_and_more_rarely() {
+    let backend = FakeBackend::admitting().failing_settlements(Reason::Connection);
+    let limiter = Limiter::builder(backend).policy(policy("p", 10)).build().unwrap();
+    let lose = || -> Box<dyn FnOnce()> {
+        let limiter = limiter.clone();
+        Box::new(move || {
+            now(limiter.reserve(alice(), 1)).unwrap().admitted().unwrap().settle(0);
+        })
+    };
+    assert_eq!(warned([(); 9].map(|()| lose())), [1, 2, 2, 3, 3, 3, 3, 4, 4]);
+    assert_eq!(limiter.lost_settlements(), 9);
+}
+
+#[test]
+fn limits_that_contradict_each_other_on_one_store_are_warned_about_once() {
+    fn build(builder: LimiterBuilder, policy: Policy) -> Limiter {
+        builder.policy(policy).build().unwrap()
+    }
+    let minute = |quota| Policy::new("burst", quota, MINUTE).unwrap();
+    let backend = FakeBackend::admitting();
+    let shared = backend.clone();
+    let on = move || Limiter::builder(backend.clone());
+    let warnings = Arc::new(AtomicUsize::new(0));
+    let warned = || warnings.load(Ordering::SeqCst);
+    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+        let first = build(on(), minute(10));
+        let same = build(on(), minute(10));
+        let elsewhere = build(Limiter::builder(FakeBackend::admitting()), minute(11));
+        let unknown = build(Limiter::builder(Later(FakeBackend::admitting())), minute(11));
+        let namespace = build(on().namespace("other"), minute(11));
+        let name = build(on(), Policy::new("sustained", 11, MINUTE).unwrap());
+        assert_eq!(warned(), 0);
+        let other_quota = build(on(), minute(11));
+        assert_eq!(warned(), 1);
+        // Once is enough.
+        let other_window = build(on(), Policy::new("burst", 10, 2 * MINUTE).unwrap());
+        assert_eq!(warned(), 1);
+        drop((first, same, elsewhere, unknown, namespace, name, other_quota));
+        drop(other_window);
+
+        // They are gone, and nothing contradicts.
+        let algorithm = build(on(), minute(12).with_algorithm(Algorithm::FixedWindow).unwrap());
+        assert_eq!(warned(), 1);
+        let again = build(on(), minute(12));
+        assert_eq!(warned(), 2);
+        // A further key of a layer is no exception.
+        let others = |quota| {
+            let builder =
+                RateLimitLayer::builder(shared.clone()).policy(policy("own", 1)).key(|_: &u32| alice());
+            builder.also(limit(|_: &u32| alice()).policy(minute(quota))).namespace("layer").build().unwrap()
+        };
+        let layers = (others(1), others(1));
+        assert_eq!(warned(), 2);
+        let rival = others(2);
+        assert_eq!(warned(), 3);
+        drop((algorithm, again, layers, rival));
+    });
+}
+
+#[test]
+fn a_peek_at_a_cost_above_the_quota_is_no_mistake() {
+    let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("p", 1)).build().unwrap();
+    let steps: [Box<dyn FnOnce()>; 1] = [Box::new(move || drop(poll_once(limiter.peek(alice(), 9))))];
+    assert_eq!(warned(steps), [0]);
+}
