@@ -74,7 +74,7 @@ local function refund_log(i, others)
   if start == total then
     -- Nothing is used. The last instant stays, for time does not go back.
     call('LTRIM', key, '-1', '-1')
-    kept, count, rest, lives = 0, 1, '', last + window
+    kept, count, rest, lives = 0, 1, '', 0
   elseif units == holds and position == count - 1 then
     -- The newest record holds units: the log ends with the last one that does.
     local used, before = (total - start) % 1099511627776
@@ -108,7 +108,7 @@ local function refund_log(i, others)
   end
   call('LSET', key, '-1',
     pack('<I7I7I7I7I5I5BI3c0', born, last, newest, oldest, start, total, kept, count, rest))
-  if lives then call('PEXPIRE', key, math.ceil((lives - now) / 1000) + keep) end
+  if lives then call('PEXPIRE', key, math.ceil((math.max(lives, last + window, now) - now) / 1000) + keep) end
 end
 
 local function refund_calendar(i, others)
