@@ -26,7 +26,8 @@
 //! # What is promised
 //!
 //! - **Never too many.** No interval of a window's length holds more than the quota, wherever it begins.
-//! - **Never too few.** Whoever is refused would have exceeded the quota.
+//! - **Never too few.** Whoever is refused would have exceeded the quota. (Both for the sliding log, which is the default;
+//!   what another [`Algorithm`] promises is told there.)
 //! - **An honest wait.** After the wait that a refusal tells, and not a microsecond earlier, the same cost is admitted,
 //!   unless somebody else has charged in between. For a cost of 100 this is when 100 units have room. Where no wait
 //!   helps, for the cost is above the quota, none is told.
@@ -45,6 +46,15 @@
 //!
 //! Two applications on one Redis are kept apart by a [namespace](Builder::namespace). Limits cannot be kept in a replica
 //! or across regions: give each region its own.
+//!
+//! # Which algorithm?
+//!
+//! The sliding log, unless there is a reason: it is exact, and a check on it costs Redis little more than a token bucket. It
+//! keeps a record of some 16 bytes for each charge of the window, and at most 1,048,576 of them. For more, or for less
+//! memory, there are [sliding buckets](Algorithm::SlidingBuckets), which never admit too many; the
+//! [sliding counter](Algorithm::SlidingCounter) and the [fixed window](Algorithm::FixedWindow) keep two numbers or one, and
+//! admit up to twice the quota around an edge. `cargo run --example boundary` shows them side by side. The policies of one
+//! check may count in different ways.
 //!
 //! # Whose usage is counted?
 //!
@@ -96,7 +106,7 @@
 //! Around what is to be protected: `Router::layer` for all routes, `Router::route_layer` for those that exist,
 //! `ServiceBuilder` for anything else. Layers may be nested; each asks for itself, and their fields join. A layer that is
 //! cloned, as axum does for every route, shares its state with its clones. Two layers that are built apart share theirs
-//! only through one backend, and then they share the policies that have the same name and window.
+//! only through one backend, and then they share the policies that have the same name, window and algorithm.
 //!
 //! # Features
 //!
