@@ -114,9 +114,9 @@ local function decide(i, admitted, full, decide, calendar, seek, call, parse, pa
         if command == 'LSET' then call('LSET', key, '-1', tail) else call('RPUSH', key, tail) end
       end
     end
-    -- A key is given a window and a quarter, with the first charge of a quarter.
-    if purpose ~= 'p' and (used == 0 or at - at % (window / 4) > last) then
-      call('PEXPIRE', key, math.ceil((at - now + precision + window * 1.25) / 1000) + keep)
+    -- A key is given a window and a quarter, with the first record of a quarter.
+    if purpose ~= 'p' and (used == 0 or stands - stands % (window / 4) > newest) then
+      call('PEXPIRE', key, math.ceil((stands - now + window * 1.25) / 1000) + keep)
     end
     used, newest = used + cost, stands
   end
