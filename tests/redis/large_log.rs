@@ -168,7 +168,7 @@ impl Expected {
         let left = u64::from(self.policies[0].quota()) - used;
         let leaves = |at: u64| Duration::from_micros(at) + WINDOW - Duration::from_micros(now);
         let holders = || self.charges.iter().filter(|(_, units)| *units > 0);
-        let (oldest, newest) = (holders().next().unwrap().0, holders().last().unwrap().0);
+        let (oldest, newest) = (holders().next().unwrap().0, holders().next_back().unwrap().0);
         let told = peek(backend, &self.policies, 0).await;
         let status = &told.statuses()[0];
         assert_eq!(u64::from(status.remaining()), left, "{what}");
