@@ -2,15 +2,13 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{
-    Backend, Limiter, ManualClock, MemoryBackend, Policy, Purpose, Reason, Receipt, RedisBackend, Refund,
-    Wait,
-};
+use tower_sliding_window::{Backend, Limiter, ManualClock, MemoryBackend, Reason, Wait};
 
 use super::{
-    layout::{Log, write_charges_of_one, write_log},
+    expected::Expected,
+    layout::write_charges_of_one,
     look::Look,
-    rig::{alice, check, clocked, limiter, peek, policy, reason},
+    rig::{alice, clocked, limiter, policy, reason},
 };
 use crate::support::server::{Engine, Server};
 
@@ -153,53 +151,6 @@ async fn no_check_on_a_million_records_stops_the_server() {
     }
 }
 
-/// All charges of a log, and what is expected of it.
-struct Expected {
-    policies: [Policy; 1],
-    born: u64,
-    /// Instants and units, oldest first.
-    charges: Vec<(u64, u64)>,
-}
-
-impl Expected {
-    /// Compares what is left, and all the waits that end with one of these charges, with what the server tells.
-    async fn assert_told(&self, what: &str, backend: &RedisBackend, now: u64) {
-        let used: u64 = self.charges.iter().map(|(_, units)| units).sum();
-        let left = u64::from(self.policies[0].quota()) - used;
-        let leaves = |at: u64| Duration::from_micros(at) + WINDOW - Duration::from_micros(now);
-        let holders = || self.charges.iter().filter(|(_, units)| *units > 0);
-        let (oldest, newest) = (holders().next().unwrap().0, holders().next_back().unwrap().0);
-        let told = peek(backend, &self.policies, 0).await;
-        let status = &told.statuses()[0];
-        assert_eq!(u64::from(status.remaining()), left, "{what}");
-        assert_eq!((status.next_after(), status.reset_after()), (leaves(oldest), leaves(newest)), "{what}");
-
-        for share in 1..=40 {
-            // From one unit too many to all of them.
-            let wanting = 1 + (used - 1) * (share - 1) / 39;
-            let mut gone = 0;
-            let last = self.charges.iter().find(|(_, units)| {
-                gone += units;
-                gone >= wanting
-            });
-            let told = peek(backend, &self.policies, (left + wanting) as u32).await;
-            let wait = Wait::For(leaves(last.unwrap().0));
-            assert_eq!(told.retry_after(), wait, "{what}: {wanting} of {used} units must leave");
-        }
-    }
-
-    /// Gives so many units of one charge back, as whoever has reserved them would.
-    async fn refund(&mut self, backend: &RedisBackend, index: usize, units: u64) {
-        let at = self.charges[index].0;
-        // Those of one instant that are before it.
-        let ordinal = self.charges[..index].iter().rev().take_while(|charge| charge.0 == at).count() as u32;
-        let receipt = Receipt { generation: self.born, at_micros: at, ordinal };
-        let refund = Refund::of(&check(&self.policies, units as u32, Purpose::Reserve), &[receipt], &[0]);
-        backend.refund(&refund.unwrap()).await.unwrap();
-        self.charges[index].1 -= units;
-    }
-}
-
 /// The records before one or those after it are written again, whichever are fewer; half of a log is the worst.
 #[tokio::test]
 async fn a_refund_from_anywhere_in_a_large_log_is_exact() {
@@ -212,14 +163,9 @@ async fn a_refund_from_anywhere_in_a_large_log_is_exact() {
             let charge = |i: u64| (start + i / 3 * 1_003, 2 + i % 5);
             let charges: Vec<_> = (0..records as u64).map(charge).collect();
             let used: u64 = charges.iter().map(|(_, units)| units).sum();
-            let policies = [policy("p", used as u32 + 100, WINDOW)];
-            let mut expected = Expected { policies, born: start, charges };
-            backend.check(&check(&expected.policies, 1, Purpose::Charge)).await.unwrap();
+            let mut expected = Expected::of(&backend, &clock, policy("p", used as u32 + 100, WINDOW));
             let mut look = Look::at(&server);
-            let key = look.only_key();
-            let last = start + records as u64 * 1_003;
-            write_log(&mut look.0, &key, &Log { born: start, last, records: &expected.charges });
-            clock.set_micros(last);
+            expected.write(&mut look, charges).await;
             look.set("slowlog-max-len", "100");
             look.set("slowlog-log-slower-than", "0");
 
@@ -241,33 +187,29 @@ async fn a_refund_from_anywhere_in_a_large_log_is_exact() {
             ];
             for (what, index, units) in refunds {
                 forget(&mut look);
-                expected.refund(&backend, index, units).await;
+                expected.refund(index, units).await;
                 let took = worst(&mut look);
                 let what = format!("{engine:?}, {records} records: a refund of {what}");
                 println!("{what} took {took:?}");
                 // Of a busy machine; it is a few milliseconds for every 10,000 records that change.
                 assert!(took < Duration::from_secs(2), "{what} took {took:?}");
-                expected.assert_told(&what, &backend, clock.now_micros()).await;
+                expected.assert_told(&what, 40).await;
             }
 
             // What comes later stands beside it, and an instant later something else is the oldest.
             let what = format!("{engine:?}, {records} records: charges behind refunds");
             for _ in 0..20 {
                 clock.advance(STEP);
-                backend.check(&check(&expected.policies, 3, Purpose::Charge)).await.unwrap();
-                expected.charges.push((clock.now_micros(), 3));
+                expected.charge(3).await;
             }
-            expected.assert_told(&what, &backend, clock.now_micros()).await;
+            expected.assert_told(&what, 40).await;
             clock.set_micros(start + WINDOW.as_micros() as u64 + (middle as u64 / 3 - 2) * 1_003);
-            let now = clock.now_micros();
-            expected.charges.retain(|(at, _)| *at + WINDOW.as_micros() as u64 > now);
-            backend.check(&check(&expected.policies, 1, Purpose::Charge)).await.unwrap();
-            expected.charges.push((now, 1));
-            expected.assert_told(&what, &backend, now).await;
+            expected.charge(1).await;
+            expected.assert_told(&what, 40).await;
             // In the log that is left, it stands elsewhere.
-            expected.refund(&backend, 9, 1).await;
-            expected.refund(&backend, 20, 1).await;
-            expected.assert_told(&what, &backend, now).await;
+            expected.refund(9, 1).await;
+            expected.refund(20, 1).await;
+            expected.assert_told(&what, 40).await;
         }
     }
 }
