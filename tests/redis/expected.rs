@@ -25,8 +25,8 @@ impl<'a> Expected<'a> {
         Self { backend, clock, policies: [policy], born: 0, charges: Vec::new() }
     }
 
-    /// Writes a log of these charges. The clock moves to the last of them.
-    pub async fn write(&mut self, look: &mut Look, charges: Vec<(u64, u64)>) {
+    /// Writes a log of these charges, after so many units that have left. The clock moves to the last of them.
+    pub async fn write(&mut self, look: &mut Look, before: u64, charges: Vec<(u64, u64)>) {
         (self.born, self.charges) = (charges[0].0, charges);
         let last = self.charges[self.charges.len() - 1].0;
         self.clock.set_micros(last);
@@ -34,7 +34,7 @@ impl<'a> Expected<'a> {
         look.ask::<()>(&["FLUSHALL"]);
         self.backend.check(&check(&self.policies, 1, Purpose::Charge)).await.unwrap();
         let key = look.only_key();
-        write_log(&mut look.0, &key, &Log { born: self.born, last, records: &self.charges });
+        write_log(&mut look.0, &key, &Log { born: self.born, last, before, records: &self.charges });
     }
 
     pub async fn charge(&mut self, units: u32) {

@@ -165,7 +165,7 @@ async fn a_refund_from_anywhere_in_a_large_log_is_exact() {
             let used: u64 = charges.iter().map(|(_, units)| units).sum();
             let mut expected = Expected::of(&backend, &clock, policy("p", used as u32 + 100, WINDOW));
             let mut look = Look::at(&server);
-            expected.write(&mut look, charges).await;
+            expected.write(&mut look, (1 << 40) - used / 3, charges).await;
             look.set("slowlog-max-len", "100");
             look.set("slowlog-log-slower-than", "0");
 

@@ -16,19 +16,21 @@ use crate::support::server::{Engine, Server};
 pub struct Log<'a> {
     pub born: u64,
     pub last: u64,
+    /// What was used before the oldest record, which has left: totals begin again at 2^40.
+    pub before: u64,
     /// The instant of each record, and its units: what a bucket holds stands at its end.
     pub records: &'a [(u64, u64)],
 }
 
 /// Writes a log whose records have not left.
 pub fn write_log(connection: &mut Connection, key: &str, log: &Log<'_>) {
-    let Log { born, last, records } = log;
-    let mut total = 0;
+    let Log { born, last, before, records } = log;
+    let mut total = *before;
     let mut stored = Vec::new();
     for (at, units) in *records {
         // What was used before it.
         stored.push([&at.to_le_bytes()[..7], &u64::to_le_bytes(total)[..5]].concat());
-        total += units;
+        total = (total + units) % (1 << 40);
     }
     let (oldest, newest) = (records[0].0, records[records.len() - 1].0);
     let header = [
@@ -37,7 +39,7 @@ pub fn write_log(connection: &mut Connection, key: &str, log: &Log<'_>) {
         &newest.to_le_bytes()[..7],
         // The oldest record is in the header.
         &oldest.to_le_bytes()[..7],
-        &[0; 5],
+        &before.to_le_bytes()[..5],
         // All in all.
         &total.to_le_bytes()[..5],
         // No records in front, and none has lost its units.
@@ -58,7 +60,7 @@ pub fn write_log(connection: &mut Connection, key: &str, log: &Log<'_>) {
 /// Writes the log that charges of cost 1 at these instants leave, none of them having left.
 pub fn write_charges_of_one(connection: &mut Connection, key: &str, instants: &[u64]) {
     let records: Vec<(u64, u64)> = instants.iter().map(|at| (*at, 1)).collect();
-    let log = Log { born: instants[0], last: instants[instants.len() - 1], records: &records };
+    let log = Log { born: instants[0], last: instants[instants.len() - 1], before: 0, records: &records };
     write_log(connection, key, &log);
 }
 
@@ -115,7 +117,11 @@ async fn a_log_written_from_the_description_is_the_one_that_checks_write() {
         clock.advance(Duration::from_micros(7_654_321));
 
         let key = look.only_key();
-        lists_are_the_same(&mut look, &key, &Log { born: records[0].0, last: now, records: &records });
+        lists_are_the_same(
+            &mut look,
+            &key,
+            &Log { born: records[0].0, last: now, before: 0, records: &records },
+        );
     }
 }
 
@@ -140,7 +146,7 @@ async fn buckets_written_from_the_description_are_those_that_checks_write() {
         clock.advance(Duration::from_micros(37_654_321));
 
         let key = look.only_key();
-        lists_are_the_same(&mut look, &key, &Log { born, last: now, records: &records });
+        lists_are_the_same(&mut look, &key, &Log { born, last: now, before: 0, records: &records });
     }
     assert!(records.len() > 20);
 }

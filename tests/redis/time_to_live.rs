@@ -325,7 +325,11 @@ async fn what_is_ahead_of_the_servers_own_clock_lives_until_it_has_left() {
             match &*name {
                 "log" | "buckets" => {
                     let records = [(stands - precision, 3), (stands, 4)];
-                    write_log(&mut look.0, &key, &Log { born: now, last: ahead, records: &records });
+                    write_log(
+                        &mut look.0,
+                        &key,
+                        &Log { born: now, last: ahead, before: 0, records: &records },
+                    );
                 }
                 _ => {
                     let windows = Windows { born: now, last: ahead, current: 7, previous: 0 };
