@@ -1,6 +1,11 @@
 -- Gives units back, each to the charge that had taken them, if that still counts. As in a check, every pair is read
 -- before one is written. This is called seldom, and its functions capture what they need.
 
+-- What reads the blocks of a log as they will be once `blocks_to_be` are written.
+local function reading(blocks_to_be)
+  return function(command, key, index) return blocks_to_be[tonumber(index)] or call(command, key, index) end
+end
+
 -- The tail of a log and what stands in its header; how many records are loose in front, and how many blocks there are.
 local function header(key)
   local tail = call('LINDEX', key, '-1')
@@ -13,20 +18,22 @@ local function header(key)
   return tail, born, last, newest, oldest, start, total, kept, count, front, blocks
 end
 
--- Adds `units` to the starts of the records from one position to another, and returns the tail that is to be stored.
-local function raise(key, tail, front, blocks, from, to, units)
+-- Adds `units` to the starts of the records from one position to another: notes the blocks that are to be stored, and
+-- returns the tail.
+local function raise(key, tail, front, blocks, from, to, units, blocks_to_be)
   local position = from
   while position <= to do
     local inner = position - front - 1
     if inner >= 0 and inner < 8 * blocks then
       local index = (inner - inner % 8) / 8
       local block, records = call('LINDEX', key, index), {}
+      if not block or #block ~= 96 then error('FOREIGNVALUE ' .. key) end
       for place = 0, 7 do
         local at, start = parse('<I7I5', block, 1 + 12 * place)
         if place >= inner % 8 and position - inner % 8 + place <= to then start = (start + units) % 1099511627776 end
         records[place + 1] = pack('<I7I5', at, start)
       end
-      call('LSET', key, index, table.concat(records))
+      blocks_to_be[index] = table.concat(records)
       position = position - inner % 8 + 8
     else
       local place = 31 + 12 * position
@@ -59,53 +66,55 @@ local function refund_log(i, others)
     end
   end
 
-  others(i + 1)
-
-  if holds == 0 then return end
+  if holds == 0 then return others(i + 1) end
+  local blocks_to_be, gone_before, gone_behind = {}, 0, -1
   units = math.min(units, holds)
   if position < count - 1 - position then
-    tail = raise(key, tail, front, blocks, 1, position, units)
+    tail = raise(key, tail, front, blocks, 1, position, units, blocks_to_be)
     start = (start + units) % 1099511627776
   else
-    tail = raise(key, tail, front, blocks, position + 1, count - 1, -units)
+    tail = raise(key, tail, front, blocks, position + 1, count - 1, -units, blocks_to_be)
     total = (total - units) % 1099511627776
   end
-  local rest, lives = sub(tail, 43)
+  local look, rest, lives = reading(blocks_to_be), sub(tail, 43)
   if start == total then
     -- Nothing is used. The last instant stays, for time does not go back.
-    call('LTRIM', key, '-1', '-1')
+    blocks_to_be, gone_before = {}, -1
     kept, count, rest, lives = 0, 1, '', 0
   elseif units == holds and position == count - 1 then
     -- The newest record holds units: the log ends with the last one that does.
     local used, before = (total - start) % 1099511627776
-    count, _, _, before = seek(call, parse, sub, key, tail, front, blocks, 1, count, count - 1, 0, start, used)
+    count, _, _, before = seek(look, parse, sub, key, tail, front, blocks, 1, count, count - 1, 0, start, used)
     newest = before or oldest
     lives = newest + window * 1.25
     local inner = count - front - 1
     if inner < 0 then
-      call('LTRIM', key, '-1', '-1')
+      gone_before = -1
       rest, kept = sub(rest, 1, 12 * (count - 1)), kept - front + count - 1
     elseif inner >= 8 * blocks then
       rest = sub(rest, 1, 12 * (count - 1 - 8 * blocks))
     else
-      local index = (inner - inner % 8) / 8
-      local block = call('LINDEX', key, index)
+      gone_behind = (inner - inner % 8) / 8
+      local block = look('LINDEX', key, gone_behind)
       rest = sub(rest, 1, 12 * front) .. sub(block, 1, 12 * (inner % 8))
-      call('LTRIM', key, 0, index)
     end
   elseif units == holds and stands == oldest then
     -- Something of the oldest instant holds units, too: what does not is passed over.
-    local beyond, _, _, holder = seek(call, parse, sub, key, tail, front, blocks, 1, count, 1, 0, start, 1)
+    local beyond, _, _, holder = seek(look, parse, sub, key, tail, front, blocks, 1, count, 1, 0, start, 1)
     if holder and holder > oldest then
-      local first, drop, gaps = 0, 0, kept - front
-      first, oldest, start, _, rest, kept, drop =
-        seek(call, parse, sub, key, tail, front, blocks, 1, beyond, beyond - 1, holder, 0, 0)
+      local first, gaps = 0, kept - front
+      first, oldest, start, _, rest, kept, gone_before =
+        seek(look, parse, sub, key, tail, front, blocks, 1, beyond, beyond - 1, holder, 0, 0)
       kept, count = kept + gaps, count - first
-      if drop > 0 then call('LTRIM', key, drop, '-1') end
     end
   elseif units == holds then
     kept = front + 8
   end
+
+  others(i + 1)
+
+  for index, block in pairs(blocks_to_be) do call('LSET', key, index, block) end
+  if gone_before ~= 0 or gone_behind ~= -1 then call('LTRIM', key, gone_before, gone_behind) end
   call('LSET', key, '-1',
     pack('<I7I7I7I7I5I5BI3c0', born, last, newest, oldest, start, total, kept, count, rest))
   if lives then call('PEXPIRE', key, math.ceil((math.max(lives, last + window, now) - now) / 1000) + keep) end

@@ -2,17 +2,21 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{ConnectError, Limiter, ManualClock, Reason, RedisBackend};
+use tower_sliding_window::{
+    Backend, BackendError, ConnectError, Limiter, ManualClock, Policy, Purpose, Reason, RedisBackend,
+};
 
 use super::{
     look::Look,
-    rig::{HOUR, alice, limiter, policy, reason, remaining},
+    rig::{self, HOUR, Reserved, alice, every_algorithm, limiter, policy, reason, remaining},
 };
 use crate::support::server::{Engine, Server};
 
 /// The commands that a user of the server needs.
-const NEEDED: [&str; 9] =
-    ["evalsha", "eval", "time", "lindex", "lset", "rpush", "ltrim", "unlink", "pexpire"];
+const NEEDED: [&str; 12] = [
+    "evalsha", "eval", "time", "lindex", "lset", "rpush", "ltrim", "unlink", "pexpire", "get", "set",
+    "setrange",
+];
 
 fn url(server: &Server, user: &str, path: &str) -> String {
     format!("redis://{user}@127.0.0.1:{}/{path}", server.port())
@@ -26,21 +30,65 @@ fn allow<'a>(look: &mut Look, keys: &str, commands: impl IntoIterator<Item = &'a
     look.ask::<()>(&words);
 }
 
-/// Checks that together call every command that the script knows.
+/// What a limiter does in all four ways of counting: checks of every purpose, refunds of every place, and resets. Together
+/// they call every command that the scripts know.
 async fn everything(backend: RedisBackend) -> Result<(), Reason> {
-    let own_clock = limiter(backend.clone(), [policy("own clock", 100, HOUR)]);
-    let clock = ManualClock::new();
-    let clocked = limiter(backend.with_clock(&clock), [policy("clocked", 100, Duration::from_secs(10))]);
-    let charge =
-        async |limiter: &Limiter| limiter.check(alice(), 1).await.map(|_| ()).map_err(|error| error.reason());
-    charge(&own_clock).await?;
-    for _ in 0..20 {
-        charge(&clocked).await?;
-        clock.advance(Duration::from_secs(1));
+    let run = async || -> Result<(), BackendError> {
+        on_the_servers_clock(&backend).await?;
+        on_a_moved_clock(&backend).await
+    };
+    run().await.map_err(|error| error.reason())
+}
+
+async fn on_the_servers_clock(backend: &RedisBackend) -> Result<(), BackendError> {
+    for policy in every_algorithm(100, HOUR) {
+        let policies = [policy];
+        for purpose in [Purpose::Charge, Purpose::Charge, Purpose::Peek, Purpose::Overage] {
+            backend.check(&rig::check(&policies, 1, purpose)).await?;
+        }
+        backend.refund(&try_reserve(backend, &policies, 3).await?.refund(1)).await?;
+        backend.reset(&rig::check(&policies, 1, Purpose::Charge)).await?;
     }
-    // All of it has left, but the key is still there.
-    clock.advance(Duration::from_secs(100));
-    charge(&clocked).await
+    Ok(())
+}
+
+async fn on_a_moved_clock(backend: &RedisBackend) -> Result<(), BackendError> {
+    let clock = ManualClock::new();
+    let backend = backend.clone().with_clock(&clock);
+    for policy in every_algorithm(100, Duration::from_secs(40)) {
+        let policies = [policy];
+        let mut reserved = Vec::new();
+        for _ in 0..36 {
+            reserved.push(try_reserve(&backend, &policies, 2).await?);
+            clock.advance(Duration::from_secs(1));
+        }
+        // Of a block and in part, of a block, the oldest ones and the newest ones; then all others, and nothing is left.
+        for i in [10, 12, 0, 1, 35, 34] {
+            backend.refund(&reserved[i].refund(u32::from(i == 10))).await?;
+        }
+        for one in &reserved {
+            backend.refund(&one.refund(0)).await?;
+        }
+        for _ in 0..36 {
+            backend.check(&rig::check(&policies, 1, Purpose::Charge)).await?;
+            clock.advance(Duration::from_secs(2));
+        }
+        // All of it has left, but the key is still there.
+        clock.advance(Duration::from_secs(100));
+        backend.check(&rig::check(&policies, 1, Purpose::Charge)).await?;
+    }
+    Ok(())
+}
+
+async fn try_reserve(
+    backend: &RedisBackend,
+    policies: &[Policy],
+    cost: u32,
+) -> Result<Reserved, BackendError> {
+    let check = rig::check(policies, cost, Purpose::Reserve);
+    let decision = backend.check(&check).await?;
+    assert!(decision.is_admitted());
+    Ok(Reserved { check, decision })
 }
 
 #[tokio::test]

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::Wait;
+use tower_sliding_window::{Backend, Purpose, Wait};
 
 use super::{
     look::Look,
-    rig::{HOUR, alice, at_once, backend, clocked, limiter, policy, remaining},
+    rig::{HOUR, alice, at_once, backend, check, clocked, every_algorithm, limiter, peek, policy, remaining},
 };
 use crate::support::server::{Engine, Server};
 
@@ -97,5 +97,28 @@ async fn the_wait_of_a_cost_of_100_behind_10_000_records_is_exact() {
         clock.set_micros(leaves(0));
         assert!(limiter.check(alice(), 100).await.unwrap().is_admitted(), "{engine:?}");
         assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+    }
+}
+
+/// What is charged beyond the quota is bounded by nothing but what can be counted: there it stays, and is not small again.
+#[tokio::test]
+async fn usage_far_beyond_the_quota_is_never_taken_for_little() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = clocked(&server).await;
+        for policy in every_algorithm(u32::MAX, HOUR) {
+            let policies = [policy];
+            // 256 of them are 2^40, and the next one would be as good as the first.
+            for charge in 1..=260 {
+                let overage = check(&policies, u32::MAX, Purpose::Overage);
+                let told = backend.check(&overage).await.unwrap();
+                assert!(told.is_admitted());
+                assert_eq!(told.statuses()[0].remaining(), 0, "{engine:?}: {policies:?}, {charge}");
+                let denied = peek(&backend, &policies, 1).await;
+                assert!(!denied.is_admitted(), "{engine:?}: {policies:?}, {charge}");
+            }
+            clock.advance(3 * HOUR);
+            assert_eq!(peek(&backend, &policies, 0).await.statuses()[0].remaining(), u32::MAX);
+        }
     }
 }

@@ -1,10 +1,15 @@
-//! A denial writes nothing: neither a record, nor a time to live, nor what it could have cleaned up.
+//! A denial writes nothing: neither a record, nor a time to live, nor what it could have cleaned up. Nor does a peek, or a
+//! refund that finds nothing.
 
 use std::time::{Duration, Instant};
 
+use tower_sliding_window::{Backend, Policy, Purpose, Receipt, RedisBackend, Refund};
+
 use super::{
-    look::Look,
-    rig::{HOUR, alice, backend, clocked, idle, limiter, policy},
+    look::{Look, State},
+    rig::{
+        HOUR, LONG, alice, backend, check, clocked, every_algorithm, idle, limiter, peek, policy, reserve,
+    },
 };
 use crate::support::server::{Engine, Server};
 
@@ -20,18 +25,13 @@ async fn a_denial_leaves_value_and_time_to_live_as_they_were() {
         }
         idle().await;
         let mut look = Look::at(&server);
-        let state = |look: &mut Look| {
-            let keys = look.keys();
-            let values: Vec<_> = keys.iter().map(|key| look.whole_value(key)).collect();
-            (keys, values, look.writes())
-        };
-        let before = state(&mut look);
-        assert_eq!(before.0.len(), 2);
+        let before = State::of(&mut look);
+        assert_eq!(before.keys.len(), 2);
 
         for cost in [1, 20, 21, 1_001] {
             assert!(!limiter.check(alice(), cost).await.unwrap().is_admitted());
         }
-        assert_eq!(state(&mut look), before, "{engine:?}");
+        assert_eq!(State::of(&mut look), before, "{engine:?}");
     }
 }
 
@@ -60,7 +60,7 @@ async fn a_denial_leaves_what_has_left_the_window_for_the_next_charge_to_drop() 
 }
 
 #[tokio::test]
-async fn denials_send_no_byte_to_a_replica() {
+async fn denials_peeks_and_refunds_that_find_nothing_send_no_byte_to_a_replica() {
     for engine in Engine::ALL {
         // The pings of the primary would count, too. A replica is served at once.
         let options = ["--repl-ping-replica-period", "3600", "--repl-diskless-sync-delay", "0"];
@@ -74,18 +74,137 @@ async fn denials_send_no_byte_to_a_replica() {
             idle().await;
         }
 
-        let limiter = limiter(backend(&server).await, [policy("hourly", 3, HOUR)]);
-        let offset = |look: &mut Look| look.number("replication", "master_repl_offset");
-        let at_first = offset(&mut look);
-        for _ in 0..3 {
-            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted());
+        let backend = backend(&server).await;
+        for policy in every_algorithm(3, LONG) {
+            let policies = [policy];
+            let offset = |look: &mut Look| look.number("replication", "master_repl_offset");
+            let at_first = offset(&mut look);
+            for _ in 0..3 {
+                reserve(&backend, &policies, 1).await;
+            }
+            let charged = offset(&mut look);
+            assert!(charged > at_first, "charges are replicated");
+            for cost in [1, 2, 3, 4] {
+                for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek] {
+                    let denied = backend.check(&check(&policies, cost, purpose)).await.unwrap();
+                    assert!(!denied.is_admitted());
+                }
+            }
+            peek(&backend, &policies, 0).await;
+            backend.refund(&unknown(&backend, &policies).await).await.unwrap();
+            assert_eq!(offset(&mut look), charged, "{engine:?}: {policies:?}");
         }
-        let charged = offset(&mut look);
-        assert!(charged > at_first, "charges are replicated");
-        for _ in 0..100 {
-            assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+    }
+}
+
+/// A refund that finds nothing: it is of another generation.
+async fn unknown(backend: &RedisBackend, policies: &[Policy]) -> Refund {
+    let now = peek(backend, policies, 0).await.at_micros();
+    let receipt = Receipt { generation: now - 3_600_000_000, at_micros: now, ordinal: 0 };
+    let receipts = vec![receipt; policies.len()];
+    Refund::of(&check(policies, 1, Purpose::Reserve), &receipts, &vec![0; policies.len()]).unwrap()
+}
+
+#[tokio::test]
+async fn denials_of_every_algorithm_and_peeks_leave_value_and_time_to_live_as_they_were() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = clocked(&server).await;
+        let mut look = Look::at(&server);
+        for policy in every_algorithm(20, Duration::from_secs(10)) {
+            look.ask::<()>(&["FLUSHALL"]);
+            let policies = [policy];
+            // Of an empty key, nothing is made.
+            for (cost, purpose) in [(21, Purpose::Charge), (1, Purpose::Peek), (0, Purpose::Reserve)] {
+                backend.check(&check(&policies, cost, purpose)).await.unwrap();
+            }
+            assert_eq!(look.keys(), [""; 0]);
+            for _ in 0..20 {
+                reserve(&backend, &policies, 1).await;
+                clock.advance(Duration::from_millis(100));
+            }
+            // While all of it counts, while some of it has left, when all of it has; and while the clock is behind.
+            for millis in [0, 8_500, 30_000, -35_000] {
+                let now = clock.now_micros();
+                clock.set_micros(now.saturating_add_signed(millis * 1_000));
+                let before = State::of(&mut look);
+                for cost in [0, 1, 5, 20, 21] {
+                    for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek] {
+                        let check = check(&policies, cost, purpose);
+                        // What is admitted would be charged.
+                        let fits = peek(&backend, &policies, cost).await.is_admitted();
+                        if purpose == Purpose::Peek || cost == 0 || !fits {
+                            backend.check(&check).await.unwrap();
+                        }
+                    }
+                }
+                assert_eq!(State::of(&mut look), before, "{engine:?}: {policies:?}, {millis} ms later");
+            }
         }
-        assert_eq!(offset(&mut look), charged, "{engine:?}");
+    }
+}
+
+#[tokio::test]
+async fn refunds_that_find_nothing_leave_value_and_time_to_live_as_they_were() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = clocked(&server).await;
+        let mut look = Look::at(&server);
+        for policy in every_algorithm(100, Duration::from_secs(10)) {
+            look.ask::<()>(&["FLUSHALL"]);
+            let policies = [policy];
+            let early = reserve(&backend, &policies, 2).await;
+            clock.advance(Duration::from_millis(1));
+            let forgotten = early.refund(0);
+            backend.refund(&forgotten).await.unwrap();
+            clock.advance(Duration::from_millis(1));
+            backend.reset(&early.check).await.unwrap();
+            assert_eq!(look.keys(), [""; 0]);
+            // A key that is not there is not made.
+            backend.refund(&forgotten).await.unwrap();
+            assert_eq!(look.keys(), [""; 0]);
+
+            let old = reserve(&backend, &policies, 2).await;
+            for _ in 0..30 {
+                clock.advance(Duration::from_millis(900));
+                reserve(&backend, &policies, 1).await;
+            }
+            let young = reserve(&backend, &policies, 2).await;
+            let receipt = young.decision.receipts()[0];
+            let window = policies[0].window().as_micros() as u64;
+            let mut refunds = vec![
+                forgotten,
+                // It has left.
+                old.refund(0),
+                Refund::of(&old.check, &[Receipt { generation: 7, ..receipt }], &[0]).unwrap(),
+            ];
+            if policies[0].name() == "log" {
+                // There are not so many at this instant, there was none a microsecond earlier, and none is younger.
+                for receipt in [
+                    Receipt { ordinal: 2, ..receipt },
+                    Receipt { ordinal: 1 << 20, ..receipt },
+                    Receipt { at_micros: receipt.at_micros - 1, ordinal: 0, ..receipt },
+                    Receipt { at_micros: receipt.at_micros - 1, ordinal: 1, ..receipt },
+                    Receipt { at_micros: receipt.at_micros + 1, ordinal: 0, ..receipt },
+                    Receipt { at_micros: receipt.at_micros - window, ordinal: 0, ..receipt },
+                ] {
+                    refunds.push(Refund::of(&young.check, &[receipt], &[0]).unwrap());
+                }
+            }
+            let before = State::of(&mut look);
+            for (i, refund) in refunds.iter().enumerate() {
+                backend.refund(refund).await.unwrap();
+                assert_eq!(State::of(&mut look), before, "{engine:?}: {policies:?}, refund {i}");
+            }
+            // Too late for the young one, too, to the microsecond.
+            let reset = peek(&backend, &policies, 0).await.statuses()[0].reset_after();
+            clock.advance(reset);
+            backend.refund(&young.refund(0)).await.unwrap();
+            // Or its clock is another one.
+            clock.set_micros(clock.now_micros() - 5 * window);
+            backend.refund(&young.refund(0)).await.unwrap();
+            assert_eq!(State::of(&mut look), before, "{engine:?}: {policies:?}");
+        }
     }
 }
 

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use redis::cmd;
-use tower_sliding_window::{Limiter, Reason};
+use tower_sliding_window::{Backend, Limiter, Reason, RedisBackend, Refund};
 
 use super::{
-    look::Look,
-    rig::{HOUR, alice, clocked, limiter, policy, reason},
+    look::{Look, State},
+    rig::{HOUR, alice, clocked, every_algorithm, limiter, peek, policy, reason, reserve},
 };
 use crate::support::server::{Engine, Server};
 
@@ -135,17 +135,157 @@ async fn one_foreign_key_of_several_leaves_the_others_untouched() {
     }
 }
 
-/// Checks of any cost find a foreign value, and write nothing anywhere.
+/// Checks of any cost and purpose find a foreign value, and write nothing anywhere.
 async fn assert_untouched(engine: Engine, what: &str, limiter: &Limiter, look: &mut Look) {
-    let state = |look: &mut Look| {
-        let keys = look.keys();
-        let values: Vec<_> = keys.iter().map(|key| look.whole_value(key)).collect();
-        (keys, values, look.writes())
-    };
-    let before = state(look);
+    let before = State::of(look);
     for cost in [0, 1, 101] {
         let outcome = limiter.check(alice(), cost).await;
         assert_eq!(reason(outcome), Reason::ForeignValue, "{engine:?}, {what}, cost {cost}");
     }
-    assert_eq!(state(look), before, "{engine:?}, {what}");
+    assert_eq!(State::of(look), before, "{engine:?}, {what}");
+}
+
+#[tokio::test]
+async fn values_of_a_wrong_length_or_type_are_foreign_to_windows() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        for policy in every_algorithm(100, HOUR).into_iter().skip(2) {
+            look.ask::<()>(&["FLUSHALL"]);
+            let (backend, _clock) = clocked(&server).await;
+            let reserved = reserve(&backend, std::slice::from_ref(&policy), 2).await;
+            let limiter = limiter(backend.clone(), [policy]);
+            let key = look.only_key();
+            let value: Vec<u8> = look.ask(&["GET", &key]);
+            assert_eq!(value.len(), 24);
+
+            for length in [0, 1, 12, 23, 25, 48] {
+                cmd("SET").arg(&key).arg(&value.repeat(2)[..length]).exec(&mut look.0).unwrap();
+                assert_untouched(engine, &format!("{length} bytes"), &limiter, &mut look).await;
+                assert_no_refund(engine, &backend, &reserved.refund(0), &mut look).await;
+            }
+            let values: [&[&str]; 5] = [
+                &["RPUSH", &key, "7"],
+                &["HSET", &key, "field", "7"],
+                &["SADD", &key, "7"],
+                &["ZADD", &key, "7", "member"],
+                &["XADD", &key, "*", "field", "7"],
+            ];
+            for words in values {
+                look.ask::<()>(&["DEL", &key]);
+                look.ask::<redis::Value>(words);
+                assert_untouched(engine, words[0], &limiter, &mut look).await;
+                assert_no_refund(engine, &backend, &reserved.refund(0), &mut look).await;
+            }
+            cmd("SET").arg(&key).arg(&value).exec(&mut look.0).unwrap();
+            assert_eq!(limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(), 97);
+        }
+    }
+}
+
+/// All are read before one is written: by checks, and by refunds.
+#[tokio::test]
+async fn a_foreign_value_of_one_algorithm_leaves_those_of_the_others_untouched() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        let (backend, clock) = clocked(&server).await;
+        let every = every_algorithm(100, HOUR);
+        // Each of them is the last one once, and the first.
+        for from in 0..4 {
+            let policies: Vec<_> = every.iter().cycle().skip(from).take(4).cloned().collect();
+            let policies: [_; 4] = policies.try_into().unwrap();
+            let limiter = limiter(backend.clone(), policies.clone());
+            look.ask::<()>(&["FLUSHALL"]);
+            limiter.check(alice(), 1).await.unwrap();
+            for foreign in look.keys() {
+                for with_type in ["SET", "RPUSH"] {
+                    look.ask::<()>(&["FLUSHALL"]);
+                    let mut reserved = Vec::new();
+                    for _ in 0..20 {
+                        reserved.push(reserve(&backend, &policies, 2).await);
+                        clock.advance(Duration::from_micros(1));
+                    }
+                    look.ask::<()>(&["DEL", &foreign]);
+                    look.ask::<()>(&[with_type, &foreign, "7"]);
+                    let what = format!("{foreign} of {with_type}");
+                    assert_untouched(engine, &what, &limiter, &mut look).await;
+                    for i in [0, 1, 8, 18, 19] {
+                        for used in [0, 1] {
+                            assert_no_refund(engine, &backend, &reserved[i].refund(used), &mut look).await;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_list_with_a_wrong_tail_is_foreign_to_a_refund() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, _clock) = clocked(&server).await;
+        let policies = [policy("hourly", 100, HOUR)];
+        let mut reserved = Vec::new();
+        for _ in 0..20 {
+            reserved.push(reserve(&backend, &policies, 1).await);
+        }
+        let mut look = Look::at(&server);
+        let key = look.only_key();
+        let tail: Vec<u8> = look.ask(&["LINDEX", &key, "-1"]);
+        let mut tails: Vec<Vec<u8>> =
+            vec![b"7".into(), [&tail[..], b"."].concat(), tail[..42].into(), vec![0; 96], vec![0; 42]];
+        for (place, value) in [(39, 21), (39, 0), (38, 4), (38, 255)] {
+            let mut changed = tail.clone();
+            changed[place] = value;
+            tails.push(changed);
+        }
+        for foreign in &tails {
+            cmd("LSET").arg(&key).arg(-1).arg(foreign).exec(&mut look.0).unwrap();
+            for i in [0, 10, 19] {
+                assert_no_refund(engine, &backend, &reserved[i].refund(0), &mut look).await;
+            }
+        }
+        cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut look.0).unwrap();
+        backend.refund(&reserved[10].refund(0)).await.unwrap();
+        assert_eq!(peek(&backend, &policies, 0).await.statuses()[0].remaining(), 81);
+    }
+}
+
+/// A block is read when it is needed; by then nothing is written either.
+#[tokio::test]
+async fn a_list_with_a_broken_inner_block_is_foreign_to_a_refund_that_needs_it() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = clocked(&server).await;
+        let policies = [policy("a", 100, HOUR), policy("b", 100, HOUR)];
+        for first in [0, 1] {
+            let mut look = Look::at(&server);
+            look.ask::<()>(&["FLUSHALL"]);
+            let mut reserved = Vec::new();
+            for _ in 0..60 {
+                reserved.push(reserve(&backend, &policies, 1).await);
+                clock.advance(Duration::from_micros(1));
+            }
+            let key = look.keys()[first].clone();
+            for block in [&b"7"[..], &[0; 95], &[0; 97]] {
+                // Of seven blocks, one that holds the record, or has to change with it.
+                for (broken, of) in [(0, 17), (1, 12), (1, 20), (5, 33), (5, 44)] {
+                    let whole: Vec<u8> = look.ask(&["LINDEX", &key, &broken.to_string()]);
+                    cmd("LSET").arg(&key).arg(broken).arg(block).exec(&mut look.0).unwrap();
+                    assert_no_refund(engine, &backend, &reserved[of].refund(0), &mut look).await;
+                    cmd("LSET").arg(&key).arg(broken).arg(&whole).exec(&mut look.0).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// A refund finds a foreign value, and writes nothing anywhere.
+async fn assert_no_refund(engine: Engine, backend: &RedisBackend, refund: &Refund, look: &mut Look) {
+    let before = State::of(look);
+    let error = backend.refund(refund).await.expect_err("a foreign value");
+    assert_eq!(error.reason(), Reason::ForeignValue, "{engine:?}");
+    assert_eq!(State::of(look), before, "{engine:?}");
 }

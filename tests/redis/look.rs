@@ -20,6 +20,22 @@ pub struct Calls {
     pub failed: u64,
 }
 
+/// Everything that is stored, and how many writes there have been.
+#[derive(Debug, PartialEq, Eq)]
+pub struct State {
+    pub keys: Vec<String>,
+    values: Vec<(Option<Vec<u8>>, i64)>,
+    writes: u64,
+}
+
+impl State {
+    pub fn of(look: &mut Look) -> Self {
+        let keys = look.keys();
+        let values = keys.iter().map(|key| look.whole_value(key)).collect();
+        Self { keys, values, writes: look.writes() }
+    }
+}
+
 impl Look {
     pub fn at(server: &Server) -> Self {
         Self(server.connection())

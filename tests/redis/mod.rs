@@ -1,5 +1,6 @@
 //! What holds on real servers only: what is stored, what goes over the wire, and what happens when a server fails.
 
+mod expected;
 mod layout;
 mod look;
 mod proxy;
@@ -13,6 +14,7 @@ mod denial;
 mod foreign_value;
 mod large_log;
 mod losing;
+mod places;
 mod script_cache;
 mod sent_once;
 mod server_errors;

@@ -4,7 +4,8 @@ use std::{future::Future, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Backend, BackendError, Decision, Limiter, ManualClock, PartitionKey, Policy, Reason, RedisBackend,
+    Algorithm, Backend, BackendError, Check, Decision, Limiter, ManualClock, Pair, PartitionKey, Policy,
+    Purpose, Reason, RedisBackend, Refund,
 };
 
 use crate::support::server::Server;
@@ -14,8 +15,54 @@ pub const UNHURRIED: Duration = Duration::from_secs(20);
 
 pub const HOUR: Duration = Duration::from_secs(3600);
 
+/// So long that no edge of a calendar window falls into a test.
+pub const LONG: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// An admitted check that can be settled.
+pub struct Reserved {
+    pub check: Check,
+    pub decision: Decision,
+}
+
+impl Reserved {
+    /// What goes back when so much of each pair was used.
+    pub fn refund(&self, used: u32) -> Refund {
+        let used = vec![used; self.check.pairs().len()];
+        Refund::of(&self.check, self.decision.receipts(), &used).expect("something that goes back")
+    }
+}
+
 pub fn policy(name: &str, quota: u32, window: Duration) -> Policy {
     Policy::new(name, quota, window).unwrap()
+}
+
+/// A policy of every algorithm, named after it. Buckets are an eighth of the window wide.
+pub fn every_algorithm(quota: u32, window: Duration) -> [Policy; 4] {
+    let precision = Duration::from_micros((window / 8).as_micros() as u64);
+    let algorithms = [
+        ("log", Algorithm::SlidingLog),
+        ("buckets", Algorithm::SlidingBuckets { precision }),
+        ("counter", Algorithm::SlidingCounter),
+        ("fixed", Algorithm::FixedWindow),
+    ];
+    algorithms.map(|(name, algorithm)| policy(name, quota, window).with_algorithm(algorithm).unwrap())
+}
+
+/// A check of Alice under these policies, at this cost each.
+pub fn check(policies: &[Policy], cost: u32, purpose: Purpose) -> Check {
+    let pairs = policies.iter().map(|policy| Pair::new(alice(), policy.clone(), cost));
+    Check::new(pairs.collect::<Vec<_>>()).unwrap().with_purpose(purpose)
+}
+
+pub async fn reserve(backend: &impl Backend, policies: &[Policy], cost: u32) -> Reserved {
+    let check = check(policies, cost, Purpose::Reserve);
+    let decision = backend.check(&check).await.unwrap();
+    assert!(decision.is_admitted());
+    Reserved { check, decision }
+}
+
+pub async fn peek(backend: &impl Backend, policies: &[Policy], cost: u32) -> Decision {
+    backend.check(&check(policies, cost, Purpose::Peek)).await.unwrap()
 }
 
 pub fn limiter<const N: usize>(backend: impl Backend, policies: [Policy; N]) -> Limiter {

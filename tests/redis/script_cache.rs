@@ -1,10 +1,12 @@
 //! A server that has forgotten the script is told it again, by the check that finds out.
 
-use tower_sliding_window::RedisBackend;
+use tower_sliding_window::{Backend, RedisBackend};
 
 use super::{
     look::{Calls, Look},
-    rig::{HOUR, alice, at_once, backend, idle, limiter, policy, remaining},
+    rig::{
+        HOUR, LONG, alice, at_once, backend, every_algorithm, idle, limiter, peek, policy, remaining, reserve,
+    },
 };
 use crate::support::server::{Engine, Server};
 
@@ -73,4 +75,33 @@ async fn many_checks_right_after_a_restart_are_all_right() {
     let outcomes = at_once((0..64).map(|_| limiter.check(alice(), 1))).await;
     let admitted = outcomes.iter().filter(|outcome| outcome.as_ref().unwrap().is_admitted());
     assert_eq!(admitted.count(), 40);
+}
+
+/// The script that gives units back is another one than that of the checks, and is forgotten apart from it.
+#[tokio::test]
+async fn a_refund_whose_script_is_unknown_is_done_with_its_second_trip() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let backend = backend(&server).await;
+        let policies = every_algorithm(10, LONG);
+        let mut look = Look::at(&server);
+        for flushed in [1, 2] {
+            let reserved = reserve(&backend, &policies, 5).await;
+            look.ask::<()>(&["SCRIPT", "FLUSH"]);
+            look.ask::<()>(&["CONFIG", "RESETSTAT"]);
+            backend.refund(&reserved.refund(1)).await.unwrap();
+            assert_eq!(look.calls("evalsha"), Calls { all: 1, failed: 1 }, "{engine:?}");
+            assert_eq!(look.calls("eval"), Calls { all: 1, failed: 0 }, "{engine:?}");
+            assert_eq!(look.calls("script|load"), Calls::default(), "{engine:?}");
+            for status in peek(&backend, &policies, 0).await.statuses() {
+                assert_eq!(status.remaining(), 10 - flushed, "{engine:?}: {status:?}");
+            }
+        }
+        // From then on it is known.
+        let reserved = reserve(&backend, &policies, 5).await;
+        look.ask::<()>(&["CONFIG", "RESETSTAT"]);
+        backend.refund(&reserved.refund(0)).await.unwrap();
+        assert_eq!(look.calls("evalsha"), Calls { all: 1, failed: 0 }, "{engine:?}");
+        assert_eq!(look.calls("eval"), Calls::default(), "{engine:?}");
+    }
 }

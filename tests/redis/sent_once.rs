@@ -1,15 +1,17 @@
-//! A check that may have run is never sent again: retried, one request would be charged twice.
+//! A check that may have run is never sent again: retried, one request would be charged twice. Nor is a refund.
 
 use redis::{
     Client,
     aio::{ConnectionManager, ConnectionManagerConfig},
 };
-use tower_sliding_window::{Limiter, Reason, RedisBackend};
+use tower_sliding_window::{Backend, Limiter, Reason, RedisBackend};
 
 use super::{
     look::Look,
     proxy::{Cut, Proxy},
-    rig::{HOUR, alice, backend, idle, limiter, policy, reason, remaining},
+    rig::{
+        HOUR, LONG, alice, backend, every_algorithm, idle, limiter, peek, policy, reason, remaining, reserve,
+    },
 };
 use crate::support::server::{Engine, Server};
 
@@ -89,4 +91,35 @@ async fn a_check_whose_script_was_unknown_and_whose_reply_is_lost_is_charged_onc
 
     assert!(through.check(alice(), 7).await.unwrap().is_admitted());
     assert_eq!(remaining(&direct).await, 93);
+}
+
+/// Done twice, it would give back more than there was to give.
+#[tokio::test]
+async fn a_refund_whose_reply_is_lost_is_done_once() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let proxy = Proxy::before(&server).await;
+        let (through, direct) = (RedisBackend::connect(&proxy.url()).await.unwrap(), backend(&server).await);
+        let policies = every_algorithm(100, LONG);
+        let mut look = Look::at(&server);
+        // The server knows the script from the first one.
+        let first = reserve(&direct, &policies, 2).await;
+        direct.refund(&first.refund(0)).await.unwrap();
+        for (i, cut) in (1..).zip(Cut::ALL) {
+            let reserved = reserve(&direct, &policies, 10).await;
+            // Connected, and idle.
+            peek(&through, &policies, 0).await;
+            look.ask::<()>(&["CONFIG", "RESETSTAT"]);
+
+            proxy.cut_next(cut);
+            let error = through.refund(&reserved.refund(7)).await.unwrap_err();
+            assert_eq!(error.reason(), Reason::Connection, "{engine:?} {cut:?}");
+            assert!(proxy.has_cut());
+            idle().await;
+            assert_eq!(look.calls("evalsha").all + look.calls("eval").all, 1, "{engine:?} {cut:?}");
+            for status in peek(&through, &policies, 0).await.statuses() {
+                assert_eq!(status.remaining(), 100 - 7 * i, "{engine:?} {cut:?}: {status:?}");
+            }
+        }
+    }
 }

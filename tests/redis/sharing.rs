@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Limiter, Policy, RedisBackend, Wait};
+use tower_sliding_window::{Backend, Limiter, Policy, RedisBackend, Refund, Wait};
 
 use super::{
     look::Look,
-    rig::{HOUR, UNHURRIED, alice, at_once, backend, clocked, limiter, policy, remaining},
+    rig::{
+        HOUR, LONG, UNHURRIED, alice, at_once, backend, clocked, every_algorithm, limiter, peek, policy,
+        remaining, reserve,
+    },
 };
 use crate::support::server::{Engine, Server};
 
@@ -103,4 +106,57 @@ async fn another_window_or_another_name_counts_afresh() {
         assert!(other.check(alice(), 5).await.unwrap().is_admitted());
     }
     assert!(!full.check(alice(), 1).await.unwrap().is_admitted());
+}
+
+#[tokio::test]
+async fn a_reservation_of_one_process_is_settled_by_another() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (a, b) = (backend(&server).await, backend(&server).await);
+        let policies = every_algorithm(100, LONG);
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for _ in 0..20 {
+            ours.push(reserve(&a, &policies, 2).await);
+            theirs.push(reserve(&b, &policies, 3).await);
+        }
+        for reserved in &ours {
+            b.refund(&reserved.refund(1)).await.unwrap();
+        }
+        for reserved in &theirs {
+            // What a receipt holds is all that a process has to know.
+            let receipts = reserved.decision.receipts().to_vec();
+            let refund = Refund::of(&reserved.check, &receipts, &[0; 4]).unwrap();
+            a.refund(&refund).await.unwrap();
+        }
+        for backend in [&a, &b] {
+            for status in peek(backend, &policies, 0).await.statuses() {
+                assert_eq!(status.remaining(), 100 - 20, "{engine:?}: {status:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn processes_that_count_one_policy_in_different_ways_do_not_meet() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let one_name = |counted: Policy| policy("p", 10, LONG).with_algorithm(counted.algorithm()).unwrap();
+        let policies = every_algorithm(10, LONG).map(one_name);
+        for (i, policy) in policies.iter().enumerate() {
+            let backend = backend(&server).await;
+            let mine = std::slice::from_ref(policy);
+            assert_eq!(peek(&backend, mine, 0).await.statuses()[0].remaining(), 10, "{engine:?}: {policy:?}");
+            let reserved = reserve(&backend, mine, 10).await;
+            backend.refund(&reserved.refund(4)).await.unwrap();
+            assert_eq!(Look::at(&server).keys().len(), i + 1, "{engine:?}");
+        }
+        for policy in policies {
+            let limiter = limiter(backend(&server).await, [policy]);
+            assert_eq!(remaining(&limiter).await, 6, "{engine:?}");
+        }
+        // Buckets of another width are others.
+        let wider = policy("p", 10, LONG);
+        let wider = wider.with_algorithm(tower_sliding_window::Algorithm::SlidingBuckets { precision: LONG });
+        assert_eq!(remaining(&limiter(backend(&server).await, [wider.unwrap()])).await, 10, "{engine:?}");
+    }
 }
