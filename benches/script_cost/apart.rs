@@ -17,7 +17,8 @@ pub fn three_against_one(wire: &mut Wire, texts: &Texts) -> f64 {
     let hash = texts.of(Design::Log).as_bytes();
     let windows = [50_000, 75_000, 100_000];
     let mut run = |policies: usize, calls: usize| {
-        let keys: Vec<String> = (0..policies).map(|policy| key((0xe << 32) + policies as u64, policy)).collect();
+        let keys: Vec<String> =
+            (0..policies).map(|policy| key((0xe << 32) + policies as u64, policy)).collect();
         let arguments: Vec<u8> =
             windows[..policies].iter().flat_map(|window| pair(u32::MAX, 1, *window, 0)).collect();
         let count = policies.to_string();

@@ -164,7 +164,7 @@ impl Measured {
                 };
                 if cell.admitted {
                     // How fast it is without pings: with a quota that is not reached.
-                    load.arguments = pair(u32::MAX, cell.cost, cell.window, design.shape(cell.window));
+                    load.arguments = pair(10 * cell.quota, cell.cost, cell.window, design.shape(cell.window));
                     load.run(wire, cell.calls / 2);
                     let natural = load.run(wire, cell.calls / 2).pace;
                     let full = (natural * cell.in_use() as f64) as u64;
@@ -189,7 +189,10 @@ impl Measured {
             for (number, cell) in cells.iter().enumerate() {
                 for design in Design::ALL {
                     if let Some(load) = loads.get_mut(&(number, design)) {
-                        times.entry((number, design)).or_default().push(load.measure(wire, cell, design, ping));
+                        times
+                            .entry((number, design))
+                            .or_default()
+                            .push(load.measure(wire, cell, design, ping));
                     }
                 }
             }

@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use apart::Idle;
 use cells::{
-    ADMITTED_100, ADMITTED_10_000, ADMITTED_10_000_BY_100, DENIED_100, DENIED_10_000_BY_100, MANY_ADMITTED,
+    ADMITTED_10_000, ADMITTED_10_000_BY_100, ADMITTED_100, DENIED_10_000_BY_100, DENIED_100, MANY_ADMITTED,
     MANY_DENIED, Measured,
 };
 use largest::Worst;
@@ -141,7 +141,11 @@ fn main() {
         ),
         Target::to_know("    while it grows", worst.growing as f64 / 1e3, "ms"),
         Target::to_know("    of 1,000 denials at its full size", worst.denying as f64 / 1e3, "ms"),
-        Target::to_know("    while a hundred records leave with a charge", worst.shrinking as f64 / 1e3, "ms"),
+        Target::to_know(
+            "    while a hundred records leave with a charge",
+            worst.shrinking as f64 / 1e3,
+            "ms",
+        ),
         Target::to_know("    half a million and more at once", worst.at_once as f64 / 1e3, "ms"),
         Target::new("log, three policies in one check against one", three, "x", 2.6, 2.0),
         Target::new(

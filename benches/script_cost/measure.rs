@@ -94,7 +94,11 @@ impl Wire {
     /// The server's clock, in microseconds.
     pub fn now_micros(&mut self) -> u64 {
         // Two words in an array would be another kind of reply.
-        self.number(&[b"EVAL", b"local t = redis.call('TIME') return t[1] .. string.format('%06d', t[2])", b"0"])
+        self.number(&[
+            b"EVAL",
+            b"local t = redis.call('TIME') return t[1] .. string.format('%06d', t[2])",
+            b"0",
+        ])
     }
 
     pub fn reset_spent(&mut self) {

@@ -64,12 +64,7 @@ impl Log {
     }
 
     /// Gives back one unit of each.
-    fn refund<'a>(
-        &self,
-        wire: &mut Wire,
-        texts: &Texts,
-        receipts: impl Iterator<Item = &'a Vec<u8>>,
-    ) -> f64 {
+    fn refund<'a>(&self, wire: &mut Wire, texts: &Texts, receipts: impl Iterator<Item = &'a Vec<u8>>) -> f64 {
         let key = key(self.space, 0);
         wire.reset_spent();
         for receipt in receipts {

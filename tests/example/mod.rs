@@ -1,5 +1,6 @@
-//! The example as its users run it: a process of its own, in memory and on Redis.
+//! The examples as their users run them: a process of its own, in memory and on Redis.
 
+mod boundary;
 mod limits;
 mod mistakes;
 mod process;

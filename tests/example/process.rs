@@ -1,6 +1,7 @@
-//! The example as a process, which ends with the test that has started it, however that ends.
+//! An example as a process, which ends with the test that has started it, however that ends.
 
 use std::{
+    collections::HashMap,
     ffi::OsStr,
     fs,
     io::{BufRead, BufReader, Read},
@@ -46,7 +47,7 @@ impl Example {
     /// Starts it on a port that the operating system picks.
     pub fn start(redis_url: Option<&str>) -> Self {
         let redis = redis_url.map(|url| ("REDIS_URL", url));
-        let mut process = Process::spawn([("PORT", "0")].into_iter().chain(redis));
+        let mut process = Process::spawn("axum", [("PORT", "0")].into_iter().chain(redis));
         let mut stdout = BufReader::new(process.child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -90,12 +91,17 @@ impl Example {
 
 /// Runs it with these variables, which are to make it end by itself.
 pub fn run<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> Ended {
-    Process::spawn(variables.iter().map(|(name, value)| (*name, value))).ended()
+    run_example("axum", variables)
+}
+
+/// Runs another example, which ends by itself.
+pub fn run_example<V: AsRef<OsStr>>(name: &str, variables: &[(&str, V)]) -> Ended {
+    Process::spawn(name, variables.iter().map(|(name, value)| (*name, value))).ended()
 }
 
 impl Process {
-    fn spawn<'a, V: AsRef<OsStr>>(variables: impl IntoIterator<Item = (&'a str, V)>) -> Self {
-        let child = Command::new(program())
+    fn spawn<'a, V: AsRef<OsStr>>(name: &str, variables: impl IntoIterator<Item = (&'a str, V)>) -> Self {
+        let child = Command::new(program(name))
             .env_remove("PORT")
             .env_remove("REDIS_URL")
             .envs(variables)
@@ -151,17 +157,17 @@ fn is_running(process: u32) -> bool {
     fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// The example's program. Cargo has built it along with the tests if it was asked for all of them; if not, it is built
-/// here, in the same folder and with the same profile.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
-    PROGRAM.get_or_init(|| {
+/// An example's program. Cargo has built them along with the tests if it was asked for all of them; if not, they are
+/// built here, in the same folder and with the same profile.
+fn program(name: &str) -> &'static Path {
+    static PROGRAMS: OnceLock<HashMap<String, PathBuf>> = OnceLock::new();
+    let programs = PROGRAMS.get_or_init(|| {
         // <target>/<profile>/deps/tests-<hash>, and <target>/tmp.
         let exe = std::env::current_exe().unwrap();
         let folder = exe.ancestors().nth(2).unwrap().file_name().unwrap();
         let profile = if folder == "debug" { OsStr::new("dev") } else { folder };
         let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--example", "axum", "--all-features", "--message-format=json"])
+            .args(["build", "--quiet", "--examples", "--all-features", "--message-format=json"])
             .arg("--profile")
             .arg(profile)
             .arg("--target-dir")
@@ -170,15 +176,18 @@ fn program() -> &'static Path {
             .stderr(Stdio::inherit())
             .output()
             .unwrap();
-        assert!(built.status.success(), "the example is not built");
+        assert!(built.status.success(), "the examples are not built");
         let messages = String::from_utf8(built.stdout).unwrap();
-        let messages = messages.lines().map(|line| serde_json::from_str(line).unwrap());
-        let of_example = |message: &serde_json::Value| {
-            message["target"]["kind"] == serde_json::json!(["example"]) && message["executable"].is_string()
+        let messages = messages.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let of_examples = |message: serde_json::Value| {
+            let target = &message["target"];
+            let name =
+                target["name"].as_str().filter(|_| target["kind"] == serde_json::json!(["example"]))?;
+            Some((name.to_owned(), message["executable"].as_str()?.into()))
         };
-        let message = messages.into_iter().find(of_example).expect("the example's program");
-        message["executable"].as_str().unwrap().into()
-    })
+        messages.filter_map(of_examples).collect()
+    });
+    programs.get(name).expect("an example of that name")
 }
 
 #[test]
