@@ -1,5 +1,5 @@
 -- For comparison: the usual approximation, a hash of sixty buckets a window. The same arguments and the same reply as
--- ours, for one pair; its wait is a guess.
+-- ours, for one pair; its wait is right for a cost of one only.
 local call, pack, parse = redis.call, struct.pack, struct.unpack
 local key = KEYS[1]
 local quota, cost, window = parse('<I4I4I6i6', ARGV[1])
@@ -7,22 +7,25 @@ local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 local width = window / 60
 local current = math.floor(now / width)
-local used, gone = 0, {}
+local used, oldest, gone = 0, current, {}
 local buckets = call('HGETALL', key)
 for i = 1, #buckets, 2 do
-  if tonumber(buckets[i]) <= current - 60 then
+  local bucket = tonumber(buckets[i])
+  if bucket <= current - 60 then
     gone[#gone + 1] = buckets[i]
   else
     used = used + buckets[i + 1]
+    if bucket < oldest then oldest = bucket end
   end
 end
+local leaves = (oldest + 60) * width - now
 local verdict, retry = 0, 0
 if used + cost > quota then
-  verdict, retry = 1, width
+  verdict, retry = 1, leaves
 else
   if #gone > 0 then call('HDEL', key, unpack(gone)) end
   call('HINCRBY', key, current, cost)
   call('PEXPIRE', key, math.ceil((window + width) / 1000))
   used = used + cost
 end
-return pack('<I8BI4I8I8I8', now, verdict, quota - used, retry, width, window)
+return pack('<I8BI4I8I8I8', now, verdict, quota - used, retry, leaves, window)

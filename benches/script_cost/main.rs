@@ -1,276 +1,168 @@
-//! What a check costs the server: microseconds of a call and bytes of a key, beside a token bucket and the usual designs.
+//! What a check costs the server: microseconds of a call and bytes of a key, beside a token bucket and the usual designs,
+//! and then what the script is held to.
 //!
 //! ```text
 //! cargo bench --bench script_cost
 //! ```
 //!
-//! It starts a Redis of its own. Every cell is measured in interleaved rounds, and the median is told: trust the ratios, not
-//! the microseconds. Times are the server's own (`INFO commandstats`), at 64 calls in one write.
+//! It starts Redis servers of its own, and takes some four minutes. Designs take turns, round by round, and a median of all
+//! rounds is told: trust the ratios, each the median of the ratios in one round, and not the microseconds. Times are the
+//! server's own (`INFO commandstats`), with many calls in one write.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
+mod apart;
+mod bytes;
+mod cells;
+mod fill;
+mod largest;
+mod measure;
+mod refunds;
+mod scripts;
 #[path = "../../tests/support/server.rs"]
 mod server;
+mod targets;
 
-use redis::{Connection, Value, cmd, pipe};
+use std::time::Instant;
+
+use apart::Idle;
+use cells::{
+    ADMITTED_10_000, ADMITTED_10_000_BY_100, ADMITTED_100, DENIED_10_000_BY_100, DENIED_100, MANY_ADMITTED,
+    MANY_DENIED, Measured,
+};
+use largest::Worst;
+use measure::Wire;
+use refunds::Refunds;
+use scripts::{
+    Design::{self, Gcra, Log, SortedSet},
+    Texts,
+};
 use server::{Engine, Server};
-
-const ROUNDS: usize = 5;
-const CALLS: usize = 12_800;
-const DEPTH: usize = 64;
-
-struct Script {
-    name: &'static str,
-    text: &'static str,
-}
-
-const SCRIPTS: [Script; 5] = [
-    Script { name: "return 1", text: "return 1" },
-    Script { name: "GCRA", text: include_str!("gcra.lua") },
-    Script {
-        name: "sliding log (ours)",
-        text: concat!(
-            include_str!("../../lua/clock.lua"),
-            include_str!("../../lua/records.lua"),
-            include_str!("../../lua/calendar.lua"),
-            include_str!("../../lua/log.lua"),
-            include_str!("../../lua/check.lua"),
-        ),
-    },
-    Script { name: "sorted set, a member a unit", text: include_str!("sorted_set.lua") },
-    Script { name: "hash of 60 buckets", text: include_str!("hash_buckets.lua") },
-];
-const EMPTY: usize = 0;
-const GCRA: usize = 1;
-const OURS: usize = 2;
-const SORTED_SET: usize = 3;
-
-struct Cell {
-    name: &'static str,
-    admitted: bool,
-    quota: u32,
-    cost: u32,
-    /// Shorter than a policy may have, where a server answers more than a quota in a millisecond.
-    window_micros: u64,
-    keys: usize,
-}
-
-const CELLS: [Cell; 9] = [
-    Cell { name: "admitted, quota 100", admitted: true, quota: 100, cost: 1, window_micros: 150, keys: 1 },
-    Cell {
-        name: "admitted, quota 10,000",
-        admitted: true,
-        quota: 10_000,
-        cost: 1,
-        window_micros: 50_000,
-        keys: 1,
-    },
-    Cell {
-        name: "admitted, quota 10,000, cost 100",
-        admitted: true,
-        quota: 10_000,
-        cost: 100,
-        window_micros: 150,
-        keys: 1,
-    },
-    Cell {
-        name: "admitted, 10,000 keys",
-        admitted: true,
-        quota: 100,
-        cost: 1,
-        window_micros: 10_000_000,
-        keys: 10_000,
-    },
-    Cell {
-        name: "admitted, 10,000 keys, cost 100",
-        admitted: true,
-        quota: 10_000,
-        cost: 100,
-        window_micros: 10_000_000,
-        keys: 10_000,
-    },
-    Cell {
-        name: "denied, quota 100",
-        admitted: false,
-        quota: 100,
-        cost: 1,
-        window_micros: 600_000_000,
-        keys: 1,
-    },
-    Cell {
-        name: "denied, quota 10,000",
-        admitted: false,
-        quota: 10_000,
-        cost: 1,
-        window_micros: 600_000_000,
-        keys: 1,
-    },
-    Cell {
-        name: "denied, cost 100, 10,000 ones",
-        admitted: false,
-        quota: 10_000,
-        cost: 100,
-        window_micros: 600_000_000,
-        keys: 1,
-    },
-    Cell {
-        name: "denied, 10,000 keys",
-        admitted: false,
-        quota: 1,
-        cost: 1,
-        window_micros: 600_000_000,
-        keys: 10_000,
-    },
-];
+use targets::Target;
 
 fn main() {
+    let start = Instant::now();
     let server = Server::start(Engine::Redis);
-    let mut connection = server.connection();
-    let hashes: Vec<String> = SCRIPTS
-        .iter()
-        .map(|script| {
-            cmd("SCRIPT").arg("LOAD").arg(script.text).query(&mut connection).expect("a script that loads")
-        })
-        .collect();
+    let mut wire = Wire::at(&server);
+    let texts = Texts::load(&server, &mut wire);
+    let window = fill::long_window(wire.now_micros());
 
-    println!(
-        "server microseconds a call, median of {ROUNDS} rounds of {CALLS} calls; in brackets, times GCRA"
-    );
-    print!("{:34}", "");
-    for script in &SCRIPTS {
-        print!("{:>28}", script.name);
+    println!("server microseconds of a call; a dash where it makes no sense");
+    print!("{:44}", "");
+    for design in Design::ALL {
+        print!("{:>12}", design.name());
     }
     println!();
-    for (number, cell) in CELLS.iter().enumerate() {
-        let mut times = vec![Vec::new(); SCRIPTS.len()];
-        for round in 0..ROUNDS {
-            for (script, hash) in hashes.iter().enumerate() {
-                let prefix = format!("{number}:{script}");
-                if round == 0 && !cell.admitted {
-                    fill(&mut connection, hash, &prefix, cell);
-                }
-                times[script].push(run(&mut connection, hash, &prefix, cell, CALLS, script != EMPTY));
-            }
-        }
-        let medians: Vec<f64> = times.into_iter().map(median).collect();
-        print!("{:34}", cell.name);
-        for median in &medians {
-            print!("{:>28}", format!("{median:.2} ({:.2})", median / medians[GCRA]));
-        }
-        println!();
-    }
+    let cells = cells::one_key(window);
+    let one = Measured::of(&mut wire, &texts, &cells, 9, 0);
+    one.print(&cells);
+    wire.ask(&[b"FLUSHALL"]);
+    let cells = cells::many_keys(window);
+    let many = Measured::of(&mut wire, &texts, &cells, 5, 0x1000);
+    many.print(&cells);
+    wire.ask(&[b"FLUSHALL"]);
 
-    println!("\nbytes, MEMORY USAGE");
-    print!("{:34}", "");
-    for script in &SCRIPTS[GCRA..] {
-        print!("{:>28}", script.name);
-    }
-    println!();
-    for (name, records, cost) in [
-        ("1 record", 1, 1),
-        ("100 records", 100, 1),
-        ("10,000 records", 10_000, 1),
-        ("100 records, cost 100", 100, 100),
-    ] {
-        print!("{name:34}");
-        for (script, hash) in hashes.iter().enumerate().skip(GCRA) {
-            let cell =
-                Cell { name, admitted: true, quota: 1_000_000, cost, window_micros: 600_000_000, keys: 1 };
-            let prefix = format!("bytes {name}:{script}");
-            run(&mut connection, hash, &prefix, &cell, records, true);
-            let key = key(&prefix, 0);
-            let bytes: u64 =
-                cmd("MEMORY").arg("USAGE").arg(key).arg("SAMPLES").arg(0).query(&mut connection).unwrap();
-            print!("{:>28}", format!("{bytes} ({:.1} a record)", bytes as f64 / records as f64));
-        }
-        println!();
-    }
+    let of_a_record = bytes::print(&mut wire, &texts, window);
+    wire.ask(&[b"FLUSHALL"]);
+    let three = apart::three_against_one(&mut wire, &texts);
+    let idle = Idle::measure(&mut wire, &texts);
+    let refunds = Refunds::measure(&mut wire, &texts, window);
+    wire.ask(&[b"FLUSHALL"]);
+    let worst_runs = Worst::measure(&server, &mut wire, &texts);
+    let worst = Worst::smaller(worst_runs);
+    let replicated = apart::replicated_by_denials();
 
-    println!("\nours against the sorted set: {}", against_sorted_set(&mut connection, &hashes));
-    println!(
-        "three policies in one check against one: {:.2}",
-        three_against_one(&mut connection, &hashes[OURS])
-    );
-}
-
-/// Fills every key up to its quota, with charges of one unit.
-fn fill(connection: &mut Connection, hash: &str, prefix: &str, cell: &Cell) {
-    let ones = Cell { cost: 1, admitted: true, ..*cell };
-    run(connection, hash, prefix, &ones, cell.quota as usize * cell.keys, false);
-}
-
-/// Calls the script so often, and tells the server's microseconds of one call.
-fn run(
-    connection: &mut Connection,
-    hash: &str,
-    prefix: &str,
-    cell: &Cell,
-    calls: usize,
-    verify: bool,
-) -> f64 {
-    let arguments = arguments(cell);
-    let mut as_wanted = 0;
-    cmd("CONFIG").arg("RESETSTAT").exec(connection).unwrap();
-    for start in (0..calls).step_by(DEPTH) {
-        let mut together = pipe();
-        for call in start..calls.min(start + DEPTH) {
-            together.cmd("EVALSHA").arg(hash).arg(1).arg(key(prefix, call % cell.keys)).arg(&arguments);
-        }
-        let replies: Vec<Value> = together.query(connection).expect("a script that runs");
-        let verdict =
-            |reply: &Value| matches!(reply, Value::BulkString(bytes) if (bytes[8] == 0) == cell.admitted);
-        as_wanted += replies.iter().filter(|reply| verdict(reply)).count();
-    }
-    // A busy machine may refuse a few of the shortest window's.
-    assert!(!verify || as_wanted * 100 >= calls * 98, "{}: only {as_wanted} of {calls} as wanted", cell.name);
-    let statistics: String = cmd("INFO").arg("commandstats").query(connection).unwrap();
-    let line = statistics.lines().find(|line| line.starts_with("cmdstat_evalsha:")).expect("calls were made");
-    let microseconds = line.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap();
-    microseconds.parse().unwrap()
-}
-
-fn arguments(cell: &Cell) -> Vec<u8> {
-    [&cell.quota.to_le_bytes()[..], &cell.cost.to_le_bytes(), &cell.window_micros.to_le_bytes()[..6], &[0; 6]]
-        .concat()
-}
-
-fn key(prefix: &str, number: usize) -> String {
-    format!("{{{prefix}}}:{number}")
-}
-
-fn against_sorted_set(connection: &mut Connection, hashes: &[String]) -> String {
-    let ratio = |connection: &mut Connection, cell: &Cell| {
-        let rounds = (0..ROUNDS).map(|_| {
-            let ours = run(connection, &hashes[OURS], &format!("ss {}", cell.name), cell, CALLS, true);
-            ours / run(connection, &hashes[SORTED_SET], &format!("ss set {}", cell.name), cell, CALLS, false)
-        });
-        median(rounds.collect())
-    };
-    format!("cost 1 {:.3}, cost 100 {:.3}", ratio(connection, &CELLS[1]), ratio(connection, &CELLS[2]))
-}
-
-fn three_against_one(connection: &mut Connection, hash: &str) -> f64 {
-    let cell = Cell { name: "", admitted: true, quota: 1_000_000, cost: 1, window_micros: 50_000, keys: 1 };
-    let rounds = (0..ROUNDS).map(|_| {
-        let one = run(connection, hash, "one", &cell, CALLS, true);
-        cmd("CONFIG").arg("RESETSTAT").exec(connection).unwrap();
-        for _ in 0..CALLS / DEPTH {
-            let mut together = pipe();
-            for _ in 0..DEPTH {
-                let keys: Vec<String> = (0..3).map(|policy| key("three", policy)).collect();
-                together.cmd("EVALSHA").arg(hash).arg(3).arg(keys).arg(arguments(&cell).repeat(3));
-            }
-            let _: Vec<Value> = together.query(connection).unwrap();
-        }
-        let statistics: String = cmd("INFO").arg("commandstats").query(connection).unwrap();
-        let line = statistics.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
-        let three: f64 =
-            line.split("usec_per_call=").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
-        three / one
-    });
-    median(rounds.collect())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    let in_one = |of, to| one.ratio(of, to).expect("a cell that makes sense");
+    let in_many = |of, to| many.ratio(of, to).expect("a cell that makes sense");
+    let against_gcra = |cell| in_one((cell, Log), (cell, Gcra));
+    let many_against_gcra = |cell| in_many((cell, Log), (cell, Gcra));
+    let against_set = |cell| in_one((cell, Log), (cell, SortedSet));
+    let denial_of_100 = one.micros(DENIED_10_000_BY_100, Log).expect("a cell that makes sense");
+    let log = |of, to| in_one((of, Log), (to, Log));
+    targets::print(&[
+        Target::new("log against GCRA, admitted, quota 100", against_gcra(ADMITTED_100), "x", 1.6, 1.2),
+        Target::new("log against GCRA, admitted, quota 10,000", against_gcra(ADMITTED_10_000), "x", 1.6, 1.2),
+        Target::new(
+            "log against GCRA, admitted, 10,000 keys",
+            many_against_gcra(MANY_ADMITTED),
+            "x",
+            1.6,
+            1.2,
+        ),
+        Target::new("log against GCRA, denied, quota 100", against_gcra(DENIED_100), "x", 1.5, 1.2),
+        Target::new("log against GCRA, denied, 10,000 keys", many_against_gcra(MANY_DENIED), "x", 1.5, 1.2),
+        Target::new("log against sorted set, cost 1, quota 100", against_set(ADMITTED_100), "x", 0.65, 0.45),
+        Target::new(
+            "log against sorted set, cost 1, quota 10,000",
+            against_set(ADMITTED_10_000),
+            "x",
+            0.65,
+            0.45,
+        ),
+        Target::new(
+            "log against sorted set, cost 100, quota 10,000",
+            against_set(ADMITTED_10_000_BY_100),
+            "x",
+            0.04,
+            0.022,
+        ),
+        Target::new(
+            "log, cost 100 against cost 1, as many records",
+            log(ADMITTED_10_000_BY_100, ADMITTED_100),
+            "x",
+            1.15,
+            1.0,
+        ),
+        Target::new(
+            "log, quota 10,000 against quota 100, cost 1",
+            log(ADMITTED_10_000, ADMITTED_100),
+            "x",
+            1.15,
+            1.0,
+        ),
+        Target::new("log, a denial of cost 100 behind 10,000 ones", denial_of_100, "us", 25.0, 7.0),
+        Target::new("log, bytes of a record, of 10,000", of_a_record, "bytes", 18.0, 12.0),
+        Target::new(
+            "log, a refund to the newest of 10,000 records, in part",
+            refunds.newest,
+            "us",
+            10.0,
+            6.0,
+        ),
+        Target::new("log, the same, of all its units", refunds.newest_whole, "us", 10.0, 6.0),
+        Target::new("log, a refund to the oldest, in part", refunds.oldest, "us", 500.0, 100.0),
+        Target::new("log, the same, of all its units", refunds.oldest_whole, "us", 500.0, 100.0),
+        Target::to_know("log, a refund to the one in the middle", refunds.middle, "us"),
+        Target::new(
+            "log, the worst single call, to 1,000,000 records and back",
+            worst.overall() as f64 / 1e3,
+            "ms",
+            2.0,
+            0.5,
+        ),
+        Target::to_know("    while it grows", worst.growing as f64 / 1e3, "ms"),
+        Target::to_know("    of 1,000 denials at its full size", worst.denying as f64 / 1e3, "ms"),
+        Target::to_know(
+            "    while a hundred records leave with a charge",
+            worst.shrinking as f64 / 1e3,
+            "ms",
+        ),
+        Target::to_know("    half a million and more at once", worst.at_once as f64 / 1e3, "ms"),
+        Target::new("log, three policies in one check against one", three, "x", 2.6, 2.0),
+        Target::new(
+            "bytes replicated by 1,000 denials of every algorithm",
+            replicated as f64,
+            "bytes",
+            0.0,
+            0.0,
+        ),
+        Target::to_know(
+            "buckets, a charge to a key idle for 12 of 24 hours, against a live one",
+            idle.admitted / idle.live_admitted,
+            "x",
+        ),
+        Target::to_know("    in microseconds", idle.admitted, "us"),
+        Target::to_know("    a peek, against one of a live key", idle.peeked / idle.live_peeked, "x"),
+    ]);
+    println!("\nthe worst calls of both runs, in us; a difference is the machine's: {worst_runs:?}");
+    println!("rounds: 9 with one key, 5 with 10,000; it took {} s", start.elapsed().as_secs());
 }

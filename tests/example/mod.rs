@@ -1,5 +1,6 @@
 //! The examples as their users run them: each a process of its own, in memory and on Redis.
 
+mod boundary;
 mod limits;
 mod mistakes;
 mod process;

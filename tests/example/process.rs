@@ -96,7 +96,12 @@ impl Example {
 
 /// Runs `axum` with these variables, which are to make it end by itself.
 pub fn run<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> Ended {
-    Process::spawn("axum", variables.iter().map(|(name, value)| (*name, value))).ended()
+    run_example("axum", variables)
+}
+
+/// Runs another example, which ends by itself.
+pub fn run_example<V: AsRef<OsStr>>(name: &str, variables: &[(&str, V)]) -> Ended {
+    Process::spawn(name, variables.iter().map(|(name, value)| (*name, value))).ended()
 }
 
 impl Process {

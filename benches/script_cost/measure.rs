@@ -1,0 +1,157 @@
+//! A connection that writes many calls at once and costs nearly nothing itself, and the server's own figures.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use crate::server::Server;
+
+pub struct Wire {
+    stream: BufReader<TcpStream>,
+    out: Vec<u8>,
+    expected: usize,
+}
+
+/// What the server has spent on the scripts since the figures were reset.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spent {
+    pub calls: u64,
+    /// Microseconds of one call.
+    pub each: f64,
+}
+
+impl Wire {
+    pub fn at(server: &Server) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", server.port())).expect("the server answers");
+        stream.set_nodelay(true).unwrap();
+        // Nothing here waits for ever.
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self { stream: BufReader::with_capacity(1 << 16, stream), out: Vec::new(), expected: 0 }
+    }
+
+    pub fn queue(&mut self, words: &[&[u8]]) {
+        // Writing into memory never fails.
+        write!(self.out, "*{}\r\n", words.len()).unwrap();
+        for word in words {
+            write!(self.out, "${}\r\n", word.len()).unwrap();
+            self.out.extend_from_slice(word);
+            self.out.extend_from_slice(b"\r\n");
+        }
+        self.expected += 1;
+    }
+
+    /// Something to do between two calls that is no script: every fiftieth script pays for the collection of garbage.
+    pub fn queue_pings(&mut self, pings: usize) {
+        self.out.extend_from_slice(&b"PING\r\n".repeat(pings));
+        self.expected += pings;
+    }
+
+    /// Sends what is queued if it is much, and drops the replies.
+    pub fn send_if_much(&mut self) {
+        if self.expected >= 256 {
+            self.send(|_| {});
+        }
+    }
+
+    /// Sends what is queued, and hands on every reply but those to pings.
+    pub fn send(&mut self, mut each: impl FnMut(&[u8])) {
+        self.stream.get_mut().write_all(&self.out).expect("the server reads");
+        self.out.clear();
+        let mut line = Vec::new();
+        for _ in 0..std::mem::take(&mut self.expected) {
+            line.clear();
+            self.stream.read_until(b'\n', &mut line).expect("the server answers");
+            let text = &line[1..line.len() - 2];
+            match line[0] {
+                b'$' => {
+                    let length: usize = std::str::from_utf8(text).unwrap().parse().expect("a value");
+                    line.resize(length + 2, 0);
+                    self.stream.read_exact(&mut line).expect("the server answers");
+                    each(&line[..length]);
+                }
+                b'+' if text == b"PONG" => {}
+                b'-' => panic!("{}", String::from_utf8_lossy(text)),
+                _ => each(text),
+            }
+        }
+    }
+
+    /// One command, and its reply as a text.
+    pub fn ask(&mut self, words: &[&[u8]]) -> String {
+        let mut text = String::new();
+        self.queue(words);
+        self.send(|reply| text = String::from_utf8_lossy(reply).into_owned());
+        text
+    }
+
+    pub fn number(&mut self, words: &[&[u8]]) -> u64 {
+        self.ask(words).parse().expect("a number")
+    }
+
+    /// The server's clock, in microseconds.
+    pub fn now_micros(&mut self) -> u64 {
+        // Two words in an array would be another kind of reply.
+        self.number(&[
+            b"EVAL",
+            b"local t = redis.call('TIME') return t[1] .. string.format('%06d', t[2])",
+            b"0",
+        ])
+    }
+
+    pub fn reset_spent(&mut self) {
+        self.ask(&[b"CONFIG", b"RESETSTAT"]);
+    }
+
+    pub fn spent(&mut self) -> Spent {
+        let info = self.ask(&[b"INFO", b"commandstats"]);
+        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).expect("calls");
+        let field = |name: &str| {
+            let value = line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+            value.expect("a field").parse::<f64>().expect("a number")
+        };
+        Spent { calls: field("calls") as u64, each: field("usec") / field("calls") }
+    }
+
+    /// The microseconds that a ping takes, everything included.
+    pub fn pace_of_pings(&mut self) -> f64 {
+        let start = Instant::now();
+        for _ in 0..10 {
+            self.queue_pings(10_000);
+            self.send(|_| {});
+        }
+        start.elapsed().as_secs_f64() * 1e6 / 100_000.0
+    }
+}
+
+/// The arguments of one pair.
+pub fn pair(quota: u32, cost: u32, window: u64, shape: i64) -> Vec<u8> {
+    [&quota.to_le_bytes()[..], &cost.to_le_bytes(), &window.to_le_bytes()[..6], &shape.to_le_bytes()[..6]]
+        .concat()
+}
+
+/// A key of the length that the crate's have.
+pub fn key(space: u64, number: usize) -> String {
+    format!("tsw:1:{{{space:016x}{number:016x}}}:burst:log:10000000")
+}
+
+pub fn median(mut values: Vec<f64>) -> f64 {
+    assert!(!values.is_empty(), "nothing was measured");
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// The median of what one took against the other in the same round.
+pub fn ratio(of: &[f64], to: &[f64]) -> f64 {
+    median(of.iter().zip(to).map(|(of, to)| of / to).collect())
+}
+
+/// The reply to a check of one pair: whether it admits, and what remains.
+pub fn verdict(reply: &[u8]) -> (bool, u32) {
+    if reply.len() < 37 {
+        return (true, 0);
+    }
+    (reply[8] == 0, u32::from_le_bytes([reply[9], reply[10], reply[11], reply[12]]))
+}

@@ -1,0 +1,239 @@
+//! The classic experiment: a full burst on each side of a window's edge, for every algorithm.
+//!
+//! ```text
+//! cargo run --example boundary
+//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example boundary
+//! ```
+//!
+//! In memory the clock is moved, and it takes no time. On Redis it waits for the next edge that suits, by the clock of
+//! Redis, at most twelve seconds.
+
+use std::{
+    env,
+    error::Error,
+    io::Write,
+    process::ExitCode,
+    time::{Duration, Instant, SystemTime},
+};
+
+use tokio::time::sleep;
+use tower_sliding_window::{
+    Algorithm, Backend, Limiter, ManualClock, MemoryBackend, PartitionKey, Policy, RedisBackend,
+};
+
+const QUOTA: u32 = 50;
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// When the bursts begin, in microseconds from the edge, and what lies between two requests of a burst. The second one
+/// is over before the sliding counter, which forgets the last window evenly, would admit one more.
+const BURSTS: [i64; 2] = [-600_000, 30_000];
+const APART: i64 = 3_000;
+
+/// What the time line shows, and how much time a character of it stands for.
+const SHOWN: std::ops::Range<i64> = -700_000..300_000;
+const CHARACTER: i64 = 25_000;
+
+/// A limiter of one algorithm, and what it has decided.
+struct Lane {
+    name: &'static str,
+    limiter: Limiter,
+    /// In microseconds from the edge, and whether it was admitted.
+    decisions: Vec<(i64, bool)>,
+}
+
+/// The clock of the backend.
+enum Clock {
+    Moved(ManualClock),
+    /// Of Redis, as it was read at an instant of ours.
+    Real {
+        micros: u64,
+        read: Instant,
+    },
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let shown = match env::var("REDIS_URL") {
+        Ok(url) => match RedisBackend::connect(&url).await {
+            Ok(backend) => on_redis(backend).await,
+            Err(error) => Err(format!("REDIS_URL: {error}").into()),
+        },
+        Err(env::VarError::NotPresent) => in_memory().await,
+        // The error would repeat the URL, and the URL may hold a password.
+        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: it is not UTF-8".into()),
+    };
+    match shown {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn in_memory() -> Result<(), Box<dyn Error>> {
+    let clock = ManualClock::new();
+    let lanes = lanes(&MemoryBackend::new().with_clock(&clock), "boundary")?;
+    show(Clock::Moved(clock), lanes, "in memory, on a clock that is moved").await
+}
+
+async fn on_redis(backend: RedisBackend) -> Result<(), Box<dyn Error>> {
+    // So that it can be repeated at once.
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let namespace = format!("boundary-{}-{}", since_epoch.as_micros(), std::process::id());
+    let lanes = lanes(&backend, &namespace)?;
+    // A check that charges nothing tells what time it is.
+    let before = Instant::now();
+    let micros = lanes[0].limiter.check(user(), 0).await?.at_micros();
+    let clock = Clock::Real { micros, read: before + before.elapsed() / 2 };
+    show(clock, lanes, "on Redis, by its own clock").await
+}
+
+fn lanes(backend: &(impl Backend + Clone), namespace: &str) -> Result<Vec<Lane>, Box<dyn Error>> {
+    let algorithms = [
+        ("sliding log", Algorithm::SlidingLog),
+        ("sliding buckets", Algorithm::SlidingBuckets { precision: Duration::from_secs(1) }),
+        ("sliding counter", Algorithm::SlidingCounter),
+        ("fixed window", Algorithm::FixedWindow),
+    ];
+    let lane = |(name, algorithm)| {
+        let limiter = Limiter::builder(backend.clone())
+            .policy(Policy::new(name, QUOTA, WINDOW)?.with_algorithm(algorithm)?)
+            .namespace(namespace)
+            .deadline(Duration::from_secs(1))
+            .build()?;
+        Ok(Lane { name, limiter, decisions: Vec::new() })
+    };
+    algorithms.into_iter().map(lane).collect()
+}
+
+fn user() -> PartitionKey {
+    PartitionKey::new("user", "alice")
+}
+
+async fn show(clock: Clock, mut lanes: Vec<Lane>, place: &str) -> Result<(), Box<dyn Error>> {
+    let edge = clock.next_edge();
+    say(&format!(
+        "{QUOTA} units in {} s, {place}. A burst of {QUOTA} requests just before the edge of a\n\
+         calendar window, and another one just after it.\n",
+        WINDOW.as_secs()
+    ));
+    if let Clock::Real { .. } = clock {
+        let wait = Duration::from_micros(edge - clock.now_micros());
+        say(&format!("The edge is in {:.1} s.\n", wait.as_secs_f64()));
+    }
+    for begin in BURSTS {
+        for request in 0..i64::from(QUOTA) {
+            clock.reach(edge.saturating_add_signed(begin + request * APART)).await;
+            for lane in &mut lanes {
+                let decision = lane.limiter.check(user(), 1).await?;
+                let at = decision.at_micros().cast_signed() - edge.cast_signed();
+                lane.decisions.push((at, decision.is_admitted()));
+            }
+        }
+    }
+    // A machine that stood still has made another experiment of it.
+    let hit = |lane: &Lane| {
+        let (before, after) = lane.decisions.split_at(QUOTA as usize);
+        before.iter().all(|(at, _)| (SHOWN.start..0).contains(at))
+            && after.iter().all(|(at, _)| (0..SHOWN.end).contains(at))
+    };
+    if !lanes.iter().all(hit) {
+        return Err("the machine was too slow to hit the edge of the window; please try again".into());
+    }
+    say(&table(&lanes));
+    Ok(())
+}
+
+fn table(lanes: &[Lane]) -> String {
+    let characters = |range: std::ops::Range<i64>| ((range.end - range.start) / CHARACTER) as usize;
+    let (before, after) = (characters(SHOWN.start..0), characters(0..SHOWN.end));
+    let mut text = format!(
+        "{:18}{:<before$}edge{:>after$}  before  after  most in {} s\n",
+        "",
+        format!("{:.1} s", SHOWN.start as f64 / 1e6),
+        format!("+{:.1} s", SHOWN.end as f64 / 1e6),
+        WINDOW.as_secs(),
+        after = after - 3,
+    );
+    for lane in lanes {
+        let (first, second) = (lane.admitted(i64::MIN..0), lane.admitted(0..i64::MAX));
+        text += &format!(
+            "{:18}{}|{}  {first:>6}  {second:>5}  {:>12}\n",
+            lane.name,
+            lane.line(SHOWN.start..0),
+            lane.line(0..SHOWN.end),
+            lane.most_in_a_window()
+        );
+    }
+    text += "\n  # admitted   x refused   + some of each\n";
+    for lane in lanes.iter().filter(|lane| lane.most_in_a_window() > QUOTA as usize) {
+        let admitted = || lane.decisions.iter().filter(|(_, admitted)| *admitted).map(|(at, _)| *at);
+        let (first, last) = (admitted().min().unwrap_or_default(), admitted().max().unwrap_or_default());
+        text += &format!(
+            "\nThe {} has admitted {} requests within {:.2} s. Its quota is {QUOTA} in {} s.\n",
+            lane.name,
+            admitted().count(),
+            (last - first) as f64 / 1e6,
+            WINDOW.as_secs()
+        );
+    }
+    text
+}
+
+impl Lane {
+    fn admitted(&self, range: std::ops::Range<i64>) -> usize {
+        self.decisions.iter().filter(|(at, admitted)| *admitted && range.contains(at)).count()
+    }
+
+    /// The largest number that was admitted in any interval of a window's length.
+    fn most_in_a_window(&self) -> usize {
+        let window = WINDOW.as_micros() as i64;
+        self.decisions.iter().map(|(at, _)| self.admitted(*at..at + window)).max().unwrap_or_default()
+    }
+
+    fn line(&self, range: std::ops::Range<i64>) -> String {
+        let character = |begin: i64| {
+            let within = begin..begin + CHARACTER;
+            let decided: Vec<bool> =
+                self.decisions.iter().filter(|(at, _)| within.contains(at)).map(|(_, it)| *it).collect();
+            match (decided.contains(&true), decided.contains(&false)) {
+                (true, true) => '+',
+                (true, false) => '#',
+                (false, true) => 'x',
+                (false, false) => '.',
+            }
+        };
+        range.step_by(CHARACTER as usize).map(character).collect()
+    }
+}
+
+impl Clock {
+    fn now_micros(&self) -> u64 {
+        match self {
+            Self::Moved(clock) => clock.now_micros(),
+            Self::Real { micros, read } => micros + read.elapsed().as_micros() as u64,
+        }
+    }
+
+    /// The next edge of a calendar window before which there is time for a burst.
+    fn next_edge(&self) -> u64 {
+        let window = WINDOW.as_micros() as u64;
+        (self.now_micros() + SHOWN.start.unsigned_abs()).div_ceil(window) * window
+    }
+
+    /// Waits until then, or moves the clock there.
+    async fn reach(&self, micros: u64) {
+        match self {
+            Self::Moved(clock) => clock.set_micros(micros),
+            Self::Real { .. } => {
+                sleep(Duration::from_micros(micros.saturating_sub(self.now_micros()))).await;
+            }
+        }
+    }
+}
+
+/// Whoever has closed our output does not want to read this.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
