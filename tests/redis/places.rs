@@ -13,6 +13,9 @@ const MICROS: u64 = 100_000_000;
 /// Between one instant and the next.
 const STEP: u64 = 1_000_003;
 
+/// How many charges: around the edges of three blocks behind the header.
+const COUNTS: [usize; 11] = [1, 2, 8, 9, 10, 15, 17, 18, 19, 25, 28];
+
 /// So many charges, of which some share an instant.
 fn charges(start: u64, count: usize, at_once: usize) -> Vec<(u64, u64)> {
     (0..count).map(|i| (start + (i / at_once) as u64 * STEP, 1 + i as u64 % 3)).collect()
@@ -45,7 +48,7 @@ async fn charges_leave_at_their_microsecond_wherever_they_stand() {
         let (backend, clock) = rig::clocked(&server).await;
         let start = clock.now_micros();
         for at_once in [1, 3] {
-            for count in 1..=28 {
+            for count in COUNTS {
                 for gone in 0..count {
                     let mut expected = Expected::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
                     expected.write(&mut look, before(gone), charges(start, count, at_once)).await;
@@ -62,6 +65,33 @@ async fn charges_leave_at_their_microsecond_wherever_they_stand() {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn charges_make_blocks_that_are_found_whatever_has_left_before_them() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        let (backend, clock) = rig::clocked(&server).await;
+        let start = clock.now_micros();
+        for count in COUNTS {
+            for gone in 0..count {
+                let mut expected = Expected::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
+                expected.write(&mut look, before(gone), charges(start, count, 1)).await;
+                assert!(lose(&mut expected, &clock, gone).await);
+                for units in 1..=20 {
+                    clock.advance(Duration::from_micros(10));
+                    expected.charge(units).await;
+                }
+                let what = format!("{engine:?}: {count}, {gone} gone");
+                expected.assert_told(&what, 12).await;
+                // Whole blocks, one that has left in part, and the tail.
+                let key = look.only_key();
+                let entries: usize = look.ask(&["LLEN", &key]);
+                assert!(entries <= expected.charges.len() / 8 + 2, "{what}: {entries} entries");
             }
         }
     }
