@@ -23,7 +23,7 @@ fn charges(start: u64, count: usize, at_once: usize) -> Vec<(u64, u64)> {
 
 /// What was used before. Where it is not zero, the totals begin again among the charges.
 fn before(gone: usize) -> u64 {
-    if gone % 2 == 0 { 0 } else { (1 << 40) - 2 * gone as u64 - 7 }
+    if gone.is_multiple_of(2) { 0 } else { (1 << 40) - 2 * gone as u64 - 7 }
 }
 
 /// The first charges leave, at the very microsecond of the last of them, and then there is one more. It is false if that
