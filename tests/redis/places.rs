@@ -150,3 +150,30 @@ async fn charges_are_given_back_wherever_they_stand() {
         }
     }
 }
+
+/// Of what was given back to one instant, only the last instant stays.
+#[tokio::test]
+async fn a_log_that_was_emptied_is_one_entry() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        let (backend, clock) = rig::clocked(&server).await;
+        let start = clock.now_micros();
+        for backward in [false, true] {
+            let mut expected = Expected::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
+            expected.write(&mut look, before(13), charges(start, 28, 28)).await;
+            for i in 0..28 {
+                let place = if backward { 27 - i } else { i };
+                expected.refund(place, expected.charges[place].1).await;
+                expected.assert_told(&format!("{engine:?}: {place}"), 6).await;
+            }
+            let key = look.only_key();
+            assert_eq!(look.ask::<usize>(&["LLEN", &key]), 1, "{engine:?}");
+            for units in 1..=20 {
+                clock.advance(Duration::from_micros(1));
+                expected.charge(units).await;
+            }
+            expected.assert_told("what comes later", 20).await;
+        }
+    }
+}
