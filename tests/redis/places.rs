@@ -71,27 +71,32 @@ async fn charges_leave_at_their_microsecond_wherever_they_stand() {
 }
 
 #[tokio::test]
-async fn charges_make_blocks_that_are_found_whatever_has_left_before_them() {
+async fn charges_make_blocks_that_are_found_whatever_has_left_or_was_given_back_before_them() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut look = Look::at(&server);
         let (backend, clock) = rig::clocked(&server).await;
         let start = clock.now_micros();
         for count in COUNTS {
-            for gone in 0..count {
+            for (gone, given_back) in (0..count).flat_map(|gone| [0, 1, 3, 9].map(|given| (gone, given))) {
                 let mut expected = Expected::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
                 expected.write(&mut look, before(gone), charges(start, count, 1)).await;
                 assert!(lose(&mut expected, &clock, gone).await);
+                let all = expected.charges.len();
+                for place in (0..all).rev().take(given_back) {
+                    expected.refund(place, expected.charges[place].1).await;
+                }
+                let what = format!("{engine:?}: {count}, {gone} gone, {given_back} given back");
+                // Whole blocks, one that has left in part, and the tail.
+                let key = look.only_key();
+                let entries: usize = look.ask(&["LLEN", &key]);
+                let holders = expected.charges.iter().filter(|charge| charge.1 > 0).count();
+                assert!(entries <= holders / 8 + 2, "{what}: {entries} entries");
                 for units in 1..=20 {
                     clock.advance(Duration::from_micros(10));
                     expected.charge(units).await;
                 }
-                let what = format!("{engine:?}: {count}, {gone} gone");
                 expected.assert_told(&what, 12).await;
-                // Whole blocks, one that has left in part, and the tail.
-                let key = look.only_key();
-                let entries: usize = look.ask(&["LLEN", &key]);
-                assert!(entries <= expected.charges.len() / 8 + 2, "{what}: {entries} entries");
             }
         }
     }
