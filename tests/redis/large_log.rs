@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, Limiter, ManualClock, MemoryBackend, Reason, Wait};
+use tower_sliding_window::{Algorithm, Backend, Limiter, ManualClock, MemoryBackend, Reason, Wait};
 
 use super::{
     expected::Expected,
@@ -73,8 +73,14 @@ async fn the_bound_on_records_is_the_same_in_redis() {
 async fn a_full_log_of_one_policy_charges_no_other() {
     let server = Server::start(Engine::Redis);
     let (backend, clock) = clocked(&server).await;
-    let names = ["a", "b", "c"];
-    let policies = names.map(|name| policy(name, u32::MAX, WINDOW));
+    let of = |name, algorithm| policy(name, u32::MAX, WINDOW).with_algorithm(algorithm).unwrap();
+    let policies = [
+        of("a", Algorithm::SlidingLog),
+        of("b", Algorithm::SlidingLog),
+        of("c", Algorithm::SlidingLog),
+        of("d", Algorithm::SlidingCounter),
+        of("e", Algorithm::FixedWindow),
+    ];
     let limiter = limiter(backend, policies);
     limiter.check(alice(), 1).await.unwrap();
     let mut look = Look::at(&server);

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use redis::{Connection, pipe};
-use tower_sliding_window::Algorithm;
+use tower_sliding_window::{Algorithm, Backend, Wait};
 
 use super::{
     look::Look,
-    rig::{HOUR, alice, clocked, limiter, policy, remaining},
+    rig::{HOUR, alice, clocked, limiter, policy, remaining, reserve},
 };
 use crate::support::server::{Engine, Server};
 
@@ -215,6 +215,55 @@ async fn windows_written_from_the_description_are_read() {
                 Windows { previous: if algorithm == Algorithm::FixedWindow { 0 } else { 400 }, ..windows };
             write_windows(&mut look.0, &key, &windows);
             assert_eq!(remaining(&limiter).await, left, "{engine:?} {algorithm:?}");
+        }
+    }
+}
+
+/// As when a quota was lowered: even the last tick of it is too much, and the next window begins with room enough.
+#[tokio::test]
+async fn a_window_that_used_a_thousand_quotas_holds_back_the_next_one_to_its_end() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        let (backend, clock) = clocked(&server).await;
+        let counter = policy("short", 10, Duration::from_millis(1));
+        let limiter = limiter(backend, [counter.with_algorithm(Algorithm::SlidingCounter).unwrap()]);
+        limiter.check(alice(), 1).await.unwrap();
+        let (key, begin) = (look.only_key(), clock.now_micros());
+        let windows = Windows { born: begin - 900, last: begin + 5, current: 1, previous: 10_000 };
+        write_windows(&mut look.0, &key, &windows);
+        for passed in [5, 500, 999] {
+            clock.set_micros(begin + passed);
+            let denied = limiter.check(alice(), 1).await.unwrap();
+            let wait = Wait::For(Duration::from_micros(1_000 - passed));
+            assert_eq!(denied.retry_after(), wait, "{engine:?}, {passed} us");
+        }
+        clock.set_micros(begin + 1_000);
+        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+    }
+}
+
+/// Whoever asks for it twice gets no credit.
+#[tokio::test]
+async fn no_more_goes_back_to_a_window_than_it_holds() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        let (backend, clock) = clocked(&server).await;
+        let counter = policy("short", 100, Duration::from_millis(1));
+        let policies = [counter.with_algorithm(Algorithm::SlidingCounter).unwrap()];
+        let early = reserve(&backend, &policies, 10).await;
+        clock.advance(Duration::from_millis(1));
+        let late = reserve(&backend, &policies, 20).await;
+        let key = look.only_key();
+        let mut stored =
+            Windows { born: clock.now_micros() - 1_000, last: clock.now_micros(), current: 20, previous: 10 };
+        for (current, previous) in [(11, 1), (2, 0), (0, 0), (0, 0)] {
+            backend.refund(&early.refund(1)).await.unwrap();
+            backend.refund(&late.refund(11)).await.unwrap();
+            (stored.current, stored.previous) = (current, previous);
+            let value: Vec<u8> = look.ask(&["GET", &key]);
+            assert_eq!(value, windows_value(&stored), "{engine:?}");
         }
     }
 }

@@ -13,6 +13,9 @@ const MICROS: u64 = 100_000_000;
 /// Between one instant and the next.
 const STEP: u64 = 1_000_003;
 
+/// How many charges: around the edges of three blocks behind the header.
+const COUNTS: [usize; 11] = [1, 2, 8, 9, 10, 15, 17, 18, 19, 25, 28];
+
 /// So many charges, of which some share an instant.
 fn charges(start: u64, count: usize, at_once: usize) -> Vec<(u64, u64)> {
     (0..count).map(|i| (start + (i / at_once) as u64 * STEP, 1 + i as u64 % 3)).collect()
@@ -20,7 +23,7 @@ fn charges(start: u64, count: usize, at_once: usize) -> Vec<(u64, u64)> {
 
 /// What was used before. Where it is not zero, the totals begin again among the charges.
 fn before(gone: usize) -> u64 {
-    if gone % 2 == 0 { 0 } else { (1 << 40) - 2 * gone as u64 - 7 }
+    if gone.is_multiple_of(2) { 0 } else { (1 << 40) - 2 * gone as u64 - 7 }
 }
 
 /// The first charges leave, at the very microsecond of the last of them, and then there is one more. It is false if that
@@ -45,7 +48,7 @@ async fn charges_leave_at_their_microsecond_wherever_they_stand() {
         let (backend, clock) = rig::clocked(&server).await;
         let start = clock.now_micros();
         for at_once in [1, 3] {
-            for count in 1..=28 {
+            for count in COUNTS {
                 for gone in 0..count {
                     let mut expected = Expected::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
                     expected.write(&mut look, before(gone), charges(start, count, at_once)).await;
@@ -62,6 +65,38 @@ async fn charges_leave_at_their_microsecond_wherever_they_stand() {
                         }
                     }
                 }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn charges_make_blocks_that_are_found_whatever_has_left_or_was_given_back_before_them() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        let (backend, clock) = rig::clocked(&server).await;
+        let start = clock.now_micros();
+        for count in COUNTS {
+            for (gone, given_back) in (0..count).flat_map(|gone| [0, 1, 3, 9].map(|given| (gone, given))) {
+                let mut expected = Expected::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
+                expected.write(&mut look, before(gone), charges(start, count, 1)).await;
+                assert!(lose(&mut expected, &clock, gone).await);
+                let all = expected.charges.len();
+                for place in (0..all).rev().take(given_back) {
+                    expected.refund(place, expected.charges[place].1).await;
+                }
+                let what = format!("{engine:?}: {count}, {gone} gone, {given_back} given back");
+                // Whole blocks, one that has left in part, and the tail.
+                let key = look.only_key();
+                let entries: usize = look.ask(&["LLEN", &key]);
+                let holders = expected.charges.iter().filter(|charge| charge.1 > 0).count();
+                assert!(entries <= holders / 8 + 2, "{what}: {entries} entries");
+                for units in 1..=20 {
+                    clock.advance(Duration::from_micros(10));
+                    expected.charge(units).await;
+                }
+                expected.assert_told(&what, 12).await;
             }
         }
     }
@@ -117,6 +152,33 @@ async fn charges_are_given_back_wherever_they_stand() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Of what was given back to one instant, only the last instant stays.
+#[tokio::test]
+async fn a_log_that_was_emptied_is_one_entry() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut look = Look::at(&server);
+        let (backend, clock) = rig::clocked(&server).await;
+        let start = clock.now_micros();
+        for backward in [false, true] {
+            let mut expected = Expected::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
+            expected.write(&mut look, before(13), charges(start, 28, 28)).await;
+            for i in 0..28 {
+                let place = if backward { 27 - i } else { i };
+                expected.refund(place, expected.charges[place].1).await;
+                expected.assert_told(&format!("{engine:?}: {place}"), 6).await;
+            }
+            let key = look.only_key();
+            assert_eq!(look.ask::<usize>(&["LLEN", &key]), 1, "{engine:?}");
+            for units in 1..=20 {
+                clock.advance(Duration::from_micros(1));
+                expected.charge(units).await;
+            }
+            expected.assert_told("what comes later", 20).await;
         }
     }
 }
