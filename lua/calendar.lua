@@ -16,7 +16,7 @@ local function calendar(i, admitted, full, quota, cost, window, shape,
       if last > now then at = last end
       local passed = (at - at % window - last + last % window) / window
       if passed == 0 then
-        current, previous, opens = used, used_before, false
+        current, previous, opens = used, used_before, used + used_before == 0
       elseif passed == 1 and slides then
         previous = used
       end
@@ -61,7 +61,7 @@ local function calendar(i, admitted, full, quota, cost, window, shape,
     if purpose ~= 'p' then
       local stored = pack('<I7I7I5I5', born, at, current, previous)
       if opens then
-        -- A key lives until what was charged has left, which its first charge in a window knows for all others.
+        -- A key lives until what was charged has left, which the first charge of a window knows for all others.
         local gone = begin + window
         if slides then gone = gone + window end
         call('SET', key, stored, 'PX', math.ceil((gone - now) / 1000) + keep)

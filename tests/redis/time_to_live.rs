@@ -195,7 +195,7 @@ async fn a_charge_on_a_key_that_was_deleted_starts_afresh_and_ends_too() {
 }
 
 #[tokio::test]
-async fn a_refund_leaves_the_time_to_live_as_it_is() {
+async fn a_refund_makes_no_key_live_longer_and_an_emptied_one_no_more_than_a_window() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let backend = backend(&server).await;
@@ -211,15 +211,24 @@ async fn a_refund_leaves_the_time_to_live_as_it_is() {
             keys.iter().map(|key| end(look, key)).collect::<Vec<_>>()
         };
         let before = ends(&mut look);
-        // In part and whole, from both ends and between, until nothing is left.
-        for used in [2, 0] {
-            for i in [29, 0, 15, 12].into_iter().chain(0..30) {
-                backend.refund(&reserved[i].refund(used)).await.unwrap();
-                assert_eq!(ends(&mut look), before, "{engine:?}");
-            }
+        // In part, from both ends and between.
+        for i in [29, 0, 15, 12].into_iter().chain(0..30) {
+            backend.refund(&reserved[i].refund(2)).await.unwrap();
+            assert_eq!(ends(&mut look), before, "{engine:?}");
         }
-        assert_eq!(ends(&mut look).len(), 4);
-        // A log that was emptied lives as long as one that was not, and is charged as any other.
+        // And whole, until nothing is left.
+        for i in [29, 0, 15, 12].into_iter().chain(0..30) {
+            backend.refund(&reserved[i].refund(0)).await.unwrap();
+            let longer = ends(&mut look).into_iter().zip(&before).any(|(end, before)| end > *before);
+            assert!(!longer, "{engine:?}");
+        }
+        let keys = look.keys();
+        assert_eq!(keys.len(), 4);
+        for key in keys {
+            let lives = look.time_to_live(&key).expect("an end");
+            assert!(lives <= HOUR + Duration::from_secs(1), "{engine:?}: {key} lives {lives:?}");
+        }
+        // It is charged as any other.
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_ends_in_time(engine, &mut look, &decision);
     }
