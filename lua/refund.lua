@@ -139,7 +139,10 @@ local function refund_calendar(i, others)
     previous = math.max(0, previous - units)
   end
   call('SETRANGE', key, 0, pack('<I7I7I5I5', born, last, current, previous))
-  if current + previous == 0 then call('PEXPIRE', key, math.ceil((math.max(now, last) + window - now) / 1000) + keep) end
+  -- What a counter has left of its time may be more than a window, which is enough where nothing is used.
+  if shape == -1 and current + previous == 0 and last - last % window + window > now then
+    call('PEXPIRE', key, math.ceil((math.max(now, last) + window - now) / 1000) + keep)
+  end
 end
 
 local function refund(i)

@@ -195,7 +195,7 @@ async fn a_charge_on_a_key_that_was_deleted_starts_afresh_and_ends_too() {
 }
 
 #[tokio::test]
-async fn a_refund_makes_no_key_live_longer_and_an_emptied_one_no_more_than_a_window() {
+async fn a_refund_leaves_a_key_its_time_to_live_and_an_emptied_one_no_more_than_a_window() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let backend = backend(&server).await;
@@ -219,8 +219,10 @@ async fn a_refund_makes_no_key_live_longer_and_an_emptied_one_no_more_than_a_win
         // And whole, until nothing is left.
         for i in [29, 0, 15, 12].into_iter().chain(0..30) {
             backend.refund(&reserved[i].refund(0)).await.unwrap();
-            let longer = ends(&mut look).into_iter().zip(&before).any(|(end, before)| end > *before);
-            assert!(!longer, "{engine:?}");
+            // A key whose newest record is gone has the quarter of a window of the one before it.
+            for (end, before) in ends(&mut look).into_iter().zip(&before) {
+                assert!(end.unwrap() <= before.unwrap() + HOUR / 4, "{engine:?}: {end:?}, before {before:?}");
+            }
         }
         let keys = look.keys();
         assert_eq!(keys.len(), 4);
