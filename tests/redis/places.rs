@@ -118,14 +118,13 @@ async fn charges_are_given_back_wherever_they_stand() {
                         continue;
                     }
                     let what = format!("{engine:?}: {count}, {at_once} at once, {gone} gone, place {place}");
-                    // One of its units; then all of it, of the one before it, and of the one behind it.
+                    // One of its units; then all of another one, of it, of the one before it, and of the one behind it.
                     let units = expected.charges[place].1;
                     if units > 1 {
                         expected.refund(place, 1).await;
                         expected.assert_told(&what, 6).await;
                     }
-                    let others = [place, place.wrapping_sub(1), place + 1];
-                    for place in others {
+                    for place in [place + 3, place, place.wrapping_sub(1), place + 1] {
                         if expected.charges.get(place).is_some_and(|charge| charge.1 > 0) {
                             let units = expected.charges[place].1;
                             expected.refund(place, units).await;
@@ -136,13 +135,16 @@ async fn charges_are_given_back_wherever_they_stand() {
                     clock.advance(Duration::from_micros(STEP));
                     expected.charge(3).await;
                     expected.assert_told(&what, 6).await;
-                    let leaves = expected.charges[place.saturating_sub(2)].0 + MICROS;
-                    for now in [leaves - 1, leaves] {
-                        clock.set_micros(now);
+                    let last = expected.charges.len() - 1;
+                    let edges = [place.saturating_sub(2), (place + 2).min(last)];
+                    for leaves in edges.map(|place| expected.charges[place].0 + MICROS) {
+                        for now in [leaves - 1, leaves] {
+                            clock.set_micros(now);
+                            expected.assert_told(&what, 6).await;
+                        }
+                        expected.charge(1).await;
                         expected.assert_told(&what, 6).await;
                     }
-                    expected.charge(1).await;
-                    expected.assert_told(&what, 6).await;
                     // Those of one instant are still told apart, whichever of them has lost its units.
                     for place in 0..expected.charges.len().min(4) {
                         if expected.charges[place].1 > 0 {
