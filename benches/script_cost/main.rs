@@ -39,6 +39,10 @@ use scripts::{
 use server::{Engine, Server};
 use targets::Target;
 
+/// With one key, and with ten thousand.
+const ROUNDS: usize = 7;
+const ROUNDS_OF_MANY: usize = 3;
+
 fn main() {
     let start = Instant::now();
     let server = Server::start(Engine::Redis);
@@ -53,11 +57,11 @@ fn main() {
     }
     println!();
     let cells = cells::one_key(window);
-    let one = Measured::of(&mut wire, &texts, &cells, 9, 0);
+    let one = Measured::of(&mut wire, &texts, &cells, ROUNDS, 0);
     one.print(&cells);
     wire.ask(&[b"FLUSHALL"]);
     let cells = cells::many_keys(window);
-    let many = Measured::of(&mut wire, &texts, &cells, 5, 0x1000);
+    let many = Measured::of(&mut wire, &texts, &cells, ROUNDS_OF_MANY, 0x1000);
     many.print(&cells);
     wire.ask(&[b"FLUSHALL"]);
 
@@ -164,5 +168,8 @@ fn main() {
         Target::to_know("    a peek, against one of a live key", idle.peeked / idle.live_peeked, "x"),
     ]);
     println!("\nthe worst calls of both runs, in us; a difference is the machine's: {worst_runs:?}");
-    println!("rounds: 9 with one key, 5 with 10,000; it took {} s", start.elapsed().as_secs());
+    println!(
+        "{ROUNDS} rounds with one key, {ROUNDS_OF_MANY} with 10,000; it took {} s",
+        start.elapsed().as_secs()
+    );
 }
