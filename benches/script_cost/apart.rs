@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     fill::charge_all,
-    measure::{Wire, key, median, pair, ratio},
+    measure::{Wire, key, median, pair, ratio, undisturbed},
     scripts::{Design, Texts},
     server::{Engine, Server},
 };
@@ -35,7 +35,7 @@ pub fn three_against_one(wire: &mut Wire, texts: &Texts) -> f64 {
             wire.send_if_much();
         }
         wire.send(|_| {});
-        median(wire.pieces())
+        undisturbed(wire.pieces())
     };
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..9 {
@@ -82,7 +82,7 @@ impl Idle {
                     wire.send_if_much();
                 }
                 wire.send(|_| {});
-                median(wire.pieces())
+                undisturbed(wire.pieces())
             };
             for (times, purpose) in times.iter_mut().zip([&b"p"[..], b"", b"p", b""]) {
                 times.push(pass(purpose));

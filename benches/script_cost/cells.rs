@@ -8,7 +8,7 @@ use std::{collections::HashMap, time::Instant};
 
 use crate::{
     fill::fill,
-    measure::{Wire, key, median, pair, ratio, verdict},
+    measure::{Wire, key, median, pair, ratio, undisturbed, verdict},
     scripts::{Design, Texts},
 };
 
@@ -256,7 +256,7 @@ impl Load {
     /// Calls it so often, one key after the other, many calls in one write.
     fn run(&self, wire: &mut Wire, calls: usize) -> Run {
         // A piece is shorter than the time that a busy machine gives at once.
-        let in_a_piece = if self.pings > 200 { 4 } else { 64 };
+        let in_a_piece = if self.pings > 200 { 8 } else { 64 };
         let mut replies = Vec::with_capacity(calls);
         wire.pieces();
         let start = Instant::now();
@@ -314,7 +314,7 @@ impl Load {
             return (f64::NAN, f64::NAN);
         }
         (
-            median(run.pieces.iter().map(|piece| piece.each).collect()),
+            undisturbed(run.pieces.iter().map(|piece| piece.each).collect()),
             median(run.pieces.iter().map(|piece| piece.in_use).collect()),
         )
     }

@@ -1,7 +1,7 @@
 //! What it costs to give units back to one of 10,000 charges.
 
 use crate::{
-    measure::{Wire, key, median, pair},
+    measure::{Wire, key, median, pair, undisturbed},
     scripts::Texts,
 };
 
@@ -85,6 +85,6 @@ impl Log {
             wire.send_if_much();
         }
         wire.send(|_| {});
-        median(wire.pieces())
+        undisturbed(wire.pieces())
     }
 }
