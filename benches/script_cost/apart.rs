@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     fill::charge_all,
-    measure::{Wire, key, median, pair, ratio},
+    measure::{Wire, key, median, pair, ratio, undisturbed},
     scripts::{Design, Texts},
     server::{Engine, Server},
 };
@@ -22,16 +22,20 @@ pub fn three_against_one(wire: &mut Wire, texts: &Texts) -> f64 {
         let arguments: Vec<u8> =
             windows[..policies].iter().flat_map(|window| pair(u32::MAX, 1, *window, 0)).collect();
         let count = policies.to_string();
-        wire.reset_spent();
-        for _ in 0..calls {
+        wire.pieces();
+        wire.queue_mark();
+        for call in 0..calls {
             let mut words = vec![b"EVALSHA", hash, count.as_bytes()];
             words.extend(keys.iter().map(String::as_bytes));
             words.push(&arguments);
             wire.queue(&words);
+            if call % 64 == 63 {
+                wire.queue_mark();
+            }
             wire.send_if_much();
         }
         wire.send(|_| {});
-        wire.spent().each
+        undisturbed(wire.pieces())
     };
     let mut rounds = [Vec::new(), Vec::new()];
     for _ in 0..9 {
@@ -67,14 +71,18 @@ impl Idle {
             }
             wire.send(|_| {});
             let mut pass = |purpose: &[u8]| {
-                wire.reset_spent();
+                wire.pieces();
+                wire.queue_mark();
                 for number in 0..KEYS {
                     let (hash, key) = (texts.of(Design::Buckets).as_bytes(), key(space, number));
                     wire.queue(&[b"EVALSHA", hash, b"1", key.as_bytes(), &arguments, purpose]);
+                    if number % 25 == 24 {
+                        wire.queue_mark();
+                    }
                     wire.send_if_much();
                 }
                 wire.send(|_| {});
-                wire.spent().each
+                undisturbed(wire.pieces())
             };
             for (times, purpose) in times.iter_mut().zip([&b"p"[..], b"", b"p", b""]) {
                 times.push(pass(purpose));

@@ -8,14 +8,18 @@ use std::{collections::HashMap, time::Instant};
 
 use crate::{
     fill::fill,
-    measure::{Wire, key, median, pair, ratio, verdict},
+    measure::{Wire, key, median, pair, ratio, undisturbed, verdict},
     scripts::{Design, Texts},
 };
 
 /// Of ten charges that the quota would admit in a window, so many are in use.
 const IN_USE_OF_TEN: usize = 7;
+/// Of a hundred, but for the twentieth part of the time.
+const MOST_IN_USE: f64 = 80.0;
+/// With less, the machine has stood still.
+const LEAST_IN_USE: f64 = 20.0;
 /// The charges in use of each key, where there are many.
-const IN_USE_OF_MANY: usize = 4;
+const IN_USE_OF_MANY: usize = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Cell {
@@ -34,6 +38,8 @@ pub struct Cell {
 /// Microseconds of a call in every round, for every cell and design that makes sense.
 pub struct Measured {
     times: HashMap<(usize, Design), Vec<f64>>,
+    /// What is in use, of a hundred.
+    in_use: HashMap<(usize, Design), Vec<f64>>,
 }
 
 /// How a design is called in a cell.
@@ -42,16 +48,25 @@ struct Load {
     keys: usize,
     arguments: Vec<u8>,
     hash: String,
+    quota: u32,
     window: u64,
     pings: usize,
 }
 
-/// What a run has come to.
+/// What a run has come to, in pieces.
 struct Run {
-    each: f64,
-    admitted: usize,
+    pieces: Vec<Piece>,
     /// Microseconds from one call to the next.
     pace: f64,
+}
+
+/// Some calls, one after the other.
+struct Piece {
+    each: f64,
+    admitted: usize,
+    calls: usize,
+    /// Of a hundred, after the first one of them.
+    in_use: f64,
 }
 
 /// The cells of one key, each by its number.
@@ -64,10 +79,10 @@ pub const DENIED_10_000_BY_100: usize = 9;
 pub fn one_key(long_window: u64) -> Vec<Cell> {
     vec![
         Cell::admitted(100, 1, 1_000),
-        Cell::admitted(100, 1, 60_000).calls(210),
+        Cell::admitted(100, 1, 60_000).calls(80),
         Cell::admitted(10_000, 1, 120_000),
-        Cell::admitted(10_000, 100, 1_000),
-        Cell::admitted(10_000, 100, 60_000).calls(210),
+        Cell::admitted(10_000, 100, 1_000).calls(1_000),
+        Cell::admitted(10_000, 100, 60_000).calls(80),
         Cell::admitted(100, 100, 1_000).senseless("one call a window: none enters while another leaves"),
         Cell::denied(100, 1, long_window),
         Cell::denied(100, 100, long_window),
@@ -82,23 +97,23 @@ pub const MANY_DENIED: usize = 4;
 
 pub fn many_keys(long_window: u64) -> Vec<Cell> {
     [
-        Cell::admitted(100, 1, 400_000),
-        Cell::admitted(10_000, 1, 400_000)
+        Cell::admitted(100, 1, 200_000),
+        Cell::admitted(10_000, 1, 200_000)
             .senseless("as with 100: what so many keys have in use, their pace decides"),
-        Cell::admitted(10_000, 100, 400_000),
-        Cell::admitted(100, 100, 400_000).senseless("one call a window: none enters while another leaves"),
+        Cell::admitted(10_000, 100, 200_000),
+        Cell::admitted(100, 100, 200_000).senseless("one call a window: none enters while another leaves"),
         Cell::denied(100, 1, long_window),
         Cell::denied(100, 100, long_window),
         Cell::denied(10_000, 1, long_window),
         Cell::denied(10_000, 100, long_window),
     ]
-    .map(|cell| cell.keys(10_000).calls(10_000))
+    .map(|cell| cell.keys(10_000).calls(5_000))
     .to_vec()
 }
 
 impl Cell {
     pub fn admitted(quota: u32, cost: u32, window: u64) -> Self {
-        Self { admitted: true, quota, cost, keys: 1, window, calls: 6_400, senseless: None }
+        Self { admitted: true, quota, cost, keys: 1, window, calls: 1_920, senseless: None }
     }
 
     pub fn denied(quota: u32, cost: u32, window: u64) -> Self {
@@ -159,6 +174,7 @@ impl Measured {
                     keys: cell.keys,
                     arguments: Vec::new(),
                     hash: texts.of(design).to_owned(),
+                    quota: cell.quota,
                     window: cell.window,
                     pings: 0,
                 };
@@ -185,19 +201,19 @@ impl Measured {
             }
         }
         let mut times: HashMap<_, Vec<f64>> = HashMap::new();
+        let mut in_use: HashMap<_, Vec<f64>> = HashMap::new();
         for _ in 0..rounds {
             for (number, cell) in cells.iter().enumerate() {
                 for design in Design::ALL {
                     if let Some(load) = loads.get_mut(&(number, design)) {
-                        times
-                            .entry((number, design))
-                            .or_default()
-                            .push(load.measure(wire, cell, design, ping));
+                        let (each, used) = load.measure(wire, cell, design, ping);
+                        times.entry((number, design)).or_default().push(each);
+                        in_use.entry((number, design)).or_default().push(used);
                     }
                 }
             }
         }
-        Self { times }
+        Self { times, in_use }
     }
 
     pub fn rounds(&self, cell: usize, design: Design) -> Option<&[f64]> {
@@ -227,6 +243,9 @@ impl Measured {
                 continue;
             }
             line(&cell.name(), &|design| self.micros(number, design));
+            if cell.admitted && cell.keys == 1 {
+                line("    % in use", &|design| Some(median(self.in_use.get(&(number, design))?.clone())));
+            }
             line("    x GCRA", &|design| self.ratio((number, design), (number, Design::Gcra)));
             line("    x sorted set", &|design| self.ratio((number, design), (number, Design::SortedSet)));
         }
@@ -236,41 +255,67 @@ impl Measured {
 impl Load {
     /// Calls it so often, one key after the other, many calls in one write.
     fn run(&self, wire: &mut Wire, calls: usize) -> Run {
-        let together = (20_000 / (self.pings + 1)).clamp(8, 256);
-        let mut run = Run { each: 0.0, admitted: 0, pace: 0.0 };
-        wire.reset_spent();
+        // A piece is shorter than the time that a busy machine gives at once.
+        let in_a_piece = if self.pings > 200 { 8 } else { 64 };
+        let mut replies = Vec::with_capacity(calls);
+        wire.pieces();
         let start = Instant::now();
-        for first in (0..calls).step_by(together) {
-            for call in first..calls.min(first + together) {
+        wire.queue_mark();
+        for first in (0..calls).step_by(4 * in_a_piece) {
+            let last = calls.min(first + 4 * in_a_piece);
+            for call in first..last {
                 let key = key(self.space, call % self.keys);
                 wire.queue(&[b"EVALSHA", self.hash.as_bytes(), b"1", key.as_bytes(), &self.arguments]);
                 wire.queue_pings(self.pings);
+                if (call + 1) % in_a_piece == 0 || call + 1 == calls {
+                    wire.queue_mark();
+                }
             }
-            wire.send(|reply| run.admitted += usize::from(verdict(reply).0));
+            wire.send(|reply| replies.push(verdict(reply)));
         }
-        run.pace = start.elapsed().as_secs_f64() * 1e6 / calls as f64;
-        run.each = wire.spent().each;
-        run
+        let pace = start.elapsed().as_secs_f64() * 1e6 / calls as f64;
+        let piece = |(each, replies): (f64, &[(bool, u32)])| Piece {
+            each,
+            admitted: replies.iter().filter(|(admitted, _)| *admitted).count(),
+            calls: replies.len(),
+            in_use: 100.0 - 100.0 * f64::from(replies[0].1.min(self.quota)) / f64::from(self.quota),
+        };
+        Run { pieces: wire.pieces().into_iter().zip(replies.chunks(in_a_piece)).map(piece).collect(), pace }
     }
 
-    /// One round: microseconds of a call.
-    fn measure(&mut self, wire: &mut Wire, cell: &Cell, design: Design, ping: f64) -> f64 {
-        for _ in 0..20 {
-            if cell.admitted && design != Design::Nothing {
-                // What was charged in the round before has left.
-                self.run(wire, cell.in_use() + cell.in_use() / 10);
-            }
-            let run = self.run(wire, cell.calls);
-            if cell.admitted && cell.keys == 1 {
-                // The machine has others to serve, too: the pace is corrected for the next time.
-                let wanted = self.window as f64 / cell.in_use() as f64;
-                self.pings = (self.pings as f64 + (wanted - run.pace) / ping).max(0.0) as usize;
-            }
-            let as_wanted = if cell.admitted { run.admitted } else { cell.calls - run.admitted };
-            if as_wanted * 100 >= cell.calls * 98 || design == Design::Nothing {
-                return run.each;
-            }
+    /// One round: microseconds of a call, and what is in use of a hundred. Not a number if the machine has stood still so
+    /// often that no piece was what the cell is about.
+    fn measure(&mut self, wire: &mut Wire, cell: &Cell, design: Design, ping: f64) -> (f64, f64) {
+        if cell.admitted && design != Design::Nothing {
+            // What was charged in the round before has left.
+            self.run(wire, cell.in_use() + cell.in_use() / 10);
         }
-        panic!("{}: {} does not come to rest", cell.name(), design.name());
+        let mut run = self.run(wire, cell.calls);
+        let one_key = cell.admitted && cell.keys == 1;
+        if one_key && !matches!(design, Design::Nothing | Design::Gcra) {
+            // The machine has others to serve, too: the pace is corrected for the next time, by what was in use when it was
+            // most but for a few.
+            run.pieces.sort_by(|a, b| b.in_use.total_cmp(&a.in_use));
+            let most = run.pieces[run.pieces.len() / 20].in_use;
+            let pace = self.window as f64 / cell.in_use() as f64;
+            let correction = 0.5 * pace * (most / MOST_IN_USE - 1.0) / ping;
+            self.pings = (self.pings as f64 + correction).max(0.0) as usize;
+        }
+        // After a pause, what was in use has left.
+        let sliding = !matches!(design, Design::Nothing | Design::Gcra | Design::Fixed);
+        run.pieces.retain(|piece| {
+            let admitted =
+                if design == Design::Nothing { cell.admitted } else { piece.admitted == piece.calls };
+            let denied = piece.admitted == 0 || design == Design::Nothing;
+            (if cell.admitted { admitted } else { denied })
+                && (!one_key || !sliding || piece.in_use >= LEAST_IN_USE)
+        });
+        if run.pieces.len() < 3 {
+            return (f64::NAN, f64::NAN);
+        }
+        (
+            undisturbed(run.pieces.iter().map(|piece| piece.each).collect()),
+            median(run.pieces.iter().map(|piece| piece.in_use).collect()),
+        )
     }
 }

@@ -26,8 +26,9 @@ pub fn fill(wire: &mut Wire, texts: &Texts, design: Design, cell: &Cell, space: 
         // In the past, on a clock that is told; whether it is admitted makes no difference then.
         Design::Buckets => {
             let precision = window.div_ceil(60);
-            let charge = pair(quota, quota.div_ceil(60), window, design.shape(window));
-            for ago in (0..60).rev() {
+            let buckets = if keys == 1 { 60 } else { CHARGES_OF_MANY };
+            let charge = pair(quota, quota.div_ceil(buckets), window, design.shape(window));
+            for ago in (0..u64::from(buckets)).rev() {
                 charge_all(wire, texts, space, keys, &charge, now - ago * precision);
             }
         }

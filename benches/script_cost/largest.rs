@@ -1,7 +1,9 @@
 //! The worst single call while a log grows to a million records, is asked, and shrinks again.
 //!
 //! The clock is told, so that a window passes at once. The machine may take the processor away in the middle of a call: the
-//! same is done twice, and the smaller maximum counts.
+//! same calls are made twice, and of each the shorter time counts.
+
+use std::collections::HashMap;
 
 use redis::{Connection, Value, cmd};
 
@@ -30,42 +32,50 @@ pub struct Worst {
 }
 
 impl Worst {
-    pub fn measure(server: &Server, wire: &mut Wire, texts: &Texts) -> [Self; 2] {
+    pub fn measure(server: &Server, wire: &mut Wire, texts: &Texts) -> Self {
         let mut connection = server.connection();
         for (option, value) in [("slowlog-log-slower-than", LOOKED_AT), ("slowlog-max-len", 100_000)] {
             cmd("CONFIG").arg("SET").arg(option).arg(value).exec(&mut connection).unwrap();
         }
-        let runs = [0, 1].map(|run| Log { wire, texts, key: key(0xd << 32, run) }.measure(&mut connection));
+        let start = wire.now_micros();
+        let [first, second] = [0, 1].map(|run| {
+            let mut log = Log { wire, texts, key: key(0xd << 32, run), start };
+            log.measure(&mut connection)
+        });
         cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "-1"]).exec(&mut connection).unwrap();
-        runs
+        let [growing, denying, shrinking, at_once] =
+            std::array::from_fn(|phase| worst_of_both(&first[phase], &second[phase]));
+        Self { growing, denying, shrinking, at_once }
     }
 
     pub fn overall(&self) -> u64 {
         self.growing.max(self.denying).max(self.shrinking).max(self.at_once)
     }
+}
 
-    pub fn smaller([a, b]: [Self; 2]) -> Self {
-        Self {
-            growing: a.growing.min(b.growing),
-            denying: a.denying.min(b.denying),
-            shrinking: a.shrinking.min(b.shrinking),
-            at_once: a.at_once.min(b.at_once),
-        }
-    }
+/// The longest call, each taken as the shorter one of the two that did the same; what was not looked at counts as much as is
+/// looked at.
+fn worst_of_both(first: &Slow, second: &Slow) -> u64 {
+    let both = first.iter().filter_map(|(call, micros)| Some(*second.get(call)?.min(micros)));
+    both.max().unwrap_or(LOOKED_AT)
 }
 
 struct Log<'a> {
     wire: &'a mut Wire,
     texts: &'a Texts,
     key: String,
+    start: u64,
 }
 
+/// Calls that were looked at, by their arguments, and their microseconds.
+type Slow = HashMap<Vec<Vec<u8>>, u64>;
+
 impl Log<'_> {
-    fn measure(&mut self, connection: &mut Connection) -> Worst {
-        let start = self.wire.now_micros();
+    fn measure(&mut self, connection: &mut Connection) -> [Slow; 4] {
+        let start = self.start;
         // The later half costs more, so that a record is not where equal costs would have it.
         let cost = |record: u64| if record < RECORDS / 2 { 1 } else { 50 };
-        let growing = worst(connection, || {
+        let growing = slow(connection, || {
             for record in 0..RECORDS {
                 self.charge(u32::MAX, cost(record), start + record * APART);
             }
@@ -74,7 +84,7 @@ impl Log<'_> {
 
         let used = (RECORDS / 2) as u32 * 51;
         let full = start + RECORDS * APART;
-        let denying = worst(connection, || {
+        let denying = slow(connection, || {
             for denial in 1..=1_000 {
                 self.charge(used, used / 1_000 * denial, full);
             }
@@ -82,19 +92,19 @@ impl Log<'_> {
         });
 
         let leaves = |record: u64| start + record * APART + WINDOW;
-        let shrinking = worst(connection, || {
+        let shrinking = slow(connection, || {
             for charge in 1..=2_500 {
                 self.charge(u32::MAX, 1, leaves(100 * charge));
             }
             self.wire.send(|_| {});
         });
-        let at_once = worst(connection, || {
+        let at_once = slow(connection, || {
             for instant in [leaves(750_000), leaves(RECORDS - 1), leaves(RECORDS) + WINDOW] {
                 self.charge(u32::MAX, 1, instant);
             }
             self.wire.send(|_| {});
         });
-        Worst { growing, denying, shrinking, at_once }
+        [growing, denying, shrinking, at_once]
     }
 
     fn charge(&mut self, quota: u32, cost: u32, at: u64) {
@@ -106,15 +116,15 @@ impl Log<'_> {
     }
 }
 
-/// The longest of the calls that are made, in microseconds; what was not looked at counts as much as is looked at.
-fn worst(connection: &mut Connection, calls: impl FnOnce()) -> u64 {
+fn slow(connection: &mut Connection, calls: impl FnOnce()) -> Slow {
     cmd("SLOWLOG").arg("RESET").exec(connection).unwrap();
     calls();
     let log: Vec<Vec<Value>> = cmd("SLOWLOG").arg(&["GET", "-1"]).query(connection).expect("the slow log");
-    let durations = log.iter().filter_map(|entry| {
+    let call = |entry: &Vec<Value>| {
         let words: Vec<Vec<u8>> = redis::from_redis_value(entry.get(3)?.clone()).ok()?;
-        let micros = redis::from_redis_value::<u64>(entry.get(2)?.clone()).ok()?;
-        (words.first()? == b"EVALSHA").then_some(micros)
-    });
-    durations.max().unwrap_or(LOOKED_AT)
+        let micros = redis::from_redis_value(entry.get(2)?.clone()).ok()?;
+        // Behind the command, the hash, the number of keys and the key.
+        (words.first()? == b"EVALSHA").then(|| (words[4..].to_vec(), micros))
+    };
+    log.iter().filter_map(call).collect()
 }

@@ -12,14 +12,8 @@ pub struct Wire {
     stream: BufReader<TcpStream>,
     out: Vec<u8>,
     expected: usize,
-}
-
-/// What the server has spent on the scripts since the figures were reset.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Spent {
-    pub calls: u64,
-    /// Microseconds of one call.
-    pub each: f64,
+    /// Calls of scripts, and the microseconds of all of them, at every mark.
+    marks: Vec<(f64, f64)>,
 }
 
 impl Wire {
@@ -29,7 +23,12 @@ impl Wire {
         // Nothing here waits for ever.
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
-        Self { stream: BufReader::with_capacity(1 << 16, stream), out: Vec::new(), expected: 0 }
+        Self {
+            stream: BufReader::with_capacity(1 << 16, stream),
+            out: Vec::new(),
+            expected: 0,
+            marks: Vec::new(),
+        }
     }
 
     pub fn queue(&mut self, words: &[&[u8]]) {
@@ -41,6 +40,20 @@ impl Wire {
             self.out.extend_from_slice(b"\r\n");
         }
         self.expected += 1;
+    }
+
+    /// Has the server tell what it has spent until here. A machine that is busy with other things takes the processor away
+    /// in the middle of a call: between two marks are so few calls that most pieces know nothing of it.
+    pub fn queue_mark(&mut self) {
+        self.queue(&[b"INFO", b"commandstats"]);
+    }
+
+    /// The microseconds of a call between every mark and the next one, and forgets the marks.
+    pub fn pieces(&mut self) -> Vec<f64> {
+        let pieces = self.marks.windows(2).map(|marks| (marks[1].1 - marks[0].1) / (marks[1].0 - marks[0].0));
+        let pieces = pieces.collect();
+        self.marks.clear();
+        pieces
     }
 
     /// Something to do between two calls that is no script: every fiftieth script pays for the collection of garbage.
@@ -56,7 +69,7 @@ impl Wire {
         }
     }
 
-    /// Sends what is queued, and hands on every reply but those to pings.
+    /// Sends what is queued, and hands on every reply but those to pings and marks.
     pub fn send(&mut self, mut each: impl FnMut(&[u8])) {
         self.stream.get_mut().write_all(&self.out).expect("the server reads");
         self.out.clear();
@@ -70,7 +83,11 @@ impl Wire {
                     let length: usize = std::str::from_utf8(text).unwrap().parse().expect("a value");
                     line.resize(length + 2, 0);
                     self.stream.read_exact(&mut line).expect("the server answers");
-                    each(&line[..length]);
+                    if line.starts_with(b"# Commandstats") {
+                        self.marks.push(calls_and_micros(&line));
+                    } else {
+                        each(&line[..length]);
+                    }
                 }
                 b'+' if text == b"PONG" => {}
                 b'-' => panic!("{}", String::from_utf8_lossy(text)),
@@ -101,20 +118,6 @@ impl Wire {
         ])
     }
 
-    pub fn reset_spent(&mut self) {
-        self.ask(&[b"CONFIG", b"RESETSTAT"]);
-    }
-
-    pub fn spent(&mut self) -> Spent {
-        let info = self.ask(&[b"INFO", b"commandstats"]);
-        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")).expect("calls");
-        let field = |name: &str| {
-            let value = line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
-            value.expect("a field").parse::<f64>().expect("a number")
-        };
-        Spent { calls: field("calls") as u64, each: field("usec") / field("calls") }
-    }
-
     /// The microseconds that a ping takes, everything included.
     pub fn pace_of_pings(&mut self) -> f64 {
         let start = Instant::now();
@@ -124,6 +127,19 @@ impl Wire {
         }
         start.elapsed().as_secs_f64() * 1e6 / 100_000.0
     }
+}
+
+fn calls_and_micros(info: &[u8]) -> (f64, f64) {
+    let info = std::str::from_utf8(info).expect("a text");
+    // None is there until there was a call.
+    let Some(line) = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")) else {
+        return (0.0, 0.0);
+    };
+    let field = |name: &str| {
+        let value = line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        value.expect("a field").parse().expect("a number")
+    };
+    (field("calls"), field("usec"))
 }
 
 /// The arguments of one pair.
@@ -137,10 +153,21 @@ pub fn key(space: u64, number: usize) -> String {
     format!("tsw:1:{{{space:016x}{number:016x}}}:burst:log:10000000")
 }
 
-pub fn median(mut values: Vec<f64>) -> f64 {
-    assert!(!values.is_empty(), "nothing was measured");
+/// The median of what could be measured.
+pub fn median(values: Vec<f64>) -> f64 {
+    quantile(values, 2)
+}
+
+/// What a round is told by: the first quartile of its pieces. What a busy machine does to a piece makes it longer, and
+/// never shorter.
+pub fn undisturbed(pieces: Vec<f64>) -> f64 {
+    quantile(pieces, 4)
+}
+
+fn quantile(mut values: Vec<f64>, part: usize) -> f64 {
+    values.retain(|value| !value.is_nan());
     values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    values.get(values.len() / part).copied().unwrap_or(f64::NAN)
 }
 
 /// The median of what one took against the other in the same round.

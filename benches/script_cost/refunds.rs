@@ -1,7 +1,7 @@
 //! What it costs to give units back to one of 10,000 charges.
 
 use crate::{
-    measure::{Wire, key, median, pair},
+    measure::{Wire, key, median, pair, undisturbed},
     scripts::Texts,
 };
 
@@ -64,17 +64,27 @@ impl Log {
     }
 
     /// Gives back one unit of each.
-    fn refund<'a>(&self, wire: &mut Wire, texts: &Texts, receipts: impl Iterator<Item = &'a Vec<u8>>) -> f64 {
+    fn refund<'a>(
+        &self,
+        wire: &mut Wire,
+        texts: &Texts,
+        receipts: impl ExactSizeIterator<Item = &'a Vec<u8>>,
+    ) -> f64 {
         let key = key(self.space, 0);
-        wire.reset_spent();
-        for receipt in receipts {
+        let in_a_piece = receipts.len().div_ceil(20);
+        wire.pieces();
+        wire.queue_mark();
+        for (number, receipt) in receipts.enumerate() {
             // A receipt goes back as it came.
             let one =
                 [&1_u32.to_le_bytes()[..], &self.window.to_le_bytes()[..6], &[0; 6], &receipt[..]].concat();
             wire.queue(&[b"EVALSHA", texts.refund.as_bytes(), b"1", key.as_bytes(), &one]);
+            if (number + 1) % in_a_piece == 0 {
+                wire.queue_mark();
+            }
             wire.send_if_much();
         }
         wire.send(|_| {});
-        wire.spent().each
+        undisturbed(wire.pieces())
     }
 }
