@@ -5,9 +5,10 @@
 //! cargo bench --bench script_cost
 //! ```
 //!
-//! It starts Redis servers of its own, and takes some four minutes. Designs take turns, round by round, and the median of all
-//! rounds is told: trust the ratios, each the median of the ratios in one round, and not the microseconds. Times are the
-//! server's own (`INFO commandstats`), with many calls in one write.
+//! It starts Redis servers of its own, and takes two to five minutes. Designs take turns, round by round. A round is cut into
+//! short pieces and told by their first quartile, for a busy machine makes some of them longer and none shorter; of the
+//! rounds the median is told. Trust the ratios, each the median of the ratios in one round, and not the microseconds. Times
+//! are the server's own (`INFO commandstats`), with many calls in one write.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 mod apart;
@@ -51,7 +52,8 @@ fn main() {
     let window = fill::long_window(wire.now_micros());
 
     println!(
-        "server microseconds of a call; a dash where it makes no sense, NaN where the machine was too busy"
+        "server microseconds of a call; a dash where it makes no sense, NaN where the machine was too busy; a window \
+         is longer than is said where a design is too slow to fill it"
     );
     print!("{:44}", "");
     for design in Design::ALL {
