@@ -29,10 +29,11 @@ fn tier_of(head: &Head<'_>) -> Option<&'static str> {
     (head.headers.get("x-api-key")? == "alice").then_some("gold")
 }
 
-/// What the client allows the model to say: the estimate, which is reserved.
+/// What the client allows the model to say: the estimate, which is reserved. It is never 0: that would be admitted whatever
+/// was used before.
 fn estimate(head: &Head<'_>) -> Costs {
     let given = head.headers.get("x-max-tokens").and_then(|tokens| tokens.to_str().ok()?.parse().ok());
-    Costs::new().policy("requests", 1).policy("tokens", given.unwrap_or(100))
+    Costs::new().policy("requests", 1).policy("tokens", given.unwrap_or(100).max(1))
 }
 
 /// The model. It says what it has read, and each word is a token: the count, by which the estimate is settled.

@@ -30,8 +30,10 @@ local function decide(i, admitted, full, decide, calendar, seek, call, parse, pa
         -- As a rule only the oldest has left, and the next one is at hand.
         first, oldest, start, rest, kept = 1, next_at, next_start, sub(tail, 55), kept - 1
       else
+        -- Where it would be if all came evenly.
+        local guess = math.floor((at - window - oldest) / (newest - oldest) * (count - 1))
         first, oldest, start, _, rest, kept, drop =
-          seek(call, parse, sub, key, tail, front, blocks, 1, count, 1, at - window + 1, 0, 0)
+          seek(call, parse, sub, key, tail, front, blocks, 1, count, math.min(guess + 1, count - 1), at - window + 1, 0, 0)
       end
       if gaps > 0 then
         -- What has lost all its units is passed over, up to the instant of a record that has not.

@@ -111,6 +111,12 @@ impl<P, R> Builder<P, R> {
     /// The inner service finds the [`Reservation`](crate::Reservation) in the request's extensions, and may settle it itself;
     /// whoever is first, settles.
     ///
+    /// A bare number replaces the charges of *all* policies and keys of the request; [`Costs`](crate::Costs) name those that
+    /// are meant. The headers of this response still tell of the charge, the next ones of what was used.
+    ///
+    /// An estimate of 0 is admitted whatever was used before, and what was used is then charged past the quota: do not let a
+    /// client choose that.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use http::{Response, StatusCode};

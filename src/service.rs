@@ -69,7 +69,10 @@ where
             Ok(draft) => match self.limiter.draft(draft) {
                 Ok(Some(check)) => check,
                 Ok(None) => return ResponseFuture::exempt(self.inner.call(request)),
-                Err(error) => return self.refuse(&request, Refusal::Misconfigured(Arc::new(error))),
+                Err(error) => {
+                    self.limiter.tell_misconfigured(&error);
+                    return self.refuse(&request, Refusal::Misconfigured(Arc::new(error)));
+                }
             },
             Err(error) => return self.refuse(&request, Refusal::NoKey(error)),
         };

@@ -145,6 +145,7 @@ impl LimiterBuilder {
             settings: Settings { policies, namespace, deadline },
             engine,
             warned_of_name: AtomicBool::new(false),
+            warned_of_draft: AtomicBool::new(false),
         }));
         if let Some(store) = store {
             let alive = Arc::downgrade(&limiter.0);

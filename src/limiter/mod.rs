@@ -18,7 +18,7 @@ use crate::{
     key::PartitionKey,
     observe,
     plan::{Against, Draft, Part},
-    policies::pairs,
+    policies::{distinct, pairs},
     policy::Policy,
     settle::Queue,
 };
@@ -60,6 +60,7 @@ pub(crate) struct Inner {
     engine: Arc<dyn Engine>,
     queue: Arc<Queue>,
     warned_of_name: AtomicBool,
+    warned_of_draft: AtomicBool,
 }
 
 #[derive(Clone, Debug)]
@@ -117,7 +118,9 @@ impl Limiter {
         }
     }
 
-    /// Forgets what this key has used of all policies of the limiter. Reservations of before get nothing back.
+    /// Forgets what this key has used of all policies of the limiter. Reservations of before get nothing back. Policies that a
+    /// layer chooses by the request are not the limiter's: for them there is [`reset_pairs`](Self::reset_pairs), with
+    /// [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, key: PartitionKey) -> ResetFuture {
         match self.own(&key, &Costs::from(0)) {
             Ok(check) => self.forget(check),
@@ -191,6 +194,7 @@ impl Limiter {
             // What most requests are, and nothing needs to be looked at again.
             return Ok(Some(self.of_limiter(key, costs)));
         }
+        let of_parts_only = draft.pairs.is_empty();
         let mut all = draft.pairs;
         for Part { key, costs, against } in draft.first.iter().chain(&draft.others) {
             if *against == Against::Limiter && self.policies().is_empty() {
@@ -209,6 +213,9 @@ impl Limiter {
         if all.is_empty() {
             return Ok(None);
         }
+        if of_parts_only {
+            distinct(&all.iter().map(|pair| pair.policy.clone()).collect::<Vec<_>>())?;
+        }
         self.of_pairs(all).map(Some)
     }
 
@@ -223,6 +230,13 @@ impl Limiter {
 
     pub(crate) fn queue(&self) -> &Arc<Queue> {
         &self.0.queue
+    }
+
+    /// Warns, once, that a request asks for what cannot be a check.
+    pub(crate) fn tell_misconfigured(&self, error: &ConfigError) {
+        if !self.0.warned_of_draft.swap(true, Ordering::Relaxed) {
+            observe::misconfigured(error);
+        }
     }
 
     /// Warns, once, of a name that is no policy's.

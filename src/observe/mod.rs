@@ -5,6 +5,7 @@ use std::sync::Weak;
 use crate::{
     backend::BackendError,
     check::{Namespace, Pair},
+    error::ConfigError,
     limiter::Inner,
     policy::Policy,
 };
@@ -12,7 +13,7 @@ use crate::{
 #[cfg(feature = "tracing")]
 mod rivals;
 
-/// Warns, once per policy, that a cost is above the quota: such a request is refused for ever, which is a mistake in
+/// Warns, once per policy and its clones, that a cost is above the quota: such a request is refused for ever, which is a mistake in
 /// the configuration.
 pub(crate) fn cost_above_quota(pair: &Pair) {
     if pair.policy.first_warning() {
@@ -23,6 +24,11 @@ pub(crate) fn cost_above_quota(pair: &Pair) {
 /// Warns that an amount is named for a policy that is not there.
 pub(crate) fn unknown_policy(name: &str) {
     imp::unknown_policy(name);
+}
+
+/// Warns that a request asks for what cannot be a check, and is refused.
+pub(crate) fn misconfigured(error: &ConfigError) {
+    imp::misconfigured(error);
 }
 
 /// Warns that so many settlements were lost so far, the last one for this reason.
@@ -51,6 +57,7 @@ mod imp {
     use crate::{
         backend::BackendError,
         check::{Namespace, Pair},
+        error::ConfigError,
         limiter::Inner,
         policy::Policy,
     };
@@ -66,6 +73,10 @@ mod imp {
 
     pub(super) fn unknown_policy(name: &str) {
         tracing::warn!(policy = name, "an amount is named for a policy that the check does not have");
+    }
+
+    pub(super) fn misconfigured(error: &ConfigError) {
+        tracing::warn!(%error, "a request asks for what cannot be a check, and is refused");
     }
 
     pub(super) fn settlements_lost(lost: u64, error: &BackendError) {
@@ -97,6 +108,7 @@ mod imp {
     use crate::{
         backend::BackendError,
         check::{Namespace, Pair},
+        error::ConfigError,
         limiter::Inner,
         policy::Policy,
     };
@@ -104,6 +116,8 @@ mod imp {
     pub(super) fn cost_above_quota(_pair: &Pair) {}
 
     pub(super) fn unknown_policy(_name: &str) {}
+
+    pub(super) fn misconfigured(_error: &ConfigError) {}
 
     pub(super) fn settlements_lost(_lost: u64, _error: &BackendError) {}
 

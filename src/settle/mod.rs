@@ -46,6 +46,9 @@ pub use used::{
 /// 10,000, and more than 0.1 s in one of 100,000. Where requests are settled late in such logs, count in
 /// [sliding buckets](crate::Algorithm::SlidingBuckets).
 ///
+/// A charge that is settled to 0 while older and newer ones count keeps its record until its window has passed, and counts
+/// towards the bound of a sliding log on its records.
+///
 /// Nothing waits for a settlement. Where the backend does not answer at once it goes through a
 /// [bounded queue](crate::LimiterBuilder::settlement_queue), which a task on the current tokio runtime works off; it is sent
 /// once and never again. One that is lost leaves the charge as it is and is [counted](crate::Limiter::lost_settlements).

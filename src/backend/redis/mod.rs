@@ -1,12 +1,10 @@
 //! Decisions in Redis, shared by any number of processes: one atomic script call, one round trip, the server's clock.
 
-#[cfg(feature = "test-util")]
-use std::sync::atomic::AtomicU64;
 use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -18,6 +16,7 @@ use crate::{
     decision::Decision,
     error::ConfigError,
     key::PartitionKey,
+    observe,
 };
 
 mod error;
@@ -55,6 +54,7 @@ pub struct RedisBackend<L = Managed> {
     scripts: Arc<Scripts>,
     /// Known from the first check whose keys the server would not take together.
     is_cluster: Arc<AtomicBool>,
+    lost_give_backs: Arc<AtomicU64>,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
 }
@@ -99,18 +99,30 @@ where
 {
     /// Uses a connection that the caller has: a `MultiplexedConnection`, a `ConnectionManager`, a cluster's. How it
     /// reconnects is the caller's choice, but it must send nothing again that may have run: a check would be charged
-    /// twice.
+    /// twice. A cluster's client sends again by itself unless it was built with `.retries(0)`.
     pub fn from_connection(connection: C) -> Self {
         Self::over(Own(connection))
     }
 }
 
 impl<L: Link> RedisBackend<L> {
+    /// How many times, in a cluster, what was charged in one slot may not have gone back although another slot did not
+    /// admit: no answer, or the end of the runtime. Those charges leave with their windows.
+    pub fn lost_give_backs(&self) -> u64 {
+        self.lost_give_backs.load(Ordering::Relaxed)
+    }
+
+    fn lose_give_backs(&self, slots: usize, error: &BackendError) {
+        self.lost_give_backs.fetch_add(slots as u64, Ordering::Relaxed);
+        observe::not_given_back(slots, error);
+    }
+
     fn over(link: L) -> Self {
         Self {
             link,
             scripts: Arc::new(Scripts::new()),
             is_cluster: Arc::default(),
+            lost_give_backs: Arc::default(),
             #[cfg(feature = "test-util")]
             injected_clock: None,
         }

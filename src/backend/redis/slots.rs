@@ -16,7 +16,6 @@ use crate::{
     check::{Check, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
-    observe,
 };
 
 /// How long giving back may take. No request waits for it.
@@ -74,7 +73,7 @@ pub(super) async fn decide<L: Link>(
 ) -> Result<Decision, BackendError> {
     let mut charged = Charged { backend, parts: Vec::new() };
     let mut statuses: Vec<Option<(Status, Option<Receipt>)>> = vec![None; check.pairs().len()];
-    let (mut at_micros, mut admitted) = (0, true);
+    let (mut at_micros, mut admitted, mut failed) = (0, true, None);
     for pairs in slots {
         let purpose = match check.purpose() {
             Purpose::Charge | Purpose::Reserve if admitted => Purpose::Reserve,
@@ -82,7 +81,15 @@ pub(super) async fn decide<L: Link>(
             Purpose::Overage => Purpose::Overage,
         };
         let part = check.part(pairs, purpose);
-        let decision = backend.decide(&part).await?;
+        let decision = match backend.decide(&part).await {
+            Ok(decision) => decision,
+            // What was used already is charged where it can be.
+            Err(error) if purpose == Purpose::Overage => {
+                failed = Some(error);
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         at_micros = at_micros.max(decision.at_micros());
         admitted &= decision.is_admitted();
         for (n, (pair, status)) in pairs.iter().zip(decision.statuses()).enumerate() {
@@ -91,6 +98,9 @@ pub(super) async fn decide<L: Link>(
         if purpose == Purpose::Reserve && decision.is_admitted() {
             charged.parts.push((part, decision));
         }
+    }
+    if let Some(error) = failed {
+        return Err(error);
     }
     let undone = if admitted { 0 } else { charged.parts.len() };
     for (pairs, (part, _)) in slots.iter().zip(&charged.parts[..undone]) {
@@ -151,19 +161,37 @@ impl<L: Link> Drop for Charged<'_, L> {
         if refunds.is_empty() {
             return;
         }
-        let Ok(runtime) = Handle::try_current() else {
-            return observe::not_given_back(refunds.len(), &BackendError::new(Reason::Other));
-        };
-        let backend = self.backend.clone();
-        runtime.spawn(async move {
-            for refund in refunds {
-                let given = timeout(GIVE_BACK_TIMEOUT, backend.give_back(&refund)).await;
-                let given = given.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
-                if let Err(error) = given {
-                    observe::not_given_back(1, &error);
-                }
+        let give_backs = GiveBacks { backend: self.backend.clone(), refunds };
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(give_backs.send());
+        }
+    }
+}
+
+/// What has to go back, and has not yet. Dropped before that, as when the runtime ends, it is lost, and counted.
+struct GiveBacks<L: Link> {
+    backend: RedisBackend<L>,
+    refunds: Vec<Refund>,
+}
+
+impl<L: Link> GiveBacks<L> {
+    async fn send(mut self) {
+        while let Some(refund) = self.refunds.last() {
+            let given = timeout(GIVE_BACK_TIMEOUT, self.backend.give_back(refund)).await;
+            let given = given.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
+            self.refunds.pop();
+            if let Err(error) = given {
+                self.backend.lose_give_backs(1, &error);
             }
-        });
+        }
+    }
+}
+
+impl<L: Link> Drop for GiveBacks<L> {
+    fn drop(&mut self) {
+        if !self.refunds.is_empty() {
+            self.backend.lose_give_backs(self.refunds.len(), &BackendError::new(Reason::Other));
+        }
     }
 }
 
