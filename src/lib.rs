@@ -117,6 +117,7 @@ mod key;
 mod layer;
 mod limiter;
 mod observe;
+mod outage;
 mod plan;
 mod policies;
 mod policy;
@@ -147,8 +148,13 @@ pub use key::{
     header, peer_ip,
 };
 pub use layer::{Builder, Planned, RateLimitLayer, Unkeyed};
-pub use limiter::{CheckFuture, Limiter, LimiterBuilder, ReserveFuture, Reserved, ResetFuture};
-pub use plan::{Draft, Exemption, Keyed, Limit, NoExemptions, Plan, WithoutKey, limit};
+pub use limiter::{
+    AdmitFuture, CheckFuture, Limiter, LimiterBuilder, ReserveFuture, Reserved, ResetFuture, Verdict,
+};
+pub use outage::{Admission, Breaker, LocalDecision, OutageRule, Share, Unchecked};
+pub use plan::{
+    Draft, Exemption, Keyed, Limit, NoExemptions, OutageBy, OutageSelector, Plan, WithoutKey, limit,
+};
 pub use policies::{Fixed, Policies, PolicySelector, PolicyTable};
 pub use policy::{Algorithm, Policy};
 #[cfg(feature = "tonic")]
