@@ -121,22 +121,21 @@ impl Circuit {
         if ticket.turn != state.turn {
             return;
         }
-        // Of this turn, and the breaker is open: then this was the probe.
-        let was_probe = state.open.is_some();
         match told {
             Told::Answered => {
-                if was_probe {
+                // It was open: then this was the probe.
+                if state.open.take().is_some() {
                     state.turn += 1;
-                    state.open = None;
                 }
                 state.row = 0;
                 state.answered = Some(Instant::now());
             }
             Told::Failed(error) => {
                 let now = Instant::now();
+                // The row of an open breaker is long enough, and a probe that fails makes it longer.
                 state.row = state.row.saturating_add(1);
                 let is_silent = state.answered.is_none_or(|answered| now - answered >= self.silence);
-                if was_probe || (state.row >= self.settings.failures && is_silent) {
+                if state.row >= self.settings.failures && is_silent {
                     state.turn += 1;
                     let until = now + self.settings.open_for;
                     state.open = Some(Open { until, is_probing: false, error: error.clone() });

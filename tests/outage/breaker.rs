@@ -128,7 +128,7 @@ async fn exactly_one_of_many_probes_and_the_others_wait_for_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn a_probe_whose_client_goes_away_leaves_its_place_to_the_next() {
-    let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Hang, Admit]);
+    let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Hang, Hang, Admit]);
     for _ in 0..3 {
         assert_eq!(check(&limiter).await, FAILED);
     }
@@ -136,7 +136,27 @@ async fn a_probe_whose_client_goes_away_leaves_its_place_to_the_next() {
     for _ in 0..2 {
         assert!(timeout(SECOND / 20, check(&limiter)).await.is_err());
     }
+    // The next one probes, and as long as it does it is the only one: nobody has closed the breaker.
+    let probe = tokio::spawn(limiter.check(alice(), 1));
+    yield_now().await;
+    assert_eq!(check(&limiter).await, LEFT_ALONE);
+    probe.abort();
+    assert!(probe.await.unwrap_err().is_cancelled());
     assert_eq!(check(&limiter).await, Ok(true));
+    assert_eq!(backend.checks().len(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_is_dropped_is_neither_a_failure_nor_an_answer() {
+    let (backend, limiter) = script([DOWN, DOWN, Hang, Hang, Hang, DOWN]);
+    for _ in 0..2 {
+        assert_eq!(check(&limiter).await, FAILED);
+    }
+    for _ in 0..3 {
+        assert!(timeout(SECOND / 20, check(&limiter)).await.is_err());
+    }
+    assert_eq!(check(&limiter).await, FAILED);
+    assert_eq!(check(&limiter).await, LEFT_ALONE);
     assert_eq!(backend.checks().len(), 6);
 }
 

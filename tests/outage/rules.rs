@@ -330,6 +330,11 @@ fn a_plain_request_costs_no_allocation_more_whatever_the_rule_is() {
         measure(|| drop(crate::http::probe::now(limiter.admit(key, 1)))).count_total
     };
     let plain = allocations(None);
+    let limiter = on(MemoryBackend::new()).build().unwrap();
+    let check = |key| drop(crate::http::probe::now(limiter.check(key, 1)));
+    check(alice());
+    let key = alice();
+    assert_eq!(measure(|| check(key)).count_total, plain);
     for rule in [OutageRule::Refuse, OutageRule::Admit, local(2)] {
         assert_eq!(allocations(Some(rule)), plain, "{rule:?}");
     }
