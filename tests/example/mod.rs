@@ -2,6 +2,7 @@
 
 mod limits;
 mod mistakes;
+mod outage;
 mod process;
 mod settling;
 mod stopping;

@@ -99,6 +99,11 @@ pub fn run<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> Ended {
     Process::spawn("axum", variables.iter().map(|(name, value)| (*name, value))).ended()
 }
 
+/// Runs an example that needs nothing and ends by itself.
+pub fn run_to_its_end(name: &str) -> Ended {
+    Process::spawn(name, [("PORT", "0")]).ended()
+}
+
 impl Process {
     fn spawn<'a, V: AsRef<OsStr>>(name: &str, variables: impl IntoIterator<Item = (&'a str, V)>) -> Self {
         let child = Command::new(program(name))
