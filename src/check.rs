@@ -125,6 +125,11 @@ impl Check {
         Self { namespace, purpose: Purpose::default(), pairs }
     }
 
+    /// The same check of other pairs.
+    pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
+        Self { namespace: self.namespace.clone(), purpose: self.purpose, pairs }
+    }
+
     pub(crate) fn in_namespace(self, namespace: Namespace) -> Self {
         Self { namespace, ..self }
     }

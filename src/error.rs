@@ -100,6 +100,40 @@ pub enum ConfigError {
         deadline: Duration,
     },
 
+    /// The number of checks that may be under way is out of range.
+    #[error("at most {given} checks under way: the bound must be 1 to {max}")]
+    MaxInFlight {
+        /// The bound that was given.
+        given: usize,
+        /// The largest bound.
+        max: usize,
+    },
+
+    /// The number of failures that open the breaker is out of range.
+    #[error(
+        "a breaker that opens after {given} failures: it must be 1 to {max}; `.breaker(None)` goes without one"
+    )]
+    BreakerFailures {
+        /// The number that was given.
+        given: u32,
+        /// The largest number.
+        max: u32,
+    },
+
+    /// The breaker is never open, or so long that a store that is back is not noticed.
+    #[error("a breaker that is open for {open_for:?}: it must be 1 ms to 1 h")]
+    BreakerOpenFor {
+        /// The time that was given.
+        open_for: Duration,
+    },
+
+    /// A quota cannot be shared among nobody.
+    #[error("a share among {processes} processes: it must be 1 to 4294967295")]
+    Share {
+        /// The number that was given.
+        processes: u32,
+    },
+
     /// The number of settlements that may wait is out of range.
     #[error("a queue of {given} settlements: it must be 1 to {max}")]
     SettlementQueue {

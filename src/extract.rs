@@ -10,10 +10,12 @@ use http::{StatusCode, request::Parts};
 
 use crate::{decision::Decision, settle::Reservation};
 
-/// There is no [`Decision`]: no [`RateLimitLayer`](crate::RateLimitLayer) has counted this request. It answers 500, for
-/// it is the server's mistake. A handler that is also reached by exempt requests takes an `Option<Decision>`.
+/// There is no [`Decision`]: no [`RateLimitLayer`](crate::RateLimitLayer) has decided this request. It answers 500, for
+/// it is the server's mistake. A handler that is also reached by exempt requests takes an `Option<Decision>`, and so does one
+/// that is reached in an outage, under an [`OutageRule`](crate::OutageRule) that admits or decides locally: its store has
+/// decided nothing then.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("no rate limit layer has counted this request")]
+#[error("no rate limit layer has decided this request")]
 pub struct NoDecision;
 
 impl IntoResponse for NoDecision {

@@ -13,7 +13,9 @@ use tower_service::Service;
 
 use crate::{
     limiter::{Ask, Verdict},
+    outage::Admission,
     respond::{Http, Outcome, Refusal, Respond},
+    settle::Reservation,
 };
 
 pin_project! {
@@ -41,7 +43,7 @@ pin_project! {
             #[pin]
             running: F,
             // None for a request that is exempt.
-            admitted: Option<(Arc<R>, Verdict)>,
+            admitted: Option<(Arc<R>, Admission, Option<Reservation>)>,
         },
         /// The layer has answered.
         Refused { answer: Option<T> },
@@ -56,8 +58,13 @@ where
         Self { state: State::Running { running, admitted: None } }
     }
 
-    pub(crate) fn admitted(running: S::Future, respond: Arc<R>, verdict: Verdict) -> Self {
-        Self { state: State::Running { running, admitted: Some((respond, verdict)) } }
+    pub(crate) fn admitted(
+        running: S::Future,
+        respond: Arc<R>,
+        admission: Admission,
+        reservation: Option<Reservation>,
+    ) -> Self {
+        Self { state: State::Running { running, admitted: Some((respond, admission, reservation)) } }
     }
 
     pub(crate) fn checking(ask: Ask, inner: S, request: Req, respond: Arc<R>) -> Self {
@@ -87,27 +94,32 @@ where
         loop {
             let next = match self.as_mut().project().state.project() {
                 StateProj::Checking { ask, waiting, respond } => {
-                    let outcome = ready!(ask.poll(cx));
+                    let verdict = ready!(ask.poll(cx));
                     let Some((mut inner, mut request)) = waiting.take() else { return Poll::Pending };
-                    match outcome {
-                        Ok(verdict) if verdict.decision.is_admitted() => {
-                            respond.admit(&mut request, &verdict.decision, verdict.reservation.as_ref());
-                            Self::admitted(inner.call(request), respond.clone(), verdict)
+                    let refusal = match verdict {
+                        Verdict::Admitted(admission, reservation) => {
+                            respond.admit(&mut request, &admission, reservation.as_ref());
+                            let running = inner.call(request);
+                            let admitted = Self::admitted(running, respond.clone(), admission, reservation);
+                            self.set(admitted);
+                            continue;
                         }
-                        Ok(verdict) => Self::refused(&**respond, &request, Refusal::Denied(verdict.decision)),
-                        Err(error) => Self::refused(&**respond, &request, Refusal::Unavailable(error)),
-                    }
+                        Verdict::Denied(decision) => Refusal::Denied(decision),
+                        Verdict::BeyondShare(error) => Refusal::BeyondShare(error),
+                        Verdict::Unavailable(error) => Refusal::Unavailable(error),
+                    };
+                    Self::refused(&**respond, &request, refusal)
                 }
                 StateProj::Running { running, admitted } => {
                     let mut answer = ready!(running.poll(cx));
-                    if let (Ok(response), Some((respond, verdict))) = (&mut answer, admitted) {
+                    if let (Ok(response), Some((respond, admission, reservation))) = (&mut answer, admitted) {
                         // Behind the response: it begins here, and nobody waits for it.
-                        if let Some(reservation) = &verdict.reservation
+                        if let Some(reservation) = reservation
                             && let Some(used) = respond.used(response)
                         {
                             reservation.settle(used);
                         }
-                        respond.annotate(response, Outcome::Admitted(&verdict.decision));
+                        respond.annotate(response, Outcome::Admitted(admission));
                     }
                     return Poll::Ready(answer);
                 }

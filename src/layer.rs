@@ -5,10 +5,11 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use crate::{
-    backend::Backend,
+    backend::{Backend, memory::MemoryBackend},
     error::ConfigError,
     limiter::{Limiter, LimiterBuilder},
-    plan::{Keyed, Limit, NoExemptions, WithoutKey},
+    outage::{Breaker, OutageRule},
+    plan::{Keyed, Limit, NoExemptions, OutageBy, WithoutKey},
     policies::Fixed,
     policy::Policy,
     respond::{Http, Refusal, WithRejection},
@@ -92,6 +93,43 @@ impl<P, R> Builder<P, R> {
     /// How long a check may take; see [`LimiterBuilder::deadline`].
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.limiter = self.limiter.deadline(deadline);
+        self
+    }
+
+    /// What becomes of a request that the store cannot decide; see [`LimiterBuilder::outage`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, OutageRule, Policy, RateLimitLayer, Share, header};
+    ///
+    /// // Four processes: in an outage each grants a quarter of every quota.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 100, Duration::from_secs(1))?)
+    ///     .outage(OutageRule::Local(Share::among(4)?))
+    ///     .key(header("x-api-key")?)
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn outage(mut self, rule: OutageRule) -> Self {
+        self.limiter = self.limiter.outage(rule);
+        self
+    }
+
+    /// When a store that fails is left alone, and for how long; see [`LimiterBuilder::breaker`].
+    pub fn breaker(mut self, breaker: impl Into<Option<Breaker>>) -> Self {
+        self.limiter = self.limiter.breaker(breaker);
+        self
+    }
+
+    /// How many checks may be under way at once; see [`LimiterBuilder::max_in_flight`].
+    pub fn max_in_flight(mut self, checks: usize) -> Self {
+        self.limiter = self.limiter.max_in_flight(checks);
+        self
+    }
+
+    /// Where local decisions are kept; see [`LimiterBuilder::local_memory`].
+    pub fn local_memory(mut self, memory: MemoryBackend) -> Self {
+        self.limiter = self.limiter.local_memory(memory);
         self
     }
 
@@ -241,6 +279,32 @@ impl<K, C, X, S, O, R> Builder<Keyed<K, C, X, S, O>, R> {
         let limiter = self.limiter.other(limit.policies.iter().cloned(), limit.selects);
         let plan = Keyed { key, cost, exempt, without_key, selector, others: (others, limit) };
         Builder { limiter, plan, respond: self.respond }
+    }
+
+    /// What becomes of this request if the store cannot decide: an [`OutageSelector`](crate::OutageSelector), such as a closure
+    /// `Fn(&Req) -> OutageRule`. It is asked for every request that is counted, and stands before what
+    /// [`outage`](Self::outage) says.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, OutageRule, Policy, RateLimitLayer, from_head, header};
+    ///
+    /// // What is cheap goes on, and what is dear does not.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 100, Duration::from_secs(1))?)
+    ///     .key(header("x-api-key")?)
+    ///     .outage_by(from_head(|head| match head.uri.path() {
+    ///         "/export" => OutageRule::Refuse,
+    ///         _ => OutageRule::Admit,
+    ///     }))
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    #[expect(clippy::type_complexity, reason = "a name for it would only hide what it is made of")]
+    pub fn outage_by<F>(self, rule: F) -> Builder<Keyed<K, C, X, S, (O, OutageBy<F>)>, R> {
+        let Keyed { key, cost, exempt, without_key, selector, others } = self.plan;
+        let plan = Keyed { key, cost, exempt, without_key, selector, others: (others, OutageBy(rule)) };
+        Builder { limiter: self.limiter, plan, respond: self.respond }
     }
 
     /// The layer.

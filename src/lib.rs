@@ -32,7 +32,8 @@
 //!   unless somebody else has charged in between. For a cost of 100 this is when 100 units have room. Where no wait
 //!   helps, for the cost is above the quota, none is told.
 //! - **All or nothing.** Of several policies all are charged, at one instant, or none is. A refused request leaves no trace.
-//! - **An outage is no refusal.** A store that cannot answer is a 503, within one deadline, and never a 429.
+//! - **An outage is no refusal.** A store that cannot answer is a 503, or what you say instead, within one deadline, and never
+//!   a 429. See [below](#when-the-store-cannot-answer).
 //!
 //! A request whose future is dropped while its check is under way, as when a client goes away, may stay charged.
 //!
@@ -101,6 +102,50 @@
 //! For browsers, put the limit inside CORS, `.layer(limits).layer(cors)`, so that a preflight is not counted and a 429 can be
 //! read, and expose `ratelimit`, `ratelimit-policy` and `retry-after`.
 //!
+//! # When the store cannot answer
+//!
+//! A backend that waits, as Redis does, may not answer. Then nobody waits for long, and nobody is told what is not known.
+//!
+//! | | | unless it is said |
+//! | --- | --- | --- |
+//! | one [deadline](Builder::deadline) around the whole check, whatever the backend does inside | [`Reason::Timeout`] | 100 ms |
+//! | a [`Breaker`]: after failures in a row the store is left alone; one check at a time probes whether it is back | the reason of the failure, within microseconds | 5 failures, 1 s |
+//! | a bound on [checks under way](Builder::max_in_flight) | [`Reason::Shed`], at once | 4,096 |
+//!
+//! The deadline should be shorter than the patience of those who ask: a check that is dropped before it tells the breaker
+//! nothing. What becomes of a request without a decision is said by an [`OutageRule`], for a
+//! [layer](Builder::outage) or for [each request](Builder::outage_by), so that what is cheap may go on while what is dear is
+//! refused (`examples/outage.rs`):
+//!
+//! | rule | outcome | in the extensions | fields |
+//! | --- | --- | --- | --- |
+//! | refuse, the default | 503 with the problem type `temporary-reduced-capacity`; `UNAVAILABLE` over gRPC | [`Refusal::Unavailable`] | none |
+//! | admit | goes on, counted nowhere | [`Unchecked`], of request and response | none |
+//! | local, by `floor(quota / n)` for `n` processes | goes on, counted in this process | [`LocalDecision`], of request and response | none |
+//! | local, and the share has no room | 503, as above | [`Refusal::BeyondShare`] | none |
+//!
+//! Refusing is the default, for a limit protects something, and that an attacker could switch off by overloading the store. A
+//! [`Decision`] in the extensions is always one of the store. A handler that takes it as an extractor must not demand it where
+//! requests may go on without: `Option<Decision>`. There are no `RateLimit` fields without it, not even of a local decision:
+//! the next request may meet another process, with another share, or the store, with the whole quota. Nor is there a
+//! `Retry-After`, for nobody knows when the store is back.
+//!
+//! **How much is admitted.** With the right `n`, all processes together admit no more than the quota in any window by local
+//! decisions. The store and the memories know nothing of each other: a window that touches a seam between them may hold
+//! twice the quota, and three times if Redis lost its data meanwhile (what it granted before, what was granted locally,
+//! what it grants afterwards). Where the share is 0, or the cost is above it, a request that costs something is a 503: it
+//! can be admitted when the store is back, so it is never told that no wait helps.
+//!
+//! **One key is not the store.** A key with a foreign value, a log that is full, keys on different nodes: these are
+//! [errors of one check](Reason::is_of_one_check). They never open the breaker, and are refused even where the rule is to
+//! admit, or a client could fill its own log to be rid of its limit.
+//!
+//! **Reservations.** A layer that settles gives one in any case. One that was decided locally is settled in the memory of the
+//! process, one that was not checked has nothing to settle ([`Settled::Uncharged`]); neither is ever sent to the store.
+//!
+//! The [`Limiter`] itself knows the rule only in [`admit`](Limiter::admit); its other questions are answered by the store, or by
+//! a [`BackendError`], which says [whether the store was asked](BackendError::was_asked). Clones of a limiter share all of this.
+//!
 //! # Where does the layer go?
 //!
 //! Around what is to be protected: `Router::layer` for all routes, `Router::route_layer` for those that exist,
@@ -127,6 +172,7 @@ mod key;
 mod layer;
 mod limiter;
 mod observe;
+mod outage;
 mod plan;
 mod policies;
 mod policy;
@@ -157,8 +203,13 @@ pub use key::{
     header, peer_ip,
 };
 pub use layer::{Builder, Planned, RateLimitLayer, Unkeyed};
-pub use limiter::{CheckFuture, Limiter, LimiterBuilder, ReserveFuture, Reserved, ResetFuture};
-pub use plan::{Draft, Exemption, Keyed, Limit, NoExemptions, Plan, WithoutKey, limit};
+pub use limiter::{
+    AdmitFuture, CheckFuture, Limiter, LimiterBuilder, ReserveFuture, Reserved, ResetFuture, Verdict,
+};
+pub use outage::{Admission, Breaker, LocalDecision, OutageRule, Share, Unchecked};
+pub use plan::{
+    Draft, Exemption, Keyed, Limit, NoExemptions, OutageBy, OutageSelector, Plan, WithoutKey, limit,
+};
 pub use policies::{Fixed, Policies, PolicySelector, PolicyTable};
 pub use policy::{Algorithm, Policy};
 #[cfg(feature = "tonic")]
@@ -170,6 +221,6 @@ pub use settle::{
     Settling, Used, actual_cost, by_hand, from_response,
 };
 
-#[cfg(all(doctest, feature = "axum", feature = "test-util"))]
+#[cfg(all(doctest, feature = "axum", feature = "redis", feature = "test-util"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

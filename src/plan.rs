@@ -7,6 +7,7 @@ use crate::{
     cost::{CostFunction, Costs},
     head::{FromHead, Head},
     key::{KeyError, KeyExtractor, PartitionKey},
+    outage::OutageRule,
     policies::{Fixed, Policies, PolicySelector},
     policy::Policy,
 };
@@ -40,6 +41,8 @@ pub struct Draft {
     pub(crate) first: Option<Part>,
     pub(crate) others: Vec<Part>,
     pub(crate) pairs: Vec<Pair>,
+    /// The limiter's own if it is not said.
+    pub(crate) outage: Option<OutageRule>,
 }
 
 /// One key and what it is checked against.
@@ -80,7 +83,13 @@ impl Draft {
         Self { pairs: pairs.into(), ..Self::default() }
     }
 
-    /// Check this and the other.
+    /// What becomes of the request if the store cannot decide; what the [layer](crate::Builder::outage) says unless it is said.
+    #[must_use]
+    pub fn outage(self, rule: OutageRule) -> Self {
+        Self { outage: Some(rule), ..self }
+    }
+
+    /// Check this and the other. Where both say an outage rule, the other's stands.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         match (&self.first, other.first) {
@@ -89,6 +98,7 @@ impl Draft {
         }
         self.others.extend(other.others);
         self.pairs.extend(other.pairs);
+        self.outage = other.outage.or(self.outage);
         self
     }
 
@@ -246,6 +256,46 @@ where
         policies.extend(self.selector.select(request).iter().flat_map(Policies::as_slice).cloned());
         let against = Against::Only(Policies::unchecked(policies));
         Ok(Draft::part(key, self.cost.cost(request), against))
+    }
+}
+
+/// Chooses an outage rule for a request: by its route, its cost, its tenant.
+///
+/// Every closure `Fn(&Req) -> OutageRule` does; see [`from_head`](crate::from_head) for closures that need no type.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` chooses no outage rule for a `{Req}`",
+    note = "use `from_head`, or a closure that names its parameter: `|request: &{Req}|`, and returns an `OutageRule`"
+)]
+pub trait OutageSelector<Req> {
+    /// What becomes of this request if the store cannot decide.
+    fn rule(&self, request: &Req) -> OutageRule;
+}
+
+/// The outage rule of each request; made by [`Builder::outage_by`](crate::Builder::outage_by). As a plan it asks nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct OutageBy<F>(pub(crate) F);
+
+impl<Req, F> OutageSelector<Req> for F
+where
+    F: Fn(&Req) -> OutageRule,
+{
+    fn rule(&self, request: &Req) -> OutageRule {
+        self(request)
+    }
+}
+
+impl<B, F> OutageSelector<Request<B>> for FromHead<F>
+where
+    F: Fn(&Head<'_>) -> OutageRule,
+{
+    fn rule(&self, request: &Request<B>) -> OutageRule {
+        self.call(request)
+    }
+}
+
+impl<Req, F: OutageSelector<Req>> Plan<Req> for OutageBy<F> {
+    fn plan(&self, request: &Req) -> Result<Draft, KeyError> {
+        Ok(Draft::exempt().outage(self.0.rule(request)))
     }
 }
 

@@ -164,6 +164,11 @@ impl Policy {
         }
     }
 
+    /// The same policy with another quota.
+    pub(crate) fn with_quota(&self, quota: NonZeroU32) -> Self {
+        self.with(quota, self.0.algorithm)
+    }
+
     fn with(&self, quota: NonZeroU32, algorithm: Algorithm) -> Self {
         Self(Arc::new(Inner {
             name: self.0.name.clone(),

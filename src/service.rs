@@ -10,7 +10,7 @@ use tower_service::Service;
 
 use crate::{
     future::ResponseFuture,
-    limiter::Limiter,
+    limiter::{Limiter, Verdict},
     plan::Plan,
     respond::{Http, Refusal, Respond},
 };
@@ -65,25 +65,27 @@ where
     }
 
     fn call(&mut self, mut request: Req) -> Self::Future {
-        let check = match self.plan.plan(&request) {
-            Ok(draft) => match self.limiter.draft(draft) {
-                Ok(Some(check)) => check,
-                Ok(None) => return ResponseFuture::exempt(self.inner.call(request)),
-                Err(error) => {
+        let (check, rule) = match self.plan.plan(&request) {
+            Ok(draft) => match (draft.outage, self.limiter.draft(draft)) {
+                (rule, Ok(Some(check))) => (check, rule),
+                (_, Ok(None)) => return ResponseFuture::exempt(self.inner.call(request)),
+                (_, Err(error)) => {
                     self.limiter.tell_misconfigured(&error);
                     return self.refuse(&request, Refusal::Misconfigured(Arc::new(error)));
                 }
             },
             Err(error) => return self.refuse(&request, Refusal::NoKey(error)),
         };
-        match self.limiter.ask(check, self.respond.settles()).now() {
+        match self.limiter.ask(check, self.respond.settles(), rule) {
             // Decided at once: the ready service need not be taken along, which saves a clone.
-            Ok(Ok(verdict)) if verdict.decision.is_admitted() => {
-                self.respond.admit(&mut request, &verdict.decision, verdict.reservation.as_ref());
-                ResponseFuture::admitted(self.inner.call(request), self.respond.clone(), verdict)
+            Ok(Verdict::Admitted(admission, reservation)) => {
+                self.respond.admit(&mut request, &admission, reservation.as_ref());
+                let running = self.inner.call(request);
+                ResponseFuture::admitted(running, self.respond.clone(), admission, reservation)
             }
-            Ok(Ok(verdict)) => self.refuse(&request, Refusal::Denied(verdict.decision)),
-            Ok(Err(error)) => self.refuse(&request, Refusal::Unavailable(error)),
+            Ok(Verdict::Denied(decision)) => self.refuse(&request, Refusal::Denied(decision)),
+            Ok(Verdict::BeyondShare(error)) => self.refuse(&request, Refusal::BeyondShare(error)),
+            Ok(Verdict::Unavailable(error)) => self.refuse(&request, Refusal::Unavailable(error)),
             Err(ask) => {
                 let inner = self.take_ready();
                 ResponseFuture::checking(ask, inner, request, self.respond.clone())

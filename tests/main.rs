@@ -10,3 +10,4 @@ mod contract;
 mod example;
 mod http;
 mod limiter;
+mod outage;

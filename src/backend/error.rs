@@ -8,6 +8,7 @@ use std::{error::Error, fmt, sync::Arc};
 #[derive(Clone, Debug)]
 pub struct BackendError {
     reason: Reason,
+    was_asked: bool,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
@@ -39,6 +40,8 @@ pub enum Reason {
     BrokenReply,
     /// The backend can do nothing but charge.
     Unsupported,
+    /// Too many checks are under way. The store was not asked.
+    Shed,
     /// Anything else.
     Other,
 }
@@ -46,23 +49,60 @@ pub enum Reason {
 impl BackendError {
     /// An error without a source.
     pub fn new(reason: Reason) -> Self {
-        Self { reason, source: None }
+        Self { reason, was_asked: true, source: None }
     }
 
     /// An error with its source.
     pub fn with_source(reason: Reason, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { reason, source: Some(Arc::from(source.into())) }
+        Self { reason, was_asked: true, source: Some(Arc::from(source.into())) }
     }
 
     /// Why there is no decision.
     pub fn reason(&self) -> Reason {
         self.reason
     }
+
+    /// False where the store was not asked for this decision, so that no charge of it can stand: too many checks were under
+    /// way, or the [`Breaker`](crate::Breaker) was open, and the reason is that of the failure that has opened it.
+    pub fn was_asked(&self) -> bool {
+        self.was_asked
+    }
+
+    /// The same of a check for which nobody was asked.
+    pub(crate) fn unasked(self) -> Self {
+        Self { was_asked: false, ..self }
+    }
+}
+
+impl Reason {
+    /// Whether this is an error of one check, or of one key, while the store answers others: `CrossSlot`, `Full`,
+    /// `ForeignValue` and `Unsupported`. All others, those that nobody knows among them, are taken for an outage of the store.
+    ///
+    /// The [`Breaker`](crate::Breaker) does not open for these, or a single key would shut off all others; and
+    /// [`OutageRule::Admit`](crate::OutageRule::Admit) does not admit for them.
+    pub fn is_of_one_check(self) -> bool {
+        match self {
+            Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported => true,
+            Self::Timeout
+            | Self::Connection
+            | Self::ReadOnly
+            | Self::OutOfMemory
+            | Self::NoPermission
+            | Self::Busy
+            | Self::BrokenReply
+            | Self::Shed
+            | Self::Other => false,
+        }
+    }
 }
 
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the rate limit cannot be decided: {}", self.reason)
+        write!(f, "the rate limit cannot be decided: {}", self.reason)?;
+        if !self.was_asked && self.reason != Reason::Shed {
+            f.write_str("; it was not asked again yet")?;
+        }
+        Ok(())
     }
 }
 
@@ -86,6 +126,7 @@ impl fmt::Display for Reason {
             Self::ForeignValue => "a key holds a foreign value",
             Self::BrokenReply => "the store's answer cannot be read",
             Self::Unsupported => "the backend can do nothing but charge",
+            Self::Shed => "too many checks are under way",
             Self::Other => "the store failed",
         })
     }

@@ -9,9 +9,15 @@ use std::{
 
 use super::{
     Limiter,
-    engine::{Outcome, Progress},
+    engine::{Boxed, Outcome, Progress},
 };
-use crate::{backend::BackendError, check::Check, decision::Decision, settle::Reservation};
+use crate::{
+    backend::{BackendError, Reason},
+    check::Check,
+    decision::Decision,
+    outage::{Admission, Locally, OutageRule, Unchecked},
+    settle::Reservation,
+};
 
 /// A check under way. It resolves to the decision, at once where the backend answers at once.
 #[must_use = "a check does nothing unless it is awaited"]
@@ -19,7 +25,11 @@ pub struct CheckFuture(pub(super) Progress<Decision>);
 
 /// A reservation under way; made by [`Limiter::reserve`].
 #[must_use = "a reservation does nothing unless it is awaited"]
-pub struct ReserveFuture(pub(super) Ask);
+pub struct ReserveFuture {
+    pub(super) progress: Progress<Decision>,
+    /// None when it is done, or if there was nothing to ask.
+    pub(super) kept: Option<(Limiter, Check)>,
+}
 
 /// A reset under way; made by [`Limiter::reset`].
 #[must_use = "a reset does nothing unless it is awaited"]
@@ -38,7 +48,7 @@ impl Reserved {
     /// What was decided.
     pub fn decision(&self) -> &Decision {
         match self {
-            Self::Admitted(reservation) => reservation.decision(),
+            Self::Admitted(reservation) => reservation.charged(),
             Self::Denied(decision) => decision,
         }
     }
@@ -52,41 +62,91 @@ impl Reserved {
     }
 }
 
-/// A check under way that may be a reservation.
-pub(crate) struct Ask {
-    pub(super) progress: Progress<Decision>,
-    /// None for a plain check.
-    pub(super) reserving: Option<(Limiter, Check)>,
+/// What became of a request when the [outage rule](OutageRule) has had its say.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// It goes on, and this is how it was let through; with the reservation, if it was asked for.
+    Admitted(Admission, Option<Reservation>),
+    /// The quota is used up.
+    Denied(Decision),
+    /// The store could not decide, and the [local share](OutageRule::Local) has no room. This is no denial.
+    BeyondShare(BackendError),
+    /// The store could not decide.
+    Unavailable(BackendError),
 }
 
-/// The decision on a request.
-pub(crate) struct Verdict {
-    pub(crate) decision: Decision,
-    /// There if the decision is an admission, and it was asked for.
-    pub(crate) reservation: Option<Reservation>,
+/// A request under way; made by [`Limiter::admit`].
+#[must_use = "a check does nothing unless it is awaited"]
+pub struct AdmitFuture(pub(super) Admitting);
+
+pub(super) enum Admitting {
+    /// Empty when the verdict was taken.
+    Now(Option<Verdict>),
+    Later(Ask),
+}
+
+/// A check under way that a rule stands behind.
+pub(crate) struct Ask {
+    pub(super) asked: Boxed<Decision>,
+    pub(super) rule: OutageRule,
+    pub(super) reserves: bool,
+    /// There if the check is needed once more: for a reservation, or to decide it locally.
+    pub(super) kept: Option<(Limiter, Check)>,
 }
 
 impl Ask {
-    /// The verdict, if it is there already; or else what is still under way.
-    pub(crate) fn now(self) -> Result<Outcome<Verdict>, Self> {
-        match self.progress.now() {
-            Ok(outcome) => Ok(outcome.map(|decision| Verdict::new(decision, self.reserving))),
-            Err(progress) => Err(Self { progress, ..self }),
-        }
-    }
-
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome<Verdict>> {
-        let outcome = ready!(self.progress.poll(cx));
-        Poll::Ready(outcome.map(|decision| Verdict::new(decision, self.reserving.take())))
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Verdict> {
+        let outcome = ready!(self.asked.as_mut().poll(cx));
+        Poll::Ready(Verdict::new(outcome, self.rule, self.reserves, self.kept.take()))
     }
 }
 
 impl Verdict {
-    fn new(decision: Decision, reserving: Option<(Limiter, Check)>) -> Self {
-        let reserving = reserving.filter(|_| decision.is_admitted());
-        let reservation =
-            reserving.map(|(limiter, check)| Reservation::new(limiter, check, decision.clone()));
-        Self { decision, reservation }
+    pub(super) fn new(
+        outcome: Outcome<Decision>,
+        rule: OutageRule,
+        reserves: bool,
+        kept: Option<(Limiter, Check)>,
+    ) -> Self {
+        let error = match outcome {
+            Ok(decision) if decision.is_admitted() => {
+                let kept = kept.filter(|_| reserves);
+                let held = kept.map(|(limiter, check)| Reservation::new(limiter, check, decision.clone()));
+                return Self::Admitted(Admission::Checked(decision), held);
+            }
+            Ok(decision) => return Self::Denied(decision),
+            Err(error) => error,
+        };
+        match (rule, kept) {
+            (OutageRule::Admit, kept) if !error.reason().is_of_one_check() => {
+                let held = kept.map(|(limiter, check)| Reservation::unchecked(limiter, check));
+                Self::Admitted(Admission::Unchecked(Unchecked::new(error)), held)
+            }
+            (OutageRule::Local(share), Some((limiter, check))) => {
+                match limiter.local().decide(&check, share, &error) {
+                    Locally::Admitted(local, check) => {
+                        let decision = local.decision().clone();
+                        let held = reserves.then(|| Reservation::local(limiter, check, decision));
+                        Self::Admitted(Admission::Local(local), held)
+                    }
+                    Locally::BeyondShare => Self::BeyondShare(error),
+                    Locally::Unavailable => Self::Unavailable(error),
+                }
+            }
+            _ => Self::Unavailable(error),
+        }
+    }
+}
+
+impl Future for AdmitFuture {
+    type Output = Verdict;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Verdict> {
+        match &mut self.0 {
+            Admitting::Now(verdict) => verdict.take().map_or(Poll::Pending, Poll::Ready),
+            Admitting::Later(ask) => ask.poll(cx),
+        }
     }
 }
 
@@ -102,10 +162,13 @@ impl Future for ReserveFuture {
     type Output = Result<Reserved, BackendError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = ready!(self.0.poll(cx));
-        Poll::Ready(outcome.map(|Verdict { decision, reservation }| match reservation {
-            Some(reservation) => Reserved::Admitted(reservation),
-            None => Reserved::Denied(decision),
+        let outcome = ready!(self.progress.poll(cx));
+        let kept = self.kept.take();
+        Poll::Ready(outcome.and_then(|decision| match kept {
+            _ if !decision.is_admitted() => Ok(Reserved::Denied(decision)),
+            Some((limiter, check)) => Ok(Reserved::Admitted(Reservation::new(limiter, check, decision))),
+            // Polled again after it was done, which is no use of a future.
+            None => Err(BackendError::new(Reason::Other)),
         }))
     }
 }
@@ -115,6 +178,12 @@ impl Future for ResetFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.0.poll(cx)
+    }
+}
+
+impl fmt::Debug for AdmitFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdmitFuture").finish_non_exhaustive()
     }
 }
 

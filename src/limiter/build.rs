@@ -8,10 +8,11 @@ use std::{
 
 use super::{Inner, Limiter, Settings, engine::Engine};
 use crate::{
-    backend::Backend,
+    backend::{Backend, memory::MemoryBackend},
     check::{MAX_PAIRS, Namespace},
     error::ConfigError,
     observe,
+    outage::{Breaker, Guard, Local, OutageRule, check_breaker},
     policies::distinct,
     policy::Policy,
     settle::Queue,
@@ -31,11 +32,18 @@ pub struct LimiterBuilder {
     namespace: Option<String>,
     deadline: Duration,
     queue: usize,
+    rule: OutageRule,
+    breaker: Option<Breaker>,
+    max_in_flight: usize,
+    memory: Option<MemoryBackend>,
     engine: Arc<dyn Engine>,
 }
 
 /// The largest queue of settlements. It is a bound on memory, at some 100 bytes each and more.
 const MAX_QUEUE: usize = 1 << 20;
+
+/// The largest bound on checks under way: as many requests are held in memory.
+const MAX_IN_FLIGHT: usize = 1 << 20;
 
 impl LimiterBuilder {
     pub(super) fn new(backend: impl Backend) -> Self {
@@ -48,6 +56,10 @@ impl LimiterBuilder {
             namespace: None,
             deadline: Limiter::DEFAULT_DEADLINE,
             queue: Limiter::DEFAULT_SETTLEMENT_QUEUE,
+            rule: OutageRule::default(),
+            breaker: Some(Breaker::default()),
+            max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
+            memory: None,
             engine: Arc::new(backend),
         }
     }
@@ -91,6 +103,39 @@ impl LimiterBuilder {
         self
     }
 
+    /// What becomes of a request that the store cannot decide: it is [refused](OutageRule::Refuse) unless this is said. See
+    /// [`OutageRule`] for why.
+    ///
+    /// A layer follows it, and [`Limiter::admit`]. All else that a limiter is asked is answered by the store or by a
+    /// [`BackendError`](crate::BackendError).
+    pub fn outage(mut self, rule: OutageRule) -> Self {
+        self.rule = rule;
+        self
+    }
+
+    /// When a store that fails is left alone, and for how long: [`Breaker::default`] unless it is said. `None` asks the store
+    /// every time, whatever it has answered before.
+    pub fn breaker(mut self, breaker: impl Into<Option<Breaker>>) -> Self {
+        self.breaker = breaker.into();
+        self
+    }
+
+    /// How many checks may be under way at once: 1 to 2^20, and [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT)
+    /// unless it is said. One more is an outage with [`Reason::Shed`](crate::Reason::Shed), at once, and the store is not
+    /// asked.
+    pub fn max_in_flight(mut self, checks: usize) -> Self {
+        self.max_in_flight = checks;
+        self
+    }
+
+    /// Where [local decisions](OutageRule::Local) are kept: for another bound on partition keys than
+    /// [`MemoryBackend::DEFAULT_MAX_KEYS`], or for several limiters that share what they grant locally, or for a clock that a
+    /// test moves. Unless it is said, the limiter makes a memory of its own when the first one is taken.
+    pub fn local_memory(mut self, memory: MemoryBackend) -> Self {
+        self.memory = Some(memory);
+        self
+    }
+
     /// Names further policies of the same checks, which are the limiter's no more than their key is. There must be some unless
     /// others are chosen for each request.
     pub(crate) fn other(mut self, policies: impl IntoIterator<Item = Policy>, may_be_none: bool) -> Self {
@@ -111,7 +156,8 @@ impl LimiterBuilder {
     /// # Errors
     ///
     /// [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
-    /// [`ConfigError::Namespace`], [`ConfigError::Deadline`] or [`ConfigError::SettlementQueue`].
+    /// [`ConfigError::Namespace`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
+    /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`] or [`ConfigError::MaxInFlight`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -122,6 +168,10 @@ impl LimiterBuilder {
             namespace,
             deadline,
             queue,
+            rule,
+            breaker,
+            max_in_flight,
+            memory,
             engine,
         } = self;
         if has_idle_key || policies.is_empty() && needs_policies {
@@ -135,6 +185,12 @@ impl LimiterBuilder {
         if !(1..=MAX_QUEUE).contains(&queue) {
             return Err(ConfigError::SettlementQueue { given: queue, max: MAX_QUEUE });
         }
+        if let Some(breaker) = breaker {
+            check_breaker(breaker)?;
+        }
+        if !(1..=MAX_IN_FLIGHT).contains(&max_in_flight) {
+            return Err(ConfigError::MaxInFlight { given: max_in_flight, max: MAX_IN_FLIGHT });
+        }
         if settles && !engine.can_change() {
             return Err(ConfigError::CannotSettle);
         }
@@ -142,7 +198,9 @@ impl LimiterBuilder {
         let store = engine.name_of_store();
         let limiter = Limiter(Arc::new(Inner {
             queue: Queue::new(engine.clone(), deadline, queue),
-            settings: Settings { policies, namespace, deadline },
+            settings: Settings { policies, namespace, deadline, rule },
+            guard: Guard::new(breaker, deadline, max_in_flight),
+            local: memory.map(Local::in_memory).unwrap_or_default(),
             engine,
             warned_of_name: AtomicBool::new(false),
             warned_of_draft: AtomicBool::new(false),

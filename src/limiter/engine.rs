@@ -1,4 +1,4 @@
-//! A backend without its type, so that the type goes no higher than here, and one deadline around what it does.
+//! A backend without its type, so that the type goes no higher than here, and a guard or a deadline around what it does.
 
 use std::{
     future::Future,
@@ -12,6 +12,7 @@ use crate::{
     backend::{Backend, BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
+    outage::{Guard, within},
 };
 
 pub(crate) type Outcome<T> = Result<T, BackendError>;
@@ -31,7 +32,10 @@ pub(crate) struct Change {
 }
 
 pub(crate) trait Engine: Send + Sync {
-    fn ask(self: Arc<Self>, check: Check, deadline: Duration) -> Progress<Decision>;
+    /// The decision, from a backend that never waits. None if this one has to, and then nothing was done.
+    fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>>;
+    /// The decision of a backend that has to wait.
+    fn ask(self: Arc<Self>, check: Check, guard: Arc<Guard>) -> Boxed<Decision>;
     fn forget(self: Arc<Self>, pairs: Check, deadline: Duration) -> Progress<()>;
     /// Does what can be done at once, and takes it out of the change.
     fn change_now(&self, change: &mut Change) -> Outcome<()>;
@@ -41,14 +45,15 @@ pub(crate) trait Engine: Send + Sync {
 }
 
 impl<B: Backend> Engine for B {
-    fn ask(self: Arc<Self>, check: Check, deadline: Duration) -> Progress<Decision> {
-        match self.check_now(&check) {
-            Some(outcome) => Progress::Now(Some(complete(&check, outcome))),
-            None => Progress::Later(Box::pin(within(deadline, async move {
-                let outcome = self.check(&check).await;
-                complete(&check, outcome)
-            }))),
-        }
+    fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>> {
+        Some(complete(check, self.check_now(check)?))
+    }
+
+    fn ask(self: Arc<Self>, check: Check, guard: Arc<Guard>) -> Boxed<Decision> {
+        Box::pin(guard.ask(async move {
+            let outcome = self.check(&check).await;
+            complete(&check, outcome)
+        }))
     }
 
     fn forget(self: Arc<Self>, pairs: Check, deadline: Duration) -> Progress<()> {
@@ -110,25 +115,9 @@ fn complete(check: &Check, outcome: Outcome<Decision>) -> Outcome<Decision> {
     })
 }
 
-async fn within<T>(deadline: Duration, asked: impl Future<Output = Outcome<T>>) -> Outcome<T> {
-    // Without a runtime there is no timer, and asking for one would panic.
-    if tokio::runtime::Handle::try_current().is_err() {
-        return asked.await;
-    }
-    tokio::time::timeout(deadline, asked).await.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)))
-}
-
 impl<T> Progress<T> {
     pub(crate) fn error(reason: Reason) -> Self {
         Self::Now(Some(Err(BackendError::new(reason))))
-    }
-
-    /// The outcome, if it is there already; or else what is still under way.
-    pub(crate) fn now(self) -> Result<Outcome<T>, Self> {
-        match self {
-            Self::Now(Some(outcome)) => Ok(outcome),
-            other => Err(other),
-        }
     }
 
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome<T>> {

@@ -17,6 +17,7 @@ use crate::{
     error::ConfigError,
     key::PartitionKey,
     observe,
+    outage::{Guard, Local, OutageRule},
     plan::{Against, Draft, Part},
     policies::{distinct, pairs},
     policy::Policy,
@@ -27,8 +28,9 @@ mod ask;
 mod build;
 pub(crate) mod engine;
 
-pub(crate) use ask::{Ask, Verdict};
-pub use ask::{CheckFuture, ReserveFuture, Reserved, ResetFuture};
+use ask::Admitting;
+pub(crate) use ask::Ask;
+pub use ask::{AdmitFuture, CheckFuture, ReserveFuture, Reserved, ResetFuture, Verdict};
 pub use build::LimiterBuilder;
 use engine::{Engine, Progress};
 
@@ -59,6 +61,8 @@ pub(crate) struct Inner {
     settings: Settings,
     engine: Arc<dyn Engine>,
     queue: Arc<Queue>,
+    guard: Arc<Guard>,
+    local: Local,
     warned_of_name: AtomicBool,
     warned_of_draft: AtomicBool,
 }
@@ -68,6 +72,7 @@ struct Settings {
     policies: Vec<Policy>,
     namespace: Namespace,
     deadline: Duration,
+    rule: OutageRule,
 }
 
 /// Checks one request of a partition key against all policies of the limiter.
@@ -93,6 +98,10 @@ impl Limiter {
     /// How many settlements may wait unless the builder says otherwise: 1,024.
     pub const DEFAULT_SETTLEMENT_QUEUE: usize = 1_024;
 
+    /// How many checks may be under way at once unless the builder says otherwise: 4,096. A store that takes 10 ms for each
+    /// answers 400,000 in a second then, and one that takes a whole deadline 40,000; what waits takes some kilobytes each.
+    pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
+
     /// Begins a limiter that asks this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
         LimiterBuilder::new(backend)
@@ -113,9 +122,21 @@ impl Limiter {
     /// used. See [`Reservation`](crate::Reservation).
     pub fn reserve(&self, key: PartitionKey, cost: impl Into<Costs>) -> ReserveFuture {
         match self.own(&key, &cost.into()) {
-            Ok(check) => ReserveFuture(self.ask(check, true)),
-            Err(error) => ReserveFuture(Ask { progress: Progress::Now(Some(Err(error))), reserving: None }),
+            Ok(check) => self.reserving(check),
+            Err(error) => ReserveFuture { progress: Progress::Now(Some(Err(error))), kept: None },
         }
+    }
+
+    /// Charges as [`check`](Self::check) does, and where the store cannot decide, does what the
+    /// [outage rule](LimiterBuilder::outage) says: as a layer does it.
+    pub fn admit(&self, key: PartitionKey, cost: impl Into<Costs>) -> AdmitFuture {
+        AdmitFuture(match self.own(&key, &cost.into()) {
+            Ok(check) => match self.ask(check, false, None) {
+                Ok(verdict) => Admitting::Now(Some(verdict)),
+                Err(ask) => Admitting::Later(ask),
+            },
+            Err(error) => Admitting::Now(Some(Verdict::Unavailable(error))),
+        })
     }
 
     /// Forgets what this key has used of all policies of the limiter. Reservations of before get nothing back. Policies that a
@@ -153,7 +174,7 @@ impl Limiter {
     ///
     /// As [`check_pairs`](Self::check_pairs).
     pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
-        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, true)))
+        Ok(self.reserving(self.of_pairs(pairs)?))
     }
 
     /// The same as [`reset`](Self::reset) for these pairs, whatever their costs are.
@@ -219,13 +240,27 @@ impl Limiter {
         self.of_pairs(all).map(Some)
     }
 
-    /// Asks for a decision, and for a reservation if it is one.
-    pub(crate) fn ask(&self, check: Check, reserve: bool) -> Ask {
-        if !reserve {
-            return Ask { progress: self.decide(Ok(check), Purpose::Charge), reserving: None };
+    /// Asks for a decision, and for a reservation if it is an admission, and does what this rule says if there is none; or else
+    /// the limiter's own.
+    pub(crate) fn ask(&self, check: Check, reserves: bool, rule: Option<OutageRule>) -> Result<Verdict, Ask> {
+        let rule = rule.unwrap_or(self.0.settings.rule);
+        let is_kept = reserves || matches!(rule, OutageRule::Local(_));
+        let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
+        match self.decide_now(&check) {
+            Some(outcome) => {
+                let kept = is_kept.then(|| (self.clone(), check));
+                Ok(Verdict::new(outcome, rule, reserves, kept))
+            }
+            None => {
+                let kept = is_kept.then(|| (self.clone(), check.clone()));
+                let asked = self.0.engine.clone().ask(check, self.0.guard.clone());
+                Err(Ask { asked, rule, reserves, kept })
+            }
         }
-        let reserving = Some((self.clone(), check.clone()));
-        Ask { progress: self.decide(Ok(check), Purpose::Reserve), reserving }
+    }
+
+    pub(crate) fn local(&self) -> &Local {
+        &self.0.local
     }
 
     pub(crate) fn queue(&self) -> &Arc<Queue> {
@@ -269,22 +304,35 @@ impl Limiter {
     }
 
     fn decide(&self, check: Result<Check, BackendError>, purpose: Purpose) -> Progress<Decision> {
-        let Inner { settings, engine, .. } = &*self.0;
         let check = match check {
-            Ok(check) => check,
+            Ok(check) => check.with_purpose(purpose),
             Err(error) => return Progress::Now(Some(Err(error))),
         };
-        if purpose != Purpose::Charge && !engine.can_change() {
-            return Progress::error(Reason::Unsupported);
+        match self.decide_now(&check) {
+            Some(outcome) => Progress::Now(Some(outcome)),
+            None => Progress::Later(self.0.engine.clone().ask(check, self.0.guard.clone())),
         }
-        if purpose != Purpose::Peek {
+    }
+
+    /// The decision, if there is no need to wait for it.
+    fn decide_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
+        let engine = &self.0.engine;
+        if check.purpose() != Purpose::Charge && !engine.can_change() {
+            return Some(Err(BackendError::new(Reason::Unsupported)));
+        }
+        if check.purpose() != Purpose::Peek {
             for pair in check.pairs() {
                 if pair.cost > pair.policy.quota() {
                     observe::cost_above_quota(pair);
                 }
             }
         }
-        engine.clone().ask(check.with_purpose(purpose), settings.deadline)
+        engine.ask_now(check)
+    }
+
+    fn reserving(&self, check: Check) -> ReserveFuture {
+        let kept = Some((self.clone(), check.clone()));
+        ReserveFuture { progress: self.decide(Ok(check), Purpose::Reserve), kept }
     }
 
     fn forget(&self, check: Check) -> ResetFuture {

@@ -14,6 +14,7 @@ use super::{
 use crate::{
     decision::{Decision, Wait},
     key::KeyError,
+    outage::Admission,
     settle::Reservation,
 };
 
@@ -27,7 +28,7 @@ use crate::{
 /// | no key, for the server is not set up to know it; or no possible check | `INTERNAL` | |
 ///
 /// A client gets these as statuses; a plain HTTP 429 would reach it as `UNAVAILABLE`, and without its headers. The fields
-/// `RateLimit-Policy` and `RateLimit` are in the metadata of every answer to a counted request.
+/// `RateLimit-Policy` and `RateLimit` are in the metadata of every answer to a request that was decided.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct Grpc;
@@ -42,8 +43,8 @@ impl<B, R, E> Respond<Request<B>, Response<R>, E> for Grpc
 where
     R: Default,
 {
-    fn admit(&self, request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
-        admit(request, decision, reservation);
+    fn admit(&self, request: &mut Request<B>, admission: &Admission, reservation: Option<&Reservation>) {
+        admit(request, admission, reservation);
     }
 
     fn refuse(&self, _request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
@@ -59,8 +60,8 @@ impl<B, R, E> Respond<Request<B>, Response<R>, E> for HttpOrGrpc
 where
     R: Default + From<Bytes>,
 {
-    fn admit(&self, request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
-        admit(request, decision, reservation);
+    fn admit(&self, request: &mut Request<B>, admission: &Admission, reservation: Option<&Reservation>) {
+        admit(request, admission, reservation);
     }
 
     fn refuse(&self, request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
@@ -82,7 +83,9 @@ where
 fn status(refusal: &Refusal) -> Status {
     match refusal {
         Refusal::Denied(decision) => exhausted(decision),
-        Refusal::Unavailable(_) => Status::new(Code::Unavailable, "the rate limit could not be checked"),
+        Refusal::Unavailable(_) | Refusal::BeyondShare(_) => {
+            Status::new(Code::Unavailable, "the rate limit could not be checked")
+        }
         Refusal::NoKey(KeyError::Misconfigured { .. }) | Refusal::Misconfigured(_) => {
             Status::new(Code::Internal, "internal error")
         }

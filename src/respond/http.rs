@@ -8,6 +8,7 @@ use super::{Outcome, Refusal, Respond, headers};
 use crate::{
     decision::{Decision, Wait},
     key::KeyError,
+    outage::Admission,
     policy::Policy,
     settle::Reservation,
 };
@@ -24,10 +25,11 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// | no key, or a malformed one | 400 Bad Request | a problem without a type of its own |
 /// | no key, for the server is not set up to know it; or no possible check | 500 Internal Server Error | the same; it does not say what is wrong |
 ///
-/// Every answer to a counted request, admitted or not, has the fields `RateLimit-Policy` and `RateLimit` of the IETF
+/// Every answer to a request that was decided, admitted or not, has the fields `RateLimit-Policy` and `RateLimit` of the IETF
 /// draft "RateLimit header fields for HTTP" (-11), and a 429 has `Retry-After` in whole seconds, rounded up, unless no
 /// wait helps. The [`Decision`] is in the extensions of the admitted request and of the response, the [`Refusal`] in
-/// those of a refused one's. Where the layer settles, the [`Reservation`] is in the request's, too; the fields tell of the
+/// those of a refused one's. What is admitted although there is no decision has no such fields, and [`Unchecked`](crate::Unchecked) or
+/// [`LocalDecision`](crate::LocalDecision) in both places. Where the layer settles, the [`Reservation`] is in the request's, too; the fields tell of the
 /// charge as it was made, before it is settled. `Retry-After` is the wait of the policies that refused; the `t` of another one may be longer,
 /// for the client need not wait for that. Where layers are nested, the request holds the decision and the reservation of the innermost one so far, and the
 /// response that of the outermost one, but for a denial, which stays.
@@ -38,8 +40,8 @@ impl<B, R, E> Respond<Request<B>, Response<R>, E> for Http
 where
     R: From<Bytes>,
 {
-    fn admit(&self, request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
-        admit(request, decision, reservation);
+    fn admit(&self, request: &mut Request<B>, admission: &Admission, reservation: Option<&Reservation>) {
+        admit(request, admission, reservation);
     }
 
     fn refuse(&self, _request: &Request<B>, refusal: &Refusal) -> Result<Response<R>, E> {
@@ -58,9 +60,13 @@ where
     }
 }
 
-pub(super) fn admit<B>(request: &mut Request<B>, decision: &Decision, reservation: Option<&Reservation>) {
+pub(super) fn admit<B>(request: &mut Request<B>, admission: &Admission, reservation: Option<&Reservation>) {
     let extensions = request.extensions_mut();
-    extensions.insert(decision.clone());
+    match admission {
+        Admission::Checked(decision) => drop(extensions.insert(decision.clone())),
+        Admission::Local(local) => drop(extensions.insert(local.clone())),
+        Admission::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
+    }
     if let Some(reservation) = reservation {
         extensions.insert(reservation.clone());
     }
@@ -74,8 +80,12 @@ pub(super) fn annotate<R>(response: &mut Response<R>, outcome: Outcome<'_>) {
             response.extensions_mut().insert(decision.clone());
         }
     }
-    if let Outcome::Refused(refusal) = outcome {
-        response.extensions_mut().insert(refusal.clone());
+    let extensions = response.extensions_mut();
+    match outcome {
+        Outcome::Refused(refusal) => drop(extensions.insert(refusal.clone())),
+        Outcome::Admitted(Admission::Local(local)) => drop(extensions.insert(local.clone())),
+        Outcome::Admitted(Admission::Unchecked(unchecked)) => drop(extensions.insert(unchecked.clone())),
+        Outcome::Admitted(Admission::Checked(_)) => {}
     }
 }
 
@@ -104,7 +114,7 @@ fn problem(refusal: &Refusal) -> (StatusCode, Problem<'_>) {
             "Too many requests",
             advice(decision.retry_after()),
         ),
-        Refusal::Unavailable(_) => (
+        Refusal::Unavailable(_) | Refusal::BeyondShare(_) => (
             StatusCode::SERVICE_UNAVAILABLE,
             Some(REDUCED_CAPACITY),
             "Service unavailable",

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::{
     backend::BackendError, cost::Costs, decision::Decision, error::ConfigError, key::KeyError,
-    settle::Reservation,
+    outage::Admission, settle::Reservation,
 };
 
 #[cfg(feature = "tonic")]
@@ -29,9 +29,9 @@ pub use rejection::{RefuseWith, WithRejection, refuse_with};
     note = "`Http` needs a response body that is `From<Bytes>`; use `Grpc` for a tonic server, and `refuse_with` for a service that is no HTTP"
 )]
 pub trait Respond<Req, Res, Err> {
-    /// Leaves the decision in an admitted request, for the inner service, and the reservation if the layer
+    /// Leaves in an admitted request, for the inner service, how it was admitted, and the reservation if the layer
     /// [settles](Self::settles).
-    fn admit(&self, request: &mut Req, decision: &Decision, reservation: Option<&Reservation>);
+    fn admit(&self, request: &mut Req, admission: &Admission, reservation: Option<&Reservation>);
 
     /// Answers a request that the inner service does not get.
     ///
@@ -67,6 +67,9 @@ pub enum Refusal {
     Denied(Decision),
     /// The backend could not decide.
     Unavailable(BackendError),
+    /// The backend could not decide, and the [local share](crate::OutageRule::Local) has no room. It is no denial, for nobody
+    /// knows whether the quota is used up, and no wait is known.
+    BeyondShare(BackendError),
     /// The request names nobody whose usage could be counted.
     NoKey(KeyError),
     /// What was to be asked for this request is no check: too many pairs, or one of them twice. It is a mistake in the
@@ -78,17 +81,18 @@ pub enum Refusal {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Outcome<'a> {
-    /// It was admitted.
-    Admitted(&'a Decision),
+    /// It was admitted, and this is how.
+    Admitted(&'a Admission),
     /// It was refused.
     Refused(&'a Refusal),
 }
 
 impl<'a> Outcome<'a> {
-    /// The decision, if there is one.
+    /// The decision, if the backend has made one.
     pub fn decision(self) -> Option<&'a Decision> {
         match self {
-            Self::Admitted(decision) | Self::Refused(Refusal::Denied(decision)) => Some(decision),
+            Self::Admitted(admission) => admission.checked(),
+            Self::Refused(Refusal::Denied(decision)) => Some(decision),
             Self::Refused(_) => None,
         }
     }

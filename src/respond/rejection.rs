@@ -1,7 +1,7 @@
 //! Refusals that the user makes.
 
 use super::{Outcome, Refusal, Respond};
-use crate::{cost::Costs, decision::Decision, settle::Reservation};
+use crate::{cost::Costs, outage::Admission, settle::Reservation};
 
 /// Refuses by a closure and says everything else as `R` does, so the headers stay; made by
 /// [`Builder::rejection`](crate::Builder::rejection).
@@ -49,8 +49,8 @@ where
     F: Fn(&Refusal) -> Res,
     R: Respond<Req, Res, Err>,
 {
-    fn admit(&self, request: &mut Req, decision: &Decision, reservation: Option<&Reservation>) {
-        self.others.admit(request, decision, reservation);
+    fn admit(&self, request: &mut Req, admission: &Admission, reservation: Option<&Reservation>) {
+        self.others.admit(request, admission, reservation);
     }
 
     fn refuse(&self, _request: &Req, refusal: &Refusal) -> Result<Res, Err> {
@@ -74,7 +74,7 @@ impl<Req, Res, Err, F> Respond<Req, Res, Err> for RefuseWith<F>
 where
     F: Fn(&Refusal) -> Result<Res, Err>,
 {
-    fn admit(&self, _request: &mut Req, _decision: &Decision, _reservation: Option<&Reservation>) {}
+    fn admit(&self, _request: &mut Req, _admission: &Admission, _reservation: Option<&Reservation>) {}
 
     fn refuse(&self, _request: &Req, refusal: &Refusal) -> Result<Res, Err> {
         (self.0)(refusal)

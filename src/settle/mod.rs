@@ -39,6 +39,9 @@ pub use used::{
 ///   counted twice or freed late; what is more is charged now, even past the quota, for it was used already.
 /// - **Settled again**, by whichever clone, nothing changes.
 /// - **Settled late**, what has left its window meanwhile, or was reset, gets nothing back.
+/// - **Let through in an outage**, it was charged nowhere in the store, and nothing is settled there: what was decided
+///   [locally](crate::LocalDecision) is settled in the memory of this process, and of what was let through
+///   [unchecked](crate::Unchecked) there is nothing to settle.
 /// - **Never settled**, as when the request is dropped, the charge stands and leaves with its window.
 ///
 /// In Redis, giving units back to one of the newest or of the oldest charges of a sliding log takes microseconds, however
@@ -78,8 +81,19 @@ pub struct Reservation(Arc<Held>);
 struct Held {
     limiter: Limiter,
     check: Check,
+    /// Of an unchecked one, nothing.
     decision: Decision,
+    charged: Charged,
     is_settled: AtomicBool,
+}
+
+/// Who has the charge.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Charged {
+    Store,
+    /// The memory of this process, for the store could not decide.
+    Local,
+    Nobody,
 }
 
 /// What became of a settlement.
@@ -90,6 +104,8 @@ pub enum Settled {
     Done,
     /// The reservation was settled before, by this handle or a clone. This time nothing has changed.
     Already,
+    /// There is no charge: the request was let through [unchecked](crate::Unchecked). Nothing has changed.
+    Uncharged,
     /// It may not have been done, and is not tried again. The charge stands, or may stand; the settlement is counted as lost.
     Lost(BackendError),
 }
@@ -104,11 +120,29 @@ enum Progress {
 
 impl Reservation {
     pub(crate) fn new(limiter: Limiter, check: Check, decision: Decision) -> Self {
-        Self(Arc::new(Held { limiter, check, decision, is_settled: AtomicBool::new(false) }))
+        Self::held(limiter, check, decision, Charged::Store)
     }
 
-    /// The decision that has admitted it.
-    pub fn decision(&self) -> &Decision {
+    pub(crate) fn local(limiter: Limiter, check: Check, decision: Decision) -> Self {
+        Self::held(limiter, check, decision, Charged::Local)
+    }
+
+    pub(crate) fn unchecked(limiter: Limiter, check: Check) -> Self {
+        Self::held(limiter, check, Decision::new(0, []), Charged::Nobody)
+    }
+
+    fn held(limiter: Limiter, check: Check, decision: Decision, charged: Charged) -> Self {
+        Self(Arc::new(Held { limiter, check, decision, charged, is_settled: AtomicBool::new(false) }))
+    }
+
+    /// The decision that has admitted it. None if the store has made none, whether the request was decided locally or let
+    /// through unchecked.
+    pub fn decision(&self) -> Option<&Decision> {
+        (self.0.charged == Charged::Store).then_some(&self.0.decision)
+    }
+
+    /// The decision behind the charge, for those who know that there is one.
+    pub(crate) fn charged(&self) -> &Decision {
         &self.0.decision
     }
 
@@ -122,17 +156,23 @@ impl Reservation {
     ///
     /// It begins at once: there is no need to keep or to await what is returned.
     pub fn settle(&self, used: impl Into<Costs>) -> Settlement {
-        let Held { limiter, check, decision, is_settled } = &*self.0;
+        let Held { limiter, check, decision, charged, is_settled } = &*self.0;
         if is_settled.swap(true, Ordering::AcqRel) {
             return Settlement::now(Settled::Already);
         }
         let used = used.into();
         limiter.know_names(&used, check.pairs());
+        if *charged == Charged::Nobody {
+            return Settlement::now(Settled::Uncharged);
+        }
         let used = check.pairs().iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost));
         let used: Vec<u32> = used.collect();
         let change =
             Change { refund: Refund::of(check, decision.receipts(), &used), overage: check.overage(&used) };
-        limiter.queue().settle(change)
+        match charged {
+            Charged::Local => limiter.queue().settle_at_once(limiter.local().memory(), change),
+            _ => limiter.queue().settle(change),
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::{
 
 use super::{Progress, Settled, Settlement};
 use crate::{
-    backend::{BackendError, Reason},
+    backend::{BackendError, Reason, memory::MemoryBackend},
     limiter::engine::{Change, Engine},
     observe,
 };
@@ -103,6 +103,11 @@ impl Queue {
         let (told, settled) = oneshot::channel();
         self.enqueue(Job { change: Some(change), begun: outcome, told: Some(told), queue: self.clone() });
         Settlement(Progress::Waiting(settled))
+    }
+
+    /// Does in the memory of this process what was charged there.
+    pub(super) fn settle_at_once(&self, memory: &MemoryBackend, mut change: Change) -> Settlement {
+        Settlement::now(self.settled(memory.change_now(&mut change)))
     }
 
     fn enqueue(self: &Arc<Self>, job: Job) {

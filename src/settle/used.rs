@@ -4,7 +4,7 @@ use http::{Extensions, HeaderMap, Response, StatusCode};
 
 use crate::{
     cost::Costs,
-    decision::Decision,
+    outage::Admission,
     respond::{Outcome, Refusal, Respond},
     settle::Reservation,
 };
@@ -147,8 +147,8 @@ where
     F: Used<Res>,
     R: Respond<Req, Res, Err>,
 {
-    fn admit(&self, request: &mut Req, decision: &Decision, reservation: Option<&Reservation>) {
-        self.others.admit(request, decision, reservation);
+    fn admit(&self, request: &mut Req, admission: &Admission, reservation: Option<&Reservation>) {
+        self.others.admit(request, admission, reservation);
     }
 
     fn refuse(&self, request: &Req, refusal: &Refusal) -> Result<Res, Err> {

@@ -3,6 +3,7 @@
 mod boundary;
 mod limits;
 mod mistakes;
+mod outage;
 mod process;
 mod settling;
 mod stopping;

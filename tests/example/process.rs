@@ -104,6 +104,11 @@ pub fn run_example<V: AsRef<OsStr>>(name: &str, variables: &[(&str, V)]) -> Ende
     Process::spawn(name, variables.iter().map(|(name, value)| (*name, value))).ended()
 }
 
+/// Runs an example that needs nothing and ends by itself.
+pub fn run_to_its_end(name: &str) -> Ended {
+    Process::spawn(name, [("PORT", "0")]).ended()
+}
+
 impl Process {
     fn spawn<'a, V: AsRef<OsStr>>(name: &str, variables: impl IntoIterator<Item = (&'a str, V)>) -> Self {
         let child = Command::new(program(name))

@@ -10,7 +10,7 @@ mod fake;
 mod grpc;
 mod keys;
 mod nested;
-mod probe;
+pub mod probe;
 mod readiness;
 mod rejection;
 mod services;

@@ -63,11 +63,11 @@ fn a_refund_names_the_charge_that_it_is_of() {
     let backend = FakeBackend::admitting();
     let limiter = fake(&backend);
     let (first, second) = (reserve(&limiter, 5), reserve(&limiter, 5));
-    assert_ne!(first.decision().receipts(), second.decision().receipts());
+    assert_ne!(first.decision().unwrap().receipts(), second.decision().unwrap().receipts());
     second.settle(1);
     let refunds = backend.refunds();
     let receipts: Vec<Receipt> = refunds[0].pairs.iter().map(|pair| pair.receipt).collect();
-    assert_eq!(receipts, second.decision().receipts());
+    assert_eq!(receipts, second.decision().unwrap().receipts());
     assert_eq!(refunds[0].pairs[0].key, alice());
 }
 

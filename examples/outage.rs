@@ -1,0 +1,60 @@
+//! A Redis that is not there: what is cheap goes on, what is dear does not, and a login is decided by this process alone.
+//!
+//! ```text
+//! cargo run --example outage
+//! ```
+
+use std::{convert::Infallible, error::Error, time::Duration};
+
+use axum::body::Body;
+use http::{Request, Response};
+use tokio::time::Instant;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Breaker, LocalDecision, OutageRule, Policy, RateLimitLayer, RedisBackend, RouteCosts, Share, Unchecked,
+    from_head, header,
+};
+
+/// What the service is told about its request.
+async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
+    let unchecked = request.extensions().get::<Unchecked>();
+    let local = request.extensions().get::<LocalDecision>();
+    Ok(Response::new(Body::from(match (unchecked, local) {
+        (Some(unchecked), _) => format!("let through unchecked: {}", unchecked.error()),
+        (_, Some(local)) => {
+            format!("{} left of this process' share", local.decision().statuses()[0].remaining())
+        }
+        _ => "decided by Redis".to_owned(),
+    })))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    // There are eight of these processes.
+    let share = OutageRule::Local(Share::among(8)?);
+    // Nobody listens here. A real one may start later than its users, or go away and come back.
+    let limits = RateLimitLayer::builder(RedisBackend::lazy("redis://127.0.0.1:1/")?)
+        .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
+        .deadline(Duration::from_millis(50))
+        // After three failures in a row nobody waits any more, and a second later one request tries again.
+        .breaker(Breaker { failures: 3, open_for: Duration::from_secs(1) })
+        .key(header("x-api-key")?)
+        .cost(RouteCosts::new().route("/export", 20)?.route("/login", 6)?)
+        .outage_by(from_head(move |head| match head.uri.path() {
+            "/export" => OutageRule::Refuse,
+            "/login" => share,
+            _ => OutageRule::Admit,
+        }))
+        .build()?;
+    let mut service = limits.layer(service_fn(answer));
+
+    for path in ["/", "/export", "/login", "/login", "/login", "/"] {
+        let request = Request::get(path).header("x-api-key", "alice").body(Body::empty())?;
+        let start = Instant::now();
+        let response = service.ready().await?.call(request).await?;
+        let (waited, status) = (start.elapsed(), response.status().as_u16());
+        let body = axum::body::to_bytes(response.into_body(), 1_000).await?;
+        println!("{path:8} {status} after {waited:?}\n         {}", String::from_utf8_lossy(&body));
+    }
+    Ok(())
+}
