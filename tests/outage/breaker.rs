@@ -4,7 +4,7 @@ use std::{error::Error, future::pending, time::Duration};
 
 use tokio::{
     task::yield_now,
-    time::{Instant, advance, timeout},
+    time::{Instant, advance, sleep, timeout},
 };
 use tower_sliding_window::{
     Answer::{self, Admit, Hang, Unavailable},
@@ -138,7 +138,7 @@ async fn a_probe_whose_client_goes_away_leaves_its_place_to_the_next() {
     }
     // The next one probes, and as long as it does it is the only one: nobody has closed the breaker.
     let probe = tokio::spawn(limiter.check(alice(), 1));
-    yield_now().await;
+    sleep(TICK).await;
     assert_eq!(check(&limiter).await, LEFT_ALONE);
     probe.abort();
     assert!(probe.await.unwrap_err().is_cancelled());
@@ -253,7 +253,7 @@ async fn one_key_that_hangs_does_not_shut_off_those_that_are_answered() {
     while !attack.is_finished() {
         assert_eq!(check(&limiter).await, Ok(true));
         others += 1;
-        tokio::time::sleep(10 * TICK).await;
+        sleep(10 * TICK).await;
     }
     attack.await.unwrap();
     assert!(others > 40, "{others}");
@@ -267,7 +267,7 @@ async fn what_was_asked_before_it_opened_says_nothing_afterwards() {
         async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
             let cost = check.pairs()[0].cost;
             if cost > 1 {
-                tokio::time::sleep(50 * TICK).await;
+                sleep(50 * TICK).await;
             }
             if cost != 2 {
                 return Err(BackendError::new(Reason::Connection));
