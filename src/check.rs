@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
 
 /// The largest number of pairs in one check, and so of policies in one limiter.
@@ -14,6 +16,7 @@ pub const MAX_PAIRS: usize = 8;
 pub struct Check {
     namespace: Namespace,
     purpose: Purpose,
+    deadline: Option<Instant>,
     pairs: Box<[Pair]>,
 }
 
@@ -110,7 +113,7 @@ impl Check {
                 return Err(ConfigError::DuplicatePair { policy: pair.policy.name().to_owned() });
             }
         }
-        Ok(Self { namespace: Namespace::default(), purpose: Purpose::default(), pairs })
+        Ok(Self::of_limiter(Namespace::default(), pairs))
     }
 
     /// The same check for another purpose.
@@ -119,15 +122,22 @@ impl Check {
         Self { purpose, ..self }
     }
 
+    /// The same check with an instant after which nobody waits for its decision. A backend that can tell must not charge it
+    /// after that: it is an error with [`Reason::Late`](crate::Reason::Late) then. A limiter sets it for whatever it waits for.
+    #[must_use]
+    pub fn with_deadline(self, deadline: impl Into<Option<Instant>>) -> Self {
+        Self { deadline: deadline.into(), ..self }
+    }
+
     /// A check whose pairs were seen to be 1 to [`MAX_PAIRS`] and different when the limiter was built.
     pub(crate) fn of_limiter(namespace: Namespace, pairs: Box<[Pair]>) -> Self {
         debug_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
-        Self { namespace, purpose: Purpose::default(), pairs }
+        Self { namespace, purpose: Purpose::default(), deadline: None, pairs }
     }
 
     /// The same check of other pairs.
     pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
-        Self { namespace: self.namespace.clone(), purpose: self.purpose, pairs }
+        Self { pairs, ..self.clone() }
     }
 
     pub(crate) fn in_namespace(self, namespace: Namespace) -> Self {
@@ -142,6 +152,11 @@ impl Check {
     /// What the check is for.
     pub fn purpose(&self) -> Purpose {
         self.purpose
+    }
+
+    /// When nobody waits for the decision any more; None if somebody waits however long it takes.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// What keeps two applications on one store apart; a backend makes it part of what it stores under.
@@ -195,7 +210,8 @@ impl Check {
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
-        Self { namespace: self.namespace.clone(), purpose, pairs }
+        let Self { namespace, deadline, .. } = self;
+        Self { namespace: namespace.clone(), purpose, deadline: *deadline, pairs }
     }
 
     /// The charge of what was used beyond the costs of an admitted check. None if that is nothing.
@@ -204,7 +220,8 @@ impl Check {
         let pairs: Box<[Pair]> =
             pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();
         let purpose = Purpose::Overage;
-        (!pairs.is_empty()).then(|| Self { namespace: self.namespace.clone(), purpose, pairs })
+        let namespace = self.namespace.clone();
+        (!pairs.is_empty()).then_some(Self { namespace, purpose, deadline: None, pairs })
     }
 }
 

@@ -183,7 +183,7 @@ mod settle;
 // The public interface, all of it.
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use backend::redis::{ConnectError, Link, Managed, Own, RedisBackend};
+pub use backend::redis::{ConnectError, Line, Link, Managed, Node, Own, RedisBackend};
 pub use backend::{Backend, BackendError, Reason, memory::MemoryBackend};
 #[cfg(feature = "test-util")]
 pub use backend::{

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     fill::charge_all,
-    measure::{Wire, key, median, pair, ratio, undisturbed},
+    measure::{Wire, key, median, pair, pairs, ratio, undisturbed},
     scripts::{Design, Texts},
     server::{Engine, Server},
 };
@@ -19,8 +19,7 @@ pub fn three_against_one(wire: &mut Wire, texts: &Texts) -> f64 {
     let mut run = |policies: usize, calls: usize| {
         let keys: Vec<String> =
             (0..policies).map(|policy| key((0xe << 32) + policies as u64, policy)).collect();
-        let arguments: Vec<u8> =
-            windows[..policies].iter().flat_map(|window| pair(u32::MAX, 1, *window, 0)).collect();
+        let arguments = pairs(u32::MAX, 1, windows[..policies].iter().copied(), 0);
         let count = policies.to_string();
         wire.pieces();
         wire.queue_mark();

@@ -142,10 +142,18 @@ fn calls_and_micros(info: &[u8]) -> (f64, f64) {
     (field("calls"), field("usec"))
 }
 
-/// The arguments of one pair.
+/// The arguments of a check of one pair, at whatever time it comes.
 pub fn pair(quota: u32, cost: u32, window: u64, shape: i64) -> Vec<u8> {
-    [&quota.to_le_bytes()[..], &cost.to_le_bytes(), &window.to_le_bytes()[..6], &shape.to_le_bytes()[..6]]
-        .concat()
+    pairs(quota, cost, [window], shape)
+}
+
+/// The same for several windows.
+pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, shape: i64) -> Vec<u8> {
+    let pairs = windows.into_iter().flat_map(|window| {
+        let numbers = [&quota.to_le_bytes()[..], &cost.to_le_bytes(), &window.to_le_bytes()[..6]].concat();
+        [numbers, shape.to_le_bytes()[..6].to_vec()].concat()
+    });
+    pairs.chain(u64::MAX.to_le_bytes()).collect()
 }
 
 /// A key of the length that the crate's have.

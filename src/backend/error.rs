@@ -18,6 +18,8 @@ pub struct BackendError {
 pub enum Reason {
     /// No answer within the deadline. The charge may stand.
     Timeout,
+    /// The check came to the store after its deadline, or the store's clock had just been set forward. Nothing was charged.
+    Late,
     /// The store cannot be reached, or the connection broke. If it broke while the check was under way, its charge may
     /// stand.
     Connection,
@@ -84,6 +86,7 @@ impl Reason {
         match self {
             Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported => true,
             Self::Timeout
+            | Self::Late
             | Self::Connection
             | Self::ReadOnly
             | Self::OutOfMemory
@@ -116,6 +119,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Timeout => "no answer within the deadline",
+            Self::Late => "the check came too late",
             Self::Connection => "the store cannot be reached",
             Self::ReadOnly => "the store takes no writes",
             Self::OutOfMemory => "the store is out of memory",

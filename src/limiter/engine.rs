@@ -50,7 +50,8 @@ impl<B: Backend> Engine for B {
     }
 
     fn ask(self: Arc<Self>, check: Check, guard: Arc<Guard>) -> Boxed<Decision> {
-        Box::pin(guard.ask(async move {
+        Box::pin(guard.ask(|deadline| async move {
+            let check = check.with_deadline(deadline);
             let outcome = self.check(&check).await;
             complete(&check, outcome)
         }))

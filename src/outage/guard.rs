@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use tokio::time::Instant;
+
 use super::{
     Breaker,
     breaker::{Circuit, Told},
@@ -40,13 +42,16 @@ impl Guard {
     }
 
     /// Asks, if that is of use and there is a place, and waits until the deadline.
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn ask<T, F>(
         self: Arc<Self>,
-        asked: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, BackendError> {
+        asked: impl FnOnce(Instant) -> F,
+    ) -> Result<T, BackendError>
+    where
+        F: Future<Output = Result<T, BackendError>>,
+    {
         let deadline = self.deadline;
         let mut pass = self.enter()?;
-        let outcome = within(deadline, asked).await;
+        let outcome = within(deadline, asked(Instant::now() + deadline)).await;
         pass.tell(match &outcome {
             Err(error) if !error.reason().is_of_one_check() => Told::Failed(error),
             _ => Told::Answered,

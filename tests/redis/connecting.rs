@@ -10,7 +10,7 @@ use tower_sliding_window::{ConnectError, Limiter, Reason, RedisBackend};
 
 use super::{
     look::Look,
-    rig::{HOUR, alice, at_once, limiter, policy, reason, remaining},
+    rig::{HOUR, alice, at_once, idle, limiter, policy, reason, remaining},
 };
 use crate::support::server::{Engine, Server};
 
@@ -80,6 +80,8 @@ async fn a_lazy_backend_may_start_before_its_server() {
         }
 
         server.restart();
+        // Nobody connects for a moment after an attempt that has failed.
+        idle().await;
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 9, "{engine:?}");
     }

@@ -13,6 +13,7 @@ mod cost;
 mod denial;
 mod foreign_value;
 mod large_log;
+mod late;
 mod losing;
 mod places;
 mod script_cache;

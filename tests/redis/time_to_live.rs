@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Backend, Decision, Limiter, Policy, Reason};
+use tokio::time::timeout;
+use tower_sliding_window::{Algorithm, Backend, Decision, Policy, Purpose};
 
 use super::{
     layout::{Log, Windows, write_log, write_windows},
     look::Look,
     rig::{
-        HOUR, Reserved, alice, backend, clocked, every_algorithm, limiter, peek, policy, reason, remaining,
+        HOUR, Reserved, alice, backend, check, clocked, every_algorithm, limiter, peek, policy, remaining,
         reserve,
     },
 };
@@ -160,13 +161,14 @@ async fn a_charge_that_lands_after_the_key_has_ended_starts_afresh_and_ends_too(
         let server = Server::start(engine);
         let window = Duration::from_secs(2);
         let policies = [policy("short", 10, window)];
-        let builder = Limiter::builder(backend(&server).await).policy(policies[0].clone());
-        let hurried = builder.deadline(Duration::from_millis(20)).build().unwrap();
-        let limiter = limiter(backend(&server).await, policies);
+        let backend = backend(&server).await;
+        // It has no deadline but that of whoever asks, of which the server knows nothing.
+        let late = check(&policies, 3, Purpose::Charge);
+        let limiter = limiter(backend.clone(), policies);
         limiter.check(alice(), 5).await.unwrap();
 
         server.signal(libc::SIGSTOP);
-        assert_eq!(reason(hurried.check(alice(), 3).await), Reason::Timeout);
+        timeout(Duration::from_millis(20), backend.check(&late)).await.expect_err("an answer");
         tokio::time::sleep(window + window / 4 + Duration::from_millis(50)).await;
         server.signal(libc::SIGCONT);
 

@@ -33,6 +33,15 @@ fn in_one_line(error: &RedisError) -> String {
     }
 }
 
+/// Whether a server says that it does not do its work any more for whoever is connected: it was a primary, or the user was
+/// another one. The same address, or another one, may lead to a server that does. Nothing has run.
+pub(super) fn condemns(error: &RedisError) -> bool {
+    const CODES: [&str; 3] = ["READONLY", "MASTERDOWN", "NOAUTH"];
+    let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
+    // Older servers wrap what a script has met in a text of their own.
+    CODES.contains(&code) || detail.contains("READONLY")
+}
+
 pub(super) fn unavailable(error: RedisError) -> BackendError {
     BackendError::with_source(reason(&error), error)
 }

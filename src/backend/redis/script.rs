@@ -6,6 +6,7 @@ use std::{fmt::Write, time::Duration};
 use redis::{Cmd, Value, cmd};
 use sha2::{Digest, Sha256};
 
+use super::slots;
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
@@ -78,6 +79,7 @@ impl Script {
 /// Keys and arguments of one call.
 pub(super) struct Call {
     keys: Vec<String>,
+    /// What is asked of each pair, and for a check until when.
     pairs: Vec<u8>,
     /// None for a plain charge.
     purpose: Option<&'static str>,
@@ -87,7 +89,7 @@ pub(super) struct Call {
 
 impl Call {
     pub(super) fn check(check: &Check, at_micros: Option<u64>) -> Self {
-        let mut pairs = Vec::with_capacity(20 * check.pairs().len());
+        let mut pairs = Vec::with_capacity(20 * check.pairs().len() + 8);
         for Pair { policy, cost, .. } in check.pairs() {
             pairs.extend_from_slice(&policy.quota().to_le_bytes());
             pairs.extend_from_slice(&cost.to_le_bytes());
@@ -95,6 +97,7 @@ impl Call {
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
             pairs.extend_from_slice(&shape(policy).to_le_bytes()[..6]);
         }
+        pairs.extend_from_slice(&u64::MAX.to_le_bytes());
         let purpose = match check.purpose() {
             Purpose::Charge => None,
             Purpose::Reserve => Some("r"),
@@ -121,6 +124,19 @@ impl Call {
         Self { keys, pairs, purpose: None, at_micros }
     }
 
+    /// Sets the last instant of the server's clock, in microseconds, at which a check is still decided; it is the end of time
+    /// unless this is said.
+    pub(super) fn end_at(&mut self, micros: u64) {
+        if let Some(deadline) = self.pairs.last_chunk_mut() {
+            *deadline = micros.to_le_bytes();
+        }
+    }
+
+    /// The slot of the keys, or of the first one if they are not together.
+    pub(super) fn slot(&self) -> u16 {
+        slot_of(&self.keys)
+    }
+
     fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = cmd(name);
         command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.pairs).arg(self.purpose);
@@ -133,11 +149,17 @@ impl Call {
     }
 }
 
-/// Forgets what is stored for the pairs of a check.
-pub(super) fn reset(pairs: &Check) -> Cmd {
+/// Forgets what is stored for the pairs of a check. With the slot of the first one.
+pub(super) fn reset(pairs: &Check) -> (u16, Cmd) {
     let mut command = cmd("UNLINK");
-    command.arg(keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy))));
-    command
+    let keys = keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+    command.arg(&keys);
+    (slot_of(&keys), command)
+}
+
+fn slot_of(keys: &[String]) -> u16 {
+    let tag = keys.first().and_then(|key| key.split_once('{')?.1.split_once('}'));
+    tag.map_or(0, |(tag, _)| slots::slot(tag))
 }
 
 /// How a policy counts: the width of its buckets in microseconds, 0 for the log that has none, and for the algorithms of
@@ -205,12 +227,26 @@ pub(super) fn tag(partition: &PartitionKey) -> String {
     tag
 }
 
+/// The clock reading of a reply to a check.
+pub(super) fn clock(reply: &Value) -> Option<u64> {
+    let Value::BulkString(bytes) = reply else { return None };
+    bytes.first_chunk().map(|reading| u64::from_le_bytes(*reading))
+}
+
+/// Whether a reply to a check says that it came too late, and was neither decided nor charged: it is a clock reading alone.
+pub(super) fn is_late(reply: &Value) -> bool {
+    matches!(reply, Value::BulkString(bytes) if bytes.len() == 8)
+}
+
 /// Reads the reply to a check.
 pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, BackendError> {
     let broken = || BackendError::new(Reason::BrokenReply);
     let Value::BulkString(bytes) = reply else { return Err(broken()) };
     if bytes == b"full" {
         return Err(BackendError::new(Reason::Full));
+    }
+    if is_late(reply) {
+        return Err(BackendError::new(Reason::Late));
     }
     let mut fields = Fields(bytes);
     let (mut statuses, mut receipts) = (Vec::with_capacity(check.pairs().len()), Vec::new());
@@ -338,7 +374,8 @@ mod tests {
         let decided = reason(&whole).unwrap();
         assert_eq!((decided.at_micros(), decided.statuses()[0].remaining()), (7, 9));
         for length in 0..whole.len() {
-            assert_eq!(reason(&whole[..length]), Err(Reason::BrokenReply), "{length} bytes");
+            let expected = if length == 8 { Reason::Late } else { Reason::BrokenReply };
+            assert_eq!(reason(&whole[..length]), Err(expected), "{length} bytes");
         }
         whole.push(0);
         assert_eq!(reason(&whole), Err(Reason::BrokenReply));

@@ -18,6 +18,9 @@ use crate::{
     key::PartitionKey,
 };
 
+/// How many slots a cluster has (Redis cluster specification, "Key distribution model").
+pub(super) const SLOTS: u16 = 16_384;
+
 /// How long giving back may take. No request waits for it.
 const GIVE_BACK_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -35,8 +38,8 @@ pub(super) fn by_slot<'a>(keys: impl Iterator<Item = &'a PartitionKey>) -> Vec<V
 }
 
 /// The slot of a key with this tag between its braces (Redis cluster specification, "Hash tags").
-fn slot(tag: &str) -> u16 {
-    crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % 16_384
+pub(super) fn slot(tag: &str) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS
 }
 
 /// Gives units back slot by slot. What one slot cannot do does not keep the others from it.

@@ -1,0 +1,126 @@
+//! What is known of one server: how far its clock is from ours, whether it is being taught a script, and since when it owes
+//! an answer.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+/// How far two clocks drift apart at most, in parts of a second: 100 ppm, which is more than clocks that anybody keeps in
+/// order do.
+const DRIFT: u32 = 10_000;
+
+/// After so long any reply is better than an old one: its server's clock may have been set back since.
+const MEMORY: Duration = Duration::from_secs(10);
+
+/// What is known of one server. It is forgotten with the connection.
+#[derive(Debug, Default)]
+pub struct Node {
+    seen: Mutex<Option<Reading>>,
+    /// Since when it has not answered, if anything is asked.
+    waiting: Mutex<Option<Instant>>,
+    /// There while somebody sends it a text that it does not know.
+    teaching: Mutex<Option<watch::Receiver<()>>>,
+}
+
+/// A reading of the server's clock that has come with a reply.
+#[derive(Clone, Copy, Debug)]
+struct Reading {
+    server_micros: u64,
+    received: Instant,
+}
+
+impl Reading {
+    /// The least that the server's clock shows at this instant. The reply was under way for some time before it was received,
+    /// so the clock is further on.
+    fn at(self, instant: Instant) -> u64 {
+        match instant.checked_duration_since(self.received) {
+            Some(later) => self.server_micros.saturating_add(micros(later - later / DRIFT)),
+            None => self.server_micros.saturating_sub(micros(self.received - instant)),
+        }
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Something is asked of a node. Dropped before the answer is there, it may have run.
+pub(crate) struct Asked<'a> {
+    node: &'a Node,
+    /// Told whether the node has been silent for long.
+    unanswered: Option<&'a (dyn Fn(Duration) + Sync)>,
+}
+
+impl Node {
+    /// The server's clock at this instant, or earlier. 0 if nothing is known of it: a check with this deadline is refused, and
+    /// the refusal tells.
+    pub(crate) fn clock_at(&self, instant: Instant) -> u64 {
+        self.seen().map_or(0, |reading| reading.at(instant))
+    }
+
+    /// A reply has told this reading of the clock.
+    pub(crate) fn has_told(&self, server_micros: u64, received: Instant) {
+        let mut seen = self.seen();
+        let told = Reading { server_micros, received };
+        // The one that was shorter under way shows the later clock.
+        let is_better = |old: Reading| {
+            told.at(received) >= old.at(received) || received.duration_since(old.received) >= MEMORY
+        };
+        if seen.is_none_or(is_better) {
+            *seen = Some(told);
+        }
+    }
+
+    /// Waits until nobody teaches the server, or begins to: then what is returned has to be kept until it is done.
+    pub(crate) async fn teach(&self) -> Option<watch::Sender<()>> {
+        let mut teaching = {
+            let mut teaching = lock(&self.teaching);
+            match &*teaching {
+                // Nobody who has ended says so.
+                Some(other) if other.has_changed().is_ok() => other.clone(),
+                _ => {
+                    let (teacher, others) = watch::channel(());
+                    *teaching = Some(others);
+                    return Some(teacher);
+                }
+            }
+        };
+        // Nothing is ever said; it is done when the teacher is dropped.
+        let _ = teaching.changed().await;
+        None
+    }
+
+    pub(super) fn asks<'a>(&'a self, unanswered: &'a (dyn Fn(Duration) + Sync)) -> Asked<'a> {
+        lock(&self.waiting).get_or_insert_with(Instant::now);
+        Asked { node: self, unanswered: Some(unanswered) }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Option<Reading>> {
+        lock(&self.seen)
+    }
+}
+
+impl Asked<'_> {
+    /// The server has answered, or the connection is broken.
+    pub(super) fn end(mut self) {
+        *lock(&self.node.waiting) = None;
+        self.unanswered = None;
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        if let Some(unanswered) = self.unanswered {
+            let since = *lock(&self.node.waiting);
+            unanswered(since.map_or(Duration::ZERO, |since| since.elapsed()));
+        }
+    }
+}
+
+// Nothing that holds a lock here can panic half-way, or wait.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,63 @@
+//! Where the primary is, by those who watch it.
+
+use redis::{
+    ConnectionInfo, ErrorKind, RedisError, RedisResult,
+    sentinel::{Sentinel, SentinelNodeConnectionInfo},
+};
+use tokio::task::JoinSet;
+
+use super::server::Reach;
+
+/// Several Sentinels, and the name under which they know the primary.
+pub(super) struct Sentinels {
+    sentinels: Vec<ConnectionInfo>,
+    service: String,
+    /// How the primary is connected to, but for its address.
+    primary: Reach,
+}
+
+impl Sentinels {
+    pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, primary: Reach) -> Self {
+        Self { sentinels, service, primary }
+    }
+
+    pub(super) fn service(&self) -> &str {
+        &self.service
+    }
+
+    pub(super) fn reach(&self) -> &Reach {
+        &self.primary
+    }
+
+    /// How to reach the primary. All are asked at once, for one that hangs must not keep the others from answering; the first
+    /// that names a server which is a primary, by its own word too, is believed.
+    pub(super) async fn primary(&self) -> RedisResult<Reach> {
+        let mut asked: JoinSet<RedisResult<ConnectionInfo>> =
+            self.sentinels.iter().map(|sentinel| self.ask(sentinel.clone())).collect();
+        let mut outcome = Err(RedisError::from((ErrorKind::EmptySentinelList, "no Sentinel was named")));
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(info)) => return Ok(Reach { info, ..self.primary.clone() }),
+                Ok(Err(error)) => outcome = Err(error),
+                // It has panicked, or the runtime is ending.
+                Err(error) => outcome = Err(std::io::Error::other(error).into()),
+            }
+        }
+        outcome
+    }
+
+    fn ask(
+        &self,
+        sentinel: ConnectionInfo,
+    ) -> impl Future<Output = RedisResult<ConnectionInfo>> + Send + 'static {
+        let service = self.service.clone();
+        let node = SentinelNodeConnectionInfo::default()
+            .set_redis_connection_info(self.primary.info.redis_settings().clone())
+            .set_tcp_settings(self.primary.info.tcp_settings().clone());
+        async move {
+            let mut sentinel = Sentinel::build(vec![sentinel])?;
+            let client = sentinel.async_master_for(&service, Some(&node)).await?;
+            Ok(client.get_connection_info().clone())
+        }
+    }
+}
