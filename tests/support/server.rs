@@ -22,6 +22,8 @@ pub enum Engine {
 /// A server of our own.
 pub struct Server {
     engine: Engine,
+    /// What makes it the kind of server it is, before its port.
+    kind: Vec<String>,
     options: Vec<String>,
     port: u16,
     directory: TempDir,
@@ -78,9 +80,22 @@ impl Server {
 
     /// With further options of the server's configuration, as on its command line.
     pub fn with_options(engine: Engine, options: &[&str]) -> Self {
+        let kind = ["--save", "", "--appendonly", "no"].map(str::to_owned).into();
+        Self::of_kind(engine, kind, options, None)
+    }
+
+    /// A Sentinel with this configuration.
+    pub fn sentinel(engine: Engine, configuration: &str) -> Self {
+        Self::of_kind(engine, vec!["sentinel.conf".into(), "--sentinel".into()], &[], Some(configuration))
+    }
+
+    fn of_kind(engine: Engine, kind: Vec<String>, options: &[&str], configuration: Option<&str>) -> Self {
         let directory = tempfile::tempdir().expect("a folder for the server");
+        if let Some(configuration) = configuration {
+            fs::write(directory.path().join("sentinel.conf"), configuration).unwrap();
+        }
         let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut server = Self { engine, options, port: 0, directory, running: None };
+        let mut server = Self { engine, kind, options, port: 0, directory, running: None };
         // Somebody else may take the port before the server does.
         for _ in 0..10 {
             server.port = free_port();
@@ -139,16 +154,8 @@ impl Server {
         let watchdog = Command::new("sh")
             .args(["-c", WATCHDOG])
             .arg(self.engine.program())
-            .args([
-                "--port",
-                &self.port.to_string(),
-                "--bind",
-                "127.0.0.1",
-                "--save",
-                "",
-                "--appendonly",
-                "no",
-            ])
+            .args(&self.kind)
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(&self.options)
             .current_dir(self.directory.path())
             .stdin(Stdio::piped())
