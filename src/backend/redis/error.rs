@@ -38,8 +38,8 @@ fn in_one_line(error: &RedisError) -> String {
 pub(super) fn condemns(error: &RedisError) -> bool {
     const CODES: [&str; 3] = ["READONLY", "MASTERDOWN", "NOAUTH"];
     let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
-    // Older servers wrap what a script has met in a text of their own.
-    CODES.contains(&code) || detail.contains("READONLY")
+    // Redis before 7 wraps what a command of a script answers in a text of its own.
+    CODES.contains(&code) || detail.contains("-READONLY ")
 }
 
 pub(super) fn unavailable(error: RedisError) -> BackendError {
