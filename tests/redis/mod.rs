@@ -17,6 +17,7 @@ mod large_log;
 mod late;
 mod losing;
 mod places;
+mod resharding;
 mod script_cache;
 mod sent_once;
 mod server_errors;
