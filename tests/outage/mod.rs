@@ -2,10 +2,12 @@
 
 mod breaker;
 mod configuration;
+mod matrix;
 mod rules;
 mod settling;
 mod shares;
 mod shedding;
+mod soak;
 
 use std::{convert::Infallible, time::Duration};
 
@@ -23,8 +25,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The resolution of tokio's timer.
 const TICK: Duration = Duration::from_millis(1);
 
-const REASONS: [Reason; 13] = [
+const REASONS: [Reason; 14] = [
     Reason::Timeout,
+    Reason::Late,
     Reason::Connection,
     Reason::ReadOnly,
     Reason::OutOfMemory,

@@ -2,9 +2,9 @@
 
 mod expected;
 mod layout;
-mod look;
-mod proxy;
-mod rig;
+pub mod look;
+pub mod proxy;
+pub mod rig;
 
 mod access;
 mod cluster;
