@@ -163,6 +163,7 @@ mod backend;
 mod check;
 mod cost;
 mod decision;
+mod deny_cache;
 mod error;
 #[cfg(feature = "axum")]
 mod extract;
@@ -193,6 +194,7 @@ pub use backend::{
 pub use check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
 pub use cost::{CostFunction, Costs, RouteCosts};
 pub use decision::{Decision, Status, Wait};
+pub use deny_cache::DenyCache;
 pub use error::ConfigError;
 #[cfg(feature = "axum")]
 pub use extract::{NoDecision, NoReservation};
