@@ -9,7 +9,8 @@ use tower_sliding_window::{
 };
 
 use super::{
-    DUE, Fault, MINUTE, Remote, SECOND, TICK, age, alice, check, on, policy, remote, ten, used_up, user,
+    DUE, Fault, MINUTE, NOTHING, Remote, SECOND, TICK, age, alice, check, on, policy, remote, ten, used_up,
+    user,
 };
 use crate::http::probe::now;
 
@@ -76,7 +77,7 @@ async fn when_it_is_due_exactly_one_of_many_asks_and_the_others_wait_for_nothing
             asked += usize::from(!waited.is_zero());
         }
         assert_eq!((asked, remote.asked()), (1, 2 + round), "{trip:?}");
-        remote.check_trip(0 * TICK, 0 * TICK);
+        remote.check_trip(NOTHING, NOTHING);
     }
 }
 
@@ -115,10 +116,10 @@ async fn whoever_asks_for_others_leaves_that_to_the_next_when_it_is_dropped_or_f
 async fn what_is_told_late_makes_nothing_older() {
     let (remote, limiter) = remote();
     assert!(check(&limiter, 10).await.is_admitted());
-    remote.check_trip(0 * TICK, 50 * TICK);
+    remote.check_trip(NOTHING, 50 * TICK);
     let late = tokio::spawn(limiter.check(alice(), 1));
     sleep(10 * TICK).await;
-    remote.check_trip(0 * TICK, 0 * TICK);
+    remote.check_trip(NOTHING, NOTHING);
     assert!(!check(&limiter, 1).await.is_admitted());
     let newest = Instant::now();
     assert!(!late.await.unwrap().unwrap().is_cached());

@@ -22,6 +22,7 @@ use tower_sliding_window::{
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
+const NOTHING: Duration = Duration::ZERO;
 /// The resolution of tokio's timer.
 const TICK: Duration = Duration::from_millis(1);
 /// When one check is let through: seven eighths of the default age.
@@ -177,7 +178,7 @@ fn remote() -> (Remote, Limiter) {
     (remote, limiter)
 }
 
-/// The same, with so many of Alice's units used in one charge and one more denied. It was asked twice by then.
+/// The same, with all of Alice's units used and one more denied. It was asked twice by then.
 async fn used_up() -> (Remote, Limiter) {
     let (remote, limiter) = remote();
     assert!(check(&limiter, 10).await.is_admitted());

@@ -4,7 +4,8 @@ use tokio::time::{advance, sleep};
 use tower_sliding_window::{Algorithm, Limiter, Pair, Policies, Policy, Reserved, Wait};
 
 use super::{
-    DUE, MINUTE, Remote, SECOND, TICK, age, alice, check, on, policy, remote, ten, used_up, user, wait,
+    DUE, MINUTE, NOTHING, Remote, SECOND, TICK, age, alice, check, on, policy, remote, ten, used_up, user,
+    wait,
 };
 
 #[tokio::test(start_paused = true)]
@@ -128,9 +129,9 @@ async fn the_wait_counts_from_when_it_was_asked_for_and_not_from_when_it_was_tol
     let remote = Remote::new();
     let limiter = Limiter::builder(remote.clone()).policy(policy("p", 1, SECOND / 2)).build().unwrap();
     assert!(check(&limiter, 1).await.is_admitted());
-    remote.check_trip(0 * TICK, 40 * TICK);
+    remote.check_trip(NOTHING, 40 * TICK);
     assert_eq!(wait(&check(&limiter, 1).await), SECOND / 2);
-    remote.check_trip(0 * TICK, 0 * TICK);
+    remote.check_trip(NOTHING, NOTHING);
     let denied = check(&limiter, 1).await;
     assert_eq!((denied.is_cached(), wait(&denied)), (true, SECOND / 2 - 40 * TICK));
     advance(SECOND / 2 - 40 * TICK).await;
@@ -160,7 +161,7 @@ async fn what_another_process_gives_back_is_seen_within_the_maximum_age() {
         for other in others {
             assert!(other.await.unwrap().unwrap().is_admitted());
         }
-        remote.check_trip(0 * TICK, 0 * TICK);
+        remote.check_trip(NOTHING, NOTHING);
 
         // Asked only at the very end, too, by as many as there are.
         assert!(check(&limiter, 5).await.is_admitted());

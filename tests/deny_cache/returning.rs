@@ -3,7 +3,7 @@
 use tokio::time::sleep;
 use tower_sliding_window::{Pair, Policies, Reservation, Settled};
 
-use super::{Fault, MINUTE, SECOND, TICK, alice, check, policy, remote, ten, user};
+use super::{Fault, MINUTE, NOTHING, SECOND, TICK, alice, check, policy, remote, ten, user};
 
 /// Alice has reserved everything, and one more was denied.
 async fn reserved() -> (super::Remote, tower_sliding_window::Limiter, Reservation) {
@@ -144,7 +144,7 @@ async fn what_may_have_gone_back_is_not_known_any_more() {
         }
         // Given up in the middle, it may be done all the same.
         assert!(check(&limiter, 1).await.is_cached());
-        remote.change_trip(0 * TICK, 10 * TICK);
+        remote.change_trip(NOTHING, 10 * TICK);
         let reset = tokio::spawn(limiter.reset(alice()));
         sleep(5 * TICK).await;
         reset.abort();
