@@ -43,6 +43,19 @@ struct Inner {
     at_micros: u64,
     statuses: Box<[Status]>,
     receipts: Box<[Receipt]>,
+    origin: Origin,
+}
+
+/// Where a decision comes from.
+#[derive(PartialEq, Eq)]
+enum Origin {
+    /// A backend, at one instant of one clock.
+    Backend,
+    /// A backend, at several instants of several clocks.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster divides"))]
+    Divided,
+    /// What was known without asking, of a check of these policies.
+    Cache(Box<[Policy]>),
 }
 
 /// What a decision tells of one pair.
@@ -70,7 +83,22 @@ impl Decision {
         statuses: impl Into<Box<[Status]>>,
         receipts: impl Into<Box<[Receipt]>>,
     ) -> Self {
-        Self(Arc::new(Inner { at_micros, statuses: statuses.into(), receipts: receipts.into() }))
+        Self::of(Origin::Backend, at_micros, statuses.into(), receipts.into())
+    }
+
+    /// The same of a check that was divided among several clocks.
+    #[cfg(feature = "redis")]
+    pub(crate) fn divided(at_micros: u64, statuses: Vec<Status>, receipts: Vec<Receipt>) -> Self {
+        Self::of(Origin::Divided, at_micros, statuses.into(), receipts.into())
+    }
+
+    /// A denial that is known without asking, of a check of these policies: the statuses of the pairs that are known to deny.
+    pub(crate) fn cached(at_micros: u64, statuses: Box<[Status]>, policies: Box<[Policy]>) -> Self {
+        Self::of(Origin::Cache(policies), at_micros, statuses, [].into())
+    }
+
+    fn of(origin: Origin, at_micros: u64, statuses: Box<[Status]>, receipts: Box<[Receipt]>) -> Self {
+        Self(Arc::new(Inner { at_micros, statuses, receipts, origin }))
     }
 
     /// Whether the request may go on, and was charged.
@@ -85,7 +113,8 @@ impl Decision {
         waits.max().unwrap_or(Wait::ZERO)
     }
 
-    /// The status of every pair, in the order of the check.
+    /// The status of every pair, in the order of the check; of a [cached](Self::is_cached) denial, of those pairs only that are
+    /// known to deny.
     pub fn statuses(&self) -> &[Status] {
         &self.0.statuses
     }
@@ -102,9 +131,30 @@ impl Decision {
     }
 
     /// When this was decided, in microseconds of the backend's clock: Redis' own time, or for the memory backend
-    /// Unix time at start plus a monotonic clock.
+    /// Unix time at start plus a monotonic clock. Of a [cached](Self::is_cached) denial, when what it repeats was decided, the
+    /// newest of it.
     pub fn at_micros(&self) -> u64 {
         self.0.at_micros
+    }
+
+    /// Whether this is a denial that was known without asking the backend; see [`DenyCache`](crate::DenyCache) for what it
+    /// tells. An admission never is.
+    pub fn is_cached(&self) -> bool {
+        matches!(self.0.origin, Origin::Cache(_))
+    }
+
+    /// Whether it was decided at several instants of several clocks.
+    pub(crate) fn is_divided(&self) -> bool {
+        matches!(self.0.origin, Origin::Divided)
+    }
+
+    /// The policies of the check, in its order, whatever is known of their pairs.
+    pub(crate) fn policies(&self) -> impl Iterator<Item = &Policy> {
+        let (listed, told): (&[Policy], &[Status]) = match &self.0.origin {
+            Origin::Cache(policies) => (policies, &[]),
+            Origin::Backend | Origin::Divided => (&[], &self.0.statuses),
+        };
+        listed.iter().chain(told.iter().map(|status| &status.policy))
     }
 }
 
@@ -112,6 +162,7 @@ impl fmt::Debug for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Decision")
             .field("admitted", &self.is_admitted())
+            .field("cached", &self.is_cached())
             .field("at_micros", &self.at_micros())
             .field("statuses", &self.statuses())
             .finish()

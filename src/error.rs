@@ -127,6 +127,24 @@ pub enum ConfigError {
         open_for: Duration,
     },
 
+    /// Denials are remembered for no time, or for so long that a change elsewhere is not noticed.
+    #[error(
+        "denials that are remembered for {max_age:?}: it must be 1 ms to 60 s; `.deny_cache(None)` remembers none"
+    )]
+    DenyCacheMaxAge {
+        /// The age that was given.
+        max_age: Duration,
+    },
+
+    /// The bound on the denials that are remembered is out of range.
+    #[error("at most {given} denials that are remembered: the bound must be 1 to {max}")]
+    DenyCacheMaxEntries {
+        /// The bound that was given.
+        given: usize,
+        /// The largest bound.
+        max: usize,
+    },
+
     /// A quota cannot be shared among nobody.
     #[error("a share among {processes} processes: it must be 1 to 4294967295")]
     Share {

@@ -6,6 +6,7 @@ use tower_layer::Layer;
 
 use crate::{
     backend::{Backend, memory::MemoryBackend},
+    deny_cache::DenyCache,
     error::ConfigError,
     limiter::{Limiter, LimiterBuilder},
     outage::{Breaker, OutageRule},
@@ -124,6 +125,12 @@ impl<P, R> Builder<P, R> {
     /// How many checks may be under way at once; see [`LimiterBuilder::max_in_flight`].
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.limiter = self.limiter.max_in_flight(checks);
+        self
+    }
+
+    /// For how long what the store has denied is repeated without asking; see [`LimiterBuilder::deny_cache`].
+    pub fn deny_cache(mut self, cache: impl Into<Option<DenyCache>>) -> Self {
+        self.limiter = self.limiter.deny_cache(cache);
         self
     }
 

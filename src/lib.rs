@@ -146,6 +146,25 @@
 //! The [`Limiter`] itself knows the rule only in [`admit`](Limiter::admit); its other questions are answered by the store, or by
 //! a [`BackendError`], which says [whether the store was asked](BackendError::was_asked). Clones of a limiter share all of this.
 //!
+//! # Who is over a limit costs the store nothing
+//!
+//! What a store such as Redis has denied it goes on denying until the wait is over. So the process repeats it, by a
+//! [`DenyCache`], without asking: a client that sends 10,000 requests a second over its limit costs Redis about one command in a
+//! second. This is on unless [`deny_cache(None)`](Builder::deny_cache) is said, and it is no estimate:
+//!
+//! - **The verdict is the store's.** Only a denial is repeated, for the same pair of key and policy, at a cost that leaves no more of
+//!   the quota, and no longer than its wait. Nothing is ever admitted without asking, and a peek is always asked for.
+//! - **It is at most a second old**, or what [`max_age`](DenyCache::max_age) says. So long it may be wrong if *another* process gave
+//!   units back or reset the key, if the store lost its keys, or if its clock was stepped. What this process settles and
+//!   resets is seen at once, and so is another quota.
+//! - **It says that it is one**, by [`Decision::is_cached`]. It tells of those policies that are known to deny, and what is left of
+//!   their waits.
+//! - **In an outage it stands.** A denial that is known is a 429 while its wait runs, up to the maximum age, even if the breaker is open: it
+//!   is still true.
+//!
+//! A backend of your own is remembered if it says that its [denials hold](Backend::denials_hold). The memory answers at once,
+//! and needs none of this.
+//!
 //! # Where does the layer go?
 //!
 //! Around what is to be protected: `Router::layer` for all routes, `Router::route_layer` for those that exist,
@@ -163,6 +182,7 @@ mod backend;
 mod check;
 mod cost;
 mod decision;
+mod deny_cache;
 mod error;
 #[cfg(feature = "axum")]
 mod extract;
@@ -193,6 +213,7 @@ pub use backend::{
 pub use check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
 pub use cost::{CostFunction, Costs, RouteCosts};
 pub use decision::{Decision, Status, Wait};
+pub use deny_cache::DenyCache;
 pub use error::ConfigError;
 #[cfg(feature = "axum")]
 pub use extract::{NoDecision, NoReservation};

@@ -199,6 +199,14 @@ impl Policy {
         self.0.algorithm
     }
 
+    /// Whether this and the other share what they have counted. The quota is left out: it may change, and history is kept.
+    pub(crate) fn counts_with(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+            || (self.window_micros() == other.window_micros()
+                && self.0.algorithm == other.0.algorithm
+                && self.name() == other.name())
+    }
+
     /// The window in microseconds.
     pub(crate) fn window_micros(&self) -> u64 {
         self.0.window_micros
@@ -212,11 +220,7 @@ impl Policy {
 
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-            || (self.name() == other.name()
-                && self.quota() == other.quota()
-                && self.window_micros() == other.window_micros()
-                && self.0.algorithm == other.0.algorithm)
+        self.quota() == other.quota() && self.counts_with(other)
     }
 }
 

@@ -7,6 +7,7 @@ mod redis_server;
 mod support;
 
 mod contract;
+mod deny_cache;
 mod example;
 mod http;
 mod limiter;

@@ -97,6 +97,15 @@ pub trait Backend: Send + Sync + 'static {
         async { Err(BackendError::new(Reason::Unsupported)) }
     }
 
+    /// Whether a denial of this backend holds: it stays true until its wait has passed, on a clock that runs as this process's
+    /// does, unless units are given back, the pair is reset, or its record is lost; and it is true of every check of the same
+    /// pair that leaves no more of its quota, whatever that is by then.
+    ///
+    /// A limiter may repeat it then without asking; see [`DenyCache`](crate::DenyCache). It looks here once, when it is built.
+    fn denials_hold(&self) -> bool {
+        false
+    }
+
     /// A name of the store, equal for all backends of this process that share one: so that limits which contradict each
     /// other there can be warned about. None if it is not known.
     fn store(&self) -> Option<String> {

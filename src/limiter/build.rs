@@ -10,6 +10,7 @@ use super::{Inner, Limiter, Settings, engine::Engine};
 use crate::{
     backend::{Backend, memory::MemoryBackend},
     check::{MAX_PAIRS, Namespace},
+    deny_cache::{Denials, DenyCache, check_deny_cache},
     error::ConfigError,
     observe,
     outage::{Breaker, Guard, Local, OutageRule, check_breaker},
@@ -35,6 +36,7 @@ pub struct LimiterBuilder {
     rule: OutageRule,
     breaker: Option<Breaker>,
     max_in_flight: usize,
+    deny_cache: Option<DenyCache>,
     memory: Option<MemoryBackend>,
     engine: Arc<dyn Engine>,
 }
@@ -59,6 +61,7 @@ impl LimiterBuilder {
             rule: OutageRule::default(),
             breaker: Some(Breaker::default()),
             max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
+            deny_cache: Some(DenyCache::default()),
             memory: None,
             engine: Arc::new(backend),
         }
@@ -128,6 +131,16 @@ impl LimiterBuilder {
         self
     }
 
+    /// For how long what the store has denied is repeated without asking, and of how many pairs: [`DenyCache::default`] unless
+    /// it is said. `None` asks the store every time.
+    ///
+    /// It makes no difference to a backend that answers at once, nor to one of which nobody knows that its
+    /// [denials hold](Backend::denials_hold).
+    pub fn deny_cache(mut self, cache: impl Into<Option<DenyCache>>) -> Self {
+        self.deny_cache = cache.into();
+        self
+    }
+
     /// Where [local decisions](OutageRule::Local) are kept: for another bound on partition keys than
     /// [`MemoryBackend::DEFAULT_MAX_KEYS`], or for several limiters that share what they grant locally, or for a clock that a
     /// test moves. Unless it is said, the limiter makes a memory of its own when the first one is taken.
@@ -157,7 +170,8 @@ impl LimiterBuilder {
     ///
     /// [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
     /// [`ConfigError::Namespace`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
-    /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`] or [`ConfigError::MaxInFlight`].
+    /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
+    /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -171,6 +185,7 @@ impl LimiterBuilder {
             rule,
             breaker,
             max_in_flight,
+            deny_cache,
             memory,
             engine,
         } = self;
@@ -191,13 +206,18 @@ impl LimiterBuilder {
         if !(1..=MAX_IN_FLIGHT).contains(&max_in_flight) {
             return Err(ConfigError::MaxInFlight { given: max_in_flight, max: MAX_IN_FLIGHT });
         }
+        if let Some(cache) = deny_cache {
+            check_deny_cache(cache)?;
+        }
         if settles && !engine.can_change() {
             return Err(ConfigError::CannotSettle);
         }
         let namespace = namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
         let store = engine.name_of_store();
+        let denials = deny_cache.filter(|_| engine.can_remember()).map(Denials::new);
         let limiter = Limiter(Arc::new(Inner {
-            queue: Queue::new(engine.clone(), deadline, queue),
+            queue: Queue::new(engine.clone(), deadline, queue, denials.clone()),
+            denials,
             settings: Settings { policies, namespace, deadline, rule },
             guard: Guard::new(breaker, deadline, max_in_flight),
             local: memory.map(Local::in_memory).unwrap_or_default(),

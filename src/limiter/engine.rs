@@ -12,6 +12,7 @@ use crate::{
     backend::{Backend, BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
+    deny_cache::{Denials, Inquiry},
     outage::{Guard, within},
 };
 
@@ -34,13 +35,19 @@ pub(crate) struct Change {
 pub(crate) trait Engine: Send + Sync {
     /// The decision, from a backend that never waits. None if this one has to, and then nothing was done.
     fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>>;
-    /// The decision of a backend that has to wait.
-    fn ask(self: Arc<Self>, check: Check, guard: Arc<Guard>) -> Boxed<Decision>;
-    fn forget(self: Arc<Self>, pairs: Check, deadline: Duration) -> Progress<()>;
+    /// The decision of a backend that has to wait. Those who inquire learn from it.
+    fn ask(self: Arc<Self>, check: Check, guard: Arc<Guard>, inquiry: Option<Inquiry>) -> Boxed<Decision>;
+    fn forget(
+        self: Arc<Self>,
+        pairs: Check,
+        deadline: Duration,
+        denials: Option<Arc<Denials>>,
+    ) -> Progress<()>;
     /// Does what can be done at once, and takes it out of the change.
     fn change_now(&self, change: &mut Change) -> Outcome<()>;
     fn change(self: Arc<Self>, change: Change, deadline: Duration) -> Boxed<()>;
     fn can_change(&self) -> bool;
+    fn can_remember(&self) -> bool;
     fn name_of_store(&self) -> Option<String>;
 }
 
@@ -49,16 +56,29 @@ impl<B: Backend> Engine for B {
         Some(complete(check, self.check_now(check)?))
     }
 
-    fn ask(self: Arc<Self>, check: Check, guard: Arc<Guard>) -> Boxed<Decision> {
-        Box::pin(guard.ask(|deadline| async move {
-            let check = check.with_deadline(deadline);
-            let outcome = self.check(&check).await;
-            complete(&check, outcome)
-        }))
+    fn ask(self: Arc<Self>, check: Check, guard: Arc<Guard>, inquiry: Option<Inquiry>) -> Boxed<Decision> {
+        Box::pin(async move {
+            let sent = inquiry.map(Inquiry::send);
+            let check = check.with_deadline(guard.deadline());
+            let outcome = guard.ask(async { complete(&check, self.check(&check).await) }).await;
+            match sent {
+                Some(sent) => sent.learn(&check, outcome),
+                None => outcome,
+            }
+        })
     }
 
-    fn forget(self: Arc<Self>, pairs: Check, deadline: Duration) -> Progress<()> {
-        Progress::Later(Box::pin(within(deadline, async move { self.reset(&pairs).await })))
+    fn forget(
+        self: Arc<Self>,
+        pairs: Check,
+        deadline: Duration,
+        denials: Option<Arc<Denials>>,
+    ) -> Progress<()> {
+        Progress::Later(Box::pin(async move {
+            let forgotten = pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+            let _evicting = denials.map(|denials| denials.evicting(forgotten));
+            within(deadline, self.reset(&pairs)).await
+        }))
     }
 
     fn change_now(&self, change: &mut Change) -> Outcome<()> {
@@ -95,6 +115,10 @@ impl<B: Backend> Engine for B {
 
     fn can_change(&self) -> bool {
         self.changes_charges()
+    }
+
+    fn can_remember(&self) -> bool {
+        self.denials_hold()
     }
 
     fn name_of_store(&self) -> Option<String> {

@@ -14,6 +14,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose},
     cost::Costs,
     decision::Decision,
+    deny_cache::{Denials, Inquiry, Look},
     error::ConfigError,
     key::PartitionKey,
     observe,
@@ -32,7 +33,7 @@ use ask::Admitting;
 pub(crate) use ask::Ask;
 pub use ask::{AdmitFuture, CheckFuture, ReserveFuture, Reserved, ResetFuture, Verdict};
 pub use build::LimiterBuilder;
-use engine::{Engine, Progress};
+use engine::{Boxed, Engine, Progress};
 
 /// A limit without HTTP: for jobs, outgoing calls, and everything that is no tower service.
 ///
@@ -62,9 +63,19 @@ pub(crate) struct Inner {
     engine: Arc<dyn Engine>,
     queue: Arc<Queue>,
     guard: Arc<Guard>,
+    /// None if nothing is remembered.
+    denials: Option<Arc<Denials>>,
     local: Local,
     warned_of_name: AtomicBool,
     warned_of_draft: AtomicBool,
+}
+
+/// What becomes of a check.
+enum Asked {
+    /// The outcome is there.
+    Now(Result<Decision, BackendError>),
+    /// The store has to be asked.
+    Later(Option<Inquiry>),
 }
 
 #[derive(Clone, Debug)]
@@ -247,14 +258,13 @@ impl Limiter {
         let is_kept = reserves || matches!(rule, OutageRule::Local(_));
         let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
         match self.decide_now(&check) {
-            Some(outcome) => {
+            Asked::Now(outcome) => {
                 let kept = is_kept.then(|| (self.clone(), check));
                 Ok(Verdict::new(outcome, rule, reserves, kept))
             }
-            None => {
+            Asked::Later(inquiry) => {
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
-                let asked = self.0.engine.clone().ask(check, self.0.guard.clone());
-                Err(Ask { asked, rule, reserves, kept })
+                Err(Ask { asked: self.decide_later(check, inquiry), rule, reserves, kept })
             }
         }
     }
@@ -309,16 +319,16 @@ impl Limiter {
             Err(error) => return Progress::Now(Some(Err(error))),
         };
         match self.decide_now(&check) {
-            Some(outcome) => Progress::Now(Some(outcome)),
-            None => Progress::Later(self.0.engine.clone().ask(check, self.0.guard.clone())),
+            Asked::Now(outcome) => Progress::Now(Some(outcome)),
+            Asked::Later(inquiry) => Progress::Later(self.decide_later(check, inquiry)),
         }
     }
 
     /// The decision, if there is no need to wait for it.
-    fn decide_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
+    fn decide_now(&self, check: &Check) -> Asked {
         let engine = &self.0.engine;
         if check.purpose() != Purpose::Charge && !engine.can_change() {
-            return Some(Err(BackendError::new(Reason::Unsupported)));
+            return Asked::Now(Err(BackendError::new(Reason::Unsupported)));
         }
         if check.purpose() != Purpose::Peek {
             for pair in check.pairs() {
@@ -327,7 +337,18 @@ impl Limiter {
                 }
             }
         }
-        engine.ask_now(check)
+        if let Some(outcome) = engine.ask_now(check) {
+            return Asked::Now(outcome);
+        }
+        match self.0.denials.as_ref().map(|denials| denials.look(check)) {
+            Some(Look::Denied(decision)) => Asked::Now(Ok(decision)),
+            Some(Look::Ask(inquiry)) => Asked::Later(Some(inquiry)),
+            Some(Look::Pass) | None => Asked::Later(None),
+        }
+    }
+
+    fn decide_later(&self, check: Check, inquiry: Option<Inquiry>) -> Boxed<Decision> {
+        self.0.engine.clone().ask(check, self.0.guard.clone(), inquiry)
     }
 
     fn reserving(&self, check: Check) -> ReserveFuture {
@@ -336,9 +357,9 @@ impl Limiter {
     }
 
     fn forget(&self, check: Check) -> ResetFuture {
-        let Inner { settings, engine, .. } = &*self.0;
+        let Inner { settings, engine, denials, .. } = &*self.0;
         ResetFuture(if engine.can_change() {
-            engine.clone().forget(check, settings.deadline)
+            engine.clone().forget(check, settings.deadline, denials.clone())
         } else {
             Progress::error(Reason::Unsupported)
         })

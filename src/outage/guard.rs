@@ -41,17 +41,19 @@ impl Guard {
         Arc::new(Self { circuit, deadline, in_flight: AtomicUsize::new(0), max_in_flight })
     }
 
+    /// Until when nobody waits for what is asked now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.deadline
+    }
+
     /// Asks, if that is of use and there is a place, and waits until the deadline.
-    pub(crate) async fn ask<T, F>(
+    pub(crate) async fn ask<T>(
         self: Arc<Self>,
-        asked: impl FnOnce(Instant) -> F,
-    ) -> Result<T, BackendError>
-    where
-        F: Future<Output = Result<T, BackendError>>,
-    {
+        asked: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
         let deadline = self.deadline;
         let mut pass = self.enter()?;
-        let outcome = within(deadline, asked(Instant::now() + deadline)).await;
+        let outcome = within(deadline, asked).await;
         pass.tell(match &outcome {
             Err(error) if !error.reason().is_of_one_check() => Told::Failed(error),
             _ => Told::Answered,

@@ -8,7 +8,10 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use sfv::{KeyRef, ListSerializer, StringRef};
 
-use crate::decision::{Decision, Status, Wait};
+use crate::{
+    decision::{Decision, Wait},
+    policy::Policy,
+};
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -28,9 +31,10 @@ pub(super) fn add(headers: &mut HeaderMap, decision: &Decision) {
 
 /// `"burst";q=10;w=1`: what is in force. The window is left out where it is not whole seconds.
 fn policies(decision: &Decision) -> Option<String> {
-    list(decision, |status, member| {
-        let member = member.parameter(KeyRef::constant("q"), status.limit());
-        let window = status.policy().window();
+    let policies = decision.policies().map(|policy| (policy, policy));
+    list(policies, |policy, member| {
+        let member = member.parameter(KeyRef::constant("q"), policy.quota());
+        let window = policy.window();
         if window.subsec_nanos() == 0 {
             // At most 366 days.
             member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
@@ -40,7 +44,8 @@ fn policies(decision: &Decision) -> Option<String> {
 
 /// `"burst";r=7;t=1`: for `t` seconds no more than `r` can be used.
 fn limits(decision: &Decision) -> Option<String> {
-    list(decision, |status, member| {
+    let statuses = decision.statuses().iter().map(|status| (status.policy(), status));
+    list(statuses, |status, member| {
         let member = member.parameter(KeyRef::constant("r"), status.remaining());
         if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {
             member.parameter(KeyRef::constant("t"), seconds);
@@ -48,15 +53,16 @@ fn limits(decision: &Decision) -> Option<String> {
     })
 }
 
-fn list(
-    decision: &Decision,
-    parameters: impl Fn(&Status, sfv::ParameterSerializer<&mut String>),
+/// A member for each of these, named after its policy.
+fn list<'a, T>(
+    members: impl Iterator<Item = (&'a Policy, T)>,
+    parameters: impl Fn(T, sfv::ParameterSerializer<&mut String>),
 ) -> Option<String> {
     let mut list = ListSerializer::new();
-    for status in decision.statuses() {
+    for (policy, member) in members {
         // Never an error: names are printable ASCII, which is what a String may hold.
-        if let Ok(name) = StringRef::from_str(status.policy().name()) {
-            parameters(status, list.bare_item(name));
+        if let Ok(name) = StringRef::from_str(policy.name()) {
+            parameters(member, list.bare_item(name));
         }
     }
     list.finish()
@@ -80,7 +86,7 @@ pub(super) fn whole_seconds(wait: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{check::Pair, key::PartitionKey, policy::Policy};
+    use crate::{check::Pair, decision::Status, key::PartitionKey};
 
     fn status(name: &str, window: Duration, remaining: u32, retry: Wait, next: Duration) -> Status {
         let policy = Policy::new(name, 10, window).unwrap();

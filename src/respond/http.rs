@@ -31,7 +31,8 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// those of a refused one's. What is admitted although there is no decision has no such fields, and [`Unchecked`](crate::Unchecked) or
 /// [`LocalDecision`](crate::LocalDecision) in both places. Where the layer settles, the [`Reservation`] is in the request's, too; the fields tell of the
 /// charge as it was made, before it is settled. `Retry-After` is the wait of the policies that refused; the `t` of another one may be longer,
-/// for the client need not wait for that. Where layers are nested, the request holds the decision and the reservation of the innermost one so far, and the
+/// for the client need not wait for that. Of a denial that was [known without asking](crate::DenyCache), `RateLimit-Policy`
+/// tells all policies as ever, and `RateLimit` those that are known to deny. Where layers are nested, the request holds the decision and the reservation of the innermost one so far, and the
 /// response that of the outermost one, but for a denial, which stays.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Http;

@@ -21,6 +21,8 @@ use tokio::{
 use super::{Progress, Settled, Settlement};
 use crate::{
     backend::{BackendError, Reason, memory::MemoryBackend},
+    check::Refund,
+    deny_cache::{Denials, Evicting},
     limiter::engine::{Change, Engine},
     observe,
 };
@@ -32,6 +34,8 @@ const WORKERS: usize = 8;
 pub(crate) struct Queue {
     engine: Arc<dyn Engine>,
     deadline: Duration,
+    /// What does not hold any more when units go back.
+    denials: Option<Arc<Denials>>,
     /// How many may wait.
     bound: usize,
     waiting: Mutex<Waiting>,
@@ -51,6 +55,8 @@ struct Waiting {
 struct Job {
     /// None when it is under way.
     change: Option<Change>,
+    /// What is not known any more when it is done. None where nothing goes back.
+    evicting: Option<Evicting>,
     /// What became of the part that could be done at once.
     begun: Result<(), BackendError>,
     /// None when the outcome is told.
@@ -66,10 +72,16 @@ struct Worker {
 }
 
 impl Queue {
-    pub(crate) fn new(engine: Arc<dyn Engine>, deadline: Duration, bound: usize) -> Arc<Self> {
+    pub(crate) fn new(
+        engine: Arc<dyn Engine>,
+        deadline: Duration,
+        bound: usize,
+        denials: Option<Arc<Denials>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             engine,
             deadline,
+            denials,
             bound,
             waiting: Mutex::default(),
             idle: Notify::new(),
@@ -96,18 +108,27 @@ impl Queue {
 
     /// Does what the backend can do at once, and has the rest done.
     pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
+        let evicting = self.evicting(change.refund.as_ref());
         let outcome = self.engine.change_now(&mut change);
+        let evicting = evicting.filter(|_| change.refund.is_some());
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(self.settled(outcome));
         }
         let (told, settled) = oneshot::channel();
-        self.enqueue(Job { change: Some(change), begun: outcome, told: Some(told), queue: self.clone() });
+        let (change, told, queue) = (Some(change), Some(told), self.clone());
+        self.enqueue(Job { change, evicting, begun: outcome, told, queue });
         Settlement(Progress::Waiting(settled))
     }
 
     /// Does in the memory of this process what was charged there.
     pub(super) fn settle_at_once(&self, memory: &MemoryBackend, mut change: Change) -> Settlement {
         Settlement::now(self.settled(memory.change_now(&mut change)))
+    }
+
+    /// Forgets the denials of pairs that get units back, now and when that is done.
+    fn evicting(&self, refund: Option<&Refund>) -> Option<Evicting> {
+        let denials = self.denials.as_ref()?;
+        Some(denials.evicting(refund?.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
     }
 
     fn enqueue(self: &Arc<Self>, job: Job) {
@@ -208,6 +229,8 @@ impl Job {
 
     fn tell(&mut self, outcome: Result<(), BackendError>) {
         if let Some(told) = self.told.take() {
+            // Whoever hears of it may use what has gone back.
+            self.evicting = None;
             let begun = std::mem::replace(&mut self.begun, Ok(()));
             // Perhaps nobody waits to hear it.
             let _ = told.send(self.queue.settled(begun.and(outcome)));

@@ -11,6 +11,7 @@ mod cluster;
 mod connecting;
 mod cost;
 mod denial;
+mod deny_cache;
 mod failover;
 mod foreign_value;
 mod large_log;

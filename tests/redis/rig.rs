@@ -65,8 +65,9 @@ pub async fn peek(backend: &impl Backend, policies: &[Policy], cost: u32) -> Dec
     backend.check(&check(policies, cost, Purpose::Peek)).await.unwrap()
 }
 
+/// It asks the server every time.
 pub fn limiter<const N: usize>(backend: impl Backend, policies: [Policy; N]) -> Limiter {
-    let builder = Limiter::builder(backend).deadline(UNHURRIED);
+    let builder = Limiter::builder(backend).deadline(UNHURRIED).deny_cache(None);
     policies.into_iter().fold(builder, |builder, policy| builder.policy(policy)).build().unwrap()
 }
 

@@ -136,12 +136,9 @@ impl Partition {
 }
 
 impl Slot {
-    /// Whether this is the one for a policy. The quota is left out: it may change, and history is kept.
+    /// Whether this is the one for a policy.
     fn is_of(&self, namespace: &str, policy: &Policy) -> bool {
-        self.policy.window_micros() == policy.window_micros()
-            && self.policy.algorithm() == policy.algorithm()
-            && self.policy.name() == policy.name()
-            && *self.namespace == *namespace
+        self.policy.counts_with(policy) && *self.namespace == *namespace
     }
 
     fn idle_at(&self) -> u64 {

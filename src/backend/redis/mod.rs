@@ -49,7 +49,8 @@ use script::{Call, Script, Scripts};
 /// for each slot, in order. What was charged before another slot denies goes back at once, by a task of its own that
 /// survives the check; the slots after it are asked without charging. So there are never too many, and the wait that
 /// is told is true; in the instant between, somebody else may be denied because of a charge that is given back. Of a pair
-/// that was given back, `reset_after` is an upper bound. All policies of one partition key are in one slot, and so in one call.
+/// that was given back, `reset_after` is an upper bound. Such a denial is not [remembered](crate::DenyCache), but that of
+/// somebody else in the instant between may be. All policies of one partition key are in one slot, and so in one call.
 ///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
 /// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
@@ -441,6 +442,11 @@ impl<L: Link> Backend for RedisBackend<L> {
             Some(slots) => slots::forget(self, pairs, &slots).await,
             None => outcome,
         }
+    }
+
+    /// On the server's own clock. One that is injected may be moved at any time.
+    fn denials_hold(&self) -> bool {
+        self.instant().is_none()
     }
 
     fn store(&self) -> Option<String> {

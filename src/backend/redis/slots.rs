@@ -126,7 +126,7 @@ pub(super) async fn decide<L: Link>(
         Purpose::Reserve if admitted => receipts.into_iter().flatten().collect(),
         _ => Vec::new(),
     };
-    Ok(Decision::with_receipts(at_micros, statuses, receipts))
+    Ok(Decision::divided(at_micros, statuses, receipts))
 }
 
 /// The status of a pair without the charge that it tells of. When everything will have left is then known only as "no

@@ -1,0 +1,119 @@
+//! Whatever happens in one process: what is repeated is what the store would say.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tokio::time::advance;
+use tower_sliding_window::{
+    Algorithm, Backend, Check, Limiter, Pair, PartitionKey, Policy, Purpose, Reservation, Wait,
+};
+
+use super::{MINUTE, Remote, SECOND, age, policy};
+
+#[derive(Clone, Debug)]
+enum Step {
+    Check { keys: Vec<u8>, quota: u32, cost: u32 },
+    Reserve { keys: Vec<u8>, quota: u32, cost: u32 },
+    Settle { which: usize, used: u32 },
+    Reset { key: u8 },
+    Wait(Duration),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let keys = || prop::sample::subsequence(vec![0, 1, 2], 1..=2);
+    let (quota, cost) = (prop_oneof![3 => Just(10u32), 1 => 8..=12u32], 0..=13u32);
+    prop_oneof![
+        8 => (keys(), quota.clone(), cost.clone())
+            .prop_map(|(keys, quota, cost)| Step::Check { keys, quota, cost }),
+        2 => (keys(), quota, cost.clone()).prop_map(|(keys, quota, cost)| Step::Reserve { keys, quota, cost }),
+        1 => (any::<usize>(), cost).prop_map(|(which, used)| Step::Settle { which, used }),
+        1 => (0..3u8).prop_map(|key| Step::Reset { key }),
+        4 => (0..3_000u64).prop_map(|millis| Step::Wait(Duration::from_millis(millis))),
+    ]
+}
+
+fn pairs(policies: &[Policy], keys: &[u8], quota: u32, cost: u32) -> Vec<Pair> {
+    let policies = policies.iter().map(|policy| {
+        let other = Policy::new(policy.name(), quota, policy.window()).unwrap();
+        other.with_algorithm(policy.algorithm()).unwrap()
+    });
+    let policies: Vec<_> = policies.collect();
+    let keys = keys.iter().map(|key| PartitionKey::new("user", key.to_string()));
+    keys.flat_map(|key| policies.iter().map(move |policy| Pair::new(key.clone(), policy.clone(), cost)))
+        .collect()
+}
+
+async fn run(steps: Vec<Step>) -> usize {
+    let buckets = Algorithm::SlidingBuckets { precision: SECOND };
+    let policies = [
+        policy("log", 10, 5 * SECOND),
+        policy("buckets", 10, 3 * SECOND).with_algorithm(buckets).unwrap(),
+        policy("counter", 10, 4 * SECOND).with_algorithm(Algorithm::SlidingCounter).unwrap(),
+        policy("fixed", 10, 2 * SECOND).with_algorithm(Algorithm::FixedWindow).unwrap(),
+    ];
+    let remote = Remote::new();
+    let builder = Limiter::builder(remote.clone()).without_policies();
+    let limiter = builder.deny_cache(age(MINUTE)).build().unwrap();
+    let mut held: Vec<Reservation> = Vec::new();
+    let mut repeated = 0;
+    for step in steps {
+        let (keys, quota, cost, reserves) = match step {
+            Step::Check { keys, quota, cost } => (keys, quota, cost, false),
+            Step::Reserve { keys, quota, cost } => (keys, quota, cost, true),
+            Step::Settle { which, used } => {
+                if !held.is_empty() {
+                    held.swap_remove(which % held.len()).settle(used).await;
+                }
+                continue;
+            }
+            Step::Reset { key } => {
+                limiter.reset_pairs(pairs(&policies, &[key], 10, 0)).unwrap().await.unwrap();
+                continue;
+            }
+            Step::Wait(time) => {
+                advance(time).await;
+                continue;
+            }
+        };
+        let pairs = pairs(&policies, &keys, quota, cost);
+        let expected = Check::new(pairs.clone()).unwrap().with_purpose(Purpose::Peek);
+        let expected = remote.now().check(&expected).await.unwrap();
+        let decision = if reserves {
+            let reserved = limiter.reserve_pairs(pairs).unwrap().await.unwrap();
+            let decision = reserved.decision().clone();
+            held.extend(reserved.admitted());
+            decision
+        } else {
+            limiter.check_pairs(pairs).unwrap().await.unwrap()
+        };
+        assert_eq!(decision.is_admitted(), expected.is_admitted());
+        if !decision.is_cached() {
+            continue;
+        }
+        repeated += 1;
+        // Never too long; and where no wait helps, or one is told that is none, the client would be told a lie.
+        assert!(decision.retry_after() <= expected.retry_after(), "{decision:?} {expected:?}");
+        for status in decision.statuses() {
+            let same = expected.statuses().iter().filter(|other| other.policy() == status.policy());
+            let longest = same.map(|other| other.retry_after()).max().unwrap();
+            assert!(!status.retry_after().is_zero() && status.retry_after() <= longest);
+            assert!(!status.next_after().is_zero() && status.reset_after() <= status.policy().window() * 2);
+            assert_eq!(status.retry_after() == Wait::Never, status.cost() > status.limit());
+            assert!(status.remaining() < status.cost());
+        }
+    }
+    repeated
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn what_is_repeated_is_what_the_store_would_say(steps in prop::collection::vec(step(), 1..400)) {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let repeated = runtime.block_on(run(steps.clone()));
+        // It is tested at all.
+        prop_assert!(repeated > 0 || steps.len() < 200, "{} steps", steps.len());
+    }
+}
