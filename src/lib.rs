@@ -109,7 +109,7 @@
 //! | | | unless it is said |
 //! | --- | --- | --- |
 //! | one [deadline](Builder::deadline) around the whole check, whatever the backend does inside | [`Reason::Timeout`] | 100 ms |
-//! | a [`Breaker`]: after failures in a row the store is left alone; one check at a time probes whether it is back | the reason of the failure, within microseconds | 5 failures, 1 s |
+//! | a [`Breaker`]: after failures in a row the store is left alone; one check at a time probes whether it is back | the reason of the failure, within microseconds | 5 failures, 250 ms |
 //! | a bound on [checks under way](Builder::max_in_flight) | [`Reason::Shed`], at once | 4,096 |
 //!
 //! The deadline should be shorter than the patience of those who ask: a check that is dropped before it tells the breaker

@@ -50,5 +50,5 @@ fn the_ends_of_every_range_can_be_built() {
     builder().max_in_flight(1 << 20).build().unwrap();
     assert_eq!(Share::among(u32::MAX).unwrap().processes(), u32::MAX);
     assert_eq!(Share::whole().processes(), 1);
-    assert_eq!(Breaker::default(), Breaker { failures: 5, open_for: Duration::from_secs(1) });
+    assert_eq!(Breaker::default(), Breaker { failures: 5, open_for: Duration::from_millis(250) });
 }
