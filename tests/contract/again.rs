@@ -6,14 +6,14 @@ use proptest::test_runner::TestCaseError;
 use tower_sliding_window::{Backend, Check, Pair, Purpose, Receipt};
 
 use super::{
-    history::{Keys, Pairs},
+    history::{Couple, Keys, Pairs},
     invariants::{Bench, Deed, Event, failed, give_back, require, says_the_same},
 };
 
 /// A denial leaves no trace, and neither does a peek: the same history without them comes to the same decisions.
 pub async fn without_denials<B: Backend>(
     bench: &Bench<'_, B>,
-    salt: &str,
+    couple: &Couple,
     events: &[Event],
 ) -> Result<(), TestCaseError> {
     let mut reservations: Vec<(Check, Vec<Receipt>)> = Vec::new();
@@ -26,7 +26,7 @@ pub async fn without_denials<B: Backend>(
                 if !decision.is_admitted() || *purpose == Purpose::Peek {
                     continue;
                 }
-                let check = pairs.check(salt, &policies).with_purpose(*purpose);
+                let check = pairs.check(couple, &policies).with_purpose(*purpose);
                 let again = bench.backend.check(&check).await.map_err(failed)?;
                 require(says_the_same(&again, decision), trace)?;
                 if *purpose == Purpose::Reserve {
@@ -42,7 +42,7 @@ pub async fn without_denials<B: Backend>(
                 }
             }
             Deed::Reset { pairs } => {
-                bench.backend.reset(&pairs.check(salt, &policies)).await.map_err(failed)?;
+                bench.backend.reset(&pairs.check(couple, &policies)).await.map_err(failed)?;
             }
         }
     }
@@ -53,7 +53,7 @@ pub async fn without_denials<B: Backend>(
 /// the clock never went back. Decisions already made are kept: whatever was charged is charged, without asking.
 pub async fn as_settled<B: Backend>(
     bench: &Bench<'_, B>,
-    (before, salt): (&str, &str),
+    (before, couple): (&Couple, &Couple),
     events: &[Event],
 ) -> Result<(), TestCaseError> {
     let mut settled: HashMap<usize, &[u32]> = HashMap::new();
@@ -71,7 +71,7 @@ pub async fn as_settled<B: Backend>(
                 if !decision.is_admitted() || *purpose == Purpose::Peek {
                     continue;
                 }
-                let check = pairs.check(salt, &policies);
+                let check = pairs.check(couple, &policies);
                 let mut used = None;
                 if *purpose == Purpose::Reserve {
                     used = settled.get(&reservations.len()).copied();
@@ -85,16 +85,17 @@ pub async fn as_settled<B: Backend>(
                 charge(bench, check, |i, pair| used[i].saturating_sub(pair.cost)).await?;
             }
             Deed::Reset { pairs } => {
-                bench.backend.reset(&pairs.check(salt, &policies)).await.map_err(failed)?;
+                bench.backend.reset(&pairs.check(couple, &policies)).await.map_err(failed)?;
             }
         }
     }
     let Some(last) = events.last() else { return Ok(()) };
     for keys in [Keys::A, Keys::B] {
         let pairs = Pairs { keys, costs: [0, 0], policies: (0, usize::MAX) };
-        let look = |salt| pairs.check(salt, &bench.history.policies(last.quota)).with_purpose(Purpose::Peek);
+        let policies = bench.history.policies(last.quota);
+        let look = |couple| pairs.check(couple, &policies).with_purpose(Purpose::Peek);
         let as_it_was = bench.backend.check(&look(before)).await.map_err(failed)?;
-        let as_settled = bench.backend.check(&look(salt)).await.map_err(failed)?;
+        let as_settled = bench.backend.check(&look(couple)).await.map_err(failed)?;
         require(says_the_same(&as_it_was, &as_settled), "settled is settled")?;
     }
     Ok(())

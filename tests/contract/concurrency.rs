@@ -4,18 +4,18 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
 use tower_sliding_window::{
-    Algorithm, Backend, Check, Decision, MemoryBackend, Pair, PartitionKey, Policy, Purpose, RedisBackend,
+    Algorithm, Backend, Check, Decision, MemoryBackend, Pair, Policy, Purpose, RedisBackend,
 };
 
-use super::{invariants::says_the_same, model::Model};
+use super::{couples, history::Couple, invariants::says_the_same, model::Model};
 use crate::support::server::{Engine, Server};
 
-const CLIENTS: usize = 8;
-const CHECKS: usize = 300;
+pub const CLIENTS: usize = 8;
+pub const CHECKS: usize = 300;
 
 /// What one client of several does: checks at costs 0 to 3 of one key or of both, counted in every way, so that admissions
 /// and denials mix.
-fn check(client: usize, round: usize) -> Check {
+pub fn check([a, b]: &Couple, client: usize, round: usize) -> Check {
     let policy = |name: &str, quota, millis, algorithm| {
         let policy = Policy::new(name, quota, Duration::from_millis(millis)).unwrap();
         policy.with_algorithm(algorithm).unwrap()
@@ -23,21 +23,20 @@ fn check(client: usize, round: usize) -> Check {
     let precision = Duration::from_millis(7);
     let [log, buckets, counter, fixed] = [
         policy("log", 7, 3, Algorithm::SlidingLog),
-        policy("buckets", 40, 50, Algorithm::SlidingBuckets { precision }),
+        policy("buckets", 25, 50, Algorithm::SlidingBuckets { precision }),
         policy("counter", 20, 10, Algorithm::SlidingCounter),
         policy("fixed", 9, 4, Algorithm::FixedWindow),
     ];
-    let key = |name: &str| PartitionKey::new("key", name);
     let cost = ((client + round) % 4) as u32;
-    let mut pairs = vec![Pair::new(key("a"), log.clone(), cost), Pair::new(key("a"), buckets, cost)];
+    let mut pairs = vec![Pair::new(a.clone(), log.clone(), cost), Pair::new(a.clone(), buckets, cost)];
     if round.is_multiple_of(2) {
-        pairs.push(Pair::new(key("a"), fixed.clone(), 1));
+        pairs.push(Pair::new(a.clone(), fixed.clone(), 1));
     }
     if round.is_multiple_of(3) {
-        pairs.extend([Pair::new(key("b"), log, 1), Pair::new(key("b"), counter.clone(), cost)]);
+        pairs.extend([Pair::new(b.clone(), log, 1), Pair::new(b.clone(), counter.clone(), cost)]);
     }
     if round.is_multiple_of(5) {
-        pairs = vec![Pair::new(key("b"), counter, 1), Pair::new(key("a"), fixed, cost)];
+        pairs = vec![Pair::new(b.clone(), counter, 1), Pair::new(a.clone(), fixed, cost)];
     }
     let purpose = match round % 7 {
         5 => Purpose::Peek,
@@ -47,11 +46,15 @@ fn check(client: usize, round: usize) -> Check {
     Check::new(pairs).unwrap().with_purpose(purpose)
 }
 
-async fn clients_at_once<B: Backend>(backends: Vec<B>) -> Vec<(Check, Decision)> {
+/// What they are told, each by a backend of its own, by checks of a client and a round.
+pub async fn clients_at_once<B: Backend>(
+    backends: Vec<B>,
+    check: impl Fn(usize, usize) -> Check + Clone + Send + 'static,
+) -> Vec<(Check, Decision)> {
     let barrier = Arc::new(Barrier::new(backends.len()));
     let mut clients = JoinSet::new();
     for (client, backend) in backends.into_iter().enumerate() {
-        let barrier = barrier.clone();
+        let (barrier, check) = (barrier.clone(), check.clone());
         clients.spawn(async move {
             barrier.wait().await;
             let mut told = Vec::new();
@@ -67,8 +70,7 @@ async fn clients_at_once<B: Backend>(backends: Vec<B>) -> Vec<(Check, Decision)>
 }
 
 /// Orders what was told by the clock; among equal readings some order has to explain it.
-fn one_order_explains(mut told: Vec<(Check, Decision)>) {
-    assert_eq!(told.len(), CLIENTS * CHECKS);
+pub fn one_order_explains(mut told: Vec<(Check, Decision)>) {
     let admitted = told.iter().filter(|(_, decision)| decision.is_admitted()).count();
     assert!(
         admitted > 50 && told.len() - admitted > 50,
@@ -95,7 +97,10 @@ fn one_order_explains(mut told: Vec<(Check, Decision)>) {
 #[test]
 fn one_order_explains_what_threads_are_told_by_memory() {
     let backend = MemoryBackend::new();
-    let told = Runtime::new().unwrap().block_on(clients_at_once(vec![backend; CLIENTS]));
+    let couple = couples().next().unwrap();
+    let mixed = move |client, round| check(&couple, client, round);
+    let told = Runtime::new().unwrap().block_on(clients_at_once(vec![backend; CLIENTS], mixed));
+    assert_eq!(told.len(), CLIENTS * CHECKS);
     one_order_explains(told);
 }
 
@@ -108,8 +113,10 @@ fn one_order_explains_what_connections_are_told_by_a_server() {
             for _ in 0..CLIENTS {
                 backends.push(RedisBackend::connect(&server.url()).await.unwrap());
             }
-            clients_at_once(backends).await
+            let couple = couples().next().unwrap();
+            clients_at_once(backends, move |client, round| check(&couple, client, round)).await
         });
+        assert_eq!(told.len(), CLIENTS * CHECKS);
         one_order_explains(told);
     }
 }

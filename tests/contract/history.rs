@@ -52,6 +52,9 @@ pub enum Act {
     Reset { pairs: Pairs },
 }
 
+/// The partition keys of a history, which no other history on the same server has.
+pub type Couple = [PartitionKey; 2];
+
 /// The pairs of a check.
 #[derive(Clone, Debug)]
 pub struct Pairs {
@@ -120,21 +123,20 @@ impl Used {
 }
 
 impl Pairs {
-    /// A check of these pairs. `salt` keeps histories on one server apart.
-    pub fn check(&self, salt: &str, policies: &[Policy]) -> Check {
-        let names: &[&str] = match self.keys {
-            Keys::A => &["a"],
-            Keys::B => &["b"],
-            Keys::Both => &["a", "b"],
+    /// A check of these pairs.
+    pub fn check(&self, [a, b]: &Couple, policies: &[Policy]) -> Check {
+        let keys: &[&PartitionKey] = match self.keys {
+            Keys::A => &[a],
+            Keys::B => &[b],
+            Keys::Both => &[a, b],
         };
         let (from, count) = self.policies;
         let policies: Vec<&Policy> =
             policies.iter().cycle().skip(from % policies.len()).take(count.min(policies.len())).collect();
-        let key = |name: &str| PartitionKey::new("key", format!("{salt} {name}"));
-        let named = names.iter().flat_map(|name| {
+        let named = keys.iter().enumerate().flat_map(|(i, key)| {
             // At most eight pairs; the second key has one policy only.
-            let count = if *name == "b" && names.len() == 2 { 1 } else { count };
-            policies.iter().take(count).map(move |policy| (key(name), (*policy).clone()))
+            let count = if i == 1 { 1 } else { count };
+            policies.iter().take(count).map(|policy| ((*key).clone(), (*policy).clone()))
         });
         let pairs = named.zip(self.costs.iter().cycle());
         let pairs = pairs.map(|((key, policy), cost)| Pair::new(key, policy, *cost));

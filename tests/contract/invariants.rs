@@ -7,7 +7,7 @@ use tower_sliding_window::{
 
 use super::{
     again,
-    history::{Act, History, Pairs, Step, Used},
+    history::{Act, Couple, History, Pairs, Step, Used},
     ledger::Ledger,
     model::{Handle, Model},
 };
@@ -46,7 +46,7 @@ struct Reserved {
 /// A history as it runs.
 struct Run<'a, B> {
     bench: &'a Bench<'a, B>,
-    salt: &'a str,
+    couple: &'a Couple,
     now: u64,
     quota: u32,
     model: Model,
@@ -57,17 +57,18 @@ struct Run<'a, B> {
     events: Vec<Event>,
 }
 
-/// Runs one history against a backend, and checks all invariants that a single client can see.
+/// Runs one history against a backend, and checks all invariants that a single client can see. It is told three times, each
+/// time with other keys.
 pub async fn hold<B: Backend>(
     backend: &B,
     clock: &ManualClock,
-    salt: &str,
+    [couple, again, settled]: &[Couple; 3],
     history: &History,
 ) -> Result<(), TestCaseError> {
     let bench = &Bench { backend, clock, history };
     let mut run = Run {
         bench,
-        salt,
+        couple,
         now: START,
         quota: history.policies[0].quota,
         model: Model::default(),
@@ -82,9 +83,9 @@ pub async fn hold<B: Backend>(
     if history.is_constant() && run.model.foreign == 0 {
         run.ledger.close()?;
     }
-    again::without_denials(bench, &format!("{salt} again"), &run.events).await?;
+    again::without_denials(bench, again, &run.events).await?;
     if history.is_forward() {
-        again::as_settled(bench, (salt, &format!("{salt} settled")), &run.events).await?;
+        again::as_settled(bench, (couple, settled), &run.events).await?;
     }
     Ok(())
 }
@@ -101,7 +102,7 @@ impl<B: Backend> Run<'_, B> {
     }
 
     async fn ask(&mut self, purpose: Purpose, pairs: &Pairs, waits: bool) -> Result<(), TestCaseError> {
-        let check = pairs.check(self.salt, &self.bench.history.policies(self.quota)).with_purpose(purpose);
+        let check = pairs.check(self.couple, &self.bench.history.policies(self.quota)).with_purpose(purpose);
         let wait = self.decide(pairs, &check).await?.retry_after();
         // A record of another clock counts as empty only until the clock comes near it; waits do not foresee that.
         let waits = waits && !wait.is_zero() && !self.model.sees_foreign(self.now, &check);
@@ -177,7 +178,7 @@ impl<B: Backend> Run<'_, B> {
     }
 
     async fn reset(&mut self, pairs: &Pairs) -> Result<(), TestCaseError> {
-        let check = pairs.check(self.salt, &self.bench.history.policies(self.quota));
+        let check = pairs.check(self.couple, &self.bench.history.policies(self.quota));
         self.bench.clock.set_micros(self.now);
         self.model.reset(&check);
         self.ledger.reset(&check, self.bench.history.is_constant() && self.model.foreign == 0)?;

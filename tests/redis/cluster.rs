@@ -1,6 +1,6 @@
 //! Several partition keys in a cluster: a check is divided where their slots are.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::cluster_async::ClusterConnection;
 use tokio::time::{sleep, timeout};
@@ -56,9 +56,10 @@ async fn comes_back(backend: &InCluster, key: &PartitionKey, policy: &Policy, un
 
 /// The node that keeps this key, which is charged for it.
 async fn node_of<'a>(cluster: &'a Cluster, backend: &InCluster, key: &PartitionKey) -> &'a Server {
-    let before: Vec<usize> = cluster.nodes.iter().map(|node| Look::at(node).keys().len()).collect();
+    let primaries = cluster.primaries();
+    let before: Vec<usize> = primaries.iter().map(|node| Look::at(node).keys().len()).collect();
     backend.check(&check([pair(key, &policy("which node", 10, HOUR), 1)])).await.unwrap();
-    let grown = cluster.nodes.iter().zip(before).find(|(node, keys)| Look::at(node).keys().len() > *keys);
+    let grown = primaries.iter().zip(before).find(|(node, keys)| Look::at(node).keys().len() > *keys);
     grown.expect("a node that keeps it").0
 }
 
@@ -163,4 +164,39 @@ async fn many_at_once_never_get_too_much_of_either_key_and_all_that_was_denied_g
     assert!((1..=20).contains(&admitted), "{admitted} of 20");
     comes_back(&backend, &user, &fifty, 50 - admitted).await;
     assert_eq!(left(&backend, &address, &twenty).await, 20 - admitted);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_failover_the_replica_decides_and_knows_what_was_used() {
+    for engine in Engine::ALL {
+        let (mut cluster, backend) = start(engine).await;
+        let [user, _] = keys();
+        let ten = policy("ten", 10, HOUR);
+        let three = check([pair(&user, &ten, 3)]);
+        assert!(backend.check(&three).await.unwrap().is_admitted());
+        let of_user = node_of(&cluster, &backend, &user).await.port();
+        let primary = cluster.primaries().iter().position(|node| node.port() == of_user).unwrap();
+        // Replication is asynchronous: what is not there yet would be lost.
+        while Look::at(&cluster.replicas()[primary]).keys() != Look::at(&cluster.primaries()[primary]).keys()
+        {
+            sleep(Duration::from_millis(10)).await;
+        }
+
+        cluster.kill(primary);
+        let error = backend.check(&three).await.expect_err("a decision");
+        assert!(matches!(error.reason(), Reason::Connection | Reason::Busy), "{engine:?}: {error:?}");
+        cluster.fail_over(primary);
+        let start = Instant::now();
+        let decision = loop {
+            match backend.check(&three).await {
+                Ok(decision) => break decision,
+                Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "{engine:?}: {error:?}"),
+            }
+            sleep(Duration::from_millis(20)).await;
+        };
+        assert!(
+            decision.is_admitted() && decision.statuses()[0].remaining() == 4,
+            "{engine:?}: {decision:?}"
+        );
+    }
 }

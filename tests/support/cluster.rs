@@ -1,4 +1,4 @@
-//! A cluster of our own: three primaries that share the slots.
+//! A cluster of our own: three primaries that share the slots, and a replica of each.
 
 use std::{
     thread::sleep,
@@ -6,43 +6,102 @@ use std::{
 };
 
 use redis::{cluster::ClusterClient, cluster_async::ClusterConnection, cmd};
+use sha2::{Digest, Sha256};
+use tower_sliding_window::PartitionKey;
 
-use super::server::{Engine, Server, free_port};
+use super::server::{Engine, Server};
 
-const NODES: usize = 3;
+/// How many primaries, and how many replicas.
+const PRIMARIES: usize = 3;
 const SLOTS: usize = 16_384;
+
+/// How long to wait for what the nodes agree upon among themselves.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A cluster. Its nodes end with it.
 pub struct Cluster {
+    /// The primaries, in the order of their slots, and then the replica of each, as they were at the start.
     pub nodes: Vec<Server>,
 }
 
 impl Cluster {
+    /// Starts it, and waits until every node knows all others and every replica follows its primary.
     pub fn start(engine: Engine) -> Self {
-        let node = |_| {
-            let bus = free_port().to_string();
-            let options =
-                ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", &bus];
-            let node = Server::with_options(engine, &options);
-            (node, bus)
-        };
-        let nodes: Vec<(Server, String)> = (0..NODES).map(node).collect();
-        for (i, (node, _)) in nodes.iter().enumerate() {
+        let options = [
+            "--cluster-enabled",
+            "yes",
+            "--cluster-node-timeout",
+            "2000",
+            // A replica is served at once, and has no data that could be too old.
+            "--repl-diskless-sync-delay",
+            "0",
+            "--cluster-replica-validity-factor",
+            "0",
+        ];
+        let nodes = (0..2 * PRIMARIES).map(|_| Server::with_options(engine, &options)).collect();
+        let cluster = Self { nodes };
+        for (i, node) in cluster.nodes.iter().enumerate() {
             let mut connection = node.connection();
-            let slots: Vec<usize> = (0..SLOTS).filter(|slot| slot * NODES / SLOTS == i).collect();
-            cmd("CLUSTER").arg("ADDSLOTS").arg(slots).exec(&mut connection).unwrap();
-            for (other, bus) in &nodes[..i] {
-                let meet = cmd("CLUSTER").arg("MEET").arg("127.0.0.1").arg(other.port()).arg(bus).clone();
-                meet.exec(&mut connection).unwrap();
+            // Different from the start, or the nodes have to settle it.
+            cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(i + 1).exec(&mut connection).unwrap();
+            if i < PRIMARIES {
+                let slots: Vec<usize> = (0..SLOTS).filter(|slot| slot * PRIMARIES / SLOTS == i).collect();
+                cmd("CLUSTER").arg("ADDSLOTS").arg(slots).exec(&mut connection).unwrap();
+            }
+            for other in &cluster.nodes[..i] {
+                cmd("CLUSTER").arg("MEET").arg("127.0.0.1").arg(other.port()).exec(&mut connection).unwrap();
             }
         }
-        let cluster = Self { nodes: nodes.into_iter().map(|(node, _)| node).collect() };
-        let start = Instant::now();
-        while !cluster.nodes.iter().all(knows_all) {
-            assert!(start.elapsed() < Duration::from_secs(30), "the cluster does not come together");
-            sleep(Duration::from_millis(20));
+        cluster.wait("the nodes do not meet", || cluster.nodes.iter().all(knows_all));
+        let (primaries, replicas) = cluster.nodes.split_at(PRIMARIES);
+        for (primary, replica) in primaries.iter().zip(replicas) {
+            let primary: String = cmd("CLUSTER").arg("MYID").query(&mut primary.connection()).unwrap();
+            let mut connection = replica.connection();
+            cluster.wait("a replica does not take its primary", || {
+                cmd("CLUSTER").arg("REPLICATE").arg(&primary).exec(&mut connection).is_ok()
+            });
         }
+        // A primary that does not know its replica yet would lose it, and its slots.
+        cluster.wait("the replicas do not follow", || {
+            replicas.iter().all(follows) && cluster.nodes.iter().all(|node| count(node, "slave") == PRIMARIES)
+        });
         cluster
+    }
+
+    /// Those that had slots at the start.
+    pub fn primaries(&self) -> &[Server] {
+        &self.nodes[..PRIMARIES]
+    }
+
+    /// The replica of each primary, in the same order.
+    pub fn replicas(&self) -> &[Server] {
+        &self.nodes[PRIMARIES..]
+    }
+
+    /// Ends a primary at once, as a crash would.
+    pub fn kill(&mut self, primary: usize) {
+        assert!(primary < PRIMARIES);
+        self.nodes[primary].kill();
+    }
+
+    /// Waits until the replica of a primary that was killed has taken its slots, and all that live have heard of it. How
+    /// long that took.
+    ///
+    /// # Panics
+    ///
+    /// After half a minute.
+    pub fn fail_over(&self, killed: usize) -> Duration {
+        let start = Instant::now();
+        let heir = &self.nodes[PRIMARIES + killed];
+        let heir_id: String = cmd("CLUSTER").arg("MYID").query(&mut heir.connection()).unwrap();
+        let knows_heir = |node: &Server| {
+            let nodes = nodes_as_seen_by(node);
+            let heir = nodes.lines().find(|line| line.starts_with(&heir_id));
+            heir.is_some_and(|line| line.contains("master")) && is_ok(node)
+        };
+        let alive = || self.nodes.iter().filter(|node| node.is_running());
+        self.wait("the replica does not take over", || alive().all(knows_heir));
+        start.elapsed()
     }
 
     /// A connection as a user would make it; it sends nothing twice.
@@ -54,11 +113,81 @@ impl Cluster {
             .unwrap();
         client.get_async_connection().await.unwrap()
     }
+
+    /// Forgets everything that is stored.
+    pub fn flush(&self) {
+        for primary in self.primaries() {
+            cmd("FLUSHALL").exec(&mut primary.connection()).unwrap();
+        }
+    }
+
+    fn wait(&self, otherwise: &str, mut until: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !until() {
+            let seen = || self.nodes.iter().filter(|node| node.is_running()).map(nodes_as_seen_by);
+            assert!(start.elapsed() < PATIENCE, "{otherwise}: {:#?}", seen().collect::<Vec<_>>());
+            sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// The slot of all that is counted for a partition key, written a second time from its description.
+pub fn slot(key: &PartitionKey) -> u16 {
+    let digest = Sha256::digest(key.as_bytes());
+    let tag: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS as u16
+}
+
+fn nodes_as_seen_by(node: &Server) -> String {
+    cmd("CLUSTER").arg("NODES").query(&mut node.connection()).unwrap()
+}
+
+/// How many nodes have this flag in the eyes of this one.
+fn count(node: &Server, flag: &str) -> usize {
+    let flags =
+        |line: &str| line.split(' ').nth(2).is_some_and(|flags| flags.split(',').any(|it| it == flag));
+    nodes_as_seen_by(node).lines().filter(|line| flags(line)).count()
+}
+
+fn info(node: &Server, lines: &[&str]) -> bool {
+    let info: String = cmd("CLUSTER").arg("INFO").query(&mut node.connection()).unwrap();
+    lines.iter().all(|line| info.lines().any(|it| it.trim() == *line))
+}
+
+fn is_ok(node: &Server) -> bool {
+    info(node, &["cluster_state:ok", "cluster_slots_ok:16384"])
 }
 
 fn knows_all(node: &Server) -> bool {
-    let info: String = cmd("CLUSTER").arg("INFO").query(&mut node.connection()).unwrap();
-    ["cluster_state:ok", "cluster_slots_assigned:16384", "cluster_known_nodes:3"]
-        .iter()
-        .all(|line| info.contains(line))
+    // Nobody is still shaking hands.
+    info(node, &["cluster_known_nodes:6", "cluster_size:3"]) && is_ok(node) && count(node, "handshake") == 0
+}
+
+fn follows(replica: &Server) -> bool {
+    let info: String = cmd("INFO").arg("replication").query(&mut replica.connection()).unwrap();
+    ["role:slave", "master_link_status:up"].iter().all(|line| info.contains(line))
+}
+
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_takes_over_from_a_primary_that_is_killed() {
+        for engine in Engine::ALL {
+            let start = Instant::now();
+            let mut cluster = Cluster::start(engine);
+            let started = start.elapsed();
+            assert_eq!((cluster.primaries().len(), cluster.replicas().len()), (3, 3));
+            // `foo` is in slot 12,182, which the last primary has.
+            let set = |server: &Server| cmd("SET").arg("foo").arg("1").exec(&mut server.connection());
+            set(&cluster.primaries()[2]).unwrap();
+            assert!(set(&cluster.replicas()[2]).is_err(), "{engine:?}: a replica takes a write");
+
+            cluster.kill(2);
+            let took = cluster.fail_over(2);
+            set(&cluster.replicas()[2]).unwrap();
+            assert!(started < PATIENCE && took < PATIENCE, "{engine:?}: {started:?}, {took:?}");
+            println!("{engine:?}: started in {started:?}, failed over in {took:?}");
+        }
+    }
 }

@@ -1,7 +1,9 @@
 //! Servers of our own: started on free loopback ports, and ended, exactly these, when a test ends, however it ends.
 
 use std::{
+    collections::hash_map::RandomState,
     fs,
+    hash::{BuildHasher, Hasher},
     net::TcpListener,
     path::PathBuf,
     process::{Child, Command, Stdio},
@@ -82,8 +84,9 @@ impl Server {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         let mut server = Self { engine, options, port: 0, directory, running: None };
         // Somebody else may take the port before the server does.
+        let is_of_cluster = server.options.iter().any(|option| option == "--cluster-enabled");
         for _ in 0..10 {
-            server.port = free_port();
+            server.port = if is_of_cluster { free_port_of_two() } else { free_port() };
             if server.try_start() {
                 return server;
             }
@@ -97,6 +100,10 @@ impl Server {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.running.is_some()
     }
 
     /// A plain connection, for looking at the server from outside.
@@ -199,9 +206,20 @@ impl Drop for Running {
     }
 }
 
-pub(super) fn free_port() -> u16 {
+fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().unwrap().port()
+}
+
+/// A port such that the one 10,000 above it is free, too: there the nodes of a cluster speak with each other. Both are
+/// below those that the operating system gives to whoever does not mind.
+fn free_port_of_two() -> u16 {
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let random = || 12_000 + (RandomState::new().build_hasher().finish() % 10_000) as u16;
+    (0..1_000)
+        .map(|_| random())
+        .find(|port| is_free(*port) && is_free(*port + 10_000))
+        .expect("two free ports")
 }
 
 mod tests {

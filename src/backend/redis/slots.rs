@@ -74,6 +74,8 @@ pub(super) async fn decide<L: Link>(
     let mut charged = Charged { backend, parts: Vec::new() };
     let mut statuses: Vec<Option<(Status, Option<Receipt>)>> = vec![None; check.pairs().len()];
     let (mut at_micros, mut admitted, mut failed) = (0, true, None);
+    // The pairs of slots that admit.
+    let mut admitting: Vec<usize> = Vec::new();
     for pairs in slots {
         let purpose = match check.purpose() {
             Purpose::Charge | Purpose::Reserve if admitted => Purpose::Reserve,
@@ -95,19 +97,21 @@ pub(super) async fn decide<L: Link>(
         for (n, (pair, status)) in pairs.iter().zip(decision.statuses()).enumerate() {
             statuses[*pair] = Some((status.clone(), decision.receipts().get(n).copied()));
         }
-        if purpose == Purpose::Reserve && decision.is_admitted() {
-            charged.parts.push((part, decision));
+        if decision.is_admitted() {
+            admitting.extend(pairs);
+            if purpose == Purpose::Reserve {
+                charged.parts.push((part, decision));
+            }
         }
     }
     if let Some(error) = failed {
         return Err(error);
     }
-    let undone = if admitted { 0 } else { charged.parts.len() };
-    for (pairs, (part, _)) in slots.iter().zip(&charged.parts[..undone]) {
-        // What was charged goes back, so it is told as it was before.
-        for (pair, asked) in pairs.iter().zip(part.pairs()) {
-            if let Some((status, _)) = &mut statuses[*pair] {
-                *status = uncharged(status, asked);
+    if !admitted {
+        // What was charged goes back, and what was only looked at is not charged. Both were told as they would be afterwards.
+        for pair in admitting {
+            if let Some((status, _)) = &mut statuses[pair] {
+                *status = uncharged(status, &check.pairs()[pair]);
             }
         }
     }
@@ -128,7 +132,7 @@ fn uncharged(status: &Status, pair: &Pair) -> Status {
     if pair.cost == 0 {
         return status.clone();
     }
-    let remaining = status.remaining() + pair.cost;
+    let remaining = status.remaining().saturating_add(pair.cost);
     let (next, reset) = if remaining == pair.policy.quota() {
         (pair.policy.window(), Duration::ZERO)
     } else {

@@ -5,39 +5,45 @@ mod changes;
 mod every;
 mod plain;
 
-use std::time::Duration;
+use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use tokio::runtime::Runtime;
 use tower_sliding_window::{
-    Algorithm, Backend, Check, Decision, ManualClock, Pair, PartitionKey, Policy, Purpose, Receipt, Refund,
-    Wait,
+    Algorithm, Backend, Check, Decision, ManualClock, Pair, PartitionKey, Policy, Purpose, Receipt,
+    RedisBackend, Refund, Wait,
+};
+
+use crate::support::{
+    cluster::{Cluster, slot},
+    server::Engine,
 };
 
 const WINDOW: u64 = 10_000;
 
 /// One backend on a clock that the test moves; short words for what the edges need.
-struct Bench<B> {
+pub struct Bench<B> {
     backend: B,
     clock: ManualClock,
     runtime: Runtime,
+    key: fn(&str) -> PartitionKey,
 }
 
 impl<B> Bench<B> {
     fn new(backend: B, clock: ManualClock) -> Self {
-        Self { backend, clock, runtime: Runtime::new().unwrap() }
+        let key = |name: &str| PartitionKey::new("key", name);
+        Self { backend, clock, runtime: Runtime::new().unwrap(), key }
     }
 
     fn with<C>(self, backend: C) -> Bench<C> {
-        Bench { backend, clock: self.clock, runtime: self.runtime }
+        Bench { backend, clock: self.clock, runtime: self.runtime, key: self.key }
     }
 }
 
 impl<B: Backend> Bench<B> {
     /// A check of these pairs: key, policy and cost.
     fn of(&self, pairs: &[(&str, &Policy, u32)]) -> Check {
-        let pair = |(key, policy, cost): &(&str, &Policy, u32)| {
-            Pair::new(PartitionKey::new("key", key), (*policy).clone(), *cost)
-        };
+        let pair =
+            |(key, policy, cost): &(&str, &Policy, u32)| Pair::new((self.key)(key), (*policy).clone(), *cost);
         Check::new(pairs.iter().map(pair).collect::<Vec<_>>()).unwrap()
     }
 
@@ -126,6 +132,17 @@ macro_rules! edges {
             )*
         }
 
+        pub mod cluster {
+            /// All of them, one after the other.
+            pub fn run<B: tower_sliding_window::Backend>(fresh: impl Fn() -> $crate::contract::edges::Bench<B>) {
+                $(
+                    // Shown if it fails.
+                    println!(stringify!($name));
+                    super::$name(&fresh());
+                )*
+            }
+        }
+
         mod servers {
             use tower_sliding_window::{ManualClock, RedisBackend};
             use $crate::{contract::edges::Bench, support::server::{Engine, Server}};
@@ -146,6 +163,36 @@ macro_rules! edges {
     };
 }
 use edges;
+
+/// In a cluster, each of them with an empty store. The keys are in one slot: elsewhere a denial may leave a trace.
+#[test]
+fn all_of_them_in_one_slot_of_a_cluster() {
+    for engine in Engine::ALL {
+        let cluster = Cluster::start(engine);
+        let fresh = || {
+            cluster.flush();
+            let clock = ManualClock::new();
+            let bench = Bench { key: in_one_slot, ..Bench::new((), clock.clone()) };
+            let connection = bench.runtime.block_on(cluster.connection());
+            bench.with(RedisBackend::from_connection(connection).with_clock(&clock))
+        };
+        println!("{engine:?}");
+        bounds::cluster::run(fresh);
+        changes::cluster::run(fresh);
+        every::cluster::run(fresh);
+        plain::cluster::run(fresh);
+    }
+}
+
+/// A key of this name in the slot that all of them have.
+fn in_one_slot(name: &str) -> PartitionKey {
+    static KEYS: Mutex<BTreeMap<String, PartitionKey>> = Mutex::new(BTreeMap::new());
+    let find = || {
+        let mut keys = (0..).map(|i| PartitionKey::new("key", format!("{name} {i}")));
+        keys.find(|key| slot(key) == 0).expect("keys without end")
+    };
+    KEYS.lock().unwrap().entry(name.to_owned()).or_insert_with(find).clone()
+}
 
 fn policy(name: &str, quota: u32) -> Policy {
     Policy::new(name, quota, micros(WINDOW)).unwrap()
