@@ -79,6 +79,11 @@ fn the_invariants_hold_on_redis() {
 }
 
 #[test]
+fn the_invariants_hold_on_redis_6() {
+    the_invariants_hold_on(Engine::Redis6, 200);
+}
+
+#[test]
 fn the_invariants_hold_on_valkey() {
     the_invariants_hold_on(Engine::Valkey, 200);
 }

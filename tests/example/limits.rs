@@ -13,13 +13,14 @@ use crate::{
 /// The one wait by a clock on the wall, of ten seconds, is here; all backends wait at the same time.
 #[tokio::test]
 async fn it_limits_as_it_says_in_memory_and_on_redis() {
-    let (redis, valkey) = (Server::start(Engine::Redis), Server::start(Engine::Valkey));
+    let servers = Engine::ALL.map(Server::start);
     let in_memory = Example::start(None);
-    let (on_redis, on_valkey) = (Example::start(Some(&redis.url())), Example::start(Some(&valkey.url())));
+    let [redis, redis_6, valkey] = servers.each_ref().map(|server| Example::start(Some(&server.url())));
     join!(
         limits_as_it_says("in memory", &in_memory),
-        limits_as_it_says("on Redis", &on_redis),
-        limits_as_it_says("on Valkey", &on_valkey),
+        limits_as_it_says("on Redis", &redis),
+        limits_as_it_says("on Redis 6", &redis_6),
+        limits_as_it_says("on Valkey", &valkey),
     );
 }
 

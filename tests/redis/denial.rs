@@ -66,7 +66,7 @@ async fn denials_peeks_and_refunds_that_find_nothing_send_no_byte_to_a_replica()
         let options = ["--repl-ping-replica-period", "3600", "--repl-diskless-sync-delay", "0"];
         let server = Server::with_options(engine, &options);
         let port = server.port().to_string();
-        let replica = Server::with_options(engine, &["--replicaof", &format!("127.0.0.1 {port}")]);
+        let replica = Server::with_options(engine, &["--replicaof", "127.0.0.1", &port]);
         let mut look = Look::at(&server);
         let start = Instant::now();
         while Look::at(&replica).info("replication", "master_link_status").as_deref() != Some("up") {

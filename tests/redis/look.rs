@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use redis::{Connection, FromRedisValue, cmd};
+use redis::{Connection, FromRedisValue, cmd, pipe};
 
 use crate::support::server::Server;
 
@@ -103,7 +103,34 @@ impl Look {
 
     /// The value as the server would move it elsewhere, and when it expires in milliseconds of Unix time.
     pub fn whole_value(&mut self, key: &str) -> (Option<Vec<u8>>, i64) {
-        (self.ask(&["DUMP", key]), self.ask(&["PEXPIRETIME", key]))
+        (self.ask(&["DUMP", key]), self.expires_at(key))
+    }
+
+    /// When a key expires, in milliseconds of Unix time; -1 if it never does, and -2 if there is none.
+    pub fn expires_at(&mut self, key: &str) -> i64 {
+        match self.try_ask(&["PEXPIRETIME", key]) {
+            Ok(millis) => millis,
+            Err(error) if error.to_string().contains("unknown command") => self.expires_at_by_the_clock(key),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The same of a server before Redis 7, which tells only how long it is until then: exact where that is told between two
+    /// readings of one millisecond.
+    fn expires_at_by_the_clock(&mut self, key: &str) -> i64 {
+        let mut ask = pipe();
+        ask.atomic().cmd("TIME").cmd("PTTL").arg(key).cmd("TIME");
+        loop {
+            type Time = (i64, i64);
+            let (before, left, after): (Time, i64, Time) = ask.query(&mut self.0).unwrap();
+            let [before, after] = [before, after].map(|(seconds, micros)| seconds * 1_000 + micros / 1_000);
+            if left < 0 {
+                return left;
+            }
+            if before == after {
+                return before + left;
+            }
+        }
     }
 
     /// All bytes that a key takes.

@@ -112,6 +112,26 @@ async fn a_lost_connection_is_made_again_once_for_all_who_wait() {
     }
 }
 
+/// The address of a primary leads elsewhere after a failover, and the connection to the old one still answers.
+#[tokio::test]
+async fn a_server_that_is_demoted_is_connected_to_anew() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+        limiter.check(alice(), 1).await.unwrap();
+        let mut look = Look::at(&server);
+        let connections = look.number("stats", "total_connections_received");
+        look.ask::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+        for _ in 0..3 {
+            assert_eq!(reason(limiter.check(alice(), 1).await), Reason::ReadOnly, "{engine:?}");
+        }
+        look.ask::<()>(&["REPLICAOF", "NO", "ONE"]);
+        limiter.check(alice(), 1).await.unwrap();
+        let made = look.number("stats", "total_connections_received") - connections;
+        assert_eq!(made, 3, "{engine:?}");
+    }
+}
+
 /// The runtime that had the connection is gone, and with it the task that served it.
 #[test]
 fn a_backend_outlives_the_runtime_that_connected_it() {

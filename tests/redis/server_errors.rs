@@ -96,11 +96,13 @@ async fn a_server_that_loads_its_data_is_busy() {
         let limiter = limiter(backend, [policy("a", 10, HOUR), policy("b", 10, HOUR)]);
         limiter.check(alice(), 3).await.unwrap();
         let mut look = Look::at(&server);
-        look.ask::<()>(&["EVAL", "for i = 1, 5000 do redis.call('SET', i, i) end", "0"]);
+        look.set("rdbcompression", "no");
+        let value = "string.rep('x', 8192)";
+        look.ask::<()>(&["EVAL", &format!("for i = 1, 5000 do redis.call('SET', i, {value}) end"), "0"]);
         look.ask::<()>(&["SAVE"]);
-        // Half a second and more for the keys, with many a look at the clients.
+        // A second and more for the keys; after every two megabytes of the forty, it looks at the clients.
         server.kill();
-        server.add_options(&["--key-load-delay", "100", "--loading-process-events-interval-bytes", "1024"]);
+        server.add_options(&["--key-load-delay", "200"]);
         server.restart();
         idle().await;
         let outcome = limiter.check(alice(), 1).await;

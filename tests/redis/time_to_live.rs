@@ -43,7 +43,7 @@ fn assert_ends_in_time(engine: Engine, look: &mut Look, decision: &Decision) {
 
 /// When a key is gone: with the millisecond after the one that it is given. None if it is gone already.
 fn end(look: &mut Look, key: &str) -> Option<Duration> {
-    let millis: i64 = look.ask(&["PEXPIRETIME", key]);
+    let millis = look.expires_at(key);
     assert_ne!(millis, -1, "{key} has no end");
     (millis > 0).then(|| Duration::from_millis(millis as u64 + 1))
 }

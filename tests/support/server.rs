@@ -17,7 +17,10 @@ use tempfile::TempDir;
 /// A program that speaks the Redis protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
+    /// 7.0, as Debian has it.
     Redis,
+    /// 6.2.
+    Redis6,
     Valkey,
 }
 
@@ -48,7 +51,7 @@ const WATCHDOG: &str = r#"
 "#;
 
 impl Engine {
-    pub const ALL: [Self; 2] = [Self::Redis, Self::Valkey];
+    pub const ALL: [Self; 3] = [Self::Redis, Self::Redis6, Self::Valkey];
 
     /// # Panics
     ///
@@ -56,6 +59,7 @@ impl Engine {
     fn program(self) -> PathBuf {
         let (variable, name) = match self {
             Self::Redis => ("TEST_REDIS_SERVER", "redis-server"),
+            Self::Redis6 => ("TEST_REDIS6_SERVER", "redis6-server"),
             Self::Valkey => ("TEST_VALKEY_SERVER", "valkey-server"),
         };
         let named = std::env::var_os(variable).map(PathBuf::from);

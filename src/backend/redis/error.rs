@@ -52,6 +52,16 @@ fn reason(error: &RedisError) -> Reason {
     }
 }
 
+/// Whether a server that was a primary when we connected no longer is: its address may lead elsewhere now. Redis before 7
+/// wraps what a command of a script answers in a text of its own.
+pub(super) fn is_demotion(error: &RedisError) -> bool {
+    let is_wrapped = || error.detail().is_some_and(|detail| detail.contains("-READONLY "));
+    reason(error) == Reason::ReadOnly
+        && (error.kind() == ServerErrorKind::ReadOnly.into()
+            || error.code() == Some("READONLY")
+            || is_wrapped())
+}
+
 fn server_reason(kind: ServerErrorKind, error: &RedisError) -> Reason {
     match kind {
         ServerErrorKind::ReadOnly => Reason::ReadOnly,

@@ -9,11 +9,13 @@ use std::{
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, IntoConnectionInfo, ProtocolVersion,
-    PushKind, RedisError, RedisResult, ServerErrorKind, Value,
+    PushKind, RedisError, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     io::tcp::{TcpSettings, socket2::TcpKeepalive},
 };
 use tokio::{runtime::Handle, sync::watch};
+
+use super::error::is_demotion;
 
 /// How long one attempt to connect may take. A check waits for it only within its own deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -123,9 +125,7 @@ impl Link for Managed {
         let Line { mut connection, identity } = self.line().await?;
         let reply = connection.req_packed_command(command).await;
         let reply = reply.and_then(Value::extract_error);
-        // A server that was a primary when we connected, and no longer is: the address may lead elsewhere now.
-        let demoted = |error: &RedisError| error.kind() == ServerErrorKind::ReadOnly.into();
-        if reply.as_ref().is_err_and(|error| error.is_unrecoverable_error() || demoted(error)) {
+        if reply.as_ref().is_err_and(|error| error.is_unrecoverable_error() || is_demotion(error)) {
             self.0.lose(&identity);
         }
         reply
