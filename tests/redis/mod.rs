@@ -14,6 +14,7 @@ mod denial;
 mod foreign_value;
 mod large_log;
 mod losing;
+mod names;
 mod places;
 mod script_cache;
 mod sent_once;

@@ -17,16 +17,19 @@ use crate::{
     error::ConfigError,
     key::PartitionKey,
     observe,
+    policy::Policy,
 };
 
 mod error;
 mod link;
+mod names;
 mod script;
 mod slots;
 
 pub use error::ConnectError;
 use error::unavailable;
 pub use link::{Link, Managed, Own};
+use names::Names;
 use script::{Call, Script, Scripts};
 
 /// Decisions in Redis (5 or newer, or Valkey), shared by any number of processes.
@@ -45,12 +48,16 @@ use script::{Call, Script, Scripts};
 /// is told is true; in the instant between, somebody else may be denied because of a charge that is given back. Of a pair
 /// that was given back, `reset_after` is an upper bound. All policies of one partition key are in one slot, and so in one call.
 ///
+/// A partition key is stored as a hash only. Who can read Redis may still try whether a key is that of a certain user or
+/// address, unless the hash is made [under a secret](RedisBackend::with_hash_secret).
+///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
 /// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
 /// a replica.
 #[derive(Clone)]
 pub struct RedisBackend<L = Managed> {
     link: L,
+    names: Names,
     scripts: Arc<Scripts>,
     /// Known from the first check whose keys the server would not take together.
     is_cluster: Arc<AtomicBool>,
@@ -106,6 +113,51 @@ where
 }
 
 impl<L: Link> RedisBackend<L> {
+    /// Names keys by a hash under this secret, so that nobody who can read Redis, but does not know the secret, can find out
+    /// whose key it is by trying: addresses, names and the like are soon tried all. The secret is at least 32 bytes, made at
+    /// random.
+    ///
+    /// All processes that share limits need the same one. Under another secret, or none, every key is counted afresh, and
+    /// what was counted before leaves with its window.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::HashSecret`] if it is too short.
+    ///
+    /// ```
+    /// use tower_sliding_window::{ConfigError, RedisBackend};
+    ///
+    /// # fn backend(secret: &str) -> Result<RedisBackend, ConfigError> {
+    /// RedisBackend::lazy("redis://127.0.0.1/")?.with_hash_secret(secret)
+    /// # }
+    /// # assert!(backend("too short").is_err());
+    /// ```
+    pub fn with_hash_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        Ok(Self { names: Names::with_secret(secret.as_ref())?, ..self })
+    }
+
+    /// The name of the key in Redis under which a partition key is counted for a policy, for an operator who wants to look at
+    /// it: its time to live (`PTTL`), its size (`MEMORY USAGE`), the node that has it (`CLUSTER KEYSLOT`). What is in it is for
+    /// the scripts; [`Limiter::peek`](crate::Limiter::peek) tells what it means.
+    ///
+    /// The namespace is that of the [limiter](crate::Limiter::namespace).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{PartitionKey, Policy, RedisBackend};
+    ///
+    /// let backend = RedisBackend::lazy("redis://127.0.0.1/")?;
+    /// let policy = Policy::new("burst", 10, Duration::from_secs(1))?;
+    /// assert_eq!(
+    ///     backend.key_name("tsw", &PartitionKey::new("user", "alice"), &policy),
+    ///     "tsw:1:{b386072a653cac59a74cf54a070b44bf}:burst:log:1000000"
+    /// );
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn key_name(&self, namespace: &str, key: &PartitionKey, policy: &Policy) -> String {
+        self.names.key(namespace, key, policy)
+    }
+
     /// How many times, in a cluster, what was charged in one slot may not have gone back although another slot did not
     /// admit: no answer, or the end of the runtime. Those charges leave with their windows.
     pub fn lost_give_backs(&self) -> u64 {
@@ -120,6 +172,7 @@ impl<L: Link> RedisBackend<L> {
     fn over(link: L) -> Self {
         Self {
             link,
+            names: Names::default(),
             scripts: Arc::new(Scripts::new()),
             is_cluster: Arc::default(),
             lost_give_backs: Arc::default(),
@@ -169,18 +222,18 @@ fn without_url(error: &RedisError) -> String {
 impl<L: Link> RedisBackend<L> {
     /// Decides a check whose keys live together.
     async fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        let reply = self.run(&self.scripts.check, &Call::check(check, self.instant())).await?;
+        let reply = self.run(&self.scripts.check, &Call::check(check, &self.names, self.instant())).await?;
         script::decision(check, &reply)
     }
 
     /// Gives units back where the keys live together.
     async fn give_back(&self, refund: &Refund) -> Result<(), BackendError> {
-        self.run(&self.scripts.refund, &Call::refund(refund, self.instant())).await.map(|_| ())
+        self.run(&self.scripts.refund, &Call::refund(refund, &self.names, self.instant())).await.map(|_| ())
     }
 
     /// Forgets keys that live together.
     async fn forget(&self, pairs: &Check) -> Result<(), BackendError> {
-        self.link.send(&script::reset(pairs)).await.map(|_| ()).map_err(unavailable)
+        self.link.send(&script::reset(pairs, &self.names)).await.map(|_| ()).map_err(unavailable)
     }
 
     /// The indices of the pairs of these keys slot by slot, if this is known to be a cluster and there are several slots.
@@ -188,7 +241,7 @@ impl<L: Link> RedisBackend<L> {
         if keys.len() < 2 || !self.is_cluster.load(Ordering::Relaxed) {
             return None;
         }
-        Some(slots::by_slot(keys)).filter(|slots| slots.len() > 1)
+        Some(slots::by_slot(&self.names, keys)).filter(|slots| slots.len() > 1)
     }
 
     /// Whether nothing has run, for the keys live in several slots. So it is a cluster, which is known from then on.
@@ -244,12 +297,18 @@ impl<L: Link> Backend for RedisBackend<L> {
 
     fn store(&self) -> Option<String> {
         // Clones share their scripts, and so does nothing else.
-        self.link.store().or_else(|| Some(format!("redis by {:p}", Arc::as_ptr(&self.scripts))))
+        let store = self.link.store().unwrap_or_else(|| format!("redis by {:p}", Arc::as_ptr(&self.scripts)));
+        // Under different secrets nothing is shared. The secret cannot be found out from a hash under it.
+        let under = || self.names.tag(&PartitionKey::new("", ""));
+        Some(if self.names.have_secret() { format!("{store} under {}", under()) } else { store })
     }
 }
 
 impl<L: fmt::Debug> fmt::Debug for RedisBackend<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackend").field("link", &self.link).finish_non_exhaustive()
+        f.debug_struct("RedisBackend")
+            .field("link", &self.link)
+            .field("has_hash_secret", &self.names.have_secret())
+            .finish_non_exhaustive()
     }
 }
