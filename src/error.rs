@@ -218,4 +218,13 @@ pub enum ConfigError {
         /// What is wrong with it.
         reason: String,
     },
+
+    /// A connection to Redis cannot be encrypted as it is asked for.
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    #[error("TLS to Redis: {reason}")]
+    RedisTls {
+        /// What is wrong. No key is repeated.
+        reason: String,
+    },
 }

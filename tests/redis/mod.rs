@@ -1,5 +1,6 @@
 //! What holds on real servers only: what is stored, what goes over the wire, and what happens when a server fails.
 
+mod events;
 mod expected;
 mod layout;
 mod look;
@@ -22,3 +23,4 @@ mod server_errors;
 mod sharing;
 mod storage;
 mod time_to_live;
+mod tls;

@@ -1,18 +1,13 @@
 //! What keys are called, and who can find out whose they are.
 
-use std::{
-    error::Error,
-    fmt::Write,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{error::Error, time::Duration};
 
 use tower_sliding_window::{
     Backend, Check, ConfigError, Limiter, Pair, PartitionKey, Purpose, Reason, RedisBackend,
 };
-use tracing::{Event, Metadata, Subscriber, field::Field, span};
 
 use super::{
+    events::Events,
     look::Look,
     rig::{self, HOUR, alice, backend, every_algorithm, limiter, policy, remaining},
 };
@@ -106,33 +101,6 @@ async fn a_secret_that_is_too_short_is_an_error() {
     assert!(!format!("{error} {error:?}").contains("s3cret"));
 }
 
-/// All fields of all events, as text.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<String>>);
-
-impl Subscriber for Events {
-    fn enabled(&self, _metadata: &Metadata<'_>) -> bool {
-        true
-    }
-    fn event(&self, event: &Event<'_>) {
-        let mut text = self.0.lock().unwrap();
-        event.record(&mut |field: &Field, value: &dyn std::fmt::Debug| {
-            let _ = write!(text, "{field}={value:?} ");
-        });
-        text.push('\n');
-    }
-    fn new_span(&self, span: &span::Attributes<'_>) -> span::Id {
-        let _ = write!(self.0.lock().unwrap(), "{span:?}");
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _span: &span::Id, values: &span::Record<'_>) {
-        let _ = write!(self.0.lock().unwrap(), "{values:?}");
-    }
-    fn record_follows_from(&self, _span: &span::Id, _follows: &span::Id) {}
-    fn enter(&self, _span: &span::Id) {}
-    fn exit(&self, _span: &span::Id) {}
-}
-
 /// An error, all that has caused it, and its `Debug`.
 fn chain(error: &dyn Error) -> String {
     let mut text = format!("{error:?} {error}");
@@ -194,7 +162,7 @@ async fn nothing_that_is_printed_tells_a_key_a_secret_or_a_password() {
         printed += &chain(&RedisBackend::connect(&url).await.unwrap_err());
         tokio::time::sleep(Duration::from_millis(10)).await;
         printed += &chain(&limiter.check(key(), 1).await.unwrap_err());
-        printed += &events.0.lock().unwrap();
+        printed += &events.text();
 
         assert!(printed.contains("user=..") && printed.contains("the whole quota"), "{engine:?}: {printed}");
         for hidden in [KEY, "alice", "example.org", PASSWORD, SECRET] {

@@ -15,7 +15,10 @@ use redis::{
 };
 use tokio::{runtime::Handle, sync::watch};
 
-use super::error::is_demotion;
+use super::{
+    error::is_demotion,
+    tls::{self, Tls},
+};
 
 /// How long one attempt to connect may take. A check waits for it only within its own deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -67,7 +70,7 @@ struct Line {
 }
 
 impl Managed {
-    pub(super) fn new(url: &str) -> RedisResult<Self> {
+    pub(super) fn new(url: &str, tls: &Tls) -> RedisResult<Self> {
         let info = url.into_connection_info()?;
         let keepalive = TcpKeepalive::new().with_time(DEAD_PEER_TIMEOUT).with_interval(DEAD_PEER_TIMEOUT);
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
@@ -77,10 +80,10 @@ impl Managed {
         let info = info.set_tcp_settings(tcp);
         let client_of = |protocol| {
             let redis = info.redis_settings().clone().set_protocol(protocol);
-            Client::open(info.clone().set_redis_settings(redis))
+            tls.client_of(info.clone().set_redis_settings(redis))
         };
         let (client, resp2_client) = if url.contains("protocol=") {
-            (Client::open(info)?, None)
+            (tls.client_of(info)?, None)
         } else {
             (client_of(ProtocolVersion::RESP3)?, Some(client_of(ProtocolVersion::RESP2)?))
         };
@@ -147,6 +150,7 @@ where
 }
 
 async fn connect(shared: Arc<Shared>, tell: watch::Sender<Option<RedisResult<Line>>>) {
+    tls::prepare(shared.client.get_connection_info().addr());
     let mut outcome = open(&shared, &shared.client).await;
     if let (Err(error), Some(client)) = (&outcome, &shared.resp2_client)
         && knows_no_resp3(error)

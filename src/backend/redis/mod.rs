@@ -25,12 +25,21 @@ mod link;
 mod names;
 mod script;
 mod slots;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 
 pub use error::ConnectError;
 use error::unavailable;
 pub use link::{Link, Managed, Own};
 use names::Names;
 use script::{Call, Script, Scripts};
+#[cfg(feature = "tls")]
+pub use tls::Tls;
+#[cfg(not(feature = "tls"))]
+use tls::Tls;
 
 /// Decisions in Redis (5 or newer, or Valkey), shared by any number of processes.
 ///
@@ -67,14 +76,30 @@ pub struct RedisBackend<L = Managed> {
 }
 
 impl RedisBackend {
-    /// Connects to `redis://[user:password@]host[:port][/database]`, or to a socket at `redis+unix:///path`.
+    /// Connects to `redis://[user:password@]host[:port][/database]`, or to a socket at `redis+unix:///path`. With the feature
+    /// `tls` also to `rediss://`, whose certificate must be of an authority that browsers trust.
     ///
     /// # Errors
     ///
     /// [`ConnectError`] if the URL does not parse or the server cannot be reached within a second. For a service that
     /// may start before its Redis does, see [`lazy`](Self::lazy).
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
-        let backend = Self::lazy(url)?;
+        Self::lazy(url)?.connected().await
+    }
+
+    /// Connects to `rediss://[user:password@]host[:port][/database]`, with authorities and a certificate of one's own.
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect), and as [`lazy_with_tls`](Self::lazy_with_tls).
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    pub async fn connect_with_tls(url: &str, tls: Tls) -> Result<Self, ConnectError> {
+        Self::lazy_with_tls(url, tls)?.connected().await
+    }
+
+    async fn connected(self) -> Result<Self, ConnectError> {
+        let backend = self;
         match backend.link.connected().await {
             Ok(()) => Ok(backend),
             Err(source) => {
@@ -92,10 +117,31 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if the URL does not parse.
+    /// [`ConfigError::RedisUrl`] if the URL does not parse, and [`ConfigError::RedisTls`] if it is `rediss://` and the feature
+    /// `tls` is off.
     pub fn lazy(url: &str) -> Result<Self, ConfigError> {
+        Self::lazily(url, &Tls::default())
+    }
+
+    /// The same as [`lazy`](Self::lazy) with authorities and a certificate of one's own, for `rediss://`.
+    ///
+    /// Where the process has not chosen its rustls cryptography (`CryptoProvider::install_default`) when the first connection
+    /// is made, it is set to ring's.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::RedisUrl`] if the URL does not parse, and [`ConfigError::RedisTls`] if it is not `rediss://`, or if a
+    /// certificate or the key cannot be used.
+    #[cfg(feature = "tls")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+    pub fn lazy_with_tls(url: &str, tls: Tls) -> Result<Self, ConfigError> {
+        Self::lazily(url, &tls)
+    }
+
+    fn lazily(url: &str, tls: &Tls) -> Result<Self, ConfigError> {
+        tls.suits(url)?;
         let link =
-            Managed::new(url).map_err(|error| ConfigError::RedisUrl { reason: without_url(&error) })?;
+            Managed::new(url, tls).map_err(|error| ConfigError::RedisUrl { reason: without_url(&error) })?;
         Ok(Self::over(link))
     }
 }
@@ -211,6 +257,14 @@ impl<L: Link> RedisBackend<L> {
         #[cfg(not(feature = "test-util"))]
         None
     }
+}
+
+/// Whether a URL asks for TLS. What it may have in front of it, whoever parses it leaves out.
+fn is_tls(url: &str) -> bool {
+    let url = url.trim_start_matches(|c: char| c <= ' ');
+    let begins =
+        |scheme: &str| url.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme));
+    begins("rediss:") || begins("valkeys:")
 }
 
 /// What is wrong with a URL. Behind a dash the client crate adds its own name for that, and may repeat a part of the URL.
