@@ -12,6 +12,7 @@ mod cluster;
 mod connecting;
 mod cost;
 mod denial;
+mod eviction;
 mod foreign_value;
 mod large_log;
 mod losing;

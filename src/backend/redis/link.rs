@@ -17,6 +17,7 @@ use tokio::{runtime::Handle, sync::watch};
 
 use super::{
     error::is_demotion,
+    eviction::Watch,
     tls::{self, Tls},
 };
 
@@ -50,6 +51,7 @@ struct Shared {
     /// The same for a server that does not know RESP3, unless the URL demands it.
     resp2_client: Option<Client>,
     state: Mutex<State>,
+    eviction: Watch,
 }
 
 /// An attempt to connect; None while it is under way.
@@ -87,7 +89,12 @@ impl Managed {
         } else {
             (client_of(ProtocolVersion::RESP3)?, Some(client_of(ProtocolVersion::RESP2)?))
         };
-        Ok(Self(Arc::new(Shared { client, resp2_client, state: Mutex::new(State::Down) })))
+        Ok(Self(Arc::new(Shared {
+            client,
+            resp2_client,
+            state: Mutex::new(State::Down),
+            eviction: Watch::default(),
+        })))
     }
 
     /// Connects, unless somebody has.
@@ -158,6 +165,9 @@ async fn connect(shared: Arc<Shared>, tell: watch::Sender<Option<RedisResult<Lin
         outcome = open(&shared, client).await;
     }
     *shared.state() = outcome.as_ref().map_or(State::Down, |line| State::Up(line.clone()));
+    if let Ok(line) = &outcome {
+        shared.eviction.look(&line.connection, shared.client.get_connection_info().addr());
+    }
     // Nobody may be waiting any more.
     let _ = tell.send(Some(outcome));
 }

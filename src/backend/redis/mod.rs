@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod error;
+mod eviction;
 mod link;
 mod names;
 mod script;
@@ -61,8 +62,8 @@ use tls::Tls;
 /// address, unless the hash is made [under a secret](RedisBackend::with_hash_secret).
 ///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
-/// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
-/// a replica.
+/// that starts afresh. With the feature `tracing` a server that evicts is warned about, if its user has the permission
+/// `+info`. Replication is asynchronous, so a failover may lose the last charges; limits are never read from a replica.
 #[derive(Clone)]
 pub struct RedisBackend<L = Managed> {
     link: L,
