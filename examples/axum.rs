@@ -5,9 +5,13 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example axum
 //! ```
 
+#[path = "common/policies.rs"]
+mod policies;
+
 use std::{env, error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::{Router, routing::get};
+use policies::policies;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -15,8 +19,7 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Backend, Decision, KeyExt, MemoryBackend, Policy, RateLimitLayer, RedisBackend, RouteCosts, header,
-    peer_ip,
+    Backend, Decision, KeyExt, MemoryBackend, RateLimitLayer, RedisBackend, RouteCosts, header, peer_ip,
 };
 
 /// How long requests under way may take when it is to stop.
@@ -43,9 +46,10 @@ async fn main() -> ExitCode {
 }
 
 async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
+    let [burst, sustained] = policies()?;
     let limits = RateLimitLayer::builder(backend)
-        .policy(Policy::new("burst", 10, Duration::from_secs(10))?)
-        .policy(Policy::new("sustained", 30, Duration::from_secs(60))?)
+        .policy(burst)
+        .policy(sustained)
         .key(header("x-api-key")?.or(peer_ip()))
         .cost(RouteCosts::new().route("/search", 5)?)
         .build()?;

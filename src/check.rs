@@ -240,6 +240,12 @@ impl Namespace {
     }
 }
 
+impl Namespace {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
 impl Default for Namespace {
     fn default() -> Self {
         Self("tsw".into())

@@ -215,12 +215,34 @@ pub enum ConfigError {
         max: usize,
     },
 
+    /// The secret of a hash is so short that it could be guessed. The text does not repeat it.
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    #[error(
+        "a hash secret of {given} bytes: it must be at least {min} bytes, made at random, as `openssl rand -hex 32` makes it"
+    )]
+    HashSecret {
+        /// The length that was given, in bytes.
+        given: usize,
+        /// The smallest length, in bytes.
+        min: usize,
+    },
+
     /// The address of a Redis server does not parse. The text does not repeat it: it may hold a password.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("{reason}; a Redis URL looks like redis://[user:password@]host[:port][/database]")]
     RedisUrl {
         /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A connection to Redis cannot be encrypted as it is asked for.
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    #[error("TLS to Redis: {reason}")]
+    RedisTls {
+        /// What is wrong. No key is repeated.
         reason: String,
     },
 }

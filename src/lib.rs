@@ -174,7 +174,7 @@
 //!
 //! # Features
 //!
-//! `redis` (default), `axum`, `tonic`, `tracing`, `test-util`. A feature adds items and never changes the meaning of one.
+//! `redis` (default), `tls`, `axum`, `tonic`, `tracing`, `test-util`. A feature adds items and never changes the meaning of one.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -201,6 +201,9 @@ mod service;
 mod settle;
 
 // The public interface, all of it.
+#[cfg(feature = "tls")]
+#[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
+pub use backend::redis::Tls;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub use backend::redis::{ConnectError, Line, Link, Managed, Node, Own, RedisBackend};

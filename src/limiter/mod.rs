@@ -202,6 +202,11 @@ impl Limiter {
         &self.0.settings.policies
     }
 
+    /// The namespace, which keeps this limiter apart from others on the same store.
+    pub fn namespace(&self) -> &str {
+        self.0.settings.namespace.as_str()
+    }
+
     /// How many settlements were lost so far: those that could not wait, for the queue was full or there was no tokio
     /// runtime; those that waited when their runtime ended; and those that the backend did not confirm. Their charges stand,
     /// or may stand, and leave with their windows.

@@ -13,6 +13,10 @@ use crate::{
 #[cfg(feature = "tracing")]
 mod rivals;
 
+/// Whether anybody is told anything.
+#[cfg(feature = "redis")]
+pub(crate) const IS_HEARD: bool = cfg!(feature = "tracing");
+
 /// Warns, once per policy and its clones, that a cost is above the quota: such a request is refused for ever, which is a mistake in
 /// the configuration.
 pub(crate) fn cost_above_quota(pair: &Pair) {
@@ -41,6 +45,12 @@ pub(crate) fn settlements_lost(lost: u64, error: &BackendError) {
 #[cfg(feature = "redis")]
 pub(crate) fn not_given_back(slots: usize, error: &BackendError) {
     imp::not_given_back(slots, error);
+}
+
+/// Warns that the Redis at this address throws keys away when its memory is full.
+#[cfg(feature = "redis")]
+pub(crate) fn evicts(address: &str, policy: &str) {
+    imp::evicts(address, policy);
 }
 
 /// Warns, once for each policy, that a limiter has a policy of the same name on the same store and in the same namespace as
@@ -89,6 +99,15 @@ mod imp {
         tracing::warn!(slots, %error, "charges stand although their check was not admitted");
     }
 
+    #[cfg(feature = "redis")]
+    pub(super) fn evicts(address: &str, policy: &str) {
+        tracing::warn!(
+            address,
+            policy,
+            "this Redis evicts keys when its memory is full, and limits start afresh then: set maxmemory-policy noeviction",
+        );
+    }
+
     pub(super) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<Inner>) {
         for [there, new] in rivals::register(store, namespace, policies, alive) {
             tracing::warn!(
@@ -123,6 +142,9 @@ mod imp {
 
     #[cfg(feature = "redis")]
     pub(super) fn not_given_back(_slots: usize, _error: &BackendError) {}
+
+    #[cfg(feature = "redis")]
+    pub(super) fn evicts(_address: &str, _policy: &str) {}
 
     pub(super) fn new_limits(_: &str, _: &Namespace, _: &[Policy], _: Weak<Inner>) {}
 }

@@ -1,6 +1,7 @@
 //! The examples as their users run them: each a process of its own, in memory and on Redis.
 
 mod boundary;
+mod inspect;
 mod limits;
 mod mistakes;
 mod outage;

@@ -52,7 +52,7 @@ impl Example {
     /// Starts the example of this name on a port that the operating system picks.
     pub fn of(name: &str, redis_url: Option<&str>) -> Self {
         let redis = redis_url.map(|url| ("REDIS_URL", url));
-        let mut process = Process::spawn(name, [("PORT", "0")].into_iter().chain(redis));
+        let mut process = Process::spawn(name, &[], [("PORT", "0")].into_iter().chain(redis));
         let mut stdout = BufReader::new(process.child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -101,17 +101,27 @@ pub fn run<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> Ended {
 
 /// Runs another example, which ends by itself.
 pub fn run_example<V: AsRef<OsStr>>(name: &str, variables: &[(&str, V)]) -> Ended {
-    Process::spawn(name, variables.iter().map(|(name, value)| (*name, value))).ended()
+    run_with(name, &[], variables)
+}
+
+/// The same, with arguments.
+pub fn run_with<V: AsRef<OsStr>>(name: &str, arguments: &[&str], variables: &[(&str, V)]) -> Ended {
+    Process::spawn(name, arguments, variables.iter().map(|(name, value)| (*name, value))).ended()
 }
 
 /// Runs an example that needs nothing and ends by itself.
 pub fn run_to_its_end(name: &str) -> Ended {
-    Process::spawn(name, [("PORT", "0")]).ended()
+    run_example(name, &[("PORT", "0")])
 }
 
 impl Process {
-    fn spawn<'a, V: AsRef<OsStr>>(name: &str, variables: impl IntoIterator<Item = (&'a str, V)>) -> Self {
+    fn spawn<'a, V: AsRef<OsStr>>(
+        name: &str,
+        arguments: &[&str],
+        variables: impl IntoIterator<Item = (&'a str, V)>,
+    ) -> Self {
         let child = Command::new(program(name))
+            .args(arguments)
             .env_remove("PORT")
             .env_remove("REDIS_URL")
             .envs(variables)

@@ -1,5 +1,6 @@
 //! What holds on real servers only: what is stored, what goes over the wire, and what happens when a server fails.
 
+mod events;
 mod expected;
 mod layout;
 pub mod look;
@@ -12,11 +13,13 @@ mod connecting;
 mod cost;
 mod denial;
 mod deny_cache;
+mod eviction;
 mod failover;
 mod foreign_value;
 mod large_log;
 mod late;
 mod losing;
+mod names;
 mod places;
 mod resharding;
 mod script_cache;
@@ -25,3 +28,4 @@ mod server_errors;
 mod sharing;
 mod storage;
 mod time_to_live;
+mod tls;

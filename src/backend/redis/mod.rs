@@ -2,19 +2,13 @@
 
 use std::{
     fmt,
-    future::Future,
-    io,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    time::Instant,
-};
+use redis::aio::ConnectionLike;
 
 use crate::{
     backend::{Backend, BackendError, Reason},
@@ -23,17 +17,32 @@ use crate::{
     error::ConfigError,
     key::PartitionKey,
     observe,
+    policy::Policy,
 };
 
+mod ask;
+mod connect;
 mod error;
+mod eviction;
 mod link;
+mod names;
 mod script;
 mod slots;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 
+use ask::{Asked, Question};
 pub use error::ConnectError;
-use error::unavailable;
 pub use link::{Line, Link, Managed, Node, Own};
-use script::{Call, Script, Scripts};
+use names::Names;
+use script::{Call, Scripts};
+#[cfg(feature = "tls")]
+pub use tls::Tls;
+#[cfg(not(feature = "tls"))]
+use tls::Tls;
 
 /// Decisions in Redis (5 or newer, or Valkey), shared by any number of processes.
 ///
@@ -52,12 +61,16 @@ use script::{Call, Script, Scripts};
 /// that was given back, `reset_after` is an upper bound. Such a denial is not [remembered](crate::DenyCache), but that of
 /// somebody else in the instant between may be. All policies of one partition key are in one slot, and so in one call.
 ///
+/// A partition key is stored as a hash only. Who can read Redis may still try whether a key is that of a certain user or
+/// address, unless the hash is made [under a secret](RedisBackend::with_hash_secret).
+///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
-/// that starts afresh. Replication is asynchronous, so a failover may lose the last charges; limits are never read from
-/// a replica.
+/// that starts afresh. With the feature `tracing` a server that evicts is warned about, if its user has the permission
+/// `+info`. Replication is asynchronous, so a failover may lose the last charges; limits are never read from a replica.
 #[derive(Clone)]
 pub struct RedisBackend<L = Managed> {
     link: L,
+    names: Names,
     scripts: Arc<Scripts>,
     /// Known from the first check whose keys the server would not take together.
     is_cluster: Arc<AtomicBool>,
@@ -65,114 +78,6 @@ pub struct RedisBackend<L = Managed> {
     unanswered: Arc<AtomicU64>,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
-}
-
-impl RedisBackend {
-    /// Connects to `redis://[user:password@]host[:port][/database]`, or to a socket at `redis+unix:///path`.
-    ///
-    /// # Errors
-    ///
-    /// [`ConnectError`] if the URL does not parse or the server cannot be reached within a second. For a service that
-    /// may start before its Redis does, see [`lazy`](Self::lazy).
-    pub async fn connect(url: &str) -> Result<Self, ConnectError> {
-        Self::lazy(url)?.reached().await
-    }
-
-    async fn reached(self) -> Result<Self, ConnectError> {
-        match self.link.connected().await {
-            Ok(()) => Ok(self),
-            Err(source) => Err(ConnectError::Unreachable { address: self.link.to_string(), source }),
-        }
-    }
-
-    /// Connects with the first check, and again with the next check whenever the connection is lost. A check that cannot
-    /// connect within its deadline is [`Reason::Timeout`](crate::Reason::Timeout) or
-    /// [`Reason::Connection`](crate::Reason::Connection).
-    ///
-    /// Over RESP2, as with Redis 5 or `?protocol=resp2`, a loss is noticed only by the first check that meets it, which
-    /// fails. The connection lives on the tokio runtime of the check that made it.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::RedisUrl`] if the URL does not parse.
-    pub fn lazy(url: &str) -> Result<Self, ConfigError> {
-        Self::managed(Managed::server(url))
-    }
-
-    /// Connects to the primary that Sentinels watch, and follows it: when it is lost, or says that it is a primary no more, they
-    /// are asked again. The URL of the primary has the name of its service for a host, `redis://[user:password@]service`; the
-    /// Sentinels have theirs, such as `redis://10.0.0.1:26379`. What they say is confirmed by the server itself, whose user
-    /// needs `+role`.
-    ///
-    /// A primary that is cut off from its Sentinels, and does not know yet that it is none any more, is used as long as it
-    /// answers: what is charged there until then is lost with it.
-    ///
-    /// # Errors
-    ///
-    /// [`ConnectError`] if a URL does not parse, no Sentinel is named, or no primary can be reached within a second.
-    pub async fn connect_sentinel(
-        primary: &str,
-        sentinels: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<Self, ConnectError> {
-        Self::lazy_sentinel(primary, sentinels)?.reached().await
-    }
-
-    /// The same as [`connect_sentinel`](Self::connect_sentinel), connecting as [`lazy`](Self::lazy) does.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::RedisUrl`] if a URL does not parse, or no Sentinel is named.
-    pub fn lazy_sentinel(
-        primary: &str,
-        sentinels: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<Self, ConfigError> {
-        Self::managed(Managed::primary(primary, sentinels))
-    }
-
-    /// Connects to a cluster of which some nodes are named by URLs; users, passwords and all else are taken from the first. It
-    /// follows what moves, from node to node and from a primary to its replica. The user needs `+asking` and
-    /// `+cluster|slots`.
-    ///
-    /// # Errors
-    ///
-    /// [`ConnectError`] if a URL does not parse, no node is named, or none can be reached within a second.
-    pub async fn connect_cluster(
-        nodes: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> Result<Self, ConnectError> {
-        Self::lazy_cluster(nodes)?.reached().await
-    }
-
-    /// The same as [`connect_cluster`](Self::connect_cluster), connecting as [`lazy`](Self::lazy) does.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::RedisUrl`] if a URL does not parse, or no node is named.
-    pub fn lazy_cluster(nodes: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
-        Self::managed(Managed::cluster(nodes))
-    }
-
-    /// Connects, as [`lazy`](Self::lazy) does, over streams of the caller's own making: through a tunnel, or in a simulated
-    /// network. The server speaks RESP3, asks for no password, and `connect` is called once for each connection.
-    ///
-    /// ```
-    /// use tokio::net::TcpStream;
-    /// use tower_sliding_window::RedisBackend;
-    ///
-    /// let backend = RedisBackend::over_streams(|| TcpStream::connect("127.0.0.1:6379"));
-    /// ```
-    pub fn over_streams<F, Fut, S>(connect: F) -> Self
-    where
-        F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = io::Result<S>> + Send + 'static,
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        Self::over(Managed::behind(connect))
-    }
-
-    fn managed(link: RedisResult<Managed>) -> Result<Self, ConfigError> {
-        let link = link.map_err(|error| ConfigError::RedisUrl { reason: without_url(&error) })?;
-        Ok(Self::over(link))
-    }
 }
 
 impl<C> RedisBackend<Own<C>>
@@ -192,6 +97,51 @@ where
 }
 
 impl<L: Link> RedisBackend<L> {
+    /// Names keys by a hash under this secret, so that nobody who can read Redis, but does not know the secret, can find out
+    /// whose key it is by trying: addresses, names and the like are soon tried all. The secret is at least 32 bytes, made at
+    /// random.
+    ///
+    /// All processes that share limits need the same one. Under another secret, or none, every key is counted afresh, and
+    /// what was counted before leaves with its window.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::HashSecret`] if it is too short.
+    ///
+    /// ```
+    /// use tower_sliding_window::{ConfigError, RedisBackend};
+    ///
+    /// # fn backend(secret: &str) -> Result<RedisBackend, ConfigError> {
+    /// RedisBackend::lazy("redis://127.0.0.1/")?.with_hash_secret(secret)
+    /// # }
+    /// # assert!(backend("too short").is_err());
+    /// ```
+    pub fn with_hash_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        Ok(Self { names: Names::with_secret(secret.as_ref())?, ..self })
+    }
+
+    /// The name of the key in Redis under which a partition key is counted for a policy, for an operator who wants to look at
+    /// it: its time to live (`PTTL`), its size (`MEMORY USAGE`), the node that has it (`CLUSTER KEYSLOT`). What is in it is for
+    /// the scripts; [`Limiter::peek`](crate::Limiter::peek) tells what it means.
+    ///
+    /// The namespace is that of the [limiter](crate::Limiter::namespace).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{PartitionKey, Policy, RedisBackend};
+    ///
+    /// let backend = RedisBackend::lazy("redis://127.0.0.1/")?;
+    /// let policy = Policy::new("burst", 10, Duration::from_secs(1))?;
+    /// assert_eq!(
+    ///     backend.key_name("tsw", &PartitionKey::new("user", "alice"), &policy),
+    ///     "tsw:1:{b386072a653cac59a74cf54a070b44bf}:burst:log:1000000"
+    /// );
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn key_name(&self, namespace: &str, key: &PartitionKey, policy: &Policy) -> String {
+        self.names.key(namespace, key, policy)
+    }
+
     /// How many times, in a cluster, what was charged in one slot may not have gone back although another slot did not
     /// admit: no answer, or the end of the runtime. Those charges leave with their windows.
     pub fn lost_give_backs(&self) -> u64 {
@@ -213,6 +163,7 @@ impl<L: Link> RedisBackend<L> {
     fn over(link: L) -> Self {
         Self {
             link,
+            names: Names::default(),
             scripts: Arc::new(Scripts::new()),
             is_cluster: Arc::default(),
             lost_give_backs: Arc::default(),
@@ -235,50 +186,6 @@ impl<L: Link> RedisBackend<L> {
         }
     }
 
-    /// Asks where the keys of this slot live, and where else they may, until the question is answered. It is put again only if
-    /// it was refused and nothing has run.
-    async fn ask(&self, asked: Asked<'_>) -> Result<Value, BackendError> {
-        let Asked { slot, mut question, deadline, is_counted } = asked;
-        let mut line = self.link.line(slot).await.map_err(unavailable)?;
-        let mut refusal = BackendError::new(Reason::Other);
-        for _ in 0..ATTEMPTS {
-            if let (Question::Script(_, call), Some(deadline)) = (&mut question, deadline) {
-                call.end_at(line.node().clock_at(deadline));
-            }
-            let mut sent = Sent { unanswered: is_counted.then_some(&self.unanswered) };
-            let reply = question.put_to(&line).await;
-            let received = Instant::now();
-            if reply.as_ref().map_or_else(is_answer, |_| true) {
-                sent.unanswered = None;
-            }
-            drop(sent);
-            match (reply, deadline) {
-                (Ok(reply), Some(deadline)) => {
-                    if let Some(clock) = script::clock(&reply) {
-                        line.node().has_told(clock, received);
-                    }
-                    if !script::is_late(&reply) {
-                        return Ok(reply);
-                    }
-                    // The clock may not have been known well enough. Now it is.
-                    refusal = BackendError::new(Reason::Late);
-                    if deadline <= received {
-                        break;
-                    }
-                }
-                (Ok(reply), None) => return Ok(reply),
-                (Err(error), _) => match self.link.elsewhere(slot, &line, &error).await {
-                    Some(other) => {
-                        line = other.map_err(unavailable)?;
-                        refusal = unavailable(error);
-                    }
-                    None => return Err(unavailable(error)),
-                },
-            }
-        }
-        Err(refusal)
-    }
-
     fn instant(&self) -> Option<u64> {
         #[cfg(feature = "test-util")]
         return self.injected_clock.as_ref().map(|clock| clock.load(Ordering::SeqCst));
@@ -287,80 +194,10 @@ impl<L: Link> RedisBackend<L> {
     }
 }
 
-/// How often a question is put that is refused and may be answered elsewhere, or later.
-const ATTEMPTS: usize = 6;
-
-/// Something to ask the server that has the keys of a slot.
-struct Asked<'a> {
-    slot: u16,
-    question: Question<'a>,
-    /// After it the script charges nothing.
-    deadline: Option<Instant>,
-    /// Whether it is counted if it remains unanswered.
-    is_counted: bool,
-}
-
-enum Question<'a> {
-    Script(&'a Script, &'a mut Call),
-    Plain(&'a Cmd),
-}
-
-impl Question<'_> {
-    async fn put_to(&self, line: &impl Line) -> RedisResult<Value> {
-        let (script, call) = match self {
-            Self::Script(script, call) => (script, call),
-            Self::Plain(command) => return line.send(command).await,
-        };
-        let is_unknown = |reply: &RedisResult<Value>| {
-            reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
-        };
-        let mut reply = line.send(&script.by_hash(call)).await;
-        if !is_unknown(&reply) {
-            return reply;
-        }
-        // Nothing has run. The text is sent once, however many have found out that the server does not know it.
-        let mut teacher = line.node().teach().await;
-        if teacher.is_none() {
-            reply = line.send(&script.by_hash(call)).await;
-            if !is_unknown(&reply) {
-                return reply;
-            }
-            teacher = line.node().teach().await;
-        }
-        let reply = line.send(&script.by_text(call)).await;
-        drop(teacher);
-        reply
-    }
-}
-
-/// Whether an error is a server's answer, and not the loss of one.
-fn is_answer(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
-}
-
-/// A check that was sent. Dropped before its answer is there, it is counted, for its charge may stand.
-struct Sent<'a> {
-    unanswered: Option<&'a AtomicU64>,
-}
-
-impl Drop for Sent<'_> {
-    fn drop(&mut self) {
-        if let Some(unanswered) = self.unanswered {
-            unanswered.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-}
-
-/// What is wrong with a URL. Behind a dash the client crate adds its own name for that, and may repeat a part of the URL.
-fn without_url(error: &RedisError) -> String {
-    let text = error.to_string();
-    text.split(" - ").next().unwrap_or_default().to_owned()
-}
-
 impl<L: Link> RedisBackend<L> {
     /// Decides a check whose keys live together.
     async fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        let mut call = Call::check(check, self.instant());
+        let mut call = Call::check(check, &self.names, self.instant());
         // What was used already is charged whenever it comes, and what only looks does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
         let deadline = check.deadline().filter(|_| charges && self.instant().is_none());
@@ -372,7 +209,7 @@ impl<L: Link> RedisBackend<L> {
 
     /// Gives units back where the keys live together.
     async fn give_back(&self, refund: &Refund) -> Result<(), BackendError> {
-        let mut call = Call::refund(refund, self.instant());
+        let mut call = Call::refund(refund, &self.names, self.instant());
         let slot = call.slot();
         let question = Question::Script(&self.scripts.refund, &mut call);
         self.ask(Asked { slot, question, deadline: None, is_counted: false }).await.map(drop)
@@ -380,7 +217,7 @@ impl<L: Link> RedisBackend<L> {
 
     /// Forgets keys that live together.
     async fn forget(&self, pairs: &Check) -> Result<(), BackendError> {
-        let (slot, command) = script::reset(pairs);
+        let (slot, command) = script::reset(pairs, &self.names);
         let question = Question::Plain(&command);
         self.ask(Asked { slot, question, deadline: None, is_counted: false }).await.map(drop)
     }
@@ -390,7 +227,7 @@ impl<L: Link> RedisBackend<L> {
         if keys.len() < 2 || !self.is_cluster.load(Ordering::Relaxed) {
             return None;
         }
-        Some(slots::by_slot(keys)).filter(|slots| slots.len() > 1)
+        Some(slots::by_slot(&self.names, keys)).filter(|slots| slots.len() > 1)
     }
 
     /// Whether nothing has run, for the keys live in several slots. So it is a cluster, which is known from then on.
@@ -451,12 +288,18 @@ impl<L: Link> Backend for RedisBackend<L> {
 
     fn store(&self) -> Option<String> {
         // Clones share their scripts, and so does nothing else.
-        self.link.store().or_else(|| Some(format!("redis by {:p}", Arc::as_ptr(&self.scripts))))
+        let store = self.link.store().unwrap_or_else(|| format!("redis by {:p}", Arc::as_ptr(&self.scripts)));
+        // Under different secrets nothing is shared. The secret cannot be found out from a hash under it.
+        let under = || self.names.tag(&PartitionKey::new("", ""));
+        Some(if self.names.have_secret() { format!("{store} under {}", under()) } else { store })
     }
 }
 
 impl<L: fmt::Debug> fmt::Debug for RedisBackend<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisBackend").field("link", &self.link).finish_non_exhaustive()
+        f.debug_struct("RedisBackend")
+            .field("link", &self.link)
+            .field("has_hash_secret", &self.names.have_secret())
+            .finish_non_exhaustive()
     }
 }

@@ -1,22 +1,17 @@
-//! The scripts, and the only place that knows their keys, their arguments and their replies; `lua/README.md` is the
-//! contract.
+//! The scripts, and the only place that knows their arguments and their replies; `lua/README.md` is the contract. What the
+//! keys are called, [`Names`] says.
 
-use std::{fmt::Write, time::Duration};
+use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
-use sha2::{Digest, Sha256};
 
-use super::slots;
+use super::{names::Names, slots};
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
-    key::PartitionKey,
     policy::{Algorithm, Policy},
 };
-
-/// Changes whenever the meaning of a stored value does.
-const STORAGE_VERSION: &str = "1";
 
 /// A script of these files, with this clock.
 macro_rules! script {
@@ -88,7 +83,7 @@ pub(super) struct Call {
 }
 
 impl Call {
-    pub(super) fn check(check: &Check, at_micros: Option<u64>) -> Self {
+    pub(super) fn check(check: &Check, names: &Names, at_micros: Option<u64>) -> Self {
         let mut pairs = Vec::with_capacity(20 * check.pairs().len() + 8);
         for Pair { policy, cost, .. } in check.pairs() {
             pairs.extend_from_slice(&policy.quota().to_le_bytes());
@@ -104,11 +99,11 @@ impl Call {
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
         };
-        let keys = keys(check.namespace(), check.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+        let keys = names.keys(check.namespace(), check.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
         Self { keys, pairs, purpose, at_micros }
     }
 
-    pub(super) fn refund(refund: &Refund, at_micros: Option<u64>) -> Self {
+    pub(super) fn refund(refund: &Refund, names: &Names, at_micros: Option<u64>) -> Self {
         let mut pairs = Vec::with_capacity(33 * refund.pairs().len());
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
             pairs.extend_from_slice(&units.to_le_bytes());
@@ -120,7 +115,8 @@ impl Call {
             // A log holds at most 2^20 records.
             pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
         }
-        let keys = keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+        let keys =
+            names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
         Self { keys, pairs, purpose: None, at_micros }
     }
 
@@ -150,9 +146,9 @@ impl Call {
 }
 
 /// Forgets what is stored for the pairs of a check. With the slot of the first one.
-pub(super) fn reset(pairs: &Check) -> (u16, Cmd) {
+pub(super) fn reset(pairs: &Check, names: &Names) -> (u16, Cmd) {
     let mut command = cmd("UNLINK");
-    let keys = keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+    let keys = names.keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
     command.arg(&keys);
     (slot_of(&keys), command)
 }
@@ -164,7 +160,7 @@ fn slot_of(keys: &[String]) -> u16 {
 
 /// How a policy counts: the width of its buckets in microseconds, 0 for the log that has none, and for the algorithms of
 /// the calendar a number below 0.
-fn shape(policy: &Policy) -> i64 {
+pub(super) fn shape(policy: &Policy) -> i64 {
     match policy.algorithm() {
         Algorithm::SlidingLog => 0,
         // At most the window.
@@ -172,59 +168,6 @@ fn shape(policy: &Policy) -> i64 {
         Algorithm::SlidingCounter => -1,
         Algorithm::FixedWindow => -2,
     }
-}
-
-/// The keys of pairs: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
-///
-/// The hash of the partition key stands between braces, so all keys of one partition live in one slot of a cluster. It
-/// is of fixed length: nothing that a client sends can end the braces, choose a slot, or fill memory.
-fn keys<'a>(
-    namespace: &str,
-    pairs: impl ExactSizeIterator<Item = (&'a PartitionKey, &'a Policy)>,
-) -> Vec<String> {
-    let mut keys = Vec::with_capacity(pairs.len());
-    // As a rule all pairs have one partition key, which is hashed once.
-    let mut hashed: Option<(&PartitionKey, String)> = None;
-    for (partition, policy) in pairs {
-        let tag = match hashed.take() {
-            Some((other, tag)) if other == partition => tag,
-            _ => tag(partition),
-        };
-        keys.push(key(namespace, &tag, policy));
-        hashed = Some((partition, tag));
-    }
-    keys
-}
-
-fn key(namespace: &str, tag: &str, policy: &Policy) -> String {
-    let algorithm = match policy.algorithm() {
-        Algorithm::SlidingLog => "log",
-        Algorithm::SlidingBuckets { .. } => "buckets",
-        Algorithm::SlidingCounter => "counter",
-        Algorithm::FixedWindow => "fixed",
-    };
-    let mut key = String::with_capacity(128);
-    // Writing into a string never fails.
-    let _ = write!(
-        key,
-        "{namespace}:{STORAGE_VERSION}:{{{tag}}}:{}:{algorithm}:{}",
-        policy.name(),
-        policy.window_micros()
-    );
-    if let Algorithm::SlidingBuckets { .. } = policy.algorithm() {
-        let _ = write!(key, ":{}", shape(policy));
-    }
-    key
-}
-
-/// What stands between the braces: the first half of the SHA-256 of a partition key, 128 bits, in hexadecimal.
-pub(super) fn tag(partition: &PartitionKey) -> String {
-    let digest = Sha256::digest(partition.as_bytes());
-    let mut tag = String::with_capacity(32);
-    for byte in &digest[..16] {
-        let _ = write!(tag, "{byte:02x}");
-    }
-    tag
 }
 
 /// The clock reading of a reply to a check.
@@ -330,34 +273,6 @@ mod tests {
     fn check() -> Check {
         let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
         Check::new([Pair::new(PartitionKey::new("user", "}{alice"), policy, 1)]).unwrap()
-    }
-
-    #[test]
-    fn a_key_is_made_of_what_makes_a_pair_and_no_client_can_write_a_brace_into_it() {
-        let policy = |algorithm| {
-            let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
-            policy.with_algorithm(algorithm).unwrap()
-        };
-        let precision = Duration::from_millis(7);
-        let policies = [
-            Algorithm::SlidingLog,
-            Algorithm::SlidingBuckets { precision },
-            Algorithm::SlidingCounter,
-            Algorithm::FixedWindow,
-        ]
-        .map(policy);
-        let [alice, bob] = ["}{alice", "bob"].map(|value| PartitionKey::new("user", value));
-        let pairs =
-            [(&alice, &policies[0]), (&alice, &policies[1]), (&bob, &policies[2]), (&alice, &policies[3])];
-        assert_eq!(
-            keys("tsw", pairs.into_iter()),
-            [
-                "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:log:1000000",
-                "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:buckets:1000000:7000",
-                "tsw:1:{228fadf6e7af8120b4f6d3d557bf1c48}:burst:counter:1000000",
-                "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:fixed:1000000",
-            ]
-        );
     }
 
     #[test]

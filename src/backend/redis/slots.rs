@@ -10,7 +10,7 @@ use std::{mem, time::Duration};
 
 use tokio::{runtime::Handle, time::timeout};
 
-use super::{Link, RedisBackend, script};
+use super::{Link, RedisBackend, names::Names};
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund},
@@ -25,10 +25,10 @@ pub(super) const SLOTS: u16 = 16_384;
 const GIVE_BACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The indices of the pairs of these keys, slot by slot, in the order in which the slots are first named.
-pub(super) fn by_slot<'a>(keys: impl Iterator<Item = &'a PartitionKey>) -> Vec<Vec<usize>> {
+pub(super) fn by_slot<'a>(names: &Names, keys: impl Iterator<Item = &'a PartitionKey>) -> Vec<Vec<usize>> {
     let mut slots: Vec<(u16, Vec<usize>)> = Vec::new();
     for (i, key) in keys.enumerate() {
-        let slot = slot(&script::tag(key));
+        let slot = slot(&names.tag(key));
         match slots.iter_mut().find(|(other, _)| *other == slot) {
             Some((_, pairs)) => pairs.push(i),
             None => slots.push((slot, vec![i])),
@@ -211,6 +211,6 @@ mod tests {
         // The check value of CRC16 XMODEM in the specification, 0x31C3, and what `CLUSTER KEYSLOT` answers.
         assert_eq!(slot("123456789"), 12_739);
         let keys = ["a", "b", "a"].map(|value| PartitionKey::new("user", value));
-        assert_eq!(by_slot(keys.iter()), [vec![0, 2], vec![1]]);
+        assert_eq!(by_slot(&Names::default(), keys.iter()), [vec![0, 2], vec![1]]);
     }
 }

@@ -188,8 +188,8 @@ fn all_of_them_in_one_slot_of_a_cluster() {
 fn in_one_slot(name: &str) -> PartitionKey {
     static KEYS: Mutex<BTreeMap<String, PartitionKey>> = Mutex::new(BTreeMap::new());
     let find = || {
-        let keys = (0..).map(|i| PartitionKey::new("key", format!("{name} {i}")));
-        keys.filter(|key| slot(key) == 0).next().expect("keys without end")
+        let mut keys = (0..).map(|i| PartitionKey::new("key", format!("{name} {i}")));
+        keys.find(|key| slot(key) == 0).expect("keys without end")
     };
     KEYS.lock().unwrap().entry(name.to_owned()).or_insert_with(find).clone()
 }

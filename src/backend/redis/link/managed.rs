@@ -11,7 +11,7 @@ use super::{
     sentinel::Sentinels,
     server::{Place, Reach, Server, ServerLine},
 };
-use crate::backend::redis::error::condemns;
+use crate::backend::redis::{error::condemns, tls::Tls};
 
 /// Connections that are made when they are needed, shared by all checks, and made again when they are lost: by the next
 /// check, once for all that wait.
@@ -26,8 +26,8 @@ enum Kind {
 
 impl Managed {
     /// One server.
-    pub(in crate::backend::redis) fn server(url: &str) -> RedisResult<Self> {
-        Ok(Self(Kind::Server(Server::new(Place::At(reach(url)?)))))
+    pub(in crate::backend::redis) fn server(url: &str, tls: &Tls) -> RedisResult<Self> {
+        Ok(Self(Kind::Server(Server::new(Place::At(reach(url, tls)?)))))
     }
 
     /// One server behind streams that are made by the caller.
@@ -41,13 +41,10 @@ impl Managed {
     }
 
     /// The primary that Sentinels watch. The URL of the primary has the name of the service for a host.
-    pub(in crate::backend::redis) fn primary(
-        url: &str,
-        sentinels: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> RedisResult<Self> {
-        let primary = reach(url)?;
+    pub(in crate::backend::redis) fn primary(url: &str, sentinels: &[String]) -> RedisResult<Self> {
+        let primary = reach(url, &Tls::default())?;
         let (service, _) = address(primary.info.addr())?;
-        let sentinels = sentinels.into_iter().map(|url| url.as_ref().into_connection_info());
+        let sentinels = sentinels.iter().map(|url| url.as_str().into_connection_info());
         let sentinels = sentinels.collect::<RedisResult<Vec<_>>>()?;
         if sentinels.is_empty() {
             return Err(RedisError::from((ErrorKind::EmptySentinelList, "no Sentinel is named")));
@@ -57,10 +54,8 @@ impl Managed {
     }
 
     /// A cluster that some of its nodes are named of. All are connected to as the first one is.
-    pub(in crate::backend::redis) fn cluster(
-        urls: impl IntoIterator<Item = impl AsRef<str>>,
-    ) -> RedisResult<Self> {
-        let nodes = urls.into_iter().map(|url| reach(url.as_ref())).collect::<RedisResult<Vec<_>>>()?;
+    pub(in crate::backend::redis) fn cluster(urls: &[impl AsRef<str>], tls: &Tls) -> RedisResult<Self> {
+        let nodes = urls.iter().map(|url| reach(url.as_ref(), tls)).collect::<RedisResult<Vec<_>>>()?;
         let seeds = nodes.iter().map(|node| address(node.info.addr())).collect::<RedisResult<Vec<_>>>()?;
         let first = nodes.into_iter().next();
         let first = first.ok_or_else(|| {
@@ -83,8 +78,10 @@ impl Managed {
 }
 
 /// What a URL names. Unless it says which protocol is to be spoken, that may be chosen.
-fn reach(url: &str) -> RedisResult<Reach> {
-    Ok(Reach::new(url.into_connection_info()?, !url.contains("protocol=")))
+fn reach(url: &str, tls: &Tls) -> RedisResult<Reach> {
+    // What the connection needs to know of certificates is kept in its address.
+    let client = tls.client_of(url.into_connection_info()?)?;
+    Ok(Reach::new(client.get_connection_info().clone(), !url.contains("protocol=")))
 }
 
 fn address(address: &ConnectionAddr) -> RedisResult<(String, u16)> {

@@ -1,7 +1,7 @@
 //! Where the primary is, by those who watch it.
 
 use redis::{
-    ConnectionInfo, ErrorKind, RedisError, RedisResult,
+    ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, TlsMode,
     sentinel::{Sentinel, SentinelNodeConnectionInfo},
 };
 use tokio::task::JoinSet;
@@ -54,6 +54,11 @@ impl Sentinels {
         let node = SentinelNodeConnectionInfo::default()
             .set_redis_connection_info(self.primary.info.redis_settings().clone())
             .set_tcp_settings(self.primary.info.tcp_settings().clone());
+        let node = match self.primary.info.addr() {
+            ConnectionAddr::TcpTls { insecure: false, .. } => node.set_tls_mode(TlsMode::Secure),
+            ConnectionAddr::TcpTls { insecure: true, .. } => node.set_tls_mode(TlsMode::Insecure),
+            _ => node,
+        };
         async move {
             let mut sentinel = Sentinel::build(vec![sentinel])?;
             let client = sentinel.async_master_for(&service, Some(&node)).await?;

@@ -24,7 +24,7 @@ use tokio::{
 };
 
 use super::{Line, Node, sentinel::Sentinels};
-use crate::backend::redis::error::condemns;
+use crate::backend::redis::{error::condemns, eviction::Watch, tls};
 
 /// How long one attempt to connect may take. A check waits for it only within its own deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -45,6 +45,7 @@ pub(super) struct Server(Arc<Shared>);
 struct Shared {
     place: Place,
     state: Mutex<State>,
+    eviction: Watch,
 }
 
 /// Where the server is.
@@ -139,20 +140,25 @@ impl Reach {
     }
 
     async fn open(&self, server: &Arc<Shared>) -> RedisResult<ServerLine> {
+        tls::prepare(self.info.addr());
         let outcome = open(server, &Client::open(self.info.clone())?).await;
-        match outcome {
+        let outcome = match outcome {
             Err(error) if self.may_be_resp2 && knows_no_resp3(&error) => {
                 let redis = self.info.redis_settings().clone().set_protocol(ProtocolVersion::RESP2);
                 open(server, &Client::open(self.info.clone().set_redis_settings(redis))?).await
             }
             outcome => outcome,
+        };
+        if let Ok(line) = &outcome {
+            server.eviction.look(&line.connection, self.info.addr());
         }
+        outcome
     }
 }
 
 impl Server {
     pub(super) fn new(place: Place) -> Self {
-        Self(Arc::new(Shared { place, state: Mutex::new(State::Down) }))
+        Self(Arc::new(Shared { place, state: Mutex::new(State::Down), eviction: Watch::default() }))
     }
 
     pub(super) fn place(&self) -> &Place {
