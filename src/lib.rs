@@ -136,6 +136,11 @@
 //! what it grants afterwards). Where the share is 0, or the cost is above it, a request that costs something is a 503: it
 //! can be admitted when the store is back, so it is never told that no wait helps.
 //!
+//! **What is charged that nobody was told of.** Redis charges nothing for a check that comes after its deadline, however much has
+//! piled up while it hung. A check that ran in time and whose answer was lost stands, and is
+//! counted (`RedisBackend::unanswered_checks`); it is never sent again. A failover to a replica may lose what was not replicated
+//! yet, and then so much more is admitted.
+//!
 //! **One key is not the store.** A key with a foreign value, a log that is full, keys on different nodes: these are
 //! [errors of one check](Reason::is_of_one_check). They never open the breaker, and are refused even where the rule is to
 //! admit, or a client could fill its own log to be rid of its limit.

@@ -380,7 +380,7 @@ async fn a_failover_by_sentinels() {
     let reasons = &[Reason::Connection, Reason::Timeout, Reason::Other, Reason::Busy];
     let row = Row { recovery: AGREEMENT, ..outage(backend, reasons) };
     let kill = async || {
-        let _: u32 = Look::at(&watched.borrow().primary).ask(&["WAIT", "1", "5000"]);
+        Look::at(&watched.borrow().primary).replicate();
         watched.borrow_mut().primary.kill();
         idle().await;
     };
@@ -395,7 +395,7 @@ async fn a_failover_in_a_cluster() {
     let row = Row { recovery: AGREEMENT, ..outage(backend, reasons) };
     let kill = async || {
         let owner = usize::from(slot(&alice())) * 3 / 16_384;
-        let _: u32 = Look::at(&cluster.borrow().nodes[owner]).ask(&["WAIT", "1", "5000"]);
+        Look::at(&cluster.borrow().nodes[owner]).replicate();
         cluster.borrow_mut().kill(owner);
         idle().await;
     };

@@ -91,9 +91,9 @@ async fn make(fault: u32, server: &mut Server, proxy: &Proxy) {
             server.restart();
         }
         2 => Look::at(server).ask(&["SCRIPT", "FLUSH"]),
-        3 => proxy.cut_next(if fault % 2 == 0 { Cut::BeforeReply } else { Cut::WithinReply }),
+        3 => proxy.cut_next(if fault.is_multiple_of(2) { Cut::BeforeReply } else { Cut::WithinReply }),
         4 => {
-            proxy.pass(if fault % 2 == 0 { Passing::Nothing } else { Passing::Questions });
+            proxy.pass(if fault.is_multiple_of(2) { Passing::Nothing } else { Passing::Questions });
             sleep(moment).await;
             proxy.pass(Passing::Everything);
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep;
+use tokio::{task::spawn_blocking, time::sleep};
 use tower_sliding_window::{ConnectError, Limiter, Reason, RedisBackend};
 
 use super::{
@@ -38,18 +38,19 @@ async fn until_decided(limiter: &Limiter) -> u32 {
     unreachable!()
 }
 
-fn replicated(watched: &Watched) {
-    let _: u32 = Look::at(&watched.primary).ask(&["WAIT", "1", "5000"]);
+/// Without keeping others of this test waiting.
+async fn start(engine: Engine) -> Watched {
+    spawn_blocking(move || Watched::start(engine)).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_primary_that_dies_is_followed_by_its_replica_which_knows_what_was_charged() {
     at_once(Engine::ALL.map(|engine| async move {
-        let mut watched = Watched::start(engine);
+        let mut watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = hurried(backend.clone());
         limiter.check(alice(), 40).await.unwrap();
-        replicated(&watched);
+        Look::at(&watched.primary).replicate();
 
         watched.primary.kill();
         until_decided(&limiter).await;
@@ -65,11 +66,11 @@ async fn a_primary_that_dies_is_followed_by_its_replica_which_knows_what_was_cha
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_primary_that_hangs_is_followed_by_its_replica_and_charges_nothing_afterwards() {
     at_once(Engine::ALL.map(|engine| async move {
-        let watched = Watched::start(engine);
+        let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = hurried(backend);
         limiter.check(alice(), 40).await.unwrap();
-        replicated(&watched);
+        Look::at(&watched.primary).replicate();
 
         // One of those who know hangs as well, and it is the first.
         watched.sentinels[0].signal(libc::SIGSTOP);
@@ -91,11 +92,11 @@ async fn a_primary_that_hangs_is_followed_by_its_replica_and_charges_nothing_aft
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_planned_failover_costs_a_few_checks_at_most() {
     at_once(Engine::ALL.map(|engine| async move {
-        let watched = Watched::start(engine);
+        let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = hurried(backend);
         limiter.check(alice(), 40).await.unwrap();
-        replicated(&watched);
+        Look::at(&watched.primary).replicate();
 
         let mut sentinel = Look::at(&watched.sentinels[1]);
         sentinel.ask::<()>(&["SENTINEL", "FAILOVER", "limits"]);
@@ -130,6 +131,23 @@ async fn a_service_that_nobody_knows_and_sentinels_that_are_not_there_are_errors
     let backend = RedisBackend::lazy_sentinel("redis://limits/", ["redis://127.0.0.1:1"]).unwrap();
     let error = limiter(backend, [policy("hourly", 1, HOUR)]).check(alice(), 1).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Connection, "{error:?}");
+}
+
+#[tokio::test]
+async fn the_smallest_set_of_permissions_is_enough_behind_sentinels_and_less_is_not() {
+    let watched = Watched::start(Engine::Redis);
+    let allow = |commands: &str| {
+        let commands = format!("reset on >secret ~tsw:* {commands}");
+        let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(commands.split(' '));
+        Look::at(&watched.primary).ask::<()>(&words.collect::<Vec<_>>());
+    };
+    let url = watched.url().replace("redis://", "redis://limiter:secret@");
+    let always = "+evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire";
+    allow(always);
+    assert!(RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.is_err());
+    allow(&format!("{always} +role"));
+    let backend = RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.unwrap();
+    hurried(backend).check(alice(), 1).await.unwrap();
 }
 
 #[tokio::test]

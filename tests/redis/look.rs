@@ -65,6 +65,14 @@ impl Look {
         self.info(section, field).and_then(|value| value.parse().ok()).expect(field)
     }
 
+    /// Waits until the replica of this server has what is stored here.
+    pub fn replicate(&mut self) {
+        // A server waits for what was written over the same connection, and for all before it.
+        let tag = self.keys()[0].split_once('}').unwrap().0.to_owned();
+        self.ask::<()>(&["SET", &format!("{tag}}}:seen"), "1", "PX", "60000"]);
+        assert_eq!(self.ask::<u32>(&["WAIT", "1", "10000"]), 1, "it is not replicated");
+    }
+
     /// Since the server started, or since `CONFIG RESETSTAT`.
     pub fn calls(&mut self, command: &str) -> Calls {
         let Some(stat) = self.info("commandstats", &format!("cmdstat_{command}")) else {

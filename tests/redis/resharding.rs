@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redis::cmd;
-use tokio::time::sleep;
+use tokio::{task::spawn_blocking, time::sleep};
 use tower_sliding_window::{ConnectError, Limiter, PartitionKey, Policy, Reason, RedisBackend};
 
 use super::{
@@ -18,6 +18,11 @@ use crate::support::{
 /// Long enough for the nodes to agree, and for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const PRIMARIES: usize = 3;
+
+/// Without keeping others of this test waiting.
+async fn start(engine: Engine) -> Cluster {
+    spawn_blocking(move || Cluster::start(engine)).await.unwrap()
+}
 
 async fn backend(cluster: &Cluster) -> RedisBackend {
     // Any of its nodes will do, a replica too.
@@ -69,7 +74,7 @@ async fn until_decided(limiter: &Limiter, key: &PartitionKey) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn while_a_slot_moves_every_check_is_decided_and_charged_once() {
     at_once(Engine::ALL.map(|engine| async move {
-        let cluster = Cluster::start(engine);
+        let cluster = start(engine).await;
         let backend = backend(&cluster).await;
         let limiter = limiter(&backend, UNHURRIED, two());
         let from = &cluster.primaries()[owner(&alice())];
@@ -128,7 +133,7 @@ async fn a_primary_that_dies_in_a_cluster_is_followed_by_its_replica_and_the_oth
     let bob = bob.into_iter().find(|bob| owner(bob) != dying).unwrap();
     limiter.check(alice(), 40).await.unwrap();
     until_decided(&limiter, &bob).await;
-    let _: u32 = Look::at(&cluster.primaries()[dying]).ask(&["WAIT", "1", "5000"]);
+    Look::at(&cluster.primaries()[dying]).replicate();
 
     cluster.kill(dying);
     // Until the others have noticed, they answer for what is theirs.
@@ -154,7 +159,7 @@ async fn a_primary_that_hangs_in_a_cluster_keeps_nobody_else_and_charges_nothing
     let bob = bob.into_iter().find(|bob| owner(bob) != hanging).unwrap();
     limiter.check(alice(), 40).await.unwrap();
     until_decided(&limiter, &bob).await;
-    let _: u32 = Look::at(&cluster.primaries()[hanging]).ask(&["WAIT", "1", "5000"]);
+    Look::at(&cluster.primaries()[hanging]).replicate();
 
     cluster.primaries()[hanging].signal(libc::SIGSTOP);
     let unanswered = backend.unanswered_checks();
@@ -171,6 +176,44 @@ async fn a_primary_that_hangs_in_a_cluster_keeps_nobody_else_and_charges_nothing
     cluster.primaries()[hanging].signal(libc::SIGCONT);
     sleep(Duration::from_millis(300)).await;
     assert_eq!(left(&limiter, &alice()).await, [59, 959]);
+}
+
+/// A user of the cluster's nodes who may do what is documented, and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn the_smallest_set_of_permissions_is_enough_in_a_cluster_and_less_is_not() {
+    at_once(Engine::ALL.map(|engine| async move {
+        let cluster = start(engine).await;
+        let allow = |commands: &str| {
+            let commands = format!("reset on >secret ~tsw:* {commands}");
+            for node in &cluster.nodes {
+                let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(commands.split(' '));
+                Look::at(node).ask::<()>(&words.collect::<Vec<_>>());
+            }
+        };
+        let url = format!("redis://limiter:secret@127.0.0.1:{}/", cluster.nodes[0].port());
+        let always = "+evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire";
+        allow(always);
+        assert!(RedisBackend::connect_cluster([&url]).await.is_err(), "{engine:?}");
+        allow(&format!("{always} +cluster|slots"));
+        let backend = RedisBackend::connect_cluster([&url]).await.unwrap();
+        let limiter = limiter(&backend, UNHURRIED, two());
+        limiter.check(alice(), 1).await.unwrap();
+
+        let from = &cluster.primaries()[owner(&alice())];
+        let to = &cluster.primaries()[(owner(&alice()) + 1) % PRIMARIES];
+        let slot = slot(&alice());
+        set_slot(to, slot, &["IMPORTING", &id(from)]);
+        set_slot(from, slot, &["MIGRATING", &id(to)]);
+        for key in Look::at(from).keys() {
+            move_key(from, to, &key);
+        }
+        let error = limiter.check(alice(), 1).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::NoPermission, "{engine:?}: {error:?}");
+        allow(&format!("{always} +cluster|slots +asking"));
+        let decision = limiter.check(alice(), 1).await.unwrap();
+        assert_eq!(decision.statuses()[0].remaining(), 98, "{engine:?}");
+    }))
+    .await;
 }
 
 #[tokio::test]

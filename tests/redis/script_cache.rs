@@ -38,12 +38,15 @@ async fn many_checks_that_find_the_script_unknown_at_once_are_all_right() {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 40, HOUR)]);
         limiter.check(alice(), 0).await.unwrap();
-        Look::at(&server).ask::<()>(&["SCRIPT", "FLUSH"]);
+        let mut look = Look::at(&server);
+        look.ask::<()>(&["SCRIPT", "FLUSH"]);
+        look.ask::<()>(&["CONFIG", "RESETSTAT"]);
 
         let outcomes = at_once((0..64).map(|_| limiter.check(alice(), 1))).await;
         let admitted = outcomes.iter().filter(|outcome| outcome.as_ref().unwrap().is_admitted());
         assert_eq!(admitted.count(), 40, "{engine:?}");
         assert_eq!(remaining(&limiter).await, 0);
+        assert_eq!(look.calls("eval"), Calls { all: 1, failed: 0 }, "{engine:?}: one tells it");
     }
 }
 

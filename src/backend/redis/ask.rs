@@ -39,20 +39,23 @@ impl Question<'_> {
         let is_unknown = |reply: &RedisResult<Value>| {
             reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
         };
-        let mut reply = line.send(&script.by_hash(call)).await;
-        if !is_unknown(&reply) {
-            return reply;
-        }
-        // Nothing has run. The text is sent once, however many have found out that the server does not know it.
-        let mut teacher = line.node().teach().await;
-        if teacher.is_none() {
-            reply = line.send(&script.by_hash(call)).await;
+        let mut teacher = None;
+        for _ in 0..2 {
+            let sent = Instant::now();
+            let reply = line.send(&script.by_hash(call)).await;
             if !is_unknown(&reply) {
                 return reply;
             }
-            teacher = line.node().teach().await;
+            // Nothing has run. The text is sent once, however many have found out that the server does not know it.
+            teacher = line.node().teach(sent).await;
+            if teacher.is_some() {
+                break;
+            }
         }
         let reply = line.send(&script.by_text(call)).await;
+        if reply.is_ok() {
+            line.node().note_taught();
+        }
         drop(teacher);
         reply
     }

@@ -49,24 +49,59 @@ use tls::Tls;
 /// A check is one call of one script, and one round trip: all policies at once, on the server's clock. Clones share one
 /// connection.
 ///
-/// A user of the server needs these permissions and no others, with the limiter's namespace for `tsw`:
-/// `~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire +get +set +setrange`, and `+select` for a
-/// database other than 0. The last three are for [`Algorithm::SlidingCounter`](crate::Algorithm) and
-/// [`FixedWindow`](crate::Algorithm).
+/// # Which server
 ///
-/// In a cluster, through the user's own connection, a check of several partition keys whose slots differ takes one call
-/// for each slot, in order. What was charged before another slot denies goes back at once, by a task of its own that
-/// survives the check; the slots after it are asked without charging. So there are never too many, and the wait that
-/// is told is true; in the instant between, somebody else may be denied because of a charge that is given back. Of a pair
-/// that was given back, `reset_after` is an upper bound. Such a denial is not [remembered](crate::DenyCache), but that of
-/// somebody else in the instant between may be. All policies of one partition key are in one slot, and so in one call.
+/// | | at once | with the first check |
+/// | --- | --- | --- |
+/// | one server | [`connect`](RedisBackend::connect) | [`lazy`](RedisBackend::lazy) |
+/// | the primary that Sentinels watch | [`connect_sentinel`](RedisBackend::connect_sentinel) | [`lazy_sentinel`](RedisBackend::lazy_sentinel) |
+/// | a cluster | [`connect_cluster`](RedisBackend::connect_cluster) | [`lazy_cluster`](RedisBackend::lazy_cluster) |
+/// | a connection of your own | | [`from_connection`](RedisBackend::from_connection) |
+/// | streams of your own | | [`over_streams`](RedisBackend::over_streams) |
 ///
-/// A partition key is stored as a hash only. Who can read Redis may still try whether a key is that of a certain user or
-/// address, unless the hash is made [under a secret](RedisBackend::with_hash_secret).
+/// All but the caller's own connections heal by themselves: a server that restarts or forgets its scripts, a connection that is
+/// dropped or does not answer, a primary that is replaced, slots that move, a password that is put right. One attempt to connect
+/// is under way at a time, for all who wait; after one that has failed there is a pause of some 50 ms; and a script is told once,
+/// however many have found out that it is not known.
 ///
 /// Give limits an instance of Redis of their own, with `maxmemory-policy noeviction`: a key that is evicted is a limit
 /// that starts afresh. With the feature `tracing` a server that evicts is warned about, if its user has the permission
 /// `+info`. Replication is asynchronous, so a failover may lose the last charges; limits are never read from a replica.
+///
+/// # Never late, never twice
+///
+/// A check carries its [deadline](crate::Check::with_deadline) to the script, in the server's own clock. A script that runs after
+/// it, as when a server hangs and then works off what has piled up, charges nothing and says so. How far the server's clock is
+/// from ours is known from its replies, as the least that it can be: so a charge is never late, and a good check may be refused
+/// ([`Reason::Late`]) if what is left of its deadline is less than a round trip. If the server's clock is stepped, the bound is
+/// wrong by the step until the next replies.
+///
+/// What may have run is never sent again. So nothing is charged twice, and a check whose answer is lost may stand although its
+/// caller was told that there is no decision: [`unanswered_checks`](RedisBackend::unanswered_checks) counts them.
+///
+/// # Permissions
+///
+/// A user of the server needs these and no others, with the limiter's namespace for `tsw`:
+///
+/// | | |
+/// | --- | --- |
+/// | always | `~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
+/// | for [`SlidingCounter`](crate::Algorithm) and [`FixedWindow`](crate::Algorithm) | `+get +set +setrange` |
+/// | for a database other than 0 | `+select` |
+/// | in a cluster | `+cluster\|slots +asking` |
+/// | behind Sentinels | `+role` |
+///
+/// A partition key is stored as a hash only. Who can read Redis may still try whether a key is that of a certain user or
+/// address, unless the hash is made [under a secret](RedisBackend::with_hash_secret).
+///
+/// # Several partition keys in a cluster
+///
+/// All policies of one partition key are in one slot, and so in one call. A check of several partition keys whose slots differ
+/// takes one call for each slot, in order. What was charged before another slot denies goes back at once, by a task of its own
+/// that survives the check; the slots after it are asked without charging. So there are never too many, and the wait that
+/// is told is true; in the instant between, somebody else may be denied because of a charge that is given back. Of a pair
+/// that was given back, `reset_after` is an upper bound. Such a denial is not [remembered](crate::DenyCache), but that of
+/// somebody else in the instant between may be.
 #[derive(Clone)]
 pub struct RedisBackend<L = Managed> {
     link: L,

@@ -23,6 +23,8 @@ pub struct Node {
     waiting: Mutex<Option<Instant>>,
     /// There while somebody sends it a text that it does not know.
     teaching: Mutex<Option<watch::Receiver<()>>>,
+    /// When it last learnt one.
+    taught: Mutex<Option<Instant>>,
 }
 
 /// A reading of the server's clock that has come with a reply.
@@ -74,11 +76,13 @@ impl Node {
         }
     }
 
-    /// Waits until nobody teaches the server, or begins to: then what is returned has to be kept until it is done.
-    pub(crate) async fn teach(&self) -> Option<watch::Sender<()>> {
+    /// For somebody who has sent a script by its name at this instant, and it was not known. Waits for whoever teaches the
+    /// server, or begins to: then what is returned has to be kept until it is done.
+    pub(crate) async fn teach(&self, sent: Instant) -> Option<watch::Sender<()>> {
         let mut teaching = {
             let mut teaching = lock(&self.teaching);
             match &*teaching {
+                _ if lock(&self.taught).is_some_and(|taught| taught > sent) => return None,
                 // Nobody who has ended says so.
                 Some(other) if other.has_changed().is_ok() => other.clone(),
                 _ => {
@@ -91,6 +95,11 @@ impl Node {
         // Nothing is ever said; it is done when the teacher is dropped.
         let _ = teaching.changed().await;
         None
+    }
+
+    /// It knows the script now.
+    pub(crate) fn note_taught(&self) {
+        *lock(&self.taught) = Some(Instant::now());
     }
 
     pub(super) fn asks<'a>(&'a self, unanswered: &'a (dyn Fn(Duration) + Sync)) -> Asked<'a> {
@@ -123,4 +132,73 @@ impl Drop for Asked<'_> {
 // Nothing that holds a lock here can panic half-way, or wait.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const MILLI: u64 = 1_000;
+
+    /// A server whose clock is this far from ours, and a way that takes so long.
+    fn tell(node: &Node, clock: u64, way: Duration) {
+        node.has_told(clock, Instant::now() + way);
+    }
+
+    #[test]
+    fn of_an_unknown_clock_nothing_is_in_time() {
+        assert_eq!(Node::default().clock_at(Instant::now() + SECOND), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_clock_is_never_taken_for_later_than_it_is_and_the_shortest_way_tells_it_best() {
+        let node = Node::default();
+        let start = Instant::now();
+        // It showed 10 s when we began, and the reply was under way for 40 ms, then 5, then 70.
+        for way in [40, 5, 70].map(Duration::from_millis) {
+            tell(&node, 10_000_000, way);
+            let seen = node.clock_at(start);
+            assert!(seen <= 10_000_000, "{seen}");
+        }
+        assert_eq!(node.clock_at(start), 10_000_000 - 5 * MILLI);
+        // The clocks may drift apart: a ten-thousandth of what has passed is left out.
+        let later = start + Duration::from_millis(5) + 100 * SECOND;
+        assert_eq!(node.clock_at(later), 110_000_000 - 10 * MILLI);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_is_set_forward_is_known_at_once_and_one_that_is_set_back_in_ten_seconds() {
+        let node = Node::default();
+        tell(&node, 100_000_000, Duration::ZERO);
+        tell(&node, 160_000_000, Duration::ZERO);
+        assert_eq!(node.clock_at(Instant::now()), 160_000_000);
+        for second in 1..10 {
+            tokio::time::advance(SECOND).await;
+            tell(&node, 50_000_000 + second * 1_000_000, Duration::ZERO);
+            assert!(node.clock_at(Instant::now()) > 160_000_000, "{second}");
+        }
+        tokio::time::advance(SECOND).await;
+        tell(&node, 60_000_000, Duration::ZERO);
+        assert_eq!(node.clock_at(Instant::now()), 60_000_000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_teaches_and_the_others_wait_for_it_however_it_ends() {
+        let node = Node::default();
+        let sent = Instant::now();
+        let teacher = node.teach(sent).await.expect("the first one teaches");
+        let mut other = Box::pin(node.teach(sent));
+        assert!(tokio::time::timeout(SECOND, &mut other).await.is_err(), "it waits");
+        // It has gone without having taught.
+        drop(teacher);
+        assert!(other.await.is_none());
+        let teacher = node.teach(sent).await.expect("somebody else teaches");
+        tokio::time::advance(SECOND).await;
+        node.note_taught();
+        drop(teacher);
+        assert!(node.teach(sent).await.is_none(), "it was not known when this was sent, and is now");
+        tokio::time::advance(SECOND).await;
+        assert!(node.teach(Instant::now()).await.is_some(), "it is forgotten again");
+    }
 }

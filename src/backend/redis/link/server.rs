@@ -219,9 +219,13 @@ impl ServerLine {
         }
         let mut both = pipe();
         both.cmd("ASKING").add_command(command.clone());
-        let replies = connection.req_packed_commands(&both, 1, 1).await?;
-        let reply = replies.into_iter().next();
-        reply.ok_or_else(|| RedisError::from((ErrorKind::Parse, "no reply")))?.extract_error()
+        let replies = connection.req_packed_commands(&both, 0, 2).await?;
+        let mut reply = Err(RedisError::from((ErrorKind::Parse, "no reply")));
+        for each in replies {
+            // What may not be asked for has no other answer of use.
+            reply = Ok(each.extract_error()?);
+        }
+        reply
     }
 }
 
