@@ -1,7 +1,7 @@
 //! A connection that the backend owns: made when it is needed, made again when it is lost.
 
 use std::{
-    hash::{BuildHasher, RandomState},
+    hash::{DefaultHasher, Hash, Hasher},
     io,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -19,7 +19,7 @@ use redis::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     runtime::Handle,
-    sync::watch,
+    sync::broadcast,
     time::{Instant, timeout},
 };
 
@@ -89,14 +89,15 @@ pub(super) struct Reach {
     pub(super) may_be_resp2: bool,
 }
 
-/// An attempt to connect; None while it is under way.
-type Attempt = watch::Receiver<Option<RedisResult<ServerLine>>>;
+/// An attempt to connect, whose outcome comes once. Those that wait for it go on in the order in which they came, which those
+/// of a `watch` do not: in a simulated network the same run is to be the same.
+type Attempt = broadcast::Receiver<RedisResult<ServerLine>>;
 
 enum State {
     Down,
     /// The last attempt has failed, and the next one begins after this instant.
     Failed(Instant, RedisError),
-    /// Somebody connects; the others watch.
+    /// Somebody connects; the others listen.
     Connecting(Attempt),
     Up(ServerLine),
 }
@@ -168,19 +169,19 @@ impl Server {
             .map_err(|_| RedisError::from((ErrorKind::Client, "a connection needs a tokio runtime")))?;
         let mut attempt = match &mut *self.0.state() {
             State::Up(line) => return Ok(line.clone()),
-            State::Connecting(attempt) => attempt.clone(),
+            // The outcome is told after this state is left: nobody who listens here has missed it.
+            State::Connecting(attempt) => attempt.resubscribe(),
             State::Failed(until, error) if Instant::now() < *until => return Err(error.clone()),
             down @ (State::Down | State::Failed(..)) => {
-                let (tell, attempt) = watch::channel(None);
-                *down = State::Connecting(attempt.clone());
+                let (tell, attempt) = broadcast::channel(1);
+                *down = State::Connecting(attempt.resubscribe());
                 // A task of its own: the check that happens to be the first may be dropped at its deadline.
                 runtime.spawn(connect(self.0.clone(), tell));
                 attempt
             }
         };
-        let outcome = attempt.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
         // An attempt that has ended without an outcome was cut off, as when its runtime was shut down.
-        outcome.ok().flatten().unwrap_or_else(|| {
+        attempt.recv().await.unwrap_or_else(|_| {
             self.0.forget_attempt(&attempt);
             Err(RedisError::from((ErrorKind::Io, "the attempt to connect was cut off")))
         })
@@ -243,7 +244,7 @@ impl Line for ServerLine {
     }
 }
 
-async fn connect(server: Arc<Shared>, tell: watch::Sender<Option<RedisResult<ServerLine>>>) {
+async fn connect(server: Arc<Shared>, tell: broadcast::Sender<RedisResult<ServerLine>>) {
     let attempt = async {
         match &server.place {
             Place::At(reach) => reach.open(&server).await,
@@ -255,22 +256,25 @@ async fn connect(server: Arc<Shared>, tell: watch::Sender<Option<RedisResult<Ser
             }
         }
     };
+    let begun = Instant::now();
     let outcome = timeout(CONNECT_TIMEOUT, attempt).await;
     let outcome = outcome.unwrap_or_else(|_| {
         Err(io::Error::new(io::ErrorKind::TimedOut, "no connection within a second").into())
     });
     *server.state() = match &outcome {
         Ok(line) => State::Up(line.clone()),
-        Err(error) => State::Failed(Instant::now() + pause(), error.clone()),
+        Err(error) => State::Failed(Instant::now() + pause(begun.elapsed()), error.clone()),
     };
     // Nobody may be waiting any more.
-    let _ = tell.send(Some(outcome));
+    let _ = tell.send(outcome);
 }
 
 /// Many processes have lost the same server at once, and need not come back at once.
-fn pause() -> Duration {
-    // The seed differs from time to time.
-    let chance = RandomState::new().hash_one(()) % 1_024;
+fn pause(attempt: Duration) -> Duration {
+    // No two attempts take as many nanoseconds, and in a simulated network the same one always does.
+    let mut hasher = DefaultHasher::new();
+    attempt.hash(&mut hasher);
+    let chance = hasher.finish() % 1_024;
     PAUSE / 2 + PAUSE / 2 * chance as u32 / 1_024
 }
 
