@@ -20,6 +20,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     runtime::Handle,
     sync::broadcast,
+    task::AbortHandle,
     time::{Instant, timeout},
 };
 
@@ -61,7 +62,17 @@ pub(super) trait Streams: Send + Sync {
     fn connect(&self, config: AsyncConnectionConfig) -> Connecting;
 }
 
-type Connecting = Pin<Box<dyn Future<Output = RedisResult<MultiplexedConnection>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = RedisResult<(MultiplexedConnection, Driver)>> + Send>>;
+
+/// The task that moves the bytes of a connection. Without those who ask there it ends, whatever the stream does: one that takes
+/// nothing any more would keep it for ever.
+pub(super) struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
 
 impl<F, Fut, S> Streams for F
 where
@@ -75,8 +86,7 @@ where
             let settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3);
             let made = MultiplexedConnection::new_with_config(&settings, stream.await?, config);
             let (connection, driver) = made.await?;
-            tokio::spawn(driver);
-            Ok(connection)
+            Ok((connection, Driver(tokio::spawn(driver).abort_handle())))
         })
     }
 }
@@ -111,6 +121,8 @@ pub struct ServerLine {
     made: Instant,
     /// For a key that is on its way to this server, which has to be told that the question is meant for it.
     is_asking: bool,
+    /// None if the client crate keeps it.
+    _driver: Option<Arc<Driver>>,
 }
 
 impl Place {
@@ -251,8 +263,8 @@ async fn connect(server: Arc<Shared>, tell: broadcast::Sender<RedisResult<Server
             Place::Primary(sentinels) => sentinels.primary().await?.open(&server).await,
             Place::Behind(streams) => {
                 let (node, config) = prepare(&server, true);
-                let connection = streams.connect(config).await?;
-                Ok(begin(&server, node, connection).await)
+                let (connection, driver) = streams.connect(config).await?;
+                Ok(begin(&server, node, connection, Some(driver)).await)
             }
         }
     };
@@ -282,7 +294,7 @@ async fn open(server: &Arc<Shared>, client: &Client) -> RedisResult<ServerLine> 
     let knows_resp3 = client.get_connection_info().redis_settings().protocol().supports_resp3();
     let (node, config) = prepare(server, knows_resp3);
     let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-    Ok(begin(server, node, connection).await)
+    Ok(begin(server, node, connection, None).await)
 }
 
 /// A node of which nothing is known, and how to connect to it.
@@ -304,14 +316,19 @@ fn prepare(server: &Arc<Shared>, knows_resp3: bool) -> (Arc<Node>, AsyncConnecti
     (node, config)
 }
 
-async fn begin(server: &Arc<Shared>, node: Arc<Node>, mut connection: MultiplexedConnection) -> ServerLine {
+async fn begin(
+    server: &Arc<Shared>,
+    node: Arc<Node>,
+    mut connection: MultiplexedConnection,
+    driver: Option<Driver>,
+) -> ServerLine {
     // The first check is to know the server's clock. Where this may not be asked, the check learns it by itself.
     let time = cmd("TIME").query_async::<(u64, u64)>(&mut connection).await;
     if let Ok((seconds, micros)) = time {
         node.has_told(seconds.saturating_mul(1_000_000).saturating_add(micros), Instant::now());
     }
     let (server, made) = (Arc::downgrade(server), Instant::now());
-    ServerLine { connection, node, server, made, is_asking: false }
+    ServerLine { connection, node, server, made, is_asking: false, _driver: driver.map(Arc::new) }
 }
 
 /// Servers before Redis 6, and some proxies. Their words differ, and the client knows those of Redis 5.
