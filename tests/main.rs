@@ -11,3 +11,4 @@ mod example;
 mod http;
 mod limiter;
 mod outage;
+mod simulation;
