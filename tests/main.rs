@@ -12,3 +12,4 @@ mod example;
 mod http;
 mod limiter;
 mod outage;
+mod simulation;

@@ -20,11 +20,11 @@ mod waiting;
 
 use tower_sliding_window::{Limiter, LimiterBuilder, PartitionKey, Policy, RedisBackend};
 
-use server::{Engine, Server};
+use server::Server;
 
 /// Where the tests find it.
 mod support {
-    pub use super::server;
+    pub(crate) use super::server;
 }
 
 /// One line of the table.

@@ -10,7 +10,7 @@ mod invariants;
 mod ledger;
 mod memory;
 mod memory_changes;
-mod model;
+pub mod model;
 
 use std::cell::{Cell, RefCell};
 

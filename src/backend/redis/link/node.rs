@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::watch, time::Instant};
+use tokio::{
+    sync::broadcast::{self, error::TryRecvError},
+    time::Instant,
+};
 
 /// How far two clocks drift apart at most, in parts of a second: 100 ppm, which is more than clocks that anybody keeps in
 /// order do.
@@ -21,8 +24,8 @@ pub struct Node {
     seen: Mutex<Option<Reading>>,
     /// Since when it has not answered, if anything is asked.
     waiting: Mutex<Option<Instant>>,
-    /// There while somebody sends it a text that it does not know.
-    teaching: Mutex<Option<watch::Receiver<()>>>,
+    /// There while somebody sends it a text that it does not know. Those that wait go on in the order in which they came.
+    teaching: Mutex<Option<broadcast::Receiver<()>>>,
     /// When it last learnt one.
     taught: Mutex<Option<Instant>>,
 }
@@ -78,22 +81,22 @@ impl Node {
 
     /// For somebody who has sent a script by its name at this instant, and it was not known. Waits for whoever teaches the
     /// server, or begins to: then what is returned has to be kept until it is done.
-    pub(crate) async fn teach(&self, sent: Instant) -> Option<watch::Sender<()>> {
+    pub(crate) async fn teach(&self, sent: Instant) -> Option<broadcast::Sender<()>> {
         let mut teaching = {
             let mut teaching = lock(&self.teaching);
+            // Nothing is ever said: it is empty until the teacher is dropped.
+            let told = teaching.as_mut().map(broadcast::Receiver::try_recv);
             match &*teaching {
                 _ if lock(&self.taught).is_some_and(|taught| taught > sent) => return None,
-                // Nobody who has ended says so.
-                Some(other) if other.has_changed().is_ok() => other.clone(),
+                Some(other) if told == Some(Err(TryRecvError::Empty)) => other.resubscribe(),
                 _ => {
-                    let (teacher, others) = watch::channel(());
+                    let (teacher, others) = broadcast::channel(1);
                     *teaching = Some(others);
                     return Some(teacher);
                 }
             }
         };
-        // Nothing is ever said; it is done when the teacher is dropped.
-        let _ = teaching.changed().await;
+        let _ = teaching.recv().await;
         None
     }
 

@@ -1,7 +1,7 @@
 //! A connection that the backend owns: made when it is needed, made again when it is lost.
 
 use std::{
-    hash::{BuildHasher, RandomState},
+    hash::{DefaultHasher, Hash, Hasher},
     io,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
@@ -19,7 +19,8 @@ use redis::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     runtime::Handle,
-    sync::watch,
+    sync::broadcast,
+    task::AbortHandle,
     time::{Instant, timeout},
 };
 
@@ -62,7 +63,17 @@ pub(super) trait Streams: Send + Sync {
     fn connect(&self, config: AsyncConnectionConfig) -> Connecting;
 }
 
-type Connecting = Pin<Box<dyn Future<Output = RedisResult<MultiplexedConnection>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = RedisResult<(MultiplexedConnection, Driver)>> + Send>>;
+
+/// The task that moves the bytes of a connection. Without those who ask there it ends, whatever the stream does: one that takes
+/// nothing any more would keep it for ever.
+pub(super) struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
 
 impl<F, Fut, S> Streams for F
 where
@@ -76,8 +87,7 @@ where
             let settings = RedisConnectionInfo::default().set_protocol(ProtocolVersion::RESP3);
             let made = MultiplexedConnection::new_with_config(&settings, stream.await?, config);
             let (connection, driver) = made.await?;
-            tokio::spawn(driver);
-            Ok(connection)
+            Ok((connection, Driver(tokio::spawn(driver).abort_handle())))
         })
     }
 }
@@ -90,14 +100,15 @@ pub(super) struct Reach {
     pub(super) may_be_resp2: bool,
 }
 
-/// An attempt to connect; None while it is under way.
-type Attempt = watch::Receiver<Option<RedisResult<ServerLine>>>;
+/// An attempt to connect, whose outcome comes once. Those that wait for it go on in the order in which they came, which those
+/// of a `watch` do not: in a simulated network the same run is to be the same.
+type Attempt = broadcast::Receiver<RedisResult<ServerLine>>;
 
 enum State {
     Down,
     /// The last attempt has failed, and the next one begins after this instant.
     Failed(Instant, RedisError),
-    /// Somebody connects; the others watch.
+    /// Somebody connects; the others listen.
     Connecting(Attempt),
     Up(ServerLine),
 }
@@ -111,6 +122,8 @@ pub struct ServerLine {
     made: Instant,
     /// For a key that is on its way to this server, which has to be told that the question is meant for it.
     is_asking: bool,
+    /// None if the client crate keeps it.
+    _driver: Option<Arc<Driver>>,
 }
 
 impl Place {
@@ -174,19 +187,19 @@ impl Server {
             .map_err(|_| RedisError::from((ErrorKind::Client, "a connection needs a tokio runtime")))?;
         let mut attempt = match &mut *self.0.state() {
             State::Up(line) => return Ok(line.clone()),
-            State::Connecting(attempt) => attempt.clone(),
+            // The outcome is told after this state is left: nobody who listens here has missed it.
+            State::Connecting(attempt) => attempt.resubscribe(),
             State::Failed(until, error) if Instant::now() < *until => return Err(error.clone()),
             down @ (State::Down | State::Failed(..)) => {
-                let (tell, attempt) = watch::channel(None);
-                *down = State::Connecting(attempt.clone());
+                let (tell, attempt) = broadcast::channel(1);
+                *down = State::Connecting(attempt.resubscribe());
                 // A task of its own: the check that happens to be the first may be dropped at its deadline.
                 runtime.spawn(connect(self.0.clone(), tell));
                 attempt
             }
         };
-        let outcome = attempt.wait_for(Option::is_some).await.map(|outcome| outcome.clone());
         // An attempt that has ended without an outcome was cut off, as when its runtime was shut down.
-        outcome.ok().flatten().unwrap_or_else(|| {
+        attempt.recv().await.unwrap_or_else(|_| {
             self.0.forget_attempt(&attempt);
             Err(RedisError::from((ErrorKind::Io, "the attempt to connect was cut off")))
         })
@@ -253,34 +266,37 @@ impl Line for ServerLine {
     }
 }
 
-async fn connect(server: Arc<Shared>, tell: watch::Sender<Option<RedisResult<ServerLine>>>) {
+async fn connect(server: Arc<Shared>, tell: broadcast::Sender<RedisResult<ServerLine>>) {
     let attempt = async {
         match &server.place {
             Place::At(reach) => reach.open(&server).await,
             Place::Primary(sentinels) => sentinels.primary().await?.open(&server).await,
             Place::Behind(streams) => {
                 let (node, config) = prepare(&server, true);
-                let connection = streams.connect(config).await?;
-                Ok(begin(&server, node, connection).await)
+                let (connection, driver) = streams.connect(config).await?;
+                Ok(begin(&server, node, connection, Some(driver)).await)
             }
         }
     };
+    let begun = Instant::now();
     let outcome = timeout(CONNECT_TIMEOUT, attempt).await;
     let outcome = outcome.unwrap_or_else(|_| {
         Err(io::Error::new(io::ErrorKind::TimedOut, "no connection within a second").into())
     });
     *server.state() = match &outcome {
         Ok(line) => State::Up(line.clone()),
-        Err(error) => State::Failed(Instant::now() + pause(), error.clone()),
+        Err(error) => State::Failed(Instant::now() + pause(begun.elapsed()), error.clone()),
     };
     // Nobody may be waiting any more.
-    let _ = tell.send(Some(outcome));
+    let _ = tell.send(outcome);
 }
 
 /// Many processes have lost the same server at once, and need not come back at once.
-fn pause() -> Duration {
-    // The seed differs from time to time.
-    let chance = RandomState::new().hash_one(()) % 1_024;
+fn pause(attempt: Duration) -> Duration {
+    // No two attempts take as many nanoseconds, and in a simulated network the same one always does.
+    let mut hasher = DefaultHasher::new();
+    attempt.hash(&mut hasher);
+    let chance = hasher.finish() % 1_024;
     PAUSE / 2 + PAUSE / 2 * chance as u32 / 1_024
 }
 
@@ -288,7 +304,7 @@ async fn open(server: &Arc<Shared>, client: &Client) -> RedisResult<ServerLine> 
     let knows_resp3 = client.get_connection_info().redis_settings().protocol().supports_resp3();
     let (node, config) = prepare(server, knows_resp3);
     let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-    Ok(begin(server, node, connection).await)
+    Ok(begin(server, node, connection, None).await)
 }
 
 /// A node of which nothing is known, and how to connect to it.
@@ -310,14 +326,19 @@ fn prepare(server: &Arc<Shared>, knows_resp3: bool) -> (Arc<Node>, AsyncConnecti
     (node, config)
 }
 
-async fn begin(server: &Arc<Shared>, node: Arc<Node>, mut connection: MultiplexedConnection) -> ServerLine {
+async fn begin(
+    server: &Arc<Shared>,
+    node: Arc<Node>,
+    mut connection: MultiplexedConnection,
+    driver: Option<Driver>,
+) -> ServerLine {
     // The first check is to know the server's clock. Where this may not be asked, the check learns it by itself.
     let time = cmd("TIME").query_async::<(u64, u64)>(&mut connection).await;
     if let Ok((seconds, micros)) = time {
         node.has_told(seconds.saturating_mul(1_000_000).saturating_add(micros), Instant::now());
     }
     let (server, made) = (Arc::downgrade(server), Instant::now());
-    ServerLine { connection, node, server, made, is_asking: false }
+    ServerLine { connection, node, server, made, is_asking: false, _driver: driver.map(Arc::new) }
 }
 
 /// Servers before Redis 6, and some proxies. Their words differ, and the client knows those of Redis 5.
