@@ -62,8 +62,11 @@ struct Row {
     recovery: Duration,
 }
 
+type Limits = RateLimitLayer<Keyed<Header, u32>>;
+
+/// A layer for each rule, and a limiter to look at what it has counted.
 struct Layers {
-    layers: Vec<(OutageRule, Limiter, RateLimitLayer<Keyed<Header, u32>>)>,
+    layers: Vec<(OutageRule, Limiter, Limits)>,
 }
 
 impl Layers {
@@ -82,7 +85,7 @@ impl Layers {
 }
 
 /// Asks once: the status, how it was let through or refused, and how long that took.
-async fn ask(layer: &RateLimitLayer<Keyed<Header, u32>>) -> (StatusCode, Marks, Duration) {
+async fn ask(layer: &Limits) -> (StatusCode, Marks, Duration) {
     let request = Request::get("/").header("x-api-key", "alice").body(()).unwrap();
     let start = Instant::now();
     let response = layer.layer(service_fn(look)).oneshot(request).await.unwrap();
@@ -177,7 +180,7 @@ async fn a_hang() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_and_a_restart() {
     let server = RefCell::new(Server::start(Engine::Redis));
-    let backend = backend(&server.borrow()).await;
+    let backend = RedisBackend::lazy(&server.borrow().url()).unwrap();
     let row = Row { forgets: true, ..outage(backend, &[Reason::Connection]) };
     let kill = async || {
         server.borrow_mut().kill();
@@ -190,7 +193,7 @@ async fn a_crash_and_a_restart() {
 async fn a_crash_and_a_restart_of_a_server_that_keeps_what_it_has() {
     let options = ["--appendonly", "yes", "--appendfsync", "always"];
     let server = RefCell::new(Server::with_options(Engine::Redis, &options));
-    let backend = backend(&server.borrow()).await;
+    let backend = RedisBackend::lazy(&server.borrow().url()).unwrap();
     let row = outage(backend, &[Reason::Connection]);
     let kill = async || {
         server.borrow_mut().kill();
@@ -390,7 +393,7 @@ async fn a_failover_by_sentinels() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_failover_in_a_cluster() {
     let cluster = RefCell::new(Cluster::start(Engine::Redis));
-    let backend = RedisBackend::connect_cluster([cluster.borrow().nodes[4].url()]).await.unwrap();
+    let backend = RedisBackend::lazy_cluster([cluster.borrow().nodes[4].url()]).unwrap();
     let reasons = &[Reason::Connection, Reason::Timeout, Reason::Busy];
     let row = Row { recovery: AGREEMENT, ..outage(backend, reasons) };
     let kill = async || {

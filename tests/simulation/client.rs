@@ -17,8 +17,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Admission, Costs, Limiter, ManualClock, MemoryBackend, PartitionKey, Policy, RedisBackend, Reserved,
-    Settled, Verdict,
+    Admission, Costs, Decision, Limiter, ManualClock, MemoryBackend, PartitionKey, Policy, RedisBackend,
+    Reserved, Settled, Verdict,
 };
 use turmoil::net::TcpStream;
 
@@ -156,7 +156,7 @@ impl Client {
                 let reading = reservation.decision().unwrap().at_micros();
                 (Answer::Charged { reading }, Some(reservation))
             }
-            Ok(Reserved::Denied(decision)) => (Answer::Denied { reading: decision.at_micros() }, None),
+            Ok(Reserved::Denied(decision)) => (denied(&decision), None),
             Err(error) => (Answer::Unavailable(error.reason()), None),
         };
         self.record.note(Event::Answered { id, answer });
@@ -182,11 +182,16 @@ fn told(verdict: Verdict) -> Answer {
             Answer::Local { reading: local.decision().at_micros() }
         }
         Verdict::Admitted(Admission::Unchecked(unchecked), _) => Answer::Unchecked(unchecked.reason()),
-        Verdict::Denied(decision) => Answer::Denied { reading: decision.at_micros() },
+        Verdict::Denied(decision) => denied(&decision),
         Verdict::BeyondShare(error) => Answer::BeyondShare(error.reason()),
         Verdict::Unavailable(error) => Answer::Unavailable(error.reason()),
         other => panic!("{other:?}"),
     }
+}
+
+fn denied(decision: &Decision) -> Answer {
+    let reading = decision.at_micros();
+    if decision.is_cached() { Answer::Known { reading } } else { Answer::Denied { reading } }
 }
 
 /// A stream that is counted as long as it is open.

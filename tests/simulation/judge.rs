@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_sliding_window::OutageRule;
+use tower_sliding_window::{DenyCache, OutageRule};
 
 use super::{
     plan::{DEADLINE, Plan, Step},
@@ -129,6 +129,20 @@ impl Seen {
     fn rulings(&self, id: Id, wanted: Ruling) -> impl Iterator<Item = u64> {
         let of = move |(_, other, _, ruling): &&(_, Id, u64, Ruling)| *other == id && *ruling == wanted;
         self.ruled.iter().filter(of).map(|(_, _, reading, _)| *reading)
+    }
+
+    /// Whether the store has denied somebody the same, or less, at this reading of its clock, and no longer ago than that may be
+    /// known.
+    fn has_denied(&self, asked: &Asked, reading: u64) -> bool {
+        let is_fresh = |other: &Asked| asked.at <= other.at + DenyCache::default().max_age;
+        self.ruled.iter().any(|(_, id, made, ruling)| {
+            (*made, *ruling) == (reading, Ruling::Denied)
+                && self.asked.get(id).is_some_and(|other| {
+                    is_fresh(other)
+                        && (other.client, other.tenant) == (asked.client, asked.tenant)
+                        && other.cost <= asked.cost
+                })
+        })
     }
 
     /// How much later than their deadlines checks may be charged at this instant: as much as the clock was set back since
@@ -256,6 +270,7 @@ fn answered(plan: &Plan, seen: &Seen, tell: &mut impl FnMut(Rule, String)) {
         let is_made = match answer {
             Answer::Charged { reading } => seen.rulings(*id, Ruling::Charged).any(|made| made == *reading),
             Answer::Denied { reading } => seen.rulings(*id, Ruling::Denied).any(|made| made == *reading),
+            Answer::Known { reading } => seen.has_denied(asked, *reading),
             _ => true,
         };
         if !is_made {
@@ -283,7 +298,8 @@ fn recovers(plan: &Plan, seen: &Seen, tell: &mut impl FnMut(Rule, String)) {
         }
         match seen.answered.get(id) {
             Some((_, Answer::Charged { .. } | Answer::Denied { .. })) => by_client[asked.client] += 1,
-            Some((_, Answer::Gone)) => {}
+            // What is known without asking shows nothing.
+            Some((_, Answer::Gone | Answer::Known { .. })) => {}
             other => tell(Rule::Recovers, format!("{id}, asked at {:?}, was told {other:?}", asked.at)),
         }
     }

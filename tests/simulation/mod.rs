@@ -127,7 +127,7 @@ impl Sights {
                 Event::Asked { .. } => self.asked += 1,
                 Event::Answered { answer, .. } => match answer {
                     Answer::Charged { .. } => self.charged += 1,
-                    Answer::Denied { .. } => self.denied += 1,
+                    Answer::Denied { .. } | Answer::Known { .. } => self.denied += 1,
                     Answer::Local { .. } => self.local += 1,
                     Answer::Unchecked(_) => self.unchecked += 1,
                     Answer::BeyondShare(_) => self.beyond_share += 1,

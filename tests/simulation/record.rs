@@ -90,6 +90,10 @@ pub enum Answer {
     Denied {
         reading: u64,
     },
+    /// Denied as the store has denied somebody before, at this reading of its clock.
+    Known {
+        reading: u64,
+    },
     /// Admitted by the memory of the process.
     Local {
         reading: u64,
