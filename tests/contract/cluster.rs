@@ -7,10 +7,9 @@ use std::{
 };
 
 use proptest::test_runner::TestCaseError;
-use redis::cluster_async::ClusterConnection;
 use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
-    Backend, Check, Decision, ManualClock, Own, Pair, PartitionKey, Purpose, Receipt, RedisBackend, Wait,
+    Backend, Check, Decision, ManualClock, Pair, PartitionKey, Purpose, Receipt, RedisBackend, Wait,
 };
 
 use super::{
@@ -26,8 +25,6 @@ use crate::support::{
     cluster::{Cluster, slot},
     server::Engine,
 };
-
-type InCluster = RedisBackend<Own<ClusterConnection>>;
 
 /// Different partition keys without end, two by two in one slot.
 fn couples_in_one_slot() -> impl Iterator<Item = Couple> {
@@ -48,10 +45,11 @@ fn couples_in_two_slots() -> impl Iterator<Item = Couple> {
     couples().filter(|[a, b]| slot(a) != slot(b))
 }
 
-async fn backends(cluster: &Cluster, count: usize) -> Vec<InCluster> {
+async fn backends(cluster: &Cluster, count: usize) -> Vec<RedisBackend> {
     let mut backends = Vec::new();
     for _ in 0..count {
-        backends.push(RedisBackend::from_connection(cluster.connection().await));
+        // Of a cluster, one node is enough to find the others.
+        backends.push(RedisBackend::connect_cluster([cluster.nodes[3].url()]).await.unwrap());
     }
     backends
 }
@@ -127,7 +125,7 @@ fn across_slots_the_decisions_are_those_of_the_model() {
 /// A history as it runs over two slots. The clock never goes back: what was charged in vain has gone back, but the instant of
 /// it stays.
 struct Across<'a> {
-    backend: InCluster,
+    backend: RedisBackend,
     clock: ManualClock,
     couple: Couple,
     history: &'a History,
