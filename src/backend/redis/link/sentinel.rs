@@ -7,6 +7,7 @@ use redis::{
 use tokio::task::JoinSet;
 
 use super::server::Reach;
+use crate::backend::redis::tls;
 
 /// Several Sentinels, and the name under which they know the primary.
 pub(super) struct Sentinels {
@@ -59,6 +60,9 @@ impl Sentinels {
             ConnectionAddr::TcpTls { insecure: true, .. } => node.set_tls_mode(TlsMode::Insecure),
             _ => node,
         };
+        // Both are connected to before the primary is opened.
+        tls::prepare(sentinel.addr());
+        tls::prepare(self.primary.info.addr());
         async move {
             let mut sentinel = Sentinel::build(vec![sentinel])?;
             let client = sentinel.async_master_for(&service, Some(&node)).await?;
