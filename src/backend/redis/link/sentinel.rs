@@ -1,7 +1,7 @@
 //! Where the primary is, by those who watch it.
 
 use redis::{
-    ConnectionAddr, ConnectionInfo, ErrorKind, RedisError, RedisResult, TlsMode,
+    ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError, RedisResult, TlsMode,
     sentinel::{Sentinel, SentinelNodeConnectionInfo},
 };
 use tokio::task::JoinSet;
@@ -38,7 +38,10 @@ impl Sentinels {
         let mut outcome = Err(RedisError::from((ErrorKind::EmptySentinelList, "no Sentinel was named")));
         while let Some(answer) = asked.join_next().await {
             match answer {
-                Ok(Ok(info)) => return Ok(Reach { info, ..self.primary.clone() }),
+                Ok(Ok(info)) => {
+                    let info = info.set_redis_settings(self.primary.info.redis_settings().clone());
+                    return Ok(Reach { info, ..self.primary.clone() });
+                }
                 Ok(Err(error)) => outcome = Err(error),
                 // It has panicked, or the runtime is ending.
                 Err(error) => outcome = Err(std::io::Error::other(error).into()),
@@ -52,8 +55,13 @@ impl Sentinels {
         sentinel: ConnectionInfo,
     ) -> impl Future<Output = RedisResult<ConnectionInfo>> + Send + 'static {
         let service = self.service.clone();
+        let mut settings = self.primary.info.redis_settings().clone();
+        if self.primary.may_be_resp2 {
+            // Every server tells its role in it, and those that know no RESP3 refuse it.
+            settings = settings.set_protocol(ProtocolVersion::RESP2);
+        }
         let node = SentinelNodeConnectionInfo::default()
-            .set_redis_connection_info(self.primary.info.redis_settings().clone())
+            .set_redis_connection_info(settings)
             .set_tcp_settings(self.primary.info.tcp_settings().clone());
         let node = match self.primary.info.addr() {
             ConnectionAddr::TcpTls { insecure: false, .. } => node.set_tls_mode(TlsMode::Secure),
