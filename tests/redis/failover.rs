@@ -159,3 +159,26 @@ async fn a_server_that_is_no_primary_is_not_believed_to_be_one() {
     let error = RedisBackend::connect_sentinel("redis://limits/", [sentinel.url()]).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
 }
+
+/// Servers before Redis 6.
+#[tokio::test]
+async fn a_primary_that_does_not_know_resp3_is_found_and_spoken_to_in_resp2() {
+    for engine in Engine::ALL {
+        let primary = Server::with_options(engine, &["--rename-command", "HELLO", ""]);
+        let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", primary.port());
+        let sentinel = Server::sentinel(engine, &configuration);
+        let connect = async |url| RedisBackend::connect_sentinel(url, [sentinel.url()]).await;
+        let limiter = limiter(connect("redis://limits/").await.unwrap(), [policy("hourly", 100, HOUR)]);
+        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(connect("redis://limits/?protocol=resp3").await.is_err(), "{engine:?}");
+    }
+    // Who knows it is spoken to in it.
+    let primary = Server::start(Engine::Redis);
+    let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", primary.port());
+    let sentinel = Server::sentinel(Engine::Redis, &configuration);
+    let mut look = Look::at(&primary);
+    let before = look.calls("hello").all;
+    let backend = RedisBackend::connect_sentinel("redis://limits/", [sentinel.url()]).await.unwrap();
+    assert_eq!(look.calls("hello").all, before + 1);
+    drop(backend);
+}

@@ -177,3 +177,30 @@ fn a_backend_outlives_the_runtime_that_was_connecting_it() {
     let admitted = (0..20).any(|_| second.block_on(limiter.check(alice(), 1)).is_ok());
     assert!(admitted);
 }
+
+/// A client that goes away says nothing of the server.
+#[tokio::test]
+async fn a_server_that_nobody_waits_for_keeps_its_connection() {
+    let server = Server::start(Engine::Redis);
+    let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+    limiter.check(alice(), 1).await.unwrap();
+    let mut look = Look::at(&server);
+    let connections = look.number("stats", "total_connections_received");
+    for _ in 0..4 {
+        let mut check = Box::pin(limiter.check(alice(), 1));
+        assert!(poll_once(&mut check).await.is_none());
+        drop(check);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    limiter.check(alice(), 1).await.unwrap();
+    assert_eq!(look.number("stats", "total_connections_received"), connections, "the same connection");
+}
+
+/// What a future says when it is asked once.
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match std::pin::Pin::new(&mut *future).poll(cx) {
+        std::task::Poll::Ready(done) => std::task::Poll::Ready(Some(done)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}

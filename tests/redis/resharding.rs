@@ -220,7 +220,8 @@ async fn the_smallest_set_of_permissions_is_enough_in_a_cluster_and_less_is_not(
 async fn a_cluster_that_is_not_there_is_an_error_and_so_is_one_of_no_nodes() {
     let error = RedisBackend::connect_cluster(["redis://:secret@127.0.0.1:1/"]).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
-    assert!(error.to_string().starts_with("Redis at cluster 127.0.0.1:1: "), "{error}");
+    let text = error.to_string();
+    assert!(text.starts_with("Redis at cluster 127.0.0.1:1: Connection refused"), "{text}");
 
     let nobody: [&str; 0] = [];
     let error = RedisBackend::lazy_cluster(nobody).unwrap_err();
@@ -230,8 +231,36 @@ async fn a_cluster_that_is_not_there_is_an_error_and_so_is_one_of_no_nodes() {
     let error = RedisBackend::lazy_cluster(["redis+unix:///tmp/socket"]).unwrap_err();
     assert!(error.to_string().starts_with("this needs a host, and no socket; "), "{error}");
 
-    // A server that is none has no slots.
+    // A server that is none says so.
     let server = Server::start(Engine::Redis);
     let error = RedisBackend::connect_cluster([server.url()]).await.unwrap_err();
-    assert!(error.to_string().contains("no node has the slot"), "{error}");
+    assert!(error.to_string().contains("cluster support disabled"), "{error}");
+}
+
+#[tokio::test]
+async fn a_password_that_is_refused_in_a_cluster_is_told() {
+    let cluster = start(Engine::Redis).await;
+    let url = format!("redis://limiter:wrong@127.0.0.1:{}/", cluster.nodes[0].port());
+    let error = RedisBackend::connect_cluster([&url]).await.unwrap_err();
+    assert!(error.to_string().contains("WRONGPASS"), "{error}");
+    let limiter = limiter(&RedisBackend::lazy_cluster([&url]).unwrap(), UNHURRIED, two());
+    let error = limiter.check(alice(), 1).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::NoPermission, "{error:?}");
+    assert!(!format!("{error:?}").contains("wrong"), "{error:?}");
+
+    // Put right, it is taken.
+    for node in &cluster.nodes {
+        Look::at(node).ask::<()>(&["ACL", "SETUSER", "limiter", "on", ">wrong", "~*", "+@all"]);
+    }
+    until_decided(&limiter, &alice()).await;
+}
+
+/// A service may start while one of the nodes is down.
+#[tokio::test]
+async fn a_cluster_is_connected_to_if_any_of_its_nodes_answers() {
+    let mut cluster = start(Engine::Redis).await;
+    // It has the first slot.
+    cluster.kill(0);
+    let urls: Vec<_> = cluster.nodes.iter().map(Server::url).collect();
+    RedisBackend::connect_cluster(urls).await.unwrap();
 }

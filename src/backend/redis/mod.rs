@@ -73,8 +73,10 @@ use tls::Tls;
 /// A check carries its [deadline](crate::Check::with_deadline) to the script, in the server's own clock. A script that runs after
 /// it, as when a server hangs and then works off what has piled up, charges nothing and says so. How far the server's clock is
 /// from ours is known from its replies, as the least that it can be: so a charge is never late, and a good check may be refused
-/// ([`Reason::Late`]) if what is left of its deadline is less than a round trip. If the server's clock is stepped, the bound is
-/// wrong by the step until the next replies.
+/// ([`Reason::Late`]) if what is left of its deadline is less than a round trip. The two clocks are taken to drift apart by no
+/// more than a ten-thousandth. If the server's clock is stepped back, a charge may be late by the step until a reply comes
+/// that is ten seconds younger than the best one before it; a step forward is known with the first reply. A connection of the
+/// caller's that leads to another server meanwhile is as a clock that is stepped.
 ///
 /// What may have run is never sent again. So nothing is charged twice, and a check whose answer is lost may stand although its
 /// caller was told that there is no decision: [`unanswered_checks`](RedisBackend::unanswered_checks) counts them.

@@ -6,6 +6,7 @@
 
 use std::{
     collections::HashMap,
+    io,
     ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -61,6 +62,8 @@ struct Known {
     moved: HashMap<u16, Address>,
     looking: Option<watch::Receiver<()>>,
     looked: Option<Instant>,
+    /// Why the last look was in vain, if it was.
+    failed: Option<RedisError>,
 }
 
 impl Cluster {
@@ -74,7 +77,26 @@ impl Cluster {
 
     /// Whether somebody of the cluster answers.
     pub(super) async fn connected(&self) -> RedisResult<()> {
-        self.line(0).await.map(drop)
+        self.look(true).await?;
+        let servers: Vec<Server> = {
+            let known = self.0.known();
+            if known.slots.is_empty() {
+                return Err(known.no_owner());
+            }
+            known.servers.values().cloned().collect()
+        };
+        let mut outcome = Ok(());
+        let mut asked: JoinSet<RedisResult<()>> =
+            servers.into_iter().map(|server| async move { server.line().await.map(drop) }).collect();
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok(())) => return Ok(()),
+                Ok(error) => outcome = error,
+                // The runtime is ending.
+                Err(error) => outcome = Err(io::Error::other(error).into()),
+            }
+        }
+        outcome
     }
 
     pub(super) async fn line(&self, slot: u16) -> RedisResult<ServerLine> {
@@ -83,9 +105,7 @@ impl Cluster {
             self.look(true).await?;
             owner = self.0.known().owner(slot);
         }
-        let server = owner.ok_or_else(|| {
-            RedisError::from((ErrorKind::ClusterConnectionNotFound, "no node has the slot of this key"))
-        })?;
+        let server = owner.ok_or_else(|| self.0.known().no_owner())?;
         if !server.is_up() {
             // Somebody else may have its slots by now.
             self.look(false).await?;
@@ -107,10 +127,9 @@ impl Cluster {
                 let server = self.0.server(&address);
                 return Some(server.line().await.map(ServerLine::asking));
             }
-            self.0.known().moved.insert(slot, address.clone());
+            let server = self.0.has_moved(slot, &address);
             // As a rule not only this one has.
             let looking = self.look(false).await;
-            let server = self.0.server(&address);
             return Some(match looking {
                 Ok(()) => server.line().await,
                 Err(error) => Err(error),
@@ -167,9 +186,19 @@ impl Shared {
 
     /// The node at this address, which nobody may have known.
     fn server(&self, address: &Address) -> Server {
-        let mut known = self.known();
+        self.server_among(&mut self.known(), address)
+    }
+
+    fn server_among(&self, known: &mut Known, address: &Address) -> Server {
         let new = || Server::new(Place::At(self.reach.to(address)));
         known.servers.entry(address.clone()).or_insert_with(new).clone()
+    }
+
+    /// The node at this address, which has the slot from now on. Nobody sees the one without the other.
+    fn has_moved(&self, slot: u16, address: &Address) -> Server {
+        let mut known = self.known();
+        known.moved.insert(slot, address.clone());
+        self.server_among(&mut known, address)
     }
 
     /// Asks the nodes, a few at a time, until one tells where the slots are.
@@ -178,20 +207,23 @@ impl Shared {
         // In whatever order they are in the map: no node is asked by everybody first.
         nodes.extend(self.seeds.iter().filter(|seed| !self.known().servers.contains_key(*seed)).cloned());
         let mut nodes = nodes.into_iter();
-        let mut asked: JoinSet<Option<Slots>> = JoinSet::new();
+        let mut asked: JoinSet<RedisResult<Slots>> = JoinSet::new();
         loop {
             while asked.len() < LOOK_AT_ONCE
                 && let Some(node) = nodes.next()
             {
                 let server = self.server(&node);
-                asked.spawn(
-                    async move { timeout(LOOK_TIMEOUT, slots(&server, &node.0)).await.ok().flatten() },
-                );
+                asked.spawn(async move {
+                    let told = timeout(LOOK_TIMEOUT, slots(&server, &node.0)).await;
+                    told.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+                });
             }
             match asked.join_next().await {
                 None => return,
-                Some(Ok(Some(slots))) => return self.learn(slots),
-                Some(_) => {}
+                Some(Ok(Ok(slots))) => return self.learn(slots),
+                Some(Ok(Err(error))) => self.known().failed = Some(error),
+                // The runtime is ending.
+                Some(Err(_)) => {}
             }
         }
     }
@@ -205,6 +237,7 @@ impl Shared {
         }
         known.slots = slots;
         known.moved.clear();
+        known.failed = None;
     }
 }
 
@@ -216,6 +249,13 @@ impl Known {
 
     fn owner(&self, slot: u16) -> Option<Server> {
         self.servers.get(self.address(slot)?).cloned()
+    }
+
+    /// Why a slot has no owner: nobody has told who has which, or nobody has it.
+    fn no_owner(&self) -> RedisError {
+        self.failed.clone().unwrap_or_else(|| {
+            RedisError::from((ErrorKind::ClusterConnectionNotFound, "no node has the slot of this key"))
+        })
     }
 
     fn host(&self, slot: u16) -> Option<String> {
@@ -239,11 +279,18 @@ impl Reach {
     }
 }
 
-/// Where the slots are, as this node says (`CLUSTER SLOTS`). None if it does not answer, or has an answer of no use.
-async fn slots(server: &Server, host: &str) -> Option<Slots> {
+/// Where the slots are, as this node says (`CLUSTER SLOTS`).
+async fn slots(server: &Server, host: &str) -> RedisResult<Slots> {
     let mut command = cmd("CLUSTER");
     command.arg("SLOTS");
-    let reply = server.line().await.ok()?.send(&command).await.ok()?;
+    let reply = server.line().await?.send(&command).await?;
+    ranges(reply, host).ok_or_else(|| {
+        RedisError::from((ErrorKind::UnexpectedReturnType, "a node does not know who has the slots"))
+    })
+}
+
+/// None if this is an answer of no use.
+fn ranges(reply: Value, host: &str) -> Option<Slots> {
     let ranges: Vec<Vec<Value>> = from_redis_value(reply).ok()?;
     let mut slots = Vec::with_capacity(ranges.len());
     for range in ranges {
@@ -265,7 +312,7 @@ async fn slots(server: &Server, host: &str) -> Option<Slots> {
 fn parse(address: &str, host: Option<&str>) -> Option<Address> {
     let (named, port) = address.rsplit_once(':')?;
     let named = named.trim_start_matches('[').trim_end_matches(']');
-    let host = if named.is_empty() { host? } else { named };
+    let host = if named.is_empty() || named == "?" { host? } else { named };
     Some((host.to_owned(), port.parse().ok()?))
 }
 
@@ -281,6 +328,7 @@ mod tests {
         assert_eq!(parse("[::1]:7000").as_deref(), Some("::1 7000"));
         assert_eq!(parse("node-1.example:7000").as_deref(), Some("node-1.example 7000"));
         assert_eq!(parse(":7000").as_deref(), Some("here 7000"));
+        assert_eq!(parse("?:7000").as_deref(), Some("here 7000"), "a node that has no name yet");
         for bad in ["", "host", "host:", "host:x", "host:70000"] {
             assert_eq!(parse(bad), None, "{bad}");
         }

@@ -18,6 +18,10 @@ const DRIFT: u32 = 10_000;
 /// After so long any reply is better than an old one: its server's clock may have been set back since.
 const MEMORY: Duration = Duration::from_secs(10);
 
+/// Who goes away sooner has not waited for an answer, and says nothing of the server: a client that has gone, or a question that
+/// another server has answered first.
+const MOMENT: Duration = Duration::from_millis(5);
+
 /// What is known of one server. It is forgotten with the connection.
 #[derive(Debug, Default)]
 pub struct Node {
@@ -55,6 +59,7 @@ fn micros(duration: Duration) -> u64 {
 /// Something is asked of a node. Dropped before the answer is there, it may have run.
 pub(crate) struct Asked<'a> {
     node: &'a Node,
+    since: Instant,
     /// Told whether the node has been silent for long.
     unanswered: Option<&'a (dyn Fn(Duration) + Sync)>,
 }
@@ -106,8 +111,9 @@ impl Node {
     }
 
     pub(super) fn asks<'a>(&'a self, unanswered: &'a (dyn Fn(Duration) + Sync)) -> Asked<'a> {
-        lock(&self.waiting).get_or_insert_with(Instant::now);
-        Asked { node: self, unanswered: Some(unanswered) }
+        let since = Instant::now();
+        lock(&self.waiting).get_or_insert(since);
+        Asked { node: self, since, unanswered: Some(unanswered) }
     }
 
     fn seen(&self) -> MutexGuard<'_, Option<Reading>> {
@@ -126,7 +132,14 @@ impl Asked<'_> {
 impl Drop for Asked<'_> {
     fn drop(&mut self) {
         if let Some(unanswered) = self.unanswered {
-            let since = *lock(&self.node.waiting);
+            let since = {
+                let mut waiting = lock(&self.node.waiting);
+                // Whether it would have been answered is not known.
+                if *waiting == Some(self.since) && self.since.elapsed() < MOMENT {
+                    *waiting = None;
+                }
+                *waiting
+            };
             unanswered(since.map_or(Duration::ZERO, |since| since.elapsed()));
         }
     }
@@ -184,6 +197,28 @@ mod tests {
         tokio::time::advance(SECOND).await;
         tell(&node, 60_000_000, Duration::ZERO);
         assert_eq!(node.clock_at(Instant::now()), 60_000_000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_is_silent_only_to_those_who_wait() {
+        let (node, silence) = (Node::default(), Mutex::new(Duration::ZERO));
+        let unanswered = |so_far| *lock(&silence) = so_far;
+        let ask_for = async |patience| {
+            let asked = node.asks(&unanswered);
+            tokio::time::advance(patience).await;
+            drop(asked);
+            *lock(&silence)
+        };
+        for _ in 0..3 {
+            assert_eq!(ask_for(Duration::from_millis(1)).await, Duration::ZERO);
+            tokio::time::advance(SECOND).await;
+        }
+        assert_eq!(ask_for(100 * MOMENT).await, 100 * MOMENT);
+        // Since then it owes an answer, and who looks in for a moment sees that.
+        tokio::time::advance(SECOND).await;
+        assert!(ask_for(Duration::from_millis(1)).await > SECOND);
+        node.asks(&unanswered).end();
+        assert_eq!(ask_for(Duration::from_millis(1)).await, Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
