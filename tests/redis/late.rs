@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use redis::{Client, aio::ConnectionManager};
+use redis::{
+    Client, Cmd, Pipeline, RedisFuture, Value,
+    aio::{ConnectionLike, ConnectionManager},
+};
 use tokio::time::Instant;
 use tower_sliding_window::{
     Backend, BackendError, Decision, Limiter, PartitionKey, Policy, Purpose, Reason, RedisBackend,
@@ -123,6 +126,44 @@ async fn a_check_whose_deadline_has_passed_is_late_whatever_it_is_for_but_what_w
         for status in peek(&backend, &policies, 0).await.statuses() {
             assert_eq!(status.remaining(), 7, "{engine:?}: {status:?}");
         }
+    }
+}
+
+/// A connection to something that answers whatever it is asked.
+#[derive(Clone)]
+struct Answers(Value);
+
+impl ConnectionLike for Answers {
+    fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async { Ok(self.0.clone()) })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async { Ok(vec![self.0.clone()]) })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_be_read_leaves_a_charge_that_may_stand() {
+    let policies = [policy("hourly", 10, HOUR)];
+    for (count, value) in (1..).zip([Value::Nil, Value::Int(1), Value::BulkString(b"OK".into())]) {
+        let backend = RedisBackend::from_connection(Answers(value));
+        let charge = check(&policies, 1, Purpose::Charge);
+        for _ in 0..count {
+            assert_eq!(backend.check(&charge).await.unwrap_err().reason(), Reason::BrokenReply);
+        }
+        // One that only looks charges nothing, whatever is answered.
+        backend.check(&check(&policies, 1, Purpose::Peek)).await.unwrap_err();
+        assert_eq!(backend.unanswered_checks(), count);
     }
 }
 

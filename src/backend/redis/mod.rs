@@ -74,7 +74,7 @@ use tls::Tls;
 /// it, as when a server hangs and then works off what has piled up, charges nothing and says so. How far the server's clock is
 /// from ours is known from its replies, as the least that it can be: so a charge is never late, and a good check may be refused
 /// ([`Reason::Late`]) if what is left of its deadline is less than a round trip. The two clocks are taken to drift apart by no
-/// more than a ten-thousandth. If the server's clock is stepped back, a charge may be late by the step until a reply comes
+/// more than a two-thousandth. If the server's clock is stepped back, a charge may be late by the step until a reply comes
 /// that is ten seconds younger than the best one before it; a step forward is known with the first reply. A connection of the
 /// caller's that leads to another server meanwhile is as a clock that is stepped.
 ///
@@ -92,6 +92,8 @@ use tls::Tls;
 /// | for a database other than 0 | `+select` |
 /// | in a cluster | `+cluster\|slots +asking` |
 /// | behind Sentinels | `+role` |
+///
+/// With less than that a script may end half-way, and what it has written until then stands.
 ///
 /// A partition key is stored as a hash only. Who can read Redis may still try whether a key is that of a certain user or
 /// address, unless the hash is made [under a secret](RedisBackend::with_hash_secret).
@@ -241,7 +243,12 @@ impl<L: Link> RedisBackend<L> {
         let slot = call.slot();
         let question = Question::Script(&self.scripts.check, &mut call);
         let reply = self.ask(Asked { slot, question, deadline, is_counted: charges }).await?;
-        script::decision(check, &reply)
+        let decision = script::decision(check, &reply);
+        if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
+            // It has run, and what it did is not told.
+            self.unanswered.fetch_add(1, Ordering::Relaxed);
+        }
+        decision
     }
 
     /// Gives units back where the keys live together.

@@ -140,10 +140,12 @@ impl Cluster {
             return Some(self.line(slot).await);
         }
         if condemns(error) || is(ServerErrorKind::ClusterDown) {
-            let looked = self.look(true).await;
-            if looked.is_ok() && line.is_lost() {
-                return Some(self.line(slot).await);
-            }
+            self.look(true).await.ok()?;
+            // The same one would say the same.
+            return match self.line(slot).await {
+                Ok(other) if other.is(line) => None,
+                other => Some(other),
+            };
         }
         None
     }

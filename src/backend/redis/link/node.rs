@@ -11,9 +11,9 @@ use tokio::{
     time::Instant,
 };
 
-/// How far two clocks drift apart at most, in parts of a second: 100 ppm, which is more than clocks that anybody keeps in
-/// order do.
-const DRIFT: u32 = 10_000;
+/// How far two clocks drift apart at most, in parts of a second: 500 ppm, as fast as a kernel slews a clock that is to be set
+/// right.
+const DRIFT: u32 = 2_000;
 
 /// After so long any reply is better than an old one: its server's clock may have been set back since.
 const MEMORY: Duration = Duration::from_secs(10);
@@ -178,9 +178,9 @@ mod tests {
             assert!(seen <= 10_000_000, "{seen}");
         }
         assert_eq!(node.clock_at(start), 10_000_000 - 5 * MILLI);
-        // The clocks may drift apart: a ten-thousandth of what has passed is left out.
+        // The clocks may drift apart: a two-thousandth of what has passed is left out.
         let later = start + Duration::from_millis(5) + 100 * SECOND;
-        assert_eq!(node.clock_at(later), 110_000_000 - 10 * MILLI);
+        assert_eq!(node.clock_at(later), 110_000_000 - 50 * MILLI);
     }
 
     #[tokio::test(start_paused = true)]

@@ -219,6 +219,11 @@ impl ServerLine {
         !matches!(&*state, State::Up(line) if Arc::ptr_eq(&line.node, &self.node))
     }
 
+    /// Whether this is a connection to the same server, made at the same time.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.node, &other.node)
+    }
+
     fn lose(&self) {
         if let Some(server) = self.server.upgrade() {
             server.lose(&self.node);
@@ -233,12 +238,14 @@ impl ServerLine {
         let mut both = pipe();
         both.cmd("ASKING").add_command(command.clone());
         let replies = connection.req_packed_commands(&both, 0, 2).await?;
-        let mut reply = Err(RedisError::from((ErrorKind::Parse, "no reply")));
-        for each in replies {
-            // What may not be asked for has no other answer of use.
-            reply = Ok(each.extract_error()?);
+        let mut replies = replies.into_iter().map(Value::extract_error);
+        let none = || Err(RedisError::from((ErrorKind::Parse, "no reply")));
+        let (asking, reply) = (replies.next().unwrap_or_else(none), replies.next().unwrap_or_else(none));
+        match reply {
+            // Who may not say that it is meant is sent away again, and that is no reason.
+            Err(_) => asking.and(reply),
+            reply => reply,
         }
-        reply
     }
 }
 
