@@ -40,7 +40,7 @@ const MOVING: Duration = Duration::from_millis(5);
 /// A host and a port.
 type Address = (String, u16);
 
-/// Ranges of slots, and who has each.
+/// Ranges of slots in their order, and who has each.
 type Slots = Vec<(RangeInclusive<u16>, Address)>;
 
 /// The cluster, as it is known.
@@ -141,11 +141,7 @@ impl Cluster {
         }
         if condemns(error) || is(ServerErrorKind::ClusterDown) {
             self.look(true).await.ok()?;
-            // The same one would say the same.
-            return match self.line(slot).await {
-                Ok(other) if other.is(line) => None,
-                other => Some(other),
-            };
+            return line.unless_same(self.line(slot).await);
         }
         None
     }
@@ -245,7 +241,10 @@ impl Shared {
 
 impl Known {
     fn address(&self, slot: u16) -> Option<&Address> {
-        let of_range = || self.slots.iter().find(|(slots, _)| slots.contains(&slot)).map(|(_, owner)| owner);
+        let of_range = || {
+            let range = self.slots.partition_point(|(slots, _)| *slots.end() < slot);
+            self.slots.get(range).filter(|(slots, _)| slots.contains(&slot)).map(|(_, owner)| owner)
+        };
         self.moved.get(&slot).or_else(of_range)
     }
 
@@ -307,6 +306,7 @@ fn ranges(reply: Value, host: &str) -> Option<Slots> {
         // A node that does not know its name leaves it out: it is where it was found.
         slots.push((first..=last, (named.unwrap_or_else(|| host.to_owned()), port)));
     }
+    slots.sort_unstable_by_key(|(slots, _)| *slots.start());
     (!slots.is_empty()).then_some(slots)
 }
 

@@ -111,7 +111,7 @@ impl Link for Managed {
     ) -> Option<RedisResult<ServerLine>> {
         match &self.0 {
             // It does not do its work any more; another one may.
-            Kind::Server(server) if line.is_lost() && condemns(error) => Some(server.line().await),
+            Kind::Server(server) if condemns(error) => line.unless_same(server.line().await),
             Kind::Server(_) => None,
             Kind::Cluster(cluster) => cluster.elsewhere(slot, line, error).await,
         }

@@ -212,16 +212,9 @@ impl ServerLine {
         Self { is_asking: true, ..self }
     }
 
-    /// Whether this is the connection of a server that was lost meanwhile.
-    pub(super) fn is_lost(&self) -> bool {
-        let Some(server) = self.server.upgrade() else { return true };
-        let state = server.state();
-        !matches!(&*state, State::Up(line) if Arc::ptr_eq(&line.node, &self.node))
-    }
-
-    /// Whether this is a connection to the same server, made at the same time.
-    pub(super) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.node, &other.node)
+    /// The place to ask after this one has refused. None if it is this one, which would say the same.
+    pub(super) fn unless_same(&self, other: RedisResult<Self>) -> Option<RedisResult<Self>> {
+        Some(other).filter(|other| !other.as_ref().is_ok_and(|other| Arc::ptr_eq(&self.node, &other.node)))
     }
 
     fn lose(&self) {
