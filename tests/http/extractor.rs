@@ -1,9 +1,44 @@
-//! `Decision` as an axum extractor.
+//! `Decision` and `Reservation` as axum extractors.
 
-use axum::{Router, routing::get};
-use tower_sliding_window::{Decision, ManualClock, MemoryBackend, RateLimitLayer, from_head};
+use std::convert::Infallible;
+
+use axum::{
+    Router,
+    body::Body,
+    extract::{FromRequestParts, OptionalFromRequestParts},
+    response::IntoResponse,
+    routing::get,
+};
+use http::{Request, StatusCode};
+use tower_sliding_window::{
+    Backend, Decision, FakeBackend, ManualClock, MemoryBackend, NoDecision, NoReservation, OutageRule, Plan,
+    RateLimitLayer, Reason, Reservation, Respond, by_hand, from_head,
+};
 
 use super::{ALICE, MINUTE, api_key, policy, wire::Site};
+
+/// Builds a layer that fails open.
+fn failing_open(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
+    builder.outage(OutageRule::Admit).key(api_key()).build().unwrap()
+}
+
+/// Builds a layer that settles by hand, with an exempt path.
+fn settling(
+    backend: impl Backend,
+) -> RateLimitLayer<
+    impl Plan<Request<Body>> + Send + Sync + 'static,
+    impl Respond<Request<Body>, axum::response::Response, Infallible> + Send + Sync + 'static,
+> {
+    RateLimitLayer::builder(backend)
+        .policy(policy("ten", 10, MINUTE))
+        .outage(OutageRule::Admit)
+        .key(api_key())
+        .exempt(from_head(|head| head.uri.path().starts_with("/free/")))
+        .settle(by_hand())
+        .build()
+        .unwrap()
+}
 
 async fn required(decision: Decision) -> String {
     format!("{} left", decision.statuses()[0].remaining())
@@ -59,4 +94,76 @@ async fn a_handler_that_needs_a_decision_and_has_none_answers_500_and_does_not_s
     assert_eq!((answer.status, &*answer.body), (500, ""));
     let answer = unlimited.get("/optional", &[ALICE]).await;
     assert_eq!((answer.status, &*answer.body), (200, "uncounted"));
+}
+
+#[tokio::test]
+async fn handler_has_no_decision_after_fail_open() {
+    let app = app().layer(failing_open(FakeBackend::unavailable(Reason::Connection)));
+    let site = Site::serve(app).await;
+    let answer = site.get("/optional", &[ALICE]).await;
+    assert_eq!((answer.status, &*answer.body), (200, "uncounted"));
+    let answer = site.get("/required", &[ALICE]).await;
+    assert_eq!((answer.status, &*answer.body), (500, ""));
+}
+
+async fn reserved(reservation: Reservation) -> &'static str {
+    if reservation.decision().is_some() { "reserved" } else { "unchecked" }
+}
+
+async fn maybe_reserved(reservation: Option<Reservation>) -> &'static str {
+    match reservation {
+        Some(reservation) => reserved(reservation).await,
+        None => "none",
+    }
+}
+
+fn reserving_app() -> Router {
+    Router::new()
+        .route("/required", get(reserved))
+        .route("/optional", get(maybe_reserved))
+        .route("/free/required", get(reserved))
+        .route("/free/optional", get(maybe_reserved))
+}
+
+#[tokio::test]
+async fn handler_takes_reservation_of_counted_request() {
+    let site = Site::serve(reserving_app().layer(settling(FakeBackend::admitting()))).await;
+    for (path, status, body) in [
+        ("/required", 200, "reserved"),
+        ("/optional", 200, "reserved"),
+        ("/free/optional", 200, "none"),
+        ("/free/required", 500, ""),
+    ] {
+        let answer = site.get(path, &[ALICE]).await;
+        assert_eq!((answer.status, &*answer.body), (status, body), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn handler_takes_reservation_after_fail_open() {
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    let site = Site::serve(reserving_app().layer(settling(backend))).await;
+    for path in ["/required", "/optional"] {
+        let answer = site.get(path, &[ALICE]).await;
+        assert_eq!((answer.status, &*answer.body), (200, "unchecked"), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn extractors_have_rejections_of_their_own() {
+    let (mut parts, ()) = Request::new(()).into_parts();
+    let no_decision: NoDecision =
+        <Decision as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
+    let no_reservation: NoReservation =
+        <Reservation as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
+    assert_eq!(no_decision.into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(no_reservation.into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
+    let errors: [&dyn std::error::Error; 2] = [&no_decision, &no_reservation];
+    assert!(errors.iter().all(|error| !error.to_string().is_empty()));
+    let decision: Result<Option<Decision>, Infallible> =
+        <Decision as OptionalFromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
+    assert!(matches!(decision, Ok(None)));
+    let reservation: Result<Option<Reservation>, Infallible> =
+        <Reservation as OptionalFromRequestParts<()>>::from_request_parts(&mut parts, &()).await;
+    assert!(matches!(reservation, Ok(None)));
 }

@@ -2,18 +2,34 @@
 
 use std::{future::pending, time::Duration};
 
-use http::StatusCode;
+use http::{Request, StatusCode};
 use tokio::time::{Instant, timeout};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    Answer::{Admit, Deny, Unavailable},
-    FakeBackend, Limiter, PartitionKey, RateLimitLayer, Reason, Refusal, Wait,
+    Answer::{Admit, Deny, Hang, Unavailable},
+    FakeBackend, Limiter, PartitionKey, Plan, Purpose, RateLimitLayer, Reason, Refusal, Settled, Wait,
 };
 
 use super::{
     Later, MINUTE, SECOND, api_key, policy,
-    probe::{Probe, request_of},
+    probe::{Probe, now, request_of},
 };
+
+/// Builds a layer of ten units per API key.
+fn limits(backend: &FakeBackend) -> RateLimitLayer<impl Plan<Request<()>>> {
+    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE));
+    builder.key(api_key()).deadline(SECOND).build().unwrap()
+}
+
+/// Builds a limiter of two policies over this backend.
+fn limiter(backend: &FakeBackend) -> Limiter {
+    let builder = Limiter::builder(backend.clone()).namespace("shop");
+    builder.policy(policy("ten", 10, MINUTE)).policy(policy("day", 100, 1_440 * MINUTE)).build().unwrap()
+}
+
+fn alice() -> PartitionKey {
+    PartitionKey::new("user", "alice")
+}
 
 #[tokio::test]
 async fn a_test_says_what_happens_and_sees_what_was_asked() {
@@ -162,4 +178,154 @@ async fn a_request_that_is_never_polled_asks_a_backend_that_decides_later_nothin
     let mut service = limits.layer(inner);
     drop(service.ready().await.unwrap().call(request_of("alice")));
     assert_eq!((seen.calls(), backend.checks().len()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn hang_in_script_lasts_for_one_check() {
+    let backend = FakeBackend::scripted([Hang, Admit, Hang, Deny(Wait::For(SECOND))]);
+    let mut service = limits(&backend).layer(Probe::new().0);
+    let start = Instant::now();
+    let mut statuses = Vec::new();
+    for _ in 0..4 {
+        let response = service.ready().await.unwrap().call(request_of("alice")).await.unwrap();
+        statuses.push((response.status().as_u16(), start.elapsed().as_secs()));
+    }
+    assert_eq!(statuses, [(503, 1), (200, 1), (503, 2), (429, 2)]);
+    assert_eq!(backend.checks().len(), 4);
+}
+
+#[test]
+fn empty_script_admits() {
+    let limiter = limiter(&FakeBackend::scripted([]));
+    for _ in 0..3 {
+        assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    }
+}
+
+#[test]
+fn admission_reports_quota_minus_cost() {
+    let limiter = limiter(&FakeBackend::admitting());
+    for cost in [3, 10, 11] {
+        let decision = now(limiter.check(alice(), cost)).unwrap();
+        let statuses = decision.statuses().iter();
+        let told: Vec<_> = statuses.map(|it| (it.remaining(), it.next_after(), it.reset_after())).collect();
+        let (minute, day) = (MINUTE, 1_440 * MINUTE);
+        assert_eq!(told, [(10_u32.saturating_sub(cost), minute, minute), (100 - cost, day, day)]);
+        // It counts nothing, so that a cost above the quota is admitted as well.
+        assert!(decision.is_admitted());
+    }
+}
+
+#[test]
+fn denial_reports_wait_for_every_policy() {
+    let told = |backend: FakeBackend| {
+        let decision = now(limiter(&backend).check(alice(), 1)).unwrap();
+        assert_eq!(decision.violated().count(), 2);
+        let statuses = decision.statuses().iter();
+        statuses.map(|it| (it.remaining(), it.retry_after(), it.next_after())).collect::<Vec<_>>()
+    };
+    let (wait, micro) = (7 * SECOND, Duration::from_micros(1));
+    assert_eq!(told(FakeBackend::denying(wait)), [(0, Wait::For(wait), wait); 2]);
+    assert_eq!(told(FakeBackend::denying(Duration::ZERO)), [(0, Wait::For(micro), micro); 2]);
+    let never = told(FakeBackend::scripted([Deny(Wait::Never)]));
+    assert_eq!(never, [(0, Wait::Never, MINUTE), (0, Wait::Never, 1_440 * MINUTE)]);
+}
+
+#[test]
+fn script_answers_checks_of_every_purpose() {
+    let backend =
+        FakeBackend::scripted([Deny(Wait::Never), Unavailable(Reason::Full), Admit, Deny(Wait::Never)]);
+    let limiter = limiter(&backend);
+    assert!(!now(limiter.peek(alice(), 1)).unwrap().is_admitted());
+    assert_eq!(now(limiter.reserve(alice(), 1)).unwrap_err().reason(), Reason::Full);
+    assert!(now(limiter.reserve(alice(), 1)).unwrap().admitted().is_some());
+    assert!(now(limiter.reserve(alice(), 1)).unwrap().admitted().is_none());
+    assert!(!now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    let purposes: Vec<_> = backend.checks().iter().map(|check| check.purpose).collect();
+    use Purpose::{Charge, Peek, Reserve};
+    assert_eq!(purposes, [Peek, Reserve, Reserve, Reserve, Charge]);
+}
+
+#[test]
+fn fake_backend_records_settlements() {
+    // What settles ignores the script, which denies.
+    let backend = FakeBackend::scripted([Admit, Admit, Deny(Wait::Never)]);
+    let limiter = limiter(&backend);
+    let reserve = || now(limiter.reserve(alice(), 5)).unwrap().admitted().unwrap();
+    let (first, second) = (reserve(), reserve());
+    assert!(matches!(now(first.settle(2)), Settled::Done));
+    assert!(matches!(now(second.settle(9)), Settled::Done));
+
+    let refunds = backend.refunds();
+    assert_eq!((refunds.len(), refunds[0].namespace.as_str()), (1, "shop"));
+    let receipts = first.decision().unwrap().receipts();
+    let told: Vec<_> =
+        refunds[0].pairs.iter().map(|it| (it.policy.name(), it.units, it.receipt, &it.key)).collect();
+    assert_eq!(told, [("ten", 3, receipts[0], &alice()), ("day", 3, receipts[1], &alice())]);
+    assert_ne!(receipts, second.decision().unwrap().receipts());
+
+    let overage = &backend.checks()[2];
+    let costs: Vec<_> = overage.pairs.iter().map(|pair| pair.cost).collect();
+    assert_eq!((overage.purpose, costs), (Purpose::Overage, vec![4, 4]));
+    assert!(!now(limiter.check(alice(), 1)).unwrap().is_admitted());
+}
+
+#[test]
+fn failing_settlements_lose_refund_and_overage() {
+    let backend = FakeBackend::admitting().failing_settlements(Reason::ReadOnly);
+    let limiter = limiter(&backend);
+    for used in [2, 9] {
+        let reservation = now(limiter.reserve(alice(), 5)).unwrap().admitted().unwrap();
+        let settled = now(reservation.settle(used));
+        assert!(
+            matches!(&settled, Settled::Lost(error) if error.reason() == Reason::ReadOnly),
+            "{settled:?}"
+        );
+    }
+    assert_eq!((backend.refunds().len(), backend.checks().len(), limiter.lost_settlements()), (1, 3, 2));
+    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hanging_settlements_end_at_deadline() {
+    let backend = FakeBackend::admitting().hanging_settlements();
+    let limiter = limiter(&backend);
+    let start = Instant::now();
+    for (used, lost) in [(2, 1), (9, 2)] {
+        let reservation = limiter.reserve(alice(), 5).await.unwrap().admitted().unwrap();
+        let settled = reservation.settle(used).await;
+        assert!(matches!(&settled, Settled::Lost(error) if error.reason() == Reason::Timeout), "{settled:?}");
+        assert_eq!(limiter.lost_settlements(), lost);
+        assert!(start.elapsed() >= Limiter::DEFAULT_DEADLINE * lost as u32);
+    }
+    assert_eq!((backend.refunds().len(), backend.checks().len()), (1, 3));
+}
+
+#[tokio::test]
+async fn fake_backend_records_resets_in_every_state() {
+    for backend in [
+        FakeBackend::admitting(),
+        FakeBackend::denying(SECOND),
+        FakeBackend::unavailable(Reason::Busy),
+        FakeBackend::hanging(),
+        FakeBackend::admitting().failing_settlements(Reason::Busy),
+    ] {
+        limiter(&backend).reset(alice()).await.unwrap();
+        let resets = backend.resets();
+        assert_eq!((resets.len(), backend.checks().len()), (1, 0));
+        assert_eq!(resets[0].namespace, "shop");
+        let pairs: Vec<_> = resets[0].pairs.iter().map(|it| (it.policy.name(), it.key.clone())).collect();
+        assert_eq!(pairs, [("ten", alice()), ("day", alice())]);
+    }
+}
+
+#[test]
+fn clones_of_fake_backend_share_script_and_records() {
+    let backend = FakeBackend::scripted([Admit, Deny(Wait::Never)]);
+    let (one, other) = (limiter(&backend), limiter(&backend.clone()));
+    assert!(now(one.check(alice(), 1)).unwrap().is_admitted());
+    assert!(!now(other.check(alice(), 1)).unwrap().is_admitted());
+    assert_eq!(backend.checks().len(), 2);
+    assert_eq!(backend.checks(), backend.clone().checks());
+    assert!(format!("{backend:?}").starts_with("FakeBackend"));
 }

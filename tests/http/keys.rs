@@ -8,7 +8,7 @@ use axum::{
     routing::get,
 };
 use tower_sliding_window::{
-    FakeBackend, KeyExt, KeyExtractor, PartitionKey, RateLimitLayer, extension, from_head, peer_ip,
+    FakeBackend, KeyExt, KeyExtractor, PartitionKey, RateLimitLayer, extension, from_head, header, peer_ip,
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
@@ -119,4 +119,41 @@ async fn by_a_closure_over_the_head_and_by_one_over_the_request() {
     assert_eq!(by_tenant.get("/", &[("x-tenant", "acme")]).await.status, 200);
     assert_eq!(by_tenant.get("/", &[]).await.status, 400);
     assert_eq!(asked(&backend), [key("tenant", "acme")]);
+}
+
+#[tokio::test]
+async fn combined_keys_nest() {
+    let tenant = || header("x-tenant").unwrap();
+    let acme = ("x-tenant", "acme");
+    let at_peer = |kind: &str, value: &str| key(kind, value).and(&key("peer-ip", "127.0.0.1"));
+
+    let (site, backend) = self::site(api_key().and(tenant()).or(peer_ip())).await;
+    for headers in [&[ALICE, acme][..], &[ALICE], &[acme], &[]] {
+        assert_eq!(site.get("/", headers).await.status, 200);
+    }
+    let both = key("header:x-api-key", "alice").and(&key("header:x-tenant", "acme"));
+    let peer = || key("peer-ip", "127.0.0.1");
+    assert_eq!(asked(&backend), [both, peer(), peer(), peer()]);
+
+    let (site, backend) = self::site(api_key().or(tenant()).and(peer_ip())).await;
+    for headers in [&[ALICE, acme][..], &[acme]] {
+        assert_eq!(site.get("/", headers).await.status, 200);
+    }
+    assert_eq!(site.get("/", &[]).await.status, 400);
+    assert_eq!(asked(&backend), [at_peer("header:x-api-key", "alice"), at_peer("header:x-tenant", "acme")]);
+}
+
+#[tokio::test]
+async fn combined_keys_reject_malformed_part() {
+    let tenant = || header("x-tenant").unwrap();
+    let twice = [("x-tenant", "acme"), ("x-tenant", "other")];
+    let (either, either_backend) = site(api_key().or(tenant())).await;
+    assert_eq!(either.get("/", &twice).await.status, 400);
+    // The first key is there, so that the second one is not read.
+    assert_eq!(either.get("/", &[ALICE, twice[0], twice[1]]).await.status, 200);
+    assert_eq!(asked(&either_backend), [key("header:x-api-key", "alice")]);
+
+    let (both, both_backend) = site(api_key().and(tenant())).await;
+    assert_eq!(both.get("/", &[ALICE, twice[0], twice[1]]).await.status, 400);
+    assert_eq!(asked(&both_backend), []);
 }

@@ -1,10 +1,11 @@
 //! Layers around layers: an API with a limit of its own inside a limit for everything.
 
-use axum::{Router, body::Body, routing::get};
+use axum::{Router, body::Body, response::AppendHeaders, routing::get};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Answer, Decision, FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, Reason, Refusal,
+    Answer, Decision, FakeBackend, ManualClock, MemoryBackend, Plan, RateLimitLayer, Reason, Refusal,
+    Reservation, by_hand,
 };
 
 use super::{ALICE, BOB, MINUTE, SECOND, api_key, policy, wire::Site};
@@ -23,6 +24,22 @@ fn nested(inner: FakeBackend, outer: FakeBackend) -> Router {
         .route("/", get(handler))
         .layer(layer(inner, "inner", 5, SECOND))
         .layer(layer(outer, "outer", 100, MINUTE))
+}
+
+/// Builds a layer with one policy of this name.
+fn limits(name: &str) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let builder = RateLimitLayer::builder(FakeBackend::admitting()).policy(policy(name, 9, MINUTE));
+    builder.key(api_key()).build().unwrap()
+}
+
+/// Wraps a router in a layer with one policy of this name, whose handler settles.
+fn settled_by_hand(app: Router, name: &str, backend: FakeBackend) -> Router {
+    let builder = RateLimitLayer::builder(backend).policy(policy(name, 9, MINUTE)).key(api_key()).cost(5);
+    app.layer(builder.settle(by_hand()).build().unwrap())
+}
+
+fn request() -> Request<Body> {
+    Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap()
 }
 
 #[tokio::test]
@@ -96,4 +113,70 @@ async fn layers_on_one_backend_count_apart_by_the_names_of_their_policies() {
     }
     // The second was admitted by the outer layer, and charged there, before the inner one refused it.
     assert_eq!(statuses, [200, 429, 200, 429, 200]);
+}
+
+#[tokio::test]
+async fn admitted_response_holds_decision_of_outer_layer() {
+    let response =
+        nested(FakeBackend::admitting(), FakeBackend::admitting()).oneshot(request()).await.unwrap();
+    let decision = response.extensions().get::<Decision>().unwrap();
+    let names: Vec<_> = decision.statuses().iter().map(|status| status.policy().name()).collect();
+    assert_eq!(names, ["outer"]);
+    assert!(response.extensions().get::<Refusal>().is_none());
+}
+
+#[tokio::test]
+async fn denial_of_outer_layer_reaches_response() {
+    let app = nested(FakeBackend::admitting(), FakeBackend::denying(7 * SECOND));
+    let response = app.oneshot(request()).await.unwrap();
+    let decision = response.extensions().get::<Decision>().unwrap();
+    assert_eq!(decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(), ["outer"]);
+    assert!(matches!(response.extensions().get::<Refusal>(), Some(Refusal::Denied(it)) if it == decision));
+}
+
+#[tokio::test]
+async fn request_holds_reservation_of_inner_layer() {
+    let (inner, outer) = (FakeBackend::admitting(), FakeBackend::admitting());
+    let app = Router::new().route(
+        "/",
+        get(async |reservation: Reservation| {
+            reservation.settle(1);
+        }),
+    );
+    let app = settled_by_hand(settled_by_hand(app, "inner", inner.clone()), "outer", outer.clone());
+    assert_eq!(app.oneshot(request()).await.unwrap().status(), StatusCode::OK);
+    assert_eq!(inner.refunds()[0].pairs[0].units, 4);
+    assert_eq!((inner.refunds().len(), outer.refunds().len()), (1, 0));
+}
+
+#[tokio::test]
+async fn fields_of_three_layers_and_handler_join_in_order() {
+    let handler = async || [("ratelimit", r#""own";r=1"#), ("ratelimit-policy", r#""own";q=2"#)];
+    let app = Router::new().route("/", get(handler));
+    let app = app.layer(limits("inner")).layer(limits("middle")).layer(limits("outer"));
+    let answer = Site::serve(app).await.get("/", &[ALICE]).await;
+    assert_eq!(
+        answer.header("ratelimit"),
+        Some(r#""own";r=1, "inner";r=8;t=60, "middle";r=8;t=60, "outer";r=8;t=60"#)
+    );
+    assert_eq!(
+        answer.header("ratelimit-policy"),
+        Some(r#""own";q=2, "inner";q=9;w=60, "middle";q=9;w=60, "outer";q=9;w=60"#)
+    );
+}
+
+#[tokio::test]
+async fn field_in_two_lines_becomes_one_line() {
+    let handler = async || AppendHeaders([("ratelimit", r#""a";r=1"#), ("ratelimit", r#""b";r=2"#)]);
+    let app = Router::new().route("/", get(handler)).layer(limits("ten"));
+    let answer = Site::serve(app).await.get("/", &[ALICE]).await;
+    assert_eq!(answer.header("ratelimit"), Some(r#""a";r=1, "b";r=2, "ten";r=8;t=60"#));
+}
+
+#[tokio::test]
+async fn admission_keeps_retry_after_of_handler() {
+    let handler = async || (StatusCode::SERVICE_UNAVAILABLE, [("retry-after", "30")]);
+    let app = Router::new().route("/", get(handler)).layer(limits("ten"));
+    let answer = Site::serve(app).await.get("/", &[ALICE]).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("30")));
 }

@@ -1,14 +1,20 @@
 //! The inner service's readiness, which may be a permit: it is used for the request that it was got for, and given back
 //! if that request is refused.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tokio::{sync::Notify, task::yield_now};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    Backend, FakeBackend, Header, Keyed, ManualClock, MemoryBackend, RateLimit, RateLimitLayer,
+    Backend, FakeBackend, Header, Keyed, ManualClock, MemoryBackend, Plan, RateLimit, RateLimitLayer,
+    from_head,
 };
 
 use super::{
@@ -20,6 +26,13 @@ type Limited<S> = RateLimit<ConcurrencyLimit<S>, Keyed<Header>>;
 
 fn limits(backend: impl Backend) -> RateLimitLayer<Keyed<Header>> {
     RateLimitLayer::builder(backend).policy(policy("two", 2, MINUTE)).key(api_key()).build().unwrap()
+}
+
+/// Builds a layer over one permit that exempts every request.
+fn exempting(backend: impl Backend) -> RateLimit<ConcurrencyLimit<Probe>, impl Plan<Request<()>>> {
+    let builder = RateLimitLayer::builder(backend).policy(policy("two", 2, MINUTE)).key(api_key());
+    let limits = builder.exempt(from_head(|_| true)).build().unwrap();
+    limits.layer(ConcurrencyLimit::new(Probe::new().0, 1))
 }
 
 /// Two requests a minute, one at a time; it decides at once.
@@ -129,5 +142,46 @@ async fn the_layer_is_ready_when_the_inner_service_is_and_asks_nobody_before() {
     assert!(is_ready(&mut other).await);
     let waiting = tokio::time::timeout(Duration::from_secs(3_600), service.ready()).await;
     assert!(waiting.is_err(), "another service has the only permit");
+    assert_eq!(backend.checks(), []);
+}
+
+#[tokio::test]
+async fn exempt_request_calls_ready_service_without_check() {
+    let backend = FakeBackend::hanging();
+    let mut service = exempting(backend.clone());
+    let mut other = service.clone();
+    for user in ["alice", "", "alice"] {
+        // The probe panics if it is called unready.
+        let answer = service.ready().await.unwrap().call(request_of(user));
+        assert_eq!(answer.await.unwrap().status(), StatusCode::OK);
+        assert!(is_ready(&mut other).await, "the permit is free again");
+        other = service.clone();
+    }
+    assert_eq!(backend.checks(), []);
+}
+
+/// A service that fails to become ready.
+#[derive(Clone)]
+struct Broken;
+
+impl Service<Request<()>> for Broken {
+    type Response = Response<Bytes>;
+    type Error = &'static str;
+    type Future = std::future::Ready<Result<Response<Bytes>, &'static str>>;
+
+    fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
+        Poll::Ready(Err("it is broken"))
+    }
+
+    fn call(&mut self, _request: Request<()>) -> Self::Future {
+        panic!("it was called unready")
+    }
+}
+
+#[tokio::test]
+async fn layer_passes_error_of_readiness() {
+    let backend = FakeBackend::admitting();
+    let mut service = limits(backend.clone()).layer(Broken);
+    assert_eq!(service.ready().await.map(drop), Err("it is broken"));
     assert_eq!(backend.checks(), []);
 }

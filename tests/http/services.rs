@@ -11,8 +11,8 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, FakeBackend, ManualClock, MemoryBackend, Pair, PartitionKey,
-    Policy, RateLimitLayer, Reason, Refusal, Status, Wait, refuse_with,
+    Backend, BackendError, Check, Decision, FakeBackend, ManualClock, MemoryBackend, OutageRule, Pair,
+    PartitionKey, Plan, Policy, RateLimitLayer, Reason, Refusal, Status, Wait, WithoutKey, refuse_with,
 };
 
 use super::{
@@ -44,6 +44,12 @@ fn refuse(refusal: &Refusal) -> Result<String, JobError> {
         },
         _ => Err(JobError::Unknown),
     }
+}
+
+/// Builds a layer that fails open and exempts requests without a key.
+fn lenient_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>> {
+    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
+    builder.outage(OutageRule::Admit).key(api_key()).without_key(WithoutKey::Exempt).build().unwrap()
 }
 
 async fn run(backend: impl Backend, jobs: impl IntoIterator<Item = Job>) -> Vec<Result<String, JobError>> {
@@ -97,6 +103,22 @@ async fn errors_of_the_inner_service_come_through_as_they_are() {
     let service = ServiceBuilder::new().layer(limits).service(inner);
     let error = service.oneshot(request_of("alice")).await.unwrap_err();
     assert_eq!(error.to_string(), "it is broken");
+}
+
+#[tokio::test]
+async fn layer_passes_inner_error_however_request_was_admitted() {
+    let fails =
+        |request: Request<()>| async move { Err::<Response<Bytes>, _>(request.uri().path().to_owned()) };
+    for (backend, user) in [
+        (FakeBackend::admitting(), "alice"),
+        (FakeBackend::unavailable(Reason::Busy), "alice"),
+        (FakeBackend::denying(SECOND), ""),
+    ] {
+        let at_once = lenient_limits(backend.clone()).layer(service_fn(fails));
+        assert_eq!(at_once.oneshot(request_of(user)).await.unwrap_err(), "/");
+        let later = lenient_limits(Later(backend)).layer(service_fn(fails));
+        assert_eq!(later.oneshot(request_of(user)).await.unwrap_err(), "/");
+    }
 }
 
 /// A backend as a user would write it: so many units for ever, and not a word about when there will be more.

@@ -14,9 +14,9 @@ use http::{Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     ActualCost, Answer, Backend, BackendError, Builder, Check, ConfigError, Costs, Decision, Draft,
-    FakeBackend, Header, Http, Keyed, Limiter, ManualClock, MemoryBackend, PartitionKey, Purpose,
+    FakeBackend, Header, Http, Keyed, Limiter, ManualClock, MemoryBackend, PartitionKey, Plan, Purpose,
     RateLimitLayer, Reason, Reservation, Settling, Used, actual_cost, by_hand, from_head, from_response,
-    refuse_with,
+    header, limit, refuse_with,
 };
 
 use super::{
@@ -32,6 +32,15 @@ fn builder(backend: impl Backend) -> Builder<Keyed<Header, u32>> {
 fn memory() -> (ManualClock, MemoryBackend) {
     let clock = ManualClock::new();
     (clock.clone(), MemoryBackend::new().with_clock(&clock))
+}
+
+/// Builds a layer of two keys that settles by this.
+fn limits_of_two_keys<F>(
+    backend: impl Backend,
+    used: F,
+) -> RateLimitLayer<impl Plan<Request<()>>, Settling<F, Http>> {
+    let per_user = limit(header("x-user").unwrap()).policy(policy("per-user", 20, MINUTE)).cost(7);
+    builder(backend).policy(policy("twenty", 20, MINUTE)).also(per_user).settle(used).build().unwrap()
 }
 
 /// What is left of ten units.
@@ -363,4 +372,24 @@ async fn where_layers_are_nested_each_settles_its_own_charge() {
     let site = Site::serve(app).await;
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
     assert_eq!((back(&outer), back(&inner)), (vec![2], vec![4]));
+}
+
+#[tokio::test]
+async fn settlement_replaces_charges_of_named_policies() {
+    let refunds = async |used: Costs| {
+        let backend = FakeBackend::admitting();
+        let limits = limits_of_two_keys(backend.clone(), from_response(move |_| Some(used.clone())));
+        let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Bytes::new())));
+        let request = Request::get("/").header(ALICE.0, ALICE.1).header("x-user", "al").body(()).unwrap();
+        limits.layer(inner).oneshot(request).await.unwrap();
+        assert_eq!((backend.checks().len(), backend.checks()[0].purpose), (1, Purpose::Reserve));
+        let refunds: Vec<_> = backend.refunds().into_iter().flat_map(|refund| refund.pairs).collect();
+        refunds.iter().map(|it| (it.policy.name().to_owned(), it.units)).collect::<Vec<_>>()
+    };
+    let units = |name: &str, units| (name.to_owned(), units);
+    assert_eq!(refunds(Costs::new().policy("per-user", 1)).await, [units("per-user", 6)]);
+    assert_eq!(refunds(Costs::new().policy("ten", 0)).await, [units("ten", 5)]);
+    let all = [units("ten", 3), units("twenty", 3), units("per-user", 5)];
+    assert_eq!(refunds(Costs::from(2)).await, all);
+    assert_eq!(refunds(Costs::new()).await, []);
 }

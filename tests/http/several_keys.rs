@@ -5,8 +5,8 @@ use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
     Backend, Builder, ConfigError, Costs, Draft, FakeBackend, FromHead, Head, Header, KeyError, Keyed, Limit,
-    ManualClock, MemoryBackend, Pair, PartitionKey, Policies, RateLimitLayer, Refusal, WithoutKey, from_head,
-    header, limit, peer_ip,
+    ManualClock, MemoryBackend, OutageRule, Pair, PartitionKey, Plan, Policies, RateLimitLayer, Reason,
+    Refusal, WithoutKey, from_head, header, limit, peer_ip,
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
@@ -14,6 +14,28 @@ use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
 /// Begins a layer that allows each user three requests.
 fn per_user(backend: impl Backend) -> Builder<Keyed<Header>> {
     RateLimitLayer::builder(backend).policy(policy("per-user", 3, MINUTE)).key(api_key())
+}
+
+/// Builds a layer whose plan chooses pairs, policies and an outage rule by the path.
+fn limits_with_plan(
+    backend: impl Backend,
+) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let plan = |request: &Request<Body>| {
+        let (alice, bob) = (key_of("user", "alice"), key_of("user", "bob"));
+        let pair = |key: &PartitionKey, cost| Pair::new(key.clone(), policy("pairs", 9, MINUTE), cost);
+        let own = Draft::check(alice.clone(), Costs::new().policy("own", 4));
+        Ok(match request.uri().path() {
+            // Two keys may share a policy.
+            "/pairs" => Draft::pairs([pair(&alice, 2), pair(&bob, 0)]),
+            "/own-and-pairs" => own.and(Draft::pairs([pair(&bob, 3)])),
+            "/others" => Draft::check_against(bob, Policies::from(policy("others", 7, MINUTE)), 5),
+            "/fail-open" => own.outage(OutageRule::Admit),
+            "/pairs-fail-open" => Draft::pairs([pair(&alice, 1)]).outage(OutageRule::Admit),
+            _ => own,
+        })
+    };
+    let builder = RateLimitLayer::builder(backend).policy(policy("own", 9, MINUTE));
+    builder.outage(OutageRule::Refuse).namespace("shop").plan(plan).build().unwrap()
 }
 
 fn route() -> FromHead<impl Fn(&Head<'_>) -> PartitionKey> {
@@ -243,4 +265,60 @@ async fn a_limit_is_a_plan_of_its_own_but_not_without_a_policy() {
     let answer = ask(limit(api_key()).policy(policy("p", 3, MINUTE))).await;
     assert_eq!((answer.status, answer.header("ratelimit")), (200, Some(r#""p";r=2;t=60"#)));
     assert_eq!(ask(limit(api_key())).await.status, 500);
+}
+
+fn any_path() -> Router {
+    Router::new().fallback(async || "")
+}
+
+#[tokio::test]
+async fn plan_chooses_pairs_and_policies_by_request() {
+    let backend = FakeBackend::admitting();
+    let site = Site::serve(any_path().layer(limits_with_plan(backend.clone()))).await;
+    let mut limits = Vec::new();
+    for path in ["/pairs", "/own-and-pairs", "/others", "/"] {
+        let answer = site.get(path, &[]).await;
+        assert_eq!(answer.status, 200, "{path}");
+        limits.push(answer.header("ratelimit").unwrap().split(", ").count());
+    }
+    assert_eq!(limits, [2, 2, 1, 1]);
+    let checks = backend.checks();
+    assert!(checks.iter().all(|check| check.namespace == "shop"));
+    let asked = |check: usize| {
+        let pair = |pair: &Pair| (pair.policy.name().to_owned(), pair.key.clone(), pair.cost);
+        let mut pairs: Vec<_> = checks[check].pairs.iter().map(pair).collect();
+        pairs.sort_by(|one, other| one.0.cmp(&other.0));
+        pairs
+    };
+    let pair = |policy: &str, user: &str, cost| (policy.to_owned(), key_of("user", user), cost);
+    assert_eq!(asked(0), [pair("pairs", "alice", 2), pair("pairs", "bob", 0)]);
+    assert_eq!(asked(1), [pair("own", "alice", 4), pair("pairs", "bob", 3)]);
+    assert_eq!(asked(2), [pair("others", "bob", 5)]);
+    assert_eq!(asked(3), [pair("own", "alice", 4)]);
+}
+
+#[tokio::test]
+async fn plan_chooses_outage_rule_by_request() {
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    let site = Site::serve(any_path().layer(limits_with_plan(backend.clone()))).await;
+    for (path, status) in
+        [("/", 503), ("/pairs", 503), ("/others", 503), ("/fail-open", 200), ("/pairs-fail-open", 200)]
+    {
+        assert_eq!(site.get(path, &[]).await.status, status, "{path}");
+    }
+    assert_eq!(backend.checks().len(), 5);
+}
+
+#[tokio::test]
+async fn pairs_share_usage_with_policies_of_layer() {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let site = Site::serve(any_path().layer(limits_with_plan(backend))).await;
+    for left in [5, 1] {
+        let answer = site.get("/", &[]).await;
+        assert_eq!(answer.header("ratelimit"), Some(&*format!(r#""own";r={left};t=60"#)));
+    }
+    // Alice has no room, so that Bob is not charged.
+    assert_eq!(site.get("/own-and-pairs", &[]).await.status, 429);
+    let answer = site.get("/pairs", &[]).await;
+    assert_eq!(answer.header("ratelimit"), Some(r#""pairs";r=7;t=60, "pairs";r=9;t=60"#));
 }

@@ -3,8 +3,8 @@
 use axum::{Router, body::Body, routing::get};
 use http::Request;
 use tower_sliding_window::{
-    FakeBackend, Fixed, FromHead, Head, ManualClock, MemoryBackend, Policies, PolicySelector, PolicyTable,
-    RateLimitLayer, from_head, limit, peer_ip,
+    Backend, Costs, FakeBackend, Fixed, FromHead, Head, ManualClock, MemoryBackend, Pair, Plan, Policies,
+    PolicySelector, PolicyTable, RateLimitLayer, from_head, limit, peer_ip,
 };
 
 use super::{
@@ -24,6 +24,45 @@ fn tier<'a>(head: &Head<'a>) -> Option<&'a str> {
 fn by_tier(table: &PolicyTable) -> FromHead<impl Fn(&Head<'_>) -> Policies + 'static> {
     let table = table.clone();
     from_head(move |head| table.pick(tier(head)))
+}
+
+/// Builds a layer without policies of its own, whose further limit takes its policies from a table.
+fn limits_with_table_on_limit(
+    backend: impl Backend,
+    table: &PolicyTable,
+) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let on_address = limit(peer_ip()).policies(by_tier(table));
+    let of_none = from_head(|_| None::<Policies>);
+    RateLimitLayer::builder(backend).key(api_key()).policies(of_none).also(on_address).build().unwrap()
+}
+
+/// Builds a layer whose further limit has one policy, and a second one for `/search`.
+fn limits_with_choice_on_limit(
+    backend: impl Backend,
+) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let of_search =
+        |head: &Head<'_>| (head.uri.path() == "/search").then(|| Policies::from(policy("scan", 5, MINUTE)));
+    let of_both = limit(peer_ip()).policies(from_head(of_search)).cost(2);
+    RateLimitLayer::builder(backend)
+        .policy(policy("own", 9, MINUTE))
+        .key(api_key())
+        .also(of_both)
+        .build()
+        .unwrap()
+}
+
+/// Builds a layer of its own policy and one that a closure over the request chooses.
+fn limits_with_typed_closure(
+    backend: impl Backend,
+) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let choose = |request: &Request<Body>| Policies::from(policy(request.uri().path(), 5, MINUTE));
+    let builder = RateLimitLayer::builder(backend).policy(policy("own", 9, MINUTE));
+    builder.key(api_key()).policies(choose).cost(Costs::new().policy("/search", 3)).build().unwrap()
+}
+
+fn asked(backend: &FakeBackend) -> Vec<Vec<(String, u32)>> {
+    let pair = |pair: &Pair| (pair.policy.name().to_owned(), pair.cost);
+    backend.checks().iter().map(|check| check.pairs.iter().map(pair).collect()).collect()
 }
 
 fn requests(quota: u32) -> Policies {
@@ -202,4 +241,44 @@ fn a_table_is_shared_by_its_clones() {
     is_shared::<(PolicyTable, Policies)>();
     let fixed: Option<Policies> = PolicySelector::<()>::select(&Fixed, &());
     assert_eq!(fixed, None);
+}
+
+#[tokio::test]
+async fn table_on_limit_changes_at_run_time() {
+    let table = PolicyTable::new(requests(3)).with("gold", requests(9));
+    let site = Site::serve(app().layer(limits_with_table_on_limit(memory(), &table))).await;
+    let left = |units| (200, format!(r#""requests";r={units};t=60"#));
+    assert_eq!(told(&site.get("/", &[ALICE]).await), left(2));
+    // The address is one key, whatever the tier is.
+    assert_eq!(told(&site.get("/", &[BOB, GOLD]).await), left(7));
+    table.set("gold", requests(4));
+    assert_eq!(told(&site.get("/", &[ALICE, GOLD]).await), left(1));
+    table.set_default(requests(2));
+    assert_eq!(site.get("/", &[ALICE]).await.status, 429);
+    table.remove("gold");
+    assert_eq!(site.get("/", &[ALICE, GOLD]).await.status, 429);
+    table.set_default(requests(4));
+    assert_eq!(told(&site.get("/", &[BOB]).await), left(0));
+}
+
+#[tokio::test]
+async fn limit_without_chosen_policy_leaves_other_limits() {
+    let backend = FakeBackend::admitting();
+    let site = Site::serve(app().layer(limits_with_choice_on_limit(backend.clone()))).await;
+    for path in ["/", "/search"] {
+        assert_eq!(site.get(path, &[ALICE]).await.status, 200);
+    }
+    let own = || ("own".to_owned(), 1);
+    assert_eq!(asked(&backend), [vec![own()], vec![own(), ("scan".to_owned(), 2)]]);
+}
+
+#[tokio::test]
+async fn closure_over_request_adds_policy_to_those_of_layer() {
+    let backend = FakeBackend::admitting();
+    let site = Site::serve(app().layer(limits_with_typed_closure(backend.clone()))).await;
+    for path in ["/", "/search"] {
+        assert_eq!(site.get(path, &[ALICE]).await.status, 200);
+    }
+    let pairs = |path: &str, cost| vec![("own".to_owned(), 1), (path.to_owned(), cost)];
+    assert_eq!(asked(&backend), [pairs("/", 1), pairs("/search", 3)]);
 }

@@ -1,17 +1,45 @@
 //! Requests whose key cannot be read: each kind by a rule of its own, and never by an empty key.
 
-use axum::{Router, routing::get};
+use axum::{Router, body::Body, routing::get};
 use http::{HeaderMap, Request};
 use serde_json::json;
 use tower_sliding_window::{
-    FakeBackend, KeyError, KeyExt, KeyExtractor, ManualClock, MemoryBackend, PartitionKey, RateLimitLayer,
-    WithoutKey, peer_ip,
+    Backend, FakeBackend, KeyError, KeyExt, KeyExtractor, ManualClock, MemoryBackend, PartitionKey, Plan,
+    RateLimitLayer, WithoutKey, header, limit, peer_ip,
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
 
 fn app() -> Router {
     Router::new().route("/", get(async || "hello"))
+}
+
+/// Builds a layer that counts the API key, and the project by this rule.
+fn limits_with_project(
+    backend: impl Backend,
+    rule: WithoutKey,
+) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let per_project = limit(header("x-project").unwrap()).policy(policy("per-project", 2, MINUTE));
+    RateLimitLayer::builder(backend)
+        .policy(policy("per-key", 10, MINUTE))
+        .key(api_key())
+        .also(per_project.without_key(rule))
+        .build()
+        .unwrap()
+}
+
+/// Builds a layer that counts the API key, and the address by this rule.
+fn limits_with_address(
+    backend: impl Backend,
+    rule: WithoutKey,
+) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+    let per_address = limit(peer_ip()).policy(policy("per-address", 2, MINUTE));
+    RateLimitLayer::builder(backend)
+        .policy(policy("per-key", 10, MINUTE))
+        .key(api_key())
+        .also(per_address.without_key(rule))
+        .build()
+        .unwrap()
 }
 
 /// All rules, for what no rule may change.
@@ -142,4 +170,53 @@ async fn an_extractor_of_ones_own_refuses_in_words_of_its_own() {
     assert_eq!(site.get("/", &[]).await.status, 200);
     let keys: Vec<_> = backend.checks().iter().map(|check| check.pairs[0].key.clone()).collect();
     assert_eq!(keys, [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "127.0.0.1")]);
+}
+
+#[tokio::test]
+async fn limit_has_rule_for_missing_key() {
+    let shared = WithoutKey::Share(PartitionKey::new("shared", "no project"));
+    for (rule, statuses) in [
+        (WithoutKey::Refuse, [400, 400, 400, 200]),
+        (WithoutKey::Exempt, [200, 200, 200, 200]),
+        (shared, [200, 200, 429, 200]),
+    ] {
+        let memory = MemoryBackend::new().with_clock(&ManualClock::new());
+        let site = Site::serve(app().layer(limits_with_project(memory, rule.clone()))).await;
+        let mut answers = Vec::new();
+        for headers in [&[ALICE][..], &[BOB], &[ALICE, ("x-project", "")], &[ALICE, ("x-project", "one")]] {
+            answers.push(site.get("/", headers).await);
+        }
+        assert_eq!(answers.iter().map(|it| it.status).collect::<Vec<_>>(), statuses, "{rule:?}");
+        // A rejected request charges no key, and an exempt one is charged to the other key.
+        let charged = match rule {
+            WithoutKey::Refuse => 9,
+            WithoutKey::Exempt => 7,
+            _ => 8,
+        };
+        let fields = answers[3].header("ratelimit").unwrap();
+        assert!(fields.starts_with(&format!(r#""per-key";r={charged};"#)), "{rule:?}: {fields}");
+        assert!(fields.contains(r#""per-project";r=1;"#), "{rule:?}: {fields}");
+    }
+}
+
+#[tokio::test]
+async fn limit_rejects_malformed_key_by_every_rule() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let site = Site::serve(app().layer(limits_with_project(backend.clone(), rule.clone()))).await;
+        let answer = site.get("/", &[ALICE, ("x-project", "one"), ("x-project", "two")]).await;
+        assert_eq!(answer.status, 400, "{rule:?}");
+        assert_eq!(answer.json()["detail"], "header x-project: it is there more than once");
+        assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn limit_rejects_unknown_peer_by_every_rule() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let app = app().layer(limits_with_address(backend.clone(), rule.clone()));
+        let answer = Site::serve_without_connect_info(app).await.get("/", &[ALICE]).await;
+        assert_eq!((answer.status, backend.checks().len()), (500, 0), "{rule:?}");
+    }
 }

@@ -1,0 +1,243 @@
+//! Every outcome of a request: its status, its header fields and its extensions, over HTTP and gRPC.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Backend, Decision, Draft, FakeBackend, Grpc, HttpOrGrpc, KeyError, LocalDecision, OutageRule, Pair,
+    PartitionKey, Plan, RateLimitLayer, Reason, Refusal, Respond, Share, Unchecked,
+};
+
+use super::{MINUTE, SECOND, policy};
+
+/// Plans an outcome for each path.
+fn plan(request: &Request<()>) -> Result<Draft, KeyError> {
+    let alice = PartitionKey::new("user", "alice");
+    let local = |processes| OutageRule::Local(Share::among(processes).unwrap());
+    let checked = Draft::check(alice.clone(), 2);
+    match request.uri().path() {
+        "/missing" => Err(KeyError::Missing),
+        "/malformed" => Err(KeyError::Malformed { what: "user".to_owned(), why: "two values".to_owned() }),
+        "/unknown-peer" => Err(KeyError::Misconfigured { what: "no connect info".to_owned() }),
+        "/misconfigured" => Ok(Draft::pairs(vec![Pair::new(alice, policy("twice", 9, MINUTE), 1); 2])),
+        "/exempt" => Ok(Draft::exempt()),
+        "/fail-open" => Ok(checked.outage(OutageRule::Admit)),
+        "/local" => Ok(checked.outage(local(2))),
+        "/beyond-share" => Ok(checked.outage(local(11))),
+        _ => Ok(checked),
+    }
+}
+
+/// Builds a layer that answers over HTTP.
+fn http_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>> {
+    RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).plan(plan).build().unwrap()
+}
+
+/// Builds a layer that answers over gRPC.
+fn grpc_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>, Grpc> {
+    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
+    builder.respond(Grpc).plan(plan).build().unwrap()
+}
+
+/// Builds a layer that answers over HTTP or gRPC.
+fn http_or_grpc_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>, HttpOrGrpc> {
+    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
+    builder.respond(HttpOrGrpc).plan(plan).build().unwrap()
+}
+
+/// Builds a layer whose rejections name their reason in the body.
+fn limits_with_rejection(
+    backend: impl Backend,
+) -> RateLimitLayer<impl Plan<Request<()>>, impl Respond<Request<()>, Response<Bytes>, Infallible>> {
+    let reject = |refusal: &Refusal| {
+        let response = Response::builder().status(418).header("ratelimit", r#""own";r=1"#);
+        response.body(Bytes::from(name(refusal))).unwrap()
+    };
+    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).plan(plan);
+    builder.rejection(reject).build().unwrap()
+}
+
+fn name(refusal: &Refusal) -> &'static str {
+    match refusal {
+        Refusal::Denied(_) => "denied",
+        Refusal::Unavailable(_) => "unavailable",
+        Refusal::BeyondShare(_) => "beyond share",
+        Refusal::NoKey(KeyError::Missing) => "missing key",
+        Refusal::NoKey(KeyError::Malformed { .. }) => "malformed key",
+        Refusal::NoKey(KeyError::Misconfigured { .. }) => "unknown peer",
+        Refusal::Misconfigured(_) => "misconfigured",
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Path, status over HTTP, code over gRPC, and name of every rejection.
+const REJECTIONS: [(&str, u16, &str, &str); 7] = [
+    ("/denied", 429, "8", "denied"),
+    ("/unavailable", 503, "14", "unavailable"),
+    ("/beyond-share", 503, "14", "beyond share"),
+    ("/missing", 400, "3", "missing key"),
+    ("/malformed", 400, "3", "malformed key"),
+    ("/unknown-peer", 500, "13", "unknown peer"),
+    ("/misconfigured", 500, "13", "misconfigured"),
+];
+
+/// Denies where a denial is wanted, and fails otherwise.
+fn backend_for(path: &str) -> FakeBackend {
+    match path {
+        "/denied" => FakeBackend::denying(7 * SECOND),
+        _ => FakeBackend::unavailable(Reason::Busy),
+    }
+}
+
+/// What the handler found in the extensions of its request.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Found {
+    decision: Option<Decision>,
+    local: Option<(u32, u32, Reason)>,
+    unchecked: Option<Reason>,
+}
+
+impl Found {
+    fn of(extensions: &http::Extensions) -> Self {
+        let local = extensions.get::<LocalDecision>().map(|local| {
+            let status = &local.decision().statuses()[0];
+            (status.limit(), status.remaining(), local.reason())
+        });
+        Self {
+            decision: extensions.get().cloned(),
+            local,
+            unchecked: extensions.get::<Unchecked>().map(Unchecked::reason),
+        }
+    }
+}
+
+async fn handler(request: Request<()>) -> Result<Response<Bytes>, Infallible> {
+    let mut response = Response::new(Bytes::from("handler"));
+    response.extensions_mut().insert(Found::of(request.extensions()));
+    Ok(response)
+}
+
+async fn ask<P, R>(limits: &RateLimitLayer<P, R>, path: &str, content_type: &str) -> Response<Bytes>
+where
+    P: Plan<Request<()>>,
+    R: Respond<Request<()>, Response<Bytes>, Infallible>,
+{
+    let request = Request::get(path).header("content-type", content_type).body(()).unwrap();
+    limits.layer(service_fn(handler)).ready().await.unwrap().call(request).await.unwrap()
+}
+
+fn field<'a>(response: &'a Response<Bytes>, name: &str) -> Option<&'a str> {
+    response.headers().get(name).map(|value| value.to_str().unwrap())
+}
+
+fn reason(response: &Response<Bytes>) -> Option<&'static str> {
+    response.extensions().get::<Refusal>().map(name)
+}
+
+/// Asserts that the handler did not run and that only a denial has a decision and header fields.
+fn assert_rejected(response: &Response<Bytes>, expected: &str) {
+    assert_eq!(reason(response), Some(expected));
+    assert!(response.extensions().get::<Found>().is_none(), "{expected}: the handler ran");
+    let is_denied = expected == "denied";
+    assert_eq!(response.extensions().get::<Decision>().is_some(), is_denied, "{expected}");
+    for name in ["ratelimit-policy", "retry-after"] {
+        assert_eq!(response.headers().contains_key(name), is_denied, "{expected}: {name}");
+    }
+}
+
+#[tokio::test]
+async fn every_rejection_has_http_status_and_reason() {
+    for (path, status, _, expected) in REJECTIONS {
+        let response = ask(&http_limits(backend_for(path)), path, "text/plain").await;
+        assert_eq!(response.status().as_u16(), status, "{expected}");
+        assert_rejected(&response, expected);
+        assert_eq!(response.headers().contains_key("ratelimit"), expected == "denied");
+        assert_eq!(field(&response, "content-type"), Some("application/problem+json"));
+        let body: serde_json::Value = serde_json::from_slice(response.body()).unwrap();
+        assert_eq!(body["status"], status, "{expected}");
+        assert_eq!(body.get("detail").is_some(), status != 500, "{expected}");
+    }
+}
+
+#[tokio::test]
+async fn every_rejection_has_grpc_code_and_reason() {
+    for (path, _, code, expected) in REJECTIONS {
+        let response = ask(&grpc_limits(backend_for(path)), path, "application/grpc").await;
+        assert_eq!(response.status(), StatusCode::OK, "{expected}");
+        assert_eq!(field(&response, "grpc-status"), Some(code), "{expected}");
+        assert!(response.body().is_empty());
+        assert_rejected(&response, expected);
+        assert_eq!(response.headers().contains_key("grpc-retry-pushback-ms"), expected == "denied");
+    }
+}
+
+#[tokio::test]
+async fn custom_rejection_receives_every_reason() {
+    for (path, _, _, expected) in REJECTIONS {
+        let response = ask(&limits_with_rejection(backend_for(path)), path, "text/plain").await;
+        assert_eq!((response.status().as_u16(), &**response.body()), (418, expected.as_bytes()));
+        assert_rejected(&response, expected);
+        let joined = if expected == "denied" { r#""own";r=1, "ten";r=0;t=7"# } else { r#""own";r=1"# };
+        assert_eq!(field(&response, "ratelimit"), Some(joined), "{expected}");
+    }
+    let limits = limits_with_rejection(FakeBackend::admitting());
+    for path in ["/", "/exempt"] {
+        let response = ask(&limits, path, "text/plain").await;
+        assert_eq!((response.status(), &**response.body()), (StatusCode::OK, &b"handler"[..]));
+    }
+}
+
+#[tokio::test]
+async fn content_type_chooses_protocol_of_rejection() {
+    let denied = async |content_type: &str| {
+        let response = ask(&http_or_grpc_limits(backend_for("/denied")), "/denied", content_type).await;
+        assert_rejected(&response, "denied");
+        (response.status().as_u16(), field(&response, "grpc-status").map(str::to_owned))
+    };
+    for grpc in ["application/grpc", "application/grpc+proto", "Application/GRPC"] {
+        assert_eq!(denied(grpc).await, (200, Some("8".to_owned())), "{grpc}");
+    }
+    for http in ["application/json", "application/grp", "", "text/plain; note=application/grpc"] {
+        assert_eq!(denied(http).await, (429, None), "{http}");
+    }
+}
+
+#[tokio::test]
+async fn admitted_request_and_response_hold_decision() {
+    let admitted = async |response: Response<Bytes>| {
+        let found = response.extensions().get::<Found>().unwrap();
+        let decision = found.decision.as_ref().unwrap();
+        assert!(decision.is_admitted());
+        assert_eq!(decision.statuses()[0].remaining(), 8);
+        assert_eq!(*found, Found { decision: Some(decision.clone()), ..Found::default() });
+        assert_eq!(Found::of(response.extensions()), *found);
+        assert_eq!(reason(&response), None);
+        assert_eq!(field(&response, "ratelimit"), Some(r#""ten";r=8;t=60"#));
+    };
+    let backend = FakeBackend::admitting;
+    admitted(ask(&http_limits(backend()), "/", "text/plain").await).await;
+    admitted(ask(&grpc_limits(backend()), "/", "application/grpc").await).await;
+    for content_type in ["text/plain", "application/grpc"] {
+        admitted(ask(&http_or_grpc_limits(backend()), "/", content_type).await).await;
+    }
+}
+
+#[tokio::test]
+async fn request_and_response_hold_local_decision_or_unchecked() {
+    let local = Found { local: Some((5, 3, Reason::Busy)), ..Found::default() };
+    let unchecked = Found { unchecked: Some(Reason::Busy), ..Found::default() };
+    let admitted = |response: Response<Bytes>, expected: &Found| {
+        assert_eq!(response.extensions().get::<Found>(), Some(expected));
+        assert_eq!(Found::of(response.extensions()), *expected);
+        assert_eq!(reason(&response), None);
+        assert!(!response.headers().keys().any(|name| name.as_str().starts_with("ratelimit")));
+    };
+    let backend = || FakeBackend::unavailable(Reason::Busy);
+    for (path, expected) in [("/local", local), ("/fail-open", unchecked), ("/exempt", Found::default())] {
+        admitted(ask(&http_limits(backend()), path, "text/plain").await, &expected);
+        admitted(ask(&grpc_limits(backend()), path, "application/grpc").await, &expected);
+        admitted(ask(&http_or_grpc_limits(backend()), path, "text/plain").await, &expected);
+    }
+}
