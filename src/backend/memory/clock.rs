@@ -1,11 +1,11 @@
-//! The one clock of a memory backend.
+//! The clock of a memory backend.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Where a memory backend reads the time, in microseconds.
+/// A clock in microseconds of Unix time.
 #[derive(Clone, Debug)]
 pub(super) enum Clock {
-    /// Unix time when it was made, plus a monotonic clock: it never steps.
+    /// Unix time at the start plus a monotonic clock, so it never steps.
     System { unix_micros: u64, start: Instant },
     #[cfg(feature = "test-util")]
     Manual(ManualClock),
@@ -39,16 +39,16 @@ mod manual {
         time::Duration,
     };
 
-    /// A clock that stands still until a test moves it. Clones are the same clock.
+    /// A clock that only a test moves. Clones share one clock.
     ///
-    /// It starts at Unix time 1,000,000,000 s and may be moved anywhere below 2^51 microseconds (the year 2041).
+    /// It starts at Unix time 1,000,000,000 s. It may be set to any instant below 2^51 microseconds (the year 2041).
     #[derive(Clone, Debug)]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     pub struct ManualClock(Arc<AtomicU64>);
 
     impl ManualClock {
-        /// A clock at Unix time 1,000,000,000 s.
-        #[expect(clippy::new_without_default, reason = "a clock that stands still is asked for by name")]
+        /// Returns a clock at Unix time 1,000,000,000 s.
+        #[expect(clippy::new_without_default, reason = "a default would not show that it is a new clock")]
         pub fn new() -> Self {
             Self(Arc::new(AtomicU64::new(1_000_000_000_000_000)))
         }
@@ -58,17 +58,17 @@ mod manual {
             self.0.clone()
         }
 
-        /// The time, in microseconds.
+        /// Returns the time in microseconds.
         pub fn now_micros(&self) -> u64 {
             self.0.load(Ordering::SeqCst)
         }
 
-        /// Moves it forward.
+        /// Moves the clock forward.
         pub fn advance(&self, by: Duration) {
             self.0.fetch_add(by.as_micros() as u64, Ordering::SeqCst);
         }
 
-        /// Moves it to an instant, forward or backward, in microseconds.
+        /// Sets the clock to an instant in microseconds, forward or backward.
         pub fn set_micros(&self, micros: u64) {
             self.0.store(micros, Ordering::SeqCst);
         }

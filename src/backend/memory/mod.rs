@@ -1,4 +1,4 @@
-//! Decisions in the memory of this process: the default, and exact.
+//! The memory backend: exact decisions in this process.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -10,10 +10,11 @@ use crate::{
 };
 
 mod clock;
+mod forecast;
 mod log;
 mod shard;
 mod state;
-mod tally;
+mod usage;
 mod windows;
 
 use clock::Clock;
@@ -21,34 +22,33 @@ use clock::Clock;
 pub use clock::ManualClock;
 use state::State;
 
-/// Decisions in the memory of this process: exact, bounded, and without a task that anybody must own.
+/// A backend in the memory of this process: exact, bounded, and without a background task.
 ///
-/// Clones share their state. What is idle is forgotten by the checks that come after. When the bound on partition
-/// keys is reached, idle ones go first; if none is idle, a *new* key gets an error with [`Reason::Full`](crate::Reason::Full), and
-/// those that are there are served as before.
+/// Clones share their state. Each check removes a few idle partition keys. If the number of keys has reached its bound and none is
+/// idle, a check of a *new* key returns [`Reason::Full`](crate::Reason::Full); checks of the stored keys continue.
 ///
-/// A check holds a lock for a few microseconds at most and waits for nothing else, so there is nothing to time out. Only a
-/// new key that finds the bound reached looks for idle ones everywhere.
+/// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only a new key at the
+/// bound takes longer: it searches all keys for idle ones.
 #[derive(Clone)]
 pub struct MemoryBackend(Arc<State>);
 
 impl MemoryBackend {
-    /// The bound on partition keys unless another is given.
+    /// The default bound on the number of partition keys.
     pub const DEFAULT_MAX_KEYS: usize = 1 << 18;
 
-    /// A backend for at most [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) partition keys that are in use at one time.
+    /// Returns a backend for at most [`DEFAULT_MAX_KEYS`](Self::DEFAULT_MAX_KEYS) partition keys in use at the same time.
     #[expect(
         clippy::new_without_default,
-        reason = "two of them do not share their state, which `new` says aloud"
+        reason = "a default would not show that two backends do not share their state"
     )]
     pub fn new() -> Self {
-        Self::make(Self::DEFAULT_MAX_KEYS, Clock::system(), Duration::ZERO)
+        Self::build(Self::DEFAULT_MAX_KEYS, Clock::system(), Duration::ZERO)
     }
 
-    /// A backend for at most `max_keys` partition keys that are in use at one time.
+    /// Returns a backend for at most `max_keys` partition keys in use at the same time.
     ///
-    /// A key with one record under one policy takes some 350 bytes, under each further policy 180 more; every further
-    /// record takes 16 to 32.
+    /// A key with one record takes about 350 bytes for the first policy and 180 bytes for each further policy. Each further
+    /// record takes 16 to 32 bytes.
     ///
     /// # Errors
     ///
@@ -58,14 +58,14 @@ impl MemoryBackend {
         if !(1..=max).contains(&max_keys) {
             return Err(ConfigError::MaxKeys { given: max_keys, max });
         }
-        Ok(Self::make(max_keys, Clock::system(), Duration::ZERO))
+        Ok(Self::build(max_keys, Clock::system(), Duration::ZERO))
     }
 
-    fn make(max_keys: usize, clock: Clock, keep_idle: Duration) -> Self {
+    fn build(max_keys: usize, clock: Clock, keep_idle: Duration) -> Self {
         Self(Arc::new(State::new(max_keys, clock, keep_idle)))
     }
 
-    /// The number of partition keys that are stored, idle ones included.
+    /// Returns the number of stored partition keys, including idle ones.
     pub fn keys(&self) -> usize {
         self.0.keys()
     }
@@ -74,7 +74,7 @@ impl MemoryBackend {
 #[cfg(feature = "test-util")]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 impl MemoryBackend {
-    /// This backend, empty, on a clock that the caller moves.
+    /// Returns an empty backend of the same size, on a clock that the test moves.
     ///
     /// ```
     /// use std::time::Duration;
@@ -87,14 +87,14 @@ impl MemoryBackend {
     #[must_use]
     pub fn with_clock(self, clock: &ManualClock) -> Self {
         let keep_idle = Duration::from_micros(self.0.keep_idle);
-        Self::make(self.0.max_keys, Clock::Manual(clock.clone()), keep_idle)
+        Self::build(self.0.max_keys, Clock::Manual(clock.clone()), keep_idle)
     }
 
-    /// This backend, empty, keeping idle keys for so long: for tests that move the clock backward, where a key that is
-    /// idle now may be in use again.
+    /// Returns an empty backend of the same size that keeps idle keys for this time. Use it in tests that move the clock backward:
+    /// an idle key may then be in use again.
     #[must_use]
     pub fn keep_idle_for(self, time: Duration) -> Self {
-        Self::make(self.0.max_keys, self.0.clock.clone(), time)
+        Self::build(self.0.max_keys, self.0.clock.clone(), time)
     }
 }
 

@@ -1,4 +1,4 @@
-//! All partition keys of a memory backend, and what is done with several of them at one instant.
+//! All partition keys of a memory backend. A check of several keys is decided at one instant.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -12,7 +12,7 @@ use std::{
 use super::{
     clock::Clock,
     shard::Shard,
-    tally::{Reading, Tally},
+    usage::{Reading, Usage},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -21,19 +21,19 @@ use crate::{
     key::PartitionKey,
 };
 
-/// How many locks the partition keys are spread over.
+/// The number of shards, each with its own lock.
 const SHARDS: usize = 64;
-/// How many partition keys that have come due a check looks at, and forgets if they are idle. More than one, so that
-/// clearing outruns making.
-const FORGET_PER_CHECK: usize = 4;
+/// The number of due partition keys that a check inspects per shard. More than one, so that keys are removed faster than they are
+/// added.
+const INSPECTIONS_PER_CHECK: usize = 4;
 
-/// What the clones of a backend share.
+/// The state that the clones of a backend share.
 pub(super) struct State {
-    /// Another one for every state of this process.
+    /// Unique in this process.
     pub(super) number: u64,
     pub(super) clock: Clock,
     pub(super) max_keys: usize,
-    /// How long an idle key is kept, in microseconds. Zero but for tests that move the clock backward.
+    /// How long an idle key is kept, in microseconds. 0 except in tests that move the clock backward.
     pub(super) keep_idle: u64,
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
@@ -41,12 +41,12 @@ pub(super) struct State {
     keys: AtomicUsize,
 }
 
-/// The shards of some pairs, locked in their own order, so that no two callers ever wait for each other.
+/// The locked shards of some pairs. They are locked in ascending order, so that no two callers deadlock.
 struct Locked<'a> {
     guards: Vec<MutexGuard<'a, Shard>>,
-    /// The partition keys of the pairs, as they are kept.
+    /// The partition keys of the pairs, as they are stored.
     keys: Vec<PartitionKey>,
-    /// Which of the guards holds the pair of this index.
+    /// The index of the guard of each pair.
     guard_of_pair: [usize; MAX_PAIRS],
 }
 
@@ -64,36 +64,37 @@ impl State {
         }
     }
 
-    /// The number of partition keys that are stored, idle ones included.
+    /// Returns the number of stored partition keys, including idle ones.
     pub(super) fn keys(&self) -> usize {
         self.keys.load(Ordering::Relaxed)
     }
 
+    /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         if let Some(decision) = self.try_decide(check)? {
             return Ok(decision);
         }
-        // A new key has no room. Whatever is idle goes, in all shards, and then it is tried once more.
-        let horizon = self.horizon(self.clock.now_micros());
+        // There is no room for a new key. Remove the idle keys of all shards, and try once more.
+        let idle_since = self.idle_since(self.clock.now_micros());
         for shard in &self.shards {
-            self.forget(&mut lock(shard), horizon, usize::MAX);
+            self.remove_idle(&mut lock(shard), idle_since, usize::MAX);
         }
         self.try_decide(check)?.ok_or_else(|| BackendError::new(Reason::Full))
     }
 
-    /// `None` if it would be admitted but for a new partition key that has no room.
+    /// Decides a check. Returns `None` if only the lack of room for a new partition key prevents its admission.
     fn try_decide(&self, check: &Check) -> Result<Option<Decision>, BackendError> {
         let (pairs, purpose) = (check.pairs(), check.purpose());
         let mut locked = self.lock(pairs.iter().map(|pair| &pair.key));
-        // Read when the locks are held, so that decisions are in the order of their instants.
+        // Read under the locks, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         for shard in &mut locked.guards {
-            self.forget(shard, self.horizon(clock), FORGET_PER_CHECK);
+            self.remove_idle(shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         }
 
         let read = |(i, pair): (usize, &Pair)| {
-            let tally = locked.tally(i, check, pair).unwrap_or_else(|| Tally::none(&pair.policy));
-            tally.read(clock, &pair.policy)
+            let usage = locked.usage(i, check, pair).unwrap_or_else(|| Usage::empty(&pair.policy));
+            usage.read(clock, &pair.policy)
         };
         let readings: Vec<Reading<'_>> = pairs.iter().enumerate().map(read).collect();
         let waits = purpose != Purpose::Overage;
@@ -125,29 +126,29 @@ impl State {
         Ok(Some(Decision::with_receipts(clock, statuses, receipts)))
     }
 
-    /// Gives units back, each to its own charge.
+    /// Refunds units, each to its own charge.
     pub(super) fn refund(&self, refund: &Refund) {
         let mut locked = self.lock(refund.pairs().iter().map(|pair| &pair.key));
         let clock = self.clock.now_micros();
         for (i, pair) in refund.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
             shard.refund(key, refund.namespace(), pair, clock);
-            self.look_at(shard, key, clock);
+            self.remove_if_idle(shard, key, clock);
         }
     }
 
-    /// Forgets what is recorded for some pairs.
+    /// Removes the usage of some pairs.
     pub(super) fn reset(&self, pairs: &Check) {
         let mut locked = self.lock(pairs.pairs().iter().map(|pair| &pair.key));
         let clock = self.clock.now_micros();
         for (i, pair) in pairs.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
             shard.reset(key, pairs.namespace(), &pair.policy);
-            self.look_at(shard, key, clock);
+            self.remove_if_idle(shard, key, clock);
         }
     }
 
-    /// Takes room for new partition keys; a peek only looks whether there is some.
+    /// Reserves room for new partition keys. A peek only checks that there is room.
     fn reserve(&self, new_keys: usize, purpose: Purpose) -> bool {
         let room = |keys: usize| keys.checked_add(new_keys).filter(|keys| *keys <= self.max_keys);
         match (new_keys, purpose) {
@@ -157,26 +158,26 @@ impl State {
         }
     }
 
-    fn forget(&self, shard: &mut Shard, horizon: u64, most: usize) {
-        let forgotten = shard.forget_idle(horizon, most);
-        if forgotten > 0 {
-            self.keys.fetch_sub(forgotten, Ordering::Relaxed);
+    fn remove_idle(&self, shard: &mut Shard, idle_since: u64, max: usize) {
+        let removed = shard.remove_idle(idle_since, max);
+        if removed > 0 {
+            self.keys.fetch_sub(removed, Ordering::Relaxed);
         }
     }
 
-    /// Forgets one partition key if it is idle, without waiting until it comes due.
-    fn look_at(&self, shard: &mut Shard, key: &PartitionKey, clock: u64) {
-        if shard.look_at(key, self.horizon(clock)) {
+    /// Removes one partition key if it is idle, whether it is due or not.
+    fn remove_if_idle(&self, shard: &mut Shard, key: &PartitionKey, clock: u64) {
+        if shard.remove_if_idle(key, self.idle_since(clock)) {
             self.keys.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// What was idle at this instant may be forgotten.
-    fn horizon(&self, clock: u64) -> u64 {
+    /// Returns the instant since which a key must be idle to be removed.
+    fn idle_since(&self, clock: u64) -> u64 {
         clock.saturating_sub(self.keep_idle)
     }
 
-    /// At most [`MAX_PAIRS`] keys.
+    /// Locks the shards of at most [`MAX_PAIRS`] keys.
     fn lock<'k>(&self, keys: impl Iterator<Item = &'k PartitionKey>) -> Locked<'_> {
         let keys: Vec<PartitionKey> = keys.map(PartitionKey::bounded).collect();
         let mut shard_of_pair = [0; MAX_PAIRS];
@@ -186,7 +187,7 @@ impl State {
         let mut guards = Vec::with_capacity(1);
         let mut guard_of_pair = [0; MAX_PAIRS];
         let pairs = keys.len().min(MAX_PAIRS);
-        // In the order of the shards, each once.
+        // Each shard once, in ascending order.
         let mut next = shard_of_pair[..pairs].iter().min().copied();
         while let Some(shard) = next {
             for pair in (0..pairs).filter(|pair| shard_of_pair[*pair] == shard) {
@@ -208,8 +209,8 @@ impl Locked<'_> {
         (&mut self.guards[self.guard_of_pair[pair]], &self.keys[pair])
     }
 
-    fn tally(&self, index: usize, check: &Check, pair: &Pair) -> Option<&Tally> {
-        self.shard(index).tally(&self.keys[index], check.namespace(), &pair.policy)
+    fn usage(&self, index: usize, check: &Check, pair: &Pair) -> Option<&Usage> {
+        self.shard(index).usage(&self.keys[index], check.namespace(), &pair.policy)
     }
 
     fn charge(&mut self, index: usize, check: &Check, pair: &Pair, clock: u64) -> Receipt {
@@ -217,7 +218,7 @@ impl Locked<'_> {
         shard.charge(key, check, pair, clock)
     }
 
-    /// How many of the partition keys that are to be charged are not stored yet.
+    /// Returns how many of the partition keys with a cost are not stored yet.
     fn new_keys(&self, pairs: &[Pair]) -> usize {
         let is_charged = |i: &usize| pairs[*i].cost > 0;
         let is_new = |i: &usize| {

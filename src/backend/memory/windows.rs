@@ -1,39 +1,39 @@
-//! Sliding counter and fixed window: what two calendar windows have used, or one.
+//! Sliding counter and fixed window: the usage of two calendar windows, or of one.
 //!
-//! Calendar windows begin at multiples of the window since the Unix epoch. In the fixed window the previous one counts
-//! for nothing, and so both are the same from there on.
+//! Calendar windows begin at multiples of the window since the Unix epoch. In the fixed window the previous calendar window does
+//! not count. Apart from that, both algorithms are the same.
 
-use super::tally::{After, stands_at};
+use super::forecast::{Forecast, monotonic_instant};
 use crate::check::Receipt;
 
-/// A calendar window is divided into at most this many ticks.
+/// The largest number of ticks in a calendar window.
 const MAX_TICKS: u64 = 1 << 20;
 
-/// What a calendar window has used saturates here, so that its product with the ticks stays below 2^53. Only what is
-/// charged beyond a quota can come so far.
+/// The usage of a calendar window saturates here, so that its product with the ticks stays below 2^53. Only overages beyond a
+/// quota can reach it.
 const MAX_USED: u64 = (1 << 33) - 1;
 
-/// The charges of one partition key under one policy, summed up.
+/// The sums of the charges of one partition key under one policy.
 pub(super) struct Windows {
-    /// The instant of the first charge since nothing was used.
+    /// The instant of the first charge since the usage was 0.
     generation: u64,
-    /// The instant of the last charge. The two sums are as of then.
+    /// The instant of the last charge. The two sums are as of this instant.
     last: u64,
-    /// What the calendar window of that instant has used, in quota units.
+    /// The usage of the calendar window of that instant, in quota units.
     current: u64,
-    /// What the one before it has used and still counts in part; zero in the fixed window.
+    /// The usage of the calendar window before it, which counts in part; 0 in the fixed window.
     previous: u64,
 }
 
-/// What two calendar windows say at one instant.
+/// Two calendar windows at one instant.
 #[derive(Clone, Copy)]
 pub(super) struct Reading {
     /// The clock as read.
     pub(super) clock: u64,
-    /// The instant for which this is true: the clock, or the last charge's instant while the clock is behind it.
+    /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
     now: u64,
     window: u64,
-    /// Whether what a calendar window has used counts on in the next one.
+    /// Whether the usage of a calendar window counts in the next one too.
     carries: bool,
     current: u64,
     previous: u64,
@@ -42,9 +42,9 @@ pub(super) struct Reading {
 impl Windows {
     pub(super) const EMPTY: Self = Self { generation: 0, last: 0, current: 0, previous: 0 };
 
-    /// Reads them at `clock`, in microseconds like the window.
+    /// Reads the sums at `clock`. All arguments are in microseconds.
     pub(super) fn read(&self, clock: u64, window: u64, carries: bool) -> Reading {
-        let Some(now) = stands_at(clock, self.last, window) else {
+        let Some(now) = monotonic_instant(clock, self.last, window) else {
             return Reading { clock, now: clock, window, carries, current: 0, previous: 0 };
         };
         let (current, previous) = match now / window - self.last / window {
@@ -55,6 +55,7 @@ impl Windows {
         Reading { clock, now, window, carries, current, previous }
     }
 
+    /// Adds a charge.
     pub(super) fn charge(&mut self, clock: u64, window: u64, carries: bool, cost: u32) -> Receipt {
         let reading = self.read(clock, window, carries);
         let Reading { now, current, previous, .. } = reading.charged(u64::from(cost));
@@ -63,10 +64,10 @@ impl Windows {
         Receipt { generation, at_micros: now, ordinal: 0 }
     }
 
-    /// Gives units back to the calendar window of a charge, no more than it holds, if that still counts.
+    /// Refunds units of a charge, at most those that its calendar window holds, if the charge still counts.
     pub(super) fn refund(&mut self, clock: u64, window: u64, carries: bool, receipt: Receipt, units: u32) {
         let charged = receipt.at_micros / window;
-        let now = stands_at(clock, self.last, window);
+        let now = monotonic_instant(clock, self.last, window);
         let counts = now.is_some_and(|now| now / window <= charged + u64::from(carries));
         if !counts || receipt.generation != self.generation {
             return;
@@ -79,7 +80,7 @@ impl Windows {
         *sum = sum.saturating_sub(u64::from(units));
     }
 
-    /// The instant from which on nothing counts of what is recorded here.
+    /// Returns the instant from which on no charge counts.
     pub(super) fn idle_at(&self, window: u64, carries: bool) -> u64 {
         let end = self.last - self.last % window + window;
         match (self.current, self.previous) {
@@ -92,18 +93,18 @@ impl Windows {
 }
 
 impl Reading {
-    /// Whether no more than these units are used.
+    /// Returns whether no more than these units are used.
     pub(super) fn uses_at_most(&self, units: u64) -> bool {
         let free = units.checked_sub(self.current);
         free.is_some_and(|free| self.previous * self.left() <= free * self.whole())
     }
 
-    /// The first instant at which no more than `units` are used.
+    /// Returns the first instant at which no more than `units` are used.
     pub(super) fn falls_to(&self, units: u64) -> u64 {
         if self.uses_at_most(units) {
             return self.now;
         }
-        // What is left to this calendar window, then to the next one; after that nothing counts.
+        // The rest of this calendar window, then the next one. After that nothing counts.
         let (start, next) = (self.start(), self.start() + self.window);
         let free = units.checked_sub(self.current);
         let in_this = free.and_then(|free| self.fades(start, self.previous, free));
@@ -111,21 +112,21 @@ impl Reading {
         in_this.or_else(in_next).unwrap_or(next + self.window)
     }
 
-    /// What is used after a charge of so many units, now.
-    pub(super) fn after(&self, units: u64) -> After {
+    /// Returns the usage after a charge of `units` now.
+    pub(super) fn forecast(&self, units: u64) -> Forecast {
         let after = self.charged(units);
         let used = after.current + (after.previous * after.left()).div_ceil(after.whole());
-        After { used, next: after.falls_at(), reset: after.falls_to(0) }
+        Forecast { used, next: after.falls_at(), reset: after.falls_to(0) }
     }
 
-    /// The first instant at which less is used.
+    /// Returns the first instant at which less is used.
     fn falls_at(&self) -> u64 {
         let next = self.start() + self.window;
         if self.previous > 0 {
-            // At the next tick, the first one of the next calendar window included: there nothing is left of it.
+            // At the next tick, at the latest with the next calendar window, in which the previous one no longer counts.
             next.min(self.now - (self.now - self.start()) % self.tick() + self.tick())
         } else if self.carries {
-            // In the first tick of the next calendar window it counts in full.
+            // In the first tick of the next calendar window it still counts in full.
             next + self.tick()
         } else {
             next
@@ -140,30 +141,30 @@ impl Reading {
         self.current == 0 && self.previous == 0
     }
 
-    /// When the share of `sum` that counts in the calendar window from `start` on has come down to `units`. None if it
-    /// does not in that window.
+    /// Returns when the part of `sum` that counts has fallen to `units`, in the calendar window from `start`. None if it does not
+    /// fall so far in that window.
     fn fades(&self, start: u64, sum: u64, units: u64) -> Option<u64> {
-        // How many ticks may be left at most.
+        // The largest number of ticks that may remain.
         let left = (units * self.whole()).checked_div(sum).unwrap_or(self.whole()).min(self.whole());
         (left > 0).then(|| start + (self.whole() - left) * self.tick())
     }
 
-    /// The beginning of the calendar window.
+    /// Returns the start of the calendar window.
     fn start(&self) -> u64 {
         self.now - self.now % self.window
     }
 
-    /// The ticks that remain of the calendar window, at least one.
+    /// Returns the remaining ticks of the calendar window, at least one.
     fn left(&self) -> u64 {
         self.whole() - self.now % self.window / self.tick()
     }
 
-    /// The ticks of a calendar window; the last one may be cut short.
+    /// Returns the ticks of a calendar window. The last one may be shorter.
     fn whole(&self) -> u64 {
         self.window.div_ceil(self.tick())
     }
 
-    /// The length of a tick in microseconds.
+    /// Returns the length of a tick in microseconds.
     fn tick(&self) -> u64 {
         self.window.div_ceil(MAX_TICKS)
     }

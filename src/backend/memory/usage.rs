@@ -1,8 +1,9 @@
-//! What is recorded of one pair, by whichever algorithm, and what it says at one instant.
+//! The usage of one pair, for every algorithm, and its reading at one instant.
 
 use std::time::Duration;
 
 use super::{
+    forecast::Forecast,
     log::{self, Log},
     windows::{self, Windows},
 };
@@ -12,50 +13,34 @@ use crate::{
     policy::{Algorithm, Policy},
 };
 
-/// What is recorded of one partition key under one policy. An empty one says the same as none.
-pub(super) enum Tally {
+/// The usage of one partition key under one policy. An empty one means the same as none.
+pub(super) enum Usage {
     Log(Log),
     Windows(Windows),
 }
 
-/// What a tally says at one instant. Reading changes nothing.
+/// The usage at one instant. Reading changes nothing.
 pub(super) enum Reading<'a> {
     Log(log::Reading<'a>),
     Windows(windows::Reading),
 }
 
-/// What is used once a charge is added, and the instants at which that changes. They mean nothing if nothing is used.
-pub(super) struct After {
-    /// In quota units, rounded up.
-    pub(super) used: u64,
-    /// When less is used.
-    pub(super) next: u64,
-    /// When nothing is used.
-    pub(super) reset: u64,
-}
-
-/// The instant as a pair sees it that was charged last at `last`: time stands still there until the clock has caught
-/// up. None if that is more than a window ahead: the record is of another clock.
-pub(super) fn stands_at(clock: u64, last: u64, window: u64) -> Option<u64> {
-    (last <= clock + window).then(|| clock.max(last))
-}
-
-/// The width of a bucket; zero where every charge stands for itself.
+/// Returns the width of a bucket; 0 for an algorithm without buckets.
 fn precision(policy: &Policy) -> u64 {
     match policy.algorithm() {
-        // Not more than the window.
+        // At most the window.
         Algorithm::SlidingBuckets { precision } => precision.as_micros() as u64,
         _ => 0,
     }
 }
 
-/// Whether what a calendar window has used counts on in the next one.
+/// Returns whether the usage of a calendar window counts in the next one too.
 fn carries(policy: &Policy) -> bool {
     policy.algorithm() == Algorithm::SlidingCounter
 }
 
-impl Tally {
-    /// An empty one for a policy.
+impl Usage {
+    /// Returns an empty usage for a policy.
     pub(super) fn new(policy: &Policy) -> Self {
         match policy.algorithm() {
             Algorithm::SlidingLog | Algorithm::SlidingBuckets { .. } => Self::Log(Log::EMPTY),
@@ -63,17 +48,17 @@ impl Tally {
         }
     }
 
-    /// What is read where nothing is recorded.
-    pub(super) fn none(policy: &Policy) -> &'static Self {
-        static LOG: Tally = Tally::Log(Log::EMPTY);
-        static WINDOWS: Tally = Tally::Windows(Windows::EMPTY);
+    /// Returns a shared empty usage for a policy.
+    pub(super) fn empty(policy: &Policy) -> &'static Self {
+        static LOG: Usage = Usage::Log(Log::EMPTY);
+        static WINDOWS: Usage = Usage::Windows(Windows::EMPTY);
         match Self::new(policy) {
             Self::Log(_) => &LOG,
             Self::Windows(_) => &WINDOWS,
         }
     }
 
-    /// Reads it at `clock`, in microseconds. A foreign one counts as empty.
+    /// Reads the usage at `clock`, in microseconds. A record from another clock counts as empty.
     pub(super) fn read(&self, clock: u64, policy: &Policy) -> Reading<'_> {
         let window = policy.window_micros();
         match self {
@@ -82,7 +67,7 @@ impl Tally {
         }
     }
 
-    /// Charges, and drops what does not count any more.
+    /// Charges a cost, and drops expired charges.
     pub(super) fn charge(&mut self, clock: u64, policy: &Policy, cost: u32) -> Receipt {
         let window = policy.window_micros();
         match self {
@@ -91,7 +76,7 @@ impl Tally {
         }
     }
 
-    /// Gives units back to a charge, if that still counts.
+    /// Refunds units of a charge, if the charge still counts.
     pub(super) fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
         let window = policy.window_micros();
         match self {
@@ -100,7 +85,7 @@ impl Tally {
         }
     }
 
-    /// The instant from which on nothing counts of what is recorded here.
+    /// Returns the instant from which on no charge counts.
     pub(super) fn idle_at(&self, policy: &Policy) -> u64 {
         let window = policy.window_micros();
         match self {
@@ -111,7 +96,7 @@ impl Tally {
 }
 
 impl Reading<'_> {
-    /// Whether the pair's cost fits beside what is used.
+    /// Returns whether the pair's cost fits into its quota.
     pub(super) fn admits(&self, pair: &Pair) -> bool {
         let fits = |free: u32| match self {
             Self::Log(log) => log.used() <= u64::from(free),
@@ -120,7 +105,7 @@ impl Reading<'_> {
         pair.cost == 0 || pair.policy.quota().checked_sub(pair.cost).is_some_and(fits)
     }
 
-    /// Whether one more charge can be recorded.
+    /// Returns whether one more charge can be recorded.
     pub(super) fn has_room(&self) -> bool {
         match self {
             Self::Log(log) => log.has_room(),
@@ -128,7 +113,7 @@ impl Reading<'_> {
         }
     }
 
-    /// The pair's status: with its cost charged or not, and with a wait or, where it is charged anyway, without.
+    /// Returns the pair's status, with or without its charge. Without `waits`, as for an overage, it has no wait.
     pub(super) fn status(&self, pair: &Pair, charged: bool, waits: bool) -> Status {
         let retry_after = if !waits || self.admits(pair) {
             Wait::ZERO
@@ -136,7 +121,7 @@ impl Reading<'_> {
             let free = pair.policy.quota().checked_sub(pair.cost).map(u64::from);
             free.map_or(Wait::Never, |free| Wait::For(self.wait_until(self.falls_to(free))))
         };
-        let after = self.after(if charged { u64::from(pair.cost) } else { 0 });
+        let after = self.forecast(if charged { u64::from(pair.cost) } else { 0 });
         let remaining = u64::from(pair.policy.quota()).saturating_sub(after.used) as u32;
         let (next, reset) = match after.used {
             0 => (pair.policy.window(), Duration::ZERO),
@@ -145,7 +130,7 @@ impl Reading<'_> {
         Status::new(pair, remaining, retry_after, next, reset)
     }
 
-    /// The first instant at which no more than these units are used.
+    /// Returns the first instant at which no more than these units are used.
     fn falls_to(&self, units: u64) -> u64 {
         match self {
             Self::Log(log) => log.falls_to(units),
@@ -153,14 +138,14 @@ impl Reading<'_> {
         }
     }
 
-    fn after(&self, units: u64) -> After {
+    fn forecast(&self, units: u64) -> Forecast {
         match self {
-            Self::Log(log) => log.after(units),
-            Self::Windows(windows) => windows.after(units),
+            Self::Log(log) => log.forecast(units),
+            Self::Windows(windows) => windows.forecast(units),
         }
     }
 
-    /// Waits count from the clock as read, so that the catch-up of a pair that stands still is included.
+    /// Returns the wait from the clock as read, so that it includes the time until the clock has caught up with the pair.
     fn wait_until(&self, at: u64) -> Duration {
         let clock = match self {
             Self::Log(log) => log.clock,
