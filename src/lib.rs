@@ -226,7 +226,7 @@ mod settle;
 pub use backend::redis::Tls;
 #[cfg(feature = "redis")]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub use backend::redis::{ConnectError, Line, Link, Managed, Node, Own, RedisBackend};
+pub use backend::redis::{ConnectError, RedisBackend};
 pub use backend::{Backend, BackendError, Reason, memory::MemoryBackend};
 #[cfg(feature = "test-util")]
 pub use backend::{

@@ -118,7 +118,7 @@ fn across_slots_the_decisions_are_those_of_the_model() {
             let run = Across { backend, clock, couple, history: &history, now, model, reservations };
             runtime.block_on(run.hold())
         });
-        assert_eq!(backend.lost_give_backs(), 0, "{engine:?}");
+        assert_eq!(backend.lost_rollbacks(), 0, "{engine:?}");
     }
 }
 

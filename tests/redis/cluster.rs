@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use redis::cluster_async::ClusterConnection;
 use tokio::time::{sleep, timeout};
 use tower_sliding_window::{
-    Backend, Check, Own, Pair, PartitionKey, Policy, Purpose, Reason, RedisBackend, Refund, Wait,
+    Backend, Check, Pair, PartitionKey, Policy, Purpose, Reason, RedisBackend, Refund, Wait,
 };
 
 use super::{
@@ -16,8 +15,6 @@ use crate::support::{
     cluster::Cluster,
     server::{Engine, Server},
 };
-
-type InCluster = RedisBackend<Own<ClusterConnection>>;
 
 /// A user and an address whose slots are on different nodes.
 fn keys() -> [PartitionKey; 2] {
@@ -32,19 +29,19 @@ fn check(pairs: impl Into<Box<[Pair]>>) -> Check {
     Check::new(pairs).unwrap()
 }
 
-async fn start(engine: Engine) -> (Cluster, InCluster) {
+async fn start(engine: Engine) -> (Cluster, RedisBackend) {
     let cluster = Cluster::start(engine);
     let backend = RedisBackend::from_connection(cluster.connection().await);
     (cluster, backend)
 }
 
-async fn left(backend: &InCluster, key: &PartitionKey, policy: &Policy) -> u32 {
+async fn left(backend: &RedisBackend, key: &PartitionKey, policy: &Policy) -> u32 {
     let decision = backend.check(&check([pair(key, policy, 0)])).await.unwrap();
     decision.statuses()[0].remaining()
 }
 
 /// Waits until what was charged has gone back.
-async fn comes_back(backend: &InCluster, key: &PartitionKey, policy: &Policy, units: u32) {
+async fn comes_back(backend: &RedisBackend, key: &PartitionKey, policy: &Policy, units: u32) {
     for _ in 0..500 {
         if left(backend, key, policy).await == units {
             return;
@@ -55,7 +52,7 @@ async fn comes_back(backend: &InCluster, key: &PartitionKey, policy: &Policy, un
 }
 
 /// The node that keeps this key, which is charged for it.
-async fn node_of<'a>(cluster: &'a Cluster, backend: &InCluster, key: &PartitionKey) -> &'a Server {
+async fn node_of<'a>(cluster: &'a Cluster, backend: &RedisBackend, key: &PartitionKey) -> &'a Server {
     let primaries = cluster.primaries();
     let before: Vec<usize> = primaries.iter().map(|node| Look::at(node).keys().len()).collect();
     backend.check(&check([pair(key, &policy("which node", 10, HOUR), 1)])).await.unwrap();

@@ -90,7 +90,7 @@ async fn under_a_secret_a_check_is_divided_where_its_slots_are() {
         assert!(!backend.check(&check).await.unwrap().is_admitted());
         backend.reset(&check).await.unwrap();
     }
-    assert_eq!(backend.lost_give_backs(), 0);
+    assert_eq!(backend.lost_rollbacks(), 0);
 }
 
 #[tokio::test]

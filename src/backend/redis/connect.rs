@@ -1,133 +1,134 @@
-//! Naming a server, a primary that is watched, or a cluster.
+//! The constructors of a backend: a single server, the primary behind Sentinels, or a cluster.
 
 use std::{future::Future, io};
 
-use redis::{RedisError, RedisResult};
+use redis::RedisResult;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{ConnectError, Managed, RedisBackend, Tls};
+use super::{ConnectError, RedisBackend, Tls, Topology, url::reason_without_url};
 use crate::error::ConfigError;
 
 impl RedisBackend {
-    /// Connects to `redis://[user:password@]host[:port][/database]`, or to a socket at `redis+unix:///path`. With the feature
-    /// `tls` also to `rediss://`, whose certificate must be of an authority that browsers trust.
+    /// Connects to `redis://[user:password@]host[:port][/database]`, or to a Unix socket at `redis+unix:///path`. With the feature
+    /// `tls` also connects to `rediss://`; the server's certificate must be signed by a public authority.
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] if the URL does not parse or the server cannot be reached within a second. For a service that
-    /// may start before its Redis does, see [`lazy`](Self::lazy).
+    /// [`ConnectError`] if the URL is invalid or the server does not answer within a second. For a service that may start before
+    /// its Redis, use [`lazy`](Self::lazy).
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
-        Self::lazy(url)?.reached().await
+        Self::lazy(url)?.connected().await
     }
 
-    /// Connects to `rediss://[user:password@]host[:port][/database]`, with authorities and a certificate of one's own.
+    /// Connects to `rediss://[user:password@]host[:port][/database]`, with your own authorities and client certificate.
     ///
     /// # Errors
     ///
-    /// As [`connect`](Self::connect), and as [`lazy_with_tls`](Self::lazy_with_tls).
+    /// The errors of [`connect`](Self::connect) and of [`lazy_with_tls`](Self::lazy_with_tls).
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub async fn connect_with_tls(url: &str, tls: Tls) -> Result<Self, ConnectError> {
-        Self::lazy_with_tls(url, tls)?.reached().await
+        Self::lazy_with_tls(url, tls)?.connected().await
     }
 
-    async fn reached(self) -> Result<Self, ConnectError> {
-        match self.link.connected().await {
+    async fn connected(self) -> Result<Self, ConnectError> {
+        match self.topology.connect().await {
             Ok(()) => Ok(self),
-            Err(source) => Err(ConnectError::Unreachable { address: self.link.to_string(), source }),
+            Err(source) => Err(ConnectError::Unreachable { address: self.topology.to_string(), source }),
         }
     }
 
-    /// Connects with the first check, and again with the next check whenever the connection is lost. A check that cannot
-    /// connect within its deadline is [`Reason::Timeout`](crate::Reason::Timeout) or
+    /// Connects on demand: with the first check, and again with the next check after the connection is lost. A check that cannot
+    /// connect within its deadline returns [`Reason::Timeout`](crate::Reason::Timeout) or
     /// [`Reason::Connection`](crate::Reason::Connection).
     ///
-    /// Over RESP2, as with Redis 5 or `?protocol=resp2`, a loss is noticed only by the first check that meets it, which
-    /// fails. The connection lives on the tokio runtime of the check that made it.
+    /// Over RESP2 (Redis 5, or `?protocol=resp2`), the backend notices a lost connection only when a check fails on it. The
+    /// connection runs on the tokio runtime of the check that has started it.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if the URL does not parse, and [`ConfigError::RedisTls`] if it is `rediss://` and the feature
+    /// [`ConfigError::RedisUrl`] if the URL is invalid, and [`ConfigError::RedisTls`] if it is `rediss://` and the feature
     /// `tls` is off.
     pub fn lazy(url: &str) -> Result<Self, ConfigError> {
-        Self::managed(&[url], &Tls::default(), || Managed::server(url, &Tls::default()))
+        Self::with_topology(&[url], &Tls::default(), || Topology::server(url, &Tls::default()))
     }
 
-    /// The same as [`lazy`](Self::lazy) with authorities and a certificate of one's own, for `rediss://`.
+    /// Connects on demand, as [`lazy`](Self::lazy), to a `rediss://` URL with your own authorities and client certificate.
     ///
-    /// Where the process has not chosen its rustls cryptography (`CryptoProvider::install_default`) when the first connection
-    /// is made, it is set to ring's.
+    /// If the process has installed no rustls `CryptoProvider` before the first connection, the backend installs that of ring.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if the URL does not parse, and [`ConfigError::RedisTls`] if it is not `rediss://`, or if a
-    /// certificate or the key cannot be used.
+    /// [`ConfigError::RedisUrl`] if the URL is invalid, and [`ConfigError::RedisTls`] if it is not `rediss://`, or if a
+    /// certificate or the key is invalid.
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub fn lazy_with_tls(url: &str, tls: Tls) -> Result<Self, ConfigError> {
-        Self::managed(&[url], &tls, || Managed::server(url, &tls))
+        Self::with_topology(&[url], &tls, || Topology::server(url, &tls))
     }
 
-    /// Connects to the primary that Sentinels watch, and follows it: when it is lost, or says that it is a primary no more, they
-    /// are asked again. The URL of the primary has the name of its service for a host, `redis://[user:password@]service`; the
-    /// Sentinels have theirs, such as `redis://10.0.0.1:26379`. What they say is confirmed by the server itself, whose user
-    /// needs `+role`.
+    /// Connects to the primary behind Sentinels, and follows it: if the connection is lost, or the server is no longer the
+    /// primary, the backend queries the Sentinels again.
     ///
-    /// A primary that is cut off from its Sentinels, and does not know yet that it is none any more, is used as long as it
-    /// answers: what is charged there until then is lost with it.
+    /// The URL of the primary has the service name as its host: `redis://[user:password@]service`. Each Sentinel has its own URL,
+    /// such as `redis://10.0.0.1:26379`. The backend verifies the role of the server, so its user needs `+role`.
+    ///
+    /// During a network partition, a primary that is separated from its Sentinels does not know that it was replaced. The backend
+    /// uses it as long as it answers, and its charges since the failover are lost.
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] if a URL does not parse, no Sentinel is named, or no primary can be reached within a second.
+    /// [`ConnectError`] if a URL is invalid, there is no Sentinel, or no primary answers within a second.
     pub async fn connect_sentinel(
         primary: &str,
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, ConnectError> {
-        Self::lazy_sentinel(primary, sentinels)?.reached().await
+        Self::lazy_sentinel(primary, sentinels)?.connected().await
     }
 
-    /// The same as [`connect_sentinel`](Self::connect_sentinel), connecting as [`lazy`](Self::lazy) does.
+    /// Connects on demand, as [`lazy`](Self::lazy), to the primary behind Sentinels. See
+    /// [`connect_sentinel`](Self::connect_sentinel).
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if a URL does not parse, or no Sentinel is named.
+    /// [`ConfigError::RedisUrl`] if a URL is invalid, or there is no Sentinel.
     pub fn lazy_sentinel(
         primary: &str,
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, ConfigError> {
         let sentinels: Vec<_> = sentinels.into_iter().map(|url| url.as_ref().to_owned()).collect();
         let urls = [&[primary.to_owned()], &sentinels[..]].concat();
-        Self::managed(&urls, &Tls::default(), || Managed::primary(primary, &sentinels))
+        Self::with_topology(&urls, &Tls::default(), || Topology::sentinel(primary, &sentinels))
     }
 
-    /// Connects to a cluster of which some nodes are named by URLs; users, passwords and all else are taken from the first. It
-    /// follows what moves, from node to node and from a primary to its replica. The user needs `+asking` and
+    /// Connects to a cluster by the URLs of some of its nodes. The user, password and other settings of the first URL apply to all
+    /// nodes. The backend follows slots that move and replicas that are promoted. The user needs `+asking` and
     /// `+cluster|slots`.
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] if a URL does not parse, no node is named, or none can be reached within a second.
+    /// [`ConnectError`] if a URL is invalid, there is no URL, or no node answers within a second.
     pub async fn connect_cluster(
         nodes: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, ConnectError> {
-        Self::lazy_cluster(nodes)?.reached().await
+        Self::lazy_cluster(nodes)?.connected().await
     }
 
-    /// The same as [`connect_cluster`](Self::connect_cluster), connecting as [`lazy`](Self::lazy) does.
+    /// Connects on demand, as [`lazy`](Self::lazy), to a cluster. See [`connect_cluster`](Self::connect_cluster).
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if a URL does not parse, or no node is named.
+    /// [`ConfigError::RedisUrl`] if a URL is invalid, or there is no URL.
     pub fn lazy_cluster(nodes: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
         Self::cluster(nodes, &Tls::default())
     }
 
-    /// The same as [`lazy_cluster`](Self::lazy_cluster) with authorities and a certificate of one's own, as
-    /// [`lazy_with_tls`](Self::lazy_with_tls) has them.
+    /// Connects on demand to a cluster, with your own authorities and client certificate. See
+    /// [`connect_cluster`](Self::connect_cluster) and [`lazy_with_tls`](Self::lazy_with_tls).
     ///
     /// # Errors
     ///
-    /// As both have them.
+    /// The errors of [`lazy_cluster`](Self::lazy_cluster) and of [`lazy_with_tls`](Self::lazy_with_tls).
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub fn lazy_cluster_with_tls(
@@ -139,11 +140,11 @@ impl RedisBackend {
 
     fn cluster(nodes: impl IntoIterator<Item = impl AsRef<str>>, tls: &Tls) -> Result<Self, ConfigError> {
         let nodes: Vec<_> = nodes.into_iter().collect();
-        Self::managed(&nodes, tls, || Managed::cluster(&nodes, tls))
+        Self::with_topology(&nodes, tls, || Topology::cluster(&nodes, tls))
     }
 
-    /// Connects, as [`lazy`](Self::lazy) does, over streams of the caller's own making: through a tunnel, or in a simulated
-    /// network. The server speaks RESP3, asks for no password, and `connect` is called once for each connection.
+    /// Connects on demand, as [`lazy`](Self::lazy), over your own streams: through a tunnel, or in a simulated network. The
+    /// backend calls `connect` once per connection. The server must support RESP3 and require no password.
     ///
     /// ```
     /// use tokio::net::TcpStream;
@@ -157,32 +158,18 @@ impl RedisBackend {
         Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        Self::over(Managed::behind(connect))
+        Self::new(Topology::streams(connect))
     }
 
-    fn managed(
+    fn with_topology(
         urls: &[impl AsRef<str>],
         tls: &Tls,
-        link: impl FnOnce() -> RedisResult<Managed>,
+        topology: impl FnOnce() -> RedisResult<Topology>,
     ) -> Result<Self, ConfigError> {
         for url in urls {
-            tls.suits(url.as_ref())?;
+            tls.validate(url.as_ref())?;
         }
-        let link = link().map_err(|error| ConfigError::RedisUrl { reason: without_url(&error) })?;
-        Ok(Self::over(link))
+        let invalid = |error| ConfigError::RedisUrl { reason: reason_without_url(&error) };
+        topology().map(Self::new).map_err(invalid)
     }
-}
-
-/// Whether a URL asks for TLS. What it may have in front of it, whoever parses it leaves out.
-pub(super) fn is_tls(url: &str) -> bool {
-    let url = url.trim_start_matches(|c: char| c <= ' ');
-    let begins =
-        |scheme: &str| url.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme));
-    begins("rediss:") || begins("valkeys:")
-}
-
-/// What is wrong with a URL. Behind a dash the client crate adds its own name for that, and may repeat a part of the URL.
-fn without_url(error: &RedisError) -> String {
-    let text = error.to_string();
-    text.split(" - ").next().unwrap_or_default().to_owned()
 }

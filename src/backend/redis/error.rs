@@ -1,4 +1,4 @@
-//! Which reason an error of the client crate or of the server is.
+//! Errors of the server and of the client crate, and the [`Reason`] of each.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -7,25 +7,26 @@ use crate::{
     error::ConfigError,
 };
 
-/// A Redis that cannot be used from the start.
+/// An error of the first connection to Redis.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub enum ConnectError {
-    /// The URL does not parse.
+    /// The configuration is invalid: a URL, or a certificate.
     #[error(transparent)]
     Url(#[from] ConfigError),
-    /// The server cannot be reached, or refuses.
+    /// The server does not answer, or rejects the connection.
     #[error("Redis at {address}: {}", in_one_line(source))]
     Unreachable {
         /// The address, without user and password.
         address: String,
-        /// Why.
+        /// The error of the connection.
         source: RedisError,
     },
 }
 
-/// What the client crate says of a reply that it cannot parse takes several lines and helps nobody.
+/// Returns the text of an error in one line. The client crate's text for an invalid reply has several lines and no useful
+/// detail.
 fn in_one_line(error: &RedisError) -> String {
     match error.kind() {
         ErrorKind::Parse => "what answers there does not speak the Redis protocol".to_owned(),
@@ -33,15 +34,16 @@ fn in_one_line(error: &RedisError) -> String {
     }
 }
 
-/// Whether a server says that it does not do its work any more for whoever is connected: it was a primary, or the user was
-/// another one. The same address, or another one, may lead to a server that does. Nothing has run.
-pub(super) fn condemns(error: &RedisError) -> bool {
+/// Returns whether an error, by which nothing has run, requires a new connection: the server is no longer a primary, or the
+/// connection is no longer authenticated.
+pub(super) fn requires_reconnect(error: &RedisError) -> bool {
     const CODES: [&str; 3] = ["READONLY", "MASTERDOWN", "NOAUTH"];
     let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
-    // Redis before 7 wraps what a command of a script answers in a text of its own.
+    // Redis before 7 wraps the error of a script's command in its own text.
     CODES.contains(&code) || detail.contains("-READONLY ")
 }
 
+/// Returns an error with its reason.
 pub(super) fn unavailable(error: RedisError) -> BackendError {
     BackendError::with_source(reason(&error), error)
 }
@@ -51,7 +53,7 @@ fn reason(error: &RedisError) -> Reason {
         ErrorKind::Io if error.is_timeout() => Reason::Timeout,
         ErrorKind::Io | ErrorKind::ClusterConnectionNotFound => Reason::Connection,
         ErrorKind::AuthenticationFailed => Reason::NoPermission,
-        // A reply that was cut off has no kind of its own.
+        // A reply that ends early has no kind of its own.
         ErrorKind::Parse if error.detail().is_some_and(|detail| detail.contains("end of input")) => {
             Reason::Connection
         }
@@ -76,8 +78,8 @@ fn server_reason(kind: ServerErrorKind, error: &RedisError) -> Reason {
     }
 }
 
-/// Errors that have no kind of their own, by their code; and those that a script raised, which older servers wrap in a
-/// text of their own.
+/// Returns the reason of an error without a kind of its own, by its code. The error of a script may have its code inside the
+/// text, because older servers wrap it.
 fn code_reason(error: &RedisError) -> Reason {
     const REASONS: [(&str, Reason); 12] = [
         ("FOREIGNVALUE", Reason::ForeignValue),
@@ -87,11 +89,11 @@ fn code_reason(error: &RedisError) -> Reason {
         ("NOAUTH", Reason::NoPermission),
         ("WRONGPASS", Reason::NoPermission),
         ("READONLY", Reason::ReadOnly),
-        // It cannot write to its disk, or has too few replicas.
+        // The server cannot write to its disk, or has too few replicas.
         ("MISCONF", Reason::ReadOnly),
         ("NOREPLICAS", Reason::ReadOnly),
         ("BUSY", Reason::Busy),
-        // What a script may not call has no code, and words that differ from server to server.
+        // A command that a script may not call has no code, and its text depends on the server.
         ("can't run this command or subcommand", Reason::NoPermission),
         ("ACL failure in script", Reason::NoPermission),
     ];

@@ -2,7 +2,7 @@
 
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisResult};
 
-use super::connect::is_tls;
+use super::url::is_tls;
 use crate::error::ConfigError;
 
 #[derive(Default)]
@@ -11,7 +11,7 @@ pub(super) struct Tls;
 impl Tls {
     /// Whether a connection to this URL can be made. The client crate could be able to, for another crate's sake, and without
     /// cryptography.
-    pub(super) fn suits(&self, url: &str) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self, url: &str) -> Result<(), ConfigError> {
         if is_tls(url) {
             let reason = "a URL that begins with rediss:// needs the feature `tls` of tower-sliding-window";
             return Err(ConfigError::RedisTls { reason: reason.to_owned() });
@@ -19,7 +19,7 @@ impl Tls {
         Ok(())
     }
 
-    pub(super) fn client_of(&self, info: ConnectionInfo) -> RedisResult<Client> {
+    pub(super) fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
 }

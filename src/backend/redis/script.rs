@@ -1,11 +1,10 @@
-//! The scripts, and the only place that knows their arguments and their replies; `lua/README.md` is the contract. What the
-//! keys are called, [`Names`] says.
+//! The scripts. Only this file knows their arguments and replies; `lua/README.md` is the contract.
 
 use std::time::Duration;
 
 use redis::{Cmd, Value, cmd};
 
-use super::{names::Names, slots};
+use super::{keys::KeyNames, slot};
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
@@ -13,7 +12,7 @@ use crate::{
     policy::{Algorithm, Policy},
 };
 
-/// A script of these files, with this clock.
+/// Joins these files to one script, with this clock.
 macro_rules! script {
     ($clock:literal, $($part:literal),*) => {
         Script::of(concat!(
@@ -23,15 +22,16 @@ macro_rules! script {
     };
 }
 
-/// The scripts, on one clock.
+/// The scripts, with one clock.
 pub(super) struct Scripts {
     /// Decides a check.
     pub(super) check: Script,
-    /// Gives units back.
+    /// Refunds units.
     pub(super) refund: Script,
 }
 
 impl Scripts {
+    /// Returns the scripts with the server's clock.
     pub(super) fn new() -> Self {
         Self {
             check: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
@@ -39,7 +39,7 @@ impl Scripts {
         }
     }
 
-    /// The same scripts, but for their clock: they take their instant from the arguments.
+    /// Returns the same scripts with an injected clock: they take the instant from their arguments.
     #[cfg(feature = "test-util")]
     pub(super) fn with_injected_clock() -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Scripts {
     }
 }
 
-/// One script, and the name by which a server knows it.
+/// One script and its hash.
 pub(super) struct Script {
     text: &'static str,
     sha1: String,
@@ -60,35 +60,36 @@ impl Script {
         Self { text, sha1: redis::Script::new(text).get_hash().to_owned() }
     }
 
-    /// Runs the script by its hash, which a server knows once it has seen the text.
+    /// Returns the command that runs the script by its hash. The server must have loaded it.
     pub(super) fn by_hash(&self, call: &Call) -> Cmd {
         call.command("EVALSHA", &self.sha1)
     }
 
-    /// Runs the script by its text, which the server then knows.
+    /// Returns the command that runs the script by its text, and loads it.
     pub(super) fn by_text(&self, call: &Call) -> Cmd {
         call.command("EVAL", self.text)
     }
 }
 
-/// Keys and arguments of one call.
+/// The keys and arguments of one call.
 pub(super) struct Call {
     keys: Vec<String>,
-    /// What is asked of each pair, and for a check until when.
+    /// The fields of each pair; for a check followed by the deadline.
     pairs: Vec<u8>,
     /// None for a plain charge.
     purpose: Option<&'static str>,
-    /// Only for scripts whose clock is injected.
+    /// Only for scripts with an injected clock.
     at_micros: Option<u64>,
 }
 
 impl Call {
-    pub(super) fn check(check: &Check, names: &Names, at_micros: Option<u64>) -> Self {
+    /// Returns the call that decides a check. It has no deadline yet.
+    pub(super) fn check(check: &Check, names: &KeyNames, at_micros: Option<u64>) -> Self {
         let mut pairs = Vec::with_capacity(20 * check.pairs().len() + 8);
         for Pair { policy, cost, .. } in check.pairs() {
             pairs.extend_from_slice(&policy.quota().to_le_bytes());
             pairs.extend_from_slice(&cost.to_le_bytes());
-            // Windows are below 2^45 microseconds, and a precision is no longer than its window.
+            // A window is below 2^45 microseconds, and a precision is at most the window.
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
             pairs.extend_from_slice(&shape(policy).to_le_bytes()[..6]);
         }
@@ -103,7 +104,8 @@ impl Call {
         Self { keys, pairs, purpose, at_micros }
     }
 
-    pub(super) fn refund(refund: &Refund, names: &Names, at_micros: Option<u64>) -> Self {
+    /// Returns the call that refunds units.
+    pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
         let mut pairs = Vec::with_capacity(33 * refund.pairs().len());
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
             pairs.extend_from_slice(&units.to_le_bytes());
@@ -120,15 +122,14 @@ impl Call {
         Self { keys, pairs, purpose: None, at_micros }
     }
 
-    /// Sets the last instant of the server's clock, in microseconds, at which a check is still decided; it is the end of time
-    /// unless this is said.
-    pub(super) fn end_at(&mut self, micros: u64) {
+    /// Sets the deadline of a check, in microseconds of the server's clock. A check that runs later charges nothing.
+    pub(super) fn set_deadline(&mut self, micros: u64) {
         if let Some(deadline) = self.pairs.last_chunk_mut() {
             *deadline = micros.to_le_bytes();
         }
     }
 
-    /// The slot of the keys, or of the first one if they are not together.
+    /// Returns the slot of the first key.
     pub(super) fn slot(&self) -> u16 {
         slot_of(&self.keys)
     }
@@ -136,7 +137,7 @@ impl Call {
     fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = cmd(name);
         command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.pairs).arg(self.purpose);
-        // The instant is the last argument, behind a purpose.
+        // The instant is the last argument, after the purpose.
         if self.at_micros.is_some() && self.purpose.is_none() {
             command.arg("");
         }
@@ -145,8 +146,8 @@ impl Call {
     }
 }
 
-/// Forgets what is stored for the pairs of a check. With the slot of the first one.
-pub(super) fn reset(pairs: &Check, names: &Names) -> (u16, Cmd) {
+/// Returns the command that deletes the keys of the pairs of a check, and the slot of the first key.
+pub(super) fn reset(pairs: &Check, names: &KeyNames) -> (u16, Cmd) {
     let mut command = cmd("UNLINK");
     let keys = names.keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
     command.arg(&keys);
@@ -154,13 +155,12 @@ pub(super) fn reset(pairs: &Check, names: &Names) -> (u16, Cmd) {
 }
 
 fn slot_of(keys: &[String]) -> u16 {
-    let tag = keys.first().and_then(|key| key.split_once('{')?.1.split_once('}'));
-    tag.map_or(0, |(tag, _)| slots::slot(tag))
+    keys.first().map_or(0, |key| slot::of_key(key))
 }
 
-/// How a policy counts: the width of its buckets in microseconds, 0 for the log that has none, and for the algorithms of
-/// the calendar a number below 0.
-pub(super) fn shape(policy: &Policy) -> i64 {
+/// Returns the algorithm of a policy as a number: the precision in microseconds for buckets, 0 for the log, and a negative
+/// number for the calendar windows.
+fn shape(policy: &Policy) -> i64 {
     match policy.algorithm() {
         Algorithm::SlidingLog => 0,
         // At most the window.
@@ -170,25 +170,25 @@ pub(super) fn shape(policy: &Policy) -> i64 {
     }
 }
 
-/// The clock reading of a reply to a check.
-pub(super) fn clock(reply: &Value) -> Option<u64> {
+/// Returns the reading of the server's clock in a reply to a check.
+pub(super) fn clock_reading(reply: &Value) -> Option<u64> {
     let Value::BulkString(bytes) = reply else { return None };
     bytes.first_chunk().map(|reading| u64::from_le_bytes(*reading))
 }
 
-/// Whether a reply to a check says that it came too late, and was neither decided nor charged: it is a clock reading alone.
-pub(super) fn is_late(reply: &Value) -> bool {
+/// Returns whether the script ran after the deadline of a check. Then it charged nothing, and the reply is a clock reading alone.
+pub(super) fn is_deadline_exceeded(reply: &Value) -> bool {
     matches!(reply, Value::BulkString(bytes) if bytes.len() == 8)
 }
 
-/// Reads the reply to a check.
+/// Parses the reply to a check.
 pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, BackendError> {
     let broken = || BackendError::new(Reason::BrokenReply);
     let Value::BulkString(bytes) = reply else { return Err(broken()) };
     if bytes == b"full" {
         return Err(BackendError::new(Reason::Full));
     }
-    if is_late(reply) {
+    if is_deadline_exceeded(reply) {
         return Err(BackendError::new(Reason::Late));
     }
     let mut fields = Fields(bytes);
@@ -204,7 +204,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     if !fields.0.is_empty() {
         return Err(broken());
     }
-    // A check that is denied has charged nothing.
+    // A denied check has charged nothing.
     if statuses.iter().any(|status| !status.retry_after().is_zero()) {
         receipts.clear();
     }
@@ -232,7 +232,7 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Status> {
     Some(Status::new(pair, remaining, retry_after, next, reset))
 }
 
-/// Little-endian numbers, one after the other.
+/// A reader of packed little-endian numbers.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -242,7 +242,7 @@ impl Fields<'_> {
         Some(*field)
     }
 
-    /// A number of `N` bytes, at most eight.
+    /// Reads a number of `N` bytes, at most eight.
     fn uint<const N: usize>(&mut self) -> Option<u64> {
         let field = self.take::<N>()?;
         Some(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_is_none_is_broken() {
+    fn invalid_reply_is_a_broken_reply() {
         let check = check();
         let mut whole = Vec::new();
         whole.extend_from_slice(&7_u64.to_le_bytes());

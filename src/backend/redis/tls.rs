@@ -12,7 +12,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 
-use super::connect::is_tls;
+use super::url::is_tls;
 use crate::error::ConfigError;
 
 /// Whom a connection to Redis trusts, and who it says that it is: for
@@ -64,7 +64,7 @@ impl Tls {
     }
 
     /// Whether a connection to this URL can be made with it.
-    pub(super) fn suits(&self, url: &str) -> Result<(), ConfigError> {
+    pub(super) fn validate(&self, url: &str) -> Result<(), ConfigError> {
         if !self.is_given() {
             return Ok(());
         }
@@ -90,7 +90,7 @@ impl Tls {
         config.map(|_| ()).map_err(|error| wrong(format!("the client's certificate and key: {error}")))
     }
 
-    pub(super) fn client_of(&self, info: ConnectionInfo) -> RedisResult<Client> {
+    pub(super) fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
         if !self.is_given() {
             return Client::open(info);
         }

@@ -1,4 +1,4 @@
-//! Where the primary is, by those who watch it.
+//! The primary behind Sentinels.
 
 use redis::{
     ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError, RedisResult, TlsMode,
@@ -6,19 +6,19 @@ use redis::{
 };
 use tokio::task::JoinSet;
 
-use super::server::Reach;
+use super::endpoint::Endpoint;
 use crate::backend::redis::tls;
 
-/// Several Sentinels, and the name under which they know the primary.
+/// Several Sentinels, and the service name under which they monitor the primary.
 pub(super) struct Sentinels {
     sentinels: Vec<ConnectionInfo>,
     service: String,
-    /// How the primary is connected to, but for its address.
-    primary: Reach,
+    /// How to connect to the primary. The Sentinels supply its address.
+    primary: Endpoint,
 }
 
 impl Sentinels {
-    pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, primary: Reach) -> Self {
+    pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, primary: Endpoint) -> Self {
         Self { sentinels, service, primary }
     }
 
@@ -26,38 +26,39 @@ impl Sentinels {
         &self.service
     }
 
-    pub(super) fn reach(&self) -> &Reach {
+    /// Returns how to connect to the primary, without its current address.
+    pub(super) fn endpoint(&self) -> &Endpoint {
         &self.primary
     }
 
-    /// How to reach the primary. All are asked at once, for one that hangs must not keep the others from answering; the first
-    /// that names a server which is a primary, by its own word too, is believed.
-    pub(super) async fn primary(&self) -> RedisResult<Reach> {
-        let mut asked: JoinSet<RedisResult<ConnectionInfo>> =
-            self.sentinels.iter().map(|sentinel| self.ask(sentinel.clone())).collect();
+    /// Resolves the primary. All Sentinels are queried at once, so that one that hangs does not delay the others. The first
+    /// server that a Sentinel names, and that confirms its role, is the primary.
+    pub(super) async fn resolve(&self) -> RedisResult<Endpoint> {
+        let mut queries: JoinSet<RedisResult<ConnectionInfo>> =
+            self.sentinels.iter().map(|sentinel| self.query(sentinel.clone())).collect();
         let mut outcome = Err(RedisError::from((ErrorKind::EmptySentinelList, "no Sentinel was named")));
-        while let Some(answer) = asked.join_next().await {
-            match answer {
+        while let Some(reply) = queries.join_next().await {
+            match reply {
                 Ok(Ok(info)) => {
                     let info = info.set_redis_settings(self.primary.info.redis_settings().clone());
-                    return Ok(Reach { info, ..self.primary.clone() });
+                    return Ok(Endpoint { info, ..self.primary.clone() });
                 }
                 Ok(Err(error)) => outcome = Err(error),
-                // It has panicked, or the runtime is ending.
+                // The task has panicked, or the runtime is shutting down.
                 Err(error) => outcome = Err(std::io::Error::other(error).into()),
             }
         }
         outcome
     }
 
-    fn ask(
+    fn query(
         &self,
         sentinel: ConnectionInfo,
     ) -> impl Future<Output = RedisResult<ConnectionInfo>> + Send + 'static {
         let service = self.service.clone();
         let mut settings = self.primary.info.redis_settings().clone();
-        if self.primary.may_be_resp2 {
-            // Every server tells its role in it, and those that know no RESP3 refuse it.
+        if self.primary.allows_resp2 {
+            // Every server reports its role over RESP2. A server that does not know RESP3 rejects the connection.
             settings = settings.set_protocol(ProtocolVersion::RESP2);
         }
         let node = SentinelNodeConnectionInfo::default()
@@ -68,7 +69,7 @@ impl Sentinels {
             ConnectionAddr::TcpTls { insecure: true, .. } => node.set_tls_mode(TlsMode::Insecure),
             _ => node,
         };
-        // Both are connected to before the primary is opened.
+        // The query connects to the Sentinel and to the primary.
         tls::prepare(sentinel.addr());
         tls::prepare(self.primary.info.addr());
         async move {

@@ -1,31 +1,32 @@
-//! What the keys are called, and whether who reads their names can guess whose they are.
+//! The names of keys in Redis, and the hash in them that hides the partition key.
 
 use std::{fmt::Write, sync::Arc};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use super::script::shape;
 use crate::{
     error::ConfigError,
     key::PartitionKey,
     policy::{Algorithm, Policy},
 };
 
-/// Changes whenever the meaning of a stored value does.
+/// The version of the storage format. It changes with the meaning of a stored value.
 const STORAGE_VERSION: &str = "1";
 
-/// The shortest secret, in bytes: as long as the hash, and what a random one of 128 bits takes in hexadecimal.
+/// The shortest secret, in bytes: as long as the hash, and the length of 128 random bits in hexadecimal.
 const MIN_SECRET: usize = 32;
 
-/// How keys are named. It has no `Debug`: it may know a secret.
+/// The rule that names keys. It has no `Debug`, because it may contain a secret.
 #[derive(Clone, Default)]
-pub(super) struct Names {
-    /// The hash of nothing under the secret, to go on from. None hashes without one.
+pub(super) struct KeyNames {
+    /// The HMAC state after the secret. None for a hash without a secret.
     secret: Option<Arc<Hmac<Sha256>>>,
 }
 
-impl Names {
+impl KeyNames {
+    /// Returns names whose hash is made under a secret.
+    ///
     /// # Errors
     ///
     /// [`ConfigError::HashSecret`] if the secret is too short.
@@ -34,26 +35,26 @@ impl Names {
         if secret.len() < MIN_SECRET {
             return Err(too_short());
         }
-        // Every length is one that it takes.
-        let begun = Hmac::new_from_slice(secret).map_err(|_| too_short())?;
-        Ok(Self { secret: Some(Arc::new(begun)) })
+        // HMAC accepts a secret of any length.
+        let hmac = Hmac::new_from_slice(secret).map_err(|_| too_short())?;
+        Ok(Self { secret: Some(Arc::new(hmac)) })
     }
 
-    pub(super) fn have_secret(&self) -> bool {
+    pub(super) fn has_secret(&self) -> bool {
         self.secret.is_some()
     }
 
-    /// The keys of pairs: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
+    /// Returns the keys of pairs: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
     ///
-    /// The hash of the partition key stands between braces, so all keys of one partition live in one slot of a cluster. It
-    /// is of fixed length: nothing that a client sends can end the braces, choose a slot, or fill memory.
+    /// The hash of the partition key is between braces, so all keys of one partition key are in one slot of a cluster. Its
+    /// length is fixed: no input of a client can close the braces, choose a slot, or fill the memory.
     pub(super) fn keys<'a>(
         &self,
         namespace: &str,
         pairs: impl ExactSizeIterator<Item = (&'a PartitionKey, &'a Policy)>,
     ) -> Vec<String> {
         let mut keys = Vec::with_capacity(pairs.len());
-        // As a rule all pairs have one partition key, which is hashed once.
+        // Usually all pairs have the same partition key, which is hashed once.
         let mut hashed: Option<(&PartitionKey, String)> = None;
         for (partition, policy) in pairs {
             let tag = match hashed.take() {
@@ -66,18 +67,18 @@ impl Names {
         keys
     }
 
-    /// The key of one pair.
+    /// Returns the key of one pair.
     pub(super) fn key(&self, namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
         key(namespace, &self.tag(partition), policy)
     }
 
-    /// What stands between the braces, 128 bits in hexadecimal: the first half of the SHA-256 of a partition key, or of its
-    /// HMAC-SHA-256 under the secret.
+    /// Returns the hash tag, the text between the braces: 128 bits in hexadecimal, the first half of the SHA-256 of a partition
+    /// key, or of its HMAC-SHA-256 under the secret.
     pub(super) fn tag(&self, partition: &PartitionKey) -> String {
         match &self.secret {
             None => hexadecimal(&Sha256::digest(partition.as_bytes())),
-            Some(begun) => {
-                let mut mac = Hmac::clone(begun);
+            Some(hmac) => {
+                let mut mac = Hmac::clone(hmac);
                 mac.update(partition.as_bytes());
                 hexadecimal(&mac.finalize().into_bytes())
             }
@@ -108,8 +109,8 @@ fn key(namespace: &str, tag: &str, policy: &Policy) -> String {
         policy.name(),
         policy.window_micros()
     );
-    if let Algorithm::SlidingBuckets { .. } = policy.algorithm() {
-        let _ = write!(key, ":{}", shape(policy));
+    if let Algorithm::SlidingBuckets { precision } = policy.algorithm() {
+        let _ = write!(key, ":{}", precision.as_micros());
     }
     key
 }
@@ -121,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_made_of_what_makes_a_pair_and_no_client_can_write_a_brace_into_it() {
+    fn key_names_every_part_of_a_pair_and_hashes_the_client_input() {
         let policy = |algorithm| {
             let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
             policy.with_algorithm(algorithm).unwrap()
@@ -137,7 +138,7 @@ mod tests {
         let [alice, bob] = ["}{alice", "bob"].map(|value| PartitionKey::new("user", value));
         let pairs =
             [(&alice, &policies[0]), (&alice, &policies[1]), (&bob, &policies[2]), (&alice, &policies[3])];
-        let names = Names::default();
+        let names = KeyNames::default();
         let keys = names.keys("tsw", pairs.into_iter());
         assert_eq!(
             keys,
@@ -151,22 +152,22 @@ mod tests {
         assert_eq!(pairs.map(|(key, policy)| names.key("tsw", key, policy)), *keys);
     }
 
-    /// Worked out with Python's `hmac`.
+    /// The expected value was computed with Python's `hmac`.
     #[test]
-    fn under_a_secret_the_tag_is_half_of_an_hmac() {
+    fn tag_under_a_secret_is_half_of_an_hmac() {
         let secret = b"a secret of at least 32 bytes, or more";
-        let names = Names::with_secret(secret).unwrap();
+        let names = KeyNames::with_secret(secret).unwrap();
         let alice = PartitionKey::new("user", "alice");
         assert_eq!(names.tag(&alice), "d5aa60f5a1a8eab39bc8640cd15ef8cb");
-        assert_ne!(names.tag(&alice), Names::default().tag(&alice));
-        let other = Names::with_secret(&secret[1..]).unwrap();
+        assert_ne!(names.tag(&alice), KeyNames::default().tag(&alice));
+        let other = KeyNames::with_secret(&secret[1..]).unwrap();
         assert_ne!(names.tag(&alice), other.tag(&alice));
     }
 
     #[test]
-    fn a_secret_is_long_enough() {
+    fn short_secret_is_an_error() {
         for secret in ["", "s3cret", &"s".repeat(31)] {
-            let Err(error) = Names::with_secret(secret.as_bytes()) else { panic!("{secret}") };
+            let Err(error) = KeyNames::with_secret(secret.as_bytes()) else { panic!("{secret}") };
             assert_eq!(
                 error.to_string(),
                 format!(
@@ -176,7 +177,7 @@ mod tests {
             );
         }
         for long in [32, 64, 65, 10_000] {
-            assert!(Names::with_secret(&vec![7; long]).is_ok_and(|names| names.have_secret()));
+            assert!(KeyNames::with_secret(&vec![7; long]).is_ok_and(|names| names.has_secret()));
         }
     }
 }

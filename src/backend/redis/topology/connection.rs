@@ -1,0 +1,33 @@
+//! A connection to one server: the backend's own or the caller's.
+
+use std::sync::Arc;
+
+use redis::{Cmd, RedisResult, Value};
+
+use super::{external::ExternalConnection, server::ServerConnection, server_state::ServerState};
+
+/// A connection to one server.
+pub(crate) enum Connection {
+    /// The backend's own.
+    Server(ServerConnection),
+    /// The caller's own.
+    External(ExternalConnection),
+}
+
+impl Connection {
+    /// Sends a command once. The connection never sends it again, because it may have run. An error reply is an `Err`.
+    pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
+        match self {
+            Self::Server(connection) => connection.send(command).await,
+            Self::External(connection) => connection.send(command).await,
+        }
+    }
+
+    /// Returns the state of the server at the other end.
+    pub(crate) fn server(&self) -> &Arc<ServerState> {
+        match self {
+            Self::Server(connection) => connection.server(),
+            Self::External(connection) => &connection.server,
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! How to connect to one server: its address, credentials, TLS and socket options.
+
+use std::time::Duration;
+
+use redis::{
+    ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisError, RedisResult,
+    io::tcp::{TcpSettings, socket2::TcpKeepalive},
+};
+
+use crate::backend::redis::tls::Tls;
+
+/// The operating system closes a connection whose data is not acknowledged for this long.
+const DEAD_PEER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A host and a port.
+pub(super) type Address = (String, u16);
+
+/// How to connect to one server.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    pub(super) info: ConnectionInfo,
+    /// Whether to fall back to RESP2 for a server that does not know RESP3.
+    pub(super) allows_resp2: bool,
+}
+
+impl Endpoint {
+    /// Returns the endpoint of a URL. Without a `protocol` parameter, the connection prefers RESP3 and falls back to RESP2.
+    pub(super) fn from_url(url: &str, tls: &Tls) -> RedisResult<Self> {
+        // The client crate keeps the certificates in the address.
+        let client = tls.open(url.into_connection_info()?)?;
+        Ok(Self::new(client.get_connection_info().clone(), !url.contains("protocol=")))
+    }
+
+    /// With RESP3 the client reports a lost connection at once. With RESP2 only a failed command shows the loss.
+    fn new(info: ConnectionInfo, allows_resp2: bool) -> Self {
+        let keepalive = TcpKeepalive::new().with_time(DEAD_PEER_TIMEOUT).with_interval(DEAD_PEER_TIMEOUT);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+        #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+        let tcp = tcp.set_user_timeout(DEAD_PEER_TIMEOUT);
+        let endpoint = Self { info: info.set_tcp_settings(tcp), allows_resp2 };
+        if allows_resp2 { endpoint.with_protocol(ProtocolVersion::RESP3) } else { endpoint }
+    }
+
+    /// Returns the same endpoint with another protocol version.
+    pub(super) fn with_protocol(self, protocol: ProtocolVersion) -> Self {
+        let settings = self.info.redis_settings().clone().set_protocol(protocol);
+        Self { info: self.info.set_redis_settings(settings), ..self }
+    }
+
+    /// Returns the endpoint of another server of the same cluster.
+    pub(super) fn with_address(&self, (host, port): &Address) -> Self {
+        let address = match self.info.addr() {
+            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+                host: host.clone(),
+                port: *port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => ConnectionAddr::Tcp(host.clone(), *port),
+        };
+        Self { info: self.info.clone().set_addr(address), ..self.clone() }
+    }
+
+    /// Returns the host and the port. A Unix socket has none and is an error.
+    pub(super) fn address(&self) -> RedisResult<Address> {
+        match self.info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Ok((host.clone(), *port))
+            }
+            _ => Err(RedisError::from((ErrorKind::InvalidClientConfig, "this needs a host, and no socket"))),
+        }
+    }
+}

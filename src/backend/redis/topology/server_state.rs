@@ -1,0 +1,14 @@
+//! The state of one server, as far as its replies show it.
+
+use super::{clock::ServerClock, pending::PendingCommands, script_cache::ScriptCache};
+
+/// The state of one server. It lasts as long as the connection.
+#[derive(Debug, Default)]
+pub(crate) struct ServerState {
+    /// The server's clock.
+    pub(crate) clock: ServerClock,
+    /// The server's script cache.
+    pub(crate) scripts: ScriptCache,
+    /// The commands without a reply.
+    pub(super) pending: PendingCommands,
+}
