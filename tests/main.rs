@@ -13,3 +13,4 @@ mod http;
 mod limiter;
 mod outage;
 mod simulation;
+mod tidy;
