@@ -107,6 +107,6 @@ fn a_server_that_is_no_redis() {
         let _ = client.read_to_end(&mut Vec::new());
     });
     let line = complaint(&[("PORT", "0"), ("REDIS_URL", &*url)]);
-    assert!(line.ends_with(": what answers there does not speak the Redis protocol"), "{line}");
+    assert!(line.ends_with(": invalid reply: the server does not speak the Redis protocol"), "{line}");
     web.join().unwrap();
 }

@@ -128,7 +128,7 @@ async fn a_service_that_nobody_knows_and_sentinels_that_are_not_there_are_errors
 
     let nobody: [&str; 0] = [];
     let error = RedisBackend::lazy_sentinel("redis://limits/", nobody).unwrap_err();
-    assert!(error.to_string().starts_with("no Sentinel is named; "), "{error}");
+    assert!(error.to_string().starts_with("missing Sentinel: give at least one URL; "), "{error}");
     let error = RedisBackend::lazy_sentinel("redis://limits/", ["redis:/"]).unwrap_err();
     assert!(error.to_string().contains("a Redis URL looks like"), "{error}");
 

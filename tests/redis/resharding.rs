@@ -225,11 +225,17 @@ async fn a_cluster_that_is_not_there_is_an_error_and_so_is_one_of_no_nodes() {
 
     let nobody: [&str; 0] = [];
     let error = RedisBackend::lazy_cluster(nobody).unwrap_err();
-    assert!(error.to_string().starts_with("no node of the cluster is named; "), "{error}");
+    assert!(error.to_string().starts_with("missing cluster node: give at least one URL; "), "{error}");
     let error = RedisBackend::lazy_cluster(["redis://127.0.0.1/2"]).unwrap_err();
-    assert!(error.to_string().starts_with("a cluster has no databases but 0; "), "{error}");
+    assert!(
+        error.to_string().starts_with("a cluster has no database other than 0: remove it from the URL; "),
+        "{error}"
+    );
     let error = RedisBackend::lazy_cluster(["redis+unix:///tmp/socket"]).unwrap_err();
-    assert!(error.to_string().starts_with("this needs a host, and no socket; "), "{error}");
+    assert!(
+        error.to_string().starts_with("missing host: a cluster or Sentinel cannot use a Unix socket; "),
+        "{error}"
+    );
 
     // A server that is none says so.
     let server = Server::start(Engine::Redis);

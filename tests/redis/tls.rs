@@ -172,21 +172,18 @@ async fn what_cannot_be_used_is_an_error_early_and_repeats_no_key() {
     };
     let ours = || Tls::new().authority(&authority.pem);
     let broken = authority.pem.replace("-----END", "-----EDN");
-    let of_key = "TLS to Redis: the client's key is no private key in PEM";
+    let of_key = "TLS to Redis: invalid client key: not a private key in PEM";
     for (tls, expected) in [
+        (Tls::new().authority(""), "TLS to Redis: invalid authority: no certificate in PEM found"),
+        (Tls::new().authority(&one.key), "TLS to Redis: invalid authority: no certificate in PEM found"),
+        (Tls::new().authority(broken), "TLS to Redis: invalid authority: not a certificate in PEM: "),
         (
-            Tls::new().authority(""),
-            "TLS to Redis: the authority is no certificate in PEM: there is none in it",
+            ours().client("no", &one.key),
+            "TLS to Redis: invalid client certificate: no certificate in PEM found",
         ),
-        (
-            Tls::new().authority(&one.key),
-            "TLS to Redis: the authority is no certificate in PEM: there is none in it",
-        ),
-        (Tls::new().authority(broken), "TLS to Redis: the authority is no certificate in PEM: "),
-        (ours().client("no", &one.key), "TLS to Redis: the client's certificate is no certificate in PEM: "),
         (ours().client(&one.certificate, "s3cret"), of_key),
         (ours().client(&one.certificate, &one.certificate), of_key),
-        (ours().client(&one.certificate, &other.key), "TLS to Redis: the client's certificate and key: "),
+        (ours().client(&one.certificate, &other.key), "TLS to Redis: invalid client certificate or key: "),
     ] {
         let why = why(&tls);
         assert!(why.starts_with(expected), "{why}");
@@ -195,7 +192,7 @@ async fn what_cannot_be_used_is_an_error_early_and_repeats_no_key() {
         assert!(matches!(error, ConnectError::Url(ConfigError::RedisTls { .. })), "{error:?}");
     }
     let error = RedisBackend::lazy_with_tls("redis://127.0.0.1/", ours()).unwrap_err();
-    assert_eq!(error.to_string(), "TLS to Redis: certificates are for a URL that begins with rediss://");
+    assert_eq!(error.to_string(), "TLS to Redis: certificates need a URL that begins with rediss://");
     RedisBackend::lazy_with_tls(url, ours().client(&one.certificate, &one.key)).unwrap();
     RedisBackend::lazy_with_tls("redis://127.0.0.1/", Tls::new()).unwrap();
 }

@@ -29,7 +29,7 @@ pub enum ConnectError {
 /// detail.
 fn in_one_line(error: &RedisError) -> String {
     match error.kind() {
-        ErrorKind::Parse => "what answers there does not speak the Redis protocol".to_owned(),
+        ErrorKind::Parse => "invalid reply: the server does not speak the Redis protocol".to_owned(),
         _ => error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
     }
 }

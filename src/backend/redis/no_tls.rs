@@ -1,4 +1,4 @@
-//! Stands in the place of TLS where the feature `tls` is off.
+//! Replaces `tls.rs` if the feature `tls` is off.
 
 use redis::{Client, ConnectionAddr, ConnectionInfo, RedisResult};
 
@@ -9,8 +9,8 @@ use crate::error::ConfigError;
 pub(super) struct Tls;
 
 impl Tls {
-    /// Whether a connection to this URL can be made. The client crate could be able to, for another crate's sake, and without
-    /// cryptography.
+    /// Returns an error if the URL asks for TLS. Another crate may have enabled TLS in the client crate, but then rustls may lack a
+    /// `CryptoProvider`.
     pub(super) fn validate(&self, url: &str) -> Result<(), ConfigError> {
         if is_tls(url) {
             let reason = "a URL that begins with rediss:// needs the feature `tls` of tower-sliding-window";
@@ -19,9 +19,11 @@ impl Tls {
         Ok(())
     }
 
+    /// Returns a client that connects without TLS.
     pub(super) fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
         Client::open(info)
     }
 }
 
+/// Does nothing without TLS.
 pub(super) fn prepare(_address: &ConnectionAddr) {}

@@ -1,7 +1,7 @@
-//! TLS: whom to trust, and who we are.
+//! TLS certificates: the authorities that a connection trusts, and its client certificate.
 //!
-//! The connection itself is rustls, with the public authorities of Mozilla's list as a crate brings them: the same on every
-//! machine, and no file of the system is read whenever a connection is made. An authority of one's own takes their place.
+//! The connection uses rustls and a crate with Mozilla's list of public authorities. So the list is the same on every machine, and
+//! a connection reads no system files. An authority from the caller replaces the list.
 
 use std::{fmt, sync::Arc};
 
@@ -15,11 +15,10 @@ use rustls::{
 use super::url::is_tls;
 use crate::error::ConfigError;
 
-/// Whom a connection to Redis trusts, and who it says that it is: for
-/// [`RedisBackend::connect_with_tls`](crate::RedisBackend::connect_with_tls).
+/// TLS settings of a Redis connection, for [`RedisBackend::connect_with_tls`](crate::RedisBackend::connect_with_tls).
 ///
-/// Unless an authority is given, those are trusted that browsers trust, and `rediss://` is enough. Names and dates are always
-/// checked.
+/// By default a `rediss://` connection trusts the public authorities and sends no client certificate. It always verifies the
+/// server's name and the dates of its certificate.
 ///
 /// ```
 /// use tower_sliding_window::Tls;
@@ -32,66 +31,67 @@ use crate::error::ConfigError;
 #[derive(Clone, Default)]
 pub struct Tls {
     authorities: Vec<u8>,
-    /// A certificate and its key.
+    /// A certificate and its private key.
     client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Tls {
-    /// Trusts whom browsers trust, and has no certificate.
+    /// Returns the default settings: public authorities, and no client certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts this authority, and those that are given likewise, and no others: one or more certificates in PEM.
+    /// Adds an authority to trust, as one or more certificates in PEM. The public authorities are no longer trusted.
     #[must_use]
     pub fn authority(mut self, pem: impl AsRef<[u8]>) -> Self {
         self.authorities.extend_from_slice(pem.as_ref());
-        // So that the next one begins a line of its own; and what is empty is not taken for none.
+        // The next certificate must begin a new line, and an empty PEM must count as given.
         self.authorities.push(b'\n');
         self
     }
 
-    /// Shows this certificate to a server that asks for one, with those that lead from it to its authority, if there are any.
-    /// Both in PEM; the key as PKCS #8, PKCS #1 or SEC 1.
+    /// Sets the client certificate, for a server that requires one. Both arguments are in PEM: the certificate with its
+    /// intermediate certificates, if any, and the private key as PKCS #8, PKCS #1 or SEC 1.
     #[must_use]
     pub fn client(mut self, certificate: impl AsRef<[u8]>, key: impl AsRef<[u8]>) -> Self {
         self.client = Some((certificate.as_ref().to_vec(), key.as_ref().to_vec()));
         self
     }
 
-    fn is_given(&self) -> bool {
+    fn is_custom(&self) -> bool {
         !self.authorities.is_empty() || self.client.is_some()
     }
 
-    /// Whether a connection to this URL can be made with it.
+    /// Returns an error if the settings do not suit a URL, or if a certificate or the private key is invalid.
     pub(super) fn validate(&self, url: &str) -> Result<(), ConfigError> {
-        if !self.is_given() {
+        if !self.is_custom() {
             return Ok(());
         }
         if !is_tls(url) {
-            return Err(wrong("certificates are for a URL that begins with rediss://"));
+            return Err(invalid("certificates need a URL that begins with rediss://"));
         }
         let mut trusted = RootCertStore::empty();
         if !self.authorities.is_empty() {
-            for certificate in certificates(&self.authorities, "the authority")? {
+            for certificate in certificates(&self.authorities, "authority")? {
                 let added = trusted.add(certificate);
-                added.map_err(|error| wrong(format!("the authority cannot be used: {error}")))?;
+                added.map_err(|error| invalid(format!("invalid authority: {error}")))?;
             }
         }
         let Some((certificate, key)) = &self.client else { return Ok(()) };
-        let chain = certificates(certificate, "the client's certificate")?;
-        // What is wrong with a key is not repeated.
+        let chain = certificates(certificate, "client certificate")?;
+        // The parser's error may repeat a part of the private key.
         let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| wrong("the client's key is no private key in PEM"))?;
+            .map_err(|_| invalid("invalid client key: not a private key in PEM"))?;
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
-            .map_err(|error| wrong(error.to_string()))?;
+            .map_err(|error| invalid(error.to_string()))?;
         let config = config.with_root_certificates(trusted).with_client_auth_cert(chain, key);
-        config.map(|_| ()).map_err(|error| wrong(format!("the client's certificate and key: {error}")))
+        config.map(|_| ()).map_err(|error| invalid(format!("invalid client certificate or key: {error}")))
     }
 
+    /// Returns a client that connects with these settings.
     pub(super) fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
-        if !self.is_given() {
+        if !self.is_custom() {
             return Client::open(info);
         }
         let client = self.client.clone();
@@ -103,25 +103,26 @@ impl Tls {
     }
 }
 
-/// Before a connection is made: rustls takes its cryptography from what the process has chosen. Where nothing is chosen it
-/// takes what is compiled in, and panics if that is more than one.
+/// Installs a rustls `CryptoProvider` before a connection, unless the process has installed one. Without one, rustls panics if
+/// several are compiled in.
 pub(super) fn prepare(address: &ConnectionAddr) {
     if matches!(address, ConnectionAddr::TcpTls { .. }) && CryptoProvider::get_default().is_none() {
-        // Somebody else may have been quicker.
+        // Another thread may have installed one meanwhile.
         let _ = ring::default_provider().install_default();
     }
 }
 
+/// Parses certificates in PEM. `what` is their name in the error text.
 fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let all = all.map_err(|error| wrong(format!("{what} is no certificate in PEM: {error}")))?;
+    let all = all.map_err(|error| invalid(format!("invalid {what}: not a certificate in PEM: {error}")))?;
     if all.is_empty() {
-        return Err(wrong(format!("{what} is no certificate in PEM: there is none in it")));
+        return Err(invalid(format!("invalid {what}: no certificate in PEM found")));
     }
     Ok(all)
 }
 
-fn wrong(reason: impl Into<String>) -> ConfigError {
+fn invalid(reason: impl Into<String>) -> ConfigError {
     ConfigError::RedisTls { reason: reason.into() }
 }
 

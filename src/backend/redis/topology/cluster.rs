@@ -149,8 +149,9 @@ impl Cluster {
     /// Starts a refresh of the slots, unless one is in progress or has started within [`REFRESH_INTERVAL`]. If `waits`, waits
     /// for the refresh in progress.
     async fn refresh(&self, waits: bool) -> RedisResult<()> {
-        let runtime = Handle::try_current()
-            .map_err(|_| RedisError::from((ErrorKind::Client, "a connection needs a tokio runtime")))?;
+        let runtime = Handle::try_current().map_err(|_| {
+            RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
+        })?;
         let mut refresh = {
             let mut state = self.0.state();
             match &state.refresh {
@@ -258,7 +259,10 @@ impl State {
     /// Returns why a slot has no known owner: the last refresh has failed, or no node has the slot.
     fn owner_error(&self) -> RedisError {
         self.refresh_error.clone().unwrap_or_else(|| {
-            RedisError::from((ErrorKind::ClusterConnectionNotFound, "no node has the slot of this key"))
+            RedisError::from((
+                ErrorKind::ClusterConnectionNotFound,
+                "no cluster node has the slot of this key",
+            ))
         })
     }
 
@@ -272,9 +276,8 @@ async fn query_slots(server: &Server, host: &str) -> RedisResult<Slots> {
     let mut command = cmd("CLUSTER");
     command.arg("SLOTS");
     let reply = server.connection().await?.send(&command).await?;
-    parse_slots(reply, host).ok_or_else(|| {
-        RedisError::from((ErrorKind::UnexpectedReturnType, "a node does not know who has the slots"))
-    })
+    parse_slots(reply, host)
+        .ok_or_else(|| RedisError::from((ErrorKind::UnexpectedReturnType, "invalid reply to CLUSTER SLOTS")))
 }
 
 /// Parses the reply to `CLUSTER SLOTS`. Returns None if the reply is invalid or empty.

@@ -67,7 +67,10 @@ impl Endpoint {
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
                 Ok((host.clone(), *port))
             }
-            _ => Err(RedisError::from((ErrorKind::InvalidClientConfig, "this needs a host, and no socket"))),
+            _ => Err(RedisError::from((
+                ErrorKind::InvalidClientConfig,
+                "missing host: a cluster or Sentinel cannot use a Unix socket",
+            ))),
         }
     }
 }

@@ -62,7 +62,10 @@ impl Topology {
         let sentinels = sentinels.iter().map(|url| url.as_str().into_connection_info());
         let sentinels = sentinels.collect::<RedisResult<Vec<_>>>()?;
         if sentinels.is_empty() {
-            return Err(RedisError::from((ErrorKind::EmptySentinelList, "no Sentinel is named")));
+            return Err(RedisError::from((
+                ErrorKind::EmptySentinelList,
+                "missing Sentinel: give at least one URL",
+            )));
         }
         Ok(Self::Server(Server::new(Target::Sentinels(Sentinels::new(sentinels, service, primary)))))
     }
@@ -73,9 +76,12 @@ impl Topology {
         let endpoints = endpoints.collect::<RedisResult<Vec<_>>>()?;
         let seeds = endpoints.iter().map(Endpoint::address).collect::<RedisResult<Vec<_>>>()?;
         let invalid = |text| RedisError::from((ErrorKind::InvalidClientConfig, text));
-        let first = endpoints.into_iter().next().ok_or_else(|| invalid("no node of the cluster is named"))?;
+        let first = endpoints
+            .into_iter()
+            .next()
+            .ok_or_else(|| invalid("missing cluster node: give at least one URL"))?;
         if first.info.redis_settings().db() != 0 {
-            return Err(invalid("a cluster has no databases but 0"));
+            return Err(invalid("a cluster has no database other than 0: remove it from the URL"));
         }
         Ok(Self::Cluster(Cluster::new(seeds, first)))
     }
@@ -144,13 +150,13 @@ impl fmt::Display for Topology {
             Self::Server(server) => match server.target() {
                 Target::Endpoint(endpoint) => write!(f, "{}", endpoint.info.addr()),
                 Target::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service()),
-                Target::Streams(_) => f.write_str("a stream of the caller's"),
+                Target::Streams(_) => f.write_str("custom streams"),
             },
             Self::Cluster(cluster) => {
                 f.write_str("cluster")?;
                 cluster.seeds().iter().try_for_each(|(host, port)| write!(f, " {host}:{port}"))
             }
-            Self::External(_) => f.write_str("a connection of the caller's"),
+            Self::External(_) => f.write_str("custom connection"),
         }
     }
 }

@@ -36,7 +36,8 @@ impl Sentinels {
     pub(super) async fn resolve(&self) -> RedisResult<Endpoint> {
         let mut queries: JoinSet<RedisResult<ConnectionInfo>> =
             self.sentinels.iter().map(|sentinel| self.query(sentinel.clone())).collect();
-        let mut outcome = Err(RedisError::from((ErrorKind::EmptySentinelList, "no Sentinel was named")));
+        let mut outcome =
+            Err(RedisError::from((ErrorKind::EmptySentinelList, "missing Sentinel: give at least one URL")));
         while let Some(reply) = queries.join_next().await {
             match reply {
                 Ok(Ok(info)) => {

@@ -140,8 +140,9 @@ impl Server {
 
     /// Returns the connection. If there is none, connects, or waits for the attempt in progress.
     pub(super) async fn connection(&self) -> RedisResult<ServerConnection> {
-        let runtime = Handle::try_current()
-            .map_err(|_| RedisError::from((ErrorKind::Client, "a connection needs a tokio runtime")))?;
+        let runtime = Handle::try_current().map_err(|_| {
+            RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
+        })?;
         let mut attempt = match &mut *self.0.state() {
             State::Connected(connection) => return Ok(connection.clone()),
             // The outcome is sent after the state has changed, so this subscription cannot miss it.
@@ -158,7 +159,10 @@ impl Server {
         // An attempt ends without an outcome if its runtime shuts down.
         attempt.recv().await.unwrap_or_else(|_| {
             self.0.abandon(&attempt);
-            Err(RedisError::from((ErrorKind::Io, "the attempt to connect was cut off")))
+            Err(RedisError::from((
+                ErrorKind::Io,
+                "connection attempt cancelled: its tokio runtime has shut down",
+            )))
         })
     }
 }
@@ -264,7 +268,7 @@ impl Shared {
         let started = Instant::now();
         let outcome = timeout(CONNECT_TIMEOUT, attempt).await;
         let outcome = outcome.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "no connection within a second").into())
+            Err(io::Error::new(io::ErrorKind::TimedOut, "connection timed out after 1 s").into())
         });
         *self.state() = match &outcome {
             Ok(connection) => State::Connected(connection.clone()),
