@@ -73,12 +73,12 @@ use topology::Topology;
 ///
 /// A check carries its [deadline](crate::Check::with_deadline) to the script, in the server's time. A script that runs after the
 /// deadline charges nothing and returns [`Reason::Late`]; this happens when a server hangs and then runs the commands that
-/// have queued. The backend keeps a lower bound of the server's clock, taken from its replies. So a charge is never late, but a
-/// check may return [`Reason::Late`] if its remaining time is shorter than a round trip. Three limits apply:
+/// have queued. The backend keeps a lower bound of the server's clock, taken from its replies. So no charge is made after its
+/// deadline, but a check may return [`Reason::Late`] if its remaining time is shorter than a round trip. Three limits apply:
 ///
 /// - The two clocks must drift apart by no more than 500 ppm.
-/// - If the server's clock is set back, a charge may be late by that step, until the backend receives a reply that is at least
-///   ten seconds younger than the best earlier one. A step forward counts with the first reply.
+/// - If the server's clock is set back, a charge may be made after its deadline, by at most that step, until the backend receives
+///   a reply that is at least ten seconds younger than the best earlier one. A step forward counts with the first reply.
 /// - If your own connection switches to another server, the effect is the same as that of a clock step.
 ///
 /// The backend never sends a command again that may have run, so it never charges twice. A check without a reply may still have

@@ -6,7 +6,7 @@ use super::url::is_tls;
 use crate::error::ConfigError;
 
 #[derive(Default)]
-pub(super) struct Tls;
+pub(super) struct Tls {}
 
 impl Tls {
     /// Returns an error if the URL asks for TLS. Another crate may have enabled TLS in the client crate, but then rustls may lack a

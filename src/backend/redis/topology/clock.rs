@@ -26,7 +26,7 @@ struct Reading {
 
 impl ServerClock {
     /// Returns a lower bound of the server's clock at an instant, in microseconds. Returns 0 while the clock is unknown: then
-    /// the script rejects the check as late, and its reply contains a reading.
+    /// the script replies that the deadline is exceeded, and this reply contains a reading.
     pub(crate) fn lower_bound_at(&self, instant: Instant) -> u64 {
         self.reading().map_or(0, |reading| reading.lower_bound_at(instant))
     }
