@@ -19,7 +19,8 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Backend, Decision, KeyExt, MemoryBackend, RateLimitLayer, RedisBackend, RouteCosts, header, peer_ip,
+    Decision, KeyExtractor, MemoryBackend, Policy, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend, header,
+    limit, peer_ip,
 };
 
 /// How long requests under way may take when it is to stop.
@@ -47,10 +48,13 @@ async fn main() -> ExitCode {
 
 async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
     let [burst, sustained] = policies()?;
+    let per_address = Policy::new("per-address", 1_000, Duration::from_secs(60))?;
     let limits = RateLimitLayer::builder(backend)
         .policy(burst)
         .policy(sustained)
+        // The key is the client's to choose, so the address has a limit of its own.
         .key(header("x-api-key")?.or(peer_ip()))
+        .also(limit(peer_ip()).policy(per_address))
         .cost(RouteCosts::new().route("/search", 5)?)
         .build()?;
 

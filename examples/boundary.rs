@@ -18,7 +18,8 @@ use std::{
 
 use tokio::time::sleep;
 use tower_sliding_window::{
-    Algorithm, Backend, Limiter, ManualClock, MemoryBackend, PartitionKey, Policy, RedisBackend,
+    Algorithm, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, backend::Backend,
+    testing::ManualClock,
 };
 
 const QUOTA: u32 = 50;

@@ -9,7 +9,7 @@ use std::{env, error::Error, net::SocketAddr, time::Duration};
 use axum::{Form, Router, http::StatusCode, routing::post};
 use serde::Deserialize;
 use tokio::net::TcpListener;
-use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, from_response, peer_ip};
+use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
 
 #[derive(Deserialize)]
 struct Login {
@@ -32,7 +32,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limits = RateLimitLayer::builder(MemoryBackend::new())
         .policy(Policy::new("failed-logins", 3, Duration::from_secs(60))?)
         .key(peer_ip())
-        .settle(from_response(|response| response.status.is_success().then_some(0)))
+        .settle_by(|response| response.status.is_success().then_some(0))
         .build()?;
     let limiter = limits.limiter().clone();
 

@@ -11,8 +11,8 @@ use http::{Request, Response};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Breaker, LocalDecision, OutageRule, Policy, RateLimitLayer, RedisBackend, RouteCosts, Share, Unchecked,
-    from_head, header,
+    OutageRule, Policy, RateLimitLayer, RedisBackend, RouteCosts, header,
+    outage::{Breaker, LocalDecision, Share, Unchecked},
 };
 
 /// What the service is told about its request.
@@ -31,7 +31,7 @@ async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     // There are eight of these processes.
-    let share = OutageRule::Local(Share::among(8)?);
+    let share = OutageRule::LocalFallback(Share::among(8)?);
     // Nobody listens here. A real one may start later than its users, or go away and come back.
     let limits = RateLimitLayer::builder(RedisBackend::lazy("redis://127.0.0.1:1/")?)
         .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
@@ -40,11 +40,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .breaker(Breaker { failures: 3, open_for: Duration::from_secs(1) })
         .key(header("x-api-key")?)
         .cost(RouteCosts::new().route("/export", 20)?.route("/login", 6)?)
-        .outage_by(from_head(move |head| match head.uri.path() {
-            "/export" => OutageRule::Refuse,
+        .outage_by(move |head| match head.uri.path() {
+            "/export" => OutageRule::FailClosed,
             "/login" => share,
-            _ => OutageRule::Admit,
-        }))
+            _ => OutageRule::FailOpen,
+        })
         .build()?;
     let mut service = limits.layer(service_fn(answer));
 
@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let start = Instant::now();
         let response = service.ready().await?.call(request).await?;
         let (waited, status) = (start.elapsed(), response.status().as_u16());
-        let body = axum::body::to_bytes(response.into_body(), 1_000).await?;
+        let body = axum::body::to_bytes(Body::new(response.into_body()), 1_000).await?;
         println!("{path:8} {status} after {waited:?}\n         {}", String::from_utf8_lossy(&body));
     }
     Ok(())

@@ -14,8 +14,8 @@ use axum::{
 };
 use tokio::net::TcpListener;
 use tower_sliding_window::{
-    ActualCost, ConfigError, Costs, Head, MemoryBackend, Policies, Policy, PolicyTable, RateLimitLayer,
-    actual_cost, from_head, header,
+    ConfigError, Costs, Head, MemoryBackend, Policies, Policy, PolicyTable, RateLimitLayer, header,
+    settle::{ActualCost, actual_cost},
 };
 
 /// So many requests and so many tokens in any minute.
@@ -25,7 +25,7 @@ fn tier(requests: u32, tokens: u32) -> Result<Policies, ConfigError> {
 }
 
 /// Who pays for more. A real service has this from whoever has verified the key, in the request's extensions.
-fn tier_of(head: &Head<'_>) -> Option<&'static str> {
+fn tier_of<'a>(head: &Head<'a>) -> Option<&'a str> {
     (head.headers.get("x-api-key")? == "alice").then_some("gold")
 }
 
@@ -56,12 +56,11 @@ async fn change(State(tiers): State<PolicyTable>, Path((name, tokens)): Path<(St
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let tiers = PolicyTable::new(tier(5, 200)?).with("gold", tier(60, 10_000)?);
-    let table = tiers.clone();
     let limits = RateLimitLayer::builder(MemoryBackend::new())
         .key(header("x-api-key")?)
-        .policies(from_head(move |head| table.pick(tier_of(head))))
-        .cost(from_head(estimate))
-        .settle(actual_cost())
+        .policies(tiers.choose_by(tier_of))
+        .cost_by(estimate)
+        .settle_by(actual_cost)
         .build()?;
     let limiter = limits.limiter().clone();
 

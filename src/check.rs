@@ -1,4 +1,4 @@
-//! The question that a limiter asks a backend.
+//! Checks, and the changes of a charge: what a limiter sends to a backend.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub const MAX_PAIRS: usize = 8;
 
 /// One request against one or more pairs of a partition key and a policy, with one cost for each.
 ///
-/// It is admitted as a whole or not at all.
+/// A check is admitted as a whole or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     namespace: Namespace,
@@ -20,26 +20,26 @@ pub struct Check {
     pairs: Box<[Pair]>,
 }
 
-/// What a check is for. A backend that does not [change charges](crate::Backend::changes_charges) is asked for a plain
-/// charge only.
+/// The purpose of a check. A backend that does not [change charges](crate::backend::Backend::changes_charges) receives
+/// only plain charges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Purpose {
-    /// To charge, if every pair admits.
+    /// Charges, if every pair admits.
     #[default]
     Charge,
-    /// To charge, if every pair admits, and to tell a [`Receipt`] for every pair.
+    /// Charges, if every pair admits, and returns a [`Receipt`] for every pair.
     Reserve,
-    /// To answer as a charge would be answered, and to charge nothing.
+    /// Returns the decision of a charge, and charges nothing.
     Peek,
-    /// To charge although a pair does not admit: what is charged was used already. The statuses are those after the
-    /// charge, and no pair has to wait.
+    /// Charges even if a pair does not admit, because the client has already used the units. The statuses are those after the
+    /// charge, with a wait of zero.
     Overage,
 }
 
-/// Where a charge stands, in the terms of the backend that has made it.
+/// The place of a charge, in the terms of the backend that has made it.
 ///
-/// It names one charge of one pair as long as that charge counts, whatever comes before or after it.
+/// A receipt identifies one charge of one pair as long as that charge counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receipt {
     /// The instant at which the pair's record was created, in microseconds: its generation. A record that was lost,
@@ -51,56 +51,56 @@ pub struct Receipt {
     pub ordinal: u32,
 }
 
-/// Units that go back to where they were charged: for every pair, less than was charged.
+/// A refund: units that are returned to the place of their charge. For every pair, at most the charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refund {
     namespace: Namespace,
     pairs: Box<[RefundPair]>,
 }
 
-/// What goes back to one pair.
+/// The refund of one pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RefundPair {
-    /// Whose usage was counted.
+    /// The partition key.
     pub key: PartitionKey,
-    /// Under which policy.
+    /// The policy.
     pub policy: Policy,
-    /// Which charge.
+    /// The charge.
     pub receipt: Receipt,
-    /// How much of the charge goes back, in quota units, 1 to what was charged.
+    /// The units to return, in quota units, 1 to the charge.
     pub units: u32,
 }
 
-/// Whose usage is counted under which policy, and how much the request takes.
+/// A partition key and a policy, with the cost of the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pair {
-    /// Whose usage is counted.
+    /// The partition key.
     pub key: PartitionKey,
-    /// Under which policy.
+    /// The policy.
     pub policy: Policy,
-    /// What the request takes, in quota units, 0 to 2^32-1. A cost of 0 admits and records nothing.
+    /// The cost in quota units, 0 to 2^32-1. A cost of 0 admits and records nothing.
     pub cost: u32,
 }
 
-/// What keeps two applications on one store apart.
+/// The namespace, which separates two applications on one store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Namespace(Arc<str>);
 
 impl Pair {
-    /// A pair with its cost in quota units.
+    /// Creates a pair with its cost in quota units.
     pub fn new(key: PartitionKey, policy: Policy, cost: u32) -> Self {
         Self { key, policy, cost }
     }
 }
 
 impl Check {
-    /// A check in the default namespace, for a [`Backend`](crate::Backend) that is asked directly.
+    /// Creates a check in the default namespace, for a [`Backend`](crate::backend::Backend) that is called directly.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`] if two
+    /// Returns [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`] if two
     /// of them have the same partition key and the same policy name.
     pub fn new(pairs: impl Into<Box<[Pair]>>) -> Result<Self, ConfigError> {
         let pairs = pairs.into();
@@ -116,26 +116,26 @@ impl Check {
         Ok(Self::of_limiter(Namespace::default(), pairs))
     }
 
-    /// The same check for another purpose.
+    /// Returns the same check with another purpose.
     #[must_use]
     pub fn with_purpose(self, purpose: Purpose) -> Self {
         Self { purpose, ..self }
     }
 
     /// The same check with an instant after which nobody waits for its decision. A backend that can tell must not charge it
-    /// after that: it is an error with [`Reason::Late`](crate::Reason::Late) then. A limiter sets it for whatever it waits for.
+    /// after that: it is an error with [`Reason::Late`](crate::backend::Reason::Late) then. A limiter sets it for whatever it waits for.
     #[must_use]
     pub fn with_deadline(self, deadline: impl Into<Option<Instant>>) -> Self {
         Self { deadline: deadline.into(), ..self }
     }
 
-    /// A check whose pairs were seen to be 1 to [`MAX_PAIRS`] and different when the limiter was built.
+    /// Creates a check of 1 to [`MAX_PAIRS`] different pairs, which were validated when the limiter was built.
     pub(crate) fn of_limiter(namespace: Namespace, pairs: Box<[Pair]>) -> Self {
         debug_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
         Self { namespace, purpose: Purpose::default(), deadline: None, pairs }
     }
 
-    /// The same check of other pairs.
+    /// Returns the same check with other pairs.
     pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
         Self { pairs, ..self.clone() }
     }
@@ -144,22 +144,22 @@ impl Check {
         Self { namespace, ..self }
     }
 
-    /// The pairs, 1 to [`MAX_PAIRS`], all different.
+    /// Returns the pairs, 1 to [`MAX_PAIRS`], all different.
     pub fn pairs(&self) -> &[Pair] {
         &self.pairs
     }
 
-    /// What the check is for.
+    /// Returns the purpose.
     pub fn purpose(&self) -> Purpose {
         self.purpose
     }
 
-    /// When nobody waits for the decision any more; None if somebody waits however long it takes.
+    /// Returns the deadline of the decision, or `None` if there is no deadline.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// What keeps two applications on one store apart; a backend makes it part of what it stores under.
+    /// Returns the namespace, which a backend includes in the keys of its store.
     pub fn namespace(&self) -> &str {
         &self.namespace.0
     }
@@ -170,8 +170,8 @@ impl Check {
 }
 
 impl Refund {
-    /// What goes back of an admitted [`Purpose::Reserve`] check when `used` quota units were used of each pair. None if
-    /// that is nothing.
+    /// Returns the refund of an admitted [`Purpose::Reserve`] check of which each pair has used this many quota units, or `None`
+    /// if there is nothing to refund.
     pub fn of(check: &Check, receipts: &[Receipt], used: &[u32]) -> Option<Self> {
         let pairs = check.pairs.iter().zip(receipts).zip(used);
         let pairs =
@@ -185,19 +185,19 @@ impl Refund {
         (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), pairs })
     }
 
-    /// The pairs that get something back, at least one.
+    /// Returns the pairs that receive a refund, at least one.
     pub fn pairs(&self) -> &[RefundPair] {
         &self.pairs
     }
 
-    /// The namespace of the check.
+    /// Returns the namespace of the check.
     pub fn namespace(&self) -> &str {
         &self.namespace.0
     }
 }
 
 impl Refund {
-    /// Those of the pairs that have these indices.
+    /// Returns the refund of the pairs with these indices.
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize]) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
@@ -206,7 +206,7 @@ impl Refund {
 }
 
 impl Check {
-    /// A check of those of the pairs that have these indices.
+    /// Returns a check of the pairs with these indices.
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
@@ -214,7 +214,7 @@ impl Check {
         Self { namespace: namespace.clone(), purpose, deadline: *deadline, pairs }
     }
 
-    /// The charge of what was used beyond the costs of an admitted check. None if that is nothing.
+    /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
     pub fn overage(&self, used: &[u32]) -> Option<Self> {
         let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
         let pairs: Box<[Pair]> =
@@ -228,7 +228,7 @@ impl Check {
 impl Namespace {
     /// # Errors
     ///
-    /// [`ConfigError::Namespace`] unless it is 1 to 64 printable ASCII characters without `{`, `}` and space: braces
+    /// Returns [`ConfigError::Namespace`] unless it is 1 to 64 printable ASCII characters without `{`, `}` and space: braces
     /// would choose the slot of a key in a cluster.
     pub(crate) fn new(namespace: &str) -> Result<Self, ConfigError> {
         let allowed = |b: u8| b.is_ascii_graphic() && b != b'{' && b != b'}';
@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_check_holds_one_to_eight_different_pairs() {
+    fn check_contains_one_to_eight_different_pairs() {
         let key = |value: &str| PartitionKey::new("user", value);
         let policy = |name: &str| Policy::new(name, 1, Duration::from_secs(1)).unwrap();
         let pair = |value: &str, name: &str| Pair::new(key(value), policy(name), 1);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_cannot_choose_a_slot() {
+    fn namespace_cannot_choose_slot() {
         for namespace in ["", "a{b", "a}b", "a b", "ä", "a\n", &"x".repeat(65)] {
             let text = Namespace::new(namespace).unwrap_err().to_string();
             assert_eq!(

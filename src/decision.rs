@@ -1,4 +1,4 @@
-//! What was decided: the one vocabulary that crosses all floors.
+//! Decisions: the vocabulary that all levels share.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -7,32 +7,32 @@ use crate::{
     policy::Policy,
 };
 
-/// How long to wait.
+/// The time until a check would be admitted.
 ///
-/// Ordered: any time is less than [`Never`](Wait::Never).
+/// Waits are ordered: any duration is less than [`Never`](Wait::Never).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Wait {
-    /// This long, to the microsecond; zero if there is nothing to wait for.
+    /// A duration in microseconds. Zero if no wait is needed.
     For(Duration),
-    /// No wait helps: the cost is above the quota.
+    /// No wait helps, because the cost is above the quota.
     Never,
 }
 
 impl Wait {
-    /// Nothing to wait for.
+    /// No wait.
     pub const ZERO: Self = Self::For(Duration::ZERO);
 
-    /// Whether there is nothing to wait for.
+    /// Returns whether no wait is needed.
     pub fn is_zero(self) -> bool {
         self == Self::ZERO
     }
 }
 
-/// The answer to one check: admitted or denied, with a status for every pair.
+/// The result of one check: admitted or denied, with a status for every pair.
 ///
-/// A check is admitted if every pair admits; then all pairs were charged, at one instant. If one pair does not
-/// admit, nothing was charged and nothing was written. A store that cannot answer is no decision: it is a
-/// [`BackendError`](crate::BackendError).
+/// A check is admitted if every pair admits. Then all pairs were charged, at one instant. If a pair does not admit, nothing was
+/// charged and nothing was written. If the store cannot decide, the result is not a decision but a
+/// [`BackendError`](crate::backend::BackendError).
 ///
 /// Cloning is cheap.
 #[derive(Clone, PartialEq, Eq)]
@@ -46,19 +46,19 @@ struct Inner {
     origin: Origin,
 }
 
-/// Where a decision comes from.
+/// The origin of a decision.
 #[derive(PartialEq, Eq)]
 enum Origin {
     /// A backend, at one instant of one clock.
     Backend,
-    /// A backend, at several instants of several clocks.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster divides"))]
+    /// A backend, at several instants of several clocks: one for each slot of a cluster.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
     Divided,
-    /// What was known without asking, of a check of these policies.
+    /// The deny cache, for a check of these policies.
     Cache(Box<[Policy]>),
 }
 
-/// What a decision tells of one pair.
+/// The status of one pair in a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     policy: Policy,
@@ -70,13 +70,13 @@ pub struct Status {
 }
 
 impl Decision {
-    /// A decision taken at the instant `at_micros`, in microseconds of the backend's clock, from the statuses of all
-    /// pairs in the order of the check. It is admitted if no status has to wait.
+    /// Creates a decision that was made at the instant `at_micros`, in microseconds of the backend's clock, from the statuses of
+    /// all pairs in the order of the check. It is admitted if every `retry_after` is zero.
     pub fn new(at_micros: u64, statuses: impl Into<Box<[Status]>>) -> Self {
         Self::with_receipts(at_micros, statuses, [])
     }
 
-    /// The same of a check whose purpose was [`Purpose::Reserve`](crate::Purpose::Reserve): with a receipt for every
+    /// Creates the decision of a check whose purpose was [`Purpose::Reserve`](crate::backend::Purpose::Reserve): with a receipt for every
     /// pair if it was admitted, and none if not.
     pub fn with_receipts(
         at_micros: u64,
@@ -86,13 +86,13 @@ impl Decision {
         Self::of(Origin::Backend, at_micros, statuses.into(), receipts.into())
     }
 
-    /// The same of a check that was divided among several clocks.
+    /// Creates the decision of a check across several slots.
     #[cfg(feature = "redis")]
     pub(crate) fn divided(at_micros: u64, statuses: Vec<Status>, receipts: Vec<Receipt>) -> Self {
         Self::of(Origin::Divided, at_micros, statuses.into(), receipts.into())
     }
 
-    /// A denial that is known without asking, of a check of these policies: the statuses of the pairs that are known to deny.
+    /// Creates a denial from the deny cache, for a check of these policies: the statuses of the pairs that are known to deny.
     pub(crate) fn cached(at_micros: u64, statuses: Box<[Status]>, policies: Box<[Policy]>) -> Self {
         Self::of(Origin::Cache(policies), at_micros, statuses, [].into())
     }
@@ -101,60 +101,60 @@ impl Decision {
         Self(Arc::new(Inner { at_micros, statuses, receipts, origin }))
     }
 
-    /// Whether the request may go on, and was charged.
+    /// Returns whether the check was admitted and charged.
     pub fn is_admitted(&self) -> bool {
         self.retry_after().is_zero()
     }
 
-    /// When the same check would be admitted if nobody else charges: the largest wait of all pairs, for all must
-    /// admit. Zero if this one was admitted.
+    /// Returns the time until the same check would be admitted, if there are no other charges: the largest wait of all pairs,
+    /// because all must admit. Zero if the check was admitted.
     pub fn retry_after(&self) -> Wait {
         let waits = self.0.statuses.iter().map(|status| status.retry_after);
         waits.max().unwrap_or(Wait::ZERO)
     }
 
-    /// The status of every pair, in the order of the check; of a [cached](Self::is_cached) denial, of those pairs only that are
-    /// known to deny.
+    /// Returns the status of every pair, in the order of the check. A [cached](Self::is_cached) denial contains only the pairs
+    /// that are known to deny.
     pub fn statuses(&self) -> &[Status] {
         &self.0.statuses
     }
 
-    /// The policies that did not admit.
+    /// Returns the policies that deny.
     pub fn violated(&self) -> impl Iterator<Item = &Policy> {
-        let refusing = self.0.statuses.iter().filter(|status| !status.retry_after.is_zero());
-        refusing.map(|status| &status.policy)
+        let denying = self.0.statuses.iter().filter(|status| !status.retry_after.is_zero());
+        denying.map(|status| &status.policy)
     }
 
-    /// Where the charges of an admitted reservation stand, in the order of the check; empty for any other check.
+    /// Returns the receipts of an admitted reservation, in the order of the check. Empty for any other check.
     pub fn receipts(&self) -> &[Receipt] {
         &self.0.receipts
     }
 
-    /// When this was decided, in microseconds of the backend's clock: Redis' own time, or for the memory backend
-    /// Unix time at start plus a monotonic clock. Of a [cached](Self::is_cached) denial, when what it repeats was decided, the
-    /// newest of it.
+    /// Returns the instant of the decision, in microseconds of the backend's clock: the time of Redis, or for the memory backend
+    /// the Unix time at start plus a monotonic clock. For a [cached](Self::is_cached) denial, the instant of the newest denial
+    /// that it repeats.
     pub fn at_micros(&self) -> u64 {
         self.0.at_micros
     }
 
-    /// Whether this is a denial that was known without asking the backend; see [`DenyCache`](crate::DenyCache) for what it
-    /// tells. An admission never is.
+    /// Returns whether this is a denial from the deny cache; see [`DenyCache`](crate::outage::DenyCache) for what it
+    /// contains. An admission is never cached.
     pub fn is_cached(&self) -> bool {
         matches!(self.0.origin, Origin::Cache(_))
     }
 
-    /// Whether it was decided at several instants of several clocks.
+    /// Returns whether the check was decided at several instants of several clocks.
     pub(crate) fn is_divided(&self) -> bool {
         matches!(self.0.origin, Origin::Divided)
     }
 
-    /// The policies of the check, in its order, whatever is known of their pairs.
+    /// Returns all policies of the check, in its order.
     pub(crate) fn policies(&self) -> impl Iterator<Item = &Policy> {
-        let (listed, told): (&[Policy], &[Status]) = match &self.0.origin {
+        let (listed, known): (&[Policy], &[Status]) = match &self.0.origin {
             Origin::Cache(policies) => (policies, &[]),
             Origin::Backend | Origin::Divided => (&[], &self.0.statuses),
         };
-        listed.iter().chain(told.iter().map(|status| &status.policy))
+        listed.iter().chain(known.iter().map(|status| &status.policy))
     }
 }
 
@@ -170,7 +170,7 @@ impl fmt::Debug for Decision {
 }
 
 impl Status {
-    /// The status of a pair after the decision. What the fields mean is told by the methods of the same names.
+    /// Creates the status of a pair after the decision. The methods of the same names define the parameters.
     pub fn new(
         pair: &Pair,
         remaining: u32,
@@ -181,39 +181,39 @@ impl Status {
         Self { policy: pair.policy.clone(), cost: pair.cost, remaining, retry_after, next_after, reset_after }
     }
 
-    /// The policy.
+    /// Returns the policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// What the request was to take, in quota units.
+    /// Returns the cost of the request, in quota units.
     pub fn cost(&self) -> u32 {
         self.cost
     }
 
-    /// The policy's quota, in quota units.
+    /// Returns the quota of the policy, in quota units.
     pub fn limit(&self) -> u32 {
         self.policy.quota()
     }
 
-    /// What is left of the quota after the decision, in quota units; 0 if more than the quota is used.
+    /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used.
     pub fn remaining(&self) -> u32 {
         self.remaining
     }
 
-    /// The smallest wait after which this pair admits the same cost if nobody else charges; zero if it admits now.
-    /// For a cost above one this is not when the oldest charge leaves, but when enough units have left.
+    /// Returns the smallest wait after which this pair admits the same cost, if there are no other charges. Zero if it admits
+    /// now. For a cost above one, this is not the time until the oldest charge leaves, but until enough units have left.
     pub fn retry_after(&self) -> Wait {
         self.retry_after
     }
 
-    /// The smallest wait after which less is used than now, or the window if nothing is used. Until then, no more
-    /// than [`remaining`](Self::remaining) can be used.
+    /// Returns the smallest wait after which less is used than now, or the window if nothing is used. Until then, the client can
+    /// use no more than [`remaining`](Self::remaining).
     pub fn next_after(&self) -> Duration {
         self.next_after
     }
 
-    /// The smallest wait after which nothing is used if nobody charges.
+    /// Returns the smallest wait after which nothing is used, if there are no other charges.
     pub fn reset_after(&self) -> Duration {
         self.reset_after
     }
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_of_a_decision_is_the_largest_of_its_pairs() {
+    fn decision_wait_is_largest_of_pairs() {
         let seconds = |s| Wait::For(Duration::from_secs(s));
         let wait = |waits: &[Wait]| {
             Decision::new(0, waits.iter().copied().map(status).collect::<Vec<_>>()).retry_after()
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_is_admitted_if_every_pair_admits() {
+    fn decision_is_admitted_if_every_pair_admits() {
         let decision = |waits: [Wait; 2]| Decision::new(0, waits.map(status));
         assert!(decision([Wait::ZERO, Wait::ZERO]).is_admitted());
         assert!(!decision([Wait::ZERO, Wait::For(Duration::from_micros(1))]).is_admitted());

@@ -61,6 +61,24 @@ pub enum ConfigError {
         percent: u32,
     },
 
+    /// A layer has no partition key.
+    #[error("no partition key: set whose usage is counted with `.key(..)`, `.key_by(..)` or `.plan_by(..)`")]
+    MissingKey,
+
+    /// `plan_by` replaces another part of the layer that was also set.
+    #[error("`.plan_by(..)` replaces `.{method}(..)`: set only one of them")]
+    PlanAndPart {
+        /// The method that would have no effect.
+        method: &'static str,
+    },
+
+    /// A layer over a shared limiter changes a setting of the limiter.
+    #[error("`.{method}(..)` has no effect on a shared limiter: set it with `Limiter::builder(..)`")]
+    SharedLimiter {
+        /// The method that would have no effect.
+        method: &'static str,
+    },
+
     /// A limiter without a policy limits nothing.
     #[error("no policy: a limiter needs 1 to {max} policies; add one with `.policy(Policy::new(..)?)`")]
     NoPolicies {

@@ -1,4 +1,4 @@
-//! The decision and the reservation as axum extractors.
+//! Axum extractors: the decision and the reservation.
 
 use std::convert::Infallible;
 
@@ -10,10 +10,11 @@ use http::{StatusCode, request::Parts};
 
 use crate::{decision::Decision, settle::Reservation};
 
-/// There is no [`Decision`]: no [`RateLimitLayer`](crate::RateLimitLayer) has decided this request. It answers 500, for
-/// it is the server's mistake. A handler that is also reached by exempt requests takes an `Option<Decision>`, and so does one
-/// that is reached in an outage, under an [`OutageRule`](crate::OutageRule) that admits or decides locally: its store has
-/// decided nothing then.
+/// The rejection of the [`Decision`] extractor: no [`RateLimitLayer`](crate::RateLimitLayer) has decided this request. It answers
+/// 500, because it is a mistake in the server.
+///
+/// A handler that also receives exempt requests takes an `Option<Decision>`. So does a handler behind an
+/// [`OutageRule`](crate::OutageRule) that fails open or decides locally, because the store makes no decision in an outage.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("no rate limit layer has decided this request")]
 pub struct NoDecision;
@@ -42,9 +43,9 @@ impl<S: Sync> OptionalFromRequestParts<S> for Decision {
     }
 }
 
-/// There is no [`Reservation`]: no [`RateLimitLayer`](crate::RateLimitLayer) that [settles](crate::Builder::settle) has counted
-/// this request. It answers 500, for it is the server's mistake. A handler that is also reached by exempt requests takes an
-/// `Option<Reservation>`.
+/// The rejection of the [`Reservation`] extractor: no [`RateLimitLayer`](crate::RateLimitLayer) that
+/// [settles](crate::Builder::settle_by) has counted this request. It answers 500, because it is a mistake in the server. A
+/// handler that also receives exempt requests takes an `Option<Reservation>`.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("no rate limit layer that settles has counted this request")]
 pub struct NoReservation;

@@ -1,8 +1,10 @@
-//! The head of an HTTP request, for closures that do not care what its body is.
+//! HTTP requests and responses without their bodies, so that no hook depends on a body's type.
 
-use http::{Extensions, HeaderMap, Method, Request, Uri};
+use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 
-/// A request without its body.
+/// An HTTP request without its body.
+///
+/// Every closure of a [`Builder`](crate::Builder) takes one, whatever the body of the service is.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Head<'a> {
@@ -10,48 +12,52 @@ pub struct Head<'a> {
     pub method: &'a Method,
     /// The URI.
     pub uri: &'a Uri,
+    /// The HTTP version.
+    pub version: Version,
     /// The header fields.
     pub headers: &'a HeaderMap,
-    /// What earlier layers left for later ones.
+    /// The extensions, in which earlier layers leave values.
     pub extensions: &'a Extensions,
 }
 
-/// A closure over the [`Head`] of an HTTP request, made by [`from_head`].
+/// An HTTP response without its body.
 #[derive(Clone, Copy, Debug)]
-pub struct FromHead<F>(F);
-
-/// Makes a key, a cost or an exemption of a closure over the head of an HTTP request, whatever its body is. The
-/// closure's parameter needs no type; what it returns must be owned.
-///
-/// ```
-/// use std::time::Duration;
-/// use tower_sliding_window::{MemoryBackend, PartitionKey, Policy, RateLimitLayer, from_head};
-///
-/// let limits = RateLimitLayer::builder(MemoryBackend::new())
-///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
-///     .key(from_head(|head| Some(PartitionKey::new("tenant", head.headers.get("x-tenant")?))))
-///     .cost(from_head(|head| if head.method.is_safe() { 1 } else { 5 }))
-///     .exempt(from_head(|head| head.uri.path() == "/health"))
-///     .build()?;
-/// # Ok::<(), tower_sliding_window::ConfigError>(())
-/// ```
-pub fn from_head<F, T>(closure: F) -> FromHead<F>
-where
-    F: Fn(&Head<'_>) -> T,
-{
-    FromHead(closure)
+#[non_exhaustive]
+pub struct ResponseHead<'a> {
+    /// The status.
+    pub status: StatusCode,
+    /// The header fields.
+    pub headers: &'a HeaderMap,
+    /// The extensions, in which the inner service leaves values.
+    pub extensions: &'a Extensions,
 }
 
-impl<F> FromHead<F> {
-    pub(crate) fn call<B, T>(&self, request: &Request<B>) -> T
-    where
-        F: Fn(&Head<'_>) -> T,
-    {
-        self.0(&Head {
+impl<'a> Head<'a> {
+    /// Returns the first value of a header field, if the field exists and its value is visible ASCII.
+    pub fn header(&self, name: &str) -> Option<&'a str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// Returns the value of this type that an earlier layer has left in the request's extensions.
+    pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&'a T> {
+        self.extensions.get()
+    }
+}
+
+impl<'a, B> From<&'a Request<B>> for Head<'a> {
+    fn from(request: &'a Request<B>) -> Self {
+        Self {
             method: request.method(),
             uri: request.uri(),
+            version: request.version(),
             headers: request.headers(),
             extensions: request.extensions(),
-        })
+        }
+    }
+}
+
+impl<'a, B> From<&'a Response<B>> for ResponseHead<'a> {
+    fn from(response: &'a Response<B>) -> Self {
+        Self { status: response.status(), headers: response.headers(), extensions: response.extensions() }
     }
 }

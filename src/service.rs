@@ -1,4 +1,4 @@
-//! The service: takes key and cost from a request, starts the check, and takes the inner service along.
+//! The service: plans the check of a request, starts it, and takes the ready inner service along.
 
 use std::{
     fmt, mem,
@@ -10,106 +10,89 @@ use tower_service::Service;
 
 use crate::{
     future::ResponseFuture,
-    limiter::{Limiter, Verdict},
-    plan::Plan,
-    respond::{Http, Refusal, Respond},
+    limiter::Rejection,
+    now_or_later::NowOrLater,
+    protocol::{Http, Protocol},
+    shared::Shared,
 };
 
-/// A service whose requests are limited; made by [`RateLimitLayer`](crate::RateLimitLayer).
+/// A rate limited service. Made by [`RateLimitLayer`](crate::RateLimitLayer).
 ///
-/// It is ready when the inner service is. The inner service is called for requests that are admitted, and for no others.
-pub struct RateLimit<S, P, R = Http> {
+/// It is ready when the inner service is. The inner service receives the admitted requests, and no others.
+pub struct RateLimit<S, P = Http> {
     inner: S,
-    limiter: Limiter,
-    plan: Arc<P>,
-    respond: Arc<R>,
+    shared: Arc<Shared<P>>,
 }
 
-impl<S, P, R> RateLimit<S, P, R> {
-    pub(crate) fn new(inner: S, limiter: Limiter, plan: Arc<P>, respond: Arc<R>) -> Self {
-        Self { inner, limiter, plan, respond }
+impl<S, P> RateLimit<S, P> {
+    pub(crate) fn new(inner: S, shared: Arc<Shared<P>>) -> Self {
+        Self { inner, shared }
     }
 }
 
-impl<S: Clone, P, R> RateLimit<S, P, R> {
-    /// Takes the inner service that `poll_ready` has made ready, and leaves a clone that has yet to become it. Calling
-    /// the clone would be wrong: readiness may be a permit, which a clone does not have. And if the request is refused,
-    /// dropping what was ready gives the permit back.
+impl<S: Clone, P> RateLimit<S, P> {
+    /// Takes the inner service that `poll_ready` has made ready, and leaves a clone that is not ready yet.
+    ///
+    /// Calling the clone would be wrong: readiness may be a permit, which a clone does not have. If the request is rejected,
+    /// dropping the ready service returns the permit.
     fn take_ready(&mut self) -> S {
         let unready = self.inner.clone();
         mem::replace(&mut self.inner, unready)
     }
-
-    fn refuse<Req>(&mut self, request: &Req, refusal: Refusal) -> ResponseFuture<S, Req, R>
-    where
-        S: Service<Req>,
-        R: Respond<Req, S::Response, S::Error>,
-    {
-        drop(self.take_ready());
-        ResponseFuture::refused(&*self.respond, request, refusal)
-    }
 }
 
-impl<S, P, R, Req> Service<Req> for RateLimit<S, P, R>
+impl<S, P, Req> Service<Req> for RateLimit<S, P>
 where
     S: Service<Req> + Clone,
-    P: Plan<Req>,
-    R: Respond<Req, S::Response, S::Error>,
+    P: Protocol<Req, S::Response, S::Error>,
 {
-    type Response = S::Response;
+    type Response = P::Response;
     type Error = S::Error;
-    type Future = ResponseFuture<S, Req, R>;
+    type Future = ResponseFuture<S, Req, P>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
     }
 
     fn call(&mut self, mut request: Req) -> Self::Future {
-        let (check, rule) = match self.plan.plan(&request) {
-            Ok(draft) => match (draft.outage, self.limiter.draft(draft)) {
-                (rule, Ok(Some(check))) => (check, rule),
-                (_, Ok(None)) => return ResponseFuture::exempt(self.inner.call(request)),
-                (_, Err(error)) => {
-                    self.limiter.tell_misconfigured(&error);
-                    return self.refuse(&request, Refusal::Misconfigured(Arc::new(error)));
+        let Shared { limiter, protocol } = &*self.shared;
+        let outcome = match protocol.plan(&request) {
+            Ok(draft) => match limiter.start(draft) {
+                None => return ResponseFuture::exempt(self.inner.call(request), self.shared.clone()),
+                // Decided at once: the ready service need not be moved into the future, which saves a clone.
+                Some(NowOrLater::Now(Some(outcome))) => outcome,
+                Some(asking) => {
+                    let inner = self.take_ready();
+                    return ResponseFuture::checking(asking, inner, request, self.shared.clone());
                 }
             },
-            Err(error) => return self.refuse(&request, Refusal::NoKey(error)),
+            Err(error) => Err(Rejection::Key(error)),
         };
-        match self.limiter.ask(check, self.respond.settles(), rule) {
-            // Decided at once: the ready service need not be taken along, which saves a clone.
-            Ok(Verdict::Admitted(admission, reservation)) => {
-                self.respond.admit(&mut request, &admission, reservation.as_ref());
-                let running = self.inner.call(request);
-                ResponseFuture::admitted(running, self.respond.clone(), admission, reservation)
+        match outcome {
+            Ok(admission) => {
+                protocol.admit(&mut request, &admission);
+                ResponseFuture::admitted(self.inner.call(request), self.shared.clone(), admission)
             }
-            Ok(Verdict::Denied(decision)) => self.refuse(&request, Refusal::Denied(decision)),
-            Ok(Verdict::BeyondShare(error)) => self.refuse(&request, Refusal::BeyondShare(error)),
-            Ok(Verdict::Unavailable(error)) => self.refuse(&request, Refusal::Unavailable(error)),
-            Err(ask) => {
-                let inner = self.take_ready();
-                ResponseFuture::checking(ask, inner, request, self.respond.clone())
+            Err(rejection) => {
+                let rejected = ResponseFuture::rejected(protocol, &request, &rejection);
+                drop(self.take_ready());
+                rejected
             }
         }
     }
 }
 
-impl<S: Clone, P, R> Clone for RateLimit<S, P, R> {
+impl<S: Clone, P> Clone for RateLimit<S, P> {
     fn clone(&self) -> Self {
-        Self {
-            inner: self.inner.clone(),
-            limiter: self.limiter.clone(),
-            plan: self.plan.clone(),
-            respond: self.respond.clone(),
-        }
+        Self { inner: self.inner.clone(), shared: self.shared.clone() }
     }
 }
 
-impl<S: fmt::Debug, P, R> fmt::Debug for RateLimit<S, P, R> {
+impl<S: fmt::Debug, P> fmt::Debug for RateLimit<S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)
-            .field("limiter", &self.limiter)
+            .field("limiter", &self.shared.limiter)
             .finish_non_exhaustive()
     }
 }

@@ -6,7 +6,7 @@ use tokio::{
     task::JoinSet,
     time::{interval, sleep},
 };
-use tower_sliding_window::{Admission, Limiter, OutageRule, RedisBackend, Share, Verdict};
+use tower_sliding_window::{Limiter, OutageRule, RedisBackend, outage::Share};
 
 use crate::{
     Figure, alice, limiter, policy,
@@ -54,8 +54,8 @@ async fn ask_alone(limiter: Limiter, lasts: Duration) -> Admitted {
     let start = Instant::now();
     while start.elapsed() < lasts {
         ticks.tick().await;
-        if let Verdict::Admitted(admission, _) = limiter.admit(alice(), 1).await {
-            admitted.push((Instant::now(), matches!(admission, Admission::Local(_))));
+        if let Ok(admission) = limiter.admit(alice(), 1).await {
+            admitted.push((Instant::now(), admission.local().is_some()));
         }
     }
     admitted
@@ -69,7 +69,7 @@ async fn all(asking: JoinSet<Admitted>) -> Admitted {
 
 async fn killed_and_restarted() -> String {
     let mut server = Server::with_options(Engine::Redis, &["--appendonly", "yes", "--appendfsync", "always"]);
-    let asking = ask(&server, OutageRule::Refuse, 6 * WINDOW);
+    let asking = ask(&server, OutageRule::FailClosed, 6 * WINDOW);
     for _ in 0..4 {
         sleep(WINDOW).await;
         server.kill();
@@ -83,7 +83,7 @@ async fn killed_and_restarted() -> String {
 
 async fn local_share() -> (String, String) {
     let mut server = Server::start(Engine::Redis);
-    let share = OutageRule::Local(Share::among(PROCESSES).unwrap());
+    let share = OutageRule::LocalFallback(Share::among(PROCESSES).unwrap());
     let asking = ask(&server, share, 11 * WINDOW);
     sleep(3 * WINDOW).await;
     server.kill();

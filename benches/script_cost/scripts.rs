@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use redis::cmd;
 use tower_sliding_window::{
-    Algorithm, Backend, Check, ManualClock, Pair, PartitionKey, Policy, Purpose, RedisBackend, Refund,
+    Algorithm, PartitionKey, Policy, RedisBackend,
+    backend::{Backend, Check, Pair, Purpose, Refund},
+    testing::ManualClock,
 };
 
 use crate::{measure::Wire, server::Server};

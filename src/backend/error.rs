@@ -1,8 +1,8 @@
-//! Why there is no decision.
+//! The error of a backend that makes no decision.
 
 use std::{error::Error, fmt, sync::Arc};
 
-/// There is no decision: the backend could not answer. This is an outage and never a denial.
+/// The error of a backend that makes no decision. It is an outage and never a denial.
 ///
 /// Cloning is cheap.
 #[derive(Clone, Debug)]
@@ -12,76 +12,75 @@ pub struct BackendError {
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
-/// Why a backend could not answer.
+/// The reason why a backend made no decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
-    /// No answer within the deadline. The charge may stand.
+    /// The backend did not answer within the deadline. The charge may stand.
     Timeout,
-    /// The check came to the store after its deadline, or the store's clock had just been set forward. Nothing was charged.
+    /// The check reached the store after its deadline, or the clock of the store was stepped forward. Nothing was charged.
     Late,
-    /// The store cannot be reached, or the connection broke. If it broke while the check was under way, its charge may
+    /// The store cannot be reached, or the connection was lost. If it was lost while the check was in progress, the charge may
     /// stand.
     Connection,
-    /// The store takes no writes: it is a replica, has too few replicas, or cannot write to its disk.
+    /// The store accepts no writes: it is a replica, has too few replicas, or cannot write to its disk.
     ReadOnly,
-    /// The store has no memory left.
+    /// The store is out of memory.
     OutOfMemory,
-    /// The store's user lacks a permission, or its password was refused.
+    /// The user of the store lacks a permission, or its password is wrong.
     NoPermission,
-    /// The store is busy: with another script, with loading its data, or with a change of its topology.
+    /// The store is busy with another script, with loading its data, or with a change of the cluster topology.
     Busy,
-    /// The keys of the check live on different nodes of a cluster.
+    /// The keys of the check are in different slots of a cluster.
     CrossSlot,
-    /// A bound is reached: on the partition keys of a memory backend, on the records of one log, or on the settlements
-    /// that wait.
+    /// A bound is reached: on the partition keys of a memory backend, on the records of one log, or on the settlement queue.
     Full,
-    /// What is stored under a key of the check was not written by this version of this crate.
+    /// A key of the check contains a value that this version of the crate has not written.
     ForeignValue,
-    /// The store answered something that is no answer.
+    /// The reply of the store cannot be read.
     BrokenReply,
-    /// The backend can do nothing but charge.
+    /// The backend can only charge.
     Unsupported,
-    /// Too many checks are under way. The store was not asked.
+    /// Too many checks are in flight. The store was not asked.
     Shed,
-    /// Anything else.
+    /// Any other reason.
     Other,
 }
 
 impl BackendError {
-    /// An error without a source.
+    /// Creates an error without a source.
     pub fn new(reason: Reason) -> Self {
         Self { reason, was_asked: true, source: None }
     }
 
-    /// An error with its source.
+    /// Creates an error with a source.
     pub fn with_source(reason: Reason, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self { reason, was_asked: true, source: Some(Arc::from(source.into())) }
     }
 
-    /// Why there is no decision.
+    /// Returns the reason.
     pub fn reason(&self) -> Reason {
         self.reason
     }
 
-    /// False where the store was not asked for this decision, so that no charge of it can stand: too many checks were under
-    /// way, or the [`Breaker`](crate::Breaker) was open, and the reason is that of the failure that has opened it.
+    /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, or the [`Breaker`](crate::outage::Breaker) was open. In that
+    /// case, the reason is that of the failure that has opened it.
     pub fn was_asked(&self) -> bool {
         self.was_asked
     }
 
-    /// The same of a check for which nobody was asked.
+    /// Marks the error of a check for which the store was not asked.
     pub(crate) fn unasked(self) -> Self {
         Self { was_asked: false, ..self }
     }
 }
 
 impl Reason {
-    /// Whether this is an error of one check, or of one key, while the store answers others: `CrossSlot`, `Full`,
-    /// `ForeignValue` and `Unsupported`. All others, those that nobody knows among them, are taken for an outage of the store.
+    /// Returns whether this is an error of one check or one key, while the store answers others: `CrossSlot`, `Full`,
+    /// `ForeignValue` and `Unsupported`. Every other reason counts as an outage of the store.
     ///
-    /// The [`Breaker`](crate::Breaker) does not open for these, or a single key would shut off all others; and
-    /// [`OutageRule::Admit`](crate::OutageRule::Admit) does not admit for them.
+    /// The [`Breaker`](crate::outage::Breaker) does not open for them: otherwise a single key could disable all others.
+    /// [`OutageRule::FailOpen`](crate::OutageRule::FailOpen) does not admit for them.
     pub fn is_of_one_check(self) -> bool {
         match self {
             Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported => true,

@@ -1,4 +1,4 @@
-//! A backend that says what a test tells it to, and remembers what it was asked.
+//! A fake backend for unit tests.
 
 use std::{
     collections::VecDeque,
@@ -13,17 +13,17 @@ use crate::{
     decision::{Decision, Status, Wait},
 };
 
-/// A backend for unit tests: it counts nothing, answers as it is told, and remembers what it was asked.
+/// A backend for unit tests. It counts nothing, returns scripted answers, and records every call.
 ///
-/// Clones are the same backend: give one to the layer and keep one. It can do all that a backend can, and does it at
-/// once. A peek is answered by the script like any check. What a settlement asks is not: it succeeds unless
-/// [`failing_settlements`](Self::failing_settlements) or [`hanging_settlements`](Self::hanging_settlements) was said.
+/// Clones share one script and one record: give one clone to the layer and keep another. The backend supports every operation
+/// and answers at once. A peek consumes a scripted answer, like any check. Settlements do not: they succeed unless
+/// [`failing_settlements`](Self::failing_settlements) or [`hanging_settlements`](Self::hanging_settlements) is set.
 ///
 /// ```
 /// use std::time::Duration;
 /// use http::{Request, Response, StatusCode};
 /// use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
-/// use tower_sliding_window::{FakeBackend, Policy, RateLimitLayer, header};
+/// use tower_sliding_window::{Policy, RateLimitLayer, header, testing::FakeBackend};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// let backend = FakeBackend::denying(Duration::from_secs(7));
@@ -50,111 +50,110 @@ use crate::{
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct FakeBackend(Arc<Mutex<Script>>);
 
-/// What a [`FakeBackend`] says.
+/// A scripted answer of a [`FakeBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
-pub enum Answer {
-    /// Admits, with everything but the cost remaining.
+pub enum FakeAnswer {
+    /// Admits. The remaining quota is the quota less the cost.
     Admit,
-    /// Denies by every policy, with nothing remaining.
+    /// Denies for every policy, with a remaining quota of 0.
     Deny(Wait),
-    /// An outage.
+    /// Returns a [`BackendError`] with this reason.
     Unavailable(Reason),
-    /// Never answers: the limiter's deadline has to.
+    /// Never answers, so that the deadline of the limiter passes.
     Hang,
 }
 
-/// A check that a [`FakeBackend`] was asked.
+/// A check that a [`FakeBackend`] has recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct RecordedCheck {
     /// The namespace.
     pub namespace: String,
-    /// What the check was for. Of a reset it says nothing.
+    /// The purpose of the check. It has no meaning for a reset.
     pub purpose: Purpose,
     /// The pairs.
     pub pairs: Vec<Pair>,
 }
 
-/// A refund that a [`FakeBackend`] was asked for.
+/// A refund that a [`FakeBackend`] has recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct RecordedRefund {
     /// The namespace.
     pub namespace: String,
-    /// What goes back to each pair.
+    /// The refund of each pair.
     pub pairs: Vec<RefundPair>,
 }
 
 struct Script {
-    /// The last one is said for ever.
-    answers: VecDeque<Answer>,
-    /// What becomes of settlements: admitted is done.
-    settlements: Answer,
+    /// The last answer repeats.
+    answers: VecDeque<FakeAnswer>,
+    /// The answer to settlements. `Admit` means success.
+    settlements: FakeAnswer,
     checks: Vec<RecordedCheck>,
     refunds: Vec<RecordedRefund>,
     resets: Vec<RecordedCheck>,
 }
 
 impl FakeBackend {
-    /// Admits everything.
+    /// Creates a backend that admits every check.
     pub fn admitting() -> Self {
-        Self::scripted([Answer::Admit])
+        Self::scripted([FakeAnswer::Admit])
     }
 
-    /// Denies everything, and says to wait so long. A wait of zero would admit; it becomes one microsecond.
+    /// Creates a backend that denies every check with this wait. A wait of zero, which would admit, becomes one microsecond.
     pub fn denying(retry_after: Duration) -> Self {
-        Self::scripted([Answer::Deny(Wait::For(retry_after))])
+        Self::scripted([FakeAnswer::Deny(Wait::For(retry_after))])
     }
 
-    /// Answers nothing, for this reason.
+    /// Creates a backend that fails every check for this reason.
     pub fn unavailable(reason: Reason) -> Self {
-        Self::scripted([Answer::Unavailable(reason)])
+        Self::scripted([FakeAnswer::Unavailable(reason)])
     }
 
-    /// Never answers.
+    /// Creates a backend that never answers.
     pub fn hanging() -> Self {
-        Self::scripted([Answer::Hang])
+        Self::scripted([FakeAnswer::Hang])
     }
 
-    /// Gives these answers one after the other, and the last one for ever; admits if there is none.
-    pub fn scripted(answers: impl IntoIterator<Item = Answer>) -> Self {
-        let mut answers: VecDeque<Answer> = answers.into_iter().collect();
+    /// Creates a backend that returns these answers in order and repeats the last one. Without answers, it admits.
+    pub fn scripted(answers: impl IntoIterator<Item = FakeAnswer>) -> Self {
+        let mut answers: VecDeque<FakeAnswer> = answers.into_iter().collect();
         if answers.is_empty() {
-            answers.push_back(Answer::Admit);
+            answers.push_back(FakeAnswer::Admit);
         }
-        let settlements = Answer::Admit;
+        let settlements = FakeAnswer::Admit;
         let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
         Self(Arc::new(Mutex::new(Script { answers, settlements, checks, refunds, resets })))
     }
 
-    /// This backend, which fails at whatever settles a reservation, for this reason.
+    /// Makes every settlement fail for this reason.
     pub fn failing_settlements(self, reason: Reason) -> Self {
-        self.script().settlements = Answer::Unavailable(reason);
+        self.script().settlements = FakeAnswer::Unavailable(reason);
         self
     }
 
-    /// This backend, which never answers what settles a reservation.
+    /// Makes every settlement hang.
     pub fn hanging_settlements(self) -> Self {
-        self.script().settlements = Answer::Hang;
+        self.script().settlements = FakeAnswer::Hang;
         self
     }
 
-    /// The checks that it was asked, oldest first: also to peek, to reserve, and to charge what was used beyond a reservation,
-    /// as their purposes say.
+    /// Returns the recorded checks, oldest first. Their purposes include peeks, reservations, and the overage of settlements.
     pub fn checks(&self) -> Vec<RecordedCheck> {
         self.script().checks.clone()
     }
 
-    /// The refunds that it was asked for, oldest first.
+    /// Returns the recorded refunds, oldest first.
     pub fn refunds(&self) -> Vec<RecordedRefund> {
         self.script().refunds.clone()
     }
 
-    /// The pairs that it was asked to forget, oldest first.
+    /// Returns the recorded resets, oldest first.
     pub fn resets(&self) -> Vec<RecordedCheck> {
         self.script().resets.clone()
     }
@@ -173,11 +172,11 @@ impl Backend for FakeBackend {
         }
     }
 
-    /// At once but for a hang: so a test needs no runtime with a timer unless it plays one.
+    /// Answers at once, except for a hang. A test without a hang needs no runtime with a timer.
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
         let mut script = self.script();
         match script.upcoming(check) {
-            Answer::Hang => None,
+            FakeAnswer::Hang => None,
             _ => script.next(check),
         }
     }
@@ -197,7 +196,7 @@ impl Backend for FakeBackend {
     fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
         let mut script = self.script();
         match script.settlements {
-            Answer::Hang => None,
+            FakeAnswer::Hang => None,
             _ => script.refund(refund),
         }
     }
@@ -207,7 +206,7 @@ impl Backend for FakeBackend {
         Ok(())
     }
 
-    /// Its own, and its clones'.
+    /// Returns a name that clones share.
     fn store(&self) -> Option<String> {
         Some(format!("fake {:p}", Arc::as_ptr(&self.0)))
     }
@@ -221,7 +220,7 @@ impl RecordedCheck {
 }
 
 impl Script {
-    /// What comes of this check. None if nothing ever does.
+    /// Returns the answer to this check, or `None` if it hangs.
     fn next(&mut self, check: &Check) -> Option<Result<Decision, BackendError>> {
         self.checks.push(RecordedCheck::new(check));
         let answer = self.upcoming(check);
@@ -230,17 +229,17 @@ impl Script {
         }
         let at = self.checks.len() as u64;
         match answer {
-            Answer::Admit => Some(Ok(decision(check, at, None))),
-            Answer::Deny(wait) => Some(Ok(decision(check, at, Some(wait)))),
-            Answer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
-            Answer::Hang => None,
+            FakeAnswer::Admit => Some(Ok(decision(check, at, None))),
+            FakeAnswer::Deny(wait) => Some(Ok(decision(check, at, Some(wait)))),
+            FakeAnswer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
+            FakeAnswer::Hang => None,
         }
     }
 
-    fn upcoming(&self, check: &Check) -> Answer {
+    fn upcoming(&self, check: &Check) -> FakeAnswer {
         match check.purpose() {
             Purpose::Overage => self.settlements,
-            _ => self.answers.front().copied().unwrap_or(Answer::Admit),
+            _ => self.answers.front().copied().unwrap_or(FakeAnswer::Admit),
         }
     }
 
@@ -248,14 +247,14 @@ impl Script {
         let (namespace, pairs) = (refund.namespace().to_owned(), refund.pairs().to_vec());
         self.refunds.push(RecordedRefund { namespace, pairs });
         match self.settlements {
-            Answer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
-            Answer::Hang => None,
+            FakeAnswer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
+            FakeAnswer::Hang => None,
             _ => Some(Ok(())),
         }
     }
 }
 
-/// The instant is the number of the check, so that receipts differ.
+/// Builds a decision. Its receipts contain the number of the check, so that they differ.
 fn decision(check: &Check, at: u64, denied: Option<Wait>) -> Decision {
     let statuses = check.pairs().iter().map(|pair| {
         let window = pair.policy.window();

@@ -1,13 +1,17 @@
-//! Who decides: the memory of this process, Redis, or anything that can answer a [`Check`].
+//! Backends: the memory of this process, Redis, or any other type that decides a [`Check`].
 //!
 //! A backend knows policies and decisions. It knows nothing of requests, headers and responses.
+//!
+//! | | | |
+//! | --- | --- | --- |
+//! | one process | [`MemoryBackend`] | exact, bounded, answers at once |
+//! | several processes | `RedisBackend` (feature `redis`) | the same decisions; one script call on the server's own clock |
+//! | unit tests | `testing::FakeBackend` (feature `test-util`) | returns what the test configures, and records every check |
+//! | something else | your own [`Backend`] | one method, written as an `async fn` |
 
 use std::future::Future;
 
-use crate::{
-    check::{Check, Refund},
-    decision::Decision,
-};
+use crate::decision::Decision;
 
 mod error;
 #[cfg(feature = "test-util")]
@@ -17,8 +21,11 @@ pub(crate) mod memory;
 pub(crate) mod redis;
 
 pub use error::{BackendError, Reason};
+pub use memory::MemoryBackend;
 
-/// What decides a check: all pairs at one instant, all charged or none.
+pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
+
+/// A backend decides a check: all pairs at one instant, all charged or none.
 ///
 /// The contract of an answer: a check is admitted if for every pair with a cost above zero the cost fits into the
 /// policy's quota beside everything charged in the window that ends now. An admitted check charges every pair. A
@@ -29,7 +36,10 @@ pub use error::{BackendError, Reason};
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sliding_window::{Backend, BackendError, Check, Decision, Limiter, Policy, Status, Wait};
+/// use tower_sliding_window::{
+///     Decision, Limiter, Policy, Status, Wait,
+///     backend::{Backend, BackendError, Check},
+/// };
 ///
 /// /// Admits everything and counts nothing.
 /// struct Unlimited;
@@ -45,6 +55,11 @@ pub use error::{BackendError, Reason};
 /// let limiter = Limiter::builder(Unlimited).policy(policy).build()?;
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a rate limit backend",
+    label = "expected a backend, such as `MemoryBackend::new()` or a `RedisBackend`",
+    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`; to share a `Limiter` between layers, call `RateLimitLayer::with_limiter(limiter)`"
+)]
 pub trait Backend: Send + Sync + 'static {
     /// Decides, and charges if it admits.
     ///
@@ -63,7 +78,7 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Whether this backend can do more than charge: whether it knows every [`Purpose`](crate::Purpose) of a check, and
+    /// Whether this backend can do more than charge: whether it knows every [`Purpose`](crate::backend::Purpose) of a check, and
     /// [`refund`](Self::refund) and [`reset`](Self::reset). A limiter asks it for nothing of that otherwise.
     fn changes_charges(&self) -> bool {
         false
@@ -101,7 +116,7 @@ pub trait Backend: Send + Sync + 'static {
     /// does, unless units are given back, the pair is reset, or its record is lost; and it is true of every check of the same
     /// pair that leaves no more of its quota, whatever that is by then.
     ///
-    /// A limiter may repeat it then without asking; see [`DenyCache`](crate::DenyCache). It looks here once, when it is built.
+    /// A limiter may repeat it then without asking; see [`DenyCache`](crate::outage::DenyCache). It looks here once, when it is built.
     fn denials_hold(&self) -> bool {
         false
     }

@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-/// What a request takes, or has taken: so many quota units of all policies, or of each its own.
+/// An amount of quota units for every policy.
 ///
-/// A number is the same for all policies. Requests a minute and model tokens a minute are two:
+/// A plain number applies to all policies. Requests per minute and model tokens per minute need two amounts:
 ///
 /// ```
 /// use tower_sliding_window::Costs;
@@ -14,24 +14,24 @@ use std::borrow::Cow;
 /// assert_eq!(Costs::from(3).of("requests"), Some(3));
 /// ```
 ///
-/// Of a policy that is not named, a request takes 1 unit, and a [settlement](crate::Reservation::settle) leaves what was
-/// charged, unless [`otherwise`](Self::otherwise) says so. A name that no policy of the check has is warned about once for
-/// each limiter (feature `tracing`): it may be misspelt.
+/// For a policy that is not named, a request costs 1 unit, and a [settlement](crate::Reservation::settle) leaves the charge
+/// unchanged, unless [`otherwise`](Self::otherwise) sets an amount. If no policy of the check has a given name, the limiter
+/// logs one warning (feature `tracing`), because the name may be misspelt.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// Of the policies that are not named.
+    /// The amount for policies that are not named.
     otherwise: Option<u32>,
-    /// Ordered by name, each there once. It holds nothing, and so allocates nothing, for a plain number.
+    /// Sorted by name, without duplicates. A plain number leaves it empty, so nothing is allocated.
     named: Vec<(Cow<'static, str>, u32)>,
 }
 
 impl Costs {
-    /// Nothing said of any policy.
+    /// Creates an empty set of amounts.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// So many quota units, 0 to 2^32-1, of the policy with this name. Said twice, the later one stands.
+    /// Sets the amount for the policy with this name, in quota units, 0 to 2^32-1. A later call replaces an earlier one.
     #[must_use]
     pub fn policy(mut self, name: impl Into<Cow<'static, str>>, units: u32) -> Self {
         let name = name.into();
@@ -42,19 +42,19 @@ impl Costs {
         self
     }
 
-    /// So many quota units, 0 to 2^32-1, of every policy that is not named.
+    /// Sets the amount for every policy that is not named, in quota units, 0 to 2^32-1.
     #[must_use]
     pub fn otherwise(mut self, units: u32) -> Self {
         self.otherwise = Some(units);
         self
     }
 
-    /// What is said of the policy with this name, in quota units. None if nothing is.
+    /// Returns the amount for the policy with this name, in quota units, or `None` if no amount is set.
     pub fn of(&self, policy: &str) -> Option<u32> {
         self.place(policy).ok().map(|place| self.named[place].1).or(self.otherwise)
     }
 
-    /// The names.
+    /// Returns the names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.named.iter().map(|(name, _)| &**name)
     }
@@ -64,7 +64,7 @@ impl Costs {
     }
 }
 
-/// So many quota units of every policy.
+/// Sets the same amount, in quota units, for every policy.
 impl From<u32> for Costs {
     fn from(units: u32) -> Self {
         Self::new().otherwise(units)

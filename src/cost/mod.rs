@@ -1,8 +1,8 @@
-//! From a request to its cost in quota units.
+//! The cost of a request in quota units.
 
-use http::Request;
+use std::sync::Arc;
 
-use crate::head::{FromHead, Head};
+use crate::head::Head;
 
 mod costs;
 mod routes;
@@ -10,48 +10,79 @@ mod routes;
 pub use costs::Costs;
 pub use routes::RouteCosts;
 
-/// Tells what a request of the type `Req` takes.
+/// Returns the cost of a request from its [`Head`].
 ///
-/// A number is a cost function, [`Costs`] are one, and every closure `Fn(&Req) -> u32` or `Fn(&Req) -> Costs` is one too;
-/// see [`from_head`](crate::from_head) for closures that need no type.
+/// A `u32` is the same cost for every request. [`Costs`] name a cost for each policy. [`RouteCosts`] choose by path. For a
+/// closure, use [`Builder::cost_by`](crate::Builder::cost_by), or [`from_fn`] where a value is needed.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` tells no cost of a `{Req}`",
-    note = "use a `u32`, `Costs`, a `RouteCosts`, `from_head`, or a closure that names its parameter: `|request: &{Req}|`, and returns a `u32` or `Costs`"
+    message = "`{Self}` is not a cost",
+    label = "expected a cost: a `u32`, `Costs`, or `RouteCosts`",
+    note = "quota units are `u32`: convert other numbers; if the value is a `Result`, add `?`; if it is a closure, call `.cost_by(|head| ..)` instead"
 )]
-pub trait CostFunction<Req> {
-    /// The cost in quota units of every policy, 0 to 2^32-1. A policy of which a request takes 0 admits it and records
+pub trait CostFunction: Send + Sync + 'static {
+    /// Returns the cost in quota units of every policy, 0 to 2^32-1. A policy with a cost of 0 admits the request and records
     /// nothing. A request whose cost is above a quota can never be admitted.
-    fn cost(&self, request: &Req) -> Costs;
+    fn cost(&self, head: &Head<'_>) -> Costs;
 }
 
-impl<Req> CostFunction<Req> for u32 {
-    fn cost(&self, _request: &Req) -> Costs {
+/// Converts an amount to [`Costs`]: a `u32` for all policies, or `Costs` with an amount for each.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an amount of quota units",
+    label = "expected a `u32` or `Costs`",
+    note = "quota units are `u32`: convert the number, for example with `u32::try_from(..)`, and decide what to do with a value that does not fit"
+)]
+pub trait IntoCosts {
+    /// Converts the amount.
+    fn into_costs(self) -> Costs;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Costs>> IntoCosts for T {
+    fn into_costs(self) -> Costs {
+        self.into()
+    }
+}
+
+impl CostFunction for u32 {
+    fn cost(&self, _head: &Head<'_>) -> Costs {
         Costs::from(*self)
     }
 }
 
-impl<Req> CostFunction<Req> for Costs {
-    fn cost(&self, _request: &Req) -> Costs {
+impl CostFunction for Costs {
+    fn cost(&self, _head: &Head<'_>) -> Costs {
         self.clone()
     }
 }
 
-impl<F, Req, C> CostFunction<Req> for F
-where
-    F: Fn(&Req) -> C,
-    C: Into<Costs>,
-{
-    fn cost(&self, request: &Req) -> Costs {
-        self(request).into()
+#[diagnostic::do_not_recommend]
+impl<C: CostFunction + ?Sized> CostFunction for Arc<C> {
+    fn cost(&self, head: &Head<'_>) -> Costs {
+        (**self).cost(head)
     }
 }
 
-impl<F, B, C> CostFunction<Request<B>> for FromHead<F>
+struct FromFn<F>(F);
+
+#[diagnostic::do_not_recommend]
+impl<F, C> CostFunction for FromFn<F>
 where
-    F: Fn(&Head<'_>) -> C,
-    C: Into<Costs>,
+    F: Fn(&Head<'_>) -> C + Send + Sync + 'static,
+    C: IntoCosts,
 {
-    fn cost(&self, request: &Request<B>) -> Costs {
-        self.call(request).into()
+    fn cost(&self, head: &Head<'_>) -> Costs {
+        (self.0)(head).into_costs()
     }
+}
+
+/// Makes a [`CostFunction`] from a closure.
+///
+/// Closures are not cost functions by themselves. Otherwise the compiler would report every mistake as a problem with
+/// closures.
+pub fn from_fn<F, C>(cost: F) -> impl CostFunction
+where
+    F: Fn(&Head<'_>) -> C + Send + Sync + 'static,
+    C: IntoCosts,
+{
+    FromFn(cost)
 }

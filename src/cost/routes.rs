@@ -1,21 +1,19 @@
 //! Costs by route.
 
-use http::Request;
+use super::{CostFunction, Costs, IntoCosts};
+use crate::{error::ConfigError, head::Head};
 
-use super::{CostFunction, Costs};
-use crate::error::ConfigError;
-
-/// Costs by the path of the request; all other paths cost 1, or what [`otherwise`](Self::otherwise) says.
+/// Costs by the path of the request. All other paths cost 1, unless [`otherwise`](Self::otherwise) sets another cost.
 ///
-/// Routes are written as in axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path as it arrives at
-/// the layer: inside a nested router, axum has cut off what comes before. The method makes no difference; where it should,
-/// see [`from_head`](crate::from_head).
+/// Routes have the syntax of axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path that the layer
+/// receives: inside a nested router, axum has removed the prefix. The method makes no difference. To choose by method, use
+/// [`Builder::cost_by`](crate::Builder::cost_by).
 ///
 /// ```
 /// use tower_sliding_window::{CostFunction, RouteCosts};
 ///
 /// let costs = RouteCosts::new().route("/search", 100)?.route("/export/{year}", 500)?;
-/// let cost = |path: &str| costs.cost(&http::Request::get(path).body(()).unwrap());
+/// let cost = |path: &str| costs.cost(&(&http::Request::get(path).body(()).unwrap()).into());
 ///
 /// assert_eq!(cost("/search?q=1"), 100.into());
 /// assert_eq!(cost("/export/2026"), 500.into());
@@ -29,35 +27,35 @@ pub struct RouteCosts {
 }
 
 impl RouteCosts {
-    /// A table without routes: everything costs 1.
-    #[expect(clippy::new_without_default, reason = "`default` would hide that everything costs 1")]
+    /// Creates a table without routes, in which every request costs 1.
+    #[expect(clippy::new_without_default, reason = "`default` would hide the cost of 1")]
     pub fn new() -> Self {
         Self { routes: matchit::Router::new(), otherwise: Costs::from(1) }
     }
 
-    /// Requests of this path cost so many quota units, 0 to 2^32-1, or so many of each policy: [`Costs`].
+    /// Sets the cost of requests for this path: quota units, 0 to 2^32-1, or [`Costs`] with an amount for each policy.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Route`] if the route does not start with `/`, cannot be parsed, or meets one that is there already.
-    pub fn route(mut self, route: &str, cost: impl Into<Costs>) -> Result<Self, ConfigError> {
-        match self.routes.insert(route, cost.into()) {
+    /// [`ConfigError::Route`] if the route cannot be parsed, or conflicts with an earlier route.
+    pub fn route(mut self, route: &str, cost: impl IntoCosts) -> Result<Self, ConfigError> {
+        match self.routes.insert(route, cost.into_costs()) {
             Ok(()) => Ok(self),
             Err(source) => Err(ConfigError::Route { route: route.to_owned(), source }),
         }
     }
 
-    /// What requests of all other paths cost, in quota units; 1 unless it is said.
+    /// Sets the cost of requests for all other paths, in quota units. The default is 1.
     #[must_use]
-    pub fn otherwise(mut self, cost: impl Into<Costs>) -> Self {
-        self.otherwise = cost.into();
+    pub fn otherwise(mut self, cost: impl IntoCosts) -> Self {
+        self.otherwise = cost.into_costs();
         self
     }
 }
 
-impl<B> CostFunction<Request<B>> for RouteCosts {
-    fn cost(&self, request: &Request<B>) -> Costs {
-        self.routes.at(request.uri().path()).map_or(&self.otherwise, |found| found.value).clone()
+impl CostFunction for RouteCosts {
+    fn cost(&self, head: &Head<'_>) -> Costs {
+        self.routes.at(head.uri.path()).map_or(&self.otherwise, |found| found.value).clone()
     }
 }
 
@@ -84,7 +82,7 @@ mod tests {
     #[test]
     fn what_no_route_names_costs_the_rest() {
         let costs = RouteCosts::new().route("/free", 0).unwrap().otherwise(3);
-        let cost = |path: &str| costs.cost(&Request::get(path).body(()).unwrap());
+        let cost = |path: &str| costs.cost(&(&http::Request::get(path).body(()).unwrap()).into());
         assert_eq!((cost("/free"), cost("/free/"), cost("/")), (0.into(), 3.into(), 3.into()));
     }
 }

@@ -1,11 +1,11 @@
 //! The key in a header.
 
-use http::{HeaderName, Request};
+use http::HeaderName;
 
 use super::{KeyError, KeyExtractor, PartitionKey};
-use crate::error::ConfigError;
+use crate::{error::ConfigError, head::Head};
 
-/// The value of a header as the key; made by [`header`].
+/// The value of a header as the key. Returned by [`header`].
 #[derive(Clone, Debug)]
 pub struct Header {
     name: HeaderName,
@@ -15,14 +15,16 @@ pub struct Header {
 /// Counts by the value of this header, byte for byte: an API key, for example.
 ///
 /// A request without the header, or with an empty value, has no key of this kind. A request with several values is
-/// malformed: whichever were taken, another part of the service might take another one.
+/// malformed, because another part of the service might read another one of them.
 ///
-/// The client writes the header. Count by it alone only where a wrong value gets nobody in; for a user that an earlier
-/// layer has verified, see [`extension`](crate::extension).
+/// **An unverified header is not an identity.** The client writes it, and can invent a new value, and so a new quota, for every
+/// request. Limit by a header alone only if an earlier layer rejects wrong values. Otherwise also limit the address:
+/// [`also`](crate::Builder::also)`(`[`limit`](crate::limit)`(`[`peer_ip`](crate::peer_ip)`()).policy(..))`. For a user that an
+/// earlier layer has verified, use [`extension`](crate::extension).
 ///
 /// # Errors
 ///
-/// [`ConfigError::HeaderName`] if no header can have this name.
+/// Returns [`ConfigError::HeaderName`] if the name is not a valid header name.
 pub fn header(name: &str) -> Result<Header, ConfigError> {
     let name = HeaderName::try_from(name)
         .map_err(|source| ConfigError::HeaderName { name: name.to_owned(), source })?;
@@ -30,13 +32,13 @@ pub fn header(name: &str) -> Result<Header, ConfigError> {
     Ok(Header { name, kind })
 }
 
-impl<B> KeyExtractor<Request<B>> for Header {
-    fn extract(&self, request: &Request<B>) -> Result<Option<PartitionKey>, KeyError> {
-        let mut values = request.headers().get_all(&self.name).iter();
+impl KeyExtractor for Header {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        let mut values = head.headers.get_all(&self.name).iter();
         let (first, second) = (values.next(), values.next());
         if second.is_some() {
             let what = format!("header {}", self.name);
-            return Err(KeyError::Malformed { what, why: "it is there more than once".to_owned() });
+            return Err(KeyError::Malformed { what, why: "the header occurs more than once".to_owned() });
         }
         let value = first.map(|value| value.as_bytes()).filter(|value| !value.is_empty());
         Ok(value.map(|value| PartitionKey::new(&self.kind, value)))
@@ -48,28 +50,31 @@ mod tests {
     use super::*;
 
     fn extract(values: &[&str]) -> Result<Option<PartitionKey>, KeyError> {
-        let mut request = Request::builder();
+        let mut request = http::Request::builder();
         for value in values {
             request = request.header("X-Api-Key", *value);
         }
-        header("x-api-key").unwrap().extract(&request.body(()).unwrap())
+        header("x-api-key").unwrap().extract(&(&request.body(()).unwrap()).into())
     }
 
     #[test]
-    fn the_value_is_the_key_and_an_empty_one_is_none() {
+    fn value_is_key_unless_empty() {
         assert_eq!(extract(&["alice"]), Ok(Some(PartitionKey::new("header:x-api-key", "alice"))));
         assert_eq!(extract(&[]), Ok(None));
         assert_eq!(extract(&[""]), Ok(None));
     }
 
     #[test]
-    fn two_values_are_malformed() {
+    fn repeated_header_is_malformed() {
         let error = extract(&["alice", "bob"]).unwrap_err();
-        assert_eq!(error.to_string(), "header x-api-key: it is there more than once");
+        assert_eq!(
+            error.to_string(),
+            "malformed rate limit key: header x-api-key: the header occurs more than once"
+        );
     }
 
     #[test]
-    fn a_name_that_is_none_is_an_error() {
+    fn invalid_name_is_an_error() {
         let error = header("x api key").unwrap_err();
         assert_eq!(error.to_string(), r#"header name "x api key": it is not a valid HTTP field name"#);
     }

@@ -1,87 +1,130 @@
-//! From a request to the partition key: whose usage is counted.
+//! Partition keys: whose usage is counted.
 //!
-//! An extractor knows requests. It knows nothing of policies, backends and responses.
+//! A [`KeyExtractor`] takes the [`PartitionKey`] from the [`Head`] of a request. It knows nothing of policies, backends and
+//! responses.
+//!
+//! | key | extractor |
+//! | --- | --- |
+//! | the value of a header | [`header`] |
+//! | the address of the peer | [`peer_ip`] |
+//! | a value that an earlier layer has verified | [`extension`] |
+//! | anything else | a closure: [`Builder::key_by`](crate::Builder::key_by), or [`from_fn`] where a value is needed |
+//! | one key, or else another | [`KeyExtractor::or`] |
+//! | two keys together | [`KeyExtractor::and`] |
 
-mod closure;
+use std::sync::Arc;
+
+use crate::head::Head;
+
 mod combine;
 mod extension;
 mod header;
+mod missing;
 mod partition;
 mod peer_ip;
 
-pub use combine::{And, KeyExt, Or};
-pub use extension::{Extension, extension};
+use combine::{And, Or};
+pub use extension::extension;
 pub use header::{Header, header};
+pub use missing::MissingKey;
 pub use partition::PartitionKey;
 pub use peer_ip::{PeerIp, peer_ip};
 
-/// Takes the partition key from a request of the type `Req`.
+/// Extracts the partition key from the [`Head`] of a request.
 ///
-/// Every closure `Fn(&Req) -> K` whose `K` is an [`IntoKey`] is an extractor too. Write its parameter's type, or use
-/// [`from_head`](crate::from_head), which knows it:
+/// The trait is dyn-compatible: `Arc<dyn KeyExtractor>` is an extractor too.
 ///
 /// ```
-/// use tower_sliding_window::{KeyExtractor, PartitionKey, from_head};
+/// use tower_sliding_window::{Head, KeyExtractor, PartitionKey, key::KeyError};
 ///
-/// struct Job { tenant: String }
+/// struct Tenant;
 ///
-/// let by_tenant = |job: &Job| PartitionKey::new("tenant", &job.tenant);
-/// let key = by_tenant.extract(&Job { tenant: "acme".into() })?;
-/// assert_eq!(key, Some(PartitionKey::new("tenant", "acme")));
+/// impl KeyExtractor for Tenant {
+///     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+///         Ok(head.header("x-tenant").map(|tenant| PartitionKey::new("tenant", tenant)))
+///     }
+/// }
 ///
-/// let by_host = from_head(|head| head.uri.host().map(|host| PartitionKey::new("host", host)));
-/// # let _ = KeyExtractor::<http::Request<()>>::extract(&by_host, &http::Request::new(()))?;
-/// # Ok::<(), tower_sliding_window::KeyError>(())
+/// let request = http::Request::get("/").header("x-tenant", "acme").body(()).unwrap();
+/// assert_eq!(Tenant.extract(&(&request).into())?, Some(PartitionKey::new("tenant", "acme")));
+/// # Ok::<(), KeyError>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` takes no partition key from a `{Req}`",
-    note = "for an HTTP request use `header`, `peer_ip`, `extension` or `from_head`; a plain closure names its parameter: `|request: &{Req}|`, and returns a `PartitionKey` or an `Option` of one"
+    message = "`{Self}` is not a partition key",
+    label = "expected a key extractor, such as `header(\"x-api-key\")?` or `peer_ip()`",
+    note = "if the value is a `Result`, add `?`; if it is the name of a header, write `header(\"..\")?`; if it is a closure, call `.key_by(|head| ..)` instead, or `key::from_fn(|head| ..)` to combine it with other keys"
 )]
-pub trait KeyExtractor<Req> {
-    /// The partition key of this request, or `None` if the request has none of this kind; then [`or`](KeyExt::or) asks
-    /// the next extractor.
+pub trait KeyExtractor: Send + Sync + 'static {
+    /// Returns the partition key of this request, or `None` if the request has no key of this kind.
     ///
     /// # Errors
     ///
-    /// A [`KeyError`] if there is something that cannot be read as a key. Nobody guesses then.
-    fn extract(&self, request: &Req) -> Result<Option<PartitionKey>, KeyError>;
+    /// Returns a [`KeyError`] if the request has a value that cannot be read as a key. The layer then rejects the request and
+    /// does not guess.
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError>;
+
+    /// Uses this key, or the other one if a request has no key of this kind.
+    ///
+    /// The kind is a part of every key, so one client's header cannot equal another client's address. If this key is
+    /// malformed, the request is rejected and the other key is not tried.
+    ///
+    /// **The client chooses which of the two keys counts.** `header("x-api-key")?.or(peer_ip())` does not limit: a client
+    /// that sends a new header value with every request gets a new quota each time. Combine only keys that a client cannot
+    /// invent, such as an [`extension`] that an earlier layer has verified. To limit an unverified header *and* the address,
+    /// use [`Builder::also`](crate::Builder::also).
+    fn or<K: KeyExtractor>(self, other: K) -> impl KeyExtractor
+    where
+        Self: Sized,
+    {
+        Or { first: self, second: other }
+    }
+
+    /// Uses both keys together: a user *at* an address. A request that lacks one of them has no key.
+    fn and<K: KeyExtractor>(self, other: K) -> impl KeyExtractor
+    where
+        Self: Sized,
+    {
+        And { first: self, second: other }
+    }
 }
 
-/// Why a request has no partition key.
+/// The reason why a request has no partition key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The request does not say whose it is.
-    #[error("the request names nobody whose usage could be counted")]
+    /// The request has no key.
+    #[error("missing rate limit key")]
     Missing,
-    /// The request says it in a way that cannot be read.
-    #[error("{what}: {why}")]
+    /// The request has a key that cannot be read.
+    #[error("malformed rate limit key: {what}: {why}")]
     Malformed {
-        /// Where in the request: the header's name, for example.
+        /// The part of the request, for example the name of a header.
         what: String,
-        /// What is wrong there.
+        /// The problem with it.
         why: String,
     },
-    /// The server is not set up to know it.
-    #[error("{what}")]
+    /// The server is not set up to read the key.
+    #[error("misconfigured rate limit key: {what}")]
     Misconfigured {
-        /// What is missing in the set-up.
+        /// The missing part of the set-up.
         what: String,
     },
 }
 
-/// What a closure may return for a key: a [`PartitionKey`], or an `Option` or a `Result` of one. A key always says of
-/// which kind it is, so that what two closures find can never be one key by accident.
+/// Converts the return value of a key closure: a [`PartitionKey`], or an `Option` or a `Result` of one.
+///
+/// A key always includes its kind, so the keys of two closures are never equal by accident.
 #[diagnostic::on_unimplemented(
-    message = "a `{Self}` is no partition key",
-    note = "a key says of which kind it is: return `PartitionKey::new(\"tenant\", value)`, or an `Option` of it"
+    message = "a key closure must return a `PartitionKey`, but this one returns `{Self}`",
+    label = "expected a `PartitionKey`, an `Option` of one, or a `Result` of one with `KeyError`",
+    note = "a partition key includes its kind: return `PartitionKey::new(\"tenant\", value)`, or an `Option` of it"
 )]
 pub trait IntoKey {
-    /// Turns it into what an extractor returns.
+    /// Converts the value to the result of an extractor.
     ///
     /// # Errors
     ///
-    /// Those of the `Result` that it was.
+    /// Returns the [`KeyError`] of a `Result`.
     fn into_key(self) -> Result<Option<PartitionKey>, KeyError>;
 }
 
@@ -91,14 +134,54 @@ impl IntoKey for PartitionKey {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<K: IntoKey> IntoKey for Option<K> {
     fn into_key(self) -> Result<Option<PartitionKey>, KeyError> {
         self.map_or(Ok(None), K::into_key)
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<K: IntoKey> IntoKey for Result<K, KeyError> {
     fn into_key(self) -> Result<Option<PartitionKey>, KeyError> {
         self.and_then(K::into_key)
     }
+}
+
+#[diagnostic::do_not_recommend]
+impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        (**self).extract(head)
+    }
+}
+
+struct FromFn<F>(F);
+
+#[diagnostic::do_not_recommend]
+impl<F, K> KeyExtractor for FromFn<F>
+where
+    F: Fn(&Head<'_>) -> K + Send + Sync + 'static,
+    K: IntoKey,
+{
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        (self.0)(head).into_key()
+    }
+}
+
+/// Makes a [`KeyExtractor`] from a closure, to combine it with other keys.
+///
+/// Closures are not extractors by themselves. Otherwise the compiler would report every mistake as a problem with closures.
+///
+/// ```
+/// use tower_sliding_window::{KeyExtractor, PartitionKey, key, peer_ip};
+///
+/// let by_host = key::from_fn(|head| head.uri.host().map(|host| PartitionKey::new("host", host)));
+/// let by_host_and_address = by_host.and(peer_ip());
+/// ```
+pub fn from_fn<F, K>(key: F) -> impl KeyExtractor
+where
+    F: Fn(&Head<'_>) -> K + Send + Sync + 'static,
+    K: IntoKey,
+{
+    FromFn(key)
 }

@@ -1,4 +1,4 @@
-//! Whose usage is counted.
+//! The partition key itself.
 
 use std::{fmt, sync::Arc};
 
@@ -7,12 +7,12 @@ use sha2::{Digest, Sha256};
 /// Longer keys are kept as their digest.
 const MAX_KEPT: usize = 256;
 
-/// Whose usage is counted: an API key, a user, an address, a route, or several together.
+/// The partition key: whose usage is counted. An API key, a user, an address, a route, or several together.
 ///
-/// A key is a list of parts, each of a *kind* (what it is: `"user"`, `"peer-ip"`) and a *value*. Both count,
-/// so the user `1.2.3.4` and the address 1.2.3.4 are two keys. No two different lists are ever the same key.
+/// A key is a list of parts. Each part has a *kind*, such as `"user"` or `"peer-ip"`, and a *value*. The kind is a part of the
+/// key, so the user `1.2.3.4` and the address 1.2.3.4 are different keys. Two different lists are never equal.
 ///
-/// Values identify people: `Debug` shows the kinds and leaves the values out.
+/// Values identify people, so `Debug` shows the kinds and omits the values.
 ///
 /// ```
 /// use tower_sliding_window::PartitionKey;
@@ -29,8 +29,8 @@ pub struct PartitionKey(
 );
 
 impl PartitionKey {
-    /// A key of one part. Any bytes are allowed in both; an empty value is a value like any other here, the
-    /// extractors of this crate never make one.
+    /// Creates a key of one part. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
+    /// crate never create one.
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
         let value = value.as_ref();
         let mut bytes = Vec::with_capacity(16 + kind.len() + value.len());
@@ -41,13 +41,13 @@ impl PartitionKey {
         Self(bytes.into())
     }
 
-    /// The key of all parts of this one, then all parts of the other.
+    /// Returns the key of all parts of this key, followed by all parts of the other.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self([&self.0[..], &other.0[..]].concat().into())
     }
 
-    /// The canonical bytes: equal for equal keys, different for different ones, in every process and version.
+    /// Returns the canonical bytes: the same for equal keys and different for different keys, in every process and version.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -4,37 +4,37 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 #[cfg(feature = "axum")]
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
-use http::{Extensions, Request};
+use http::Extensions;
 
 use super::{KeyError, KeyExtractor, PartitionKey};
-use crate::error::ConfigError;
+use crate::{error::ConfigError, head::Head};
 
-/// The peer's address as the key; made by [`peer_ip`].
+/// The peer's address as the key. Returned by [`peer_ip`].
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIp {
     ipv6_prefix: u8,
 }
 
-/// Counts by the address at the other end of the connection, which nobody can forge. Behind a proxy this is the proxy.
+/// Counts by the address of the peer, which a client cannot forge. Behind a proxy, this is the address of the proxy.
 ///
-/// IPv6 addresses are grouped by their /64 network, for one host owns all of it; an IPv4 address that is mapped into
-/// IPv6 is the IPv4 address.
+/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is mapped into
+/// IPv6 counts as the IPv4 address.
 ///
-/// The address is looked for in the request's extensions: a `std::net::SocketAddr`, else axum's
-/// `ConnectInfo<SocketAddr>` (feature `axum`: serve the app with
-/// `into_make_service_with_connect_info::<SocketAddr>()`; in tests `MockConnectInfo` does), else tonic's `TcpConnectInfo` (feature `tonic`). If there is
-/// none, the server is set up wrongly, and the request gets [`KeyError::Misconfigured`]: it never shares a key with
-/// others of its kind.
+/// The extractor reads the address from the request's extensions: a `std::net::SocketAddr`, else axum's
+/// `ConnectInfo<SocketAddr>` (feature `axum`; serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, and
+/// use `MockConnectInfo` in tests), else tonic's `TcpConnectInfo` (feature `tonic`). If there is no address, the server is
+/// misconfigured, and the layer rejects the request with [`KeyError::Misconfigured`]. Requests without an address never share
+/// a key.
 pub fn peer_ip() -> PeerIp {
     PeerIp { ipv6_prefix: 64 }
 }
 
 impl PeerIp {
-    /// Groups IPv6 addresses by a prefix of this many bits, 64 unless it is said.
+    /// Groups IPv6 addresses by a prefix of this many bits. The default is 64.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Ipv6Prefix`] unless it is 1 to 128.
+    /// Returns [`ConfigError::Ipv6Prefix`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
         if (1..=128).contains(&prefix) {
             Ok(Self { ipv6_prefix: prefix })
@@ -43,7 +43,7 @@ impl PeerIp {
         }
     }
 
-    /// What stands for this address: itself, or the first address of its IPv6 network.
+    /// Returns the address itself, or the first address of its IPv6 network.
     fn group(self, address: IpAddr) -> IpAddr {
         // Mapped addresses first: masked as IPv6, all of IPv4 would be one group.
         match address.to_canonical() {
@@ -55,10 +55,11 @@ impl PeerIp {
     }
 }
 
-impl<B> KeyExtractor<Request<B>> for PeerIp {
-    fn extract(&self, request: &Request<B>) -> Result<Option<PartitionKey>, KeyError> {
-        let peer = peer(request.extensions()).ok_or_else(|| KeyError::Misconfigured {
-            what: "the peer's address is not in the request's extensions: serve the app with connect info"
+impl KeyExtractor for PeerIp {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        let peer = peer(head.extensions).ok_or_else(|| KeyError::Misconfigured {
+            what: "the request's extensions contain no peer address; in axum, serve the app with \
+                   `into_make_service_with_connect_info::<SocketAddr>()`"
                 .to_owned(),
         })?;
         Ok(Some(PartitionKey::new("peer-ip", self.group(peer.ip()).to_string())))
@@ -83,19 +84,19 @@ mod tests {
     use super::*;
 
     fn key(extractor: PeerIp, address: &str) -> PartitionKey {
-        let mut request = Request::new(());
+        let mut request = http::Request::new(());
         request.extensions_mut().insert(SocketAddr::new(address.parse().unwrap(), 1234));
-        extractor.extract(&request).unwrap().unwrap()
+        extractor.extract(&(&request).into()).unwrap().unwrap()
     }
 
     #[test]
-    fn mapped_addresses_are_ipv4_before_they_are_masked() {
+    fn mapped_address_becomes_ipv4_before_masking() {
         assert_eq!(key(peer_ip(), "::ffff:192.0.2.1"), key(peer_ip(), "192.0.2.1"));
         assert_ne!(key(peer_ip(), "::ffff:192.0.2.1"), key(peer_ip(), "::ffff:192.0.2.2"));
     }
 
     #[test]
-    fn ipv6_is_grouped_by_its_prefix() {
+    fn ipv6_is_grouped_by_prefix() {
         assert_eq!(key(peer_ip(), "2001:db8::1"), key(peer_ip(), "2001:db8::ffff:0:0:2"));
         assert_ne!(key(peer_ip(), "2001:db8::1"), key(peer_ip(), "2001:db8:0:1::1"));
         let wide = peer_ip().ipv6_prefix(48).unwrap();
@@ -109,8 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn without_an_address_the_server_is_set_up_wrongly() {
-        let error = peer_ip().extract(&Request::new(())).unwrap_err();
+    fn missing_address_is_misconfigured() {
+        let error = peer_ip().extract(&(&http::Request::new(())).into()).unwrap_err();
         assert!(matches!(error, KeyError::Misconfigured { .. }), "{error:?}");
     }
 }

@@ -1,41 +1,39 @@
-//! Policies and a backend, and what can be asked of them.
+//! The limiter: policies and a backend.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     backend::{Backend, BackendError, Reason},
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose},
-    cost::Costs,
+    cost::{Costs, IntoCosts},
     decision::Decision,
-    deny_cache::{Denials, Inquiry, Look},
+    deny_cache::{Denials, Miss, Lookup},
+    engine::Engine,
     error::ConfigError,
     key::PartitionKey,
-    observe,
+    now_or_later::{BoxFuture, NowOrLater},
+    observe::{self, Warnings},
     outage::{Guard, Local, OutageRule},
-    plan::{Against, Draft, Part},
-    policies::{distinct, pairs},
-    policy::Policy,
+    policy::{Policy, distinct, pairs},
     settle::Queue,
 };
 
-mod ask;
 mod build;
-pub(crate) mod engine;
+mod draft;
+mod future;
+mod outcome;
 
-use ask::Admitting;
-pub(crate) use ask::Ask;
-pub use ask::{AdmitFuture, CheckFuture, ReserveFuture, Reserved, ResetFuture, Verdict};
 pub use build::LimiterBuilder;
-use engine::{Boxed, Engine, Progress};
+pub(crate) use draft::Against;
+use draft::Part;
+pub use draft::{Draft, IntoDraft};
+pub(crate) use future::Asking;
+use future::Waiting;
+pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
+pub(crate) use outcome::Basis;
+pub use outcome::{Admission, Rejection};
 
-/// A limit without HTTP: for jobs, outgoing calls, and everything that is no tower service.
+/// A limiter: policies and a backend. It needs no HTTP and no tower service, and suits jobs and outgoing calls.
 ///
 /// ```
 /// use std::time::Duration;
@@ -58,24 +56,17 @@ use engine::{Boxed, Engine, Progress};
 #[derive(Clone)]
 pub struct Limiter(Arc<Inner>);
 
-pub(crate) struct Inner {
+struct Inner {
     settings: Settings,
     engine: Arc<dyn Engine>,
     queue: Arc<Queue>,
     guard: Arc<Guard>,
-    /// None if nothing is remembered.
+    /// `None` if the deny cache is off.
     denials: Option<Arc<Denials>>,
     local: Local,
-    warned_of_name: AtomicBool,
-    warned_of_draft: AtomicBool,
-}
-
-/// What becomes of a check.
-enum Asked {
-    /// The outcome is there.
-    Now(Result<Decision, BackendError>),
-    /// The store has to be asked.
-    Later(Option<Inquiry>),
+    warnings: Arc<Warnings>,
+    /// Alive as long as the limiter is.
+    _alive: Arc<()>,
 }
 
 #[derive(Clone, Debug)]
@@ -86,91 +77,95 @@ struct Settings {
     rule: OutageRule,
 }
 
-/// Checks one request of a partition key against all policies of the limiter.
-///
-/// What is asked is under way at once where the backend answers at once, and otherwise, as a reset always, when the future is
-/// polled. When
-/// the future of a check is dropped, its charge may stand.
-///
 /// # Errors
 ///
-/// All of these give a [`BackendError`] if there is no decision, within the deadline. The reason is
-/// [`Reason::Unsupported`] where the backend can do nothing but charge, and it is not asked then. A limiter that was built
-/// [without policies](LimiterBuilder::without_policies) has none to check, which is an error, too.
+/// All checks return a [`BackendError`] if the backend makes no decision within the deadline. The reason is
+/// [`Reason::Unsupported`] if the backend can only charge, and it is not asked then. A limiter that was built
+/// [without policies](LimiterBuilder::without_policies) has no policies to check, which is an error, too.
+///
+/// # When a check begins
+///
+/// If the backend answers at once, a check is complete when the method returns. Otherwise, and always for a reset, it begins
+/// when the future is polled. If the future is dropped before it is complete, the charge may stand.
 ///
 /// # Runtime
 ///
-/// A backend that answers at once, as the memory does, needs none. One that answers later needs tokio with its timer
-/// enabled (`enable_time`, as `#[tokio::main]` has it; a tokio without it panics). Outside tokio there is no deadline.
+/// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled
+/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline.
 impl Limiter {
-    /// How long a check may take unless the builder says otherwise: 100 ms.
+    /// The default deadline of a check: 100 ms.
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
 
-    /// How many settlements may wait unless the builder says otherwise: 1,024.
+    /// The default bound of the settlement queue: 1,024.
     pub const DEFAULT_SETTLEMENT_QUEUE: usize = 1_024;
 
-    /// How many checks may be under way at once unless the builder says otherwise: 4,096. A store that takes 10 ms for each
-    /// answers 400,000 in a second then, and one that takes a whole deadline 40,000; what waits takes some kilobytes each.
+    /// The default bound of checks in flight: 4,096. With it, a store that takes 10 ms for each check answers 400,000 per
+    /// second, and one that takes the whole deadline 40,000. Each waiting check takes some kilobytes.
     pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
 
-    /// Begins a limiter that asks this backend.
+    /// Returns a builder for a limiter over this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
         LimiterBuilder::new(backend)
     }
 
-    /// Charges what the request costs, if every policy has room for it. Of a policy that `cost` does not name, it costs 1
-    /// unit.
-    pub fn check(&self, key: PartitionKey, cost: impl Into<Costs>) -> CheckFuture {
-        CheckFuture(self.decide(self.own(&key, &cost.into()), Purpose::Charge))
+    /// Charges the cost, if every policy has room for it. A policy that `cost` does not name costs 1 unit.
+    pub fn check(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
+        CheckFuture(self.decide(self.own(&key, &cost.into_costs()), Purpose::Charge))
     }
 
-    /// Answers as [`check`](Self::check) would, and charges nothing.
-    pub fn peek(&self, key: PartitionKey, cost: impl Into<Costs>) -> CheckFuture {
-        CheckFuture(self.decide(self.own(&key, &cost.into()), Purpose::Peek))
+    /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
+    pub fn peek(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
+        CheckFuture(self.decide(self.own(&key, &cost.into_costs()), Purpose::Peek))
     }
 
-    /// Charges as [`check`](Self::check) does, and gives a handle by which the charge is later replaced by what was really
+    /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
     /// used. See [`Reservation`](crate::Reservation).
-    pub fn reserve(&self, key: PartitionKey, cost: impl Into<Costs>) -> ReserveFuture {
-        match self.own(&key, &cost.into()) {
-            Ok(check) => self.reserving(check),
-            Err(error) => ReserveFuture { progress: Progress::Now(Some(Err(error))), kept: None },
-        }
-    }
-
-    /// Charges as [`check`](Self::check) does, and where the store cannot decide, does what the
-    /// [outage rule](LimiterBuilder::outage) says: as a layer does it.
-    pub fn admit(&self, key: PartitionKey, cost: impl Into<Costs>) -> AdmitFuture {
-        AdmitFuture(match self.own(&key, &cost.into()) {
-            Ok(check) => match self.ask(check, false, None) {
-                Ok(verdict) => Admitting::Now(Some(verdict)),
-                Err(ask) => Admitting::Later(ask),
-            },
-            Err(error) => Admitting::Now(Some(Verdict::Unavailable(error))),
-        })
-    }
-
-    /// Forgets what this key has used of all policies of the limiter. Reservations of before get nothing back. Policies that a
-    /// layer chooses by the request are not the limiter's: for them there is [`reset_pairs`](Self::reset_pairs), with
-    /// [`Policies::pairs`](crate::Policies::pairs).
-    pub fn reset(&self, key: PartitionKey) -> ResetFuture {
-        match self.own(&key, &Costs::from(0)) {
-            Ok(check) => self.forget(check),
-            Err(error) => ResetFuture(Progress::Now(Some(Err(error)))),
-        }
-    }
-
-    /// The same as [`check`](Self::check) for these pairs, and not the limiter's policies: for several keys, or for
-    /// [`Policies`](crate::Policies) that are chosen for each request.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`].
+    /// Returns [`Rejection::Denied`] if a policy has no room, and [`Rejection::Unavailable`] if there is no decision. The
+    /// outage rule does not apply.
+    pub fn reserve(&self, key: PartitionKey, cost: impl IntoCosts) -> ReserveFuture {
+        ReserveFuture(match self.own(&key, &cost.into_costs()) {
+            Ok(check) => self.ask(check, true, Some(OutageRule::FailClosed)),
+            Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
+        })
+    }
+
+    /// Charges as [`check`](Self::check) does, and applies the [outage rule](LimiterBuilder::outage) if the backend makes no
+    /// decision: as a layer does.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`Rejection`] if the request must not go on.
+    pub fn admit(&self, key: PartitionKey, cost: impl IntoCosts) -> AdmitFuture {
+        AdmitFuture(match self.own(&key, &cost.into_costs()) {
+            Ok(check) => self.ask(check, false, None),
+            Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
+        })
+    }
+
+    /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. Policies that a
+    /// layer chooses by the request do not belong to the limiter: use [`reset_pairs`](Self::reset_pairs) with
+    /// [`Policies::pairs`](crate::Policies::pairs) for them.
+    pub fn reset(&self, key: PartitionKey) -> ResetFuture {
+        match self.own(&key, &Costs::from(0)) {
+            Ok(check) => self.clear(check),
+            Err(error) => ResetFuture(NowOrLater::now(Err(error))),
+        }
+    }
+
+    /// Checks these pairs instead of the limiter's policies: for several keys, or for [`Policies`](crate::Policies) that are
+    /// chosen for each request.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`].
     pub fn check_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
         Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Charge)))
     }
 
-    /// The same as [`peek`](Self::peek) for these pairs.
+    /// Returns the decision that [`check_pairs`](Self::check_pairs) would return, and charges nothing.
     ///
     /// # Errors
     ///
@@ -179,56 +174,69 @@ impl Limiter {
         Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Peek)))
     }
 
-    /// The same as [`reserve`](Self::reserve) for these pairs.
+    /// Reserves these pairs; see [`reserve`](Self::reserve).
     ///
     /// # Errors
     ///
     /// As [`check_pairs`](Self::check_pairs).
     pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
-        Ok(self.reserving(self.of_pairs(pairs)?))
+        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, true, Some(OutageRule::FailClosed))))
     }
 
-    /// The same as [`reset`](Self::reset) for these pairs, whatever their costs are.
+    /// Clears the usage of these pairs; see [`reset`](Self::reset). Their costs have no effect.
     ///
     /// # Errors
     ///
     /// As [`check_pairs`](Self::check_pairs).
     pub fn reset_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ResetFuture, ConfigError> {
-        Ok(self.forget(self.of_pairs(pairs)?))
+        Ok(self.clear(self.of_pairs(pairs)?))
     }
 
-    /// The policies, in the order in which they were given.
+    /// Returns the policies in the order in which they were added.
     pub fn policies(&self) -> &[Policy] {
         &self.0.settings.policies
     }
 
-    /// The namespace, which keeps this limiter apart from others on the same store.
+    /// Returns the namespace, which separates this limiter from others on the same store.
     pub fn namespace(&self) -> &str {
         self.0.settings.namespace.as_str()
     }
 
-    /// How many settlements were lost so far: those that could not wait, for the queue was full or there was no tokio
-    /// runtime; those that waited when their runtime ended; and those that the backend did not confirm. Their charges stand,
-    /// or may stand, and leave with their windows.
+    /// Returns the number of lost settlements: those that found the queue full or no tokio runtime, those that waited when
+    /// their runtime ended, and those that the backend did not confirm. Their charges stand, or may stand, and leave with
+    /// their windows.
     pub fn lost_settlements(&self) -> u64 {
         self.0.queue.lost()
     }
 
-    /// Waits until no settlement waits or is under way: for the end of a process, after the last request was answered. Each
-    /// takes at most two deadlines.
+    /// Waits until no settlement is queued or in progress. Call it at the end of a process, after the last response. Each
+    /// settlement takes at most two deadlines.
     pub async fn drain(&self) {
         self.0.queue.drain().await;
     }
 
-    /// The check that a draft asks for; None if it lets the request through.
-    pub(crate) fn draft(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
+    /// Starts the check of a draft. Returns `None` if the draft is exempt.
+    pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
+        let (rule, reserves) = (draft.outage, draft.reserves);
+        match self.check_of(draft) {
+            Ok(Some(check)) => Some(self.ask(check, reserves, rule)),
+            Ok(None) => None,
+            Err(error) => {
+                self.0.warnings.misconfigured(&error);
+                Some(NowOrLater::now(Err(Rejection::Misconfigured(Arc::new(error)))))
+            }
+        }
+    }
+
+    /// Returns the check of a draft, or `None` if the draft is exempt.
+    fn check_of(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
         if draft.others.is_empty()
             && draft.pairs.is_empty()
             && let Some(Part { key, costs, against: Against::Limiter | Against::LimiterAnd(None) }) =
                 &draft.first
             && !self.policies().is_empty()
         {
-            // What most requests are, and nothing needs to be looked at again.
+            // The usual case. The builder has validated these policies.
             return Ok(Some(self.of_limiter(key, costs)));
         }
         let of_parts_only = draft.pairs.is_empty();
@@ -245,7 +253,7 @@ impl Limiter {
             }
         }
         for Part { costs, .. } in draft.first.iter().chain(&draft.others) {
-            self.know_names(costs, &all);
+            self.0.warnings.unknown_policies(costs, &all);
         }
         if all.is_empty() {
             return Ok(None);
@@ -256,56 +264,45 @@ impl Limiter {
         self.of_pairs(all).map(Some)
     }
 
-    /// Asks for a decision, and for a reservation if it is an admission, and does what this rule says if there is none; or else
-    /// the limiter's own.
-    pub(crate) fn ask(&self, check: Check, reserves: bool, rule: Option<OutageRule>) -> Result<Verdict, Ask> {
+    /// Asks for a decision, and for a reservation if `reserves`. If there is no decision, applies the given outage rule, or
+    /// else the limiter's own.
+    fn ask(&self, check: Check, reserves: bool, rule: Option<OutageRule>) -> Asking {
         let rule = rule.unwrap_or(self.0.settings.rule);
-        let is_kept = reserves || matches!(rule, OutageRule::Local(_));
+        let is_kept = reserves || matches!(rule, OutageRule::LocalFallback(_));
         let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
         match self.decide_now(&check) {
-            Asked::Now(outcome) => {
-                let kept = is_kept.then(|| (self.clone(), check));
-                Ok(Verdict::new(outcome, rule, reserves, kept))
+            NowOrLater::Now(Some(decided)) => {
+                let kept = is_kept.then_some((self, check));
+                NowOrLater::now(future::outcome(decided, rule, reserves, kept))
             }
-            Asked::Later(inquiry) => {
+            NowOrLater::Now(None) => NowOrLater::Now(None),
+            NowOrLater::Later(miss) => {
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
-                Err(Ask { asked: self.decide_later(check, inquiry), rule, reserves, kept })
+                NowOrLater::Later(Waiting { store: self.decide_later(check, miss), rule, reserves, kept })
             }
         }
     }
 
-    pub(crate) fn local(&self) -> &Local {
+    /// Returns whether charges can be settled.
+    pub(crate) fn can_settle(&self) -> bool {
+        self.0.engine.can_change()
+    }
+
+    fn local(&self) -> &Local {
         &self.0.local
     }
 
-    pub(crate) fn queue(&self) -> &Arc<Queue> {
+    fn queue(&self) -> &Arc<Queue> {
         &self.0.queue
-    }
-
-    /// Warns, once, that a request asks for what cannot be a check.
-    pub(crate) fn tell_misconfigured(&self, error: &ConfigError) {
-        if !self.0.warned_of_draft.swap(true, Ordering::Relaxed) {
-            observe::misconfigured(error);
-        }
-    }
-
-    /// Warns, once, of a name that is no policy's.
-    pub(crate) fn know_names(&self, costs: &Costs, pairs: &[Pair]) {
-        for name in costs.names() {
-            let known = pairs.iter().any(|pair| pair.policy.name() == name);
-            if !known && !self.0.warned_of_name.swap(true, Ordering::Relaxed) {
-                observe::unknown_policy(name);
-            }
-        }
     }
 
     fn of_limiter(&self, key: &PartitionKey, costs: &Costs) -> Check {
         let pairs: Box<[Pair]> = pairs(key, self.policies(), costs).collect();
-        self.know_names(costs, &pairs);
+        self.0.warnings.unknown_policies(costs, &pairs);
         Check::of_limiter(self.0.settings.namespace.clone(), pairs)
     }
 
-    /// The check of this key against all policies of the limiter.
+    /// Returns the check of this key against all policies of the limiter.
     fn own(&self, key: &PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
         if self.policies().is_empty() {
             let none = ConfigError::NoPolicies { max: MAX_PAIRS };
@@ -318,22 +315,26 @@ impl Limiter {
         Ok(Check::new(pairs)?.in_namespace(self.0.settings.namespace.clone()))
     }
 
-    fn decide(&self, check: Result<Check, BackendError>, purpose: Purpose) -> Progress<Decision> {
+    fn decide(
+        &self,
+        check: Result<Check, BackendError>,
+        purpose: Purpose,
+    ) -> NowOrLater<Result<Decision, BackendError>> {
         let check = match check {
             Ok(check) => check.with_purpose(purpose),
-            Err(error) => return Progress::Now(Some(Err(error))),
+            Err(error) => return NowOrLater::now(Err(error)),
         };
         match self.decide_now(&check) {
-            Asked::Now(outcome) => Progress::Now(Some(outcome)),
-            Asked::Later(inquiry) => Progress::Later(self.decide_later(check, inquiry)),
+            NowOrLater::Now(decided) => NowOrLater::Now(decided),
+            NowOrLater::Later(miss) => NowOrLater::Later(self.decide_later(check, miss)),
         }
     }
 
-    /// The decision, if there is no need to wait for it.
-    fn decide_now(&self, check: &Check) -> Asked {
+    /// Returns the decision if it is known without waiting, or else what the deny cache needs to learn from the store.
+    fn decide_now(&self, check: &Check) -> NowOrLater<Result<Decision, BackendError>, Option<Miss>> {
         let engine = &self.0.engine;
         if check.purpose() != Purpose::Charge && !engine.can_change() {
-            return Asked::Now(Err(BackendError::new(Reason::Unsupported)));
+            return NowOrLater::now(Err(BackendError::new(Reason::Unsupported)));
         }
         if check.purpose() != Purpose::Peek {
             for pair in check.pairs() {
@@ -343,30 +344,29 @@ impl Limiter {
             }
         }
         if let Some(outcome) = engine.ask_now(check) {
-            return Asked::Now(outcome);
+            return NowOrLater::now(outcome);
         }
-        match self.0.denials.as_ref().map(|denials| denials.look(check)) {
-            Some(Look::Denied(decision)) => Asked::Now(Ok(decision)),
-            Some(Look::Ask(inquiry)) => Asked::Later(Some(inquiry)),
-            Some(Look::Pass) | None => Asked::Later(None),
+        match self.0.denials.as_ref().map(|denials| denials.lookup(check)) {
+            Some(Lookup::Hit(decision)) => NowOrLater::now(Ok(decision)),
+            Some(Lookup::Miss(miss)) => NowOrLater::Later(Some(miss)),
+            Some(Lookup::Bypass) | None => NowOrLater::Later(None),
         }
     }
 
-    fn decide_later(&self, check: Check, inquiry: Option<Inquiry>) -> Boxed<Decision> {
-        self.0.engine.clone().ask(check, self.0.guard.clone(), inquiry)
+    fn decide_later(
+        &self,
+        check: Check,
+        miss: Option<Miss>,
+    ) -> BoxFuture<Result<Decision, BackendError>> {
+        self.0.engine.clone().ask(check, self.0.guard.clone(), miss)
     }
 
-    fn reserving(&self, check: Check) -> ReserveFuture {
-        let kept = Some((self.clone(), check.clone()));
-        ReserveFuture { progress: self.decide(Ok(check), Purpose::Reserve), kept }
-    }
-
-    fn forget(&self, check: Check) -> ResetFuture {
+    fn clear(&self, check: Check) -> ResetFuture {
         let Inner { settings, engine, denials, .. } = &*self.0;
         ResetFuture(if engine.can_change() {
-            engine.clone().forget(check, settings.deadline, denials.clone())
+            NowOrLater::Later(engine.clone().forget(check, settings.deadline, denials.clone()))
         } else {
-            Progress::error(Reason::Unsupported)
+            NowOrLater::now(Err(BackendError::new(Reason::Unsupported)))
         })
     }
 }

@@ -1,12 +1,15 @@
 //! What an operator is told. Silent where the feature `tracing` is off, so that no call site carries a `cfg`.
 
-use std::sync::Weak;
+use std::sync::{
+    Weak,
+    atomic::{AtomicBool, Ordering},
+};
 
 use crate::{
     backend::BackendError,
     check::{Namespace, Pair},
+    cost::Costs,
     error::ConfigError,
-    limiter::Inner,
     policy::Policy,
 };
 
@@ -25,14 +28,30 @@ pub(crate) fn cost_above_quota(pair: &Pair) {
     }
 }
 
-/// Warns that an amount is named for a policy that is not there.
-pub(crate) fn unknown_policy(name: &str) {
-    imp::unknown_policy(name);
+/// The warnings that a limiter logs once.
+#[derive(Default)]
+pub(crate) struct Warnings {
+    unknown_policy: AtomicBool,
+    misconfigured: AtomicBool,
 }
 
-/// Warns that a request asks for what cannot be a check, and is refused.
-pub(crate) fn misconfigured(error: &ConfigError) {
-    imp::misconfigured(error);
+impl Warnings {
+    /// Warns once about an amount for a policy that no pair has.
+    pub(crate) fn unknown_policies(&self, costs: &Costs, pairs: &[Pair]) {
+        for name in costs.names() {
+            let is_known = pairs.iter().any(|pair| pair.policy.name() == name);
+            if !is_known && !self.unknown_policy.swap(true, Ordering::Relaxed) {
+                imp::unknown_policy(name);
+            }
+        }
+    }
+
+    /// Warns once about a request that cannot be checked and is rejected.
+    pub(crate) fn misconfigured(&self, error: &ConfigError) {
+        if !self.misconfigured.swap(true, Ordering::Relaxed) {
+            imp::misconfigured(error);
+        }
+    }
 }
 
 /// Warns that so many settlements were lost so far, the last one for this reason.
@@ -55,7 +74,7 @@ pub(crate) fn evicts(address: &str, policy: &str) {
 
 /// Warns, once for each policy, that a limiter has a policy of the same name on the same store and in the same namespace as
 /// one of other numbers that is `alive`: they share a count and disagree about it, or believe that they share one.
-pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<Inner>) {
+pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
     imp::new_limits(store, namespace, policies, alive);
 }
 
@@ -68,7 +87,6 @@ mod imp {
         backend::BackendError,
         check::{Namespace, Pair},
         error::ConfigError,
-        limiter::Inner,
         policy::Policy,
     };
 
@@ -108,7 +126,7 @@ mod imp {
         );
     }
 
-    pub(super) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<Inner>) {
+    pub(super) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
         for [there, new] in rivals::register(store, namespace, policies, alive) {
             tracing::warn!(
                 policy = new.name(),
@@ -128,7 +146,6 @@ mod imp {
         backend::BackendError,
         check::{Namespace, Pair},
         error::ConfigError,
-        limiter::Inner,
         policy::Policy,
     };
 
@@ -146,5 +163,5 @@ mod imp {
     #[cfg(feature = "redis")]
     pub(super) fn evicts(_address: &str, _policy: &str) {}
 
-    pub(super) fn new_limits(_: &str, _: &Namespace, _: &[Policy], _: Weak<Inner>) {}
+    pub(super) fn new_limits(_: &str, _: &Namespace, _: &[Policy], _: Weak<()>) {}
 }

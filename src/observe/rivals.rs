@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError, Weak},
 };
 
-use crate::{check::Namespace, limiter::Inner, policy::Policy};
+use crate::{check::Namespace, policy::Policy};
 
 /// By store, namespace and name of the policy.
 static LIMITS: Mutex<Option<HashMap<Place, Entry>>> = Mutex::new(None);
@@ -19,7 +19,7 @@ struct Place {
 
 #[derive(Default)]
 struct Entry {
-    limits: Vec<(Weak<Inner>, Policy)>,
+    limits: Vec<(Weak<()>, Policy)>,
     /// Whether it was told that they contradict each other. It is told again only when all of them are gone.
     warned: bool,
 }
@@ -29,7 +29,7 @@ pub(super) fn register(
     store: &str,
     namespace: &Namespace,
     policies: &[Policy],
-    alive: Weak<Inner>,
+    alive: Weak<()>,
 ) -> Vec<[Policy; 2]> {
     let mut limits = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
     let limits = limits.get_or_insert_default();

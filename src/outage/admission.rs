@@ -1,33 +1,20 @@
-//! How a request was let through: three types that nobody can take for each other.
+//! The marks of a request that was admitted without a decision of the store.
 
 use crate::{
     backend::{BackendError, Reason},
     decision::Decision,
 };
 
-/// How a request was let through.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum Admission {
-    /// The store has decided and charged it.
-    Checked(Decision),
-    /// The store could not, and the memory of this process did.
-    Local(LocalDecision),
-    /// Nobody has decided or charged it.
-    Unchecked(Unchecked),
-}
-
-/// A request that was let through although it could not be checked: [`OutageRule::Admit`](crate::OutageRule::Admit).
+/// A request that was admitted without a check, because the outage rule is to [fail open](crate::OutageRule::FailOpen).
 ///
-/// It is in the extensions of the request and of the response, where a [`Decision`] would be otherwise. Where layers are
-/// nested it says that at least one of them could not check.
+/// It is in the extensions of the request and of the response, in place of a [`Decision`]. In nested layers, it states that at
+/// least one layer could not check.
 #[derive(Clone, Debug)]
 pub struct Unchecked(BackendError);
 
-/// A request that was let through by the local share of every quota, for the store could not decide:
-/// [`OutageRule::Local`](crate::OutageRule::Local).
+/// A request that the [local fallback](crate::OutageRule::LocalFallback) has admitted.
 ///
-/// It is in the extensions of the request and of the response, where a [`Decision`] would be otherwise.
+/// It is in the extensions of the request and of the response, in place of a [`Decision`].
 #[derive(Clone, Debug)]
 pub struct LocalDecision {
     decision: Decision,
@@ -39,12 +26,12 @@ impl Unchecked {
         Self(error)
     }
 
-    /// Why it could not be checked.
+    /// Returns the error of the store.
     pub fn error(&self) -> &BackendError {
         &self.0
     }
 
-    /// Why it could not be checked, in a word.
+    /// Returns the reason of the error.
     pub fn reason(&self) -> Reason {
         self.0.reason()
     }
@@ -55,38 +42,19 @@ impl LocalDecision {
         Self { decision, error }
     }
 
-    /// What was decided. Its policies have the share for a quota, and what it tells is true of this process only. A pair that
-    /// costs nothing and whose share is 0 is left out.
+    /// Returns the local decision. The quota of its policies is the share of this process, and its statuses apply to this
+    /// process only. It omits a pair of cost 0 whose share is 0.
     pub fn decision(&self) -> &Decision {
         &self.decision
     }
 
-    /// Why the store could not decide.
+    /// Returns the error of the store.
     pub fn error(&self) -> &BackendError {
         &self.error
     }
 
-    /// Why the store could not decide, in a word.
+    /// Returns the reason of the error.
     pub fn reason(&self) -> Reason {
         self.error.reason()
-    }
-}
-
-impl Admission {
-    /// What the store has decided. None if it has not, whatever the memory said.
-    pub fn checked(&self) -> Option<&Decision> {
-        match self {
-            Self::Checked(decision) => Some(decision),
-            Self::Local(_) | Self::Unchecked(_) => None,
-        }
-    }
-
-    /// Why the store has not decided. None if it has.
-    pub fn error(&self) -> Option<&BackendError> {
-        match self {
-            Self::Checked(_) => None,
-            Self::Local(local) => Some(local.error()),
-            Self::Unchecked(unchecked) => Some(unchecked.error()),
-        }
     }
 }

@@ -22,7 +22,7 @@ use crate::{backend::BackendError, error::ConfigError};
 ///
 /// # What a failure is
 ///
-/// Every error but those of [one check](crate::Reason::is_of_one_check), in which the store has answered for all others. What
+/// Every error but those of [one check](crate::backend::Reason::is_of_one_check), in which the store has answered for all others. What
 /// was refused without asking is none, and neither is a check that was dropped. A row of failures opens the breaker only if
 /// nothing was answered for as long as the deadline, either: otherwise one node of a cluster that is down would soon, by
 /// chance, be a row of failures among the answers of the others, and would shut them all off.

@@ -18,7 +18,7 @@ pub(crate) enum Locally {
     /// This check was charged in the memory.
     Admitted(LocalDecision, Check),
     /// The share has no room.
-    BeyondShare,
+    Denied,
     /// The memory could not decide either.
     Unavailable,
 }
@@ -34,7 +34,7 @@ impl Local {
 
     /// Decides by this share of every quota what the store could not, for this reason.
     pub(crate) fn decide(&self, check: &Check, share: Share, error: &BackendError) -> Locally {
-        let Some(check) = shared(check, share) else { return Locally::BeyondShare };
+        let Some(check) = shared(check, share) else { return Locally::Denied };
         if check.pairs().is_empty() {
             // Nothing costs anything.
             return Locally::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);
@@ -43,7 +43,7 @@ impl Local {
             Some(Ok(decision)) if decision.is_admitted() => {
                 Locally::Admitted(LocalDecision::new(decision, error.clone()), check)
             }
-            Some(Ok(_)) => Locally::BeyondShare,
+            Some(Ok(_)) => Locally::Denied,
             Some(Err(_)) | None => Locally::Unavailable,
         }
     }

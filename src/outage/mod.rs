@@ -1,7 +1,8 @@
-//! What happens when the backend cannot answer: how long anybody waits for it, and what becomes of a request without a
-//! decision.
+//! Outages: what happens if the backend makes no decision.
 //!
-//! Nothing here knows of requests and responses, and nothing here is asked for a decision that is there at once.
+//! A deadline, a circuit breaker and a bound on checks in flight protect the service from a store that fails. The
+//! [`OutageRule`] states what happens to a request without a decision. The [`DenyCache`] answers repeated denials without the
+//! store.
 
 mod admission;
 mod breaker;
@@ -9,9 +10,11 @@ mod guard;
 mod local;
 mod rule;
 
-pub use admission::{Admission, LocalDecision, Unchecked};
+pub use admission::{LocalDecision, Unchecked};
 pub use breaker::Breaker;
 pub(crate) use breaker::check_breaker;
 pub(crate) use guard::{Guard, within};
 pub(crate) use local::{Local, Locally};
 pub use rule::{OutageRule, Share};
+
+pub use crate::deny_cache::DenyCache;

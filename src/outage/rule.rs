@@ -1,74 +1,72 @@
-//! The rule, as plain data.
+//! The outage rule, as plain data.
 
 use std::num::NonZeroU32;
 
 use crate::error::ConfigError;
 
-/// What becomes of a request when the store cannot decide it. Never is it a denial: nobody knows that a quota is used up.
+/// The outage rule: what happens to a request if the store makes no decision. The layer never presents an outage as a denial.
 ///
-/// | rule | the request | what is told |
+/// | rule | the request | marked by |
 /// | --- | --- | --- |
-/// | [`Refuse`](Self::Refuse), the default | is refused: 503 over HTTP, `UNAVAILABLE` over gRPC | [`Refusal::Unavailable`](crate::Refusal::Unavailable) |
-/// | [`Admit`](Self::Admit) | goes on, and is counted nowhere | [`Unchecked`](crate::Unchecked), in the extensions of request and response |
-/// | [`Local`](Self::Local) | is decided in the memory of this process, by its share of every quota | [`LocalDecision`](crate::LocalDecision) in the same places, or [`Refusal::BeyondShare`](crate::Refusal::BeyondShare), again a 503 |
+/// | [`FailClosed`](Self::FailClosed), the default | is rejected: 503 over HTTP, `UNAVAILABLE` over gRPC | [`Rejection::Unavailable`](crate::Rejection::Unavailable) |
+/// | [`FailOpen`](Self::FailOpen) | is admitted and not counted | [`Unchecked`](super::Unchecked), in the extensions of request and response |
+/// | [`LocalFallback`](Self::LocalFallback) | is decided in the memory of this process, by its share of every quota | [`LocalDecision`](super::LocalDecision) in the same places, or [`Rejection::LocalFallbackDenied`](crate::Rejection::LocalFallbackDenied), which is also a 503 |
 ///
-/// None of them has fields such as `RateLimit` or `Retry-After`: nobody knows what remains, nor when the store is back.
+/// None of them adds `RateLimit` or `Retry-After` fields: neither the remaining quota nor the end of the outage is known.
 ///
-/// It is said once for a layer with [`Builder::outage`](crate::Builder::outage), and for each request with
+/// Set the rule for a layer with [`Builder::outage`](crate::Builder::outage), and for each request with
 /// [`Builder::outage_by`](crate::Builder::outage_by).
 ///
-/// # Why refusing is the default
+/// # Why the default is to fail closed
 ///
-/// A limit protects something: a password from being guessed, a bill from growing, a database from being overrun. Admitting
-/// takes this protection away at the very moment at which the system is weak, and to bring that moment about is then a way
-/// around the limit. A share takes a number that this crate cannot know. So whoever wants either has to say so.
+/// A limit protects something: a password from being guessed, a bill from growing, a database from being overloaded. If the
+/// limit failed open by default, an attacker could disable it by overloading the store. The local fallback needs the number of
+/// processes, which this crate cannot know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OutageRule {
-    /// It is refused, with the reason.
+    /// Rejects the request.
     #[default]
-    Refuse,
-    /// It goes on, and is counted nowhere: if the *store* cannot decide, or too many checks are under way.
+    FailClosed,
+    /// Admits the request uncounted, if the *store* cannot decide or too many checks are in flight.
     ///
-    /// Where only this check cannot be decided, it is refused all the same: that is so for the
-    /// [reasons](crate::Reason::is_of_one_check) `CrossSlot`, `Full`, `ForeignValue` and `Unsupported`. The first and the last
-    /// are mistakes that should be seen, and the others a client may bring about by itself, so that they would be a way
-    /// around the limit.
-    Admit,
-    /// It is decided by this share of every quota, in the memory of this process.
+    /// If only this check cannot be decided, the request is rejected all the same: for the
+    /// [reasons](crate::backend::Reason::is_of_one_check) `CrossSlot`, `Full`, `ForeignValue` and `Unsupported`. A client could
+    /// cause some of them itself, for example by filling its own log, and so avoid its limit.
+    FailOpen,
+    /// Decides by this share of every quota, in the memory of this process.
     ///
-    /// With the right number of processes, all of them together admit no more than the quota by local decisions in any
-    /// window, in the sense in which the policy's [`Algorithm`](crate::Algorithm) promises it. The store knows nothing of
-    /// these charges, and the memory nothing of the store's: a window that touches a seam between the two may hold twice the
-    /// quota, and three times if the store has lost its data meanwhile. A check that has missed its deadline may be charged
-    /// in both, which errs on the side of too few.
+    /// With the right number of processes, their local decisions together admit no more than the quota in any window, within
+    /// the guarantee of the policy's [`Algorithm`](crate::Algorithm). The store and the local memory do not know each other's
+    /// charges. A window that contains the beginning or the end of an outage may therefore hold twice the quota, and three
+    /// times if the store also lost its data. A check whose deadline has passed may be charged in both.
     ///
-    /// Where the share of a quota is 0, or the cost is above it, a request that costs something is refused. It may well be
-    /// admitted when the store is back: so this is a 503 too, and no wait is told, nor that no wait helps.
-    Local(Share),
+    /// If the share of a quota is 0, or the cost is above the share, a request with a cost above 0 is rejected. It may be
+    /// admitted when the store is back, so the response is a 503 without a wait.
+    LocalFallback(Share),
 }
 
-/// Which part of every quota this process may grant by itself: `floor(quota / processes)`.
+/// The part of every quota that this process may grant in an outage: `floor(quota / processes)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share(NonZeroU32);
 
 impl Share {
-    /// An equal share for each of so many processes, 1 to 2^32-1. It should be the largest number that ever runs at one time,
-    /// those included that are just being replaced: with fewer, less than the quota is granted, and with more, more.
+    /// Returns an equal share for each of this number of processes, 1 to 2^32-1. Use the largest number that ever runs at one
+    /// time, including processes that are being replaced. A larger number grants less than the quota, a smaller one more.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Share`] if there are 0.
+    /// Returns [`ConfigError::Share`] if the number is 0.
     pub fn among(processes: u32) -> Result<Self, ConfigError> {
         NonZeroU32::new(processes).map(Self).ok_or(ConfigError::Share { processes })
     }
 
-    /// The whole quota, for a single process. Of several, each would grant all of it.
+    /// Returns the whole quota, for a single process. With several processes, each would grant the whole quota.
     pub fn whole() -> Self {
         Self(NonZeroU32::MIN)
     }
 
-    /// Among how many processes a quota is shared.
+    /// Returns the number of processes that share a quota.
     pub fn processes(self) -> u32 {
         self.0.get()
     }

@@ -1,4 +1,6 @@
-//! Replacing a charge by what was really used.
+//! Settlements: a charge is replaced by the amount actually used.
+
+// The queue holds no limiter and no response.
 
 use std::{
     fmt,
@@ -14,63 +16,60 @@ use std::{
 use tokio::sync::oneshot;
 
 use crate::{
-    backend::{BackendError, Reason},
+    backend::{BackendError, Reason, memory::MemoryBackend},
     check::{Check, Refund},
-    cost::Costs,
+    cost::IntoCosts,
     decision::Decision,
-    limiter::{Limiter, engine::Change},
+    engine::Change,
+    now_or_later::NowOrLater,
 };
 
+mod actual_cost;
 mod queue;
-mod used;
 
+pub use actual_cost::{ActualCost, actual_cost, by_hand};
 pub(crate) use queue::Queue;
-pub use used::{
-    ActualCost, ByHand, FromResponse, ReadActualCost, ResponseHead, Settling, Used, actual_cost, by_hand,
-    from_response,
-};
 
-/// The handle of a charge, by which it is replaced by what was really used.
+/// The handle of a charge. Settling it replaces the charge by the amount actually used.
 ///
-/// [`Limiter::reserve`](crate::Limiter::reserve) gives one, and so does a layer that [settles](crate::Builder::settle): it
-/// is in the extensions of every counted request then, in axum as an extractor (feature `axum`). Clones are the same handle.
+/// [`Limiter::reserve`](crate::Limiter::reserve) returns one. A layer that [settles](crate::Builder::settle_by) leaves one in
+/// the extensions of every counted request; in axum it is an extractor (feature `axum`). Clones are the same handle.
 ///
-/// - **Settled once**, the charge is what was used: what is less goes back to the place of the charge, so that nothing is
-///   counted twice or freed late; what is more is charged now, even past the quota, for it was used already.
-/// - **Settled again**, by whichever clone, nothing changes.
-/// - **Settled late**, what has left its window meanwhile, or was reset, gets nothing back.
-/// - **Let through in an outage**, it was charged nowhere in the store, and nothing is settled there: what was decided
-///   [locally](crate::LocalDecision) is settled in the memory of this process, and of what was let through
-///   [unchecked](crate::Unchecked) there is nothing to settle.
-/// - **Never settled**, as when the request is dropped, the charge stands and leaves with its window.
+/// - **The first settlement** takes effect. A smaller amount is refunded at the place of the charge, so that no unit is
+///   counted twice or freed late. A larger amount is charged now, even beyond the quota, because the client has already used
+///   it.
+/// - **A second settlement**, by any clone, has no effect.
+/// - **A late settlement** refunds nothing to a pair whose charge has left the window or was reset.
+/// - **A reservation that was admitted in an outage** has no charge in the store. A charge of the
+///   [local fallback](crate::outage::LocalDecision) is settled in the memory of this process. A request that was admitted
+///   [unchecked](crate::outage::Unchecked) has nothing to settle.
+/// - **A reservation that is never settled**, for example because its request is dropped, stands and leaves with its window.
 ///
-/// In Redis, giving units back to one of the newest or of the oldest charges of a sliding log takes microseconds, however
-/// long the log is. In the middle of a long one the starts of half its records are rewritten: some 4 ms of the server's time in a log of
-/// 10,000, and more than 0.1 s in one of 100,000. Where requests are settled late in such logs, count in
+/// In Redis, a refund to one of the newest or oldest charges of a sliding log takes microseconds, regardless of the log's
+/// length. A refund in the middle of a log rewrites up to half of its records: about 4 ms of server time in a log of 10,000,
+/// and more than 0.1 s in one of 100,000. If requests are settled late in such logs, use
 /// [sliding buckets](crate::Algorithm::SlidingBuckets).
 ///
-/// A charge that is settled to 0 while older and newer ones count keeps its record until its window has passed, and counts
-/// towards the bound of a sliding log on its records.
+/// A charge that is settled to 0 between older and newer charges keeps its record until its window has passed, and counts
+/// towards the bound of a sliding log.
 ///
-/// Nothing waits for a settlement. Where the backend does not answer at once it goes through a
-/// [bounded queue](crate::LimiterBuilder::settlement_queue), which a task on the current tokio runtime works off; it is sent
-/// once and never again. One that is lost leaves the charge as it is and is [counted](crate::Limiter::lost_settlements).
+/// Settling never delays a response. If the backend does not answer at once, the settlement goes through a
+/// [bounded queue](crate::LimiterBuilder::settlement_queue), which a task on the current tokio runtime processes. It is sent
+/// once and never resent. If it is lost, the charge stands, and the loss is [counted](crate::Limiter::lost_settlements).
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, Settled};
+/// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, settle::Settled};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 /// let limiter = Limiter::builder(MemoryBackend::new())
 ///     .policy(Policy::new("tokens", 10_000, Duration::from_secs(60))?)
 ///     .build()?;
 ///
-/// let reserved = limiter.reserve(PartitionKey::new("user", "alice"), 1_000).await?;
-/// if let Some(reservation) = reserved.admitted() {
-///     // The model has answered with 317 tokens.
-///     assert!(matches!(reservation.settle(317).await, Settled::Done));
-///     assert!(matches!(reservation.settle(0).await, Settled::Already));
-/// }
+/// let reservation = limiter.reserve(PartitionKey::new("user", "alice"), 1_000).await?;
+/// // The model has answered with 317 tokens.
+/// assert!(matches!(reservation.settle(317).await, Settled::Done));
+/// assert!(matches!(reservation.settle(0).await, Settled::Already));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -79,90 +78,84 @@ pub use used::{
 pub struct Reservation(Arc<Held>);
 
 struct Held {
-    limiter: Limiter,
+    queue: Arc<Queue>,
     check: Check,
-    /// Of an unchecked one, nothing.
+    /// Empty for an unchecked reservation.
     decision: Decision,
     charged: Charged,
     is_settled: AtomicBool,
 }
 
-/// Who has the charge.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The owner of the charge.
 enum Charged {
     Store,
-    /// The memory of this process, for the store could not decide.
-    Local,
-    Nobody,
+    /// The memory of the local fallback.
+    Local(MemoryBackend),
+    /// The request was admitted unchecked.
+    Nothing,
 }
 
-/// What became of a settlement.
+/// The result of a settlement.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Settled {
-    /// What was used has taken the place of the charge, as far as that still counts.
+    /// The amount used has replaced the charge, as far as the charge still counts.
     Done,
-    /// The reservation was settled before, by this handle or a clone. This time nothing has changed.
+    /// The reservation was settled before, by this handle or a clone. This settlement had no effect.
     Already,
-    /// There is no charge: the request was let through [unchecked](crate::Unchecked). Nothing has changed.
+    /// There is no charge: the request was admitted [unchecked](crate::outage::Unchecked). The settlement had no effect.
     Uncharged,
-    /// It may not have been done, and is not tried again. The charge stands, or may stand; the settlement is counted as lost.
+    /// The settlement may not have been applied, and is not sent again. The charge stands, or may stand. The settlement is
+    /// counted as lost.
     Lost(BackendError),
 }
 
-/// A settlement that has begun. It goes on when this is dropped; awaited, it tells what became of it.
-pub struct Settlement(Progress);
+/// The future of [`Reservation::settle`]. It resolves to the result. The settlement proceeds even if this future is dropped.
+pub struct Settlement(NowOrLater<Settled, Confirmation>);
 
-enum Progress {
-    Now(Option<Settled>),
-    Waiting(oneshot::Receiver<Settled>),
-}
+/// A settlement in the queue.
+struct Confirmation(oneshot::Receiver<Settled>);
 
 impl Reservation {
-    pub(crate) fn new(limiter: Limiter, check: Check, decision: Decision) -> Self {
-        Self::held(limiter, check, decision, Charged::Store)
+    pub(crate) fn new(queue: Arc<Queue>, check: Check, decision: Decision) -> Self {
+        Self::held(queue, check, decision, Charged::Store)
     }
 
-    pub(crate) fn local(limiter: Limiter, check: Check, decision: Decision) -> Self {
-        Self::held(limiter, check, decision, Charged::Local)
+    pub(crate) fn local(queue: Arc<Queue>, memory: MemoryBackend, check: Check, decision: Decision) -> Self {
+        Self::held(queue, check, decision, Charged::Local(memory))
     }
 
-    pub(crate) fn unchecked(limiter: Limiter, check: Check) -> Self {
-        Self::held(limiter, check, Decision::new(0, []), Charged::Nobody)
+    pub(crate) fn unchecked(queue: Arc<Queue>, check: Check) -> Self {
+        Self::held(queue, check, Decision::new(0, []), Charged::Nothing)
     }
 
-    fn held(limiter: Limiter, check: Check, decision: Decision, charged: Charged) -> Self {
-        Self(Arc::new(Held { limiter, check, decision, charged, is_settled: AtomicBool::new(false) }))
+    fn held(queue: Arc<Queue>, check: Check, decision: Decision, charged: Charged) -> Self {
+        Self(Arc::new(Held { queue, check, decision, charged, is_settled: AtomicBool::new(false) }))
     }
 
-    /// The decision that has admitted it. None if the store has made none, whether the request was decided locally or let
-    /// through unchecked.
+    /// Returns the decision that has admitted the request, or `None` if the store made none: the local fallback has decided, or
+    /// the request was admitted unchecked.
     pub fn decision(&self) -> Option<&Decision> {
-        (self.0.charged == Charged::Store).then_some(&self.0.decision)
+        matches!(self.0.charged, Charged::Store).then_some(&self.0.decision)
     }
 
-    /// The decision behind the charge, for those who know that there is one.
-    pub(crate) fn charged(&self) -> &Decision {
-        &self.0.decision
-    }
-
-    /// Whether it was settled, by this handle or a clone.
+    /// Returns whether the reservation was settled, by this handle or a clone.
     pub fn is_settled(&self) -> bool {
         self.0.is_settled.load(Ordering::Acquire)
     }
 
-    /// Replaces the charge by what was used, in quota units, 0 to 2^32-1. The first call takes effect, of whichever clone, and
-    /// no other does. Of a policy that is not named the charge stays.
+    /// Replaces the charge by the amount used, in quota units, 0 to 2^32-1. Only the first call takes effect, regardless of
+    /// the clone. For a policy that is not named, the charge stands.
     ///
-    /// It begins at once: there is no need to keep or to await what is returned.
-    pub fn settle(&self, used: impl Into<Costs>) -> Settlement {
-        let Held { limiter, check, decision, charged, is_settled } = &*self.0;
+    /// The settlement begins at once. The returned future need not be kept or awaited.
+    pub fn settle(&self, used: impl IntoCosts) -> Settlement {
+        let Held { queue, check, decision, charged, is_settled } = &*self.0;
         if is_settled.swap(true, Ordering::AcqRel) {
             return Settlement::now(Settled::Already);
         }
-        let used = used.into();
-        limiter.know_names(&used, check.pairs());
-        if *charged == Charged::Nobody {
+        let used = used.into_costs();
+        queue.warnings().unknown_policies(&used, check.pairs());
+        if matches!(charged, Charged::Nothing) {
             return Settlement::now(Settled::Uncharged);
         }
         let used = check.pairs().iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost));
@@ -170,15 +163,19 @@ impl Reservation {
         let change =
             Change { refund: Refund::of(check, decision.receipts(), &used), overage: check.overage(&used) };
         match charged {
-            Charged::Local => limiter.queue().settle_at_once(limiter.local().memory(), change),
-            _ => limiter.queue().settle(change),
+            Charged::Local(memory) => queue.settle_at_once(memory, change),
+            Charged::Store | Charged::Nothing => queue.settle(change),
         }
     }
 }
 
 impl Settlement {
     fn now(settled: Settled) -> Self {
-        Self(Progress::Now(Some(settled)))
+        Self(NowOrLater::now(settled))
+    }
+
+    fn waiting(confirmation: oneshot::Receiver<Settled>) -> Self {
+        Self(NowOrLater::Later(Confirmation(confirmation)))
     }
 }
 
@@ -186,14 +183,16 @@ impl Future for Settlement {
     type Output = Settled;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Settled> {
-        match &mut self.0 {
-            Progress::Now(settled) => settled.take().map_or(Poll::Pending, Poll::Ready),
-            Progress::Waiting(outcome) => {
-                let outcome = ready!(Pin::new(outcome).poll(cx));
-                self.0 = Progress::Now(None);
-                Poll::Ready(outcome.unwrap_or_else(|_| Settled::Lost(BackendError::new(Reason::Other))))
-            }
-        }
+        Pin::new(&mut self.0).poll(cx)
+    }
+}
+
+impl Future for Confirmation {
+    type Output = Settled;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Settled> {
+        let settled = ready!(Pin::new(&mut self.0).poll(cx));
+        Poll::Ready(settled.unwrap_or_else(|_| Settled::Lost(BackendError::new(Reason::Other))))
     }
 }
 

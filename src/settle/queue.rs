@@ -18,13 +18,13 @@ use tokio::{
     sync::{Notify, oneshot},
 };
 
-use super::{Progress, Settled, Settlement};
+use super::{Settled, Settlement};
 use crate::{
     backend::{BackendError, Reason, memory::MemoryBackend},
     check::Refund,
-    deny_cache::{Denials, Evicting},
-    limiter::engine::{Change, Engine},
-    observe,
+    deny_cache::{Denials, Invalidation},
+    engine::{Change, Engine},
+    observe::{self, Warnings},
 };
 
 /// How many settlements are under way at once.
@@ -42,6 +42,7 @@ pub(crate) struct Queue {
     /// Told whenever a worker ends.
     idle: Notify,
     lost: AtomicU64,
+    warnings: Arc<Warnings>,
 }
 
 #[derive(Default)]
@@ -56,7 +57,7 @@ struct Job {
     /// None when it is under way.
     change: Option<Change>,
     /// What is not known any more when it is done. None where nothing goes back.
-    evicting: Option<Evicting>,
+    invalidate: Option<Invalidation>,
     /// What became of the part that could be done at once.
     begun: Result<(), BackendError>,
     /// None when the outcome is told.
@@ -77,6 +78,7 @@ impl Queue {
         deadline: Duration,
         bound: usize,
         denials: Option<Arc<Denials>>,
+        warnings: Arc<Warnings>,
     ) -> Arc<Self> {
         Arc::new(Self {
             engine,
@@ -86,7 +88,12 @@ impl Queue {
             waiting: Mutex::default(),
             idle: Notify::new(),
             lost: AtomicU64::new(0),
+            warnings,
         })
+    }
+
+    pub(super) fn warnings(&self) -> &Warnings {
+        &self.warnings
     }
 
     pub(crate) fn lost(&self) -> u64 {
@@ -108,16 +115,16 @@ impl Queue {
 
     /// Does what the backend can do at once, and has the rest done.
     pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
-        let evicting = self.evicting(change.refund.as_ref());
+        let invalidate = self.invalidate(change.refund.as_ref());
         let outcome = self.engine.change_now(&mut change);
-        let evicting = evicting.filter(|_| change.refund.is_some());
+        let invalidate = invalidate.filter(|_| change.refund.is_some());
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(self.settled(outcome));
         }
         let (told, settled) = oneshot::channel();
         let (change, told, queue) = (Some(change), Some(told), self.clone());
-        self.enqueue(Job { change, evicting, begun: outcome, told, queue });
-        Settlement(Progress::Waiting(settled))
+        self.enqueue(Job { change, invalidate, begun: outcome, told, queue });
+        Settlement::waiting(settled)
     }
 
     /// Does in the memory of this process what was charged there.
@@ -126,9 +133,9 @@ impl Queue {
     }
 
     /// Forgets the denials of pairs that get units back, now and when that is done.
-    fn evicting(&self, refund: Option<&Refund>) -> Option<Evicting> {
+    fn invalidate(&self, refund: Option<&Refund>) -> Option<Invalidation> {
         let denials = self.denials.as_ref()?;
-        Some(denials.evicting(refund?.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
+        Some(denials.invalidate(refund?.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
     }
 
     fn enqueue(self: &Arc<Self>, job: Job) {
@@ -230,7 +237,7 @@ impl Job {
     fn tell(&mut self, outcome: Result<(), BackendError>) {
         if let Some(told) = self.told.take() {
             // Whoever hears of it may use what has gone back.
-            self.evicting = None;
+            self.invalidate = None;
             let begun = std::mem::replace(&mut self.begun, Ok(()));
             // Perhaps nobody waits to hear it.
             let _ = told.send(self.queue.settled(begun.and(outcome)));

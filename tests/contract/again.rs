@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::test_runner::TestCaseError;
-use tower_sliding_window::{Backend, Check, Pair, Purpose, Receipt};
+use tower_sliding_window::backend::{Backend, Check, Pair, Purpose, Receipt};
 
 use super::{
     history::{Couple, Keys, Pairs},

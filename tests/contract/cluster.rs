@@ -9,7 +9,9 @@ use std::{
 use proptest::test_runner::TestCaseError;
 use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
-    Backend, Check, Decision, ManualClock, Pair, PartitionKey, Purpose, Receipt, RedisBackend, Wait,
+    Decision, PartitionKey, RedisBackend, Wait,
+    backend::{Backend, Check, Pair, Purpose, Receipt},
+    testing::ManualClock,
 };
 
 use super::{

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
 use tower_sliding_window::{
-    Algorithm, Backend, Check, Decision, MemoryBackend, Pair, Policy, Purpose, RedisBackend,
+    Algorithm, Decision, MemoryBackend, Policy, RedisBackend,
+    backend::{Backend, Check, Pair, Purpose},
 };
 
 use super::{couples, history::Couple, invariants::says_the_same, model::Model};

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tower_sliding_window::{Algorithm, Check, Pair, PartitionKey, Policy, Purpose};
+use tower_sliding_window::{
+    Algorithm, PartitionKey, Policy,
+    backend::{Check, Pair, Purpose},
+};
 
 /// Steps at instants, against one set of policies.
 #[derive(Clone, Debug)]

@@ -2,7 +2,9 @@
 
 use proptest::test_runner::TestCaseError;
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, ManualClock, Purpose, Receipt, Refund, Wait,
+    Decision, Wait,
+    backend::{Backend, BackendError, Check, Purpose, Receipt, Refund},
+    testing::ManualClock,
 };
 
 use super::{

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 use proptest::test_runner::TestCaseError;
-use tower_sliding_window::{Algorithm, Check, Policy, Purpose};
+use tower_sliding_window::{
+    Algorithm, Policy,
+    backend::{Check, Purpose},
+};
 
 use super::{
     invariants::require,

@@ -5,7 +5,9 @@ use std::{sync::Barrier, thread, time::Duration};
 use allocation_counter::measure;
 use tokio::runtime::Runtime;
 use tower_sliding_window::{
-    Backend, Check, ConfigError, Limiter, ManualClock, MemoryBackend, Pair, PartitionKey, Policy, Reason,
+    ConfigError, Limiter, MemoryBackend, PartitionKey, Policy,
+    backend::{Backend, Check, Pair, Reason},
+    testing::ManualClock,
 };
 
 const WINDOW: Duration = Duration::from_secs(10);

@@ -4,8 +4,9 @@ use std::time::{Duration, Instant};
 
 use allocation_counter::measure;
 use tower_sliding_window::{
-    Algorithm, Backend, Check, Decision, ManualClock, MemoryBackend, Pair, PartitionKey, Policy, Purpose,
-    Reason, Receipt, Refund, Status,
+    Algorithm, Decision, MemoryBackend, PartitionKey, Policy, Status,
+    backend::{Backend, Check, Pair, Purpose, Reason, Receipt, Refund},
+    testing::ManualClock,
 };
 
 const WINDOW: Duration = Duration::from_secs(10);

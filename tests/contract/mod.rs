@@ -16,7 +16,9 @@ use std::cell::{Cell, RefCell};
 
 use proptest::test_runner::{Config, TestCaseError, TestRunner};
 use tokio::runtime::Runtime;
-use tower_sliding_window::{Backend, ManualClock, MemoryBackend, PartitionKey, RedisBackend};
+use tower_sliding_window::{
+    MemoryBackend, PartitionKey, RedisBackend, backend::Backend, testing::ManualClock,
+};
 
 use self::history::{Couple, History, histories};
 use crate::support::server::{Engine, Server};

@@ -2,7 +2,10 @@
 
 use std::{borrow::Cow, collections::HashMap, time::Duration};
 
-use tower_sliding_window::{Algorithm, Check, Decision, Pair, PartitionKey, Policy, Purpose, Status, Wait};
+use tower_sliding_window::{
+    Algorithm, Decision, PartitionKey, Policy, Status, Wait,
+    backend::{Check, Pair, Purpose},
+};
 
 use super::account::Account;
 

@@ -5,7 +5,9 @@ use tokio::{
     time::{Instant, advance, sleep, timeout},
 };
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, DenyCache, Limiter, Pair, Purpose, Status, Wait,
+    Decision, Limiter, Status, Wait,
+    backend::{Backend, BackendError, Check, Pair, Purpose},
+    outage::DenyCache,
 };
 
 use super::{
@@ -39,7 +41,7 @@ async fn what_costs_nothing_is_asked_for_and_admitted() {
 #[tokio::test(start_paused = true)]
 async fn what_was_used_beyond_a_charge_is_charged_whatever_is_known() {
     let (remote, limiter) = remote();
-    let reservation = limiter.reserve(alice(), 10).await.unwrap().admitted().unwrap();
+    let reservation = limiter.reserve(alice(), 10).await.unwrap();
     assert!(!check(&limiter, 1).await.is_admitted());
     reservation.settle(13).await;
     assert_eq!(remote.settings().asked.last(), Some(&(Purpose::Overage, 3)));

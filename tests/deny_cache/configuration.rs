@@ -2,7 +2,12 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, BackendError, Check, Decision, DenyCache, FakeBackend, Limiter};
+use tower_sliding_window::{
+    Decision, Limiter,
+    backend::{Backend, BackendError, Check},
+    outage::DenyCache,
+    testing::FakeBackend,
+};
 
 use super::{Remote, SECOND, TICK, age, check, on};
 use crate::http::Later;

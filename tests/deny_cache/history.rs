@@ -5,7 +5,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tokio::time::advance;
 use tower_sliding_window::{
-    Algorithm, Backend, Check, Limiter, Pair, PartitionKey, Policy, Purpose, Reservation, Wait,
+    Algorithm, Limiter, PartitionKey, Policy, Reservation, Wait,
+    backend::{Backend, Check, Pair, Purpose},
 };
 
 use super::{MINUTE, Remote, SECOND, age, policy};
@@ -79,10 +80,14 @@ async fn run(steps: Vec<Step>) -> usize {
         let expected = Check::new(pairs.clone()).unwrap().with_purpose(Purpose::Peek);
         let expected = remote.now().check(&expected).await.unwrap();
         let decision = if reserves {
-            let reserved = limiter.reserve_pairs(pairs).unwrap().await.unwrap();
-            let decision = reserved.decision().clone();
-            held.extend(reserved.admitted());
-            decision
+            match limiter.reserve_pairs(pairs).unwrap().await {
+                Ok(reservation) => {
+                    let decision = reservation.decision().unwrap().clone();
+                    held.push(reservation);
+                    decision
+                }
+                Err(rejection) => rejection.decision().unwrap().clone(),
+            }
         } else {
             limiter.check_pairs(pairs).unwrap().await.unwrap()
         };

@@ -16,8 +16,10 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, DenyCache, Limiter, LimiterBuilder, ManualClock, MemoryBackend,
-    Pair, PartitionKey, Policy, Purpose, Reason, Refund, Wait,
+    Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, Wait,
+    backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
+    outage::DenyCache,
+    testing::ManualClock,
 };
 
 const SECOND: Duration = Duration::from_secs(1);

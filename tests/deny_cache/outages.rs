@@ -4,7 +4,7 @@ use tokio::{
     task::yield_now,
     time::{Instant, advance},
 };
-use tower_sliding_window::{Breaker, LimiterBuilder, OutageRule, Reason, Verdict};
+use tower_sliding_window::{LimiterBuilder, OutageRule, Rejection, backend::Reason, outage::Breaker};
 
 use super::{DUE, Fault, Remote, SECOND, TICK, age, alice, check, on, user};
 
@@ -28,7 +28,8 @@ async fn reason(limiter: &tower_sliding_window::Limiter) -> Reason {
 #[tokio::test(start_paused = true)]
 async fn while_the_breaker_is_open_what_is_known_is_denied_and_what_is_not_is_an_outage() {
     let (remote, limiter) =
-        known(|builder| builder.breaker(THREE).deny_cache(age(2 * SECOND)).outage(OutageRule::Admit)).await;
+        known(|builder| builder.breaker(THREE).deny_cache(age(2 * SECOND)).outage(OutageRule::FailOpen))
+            .await;
     advance(SECOND).await;
     remote.fail(Fault::Down);
     for _ in 0..3 {
@@ -37,7 +38,7 @@ async fn while_the_breaker_is_open_what_is_known_is_denied_and_what_is_not_is_an
     let asked = remote.asked();
     assert!(!limiter.check(user("bob"), 1).await.unwrap_err().was_asked());
     assert!(check(&limiter, 1).await.is_cached());
-    assert!(matches!(limiter.admit(alice(), 1).await, Verdict::Denied(denied) if denied.is_cached()));
+    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::Denied(denied)) if denied.is_cached()));
     // Due, and there is no leave to ask.
     advance(2 * DUE - SECOND).await;
     assert!(check(&limiter, 1).await.is_cached());

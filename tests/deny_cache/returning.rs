@@ -1,14 +1,14 @@
 //! Units that go back: what is not known any more.
 
 use tokio::time::sleep;
-use tower_sliding_window::{Pair, Policies, Reservation, Settled};
+use tower_sliding_window::{Policies, Reservation, backend::Pair, settle::Settled};
 
 use super::{Fault, MINUTE, NOTHING, SECOND, TICK, alice, check, policy, remote, ten, user};
 
 /// Alice has reserved everything, and one more was denied.
 async fn reserved() -> (super::Remote, tower_sliding_window::Limiter, Reservation) {
     let (remote, limiter) = remote();
-    let reservation = limiter.reserve(alice(), 10).await.unwrap().admitted().unwrap();
+    let reservation = limiter.reserve(alice(), 10).await.unwrap();
     assert!(!check(&limiter, 1).await.is_admitted());
     assert!(check(&limiter, 1).await.is_cached());
     (remote, limiter, reservation)

@@ -4,14 +4,14 @@ use axum::{Router, routing::get};
 use http::Request;
 use tokio::time::advance;
 use tower::{Layer, Service, ServiceExt};
-use tower_sliding_window::{Builder, Decision, Grpc, RateLimitLayer, Refusal, RouteCosts, Unkeyed, header};
+use tower_sliding_window::{Builder, Decision, RateLimitLayer, Rejection, RouteCosts, answer::Grpc, header};
 
 use super::{Fault, MINUTE, Remote, SECOND, TICK, policy, ten};
 use crate::http::wire::{Answer, Site};
 
 const ALICE: (&str, &str) = ("x-api-key", "alice");
 
-fn builder(remote: &Remote) -> Builder<Unkeyed> {
+fn builder(remote: &Remote) -> Builder {
     RateLimitLayer::builder(remote.clone()).policy(policy("wide", 1_000, 2 * MINUTE)).policy(ten())
 }
 
@@ -91,7 +91,9 @@ async fn waits_run_down_and_are_rounded_up_and_the_decision_is_in_the_extensions
         );
         let decision = denied.extensions().get::<Decision>().unwrap();
         assert!(decision.is_cached() || remote.asked() > asked);
-        assert!(matches!(denied.extensions().get::<Refusal>(), Some(Refusal::Denied(it)) if it == decision));
+        assert!(
+            matches!(denied.extensions().get::<Rejection>(), Some(Rejection::Denied(it)) if it == decision)
+        );
     }
     assert_eq!(seen.calls(), 1);
     advance(TICK).await;
@@ -121,7 +123,7 @@ async fn what_is_known_is_a_429_while_the_store_is_down_and_what_is_not_is_a_503
 #[tokio::test(start_paused = true)]
 async fn over_grpc_it_is_resource_exhausted_like_any_other() {
     let remote = Remote::new();
-    let limits = builder(&remote).key(header("x-api-key").unwrap()).cost(10).respond(Grpc).build().unwrap();
+    let limits = builder(&remote).key(header("x-api-key").unwrap()).cost(10).answer(Grpc).build().unwrap();
     let (inner, _) = crate::http::probe::Probe::new();
     let mut service = limits.layer(inner);
     let mut ask = async || service.ready().await.unwrap().call(request()).await.unwrap();

@@ -51,13 +51,18 @@ async fn is_used_up(name: &str, example: &Example, attempt: u32) -> Result<Durat
     }
     let statuses: Vec<_> = answers.iter().map(|answer| answer.status).collect();
     assert_eq!(statuses, [vec![200; 10], vec![429]].concat(), "{name}");
-    assert_eq!(answers[9].body, "Hello!\nburst: 0 of 10 left\nsustained: 20 of 30 left\n", "{name}");
-    assert_eq!(answers[10].header("ratelimit-policy"), Some(r#""burst";q=10;w=10, "sustained";q=30;w=60"#));
+    let (of_key, of_address) = parts(&answers[9].body);
+    assert_eq!(of_key, "Hello!\nburst: 0 of 10 left\nsustained: 20 of 30 left\n", "{name}");
+    let policies = r#""burst";q=10;w=10, "sustained";q=30;w=60, "per-address";q=1000;w=60"#;
+    assert_eq!(answers[10].header("ratelimit-policy"), Some(policies));
 
     // Another key is untouched.
     let answer = example.get("/", &carol).await?;
     assert_eq!(answer.status, 200, "{name}");
-    assert_eq!(answer.body, "Hello!\nburst: 9 of 10 left\nsustained: 29 of 30 left\n", "{name}");
+    let (of_carol, of_same_address) = parts(&answer.body);
+    assert_eq!(of_carol, "Hello!\nburst: 9 of 10 left\nsustained: 29 of 30 left\n", "{name}");
+    // Both keys are one address, and a denial has charged nothing.
+    assert_eq!(of_same_address, of_address - 1, "{name}");
 
     // A search is refused when fewer than five units are left, and a smaller request is not.
     for (path, left) in [("/search", 5), ("/", 4)] {
@@ -74,6 +79,12 @@ async fn is_used_up(name: &str, example: &Example, attempt: u32) -> Result<Durat
         [&answers[10], &search].map(|answer| answer.header("retry-after").unwrap().parse().unwrap());
     assert!(waits.iter().all(|wait| (1..=10).contains(wait)), "{name}: {waits:?}");
     Ok(Duration::from_secs(waits[0].max(waits[1])))
+}
+
+/// The lines about the key, and the units that are left of the address.
+fn parts(body: &str) -> (&str, u32) {
+    let (of_key, rest) = body.split_once("per-address: ").unwrap();
+    (of_key, rest.strip_suffix(" of 1000 left\n").unwrap().parse().unwrap())
 }
 
 #[tokio::test]

@@ -5,8 +5,12 @@ use std::time::Duration;
 use axum::{Router, http::StatusCode, routing::get};
 use serde_json::json;
 use tower_sliding_window::{
-    Answer::{Admit, Deny},
-    Decision, FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, Reason, RouteCosts, Wait,
+    Decision, MemoryBackend, RateLimitLayer, RouteCosts, Wait,
+    backend::Reason,
+    testing::{
+        FakeAnswer::{Admit, Deny},
+        FakeBackend, ManualClock,
+    },
 };
 
 use super::{ALICE, BOB, Later, MINUTE, SECOND, api_key, policy, wire::Site};
@@ -102,7 +106,7 @@ async fn an_outage_is_a_503_that_tells_of_no_limit() {
             "type": "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
             "title": "Service unavailable",
             "status": 503,
-            "detail": "The request was not let through because its rate limit could not be checked.",
+            "detail": "The rate limit of the request could not be checked.",
         })
     );
 }

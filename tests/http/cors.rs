@@ -3,7 +3,7 @@
 use axum::{Router, routing::get};
 use http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::CorsLayer;
-use tower_sliding_window::{FakeBackend, RateLimitLayer};
+use tower_sliding_window::{RateLimitLayer, testing::FakeBackend};
 
 use super::{ALICE, MINUTE, SECOND, api_key, policy, wire::Site};
 

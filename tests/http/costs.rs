@@ -1,9 +1,9 @@
 //! What requests take.
 
-use axum::{Router, body::Body, routing::get};
-use http::Request;
+use axum::{Router, routing::get};
 use tower_sliding_window::{
-    CostFunction, Costs, FakeBackend, ManualClock, MemoryBackend, RateLimitLayer, RouteCosts, from_head,
+    Builder, CostFunction, Costs, MemoryBackend, RateLimitLayer, RouteCosts, cost,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{ALICE, MINUTE, api_key, policy, wire::Site};
@@ -17,17 +17,15 @@ fn app() -> Router {
 }
 
 /// The costs that a backend is asked for these requests.
-async fn asked<C>(cost: C, requests: &[(&str, &str)]) -> Vec<u32>
-where
-    C: CostFunction<Request<Body>> + Send + Sync + 'static,
-{
+async fn asked(cost: impl CostFunction, requests: &[(&str, &str)]) -> Vec<u32> {
+    asked_with(|builder| builder.cost(cost), requests).await
+}
+
+/// The costs that a backend is asked for these requests, by a layer with these settings.
+async fn asked_with(set: impl FnOnce(Builder) -> Builder, requests: &[(&str, &str)]) -> Vec<u32> {
     let backend = FakeBackend::admitting();
-    let limits = RateLimitLayer::builder(backend.clone())
-        .policy(policy("ten", 10, MINUTE))
-        .key(api_key())
-        .cost(cost)
-        .build()
-        .unwrap();
+    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(api_key());
+    let limits = set(builder).build().unwrap();
     let site = Site::serve(app().layer(limits)).await;
     for (method, path) in requests {
         assert_eq!(site.send(method, path, &[ALICE]).await.status, 200, "{method} {path}");
@@ -43,11 +41,13 @@ async fn a_table_of_routes_a_number_and_closures_are_costs() {
 
     assert_eq!(asked(3, &requests).await, [3, 3, 3]);
 
-    let by_method = from_head(|head| if head.method.is_safe() { 1 } else { 4 });
+    let by_method = cost::from_fn(|head| if head.method.is_safe() { 1 } else { 4 });
     assert_eq!(asked(by_method, &[("GET", "/"), ("POST", "/")]).await, [1, 4]);
 
-    let typed = |request: &Request<Body>| request.uri().path().len() as u32;
-    assert_eq!(asked(typed, &[("GET", "/"), ("GET", "/search")]).await, [1, 7]);
+    let requests = [("GET", "/"), ("GET", "/search")];
+    let asked_by_closure =
+        asked_with(|builder| builder.cost_by(|head| head.uri.path().len() as u32), &requests);
+    assert_eq!(asked_by_closure.await, [1, 7]);
 }
 
 #[tokio::test]
@@ -83,10 +83,10 @@ async fn policies_may_have_costs_of_their_own() {
         .policy(policy("requests", 3, MINUTE))
         .policy(policy("tokens", 1_000, MINUTE))
         .key(api_key())
-        .cost(from_head(|head| {
+        .cost_by(|head| {
             let tokens = head.headers.get("x-tokens").and_then(|it| it.to_str().ok()?.parse().ok());
             Costs::new().policy("tokens", tokens.unwrap_or(0))
-        }))
+        })
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -111,6 +111,6 @@ async fn costs_and_routes_of_costs_are_costs() {
     assert_eq!(asked(of_tokens(4), &[("GET", "/")]).await, [4]);
     let table = RouteCosts::new().route("/search", of_tokens(7)).unwrap().otherwise(of_tokens(2));
     assert_eq!(asked(table, &[("GET", "/search"), ("GET", "/")]).await, [7, 2]);
-    let typed = move |_: &Request<Body>| of_tokens(5);
-    assert_eq!(asked(typed, &[("GET", "/")]).await, [5]);
+    let requests = [("GET", "/")];
+    assert_eq!(asked_with(|builder| builder.cost_by(move |_| of_tokens(5)), &requests).await, [5]);
 }

@@ -4,7 +4,11 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Decision, FakeBackend, KeyError, ManualClock, MemoryBackend, RateLimitLayer, Reason, Refusal, peer_ip,
+    Decision, MemoryBackend, RateLimitLayer, Rejection,
+    backend::Reason,
+    key::KeyError,
+    peer_ip,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{MINUTE, SECOND, api_key, policy};
@@ -32,7 +36,7 @@ async fn an_admitted_answer_has_the_decision_and_no_refusal() {
     let decision = response.extensions().get::<Decision>().unwrap();
     assert!(decision.is_admitted());
     assert_eq!((decision.statuses()[0].policy().name(), decision.statuses()[0].remaining()), ("two", 1));
-    assert!(response.extensions().get::<Refusal>().is_none());
+    assert!(response.extensions().get::<Rejection>().is_none());
 }
 
 #[tokio::test]
@@ -44,8 +48,8 @@ async fn a_denial_has_the_decision_and_the_refusal_that_holds_it() {
     let response = ask(&app, Some("alice")).await;
     let decision = response.extensions().get::<Decision>().unwrap();
     assert_eq!(decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(), ["two"]);
-    let refusal = response.extensions().get::<Refusal>().unwrap();
-    assert!(matches!(refusal, Refusal::Denied(held) if held == decision), "{refusal:?}");
+    let refusal = response.extensions().get::<Rejection>().unwrap();
+    assert!(matches!(refusal, Rejection::Denied(held) if held == decision), "{refusal:?}");
 }
 
 #[tokio::test]
@@ -53,14 +57,14 @@ async fn a_custom_rejection_has_them_too() {
     let limits = RateLimitLayer::builder(FakeBackend::denying(7 * SECOND))
         .policy(policy("two", 2, MINUTE))
         .key(api_key())
-        .rejection(|_| Response::new(Body::from("slow down")))
+        .rejection(|_, _| Response::new(Body::from("slow down")))
         .build()
         .unwrap();
     let app = Router::new().route("/", get(async || "")).layer(limits);
     let response = ask(&app, Some("alice")).await;
     assert_eq!(response.status(), StatusCode::OK, "what the closure said stands");
     assert!(!response.extensions().get::<Decision>().unwrap().is_admitted());
-    assert!(matches!(response.extensions().get::<Refusal>(), Some(Refusal::Denied(_))));
+    assert!(matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))));
 }
 
 #[tokio::test]
@@ -73,9 +77,9 @@ async fn an_outage_has_its_reason_and_no_decision() {
     let app = Router::new().route("/", get(async || "")).layer(limits);
     let response = ask(&app, Some("alice")).await;
     assert!(response.extensions().get::<Decision>().is_none());
-    let refusal = response.extensions().get::<Refusal>();
+    let refusal = response.extensions().get::<Rejection>();
     assert!(
-        matches!(refusal, Some(Refusal::Unavailable(error)) if error.reason() == Reason::OutOfMemory),
+        matches!(refusal, Some(Rejection::Unavailable(error)) if error.reason() == Reason::OutOfMemory),
         "{refusal:?}"
     );
 }
@@ -84,8 +88,8 @@ async fn an_outage_has_its_reason_and_no_decision() {
 async fn a_request_without_a_key_has_why_and_no_decision() {
     let response = ask(&app(), None).await;
     assert!(response.extensions().get::<Decision>().is_none());
-    let refusal = response.extensions().get::<Refusal>();
-    assert!(matches!(refusal, Some(Refusal::NoKey(KeyError::Missing))), "{refusal:?}");
+    let refusal = response.extensions().get::<Rejection>();
+    assert!(matches!(refusal, Some(Rejection::Key(KeyError::Missing))), "{refusal:?}");
 }
 
 #[tokio::test]
@@ -98,9 +102,9 @@ async fn what_is_wrong_with_the_server_is_here_though_the_client_does_not_read_i
     let app = Router::new().route("/", get(async || "")).layer(limits);
     let response = ask(&app, None).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let refusal = response.extensions().get::<Refusal>();
+    let refusal = response.extensions().get::<Rejection>();
     assert!(
-        matches!(refusal, Some(Refusal::NoKey(KeyError::Misconfigured { what })) if what.contains("connect info")),
+        matches!(refusal, Some(Rejection::Key(KeyError::Misconfigured { what })) if what.contains("into_make_service_with_connect_info")),
         "{refusal:?}"
     );
 }

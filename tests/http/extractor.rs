@@ -4,38 +4,35 @@ use std::convert::Infallible;
 
 use axum::{
     Router,
-    body::Body,
     extract::{FromRequestParts, OptionalFromRequestParts},
     response::IntoResponse,
     routing::get,
 };
 use http::{Request, StatusCode};
 use tower_sliding_window::{
-    Backend, Decision, FakeBackend, ManualClock, MemoryBackend, NoDecision, NoReservation, OutageRule, Plan,
-    RateLimitLayer, Reason, Reservation, Respond, by_hand, from_head,
+    Decision, MemoryBackend, OutageRule, RateLimitLayer, Reservation,
+    answer::{NoDecision, NoReservation},
+    backend::{Backend, Reason},
+    settle::by_hand,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{ALICE, MINUTE, api_key, policy, wire::Site};
 
 /// Builds a layer that fails open.
-fn failing_open(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+fn failing_open(backend: impl Backend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
-    builder.outage(OutageRule::Admit).key(api_key()).build().unwrap()
+    builder.outage(OutageRule::FailOpen).key(api_key()).build().unwrap()
 }
 
 /// Builds a layer that settles by hand, with an exempt path.
-fn settling(
-    backend: impl Backend,
-) -> RateLimitLayer<
-    impl Plan<Request<Body>> + Send + Sync + 'static,
-    impl Respond<Request<Body>, axum::response::Response, Infallible> + Send + Sync + 'static,
-> {
+fn settling(backend: impl Backend) -> RateLimitLayer {
     RateLimitLayer::builder(backend)
         .policy(policy("ten", 10, MINUTE))
-        .outage(OutageRule::Admit)
+        .outage(OutageRule::FailOpen)
         .key(api_key())
-        .exempt(from_head(|head| head.uri.path().starts_with("/free/")))
-        .settle(by_hand())
+        .exempt(|head| head.uri.path().starts_with("/free/"))
+        .settle_by(by_hand)
         .build()
         .unwrap()
 }
@@ -63,7 +60,7 @@ async fn site() -> Site {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("ten", 10, MINUTE))
         .key(api_key())
-        .exempt(from_head(|head| head.uri.path().starts_with("/free/")))
+        .exempt(|head| head.uri.path().starts_with("/free/"))
         .build()
         .unwrap();
     Site::serve(app().layer(limits)).await

@@ -2,12 +2,17 @@
 
 use std::{future::pending, time::Duration};
 
-use http::{Request, StatusCode};
+use http::StatusCode;
 use tokio::time::{Instant, timeout};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    Answer::{Admit, Deny, Hang, Unavailable},
-    FakeBackend, Limiter, PartitionKey, Plan, Purpose, RateLimitLayer, Reason, Refusal, Settled, Wait,
+    Limiter, PartitionKey, RateLimitLayer, Rejection, Wait,
+    backend::{Purpose, Reason},
+    settle::Settled,
+    testing::{
+        FakeAnswer::{Admit, Deny, Hang, Unavailable},
+        FakeBackend,
+    },
 };
 
 use super::{
@@ -16,7 +21,7 @@ use super::{
 };
 
 /// Builds a layer of ten units per API key.
-fn limits(backend: &FakeBackend) -> RateLimitLayer<impl Plan<Request<()>>> {
+fn limits(backend: &FakeBackend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE));
     builder.key(api_key()).deadline(SECOND).build().unwrap()
 }
@@ -138,9 +143,9 @@ async fn a_backend_that_hangs_is_a_503_at_the_deadline_to_the_millisecond() {
             "{deadline:?}: {waited:?}"
         );
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let refusal = response.extensions().get::<Refusal>();
+        let refusal = response.extensions().get::<Rejection>();
         assert!(
-            matches!(refusal, Some(Refusal::Unavailable(error)) if error.reason() == Reason::Timeout),
+            matches!(refusal, Some(Rejection::Unavailable(error)) if error.reason() == Reason::Timeout),
             "{refusal:?}"
         );
         assert_eq!(seen.calls(), 0);
@@ -237,9 +242,11 @@ fn script_answers_checks_of_every_purpose() {
         FakeBackend::scripted([Deny(Wait::Never), Unavailable(Reason::Full), Admit, Deny(Wait::Never)]);
     let limiter = limiter(&backend);
     assert!(!now(limiter.peek(alice(), 1)).unwrap().is_admitted());
-    assert_eq!(now(limiter.reserve(alice(), 1)).unwrap_err().reason(), Reason::Full);
-    assert!(now(limiter.reserve(alice(), 1)).unwrap().admitted().is_some());
-    assert!(now(limiter.reserve(alice(), 1)).unwrap().admitted().is_none());
+    let outage = now(limiter.reserve(alice(), 1)).unwrap_err();
+    assert!(matches!(&outage, Rejection::Unavailable(error) if error.reason() == Reason::Full), "{outage:?}");
+    assert!(now(limiter.reserve(alice(), 1)).unwrap().decision().unwrap().is_admitted());
+    let denied = now(limiter.reserve(alice(), 1)).unwrap_err();
+    assert!(matches!(&denied, Rejection::Denied(decision) if !decision.is_admitted()), "{denied:?}");
     assert!(!now(limiter.check(alice(), 1)).unwrap().is_admitted());
     let purposes: Vec<_> = backend.checks().iter().map(|check| check.purpose).collect();
     use Purpose::{Charge, Peek, Reserve};
@@ -251,7 +258,7 @@ fn fake_backend_records_settlements() {
     // What settles ignores the script, which denies.
     let backend = FakeBackend::scripted([Admit, Admit, Deny(Wait::Never)]);
     let limiter = limiter(&backend);
-    let reserve = || now(limiter.reserve(alice(), 5)).unwrap().admitted().unwrap();
+    let reserve = || now(limiter.reserve(alice(), 5)).unwrap();
     let (first, second) = (reserve(), reserve());
     assert!(matches!(now(first.settle(2)), Settled::Done));
     assert!(matches!(now(second.settle(9)), Settled::Done));
@@ -275,7 +282,7 @@ fn failing_settlements_lose_refund_and_overage() {
     let backend = FakeBackend::admitting().failing_settlements(Reason::ReadOnly);
     let limiter = limiter(&backend);
     for used in [2, 9] {
-        let reservation = now(limiter.reserve(alice(), 5)).unwrap().admitted().unwrap();
+        let reservation = now(limiter.reserve(alice(), 5)).unwrap();
         let settled = now(reservation.settle(used));
         assert!(
             matches!(&settled, Settled::Lost(error) if error.reason() == Reason::ReadOnly),
@@ -292,7 +299,7 @@ async fn hanging_settlements_end_at_deadline() {
     let limiter = limiter(&backend);
     let start = Instant::now();
     for (used, lost) in [(2, 1), (9, 2)] {
-        let reservation = limiter.reserve(alice(), 5).await.unwrap().admitted().unwrap();
+        let reservation = limiter.reserve(alice(), 5).await.unwrap();
         let settled = reservation.settle(used).await;
         assert!(matches!(&settled, Settled::Lost(error) if error.reason() == Reason::Timeout), "{settled:?}");
         assert_eq!(limiter.lost_settlements(), lost);

@@ -15,21 +15,26 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Answer::{Admit, Deny},
-    Backend, Draft, FakeBackend, Grpc, Header, HttpOrGrpc, KeyExt, Keyed, ManualClock, MemoryBackend, Or,
-    PartitionKey, PeerIp, RateLimitLayer, Reason, Reservation, Wait, by_hand, peer_ip,
+    KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, Reservation, Wait,
+    answer::{Grpc, HttpOrGrpc},
+    backend::{Backend, Reason},
+    peer_ip,
+    protocol::Draft,
+    settle::by_hand,
+    testing::{
+        FakeAnswer::{Admit, Deny},
+        FakeBackend, ManualClock,
+    },
 };
 
 use super::{ALICE, Later, MINUTE, SECOND, api_key, policy, wire::Site};
 
-type Limits<K, R> = RateLimitLayer<Keyed<K>, R>;
-
-fn limits(backend: impl Backend) -> Limits<Or<Header, PeerIp>, Grpc> {
+fn limits(backend: impl Backend) -> RateLimitLayer {
     RateLimitLayer::builder(backend)
         .policy(policy("burst", 2, SECOND))
         .policy(policy("sustained", 5, MINUTE))
         .key(api_key().or(peer_ip()))
-        .respond(Grpc)
+        .answer(Grpc)
         .build()
         .unwrap()
 }
@@ -41,7 +46,7 @@ struct GrpcSite {
 }
 
 impl GrpcSite {
-    async fn serve(limits: Limits<Or<Header, PeerIp>, Grpc>) -> Self {
+    async fn serve(limits: RateLimitLayer) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (_, health) = tonic_health::server::health_reporter();
@@ -163,7 +168,7 @@ async fn a_key_that_cannot_be_read_is_an_invalid_argument_and_an_unknown_peer_an
     };
 
     let twice = Request::get("/").header(ALICE.0, "alice").header(ALICE.0, "bob").body(()).unwrap();
-    let malformed = "header x-api-key: it is there more than once".to_owned();
+    let malformed = "malformed rate limit key: header x-api-key: the header occurs more than once".to_owned();
     assert_eq!(refused(twice).await, (Code::InvalidArgument, malformed));
     // No connection here, so no peer: and the client does not read what is wrong with the server.
     assert_eq!(refused(Request::new(())).await, (Code::Internal, "internal error".to_owned()));
@@ -186,7 +191,7 @@ fn http_or_grpc(backend: impl Backend) -> axum::Router {
     let limits = RateLimitLayer::builder(backend)
         .policy(policy("burst", 2, SECOND))
         .key(api_key().or(peer_ip()))
-        .respond(HttpOrGrpc)
+        .answer(HttpOrGrpc)
         .build()
         .unwrap();
     let (_, health) = tonic_health::server::health_reporter();
@@ -251,8 +256,8 @@ async fn a_call_is_settled_by_the_reservation_in_its_requests_extensions() {
         .policy(policy("units", 10, MINUTE))
         .key(api_key())
         .cost(7)
-        .respond(Grpc)
-        .settle(by_hand())
+        .answer(Grpc)
+        .settle_by(by_hand)
         .build()
         .unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -277,9 +282,8 @@ async fn a_call_is_settled_by_the_reservation_in_its_requests_extensions() {
 #[tokio::test]
 async fn a_plan_that_is_no_check_is_an_internal_error() {
     let limits = RateLimitLayer::builder(FakeBackend::admitting())
-        .respond(Grpc)
-        .plan(|_: &Request<()>| Ok(Draft::check(PartitionKey::new("user", "alice"), 1)))
-        .without_policies()
+        .answer(Grpc)
+        .plan_by(|_| Draft::check(PartitionKey::new("user", "alice"), 1))
         .build()
         .unwrap();
     let inner = service_fn(

@@ -2,9 +2,15 @@
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Admission, Backend, Builder, Costs, Decision, Draft, FakeBackend, KeyError, ManualClock, MemoryBackend,
-    OutageRule, Outcome, Pair, PartitionKey, Plan, Policies, PolicyTable, Purpose, RateLimitLayer, Reason,
-    Refusal, Reservation, Respond, Settled, Unchecked, Unkeyed, WithoutKey, by_hand, limit,
+    Admission, Costs, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policies,
+    PolicyTable, RateLimitLayer, Rejection, Reservation,
+    backend::{Backend, Pair, Purpose, Reason},
+    by,
+    key::KeyError,
+    outage::{LocalDecision, Share, Unchecked},
+    protocol::{By, Draft, IntoDraft, Protocol, RejectWith},
+    settle::Settled,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{Later, MINUTE, SECOND, policy};
@@ -18,6 +24,7 @@ struct Job {
     rows: u32,
     decision: Option<Decision>,
     unchecked: Option<Unchecked>,
+    local: Option<LocalDecision>,
     reservation: Option<Reservation>,
 }
 
@@ -27,49 +34,78 @@ struct Report {
     /// What the inner service found in the job: the remaining units of each policy.
     found: Vec<(String, u32)>,
     found_unchecked: bool,
+    found_local: bool,
     /// What the layer added to the response.
     added: Vec<(String, u32)>,
-    rejected: Option<&'static str>,
+    /// The tenant of a rejected job, and the reason.
+    rejected: Option<(&'static str, &'static str)>,
 }
 
-/// Leaves the decision in jobs and reports, and rejects by the error of the service.
-#[derive(Clone, Copy)]
-struct Jobs;
+/// The protocol of jobs: it rejects by the error of the service.
+type ByJob = By<Job, RejectWith<Job, Report, &'static str>>;
 
-impl Respond<Job, Report, &'static str> for Jobs {
-    fn admit(&self, job: &mut Job, admission: &Admission, reservation: Option<&Reservation>) {
-        match admission {
-            Admission::Checked(decision) => job.decision = Some(decision.clone()),
-            Admission::Unchecked(unchecked) => job.unchecked = Some(unchecked.clone()),
-            _ => {}
-        }
-        job.reservation = reservation.cloned();
+/// Adds the decision to reports, which closures cannot, and leaves all else to another protocol.
+#[derive(Clone, Debug)]
+struct Reporting<P = ByJob>(P);
+
+impl<P> Protocol<Job, Report, &'static str> for Reporting<P>
+where
+    P: Protocol<Job, Report, &'static str, Response = Report>,
+{
+    type Response = Report;
+
+    fn plan(&self, job: &Job) -> Result<Draft, KeyError> {
+        self.0.plan(job)
     }
 
-    fn refuse(&self, _job: &Job, refusal: &Refusal) -> Result<Report, &'static str> {
-        Err(name(refusal))
+    fn admit(&self, job: &mut Job, admission: &Admission) {
+        self.0.admit(job, admission);
     }
 
-    fn annotate(&self, report: &mut Report, outcome: Outcome<'_>) {
-        report.added = outcome.decision().map(remaining).unwrap_or_default();
+    fn reject(&self, job: &Job, rejection: &Rejection) -> Result<Report, &'static str> {
+        let report = self.0.reject(job, rejection)?;
+        Ok(Report { added: rejection.decision().map(remaining).unwrap_or_default(), ..report })
+    }
+
+    fn respond(&self, report: Report, admission: Option<&Admission>) -> Report {
+        let decision = admission.and_then(Admission::decision);
+        let report = self.0.respond(report, admission);
+        Report { added: decision.map(remaining).unwrap_or_default(), ..report }
     }
 }
 
-fn name(refusal: &Refusal) -> &'static str {
-    match refusal {
-        Refusal::Denied(_) => "denied",
-        Refusal::Unavailable(_) => "unavailable",
-        Refusal::BeyondShare(_) => "beyond share",
-        Refusal::NoKey(KeyError::Missing) => "missing key",
-        Refusal::NoKey(KeyError::Malformed { .. }) => "malformed key",
-        Refusal::NoKey(_) => "unknown key",
-        Refusal::Misconfigured(_) => "misconfigured",
+/// Leaves the admission in the job.
+fn admit(job: &mut Job, admission: &Admission) {
+    job.decision = admission.decision().cloned();
+    job.unchecked = admission.unchecked().cloned();
+    job.local = admission.local().cloned();
+    job.reservation = admission.reservation().cloned();
+}
+
+/// Begins a protocol that leaves the admission in the job, and rejects by the error of the service.
+fn by_job<T: IntoDraft>(plan: impl Fn(&Job) -> T + Send + Sync + 'static) -> ByJob {
+    by(plan).admit_with(admit).reject_with(|_, rejection| Err(name(rejection)))
+}
+
+/// Builds a layer over this limiter.
+fn layer<T: IntoDraft>(
+    limiter: LimiterBuilder,
+    plan: impl Fn(&Job) -> T + Send + Sync + 'static,
+) -> RateLimitLayer<Reporting> {
+    RateLimitLayer::new(limiter.build().unwrap(), Reporting(by_job(plan)))
+}
+
+fn name(rejection: &Rejection) -> &'static str {
+    match rejection {
+        Rejection::Denied(_) => "denied",
+        Rejection::Unavailable(_) => "unavailable",
+        Rejection::LocalFallbackDenied(_) => "beyond share",
+        Rejection::Key(KeyError::Missing) => "missing key",
+        Rejection::Key(KeyError::Malformed { .. }) => "malformed key",
+        Rejection::Key(_) => "unknown key",
+        Rejection::Misconfigured(_) => "misconfigured",
         _ => "other",
     }
-}
-
-fn builder(backend: impl Backend) -> Builder<Unkeyed, Jobs> {
-    RateLimitLayer::builder(backend).respond(Jobs)
 }
 
 fn tenant(job: &Job) -> PartitionKey {
@@ -85,63 +121,72 @@ fn costs(job: &Job) -> Costs {
 }
 
 /// Builds a layer of two policies with a cost for each.
-fn limits_with_costs(backend: impl Backend) -> RateLimitLayer<impl Plan<Job>, Jobs> {
-    let builder = builder(backend).policy(policy("jobs", 3, MINUTE)).policy(policy("rows", 100, MINUTE));
-    builder.key(tenant).cost(costs).exempt(|job: &Job| job.tenant == "root").build().unwrap()
+fn limits_with_costs(backend: impl Backend) -> RateLimitLayer<Reporting> {
+    let limiter = Limiter::builder(backend).policy(policy("jobs", 3, MINUTE));
+    layer(limiter.policy(policy("rows", 100, MINUTE)), |job| match job.tenant {
+        "root" => Draft::exempt(),
+        _ => Draft::check(tenant(job), costs(job)),
+    })
 }
 
 /// Builds a layer that counts the tenant and the user.
-fn limits_with_two_keys(backend: impl Backend) -> RateLimitLayer<impl Plan<Job>, Jobs> {
-    builder(backend)
-        .policy(policy("per-tenant", 10, MINUTE))
-        .key(tenant)
-        .also(limit(user).policy(policy("per-user", 5, MINUTE)).cost(|job: &Job| job.rows))
-        .build()
-        .unwrap()
+fn limits_with_two_keys(backend: impl Backend) -> RateLimitLayer<Reporting> {
+    let per_user = Policies::from(policy("per-user", 5, MINUTE));
+    layer(Limiter::builder(backend).policy(policy("per-tenant", 10, MINUTE)), move |job| {
+        Draft::check(tenant(job), 1).and(Draft::check_against(user(job), per_user.clone(), job.rows))
+    })
 }
 
 /// Builds a layer whose policies come from a table, by the tier of the job.
-fn limits_with_table(backend: impl Backend, table: &PolicyTable) -> RateLimitLayer<impl Plan<Job>, Jobs> {
+fn limits_with_table(backend: impl Backend, table: &PolicyTable) -> RateLimitLayer<Reporting> {
     let table = table.clone();
-    let by_tier = move |job: &Job| job.tier.map(|tier| table.pick(tier));
-    builder(backend).key(tenant).policies(by_tier).build().unwrap()
+    layer(Limiter::builder(backend).without_policies(), move |job| match job.tier {
+        Some(tier) => Draft::check_against(tenant(job), table.pick(tier), 1),
+        None => Draft::exempt(),
+    })
 }
 
 /// Builds a layer with a rule for jobs without a tenant.
-fn limits_without_key(backend: impl Backend, rule: WithoutKey) -> RateLimitLayer<impl Plan<Job>, Jobs> {
-    let key = |job: &Job| match job.tenant {
-        "" => Ok(None),
-        "?" => Err(KeyError::Malformed { what: "tenant".to_owned(), why: "unknown sign".to_owned() }),
-        tenant => Ok(Some(PartitionKey::new("tenant", tenant))),
-    };
-    builder(backend).policy(policy("jobs", 2, MINUTE)).key(key).without_key(rule).build().unwrap()
-}
-
-/// Builds a layer that fails open for small jobs and closed for others.
-fn limits_with_outage_rule(backend: impl Backend) -> RateLimitLayer<impl Plan<Job>, Jobs> {
-    let rule = |job: &Job| if job.rows < 10 { OutageRule::Admit } else { OutageRule::Refuse };
-    builder(backend).policy(policy("jobs", 3, MINUTE)).key(tenant).outage_by(rule).build().unwrap()
-}
-
-/// Builds a layer whose inner service settles.
-fn limits_settled_by_hand(
+fn limits_for_missing_key(
     backend: impl Backend,
-) -> RateLimitLayer<impl Plan<Job>, impl Respond<Job, Report, &'static str>> {
-    let builder = builder(backend).policy(policy("rows", 100, MINUTE)).key(tenant);
-    builder.cost(|job: &Job| job.rows).settle(by_hand()).build().unwrap()
+    rule: fn() -> Result<Draft, KeyError>,
+) -> RateLimitLayer<Reporting> {
+    layer(Limiter::builder(backend).policy(policy("jobs", 2, MINUTE)), move |job| match job.tenant {
+        "" => rule(),
+        "?" => Err(KeyError::Malformed { what: "tenant".to_owned(), why: "unknown sign".to_owned() }),
+        _ => Ok(Draft::check(tenant(job), 1)),
+    })
+}
+
+/// Builds a layer that fails open for small jobs and closed for others, and decides jobs without rows locally.
+fn limits_with_outage_rule(backend: impl Backend) -> RateLimitLayer<Reporting> {
+    let half = Share::among(2).unwrap();
+    layer(Limiter::builder(backend).policy(policy("jobs", 3, MINUTE)), move |job| {
+        Draft::check(tenant(job), 1).outage(match job.rows {
+            0 => OutageRule::LocalFallback(half),
+            1..10 => OutageRule::FailOpen,
+            _ => OutageRule::FailClosed,
+        })
+    })
+}
+
+/// Builds a limiter of one hundred rows.
+fn limiter_of_rows(backend: impl Backend) -> Limiter {
+    Limiter::builder(backend).policy(policy("rows", 100, MINUTE)).build().unwrap()
 }
 
 /// Builds a layer that answers rejected jobs by a report.
-fn limits_with_rejection(
-    backend: impl Backend,
-) -> RateLimitLayer<impl Plan<Job>, impl Respond<Job, Report, &'static str>> {
-    let reject = |refusal: &Refusal| Report { rejected: Some(name(refusal)), ..Report::default() };
-    builder(backend).policy(policy("jobs", 3, MINUTE)).key(tenant).rejection(reject).build().unwrap()
+fn limits_with_rejection(backend: impl Backend) -> RateLimitLayer<Reporting> {
+    let limiter = Limiter::builder(backend).policy(policy("jobs", 3, MINUTE)).build().unwrap();
+    let reject = |job: &Job, rejection: &Rejection| {
+        Ok(Report { rejected: Some((job.tenant, name(rejection))), ..Report::default() })
+    };
+    RateLimitLayer::new(limiter, Reporting(by(tenant).admit_with(admit).reject_with(reject)))
 }
 
 /// Builds a layer whose plan decides everything by the job.
-fn limits_with_plan(backend: impl Backend) -> RateLimitLayer<impl Plan<Job>, Jobs> {
-    let plan = |job: &Job| match job.tenant {
+fn limits_with_plan(backend: impl Backend) -> RateLimitLayer<Reporting> {
+    layer(Limiter::builder(backend).without_policies(), |job| match job.tenant {
         "root" => Ok(Draft::exempt()),
         "" => Err(KeyError::Missing),
         _ => {
@@ -149,8 +194,7 @@ fn limits_with_plan(backend: impl Backend) -> RateLimitLayer<impl Plan<Job>, Job
             let pair = Pair::new(user(job), policy("per-user", 5, MINUTE), 2);
             Ok(Draft::check_against(tenant(job), rows, job.rows).and(Draft::pairs([pair])))
         }
-    };
-    builder(backend).plan(plan).without_policies().build().unwrap()
+    })
 }
 
 fn job(tenant: &'static str, rows: u32) -> Job {
@@ -173,17 +217,17 @@ async fn work(job: Job) -> Result<Report, &'static str> {
         assert!(matches!(reservation.settle(job.rows / 2).await, Settled::Done));
     }
     let found = job.decision.as_ref().map(remaining).unwrap_or_default();
-    Ok(Report { found, found_unchecked: job.unchecked.is_some(), ..Report::default() })
+    let (found_unchecked, found_local) = (job.unchecked.is_some(), job.local.is_some());
+    Ok(Report { found, found_unchecked, found_local, ..Report::default() })
 }
 
 /// Runs these jobs one after the other.
-async fn run<P, R>(
-    limits: &RateLimitLayer<P, R>,
+async fn run<P>(
+    limits: &RateLimitLayer<P>,
     jobs: impl IntoIterator<Item = Job>,
 ) -> Vec<Result<Report, &'static str>>
 where
-    P: Plan<Job>,
-    R: Respond<Job, Report, &'static str>,
+    P: Protocol<Job, Report, &'static str, Response = Report>,
 {
     let mut service = limits.layer(service_fn(work));
     let mut reports = Vec::new();
@@ -261,17 +305,23 @@ async fn table_chooses_policies_of_job() {
 }
 
 #[tokio::test]
-async fn rule_without_key_covers_jobs() {
-    let shared = WithoutKey::Share(PartitionKey::new("shared", "jobs"));
-    for (rule, expected) in [
-        (WithoutKey::Refuse, [Some("missing key"), Some("missing key"), Some("missing key"), None]),
-        (WithoutKey::Exempt, [None; 4]),
-        (shared, [None, None, Some("denied"), None]),
-    ] {
-        let limits = limits_without_key(memory(), rule.clone());
+async fn plan_has_rule_for_missing_key_of_job() {
+    type Rule = fn() -> Result<Draft, KeyError>;
+    let shared: Rule = || Ok(Draft::check(PartitionKey::new("shared", "jobs"), 1));
+    let rules: [(&str, Rule, [Option<&str>; 4]); 3] = [
+        (
+            "reject",
+            || Err(KeyError::Missing),
+            [Some("missing key"), Some("missing key"), Some("missing key"), None],
+        ),
+        ("exempt", || Ok(Draft::exempt()), [None; 4]),
+        ("shared", shared, [None, None, Some("denied"), None]),
+    ];
+    for (name, rule, expected) in rules {
+        let limits = limits_for_missing_key(memory(), rule);
         let reports = run(&limits, ["", "", "", "acme"].map(|tenant| job(tenant, 1))).await;
-        assert_eq!(reports.into_iter().map(Result::err).collect::<Vec<_>>(), expected, "{rule:?}");
-        assert_eq!(run(&limits, [job("?", 1)]).await, [Err("malformed key")], "{rule:?}");
+        assert_eq!(reports.into_iter().map(Result::err).collect::<Vec<_>>(), expected, "{name}");
+        assert_eq!(run(&limits, [job("?", 1)]).await, [Err("malformed key")], "{name}");
     }
 }
 
@@ -279,21 +329,51 @@ async fn rule_without_key_covers_jobs() {
 async fn outage_rule_depends_on_job() {
     for admitted in [1, 9] {
         let limits = limits_with_outage_rule(FakeBackend::unavailable(Reason::Busy));
-        let reports = run(&limits, [job("acme", admitted), job("acme", 10)]).await;
+        let jobs = [job("acme", admitted), job("acme", 10), job("acme", 0), job("acme", 0)];
         let unchecked = Report { found_unchecked: true, ..Report::default() };
-        assert_eq!(reports, [Ok(unchecked), Err("unavailable")]);
+        let local = Report { found_local: true, ..Report::default() };
+        let expected = [Ok(unchecked), Err("unavailable"), Ok(local), Err("beyond share")];
+        assert_eq!(run(&limits, jobs).await, expected);
     }
 }
 
 #[tokio::test]
 async fn inner_service_settles_job_by_hand() {
+    let planned = FakeBackend::admitting();
+    let plan = |job: &Job| Draft::check(tenant(job), job.rows).reserve();
+    let limits = RateLimitLayer::new(limiter_of_rows(planned.clone()), Reporting(by_job(plan)));
+    let of_plan = run(&limits, [job("acme", 40)]).await;
+
+    let settled = FakeBackend::admitting();
+    let protocol = by_job(|job| (tenant(job), job.rows)).settle_by(|_: &Report| None::<u32>);
+    let limits = RateLimitLayer::new(limiter_of_rows(settled.clone()), Reporting(protocol));
+    let of_settle_by = run(&limits, [job("acme", 40)]).await;
+
+    for (backend, reports) in [(planned, of_plan), (settled, of_settle_by)] {
+        assert_eq!(reports[0].as_ref().unwrap().added, units([("rows", 60)]));
+        assert_eq!(backend.checks()[0].purpose, Purpose::Reserve);
+        let refunds: Vec<_> = backend.refunds().iter().map(|refund| refund.pairs[0].units).collect();
+        assert_eq!(refunds, [20]);
+    }
+}
+
+#[tokio::test]
+async fn layer_settles_job_by_report() {
     let backend = FakeBackend::admitting();
-    let limits = limits_settled_by_hand(backend.clone());
-    let reports = run(&limits, [job("acme", 40)]).await;
+    // Without `admit_with`, the inner service has no reservation to settle.
+    let protocol = by(|job: &Job| (tenant(job), Costs::new().policy("rows", job.rows)))
+        .settle_by(|report: &Report| report.found.is_empty().then(|| Costs::new().policy("rows", 10)))
+        .reject_with(|_, rejection| Err(name(rejection)));
+    let limits = RateLimitLayer::new(limiter_of_rows(backend.clone()), Reporting(protocol));
+    let reports = run(&limits, [job("acme", 40), job("broken", 40), job("acme", 5)]).await;
     assert_eq!(reports[0].as_ref().unwrap().added, units([("rows", 60)]));
-    assert_eq!(backend.checks()[0].purpose, Purpose::Reserve);
+    assert_eq!(reports[1], Err("the inner service failed"));
     let refunds: Vec<_> = backend.refunds().iter().map(|refund| refund.pairs[0].units).collect();
-    assert_eq!(refunds, [20]);
+    assert_eq!(refunds, [30]);
+    let purposes: Vec<_> =
+        backend.checks().iter().map(|check| (check.purpose, check.pairs[0].cost)).collect();
+    let reserve = |cost| (Purpose::Reserve, cost);
+    assert_eq!(purposes, [reserve(40), reserve(40), reserve(5), (Purpose::Overage, 5)]);
 }
 
 #[tokio::test]
@@ -302,9 +382,9 @@ async fn rejection_becomes_report_of_job() {
         run(&limits_with_rejection(backend), [job("acme", 1)]).await.remove(0).unwrap()
     };
     let denied = rejected(FakeBackend::denying(SECOND)).await;
-    assert_eq!((denied.rejected, denied.added), (Some("denied"), units([("jobs", 0)])));
+    assert_eq!((denied.rejected, denied.added), (Some(("acme", "denied")), units([("jobs", 0)])));
     let outage = rejected(FakeBackend::unavailable(Reason::Busy)).await;
-    assert_eq!((outage.rejected, outage.added), (Some("unavailable"), units([])));
+    assert_eq!((outage.rejected, outage.added), (Some(("acme", "unavailable")), units([])));
     let admitted = rejected(FakeBackend::admitting()).await;
     assert_eq!((admitted.rejected, admitted.found), (None, units([("jobs", 2)])));
 }

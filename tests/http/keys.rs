@@ -2,13 +2,13 @@
 
 use axum::{
     Router,
-    body::Body,
     extract::Request,
     middleware::{Next, from_fn},
     routing::get,
 };
 use tower_sliding_window::{
-    FakeBackend, KeyExt, KeyExtractor, PartitionKey, RateLimitLayer, extension, from_head, header, peer_ip,
+    Builder, KeyExtractor, PartitionKey, RateLimitLayer, extension, header, key, peer_ip,
+    testing::FakeBackend,
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
@@ -28,13 +28,15 @@ async fn authenticate(mut request: Request, next: Next) -> axum::response::Respo
 }
 
 /// An app that is limited by this key, inside of the authentication, and the backend that it asks.
-async fn site<K>(key: K) -> (Site, FakeBackend)
-where
-    K: KeyExtractor<Request<Body>> + Send + Sync + 'static,
-{
+async fn site(key: impl KeyExtractor) -> (Site, FakeBackend) {
+    site_with(|builder| builder.key(key)).await
+}
+
+/// The same, with a key that this function sets.
+async fn site_with(set_key: impl FnOnce(Builder) -> Builder) -> (Site, FakeBackend) {
     let backend = FakeBackend::admitting();
-    let limits =
-        RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(key).build().unwrap();
+    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE));
+    let limits = set_key(builder).build().unwrap();
     let app = Router::new().route("/", get(async || "")).layer(limits).layer(from_fn(authenticate));
     (Site::serve(app).await, backend)
 }
@@ -105,17 +107,16 @@ async fn by_two_keys_together_of_which_none_may_be_missing() {
 }
 
 #[tokio::test]
-async fn by_a_closure_over_the_head_and_by_one_over_the_request() {
-    let by_path = from_head(|head| PartitionKey::new("path", head.uri.path())).and(peer_ip());
+async fn by_closure_and_by_closure_combined_with_other_key() {
+    let by_path = key::from_fn(|head| PartitionKey::new("path", head.uri.path())).and(peer_ip());
     let (by_path, backend) = site(by_path).await;
     assert_eq!(by_path.get("/", &[]).await.status, 200);
     assert_eq!(asked(&backend), [key("path", "/").and(&key("peer-ip", "127.0.0.1"))]);
 
-    let by_tenant = |request: &Request<Body>| {
-        let tenant = request.headers().get("x-tenant")?;
-        Some(PartitionKey::new("tenant", tenant))
-    };
-    let (by_tenant, backend) = site(by_tenant).await;
+    let (by_tenant, backend) = site_with(|builder| {
+        builder.key_by(|head| head.headers.get("x-tenant").map(|it| PartitionKey::new("tenant", it)))
+    })
+    .await;
     assert_eq!(by_tenant.get("/", &[("x-tenant", "acme")]).await.status, 200);
     assert_eq!(by_tenant.get("/", &[]).await.status, 400);
     assert_eq!(asked(&backend), [key("tenant", "acme")]);

@@ -9,6 +9,7 @@ mod extractor;
 mod fake;
 mod grpc;
 mod jobs;
+mod invented_keys;
 mod keys;
 mod nested;
 mod outcomes;
@@ -29,7 +30,12 @@ pub mod wire;
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, BackendError, Check, Decision, Header, Policy, Refund, header};
+use tower_sliding_window::{
+    Decision, Policy,
+    backend::{Backend, BackendError, Check, Refund},
+    header,
+    key::Header,
+};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 pub const MINUTE: Duration = Duration::from_secs(60);

@@ -4,8 +4,10 @@ use axum::{Router, body::Body, response::AppendHeaders, routing::get};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Answer, Decision, FakeBackend, ManualClock, MemoryBackend, Plan, RateLimitLayer, Reason, Refusal,
-    Reservation, by_hand,
+    Decision, MemoryBackend, RateLimitLayer, Rejection, Reservation,
+    backend::Reason,
+    settle::by_hand,
+    testing::{FakeAnswer, FakeBackend, ManualClock},
 };
 
 use super::{ALICE, BOB, MINUTE, SECOND, api_key, policy, wire::Site};
@@ -27,7 +29,7 @@ fn nested(inner: FakeBackend, outer: FakeBackend) -> Router {
 }
 
 /// Builds a layer with one policy of this name.
-fn limits(name: &str) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+fn limits(name: &str) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(FakeBackend::admitting()).policy(policy(name, 9, MINUTE));
     builder.key(api_key()).build().unwrap()
 }
@@ -35,7 +37,7 @@ fn limits(name: &str) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync +
 /// Wraps a router in a layer with one policy of this name, whose handler settles.
 fn settled_by_hand(app: Router, name: &str, backend: FakeBackend) -> Router {
     let builder = RateLimitLayer::builder(backend).policy(policy(name, 9, MINUTE)).key(api_key()).cost(5);
-    app.layer(builder.settle(by_hand()).build().unwrap())
+    app.layer(builder.settle_by(by_hand).build().unwrap())
 }
 
 fn request() -> Request<Body> {
@@ -68,7 +70,7 @@ async fn the_inner_layers_denial_comes_through_the_outer_layer_whole() {
     let decision = response.extensions().get::<Decision>().unwrap();
     assert!(!decision.is_admitted(), "the outer admission does not hide the denial");
     assert!(
-        matches!(response.extensions().get::<Refusal>(), Some(Refusal::Denied(held)) if held == decision)
+        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(held)) if held == decision)
     );
 }
 
@@ -85,13 +87,13 @@ async fn the_outer_layers_denial_asks_the_inner_layer_nothing() {
 #[tokio::test]
 async fn an_outage_inside_is_no_denial_outside() {
     let inner = FakeBackend::unavailable(Reason::Connection);
-    let app = nested(inner, FakeBackend::scripted([Answer::Admit]));
+    let app = nested(inner, FakeBackend::scripted([FakeAnswer::Admit]));
     let request = Request::get("/").header("x-api-key", "alice").body(Body::empty()).unwrap();
     let response = app.oneshot(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert!(!response.headers().contains_key("retry-after"));
     assert_eq!(response.headers()["ratelimit"], r#""outer";r=99;t=60"#);
-    assert!(matches!(response.extensions().get::<Refusal>(), Some(Refusal::Unavailable(_))));
+    assert!(matches!(response.extensions().get::<Rejection>(), Some(Rejection::Unavailable(_))));
 }
 
 #[tokio::test]
@@ -122,7 +124,7 @@ async fn admitted_response_holds_decision_of_outer_layer() {
     let decision = response.extensions().get::<Decision>().unwrap();
     let names: Vec<_> = decision.statuses().iter().map(|status| status.policy().name()).collect();
     assert_eq!(names, ["outer"]);
-    assert!(response.extensions().get::<Refusal>().is_none());
+    assert!(response.extensions().get::<Rejection>().is_none());
 }
 
 #[tokio::test]
@@ -131,7 +133,9 @@ async fn denial_of_outer_layer_reaches_response() {
     let response = app.oneshot(request()).await.unwrap();
     let decision = response.extensions().get::<Decision>().unwrap();
     assert_eq!(decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(), ["outer"]);
-    assert!(matches!(response.extensions().get::<Refusal>(), Some(Refusal::Denied(it)) if it == decision));
+    assert!(
+        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(it)) if it == decision)
+    );
 }
 
 #[tokio::test]

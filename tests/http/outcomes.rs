@@ -6,24 +6,29 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Backend, Decision, Draft, FakeBackend, Grpc, HttpOrGrpc, KeyError, LocalDecision, OutageRule, Pair,
-    PartitionKey, Plan, RateLimitLayer, Reason, Refusal, Respond, Share, Unchecked,
+    Decision, Head, OutageRule, PartitionKey, RateLimitLayer, Rejection,
+    answer::{Grpc, HttpOrGrpc},
+    backend::{Backend, Pair, Reason},
+    key::KeyError,
+    outage::{LocalDecision, Share, Unchecked},
+    protocol::Draft,
+    testing::FakeBackend,
 };
 
 use super::{MINUTE, SECOND, policy};
 
 /// Plans an outcome for each path.
-fn plan(request: &Request<()>) -> Result<Draft, KeyError> {
+fn plan(head: &Head<'_>) -> Result<Draft, KeyError> {
     let alice = PartitionKey::new("user", "alice");
-    let local = |processes| OutageRule::Local(Share::among(processes).unwrap());
+    let local = |processes| OutageRule::LocalFallback(Share::among(processes).unwrap());
     let checked = Draft::check(alice.clone(), 2);
-    match request.uri().path() {
+    match head.uri.path() {
         "/missing" => Err(KeyError::Missing),
         "/malformed" => Err(KeyError::Malformed { what: "user".to_owned(), why: "two values".to_owned() }),
         "/unknown-peer" => Err(KeyError::Misconfigured { what: "no connect info".to_owned() }),
         "/misconfigured" => Ok(Draft::pairs(vec![Pair::new(alice, policy("twice", 9, MINUTE), 1); 2])),
         "/exempt" => Ok(Draft::exempt()),
-        "/fail-open" => Ok(checked.outage(OutageRule::Admit)),
+        "/fail-open" => Ok(checked.outage(OutageRule::FailOpen)),
         "/local" => Ok(checked.outage(local(2))),
         "/beyond-share" => Ok(checked.outage(local(11))),
         _ => Ok(checked),
@@ -31,43 +36,41 @@ fn plan(request: &Request<()>) -> Result<Draft, KeyError> {
 }
 
 /// Builds a layer that answers over HTTP.
-fn http_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>> {
-    RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).plan(plan).build().unwrap()
+fn http_limits(backend: impl Backend) -> RateLimitLayer {
+    RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).plan_by(plan).build().unwrap()
 }
 
 /// Builds a layer that answers over gRPC.
-fn grpc_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>, Grpc> {
+fn grpc_limits(backend: impl Backend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
-    builder.respond(Grpc).plan(plan).build().unwrap()
+    builder.answer(Grpc).plan_by(plan).build().unwrap()
 }
 
 /// Builds a layer that answers over HTTP or gRPC.
-fn http_or_grpc_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>, HttpOrGrpc> {
+fn http_or_grpc_limits(backend: impl Backend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
-    builder.respond(HttpOrGrpc).plan(plan).build().unwrap()
+    builder.answer(HttpOrGrpc).plan_by(plan).build().unwrap()
 }
 
 /// Builds a layer whose rejections name their reason in the body.
-fn limits_with_rejection(
-    backend: impl Backend,
-) -> RateLimitLayer<impl Plan<Request<()>>, impl Respond<Request<()>, Response<Bytes>, Infallible>> {
-    let reject = |refusal: &Refusal| {
+fn limits_with_rejection(backend: impl Backend) -> RateLimitLayer {
+    let reject = |rejection: &Rejection, _: &Head<'_>| {
         let response = Response::builder().status(418).header("ratelimit", r#""own";r=1"#);
-        response.body(Bytes::from(name(refusal))).unwrap()
+        response.body(name(rejection)).unwrap()
     };
-    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).plan(plan);
+    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).plan_by(plan);
     builder.rejection(reject).build().unwrap()
 }
 
-fn name(refusal: &Refusal) -> &'static str {
-    match refusal {
-        Refusal::Denied(_) => "denied",
-        Refusal::Unavailable(_) => "unavailable",
-        Refusal::BeyondShare(_) => "beyond share",
-        Refusal::NoKey(KeyError::Missing) => "missing key",
-        Refusal::NoKey(KeyError::Malformed { .. }) => "malformed key",
-        Refusal::NoKey(KeyError::Misconfigured { .. }) => "unknown peer",
-        Refusal::Misconfigured(_) => "misconfigured",
+fn name(rejection: &Rejection) -> &'static str {
+    match rejection {
+        Rejection::Denied(_) => "denied",
+        Rejection::Unavailable(_) => "unavailable",
+        Rejection::LocalFallbackDenied(_) => "beyond share",
+        Rejection::Key(KeyError::Missing) => "missing key",
+        Rejection::Key(KeyError::Malformed { .. }) => "malformed key",
+        Rejection::Key(KeyError::Misconfigured { .. }) => "unknown peer",
+        Rejection::Misconfigured(_) => "misconfigured",
         other => panic!("{other:?}"),
     }
 }
@@ -119,13 +122,20 @@ async fn handler(request: Request<()>) -> Result<Response<Bytes>, Infallible> {
     Ok(response)
 }
 
-async fn ask<P, R>(limits: &RateLimitLayer<P, R>, path: &str, content_type: &str) -> Response<Bytes>
-where
-    P: Plan<Request<()>>,
-    R: Respond<Request<()>, Response<Bytes>, Infallible>,
-{
+async fn ask(limits: &RateLimitLayer, path: &str, content_type: &str) -> Response<Bytes> {
     let request = Request::get(path).header("content-type", content_type).body(()).unwrap();
-    limits.layer(service_fn(handler)).ready().await.unwrap().call(request).await.unwrap()
+    let response = limits.layer(service_fn(handler)).ready().await.unwrap().call(request).await.unwrap();
+    let is_rejected = response.extensions().get::<Rejection>().is_some();
+    response.map(|body| match body.into_inner() {
+        Ok(of_handler) => {
+            assert!(!is_rejected, "the handler's body is in a rejection");
+            of_handler
+        }
+        Err(of_layer) => {
+            assert!(is_rejected, "the layer's body is in an admitted response");
+            of_layer
+        }
+    })
 }
 
 fn field<'a>(response: &'a Response<Bytes>, name: &str) -> Option<&'a str> {
@@ -133,7 +143,7 @@ fn field<'a>(response: &'a Response<Bytes>, name: &str) -> Option<&'a str> {
 }
 
 fn reason(response: &Response<Bytes>) -> Option<&'static str> {
-    response.extensions().get::<Refusal>().map(name)
+    response.extensions().get::<Rejection>().map(name)
 }
 
 /// Asserts that the handler did not run and that only a denial has a decision and header fields.

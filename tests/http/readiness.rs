@@ -13,8 +13,9 @@ use http::{Request, Response, StatusCode};
 use tokio::{sync::Notify, task::yield_now};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    Backend, FakeBackend, Header, Keyed, ManualClock, MemoryBackend, Plan, RateLimit, RateLimitLayer,
-    from_head,
+    MemoryBackend, RateLimit, RateLimitLayer,
+    backend::Backend,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{
@@ -22,16 +23,16 @@ use super::{
     probe::{Probe, is_ready, request_of},
 };
 
-type Limited<S> = RateLimit<ConcurrencyLimit<S>, Keyed<Header>>;
+type Limited<S> = RateLimit<ConcurrencyLimit<S>>;
 
-fn limits(backend: impl Backend) -> RateLimitLayer<Keyed<Header>> {
+fn limits(backend: impl Backend) -> RateLimitLayer {
     RateLimitLayer::builder(backend).policy(policy("two", 2, MINUTE)).key(api_key()).build().unwrap()
 }
 
 /// Builds a layer over one permit that exempts every request.
-fn exempting(backend: impl Backend) -> RateLimit<ConcurrencyLimit<Probe>, impl Plan<Request<()>>> {
+fn exempting(backend: impl Backend) -> Limited<Probe> {
     let builder = RateLimitLayer::builder(backend).policy(policy("two", 2, MINUTE)).key(api_key());
-    let limits = builder.exempt(from_head(|_| true)).build().unwrap();
+    let limits = builder.exempt(|_| true).build().unwrap();
     limits.layer(ConcurrencyLimit::new(Probe::new().0, 1))
 }
 

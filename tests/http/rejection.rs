@@ -1,27 +1,33 @@
 //! Refusals that the user words, and the headers that stay.
 
-use axum::{Router, body::Body, routing::get};
+use axum::{Json, Router, body::Body, response::IntoResponse, routing::get};
+use bytes::Bytes;
 use http::{Response, StatusCode};
-use tower_sliding_window::{Answer, FakeBackend, RateLimitLayer, Reason, Refusal, Wait};
+use tower_sliding_window::{
+    Builder, Head, RateLimitLayer, Rejection, Wait,
+    backend::Reason,
+    testing::{FakeAnswer, FakeBackend},
+};
 
 use super::{ALICE, MINUTE, SECOND, api_key, policy, wire::Site};
 
-fn reject(refusal: &Refusal) -> Response<Body> {
-    let (status, text) = match refusal {
-        Refusal::Denied(_) => (StatusCode::IM_A_TEAPOT, "later"),
-        Refusal::NoKey(_) => (StatusCode::UNAUTHORIZED, "who are you?"),
+fn reject(rejection: &Rejection, _: &Head<'_>) -> Response<Body> {
+    let (status, text) = match rejection {
+        Rejection::Denied(_) => (StatusCode::IM_A_TEAPOT, "later"),
+        Rejection::Key(_) => (StatusCode::UNAUTHORIZED, "who are you?"),
         _ => (StatusCode::BAD_GATEWAY, "broken"),
     };
     Response::builder().status(status).header("x-own", "yes").body(text.into()).unwrap()
 }
 
 async fn site(backend: FakeBackend) -> Site {
-    let limits = RateLimitLayer::builder(backend)
-        .policy(policy("ten", 10, MINUTE))
-        .key(api_key())
-        .rejection(reject)
-        .build()
-        .unwrap();
+    site_with(backend, |builder| builder.rejection(reject)).await
+}
+
+/// The same, with a rejection that this function sets.
+async fn site_with(backend: FakeBackend, set: impl FnOnce(Builder) -> Builder) -> Site {
+    let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key());
+    let limits = set(builder).build().unwrap();
     Site::serve(Router::new().route("/", get(async || "hello")).layer(limits)).await
 }
 
@@ -38,7 +44,7 @@ async fn a_denial_has_the_users_words_and_our_headers() {
 
 #[tokio::test]
 async fn every_refusal_is_the_users_and_an_admission_is_not() {
-    let site = site(FakeBackend::scripted([Answer::Unavailable(Reason::Busy), Answer::Admit])).await;
+    let site = site(FakeBackend::scripted([FakeAnswer::Unavailable(Reason::Busy), FakeAnswer::Admit])).await;
     let answer = site.get("/", &[]).await;
     assert_eq!((answer.status, &*answer.body), (401, "who are you?"));
     assert!(!answer.tells_of_limits(), "{answer:?}");
@@ -56,7 +62,7 @@ async fn a_wait_of_the_users_own_stands_if_it_is_the_later_one() {
         let limits = RateLimitLayer::builder(FakeBackend::denying(7 * SECOND))
             .policy(policy("ten", 10, MINUTE))
             .key(api_key())
-            .rejection(move |_| {
+            .rejection(move |_, _| {
                 Response::builder().status(429).header("retry-after", own).body(Body::empty()).unwrap()
             })
             .build()
@@ -68,6 +74,62 @@ async fn a_wait_of_the_users_own_stands_if_it_is_the_later_one() {
 
 #[tokio::test]
 async fn a_denial_that_no_wait_helps_gets_no_retry_after() {
-    let answer = site(FakeBackend::scripted([Answer::Deny(Wait::Never)])).await.get("/", &[ALICE]).await;
+    let answer = site(FakeBackend::scripted([FakeAnswer::Deny(Wait::Never)])).await.get("/", &[ALICE]).await;
     assert_eq!((answer.status, answer.header("retry-after")), (418, None));
+}
+
+#[tokio::test]
+async fn rejection_reads_head_of_request() {
+    let site = site_with(FakeBackend::denying(SECOND), |builder| {
+        builder.rejection(|_, head| {
+            Response::new(format!("{} {} as {:?}", head.method, head.uri.path(), head.header("accept")))
+        })
+    })
+    .await;
+    let answer = site.get("/", &[ALICE, ("accept", "text/plain")]).await;
+    assert_eq!((answer.status, &*answer.body), (200, r#"GET / as Some("text/plain")"#));
+    assert_eq!(answer.header("retry-after"), Some("1"));
+}
+
+#[tokio::test]
+async fn rejection_returns_response_of_every_complete_body() {
+    let answer = async |set: fn(Builder) -> Builder| {
+        let answer = site_with(FakeBackend::denying(SECOND), set).await.get("/", &[ALICE]).await;
+        assert_eq!(
+            (answer.header("ratelimit"), answer.header("retry-after")),
+            (Some(r#""ten";r=0;t=1"#), Some("1"))
+        );
+        (answer.status, answer.body)
+    };
+    let text = || (200, "slow down".to_owned());
+    assert_eq!(answer(|it| it.rejection(|_, _| Response::new("slow down"))).await, text());
+    assert_eq!(answer(|it| it.rejection(|_, _| Response::new("slow down".to_owned()))).await, text());
+    assert_eq!(answer(|it| it.rejection(|_, _| Response::new(b"slow down".to_vec()))).await, text());
+    assert_eq!(answer(|it| it.rejection(|_, _| Response::new(Bytes::from("slow down")))).await, text());
+    assert_eq!(answer(|it| it.rejection(|_, _| Response::new(()))).await, (200, String::new()));
+    let json: fn(Builder) -> Builder =
+        |it| it.rejection(|_, _| (StatusCode::TOO_MANY_REQUESTS, Json("slow down")).into_response());
+    assert_eq!(answer(json).await, (429, r#""slow down""#.to_owned()));
+}
+
+#[tokio::test]
+async fn rejection_with_streaming_body_is_empty() {
+    /// A body whose bytes are not there yet.
+    struct Streaming;
+    impl axum::body::HttpBody for Streaming {
+        type Data = Bytes;
+        type Error = std::convert::Infallible;
+        fn poll_frame(
+            self: std::pin::Pin<&mut Self>,
+            _cx: &mut std::task::Context<'_>,
+        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            std::task::Poll::Pending
+        }
+    }
+    let site = site_with(FakeBackend::denying(SECOND), |builder| {
+        builder.rejection(|_, _| Response::builder().status(429).body(Body::new(Streaming)).unwrap())
+    })
+    .await;
+    let answer = site.get("/", &[ALICE]).await;
+    assert_eq!((answer.status, &*answer.body, answer.header("retry-after")), (429, "", Some("1")));
 }

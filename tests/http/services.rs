@@ -11,8 +11,13 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, FakeBackend, ManualClock, MemoryBackend, OutageRule, Pair,
-    PartitionKey, Plan, Policy, RateLimitLayer, Reason, Refusal, Status, Wait, WithoutKey, refuse_with,
+    Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policy, RateLimitLayer, Rejection, Status,
+    Wait,
+    backend::{Backend, BackendError, Check, Pair, Reason},
+    by,
+    key::MissingKey,
+    protocol::Draft,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{
@@ -36,31 +41,33 @@ enum JobError {
     Unknown,
 }
 
-fn refuse(refusal: &Refusal) -> Result<String, JobError> {
-    match refusal {
-        Refusal::Denied(decision) => match decision.retry_after() {
-            Wait::For(wait) => Err(JobError::Busy(wait)),
-            Wait::Never => Err(JobError::TooLarge),
-        },
-        _ => Err(JobError::Unknown),
+impl From<Rejection> for JobError {
+    fn from(rejection: Rejection) -> Self {
+        match rejection {
+            Rejection::Denied(decision) => match decision.retry_after() {
+                Wait::For(wait) => Self::Busy(wait),
+                Wait::Never => Self::TooLarge,
+            },
+            _ => Self::Unknown,
+        }
     }
 }
 
 /// Builds a layer that fails open and exempts requests without a key.
-fn lenient_limits(backend: impl Backend) -> RateLimitLayer<impl Plan<Request<()>>> {
+fn lenient_limits(backend: impl Backend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE));
-    builder.outage(OutageRule::Admit).key(api_key()).without_key(WithoutKey::Exempt).build().unwrap()
+    builder.outage(OutageRule::FailOpen).key(api_key()).missing_key(MissingKey::Exempt).build().unwrap()
 }
 
 async fn run(backend: impl Backend, jobs: impl IntoIterator<Item = Job>) -> Vec<Result<String, JobError>> {
-    let limits = RateLimitLayer::builder(backend)
-        .policy(policy("rows", 100, MINUTE))
-        .key(|job: &Job| PartitionKey::new("tenant", job.tenant))
-        .cost(|job: &Job| job.rows)
-        .exempt(|job: &Job| job.tenant == "root")
-        .respond(refuse_with(refuse))
-        .build()
-        .unwrap();
+    let limiter = Limiter::builder(backend).policy(policy("rows", 100, MINUTE)).build().unwrap();
+    let limits = RateLimitLayer::new(
+        limiter,
+        by(|job: &Job| match job.tenant {
+            "root" => Draft::exempt(),
+            tenant => Draft::check(PartitionKey::new("tenant", tenant), job.rows),
+        }),
+    );
     let inner = service_fn(async |job: Job| Ok(format!("{} rows of {}", job.rows, job.tenant)));
     let mut service = ServiceBuilder::new().layer(limits).service(inner);
     let mut answers = Vec::new();
@@ -169,7 +176,7 @@ async fn the_error_of_a_backend_of_ones_own_is_a_503_with_its_source_in_the_exte
     let service = ServiceBuilder::new().layer(limits.build().unwrap()).service(inner);
     let response = service.oneshot(request_of("alice")).await.unwrap();
     assert_eq!(response.status(), 503);
-    let Some(Refusal::Unavailable(error)) = response.extensions().get::<Refusal>() else {
+    let Some(Rejection::Unavailable(error)) = response.extensions().get::<Rejection>() else {
         panic!("no refusal")
     };
     assert_eq!(error.to_string(), "the rate limit cannot be decided: the store failed");
@@ -218,14 +225,9 @@ fn a_plain_request_allocates_the_pairs_of_its_check_and_nothing_else() {
         |it: &Policy| Status::new(&Pair::new(key.clone(), it.clone(), 1), 2, Wait::ZERO, MINUTE, MINUTE);
     let backend = Repeats(Decision::new(0, [status(&one), status(&two)]));
     let shared = key.clone();
-    let limits = RateLimitLayer::builder(backend)
-        .policy(one)
-        .policy(two)
-        .key(move |_: &u32| shared.clone())
-        .cost(7)
-        .respond(refuse_with(|_| Err(())))
-        .build()
-        .unwrap();
+    let limiter = Limiter::builder(backend).policy(one).policy(two).build().unwrap();
+    let protocol = by(move |_: &u32| (shared.clone(), 7)).reject_with(|_, _| Err(()));
+    let limits = RateLimitLayer::new(limiter, protocol);
     let mut service = limits.layer(service_fn(|number: u32| std::future::ready(Ok::<_, ()>(number))));
     // What is warned about for the first time may cost something.
     for _ in 0..2 {

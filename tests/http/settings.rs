@@ -1,15 +1,25 @@
 //! The settings of the builder, each through a layer, and layers that share one limiter.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, Response};
 use tokio::time::advance;
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ActualCost, Backend, BackendError, Breaker, Builder, Check, Decision, DenyCache, Draft, FakeBackend,
-    Header, Http, KeyError, Keyed, Limiter, ManualClock, MemoryBackend, OutageRule, PartitionKey, Plan,
-    RateLimitLayer, ReadActualCost, Reason, Refusal, Respond, Settling, Share, Unkeyed, actual_cost,
+    Builder, ConfigError, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies,
+    RateLimitLayer, Rejection, Wait,
+    answer::Problem,
+    backend::{Backend, BackendError, Check, Pair, Reason},
+    key::{KeyError, MissingKey},
+    limit,
+    outage::{Breaker, DenyCache, Share},
+    peer_ip,
+    settle::{ActualCost, actual_cost},
+    testing::{
+        FakeAnswer::{Admit, Deny, Unavailable},
+        FakeBackend, ManualClock,
+    },
 };
 
 use super::{
@@ -17,19 +27,16 @@ use super::{
     probe::{Probe, request_of},
 };
 
-type Settings = Builder<Unkeyed>;
-type Limits = RateLimitLayer<Keyed<Header>>;
-
 /// Builds a layer of ten units per API key, with these settings.
-fn limits(backend: impl Backend, set: impl FnOnce(Settings) -> Settings) -> Limits {
+fn limits(backend: impl Backend, set: impl FnOnce(Builder) -> Builder) -> RateLimitLayer {
     set(RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE))).key(api_key()).build().unwrap()
 }
 
 /// Builds the same layer with every setting after the key.
-fn limits_with_key_first(backend: impl Backend) -> Limits {
+fn limits_with_key_first(backend: impl Backend) -> RateLimitLayer {
     RateLimitLayer::builder(backend)
         .key(api_key())
-        .outage(OutageRule::Admit)
+        .outage(OutageRule::FailOpen)
         .namespace("shop")
         .deadline(SECOND)
         .breaker(None)
@@ -43,32 +50,23 @@ fn limits_with_key_first(backend: impl Backend) -> Limits {
 }
 
 /// Builds a layer that makes every request free when its response is ready.
-fn limits_that_refund(
-    backend: impl Backend,
-    set: impl FnOnce(Settings) -> Settings,
-) -> RateLimitLayer<Keyed<Header>, impl Respond<Request<()>, Response<Bytes>, Infallible>> {
+fn limits_that_refund(backend: impl Backend, set: impl FnOnce(Builder) -> Builder) -> RateLimitLayer {
     let builder = set(RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE))).key(api_key());
-    builder.settle(|_: &Response<Bytes>| Some(0)).build().unwrap()
+    builder.settle_by(|_| Some(0)).build().unwrap()
 }
 
 /// Builds a layer over a limiter that other layers share.
-fn limits_over(limiter: &Limiter, cost: u32) -> RateLimitLayer<impl Plan<Request<()>> + use<>> {
-    RateLimitLayer::new(limiter.clone(), by_api_key(cost), Http)
+fn limits_over(limiter: &Limiter, cost: u32) -> RateLimitLayer {
+    builder_over(limiter, cost).build().unwrap()
 }
 
 /// Builds a layer over a shared limiter that settles by the actual cost.
-fn settling_limits_over(
-    limiter: &Limiter,
-    cost: u32,
-) -> RateLimitLayer<impl Plan<Request<()>> + use<>, Settling<ReadActualCost, Http>> {
-    RateLimitLayer::new(limiter.clone(), by_api_key(cost), Settling::new(actual_cost(), Http))
+fn settling_limits_over(limiter: &Limiter, cost: u32) -> RateLimitLayer {
+    builder_over(limiter, cost).settle_by(actual_cost).build().unwrap()
 }
 
-fn by_api_key(cost: u32) -> impl Fn(&Request<()>) -> Result<Draft, KeyError> {
-    move |request| {
-        let key = request.headers().get("x-api-key").ok_or(KeyError::Missing)?;
-        Ok(Draft::check(PartitionKey::new("header:x-api-key", key), cost))
-    }
+fn builder_over(limiter: &Limiter, cost: u32) -> Builder {
+    RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).cost(cost)
 }
 
 fn limiter(backend: impl Backend) -> Limiter {
@@ -80,11 +78,7 @@ fn alice() -> PartitionKey {
 }
 
 /// Status and `RateLimit` field of the response to one request of Alice.
-async fn ask<L>(limits: &L) -> (u16, Option<String>)
-where
-    L: Layer<Probe>,
-    L::Service: Service<Request<()>, Response = Response<Bytes>, Error = Infallible>,
-{
+async fn ask(limits: &RateLimitLayer) -> (u16, Option<String>) {
     let response = limits.layer(Probe::new().0).oneshot(request_of("alice")).await.unwrap();
     let field = response.headers().get("ratelimit").map(|value| value.to_str().unwrap().to_owned());
     (response.status().as_u16(), field)
@@ -153,7 +147,7 @@ async fn builder_sets_deny_cache() {
 #[tokio::test]
 async fn builder_sets_local_memory() {
     let memory = MemoryBackend::new().with_clock(&ManualClock::new());
-    let half = OutageRule::Local(Share::among(2).unwrap());
+    let half = OutageRule::LocalFallback(Share::among(2).unwrap());
     let down = || FakeBackend::unavailable(Reason::Connection);
     let shared = || limits(down(), |builder| builder.outage(half).local_memory(memory.clone()));
     let (one, other, alone) = (shared(), shared(), limits(down(), |builder| builder.outage(half)));
@@ -167,7 +161,7 @@ async fn builder_sets_local_memory() {
 
 #[tokio::test(start_paused = true)]
 async fn builder_sets_settlement_queue() {
-    let lost = async |set: fn(Settings) -> Settings| {
+    let lost = async |set: fn(Builder) -> Builder| {
         let backend = FakeBackend::admitting().hanging_settlements();
         let limits = limits_that_refund(backend, set);
         // No task runs in between, so that every settlement waits.
@@ -199,6 +193,178 @@ async fn builder_accepts_settings_after_key() {
     assert!((SECOND..2 * SECOND).contains(&start.elapsed()), "{:?}", start.elapsed());
     assert_eq!((backend.checks()[0].namespace.as_str(), limits.limiter().namespace()), ("shop", "shop"));
     assert_eq!(backend.checks()[0].pairs[0].policy, policy("ten", 10, MINUTE));
+}
+
+type Call = fn(Builder) -> Builder;
+
+/// These calls in their order and in their reverse order, beginning at each of them.
+fn orders(calls: &[Call]) -> Vec<Vec<Call>> {
+    let rotated = (0..calls.len()).map(|first| [&calls[first..], &calls[..first]].concat());
+    rotated.flat_map(|order| [order.clone(), order.into_iter().rev().collect()]).collect()
+}
+
+#[tokio::test]
+async fn builder_accepts_calls_in_any_order() {
+    let calls: &[Call] = &[
+        |it| it.policy(policy("ten", 10, MINUTE)),
+        |it| it.key(api_key()),
+        |it| it.missing_key(MissingKey::Shared(alice())),
+        |it| it.cost_by(|head| if head.uri.path() == "/dear" { 4 } else { 3 }),
+        |it| it.policies_by(|_| Some(policy("chosen", 20, MINUTE).into())),
+        |it| it.also(limit(peer_ip()).policy(policy("per-address", 30, MINUTE))),
+        |it| it.exempt(|head| head.uri.path() == "/health"),
+        |it| it.outage(OutageRule::FailOpen),
+        |it| {
+            it.outage_by(|head| match head.uri.path() {
+                "/dear" => OutageRule::FailClosed,
+                _ => OutageRule::FailOpen,
+            })
+        },
+        |it| it.settle_by(|_| Some(1)),
+        |it| it.answer(Problem),
+        |it| {
+            it.rejection(|rejection, _| {
+                let status = if matches!(rejection, Rejection::Unavailable(_)) { 502 } else { 418 };
+                Response::builder().status(status).body(()).unwrap()
+            })
+        },
+        |it| it.namespace("shop").deadline(SECOND).breaker(None).max_in_flight(7).deny_cache(None),
+        |it| it.local_memory(MemoryBackend::new()).settlement_queue(7),
+    ];
+    let (deny, down) = (Deny(Wait::For(SECOND)), Unavailable(Reason::Connection));
+    for (i, calls) in orders(calls).into_iter().enumerate() {
+        let backend = FakeBackend::scripted([Admit, Admit, deny, down, down]);
+        let builder = RateLimitLayer::builder(backend.clone());
+        let limits = calls.into_iter().fold(builder, |builder, call| call(builder)).build().unwrap();
+        let mut statuses = Vec::new();
+        for path in ["/health", "/", "/dear", "/", "/", "/dear"] {
+            let mut request = Request::get(path).body(()).unwrap();
+            request.extensions_mut().insert("192.0.2.1:1".parse::<SocketAddr>().unwrap());
+            statuses.push(limits.layer(Probe::new().0).oneshot(request).await.unwrap().status().as_u16());
+        }
+        assert_eq!(statuses, [200, 200, 200, 418, 200, 502], "order {i}");
+        let checks = backend.checks();
+        assert_eq!((checks.len(), checks[0].namespace.as_str()), (5, "shop"), "order {i}");
+        let costs = |check: usize| {
+            let pair = |pair: &Pair| (pair.policy.name().to_owned(), pair.cost);
+            let mut costs: Vec<_> = checks[check].pairs.iter().map(pair).collect();
+            costs.sort();
+            costs
+        };
+        let expected = |cost| {
+            [("chosen", cost), ("per-address", 1), ("ten", cost)].map(|(name, it)| (name.to_owned(), it))
+        };
+        assert_eq!((costs(0), costs(1)), (expected(3).to_vec(), expected(4).to_vec()), "order {i}");
+        assert!(
+            checks[0].pairs.iter().all(|pair| pair.policy.name() == "per-address" || pair.key == alice())
+        );
+        let refunds: Vec<u32> =
+            backend.refunds().iter().map(|it| it.pairs.iter().map(|pair| pair.units).sum()).collect();
+        assert_eq!(refunds, [4, 6], "order {i}");
+    }
+}
+
+/// The error of this builder.
+fn error(builder: Builder) -> ConfigError {
+    builder.build().unwrap_err()
+}
+
+#[test]
+fn builder_requires_key() {
+    let builder = || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE));
+    let per_address = || limit(peer_ip()).policy(policy("per-address", 10, MINUTE));
+    let over_limiter = || RateLimitLayer::with_limiter(limiter(FakeBackend::admitting()));
+    for builder in [
+        builder(),
+        builder().cost(2).missing_key(MissingKey::Exempt),
+        builder().exempt(|_| true),
+        builder().also(per_address()),
+        over_limiter(),
+    ] {
+        let error = error(builder);
+        assert!(matches!(error, ConfigError::MissingKey), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "no partition key: set whose usage is counted with `.key(..)`, `.key_by(..)` or `.plan_by(..)`"
+        );
+    }
+    builder().key(api_key()).build().unwrap();
+    builder().key_by(|_| alice()).build().unwrap();
+    builder().plan_by(|_| alice()).build().unwrap();
+    over_limiter().plan_by(|_| alice()).build().unwrap();
+}
+
+#[test]
+fn builder_rejects_plan_beside_part_that_it_replaces() {
+    let over_backend = || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE));
+    let over_limiter = || RateLimitLayer::with_limiter(limiter(FakeBackend::admitting()));
+    let plan = |builder: Builder| builder.plan_by(|_| alice());
+    let chosen = || Policies::from(policy("chosen", 9, MINUTE));
+    let parts: [(&str, &dyn Fn(Builder) -> Builder); 7] = [
+        ("key", &|it| it.key(api_key())),
+        ("key", &|it| it.key_by(|_| alice())),
+        ("missing_key", &|it| it.missing_key(MissingKey::Exempt)),
+        ("cost", &|it| it.cost(2)),
+        ("cost_by", &|it| it.cost_by(|_| 2)),
+        ("policies", &|it| it.policies(chosen())),
+        ("policies_by", &|it| it.policies_by(|_| None)),
+    ];
+    for (name, set) in parts {
+        for builder in [over_backend, over_limiter] {
+            for error in [error(plan(set(builder()))), error(set(plan(builder())))] {
+                assert!(matches!(error, ConfigError::PlanAndPart { method } if method == name), "{error:?}");
+                let text = format!("`.plan_by(..)` replaces `.{name}(..)`: set only one of them");
+                assert_eq!(error.to_string(), text);
+            }
+        }
+    }
+    // A plan checks against the policies of the limiter, which a layer over a shared limiter cannot add to.
+    let error = error(plan(over_limiter().policy(policy("more", 9, MINUTE))));
+    assert!(matches!(error, ConfigError::PlanAndPart { method: "policy" }), "{error:?}");
+
+    let others = |it: Builder| it.also(limit(peer_ip()).policy(policy("per-address", 9, MINUTE)));
+    let others = |it| others(it).exempt(|_| false).outage(OutageRule::FailOpen).settle_by(|_| Some(0));
+    plan(others(over_backend())).build().unwrap();
+    plan(others(over_limiter())).build().unwrap();
+}
+
+#[test]
+fn builder_rejects_settings_of_shared_limiter() {
+    let limiter = limiter(FakeBackend::admitting());
+    let settings: [(&str, Call); 7] = [
+        ("namespace", |it| it.namespace("shop")),
+        ("deadline", |it| it.deadline(SECOND)),
+        ("breaker", |it| it.breaker(None)),
+        ("max_in_flight", |it| it.max_in_flight(7)),
+        ("deny_cache", |it| it.deny_cache(None)),
+        ("local_memory", |it| it.local_memory(MemoryBackend::new())),
+        ("settlement_queue", |it| it.settlement_queue(7)),
+    ];
+    for (name, set) in settings {
+        let error = error(set(builder_over(&limiter, 1)));
+        assert!(matches!(error, ConfigError::SharedLimiter { method } if method == name), "{error:?}");
+        let text =
+            format!("`.{name}(..)` has no effect on a shared limiter: set it with `Limiter::builder(..)`");
+        assert_eq!(error.to_string(), text);
+    }
+}
+
+#[tokio::test]
+async fn layer_over_limiter_adds_policies_and_outage_rule() {
+    let backend = FakeBackend::scripted([Admit, Unavailable(Reason::Connection)]);
+    let limiter = limiter(backend.clone());
+    let builder = builder_over(&limiter, 3).policy(policy("more", 20, MINUTE)).outage(OutageRule::FailOpen);
+    let limits = builder.build().unwrap();
+    let both = r#""ten";r=7;t=60, "more";r=17;t=60"#.to_owned();
+    assert_eq!(ask(&limits).await, (200, Some(both)));
+    assert_eq!(ask(&limits).await, (200, None));
+    assert_eq!(ask(&limits_over(&limiter, 1)).await, (503, None), "another layer has the limiter's rule");
+    assert_eq!(backend.checks()[2].pairs.len(), 1);
+
+    let twice = error(builder_over(&limiter, 1).policy(policy("ten", 9, MINUTE)));
+    assert!(matches!(twice, ConfigError::DuplicatePolicy { name } if name == "ten"));
+    let of_none = Limiter::builder(backend).without_policies().build().unwrap();
+    assert!(matches!(error(builder_over(&of_none, 1)), ConfigError::NoPolicies { .. }));
 }
 
 #[tokio::test]
@@ -257,6 +423,6 @@ async fn layer_over_limiter_rejects_missing_key() {
     let limits = limits_over(&limiter(backend.clone()), 1);
     let response = limits.layer(Probe::new().0).oneshot(Request::new(())).await.unwrap();
     assert_eq!((response.status().as_u16(), backend.checks().len()), (400, 0));
-    let refusal = response.extensions().get::<Refusal>();
-    assert!(matches!(refusal, Some(Refusal::NoKey(KeyError::Missing))), "{refusal:?}");
+    let refusal = response.extensions().get::<Rejection>();
+    assert!(matches!(refusal, Some(Rejection::Key(KeyError::Missing))), "{refusal:?}");
 }

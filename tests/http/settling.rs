@@ -13,10 +13,15 @@ use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    ActualCost, Answer, Backend, BackendError, Builder, Check, ConfigError, Costs, Decision, Draft,
-    FakeBackend, Header, Http, Keyed, Limiter, ManualClock, MemoryBackend, PartitionKey, Plan, Purpose,
-    RateLimitLayer, Reason, Reservation, Settling, Used, actual_cost, by_hand, from_head, from_response,
-    header, limit, refuse_with,
+    Builder, ConfigError, Costs, Decision, Head, Limiter, MemoryBackend, PartitionKey, RateLimitLayer,
+    Rejection, Reservation, ResponseHead,
+    backend::{Backend, BackendError, Check, Purpose, Reason},
+    by,
+    cost::IntoCosts,
+    header, limit,
+    protocol::Draft,
+    settle::{ActualCost, actual_cost, by_hand},
+    testing::{FakeAnswer, FakeBackend, ManualClock},
 };
 
 use super::{
@@ -25,7 +30,7 @@ use super::{
     wire::Site,
 };
 
-fn builder(backend: impl Backend) -> Builder<Keyed<Header, u32>> {
+fn builder(backend: impl Backend) -> Builder {
     RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key()).cost(5)
 }
 
@@ -35,12 +40,10 @@ fn memory() -> (ManualClock, MemoryBackend) {
 }
 
 /// Builds a layer of two keys that settles by this.
-fn limits_of_two_keys<F>(
-    backend: impl Backend,
-    used: F,
-) -> RateLimitLayer<impl Plan<Request<()>>, Settling<F, Http>> {
+fn limits_of_two_keys(backend: impl Backend, used: Costs) -> RateLimitLayer {
     let per_user = limit(header("x-user").unwrap()).policy(policy("per-user", 20, MINUTE)).cost(7);
-    builder(backend).policy(policy("twenty", 20, MINUTE)).also(per_user).settle(used).build().unwrap()
+    let builder = builder(backend).policy(policy("twenty", 20, MINUTE)).also(per_user);
+    builder.settle_by(move |_| Some(used.clone())).build().unwrap()
 }
 
 /// What is left of ten units.
@@ -66,7 +69,7 @@ async fn a_failed_login_counts_and_a_good_one_does_not() {
     let limits = RateLimitLayer::builder(backend)
         .policy(policy("failed", 2, MINUTE))
         .key(api_key())
-        .settle(|response: &Response<_>| response.status().is_success().then_some(0))
+        .settle_by(|response| response.status.is_success().then_some(0))
         .build()
         .unwrap();
     let app = Router::new()
@@ -82,13 +85,12 @@ async fn a_failed_login_counts_and_a_good_one_does_not() {
 }
 
 #[tokio::test]
-async fn closures_with_and_without_types_and_handlers_tell_what_was_used() {
-    async fn used<F>(settle: F) -> (Vec<u32>, Vec<u32>)
-    where
-        F: Used<Response<Body>> + Send + Sync + 'static,
-    {
+async fn closures_and_handlers_tell_what_was_used() {
+    async fn used<C: IntoCosts>(
+        settle: impl Fn(&ResponseHead<'_>) -> Option<C> + Send + Sync + 'static,
+    ) -> (Vec<u32>, Vec<u32>) {
         let backend = FakeBackend::admitting();
-        let limits = builder(backend.clone()).settle(settle).build().unwrap();
+        let limits = builder(backend.clone()).settle_by(settle).build().unwrap();
         let app = Router::new()
             .route("/free", get(async || StatusCode::NOT_MODIFIED))
             .route("/less", get(async || (Extension(ActualCost::new(3)), "three")))
@@ -104,23 +106,21 @@ async fn closures_with_and_without_types_and_handlers_tell_what_was_used() {
         (back(&backend), overages(&backend))
     }
     let not_modified = |status: StatusCode| (status == StatusCode::NOT_MODIFIED).then_some(0);
-    assert_eq!(
-        used(move |response: &Response<Body>| not_modified(response.status())).await,
-        (vec![5], vec![])
-    );
-    assert_eq!(used(from_response(move |response| not_modified(response.status))).await, (vec![5], vec![]));
-    assert_eq!(used(actual_cost()).await, (vec![2], vec![4]));
-    assert_eq!(used(by_hand()).await, (vec![], vec![]));
-    let by_type = from_response(|response| {
+    assert_eq!(used(move |response| not_modified(response.status)).await, (vec![5], vec![]));
+    let of_body = |response: &ResponseHead<'_>| response.extensions.get::<ActualCost>().map(|_| 1);
+    assert_eq!(used(of_body).await, (vec![4, 4], vec![]));
+    assert_eq!(used(actual_cost).await, (vec![2], vec![4]));
+    assert_eq!(used(by_hand).await, (vec![], vec![]));
+    let by_type = |response: &ResponseHead<'_>| {
         response.headers.contains_key("content-type").then(|| Costs::new().otherwise(4))
-    });
+    };
     assert_eq!(used(by_type).await, (vec![1, 1, 1], vec![]));
 }
 
 #[tokio::test]
 async fn the_fields_tell_of_the_charge_as_it_was_made_and_the_next_ones_of_what_was_used() {
     let (_clock, backend) = memory();
-    let limits = builder(backend).settle(actual_cost()).build().unwrap();
+    let limits = builder(backend).settle_by(actual_cost).build().unwrap();
     let app = Router::new().route("/", get(async || (Extension(ActualCost::new(1)), "")));
     let site = Site::serve(app.layer(limits)).await;
     for fields in [r#""ten";r=5;t=60"#, r#""ten";r=4;t=60"#, r#""ten";r=3;t=60"#] {
@@ -131,7 +131,7 @@ async fn the_fields_tell_of_the_charge_as_it_was_made_and_the_next_ones_of_what_
 #[tokio::test]
 async fn a_backend_that_decides_later_is_settled_behind_the_response() {
     let (_clock, backend) = memory();
-    let limits = builder(Later(backend)).settle(actual_cost()).build().unwrap();
+    let limits = builder(Later(backend)).settle_by(actual_cost).build().unwrap();
     let limiter = limits.limiter().clone();
     let app = Router::new().route("/", get(async || (Extension(ActualCost::new(1)), "")));
     let site = Site::serve(app.layer(limits)).await;
@@ -142,7 +142,7 @@ async fn a_backend_that_decides_later_is_settled_behind_the_response() {
 #[tokio::test(start_paused = true)]
 async fn the_response_does_not_wait_for_its_settlement() {
     let backend = FakeBackend::admitting().hanging_settlements();
-    let limits = builder(backend.clone()).settle(actual_cost()).deadline(SECOND).build().unwrap();
+    let limits = builder(backend.clone()).settle_by(actual_cost).deadline(SECOND).build().unwrap();
     let limiter = limits.limiter().clone();
     let inner = service_fn(async |_: Request<()>| {
         let mut response = Response::new(Bytes::new());
@@ -158,10 +158,8 @@ async fn the_response_does_not_wait_for_its_settlement() {
 }
 
 /// A layer that makes every answer free, if there is one.
-fn free(
-    backend: FakeBackend,
-) -> RateLimitLayer<Keyed<Header, u32>, Settling<impl Used<Response<Bytes>>, Http>> {
-    builder(backend).settle(|_: &Response<Bytes>| Some(0)).build().unwrap()
+fn free(backend: FakeBackend) -> RateLimitLayer {
+    builder(backend).settle_by(|_| Some(0)).build().unwrap()
 }
 
 #[tokio::test]
@@ -200,8 +198,8 @@ fn when_the_request_is_dropped_before_its_response_the_charge_stands() {
 async fn what_is_refused_or_exempt_is_not_settled() {
     let settled = |backend: FakeBackend| async move {
         let limits = builder(backend.clone())
-            .exempt(from_head(|head| head.uri.path() == "/exempt"))
-            .settle(from_response(|_| Some(0)))
+            .exempt(|head| head.uri.path() == "/exempt")
+            .settle_by(|_| Some(0))
             .build()
             .unwrap();
         let app = Router::new()
@@ -221,7 +219,7 @@ async fn what_is_refused_or_exempt_is_not_settled() {
 #[tokio::test]
 async fn whoever_is_first_settles_the_handler_or_the_layer() {
     let backend = FakeBackend::admitting();
-    let limits = builder(backend.clone()).settle(from_response(|_| Some(4))).build().unwrap();
+    let limits = builder(backend.clone()).settle_by(|_| Some(4)).build().unwrap();
     let (kept, mut keeps) = tokio::sync::mpsc::unbounded_channel();
     let app = Router::new()
         .route(
@@ -266,7 +264,7 @@ async fn a_streamed_body_is_settled_at_its_end_or_its_charge_stands() {
         }
     }
     let (_clock, backend) = memory();
-    let limits = builder(backend).settle(by_hand()).build().unwrap();
+    let limits = builder(backend).settle_by(by_hand).build().unwrap();
     let limiter = limits.limiter().clone();
     let stream = async |reservation: Reservation| Body::new(Counted { left: 2, sent: 0, reservation });
     let app = Router::new().route("/", get(stream)).layer(limits);
@@ -283,8 +281,8 @@ async fn a_streamed_body_is_settled_at_its_end_or_its_charge_stands() {
 
 #[tokio::test]
 async fn a_rejection_of_ones_own_before_or_after_changes_nothing_about_settling() {
-    let reject = |_: &_| Response::new(Body::from("no"));
-    let free = || from_response(|_| Some(0));
+    let reject = |_: &Rejection, _: &Head<'_>| Response::new(Body::from("no"));
+    let free = |_: &ResponseHead<'_>| Some(0);
     let fake = FakeBackend::admitting;
     let (before, after, ask) = (fake(), fake(), |layer: Router| async {
         let request = Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
@@ -292,14 +290,14 @@ async fn a_rejection_of_ones_own_before_or_after_changes_nothing_about_settling(
     });
     let route = || Router::new().route("/", get(async |_: Reservation| ""));
     let response =
-        ask(route().layer(builder(before.clone()).rejection(reject).settle(free()).build().unwrap()));
+        ask(route().layer(builder(before.clone()).rejection(reject).settle_by(free).build().unwrap()));
     assert_eq!(response.await.status(), StatusCode::OK);
     let response =
-        ask(route().layer(builder(after.clone()).settle(free()).rejection(reject).build().unwrap()));
+        ask(route().layer(builder(after.clone()).settle_by(free).rejection(reject).build().unwrap()));
     assert_eq!(response.await.status(), StatusCode::OK);
     assert_eq!((back(&before), back(&after)), (vec![5], vec![5]));
 
-    let denying = builder(FakeBackend::denying(SECOND)).rejection(reject).settle(free()).build().unwrap();
+    let denying = builder(FakeBackend::denying(SECOND)).rejection(reject).settle_by(free).build().unwrap();
     let response = ask(route().layer(denying)).await;
     assert_eq!(response.headers()["retry-after"], "1");
     assert_eq!(axum::body::to_bytes(response.into_body(), 100).await.unwrap(), "no");
@@ -308,14 +306,11 @@ async fn a_rejection_of_ones_own_before_or_after_changes_nothing_about_settling(
 #[tokio::test]
 async fn a_service_that_is_no_http_settles_by_its_answer() {
     let backend = FakeBackend::admitting();
-    let limits = RateLimitLayer::builder(backend.clone())
-        .policy(policy("rows", 100, MINUTE))
-        .key(|tenant: &String| PartitionKey::new("tenant", tenant))
-        .cost(50)
-        .respond(refuse_with(|refusal| Err(format!("{refusal:?}"))))
-        .settle(|rows: &Vec<u8>| Some(rows.len() as u32))
-        .build()
-        .unwrap();
+    let limiter = Limiter::builder(backend.clone()).policy(policy("rows", 100, MINUTE)).build().unwrap();
+    let protocol = by(|tenant: &String| (PartitionKey::new("tenant", tenant), 50))
+        .reject_with(|_, rejection| Err(format!("{rejection:?}")))
+        .settle_by(|rows: &Vec<u8>| Some(rows.len() as u32));
+    let limits = RateLimitLayer::new(limiter, protocol);
     let inner = service_fn(|_: String| future::ready(Ok::<_, String>(vec![0; 3])));
     let mut service = limits.layer(inner);
     assert_eq!(service.ready().await.unwrap().call("acme".to_owned()).await.unwrap().len(), 3);
@@ -330,27 +325,41 @@ async fn a_layer_that_settles_needs_a_backend_that_can() {
             panic!("it was asked")
         }
     }
-    let built = builder(OnlyCharges).settle(actual_cost()).build();
-    let error = built.map(drop).unwrap_err();
-    assert!(matches!(error, ConfigError::CannotSettle));
-    assert_eq!(
-        error.to_string(),
-        "this backend cannot settle: it can charge, and cannot change a charge afterwards"
-    );
-
-    // Of parts that were not seen together, it is an outage, and nobody is asked.
     let limiter = Limiter::builder(OnlyCharges).policy(policy("ten", 10, MINUTE)).build().unwrap();
-    let key = |_: &Request<()>| Ok(Draft::check(PartitionKey::new("user", "alice"), 1));
-    let limits = RateLimitLayer::new(limiter, key, Settling::new(actual_cost(), Http));
+    let own = builder(OnlyCharges).settle_by(actual_cost).build();
+    let shared = RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).settle_by(actual_cost).build();
+    for built in [own, shared] {
+        let error = built.map(drop).unwrap_err();
+        assert!(matches!(error, ConfigError::CannotSettle));
+        assert_eq!(
+            error.to_string(),
+            "this backend cannot settle: it can charge, and cannot change a charge afterwards"
+        );
+    }
+
+    // A plan that reserves is unknown until a request: then it is an outage, and the backend is not asked.
+    let alice = || PartitionKey::new("user", "alice");
+    let limits = RateLimitLayer::with_limiter(limiter.clone());
+    let limits = limits.plan_by(move |_| Draft::check(alice(), 1).reserve()).build().unwrap();
     let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
         panic!("it was let through")
     });
-    assert_eq!(limits.layer(inner).oneshot(Request::new(())).await.unwrap().status(), 503);
+    let response = limits.layer(inner).oneshot(Request::new(())).await.unwrap();
+    assert_eq!(response.status(), 503);
+    let is_unsupported = |rejection: &Rejection| matches!(rejection, Rejection::Unavailable(error) if error.reason() == Reason::Unsupported);
+    assert!(is_unsupported(response.extensions().get::<Rejection>().unwrap()));
+
+    // The same applies to a service that is not HTTP.
+    let protocol = by(move |_: &u32| alice()).settle_by(|used: &u32| Some(*used));
+    let protocol = protocol.reject_with(|_, rejection: &Rejection| Err::<u32, _>(rejection.clone()));
+    let inner = service_fn(async |_: u32| -> Result<u32, Rejection> { panic!("it was let through") });
+    let rejection = RateLimitLayer::new(limiter, protocol).layer(inner).oneshot(1).await.unwrap_err();
+    assert!(is_unsupported(&rejection), "{rejection:?}");
 }
 
 #[tokio::test]
 async fn a_layer_that_does_not_settle_charges_and_leaves_no_reservation() {
-    let backend = FakeBackend::scripted([Answer::Admit]);
+    let backend = FakeBackend::scripted([FakeAnswer::Admit]);
     let app = Router::new().route("/", get(async |it: Option<Reservation>| it.map_or("none", |_| "one")));
     let site = Site::serve(app.layer(builder(backend.clone()).build().unwrap())).await;
     assert_eq!(site.get("/", &[ALICE]).await.body, "none");
@@ -366,7 +375,7 @@ async fn a_layer_that_does_not_settle_charges_and_leaves_no_reservation() {
 async fn where_layers_are_nested_each_settles_its_own_charge() {
     let (outer, inner) = (FakeBackend::admitting(), FakeBackend::admitting());
     let layer = |backend: &FakeBackend, used: u32| {
-        builder(backend.clone()).settle(from_response(move |_| Some(used))).build().unwrap()
+        builder(backend.clone()).settle_by(move |_| Some(used)).build().unwrap()
     };
     let app = Router::new().route("/", get(async || "")).layer(layer(&inner, 1)).layer(layer(&outer, 3));
     let site = Site::serve(app).await;
@@ -378,7 +387,7 @@ async fn where_layers_are_nested_each_settles_its_own_charge() {
 async fn settlement_replaces_charges_of_named_policies() {
     let refunds = async |used: Costs| {
         let backend = FakeBackend::admitting();
-        let limits = limits_of_two_keys(backend.clone(), from_response(move |_| Some(used.clone())));
+        let limits = limits_of_two_keys(backend.clone(), used);
         let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Bytes::new())));
         let request = Request::get("/").header(ALICE.0, ALICE.1).header("x-user", "al").body(()).unwrap();
         limits.layer(inner).oneshot(request).await.unwrap();

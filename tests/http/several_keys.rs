@@ -4,42 +4,45 @@ use axum::{Router, body::Body, routing::get};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Backend, Builder, ConfigError, Costs, Draft, FakeBackend, FromHead, Head, Header, KeyError, Keyed, Limit,
-    ManualClock, MemoryBackend, OutageRule, Pair, PartitionKey, Plan, Policies, RateLimitLayer, Reason,
-    Refusal, WithoutKey, from_head, header, limit, peer_ip,
+    Builder, ConfigError, Costs, KeyExtractor, MemoryBackend, OutageRule, PartitionKey, Policies,
+    RateLimitLayer, Rejection,
+    backend::{Backend, Pair, Reason},
+    header,
+    key::{self, MissingKey},
+    limit, peer_ip,
+    protocol::Draft,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
 
 /// Begins a layer that allows each user three requests.
-fn per_user(backend: impl Backend) -> Builder<Keyed<Header>> {
+fn per_user(backend: impl Backend) -> Builder {
     RateLimitLayer::builder(backend).policy(policy("per-user", 3, MINUTE)).key(api_key())
 }
 
 /// Builds a layer whose plan chooses pairs, policies and an outage rule by the path.
-fn limits_with_plan(
-    backend: impl Backend,
-) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
-    let plan = |request: &Request<Body>| {
+fn limits_with_plan(backend: impl Backend) -> RateLimitLayer {
+    let builder = RateLimitLayer::builder(backend).policy(policy("own", 9, MINUTE));
+    let builder = builder.outage(OutageRule::FailClosed).namespace("shop").plan_by(|head| {
         let (alice, bob) = (key_of("user", "alice"), key_of("user", "bob"));
         let pair = |key: &PartitionKey, cost| Pair::new(key.clone(), policy("pairs", 9, MINUTE), cost);
         let own = Draft::check(alice.clone(), Costs::new().policy("own", 4));
-        Ok(match request.uri().path() {
+        match head.uri.path() {
             // Two keys may share a policy.
             "/pairs" => Draft::pairs([pair(&alice, 2), pair(&bob, 0)]),
             "/own-and-pairs" => own.and(Draft::pairs([pair(&bob, 3)])),
             "/others" => Draft::check_against(bob, Policies::from(policy("others", 7, MINUTE)), 5),
-            "/fail-open" => own.outage(OutageRule::Admit),
-            "/pairs-fail-open" => Draft::pairs([pair(&alice, 1)]).outage(OutageRule::Admit),
+            "/fail-open" => own.outage(OutageRule::FailOpen),
+            "/pairs-fail-open" => Draft::pairs([pair(&alice, 1)]).outage(OutageRule::FailOpen),
             _ => own,
-        })
-    };
-    let builder = RateLimitLayer::builder(backend).policy(policy("own", 9, MINUTE));
-    builder.outage(OutageRule::Refuse).namespace("shop").plan(plan).build().unwrap()
+        }
+    });
+    builder.build().unwrap()
 }
 
-fn route() -> FromHead<impl Fn(&Head<'_>) -> PartitionKey> {
-    from_head(|head| PartitionKey::new("route", head.uri.path()))
+fn route() -> impl KeyExtractor {
+    key::from_fn(|head| PartitionKey::new("route", head.uri.path()))
 }
 
 fn app() -> Router {
@@ -56,7 +59,7 @@ async fn all_of_it_is_one_check_each_key_with_its_own_policies_and_costs() {
     let limits = per_user(backend.clone())
         .policy(policy("per-user-day", 100, 1440 * MINUTE))
         .cost(2)
-        .also(limit(peer_ip()).policy(policy("per-address", 10, MINUTE)).cost(from_head(|_| 3)))
+        .also(limit(peer_ip()).policy(policy("per-address", 10, MINUTE)).cost_by(|_| 3))
         .also(limit(route()).policy(policy("per-route", 50, MINUTE)).policy(policy("slow", 60, 2 * MINUTE)))
         .build()
         .unwrap();
@@ -123,10 +126,10 @@ async fn an_exemption_is_from_all_keys_and_a_missing_key_is_left_out_alone() {
     let backend = FakeBackend::admitting();
     let project = || limit(header("x-project").unwrap()).policy(policy("per-project", 5, MINUTE));
     let limits = per_user(backend.clone())
-        .without_key(WithoutKey::Exempt)
-        .also(project().without_key(WithoutKey::Exempt))
+        .missing_key(MissingKey::Exempt)
+        .also(project().missing_key(MissingKey::Exempt))
         .also(limit(peer_ip()).policy(policy("per-address", 5, MINUTE)))
-        .exempt(from_head(|head| head.uri.path() == "/b"))
+        .exempt(|head| head.uri.path() == "/b")
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -155,11 +158,11 @@ async fn an_exemption_is_from_all_keys_and_a_missing_key_is_left_out_alone() {
 async fn a_request_that_no_key_counts_passes_uncounted() {
     let backend = FakeBackend::admitting();
     let limits = per_user(backend.clone())
-        .without_key(WithoutKey::Exempt)
+        .missing_key(MissingKey::Exempt)
         .also(
             limit(header("x-project").unwrap())
                 .policy(policy("p", 5, MINUTE))
-                .without_key(WithoutKey::Exempt),
+                .missing_key(MissingKey::Exempt),
         )
         .build()
         .unwrap();
@@ -167,7 +170,7 @@ async fn a_request_that_no_key_counts_passes_uncounted() {
     assert_eq!((answer.status, answer.tells_of_limits(), backend.checks().len()), (200, false, 0));
 }
 
-fn text<P>(built: Result<RateLimitLayer<P>, ConfigError>) -> String {
+fn text(built: Result<RateLimitLayer, ConfigError>) -> String {
     built.map(drop).unwrap_err().to_string()
 }
 
@@ -193,12 +196,11 @@ fn what_is_no_check_cannot_be_built() {
 /// The answer to a request whose plan is this draft.
 async fn planned(draft: Draft) -> (StatusCode, Option<String>, usize) {
     let backend = FakeBackend::admitting();
-    let plan = move |_: &Request<Body>| Ok::<_, KeyError>(draft.clone());
-    let limits = RateLimitLayer::builder(backend.clone()).plan(plan).without_policies();
+    let limits = RateLimitLayer::builder(backend.clone()).plan_by(move |_| draft.clone());
     let app = app().layer(limits.build().unwrap());
     let response = app.oneshot(Request::get("/a").body(Body::empty()).unwrap()).await.unwrap();
-    let why = match response.extensions().get::<Refusal>() {
-        Some(Refusal::Misconfigured(error)) => Some(error.to_string()),
+    let why = match response.extensions().get::<Rejection>() {
+        Some(Rejection::Misconfigured(error)) => Some(error.to_string()),
         None => None,
         other => panic!("{other:?}"),
     };
@@ -240,13 +242,13 @@ async fn a_draft_that_is_no_check_is_a_mistake_in_the_server_and_one_without_pai
 async fn drafts_that_are_joined_are_one_check_in_their_order() {
     let backend = FakeBackend::admitting();
     let key = |value: &str| key_of("user", value);
-    let plan = move |_: &Request<Body>| {
+    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("first", 9, MINUTE));
+    let builder = builder.plan_by(move |_| {
         let set = |name: &str| Policies::from(policy(name, 9, MINUTE));
         let second = Draft::check_against(key("b"), set("second"), Costs::new().policy("second", 4));
         let third = Draft::check_against(key("c"), set("third"), 5);
-        Ok(Draft::check(key("a"), 3).and(second.and(third)))
-    };
-    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("first", 9, MINUTE)).plan(plan);
+        Draft::check(key("a"), 3).and(second.and(third))
+    });
     let site = Site::serve(app().layer(builder.build().unwrap())).await;
     assert_eq!(site.get("/a", &[]).await.status, 200);
     let checks = backend.checks();
@@ -256,15 +258,30 @@ async fn drafts_that_are_joined_are_one_check_in_their_order() {
 }
 
 #[tokio::test]
-async fn a_limit_is_a_plan_of_its_own_but_not_without_a_policy() {
-    let ask = |limit: Limit<Header>| async {
-        let limits = RateLimitLayer::builder(FakeBackend::admitting()).plan(limit).without_policies();
-        let site = Site::serve(app().layer(limits.build().unwrap())).await;
-        site.get("/a", &[ALICE]).await
-    };
-    let answer = ask(limit(api_key()).policy(policy("p", 3, MINUTE))).await;
+async fn limit_counts_alone_beside_exempt_plan() {
+    let builder = || RateLimitLayer::builder(FakeBackend::admitting()).plan_by(|_| Draft::exempt());
+    let limits = builder().also(limit(api_key()).policy(policy("p", 3, MINUTE))).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let answer = site.get("/a", &[ALICE]).await;
     assert_eq!((answer.status, answer.header("ratelimit")), (200, Some(r#""p";r=2;t=60"#)));
-    assert_eq!(ask(limit(api_key())).await.status, 500);
+    assert_eq!(site.get("/a", &[]).await.status, 400);
+    assert!(text(builder().also(limit(api_key())).build()).starts_with("no policy"));
+}
+
+#[tokio::test]
+async fn limit_adds_policies_of_request_to_plan() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("own", 9, MINUTE))
+        .plan_by(|_| (key_of("user", "alice"), 4))
+        .also(limit(route()).policies_by(|_| Some(policy("per-route", 9, MINUTE).into())))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let answer = site.get("/a", &[]).await;
+    assert_eq!(answer.header("ratelimit"), Some(r#""own";r=5;t=60, "per-route";r=8;t=60"#));
+    let keys: Vec<_> = backend.checks()[0].pairs.iter().map(|pair| pair.key.clone()).collect();
+    assert_eq!(keys, [key_of("user", "alice"), key_of("route", "/a")]);
 }
 
 fn any_path() -> Router {

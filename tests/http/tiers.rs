@@ -1,10 +1,13 @@
 //! Policies that are chosen for each request: by tier, by tenant, by route.
 
-use axum::{Router, body::Body, routing::get};
+use axum::{Router, routing::get};
 use http::Request;
 use tower_sliding_window::{
-    Backend, Costs, FakeBackend, Fixed, FromHead, Head, ManualClock, MemoryBackend, Pair, Plan, Policies,
-    PolicySelector, PolicyTable, RateLimitLayer, from_head, limit, peer_ip,
+    Costs, Head, MemoryBackend, Policies, PolicyTable, RateLimitLayer,
+    backend::{Backend, Pair},
+    limit, peer_ip,
+    policy::{self, PolicySelector},
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{
@@ -21,28 +24,21 @@ fn tier<'a>(head: &Head<'a>) -> Option<&'a str> {
     head.headers.get("x-tier")?.to_str().ok()
 }
 
-fn by_tier(table: &PolicyTable) -> FromHead<impl Fn(&Head<'_>) -> Policies + 'static> {
-    let table = table.clone();
-    from_head(move |head| table.pick(tier(head)))
+fn by_tier(table: &PolicyTable) -> impl PolicySelector + use<> {
+    table.choose_by(tier)
 }
 
 /// Builds a layer without policies of its own, whose further limit takes its policies from a table.
-fn limits_with_table_on_limit(
-    backend: impl Backend,
-    table: &PolicyTable,
-) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+fn limits_with_table_on_limit(backend: impl Backend, table: &PolicyTable) -> RateLimitLayer {
     let on_address = limit(peer_ip()).policies(by_tier(table));
-    let of_none = from_head(|_| None::<Policies>);
-    RateLimitLayer::builder(backend).key(api_key()).policies(of_none).also(on_address).build().unwrap()
+    RateLimitLayer::builder(backend).key(api_key()).policies_by(|_| None).also(on_address).build().unwrap()
 }
 
 /// Builds a layer whose further limit has one policy, and a second one for `/search`.
-fn limits_with_choice_on_limit(
-    backend: impl Backend,
-) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+fn limits_with_choice_on_limit(backend: impl Backend) -> RateLimitLayer {
     let of_search =
         |head: &Head<'_>| (head.uri.path() == "/search").then(|| Policies::from(policy("scan", 5, MINUTE)));
-    let of_both = limit(peer_ip()).policies(from_head(of_search)).cost(2);
+    let of_both = limit(peer_ip()).policies_by(of_search).cost(2);
     RateLimitLayer::builder(backend)
         .policy(policy("own", 9, MINUTE))
         .key(api_key())
@@ -51,13 +47,11 @@ fn limits_with_choice_on_limit(
         .unwrap()
 }
 
-/// Builds a layer of its own policy and one that a closure over the request chooses.
-fn limits_with_typed_closure(
-    backend: impl Backend,
-) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
-    let choose = |request: &Request<Body>| Policies::from(policy(request.uri().path(), 5, MINUTE));
+/// Builds a layer of its own policy and one that a closure makes of the path.
+fn limits_with_policy_by_path(backend: impl Backend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend).policy(policy("own", 9, MINUTE));
-    builder.key(api_key()).policies(choose).cost(Costs::new().policy("/search", 3)).build().unwrap()
+    let builder = builder.policies_by(|head| Some(policy(head.uri.path(), 5, MINUTE).into()));
+    builder.key(api_key()).cost(Costs::new().policy("/search", 3)).build().unwrap()
 }
 
 fn asked(backend: &FakeBackend) -> Vec<Vec<(String, u32)>> {
@@ -166,12 +160,10 @@ async fn what_is_chosen_comes_to_what_is_in_force_for_all() {
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("requests", 100, MINUTE))
         .key(api_key())
-        .policies(from_head(of_route))
-        .also(limit(peer_ip()).policy(policy("per-address", 100, MINUTE)).policies(
-            |request: &Request<Body>| {
-                (request.uri().path() == "/search").then(|| Policies::from(policy("scan", 5, MINUTE)))
-            },
-        ))
+        .policies_by(of_route)
+        .also(limit(peer_ip()).policy(policy("per-address", 100, MINUTE)).policies_by(|head| {
+            (head.uri.path() == "/search").then(|| Policies::from(policy("scan", 5, MINUTE)))
+        }))
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -189,7 +181,7 @@ async fn a_request_for_which_no_policy_is_chosen_passes_uncounted() {
     let backend = FakeBackend::admitting();
     let limits = RateLimitLayer::builder(backend.clone())
         .key(api_key())
-        .policies(from_head(|head| (head.uri.path() == "/search").then(|| requests(5))))
+        .policies_by(|head| (head.uri.path() == "/search").then(|| requests(5)))
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -205,7 +197,7 @@ async fn a_choice_that_is_no_check_is_a_mistake_in_the_server() {
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("requests", 100, MINUTE))
         .key(api_key())
-        .policies(from_head(|_| requests(5)))
+        .policies_by(|_| Some(requests(5)))
         .build()
         .unwrap();
     let answer = Site::serve(app().layer(limits)).await.get("/", &[ALICE]).await;
@@ -239,8 +231,13 @@ fn a_table_is_shared_by_its_clones() {
     assert_eq!(clone.pick(Some("gold")).as_slice()[0].window(), SECOND);
     fn is_shared<T: Clone + Send + Sync + 'static>() {}
     is_shared::<(PolicyTable, Policies)>();
-    let fixed: Option<Policies> = PolicySelector::<()>::select(&Fixed, &());
-    assert_eq!(fixed, None);
+}
+
+#[test]
+fn selectors_need_no_table() {
+    let request = Request::new(());
+    assert_eq!(policy::from_fn(|_| None).select(&(&request).into()), None);
+    assert_eq!(requests(7).select(&(&request).into()), Some(requests(7)));
 }
 
 #[tokio::test]
@@ -273,9 +270,9 @@ async fn limit_without_chosen_policy_leaves_other_limits() {
 }
 
 #[tokio::test]
-async fn closure_over_request_adds_policy_to_those_of_layer() {
+async fn closure_adds_policy_to_those_of_layer() {
     let backend = FakeBackend::admitting();
-    let site = Site::serve(app().layer(limits_with_typed_closure(backend.clone()))).await;
+    let site = Site::serve(app().layer(limits_with_policy_by_path(backend.clone()))).await;
     for path in ["/", "/search"] {
         assert_eq!(site.get(path, &[ALICE]).await.status, 200);
     }

@@ -22,8 +22,11 @@ use http::{Request, StatusCode};
 use tokio::{sync::Notify, task::yield_now};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, FakeBackend, Header, KeyError, Keyed, Limiter, ManualClock,
-    MemoryBackend, PartitionKey, RateLimit, RateLimitLayer, Refusal, Status, Wait, peer_ip,
+    Decision, Limiter, MemoryBackend, PartitionKey, RateLimit, RateLimitLayer, Rejection, Status, Wait,
+    backend::{Backend, BackendError, Check},
+    key::KeyError,
+    peer_ip,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{
@@ -32,7 +35,7 @@ use super::{
     wire::Site,
 };
 
-fn limits(backend: impl Backend, quota: u32) -> RateLimitLayer<Keyed<Header>> {
+fn limits(backend: impl Backend, quota: u32) -> RateLimitLayer {
     RateLimitLayer::builder(backend).policy(policy("limit", quota, MINUTE)).key(api_key()).build().unwrap()
 }
 
@@ -41,7 +44,7 @@ fn memory() -> MemoryBackend {
 }
 
 /// Sends one request without a runtime, to a service that answers at once.
-fn send(service: &mut RateLimit<Probe, Keyed<Header>>, user: &str) -> StatusCode {
+fn send(service: &mut RateLimit<Probe>, user: &str) -> StatusCode {
     assert!(now(is_ready(service)));
     now(service.call(request_of(user))).unwrap().status()
 }
@@ -107,8 +110,8 @@ fn trap_5_those_whose_address_is_unknown_are_refused_and_share_no_key() {
     let (inner, seen) = Probe::new();
     let response = now(limits.layer(inner).oneshot(Request::new(()))).unwrap();
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let refusal = response.extensions().get::<Refusal>();
-    assert!(matches!(refusal, Some(Refusal::NoKey(KeyError::Misconfigured { .. }))), "{refusal:?}");
+    let refusal = response.extensions().get::<Rejection>();
+    assert!(matches!(refusal, Some(Rejection::Key(KeyError::Misconfigured { .. }))), "{refusal:?}");
     assert_eq!((seen.calls(), backend.checks().len()), (0, 0));
 }
 

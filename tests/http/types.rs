@@ -1,49 +1,100 @@
 //! The types: they can be named, and they go where services go. Most of this fails by not compiling.
 
-use axum::{Router, body::Body, routing::get};
+use std::{convert::Infallible, sync::Arc};
+
+use axum::{
+    Router,
+    body::{Body, HttpBody as _},
+    routing::get,
+};
+use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use tower::{Layer, Service, ServiceExt};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
-    And, BackendError, Builder, CheckFuture, Costs, Decision, FakeBackend, Fixed, FromHead, Grpc, Head,
-    Header, Http, HttpOrGrpc, KeyExt, Keyed, Limit, Limiter, MemoryBackend, NoExemptions, Or, PartitionKey,
-    PeerIp, Policies, Policy, PolicyTable, RateLimit, RateLimitLayer, ReadActualCost, RedisBackend, Refusal,
-    Reservation, ReserveFuture, Reserved, ResetFuture, ResponseFuture, RouteCosts, Settled, Settlement,
-    Settling, Unkeyed, from_head, peer_ip,
+    Admission, Algorithm, Builder, ConfigError, CostFunction, Costs, Decision, Head, KeyExtractor, Limit,
+    LimitedBody, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policies, Policy,
+    PolicyTable, RateLimit, RateLimitLayer, RedisBackend, Rejection, Reservation, ResponseHead, RouteCosts,
+    Status, Wait,
+    answer::{Answer, Grpc, HttpOrGrpc, NoDecision, NoReservation, Problem},
+    backend::{BackendError, Check, Pair, Purpose, Reason, Refund},
+    by,
+    future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, ResponseFuture, Settlement},
+    key::{Header, KeyError, MissingKey, PeerIp},
+    outage::{Breaker, DenyCache, LocalDecision, Share, Unchecked},
+    peer_ip,
+    policy::PolicySelector,
+    protocol::{AsError, By, Draft, Http, Protocol, RejectWith, SameBody, SettleBy},
+    settle::{ActualCost, Settled},
+    testing::{FakeAnswer, FakeBackend, ManualClock, RecordedCheck, RecordedRefund},
 };
 
-use super::{MINUTE, SECOND, api_key, policy, probe::Probe};
+use super::{
+    ALICE, MINUTE, SECOND, api_key, policy,
+    probe::{Probe, now, request_of},
+};
 
-/// A closure can be named as a function pointer.
-type IsExempt = fn(&Request<Body>) -> bool;
+/// A job whose protocol is named.
+struct Job(&'static str);
+
+/// The protocol of a service that rejects by an error of its own and settles by its response.
+type ByJob = By<Job, RejectWith<Job, u32, Rejection>, SettleBy<u32>>;
 
 /// An application that keeps its layers.
 struct App {
-    limits: RateLimitLayer<Keyed<Or<Header, PeerIp>, RouteCosts>>,
-    health: RateLimitLayer<Keyed<And<Header, PeerIp>, u32, IsExempt>, HttpOrGrpc>,
+    limits: RateLimitLayer,
+    health: RateLimitLayer,
+    jobs: RateLimitLayer<ByJob>,
+    plain_jobs: RateLimitLayer<By<Job>>,
+    same_body: RateLimitLayer<SameBody>,
 }
 
 /// A service of the user's own around a limited one.
 struct Around {
-    limited: RateLimit<Router, Keyed<Or<Header, PeerIp>, RouteCosts>>,
+    limited: RateLimit<Router>,
     under_way: Option<ResponseFuture<Router, Request<Body>>>,
 }
 
 impl App {
     fn new() -> Self {
+        // Every part is a closure that owns something.
+        let (tenant, path) = ("acme".to_owned(), "/health".to_owned());
+        let (dear, of_gold) = ("/export".to_owned(), Policies::from(policy("gold", 100, MINUTE)));
         let limits = RateLimitLayer::builder(MemoryBackend::new())
             .policy(policy("ten", 10, MINUTE))
-            .key(api_key().or(peer_ip()))
-            .cost(RouteCosts::new())
+            .key_by(move |head| head.header("x-api-key").map(|it| PartitionKey::new(&tenant, it)))
+            .cost_by({
+                let dear = dear.clone();
+                move |head| if head.uri.path() == dear { 5 } else { 1 }
+            })
+            .policies_by(move |head| head.headers.contains_key("x-gold").then(|| of_gold.clone()))
+            .exempt(move |head| head.uri.path() == path)
+            .outage_by(move |head| match head.uri.path() == dear {
+                true => OutageRule::FailClosed,
+                false => OutageRule::FailOpen,
+            })
+            .settle_by(|response| response.status.is_server_error().then_some(0))
+            .rejection(|rejection, _| Response::new(rejection.to_string()))
             .build()
             .unwrap();
         let health = RateLimitLayer::builder(FakeBackend::denying(SECOND))
             .policy(policy("ten", 10, MINUTE))
-            .respond(HttpOrGrpc)
-            .key(api_key().and(peer_ip()))
-            .exempt((|request| request.uri().path() == "/health") as IsExempt)
+            .answer(HttpOrGrpc)
+            .key(api_key().or(api_key().and(peer_ip())))
+            .cost(RouteCosts::new())
+            .exempt(|head| head.uri.path() == "/health")
             .build()
             .unwrap();
-        Self { limits, health }
+        let limiter = limits.limiter().clone();
+        let plan = |job: &Job| PartitionKey::new("job", job.0);
+        let reject = |_: &Job, rejection: &Rejection| Err(rejection.clone());
+        let jobs = by(plan).reject_with(reject).settle_by(|used: &u32| Some(*used));
+        Self {
+            jobs: RateLimitLayer::new(limiter.clone(), jobs),
+            plain_jobs: RateLimitLayer::new(limiter, by(plan)),
+            same_body: health.same_body(),
+            limits,
+            health,
+        }
     }
 }
 
@@ -56,27 +107,39 @@ async fn the_layer_the_service_and_its_future_can_be_named() {
     let mut around = Around { limited: app.limits.layer(router.clone()), under_way: None };
     let ready = ServiceExt::<Request<Body>>::ready(&mut around.limited).await.unwrap();
     around.under_way = Some(ready.call(request("/")));
-    assert_eq!(around.under_way.take().unwrap().await.unwrap().status(), StatusCode::OK);
+    let response: Response<LimitedBody<Body>> = around.under_way.take().unwrap().await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
 
-    let service = app.health.layer(router);
+    let service = app.health.layer(router.clone());
     assert_eq!(service.oneshot(request("/health")).await.unwrap().status(), StatusCode::OK);
+
+    let service: RateLimit<Router, SameBody> = app.same_body.layer(router);
+    let response: Response<Body> = service.oneshot(request("/")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+
+    let work = async |_: Job| Ok::<_, Rejection>(3);
+    assert_eq!(app.jobs.layer(service_fn(work)).oneshot(Job("a")).await.unwrap(), 3);
+    assert_eq!(app.plain_jobs.layer(service_fn(work)).oneshot(Job("a")).await.unwrap(), 3);
 }
 
 #[test]
 fn everything_can_be_sent_shared_and_where_it_is_a_handle_cloned() {
     fn handle<T: Clone + Send + Sync + 'static>() {}
-    fn sent_and_shared<T: Send + Sync + 'static>() {}
+    fn sent_and_shared<T: ?Sized + Send + Sync + 'static>() {}
     fn sent<T: Send + 'static>() {}
 
-    type Plan = Keyed<Or<Header, PeerIp>, RouteCosts>;
-    type SeveralKeys = Keyed<Header, u32, NoExemptions, Fixed, ((), Limit<PeerIp>)>;
-    handle::<RateLimitLayer<Plan>>();
-    handle::<RateLimitLayer<Plan, Grpc>>();
-    handle::<RateLimit<Router, Plan>>();
-    handle::<RateLimit<Probe, Keyed<FromHead<fn(&Head<'_>) -> String>>>>();
-    handle::<Builder<Unkeyed>>();
-    handle::<Builder<Plan>>();
+    handle::<RateLimitLayer>();
+    handle::<RateLimitLayer<SameBody>>();
+    handle::<RateLimitLayer<By<Job>>>();
+    handle::<RateLimitLayer<ByJob>>();
+    handle::<RateLimit<Router>>();
+    handle::<RateLimit<Router, SameBody>>();
+    handle::<RateLimit<Probe>>();
+    handle::<RateLimit<Probe, ByJob>>();
+    handle::<Builder>();
+    handle::<Limit>();
     handle::<Limiter>();
+    handle::<LimiterBuilder>();
     handle::<MemoryBackend>();
     handle::<RedisBackend>();
     handle::<FakeBackend>();
@@ -84,15 +147,144 @@ fn everything_can_be_sent_shared_and_where_it_is_a_handle_cloned() {
     handle::<PartitionKey>();
     handle::<Decision>();
     handle::<BackendError>();
-    handle::<Refusal>();
-    handle::<(Http, Grpc, HttpOrGrpc, NoExemptions)>();
-    handle::<(Costs, Policies, PolicyTable, Reservation, Settled, Reserved)>();
-    handle::<RateLimitLayer<Plan, Settling<ReadActualCost, Http>>>();
-    handle::<RateLimitLayer<SeveralKeys>>();
-    sent_and_shared::<Header>();
+    handle::<(Admission, Rejection, KeyError)>();
+    handle::<(Http, SameBody, By<Job>, ByJob, AsError, Draft)>();
+    handle::<(Problem, Grpc, HttpOrGrpc, NoDecision, NoReservation)>();
+    handle::<(Costs, Policies, PolicyTable, Reservation, Settled, ActualCost, RouteCosts)>();
+    handle::<(Header, PeerIp, MissingKey, Algorithm, Status, Wait)>();
+    handle::<(OutageRule, Share, Breaker, DenyCache, LocalDecision, Unchecked)>();
+    handle::<(Check, Pair, Purpose, Reason, Refund)>();
+    handle::<(FakeAnswer, ManualClock, RecordedCheck, RecordedRefund)>();
+    handle::<(Head<'static>, ResponseHead<'static>)>();
+    sent_and_shared::<ConfigError>();
+    sent_and_shared::<LimitedBody<Bytes>>();
+    sent_and_shared::<dyn KeyExtractor>();
+    sent_and_shared::<dyn CostFunction>();
+    sent_and_shared::<dyn PolicySelector>();
+    sent_and_shared::<dyn Answer>();
+    sent::<LimitedBody<Body>>();
     sent::<ResponseFuture<Router, Request<Body>>>();
+    sent::<ResponseFuture<Router, Request<Body>, SameBody>>();
     sent::<ResponseFuture<Probe, Request<()>>>();
-    sent::<(CheckFuture, ReserveFuture, ResetFuture, Settlement)>();
+    sent::<(CheckFuture, ReserveFuture, AdmitFuture, ResetFuture, Settlement)>();
+}
+
+#[test]
+fn layer_holds_parts_behind_dyn() {
+    let key: Arc<dyn KeyExtractor> = Arc::new(api_key().or(peer_ip()));
+    let cost: Arc<dyn CostFunction> = Arc::new(7);
+    let policies: Arc<dyn PolicySelector> = Arc::new(Policies::from(policy("ten", 10, MINUTE)));
+    let answer: Arc<dyn Answer> = Arc::new(Problem);
+    let backend = FakeBackend::denying(SECOND);
+    let builder = RateLimitLayer::builder(backend.clone()).key(key).cost(cost).policies(policies);
+    let limits = builder.answer(answer).build().unwrap();
+    let response = now(limits.layer(Probe::new().0).oneshot(request_of("alice"))).unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!((backend.checks()[0].pairs[0].cost, backend.checks()[0].pairs[0].policy.name()), (7, "ten"));
+}
+
+/// A custom protocol: it rejects with a text, and adds nothing to responses.
+#[derive(Clone)]
+struct Terse;
+
+impl Protocol<Request<()>, Response<Bytes>, Infallible> for Terse {
+    type Response = Result<Response<Bytes>, String>;
+
+    fn plan(&self, request: &Request<()>) -> Result<Draft, KeyError> {
+        match Head::from(request).header(ALICE.0) {
+            Some(user) => Ok(Draft::check(PartitionKey::new("user", user), 1)),
+            None => Err(KeyError::Missing),
+        }
+    }
+
+    fn reject(&self, _: &Request<()>, rejection: &Rejection) -> Result<Self::Response, Infallible> {
+        Ok(Err(rejection.to_string()))
+    }
+
+    fn respond(&self, response: Response<Bytes>, admission: Option<&Admission>) -> Self::Response {
+        assert!(admission.is_some_and(|it| it.decision().is_some()));
+        Ok(response)
+    }
+}
+
+#[test]
+fn custom_protocol_changes_response_type() {
+    let limiter = |backend| Limiter::builder(backend).policy(policy("ten", 10, MINUTE)).build().unwrap();
+    let ask = |backend: FakeBackend, request| {
+        now(RateLimitLayer::new(limiter(backend), Terse).layer(Probe::new().0).oneshot(request)).unwrap()
+    };
+    let admitted = ask(FakeBackend::admitting(), request_of("alice")).unwrap();
+    assert!(admitted.headers().is_empty() && admitted.extensions().get::<Decision>().is_none());
+    let denied = ask(FakeBackend::denying(7 * SECOND), request_of("alice")).unwrap_err();
+    assert_eq!(denied, r#"rate limit exceeded: policy "ten"; retry after 7s"#);
+    let missing = ask(FakeBackend::admitting(), Request::new(())).unwrap_err();
+    assert_eq!(missing, "missing rate limit key");
+}
+
+/// Reads a response's body to its end.
+async fn text(body: impl axum::body::HttpBody<Data = Bytes, Error = axum::Error> + Send + 'static) -> String {
+    String::from_utf8(axum::body::to_bytes(Body::new(body), 1_000).await.unwrap().to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn limited_body_holds_body_of_inner_service_or_of_layer() {
+    let router = Router::new().route("/", get(async || "hello"));
+    let ask = async |backend: FakeBackend| {
+        let limits = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key());
+        let limits = limits.rejection(|_, _| Response::new("slow down")).build().unwrap();
+        let request = || Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
+        let ask = async || limits.layer(router.clone()).oneshot(request()).await.unwrap().into_body();
+        (ask().await, ask().await)
+    };
+    let (one, other) = ask(FakeBackend::admitting()).await;
+    assert_eq!((one.size_hint().exact(), one.is_end_stream()), (Some(5), false));
+    assert_eq!(text(one).await, "hello");
+    assert_eq!(text(other.into_inner().unwrap()).await, "hello");
+
+    let (one, other) = ask(FakeBackend::denying(SECOND)).await;
+    assert_eq!((one.size_hint().exact(), one.is_end_stream()), (Some(9), false));
+    assert_eq!(text(one).await, "slow down");
+    assert_eq!(other.into_inner().unwrap_err(), "slow down");
+
+    let empty = LimitedBody::<Body>::default();
+    assert_eq!((empty.size_hint().exact(), empty.is_end_stream()), (Some(0), true));
+    assert_eq!(text(empty).await, "");
+}
+
+#[tokio::test]
+async fn layer_with_same_body_shares_limiter_and_settings() {
+    let backend = FakeBackend::scripted([FakeAnswer::Admit, FakeAnswer::Deny(Wait::For(SECOND))]);
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .cost(4)
+        .exempt(|head| head.uri.path() == "/health")
+        .settle_by(|_| Some(1))
+        .build()
+        .unwrap();
+    let router = Router::new().route("/", get(async || "hello")).route("/health", get(async || "well"));
+    // The optional layer needs one response type for both of its cases.
+    let layer = tower::util::option_layer(Some(limits.same_body()));
+    let mut answers = Vec::new();
+    for (path, user) in [("/health", ""), ("/", "alice"), ("/", ""), ("/", "alice")] {
+        let request = Request::get(path).header(ALICE.0, user).body(Body::empty()).unwrap();
+        let response = layer.layer(router.clone()).oneshot(request).await.unwrap();
+        let field = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap().to_owned());
+        let fields = (field("ratelimit"), field("retry-after"));
+        let is_rejected = response.extensions().get::<Rejection>().is_some();
+        let status = response.status().as_u16();
+        answers.push((status, fields.0, fields.1, is_rejected, text(response.into_body()).await));
+    }
+    assert_eq!(answers[0], (200, None, None, false, "well".to_owned()));
+    assert_eq!(answers[1], (200, Some(r#""ten";r=6;t=60"#.to_owned()), None, false, "hello".to_owned()));
+    let (status, fields, retry_after, is_rejected, body) = &answers[2];
+    assert_eq!((*status, fields, retry_after, *is_rejected), (400, &None, &None, true));
+    assert!(body.contains("missing rate limit key"), "{body}");
+    let (status, fields, retry_after, is_rejected, body) = &answers[3];
+    assert_eq!((*status, fields.as_deref(), *is_rejected), (429, Some(r#""ten";r=0;t=1"#), true));
+    assert_eq!(retry_after.as_deref(), Some("1"));
+    assert!(body.contains("quota-exceeded"), "{body}");
+    assert_eq!(backend.refunds()[0].pairs[0].units, 3);
 }
 
 #[tokio::test]
@@ -101,13 +293,13 @@ async fn what_the_layer_is_made_of_need_not_be_cloned() {
     let secret = NoClone;
     let limits = RateLimitLayer::builder(FakeBackend::denying(SECOND))
         .policy(policy("ten", 10, MINUTE))
-        .key(from_head(move |_| {
+        .key_by(move |_| {
             let _ = &secret;
             PartitionKey::new("all", "everybody")
-        }))
+        })
         .rejection({
             let secret = NoClone;
-            move |_| {
+            move |_, _| {
                 let _ = &secret;
                 Response::new(Body::empty())
             }

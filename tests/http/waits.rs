@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Router, routing::get};
-use tower_sliding_window::{ManualClock, MemoryBackend, RateLimitLayer, RouteCosts, Wait};
+use tower_sliding_window::{MemoryBackend, RateLimitLayer, RouteCosts, Wait, testing::ManualClock};
 
 use super::{ALICE, MINUTE, SECOND, api_key, policy, wire::Site};
 

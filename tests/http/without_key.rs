@@ -1,11 +1,14 @@
 //! Requests whose key cannot be read: each kind by a rule of its own, and never by an empty key.
 
-use axum::{Router, body::Body, routing::get};
-use http::{HeaderMap, Request};
+use axum::{Router, routing::get};
 use serde_json::json;
 use tower_sliding_window::{
-    Backend, FakeBackend, KeyError, KeyExt, KeyExtractor, ManualClock, MemoryBackend, PartitionKey, Plan,
-    RateLimitLayer, WithoutKey, header, limit, peer_ip,
+    Head, KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer,
+    backend::Backend,
+    header,
+    key::{KeyError, MissingKey},
+    limit, peer_ip,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
@@ -15,36 +18,30 @@ fn app() -> Router {
 }
 
 /// Builds a layer that counts the API key, and the project by this rule.
-fn limits_with_project(
-    backend: impl Backend,
-    rule: WithoutKey,
-) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+fn limits_with_project(backend: impl Backend, rule: MissingKey) -> RateLimitLayer {
     let per_project = limit(header("x-project").unwrap()).policy(policy("per-project", 2, MINUTE));
     RateLimitLayer::builder(backend)
         .policy(policy("per-key", 10, MINUTE))
         .key(api_key())
-        .also(per_project.without_key(rule))
+        .also(per_project.missing_key(rule))
         .build()
         .unwrap()
 }
 
 /// Builds a layer that counts the API key, and the address by this rule.
-fn limits_with_address(
-    backend: impl Backend,
-    rule: WithoutKey,
-) -> RateLimitLayer<impl Plan<Request<Body>> + Send + Sync + 'static> {
+fn limits_with_address(backend: impl Backend, rule: MissingKey) -> RateLimitLayer {
     let per_address = limit(peer_ip()).policy(policy("per-address", 2, MINUTE));
     RateLimitLayer::builder(backend)
         .policy(policy("per-key", 10, MINUTE))
         .key(api_key())
-        .also(per_address.without_key(rule))
+        .also(per_address.missing_key(rule))
         .build()
         .unwrap()
 }
 
 /// All rules, for what no rule may change.
-fn rules() -> [WithoutKey; 3] {
-    [WithoutKey::Refuse, WithoutKey::Exempt, WithoutKey::Share(PartitionKey::new("shared", "anonymous"))]
+fn rules() -> [MissingKey; 3] {
+    [MissingKey::Reject, MissingKey::Exempt, MissingKey::Shared(PartitionKey::new("shared", "anonymous"))]
 }
 
 #[tokio::test]
@@ -62,7 +59,7 @@ async fn a_missing_key_is_a_400_unless_something_else_is_said() {
         assert!(!answer.tells_of_limits(), "{answer:?}");
         assert_eq!(answer.header("content-type"), Some("application/problem+json"));
         assert_eq!(answer.header("cache-control"), Some("no-store"));
-        let detail = "the request names nobody whose usage could be counted";
+        let detail = "missing rate limit key";
         assert_eq!(answer.json(), json!({ "title": "Bad request", "status": 400, "detail": detail }));
     }
     assert_eq!(backend.checks(), []);
@@ -73,7 +70,7 @@ async fn those_without_a_key_may_be_exempt_and_the_others_are_still_counted() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("one", 1, MINUTE))
         .key(api_key())
-        .without_key(WithoutKey::Exempt)
+        .missing_key(MissingKey::Exempt)
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -91,7 +88,7 @@ async fn those_without_a_key_may_share_one_that_is_named() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("two", 2, MINUTE))
         .key(api_key())
-        .without_key(WithoutKey::Share(PartitionKey::new("shared", "anonymous")))
+        .missing_key(MissingKey::Shared(PartitionKey::new("shared", "anonymous")))
         .build()
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -109,13 +106,16 @@ async fn a_key_that_is_there_twice_is_a_400_by_every_rule_and_no_other_key_is_as
         let limits = RateLimitLayer::builder(backend.clone())
             .policy(policy("ten", 10, MINUTE))
             .key(api_key().or(peer_ip()))
-            .without_key(rule.clone())
+            .missing_key(rule.clone())
             .build()
             .unwrap();
         let site = Site::serve(app().layer(limits)).await;
         let answer = site.get("/", &[ALICE, BOB]).await;
         assert_eq!(answer.status, 400, "{rule:?}");
-        assert_eq!(answer.json()["detail"], "header x-api-key: it is there more than once");
+        assert_eq!(
+            answer.json()["detail"],
+            "malformed rate limit key: header x-api-key: the header occurs more than once"
+        );
         assert!(!answer.body.contains("alice") && !answer.body.contains("bob"), "{answer:?}");
         assert_eq!(backend.checks(), [], "{rule:?}");
     }
@@ -128,7 +128,7 @@ async fn a_server_that_does_not_know_its_peers_answers_500_by_every_rule_and_doe
         let limits = RateLimitLayer::builder(backend.clone())
             .policy(policy("ten", 10, MINUTE))
             .key(peer_ip())
-            .without_key(rule.clone())
+            .missing_key(rule.clone())
             .build()
             .unwrap();
         let site = Site::serve_without_connect_info(app().layer(limits)).await;
@@ -143,11 +143,9 @@ async fn a_server_that_does_not_know_its_peers_answers_500_by_every_rule_and_doe
 /// An extractor of a user's own, with errors of its own.
 struct Signed;
 
-impl KeyExt for Signed {}
-
-impl<B> KeyExtractor<Request<B>> for Signed {
-    fn extract(&self, request: &Request<B>) -> Result<Option<PartitionKey>, KeyError> {
-        let Some(value) = HeaderMap::get(request.headers(), "x-signed") else { return Ok(None) };
+impl KeyExtractor for Signed {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        let Some(value) = head.headers.get("x-signed") else { return Ok(None) };
         let signed = value.to_str().ok().and_then(|value| value.strip_suffix(".signature"));
         let malformed =
             || KeyError::Malformed { what: "x-signed".into(), why: "the signature is wrong".into() };
@@ -165,7 +163,10 @@ async fn an_extractor_of_ones_own_refuses_in_words_of_its_own() {
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
     let answer = site.get("/", &[("x-signed", "alice.forged")]).await;
-    assert_eq!((answer.status, &answer.json()["detail"]), (400, &json!("x-signed: the signature is wrong")));
+    assert_eq!(
+        (answer.status, &answer.json()["detail"]),
+        (400, &json!("malformed rate limit key: x-signed: the signature is wrong"))
+    );
     assert_eq!(site.get("/", &[("x-signed", "alice.signature")]).await.status, 200);
     assert_eq!(site.get("/", &[]).await.status, 200);
     let keys: Vec<_> = backend.checks().iter().map(|check| check.pairs[0].key.clone()).collect();
@@ -174,10 +175,10 @@ async fn an_extractor_of_ones_own_refuses_in_words_of_its_own() {
 
 #[tokio::test]
 async fn limit_has_rule_for_missing_key() {
-    let shared = WithoutKey::Share(PartitionKey::new("shared", "no project"));
+    let shared = MissingKey::Shared(PartitionKey::new("shared", "no project"));
     for (rule, statuses) in [
-        (WithoutKey::Refuse, [400, 400, 400, 200]),
-        (WithoutKey::Exempt, [200, 200, 200, 200]),
+        (MissingKey::Reject, [400, 400, 400, 200]),
+        (MissingKey::Exempt, [200, 200, 200, 200]),
         (shared, [200, 200, 429, 200]),
     ] {
         let memory = MemoryBackend::new().with_clock(&ManualClock::new());
@@ -189,8 +190,8 @@ async fn limit_has_rule_for_missing_key() {
         assert_eq!(answers.iter().map(|it| it.status).collect::<Vec<_>>(), statuses, "{rule:?}");
         // A rejected request charges no key, and an exempt one is charged to the other key.
         let charged = match rule {
-            WithoutKey::Refuse => 9,
-            WithoutKey::Exempt => 7,
+            MissingKey::Reject => 9,
+            MissingKey::Exempt => 7,
             _ => 8,
         };
         let fields = answers[3].header("ratelimit").unwrap();
@@ -206,7 +207,10 @@ async fn limit_rejects_malformed_key_by_every_rule() {
         let site = Site::serve(app().layer(limits_with_project(backend.clone(), rule.clone()))).await;
         let answer = site.get("/", &[ALICE, ("x-project", "one"), ("x-project", "two")]).await;
         assert_eq!(answer.status, 400, "{rule:?}");
-        assert_eq!(answer.json()["detail"], "header x-project: it is there more than once");
+        assert_eq!(
+            answer.json()["detail"],
+            "malformed rate limit key: header x-project: the header occurs more than once"
+        );
         assert_eq!(backend.checks(), [], "{rule:?}");
     }
 }

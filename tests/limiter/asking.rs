@@ -1,8 +1,9 @@
 //! What a limiter can be asked: to check, to peek, to reserve and to reset, for its own policies and for explicit pairs.
 
 use tower_sliding_window::{
-    Backend, BackendError, Check, Costs, Decision, FakeBackend, Limiter, ManualClock, MemoryBackend, Pair,
-    PartitionKey, Policies, Purpose, Reason, RecordedCheck, Reserved, Status, Wait,
+    Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policies, Rejection, Status, Wait,
+    backend::{Backend, BackendError, Check, Pair, Purpose, Reason},
+    testing::{FakeBackend, ManualClock, RecordedCheck},
 };
 
 use super::{Later, alice, now, policy};
@@ -37,18 +38,24 @@ fn a_cost_is_a_number_for_all_policies_or_one_for_each_and_1_for_those_that_are_
     assert_eq!(asked, expected.map(|(requests, tokens)| vec![("requests", requests), ("tokens", tokens)]));
 }
 
+/// The error behind a rejection without a decision.
+fn error_of(rejection: Rejection) -> BackendError {
+    assert!(matches!(rejection, Rejection::Unavailable(_)), "{rejection:?}");
+    rejection.error().unwrap().clone()
+}
+
 #[test]
 fn each_question_is_asked_for_what_it_is() {
     let (backend, limiter) = fake();
     assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
     assert!(now(limiter.peek(alice(), 2)).unwrap().is_admitted());
-    assert!(matches!(now(limiter.reserve(alice(), 3)).unwrap(), Reserved::Admitted(_)));
+    assert!(now(limiter.reserve(alice(), 3)).unwrap().decision().is_some());
     now(limiter.reset(alice())).unwrap();
 
     let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
     assert!(now(limiter.check_pairs(pairs()).unwrap()).unwrap().is_admitted());
     assert!(now(limiter.peek_pairs(pairs()).unwrap()).unwrap().is_admitted());
-    assert!(now(limiter.reserve_pairs(pairs()).unwrap()).unwrap().admitted().is_some());
+    assert!(now(limiter.reserve_pairs(pairs()).unwrap()).is_ok());
     now(limiter.reset_pairs(pairs()).unwrap()).unwrap();
 
     let own = |cost| vec![("requests", cost), ("tokens", cost)];
@@ -87,10 +94,10 @@ fn a_backend_that_can_do_nothing_but_charge_is_asked_for_nothing_else() {
     let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
     let reasons = [
         now(limiter.peek(alice(), 1)).map(drop),
-        now(limiter.reserve(alice(), 1)).map(drop),
+        now(limiter.reserve(alice(), 1)).map(drop).map_err(error_of),
         now(limiter.reset(alice())),
         now(limiter.peek_pairs(pairs()).unwrap()).map(drop),
-        now(limiter.reserve_pairs(pairs()).unwrap()).map(drop),
+        now(limiter.reserve_pairs(pairs()).unwrap()).map(drop).map_err(error_of),
         now(limiter.reset_pairs(pairs()).unwrap()),
     ]
     .map(|outcome| outcome.unwrap_err().reason());
@@ -133,7 +140,7 @@ fn a_limiter_without_policies_of_its_own_checks_pairs_and_never_admits_for_want_
     for outcome in [
         now(limiter.check(alice(), 1)).map(drop),
         now(limiter.peek(alice(), 1)).map(drop),
-        now(limiter.reserve(alice(), 1)).map(drop),
+        now(limiter.reserve(alice(), 1)).map(drop).map_err(error_of),
         now(limiter.reset(alice())),
     ] {
         let error = outcome.unwrap_err();
@@ -181,10 +188,9 @@ fn a_reset_forgets_this_key_and_no_other() {
 #[test]
 fn a_denied_reservation_charges_nothing_and_has_no_handle() {
     let (_clock, limiter) = memory(10);
-    let denied = now(limiter.reserve(alice(), 11)).unwrap();
-    assert_eq!(denied.decision().retry_after(), Wait::Never);
-    assert!(matches!(&denied, Reserved::Denied(_)));
-    assert!(denied.admitted().is_none());
+    let denied = now(limiter.reserve(alice(), 11)).unwrap_err();
+    assert!(matches!(&denied, Rejection::Denied(_)));
+    assert_eq!(denied.decision().unwrap().retry_after(), Wait::Never);
     assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
 }
 
@@ -200,7 +206,8 @@ fn a_reservation_without_a_receipt_for_every_pair_is_a_broken_reply() {
         }
     }
     let limiter = Limiter::builder(Forgetful).policy(policy("p", 5)).build().unwrap();
-    assert_eq!(now(limiter.reserve(alice(), 1)).unwrap_err().reason(), Reason::BrokenReply);
+    let error = error_of(now(limiter.reserve(alice(), 1)).unwrap_err());
+    assert_eq!(error.reason(), Reason::BrokenReply);
     assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
     assert!(now(limiter.peek(alice(), 1)).unwrap().is_admitted());
 }

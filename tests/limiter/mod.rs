@@ -13,8 +13,9 @@ use std::{
 };
 
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, FakeBackend, Limiter, MemoryBackend, PartitionKey, Policy,
-    Reason, RedisBackend, Status, Wait,
+    Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Status, Wait,
+    backend::{Backend, BackendError, Check, Reason},
+    testing::FakeBackend,
 };
 
 fn policy(name: &str, quota: u32) -> Policy {

@@ -10,8 +10,10 @@ use std::{
 
 use tokio::{runtime::Builder, sync::Semaphore, task::yield_now, time::Instant};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Costs, Decision, FakeBackend, Limiter, LimiterBuilder, Purpose, Reason,
-    Refund, Reservation, Settled,
+    Costs, Decision, Limiter, LimiterBuilder, Reservation,
+    backend::{Backend, BackendError, Check, Purpose, Reason, Refund},
+    settle::Settled,
+    testing::FakeBackend,
 };
 
 use super::{alice, now, policy};
@@ -22,7 +24,7 @@ fn build(builder: LimiterBuilder) -> Limiter {
 }
 
 async fn reserve(limiter: &Limiter) -> Reservation {
-    limiter.reserve(alice(), 5).await.unwrap().admitted().unwrap()
+    limiter.reserve(alice(), 5).await.unwrap()
 }
 
 /// Answers checks at once, and refunds when it is allowed to.

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Algorithm, Costs, FakeBackend, Limiter, ManualClock, MemoryBackend, Policy, Purpose, Reason, Receipt,
-    Reservation, Settled, Wait,
+    Algorithm, Costs, Limiter, MemoryBackend, Policy, Reservation, Wait,
+    backend::{Purpose, Reason, Receipt},
+    settle::Settled,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{alice, now, policy};
@@ -16,7 +18,7 @@ fn fake(backend: &FakeBackend) -> Limiter {
 }
 
 fn reserve(limiter: &Limiter, cost: impl Into<Costs>) -> Reservation {
-    now(limiter.reserve(alice(), cost)).unwrap().admitted().unwrap()
+    now(limiter.reserve(alice(), cost)).unwrap()
 }
 
 type Units = Vec<(String, u32)>;

@@ -7,8 +7,8 @@ use std::sync::{
 
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Costs, FakeBackend, Limiter, LimiterBuilder, Policies, Policy, RateLimitLayer, Reason, limit,
-    refuse_with,
+    Algorithm, Costs, Limiter, LimiterBuilder, Policies, Policy, RateLimitLayer, backend::Reason, key, limit,
+    testing::FakeBackend,
 };
 use tracing::{Event, Metadata, Subscriber, span};
 
@@ -76,7 +76,7 @@ fn a_name_that_no_policy_has_is_warned_about_once_for_each_limiter() {
         Box::new(move || drop(poll_once(first.check(alice(), good)))),
         Box::new(move || drop(poll_once(again.check(alice(), misspelt.clone())))),
         Box::new(move || {
-            let reservation = now(second.reserve(alice(), 1)).unwrap().admitted().unwrap();
+            let reservation = now(second.reserve(alice(), 1)).unwrap();
             reservation.settle(also_misspelt);
         }),
         Box::new(move || drop(poll_once(settling.check(alice(), Costs::new().policy("request", 2))))),
@@ -90,17 +90,17 @@ fn through_a_layer_a_name_is_looked_for_among_the_policies_of_all_keys() {
     let ask = |name: &'static str| {
         let limits = RateLimitLayer::builder(FakeBackend::admitting())
             .policy(policy("requests", 10))
-            .key(|_: &u32| alice())
-            .policies(|_: &u32| Policies::from(policy("tokens", 10)))
+            .key_by(|_| alice())
+            .policies(Policies::from(policy("tokens", 10)))
             .cost(Costs::new().policy(name, 2))
-            .also(limit(|_: &u32| alice()).policy(policy("all", 10)))
-            .respond(refuse_with(|_| Err(())))
+            .also(limit(key::from_fn(|_| alice())).policy(policy("all", 10)))
             .build()
             .unwrap();
-        let service = limits.layer(service_fn(|it: u32| std::future::ready(Ok::<_, ()>(it))));
+        let answer = |_: http::Request<()>| std::future::ready(Ok::<_, ()>(http::Response::new(())));
+        let service = limits.layer(service_fn(answer));
         tracing::subscriber::with_default(Warnings(warnings.clone()), || {
             for _ in 0..2 {
-                assert_eq!(now(service.clone().oneshot(1)), Ok(1));
+                assert_eq!(now(service.clone().oneshot(http::Request::new(()))).unwrap().status(), 200);
             }
         });
         warnings.load(Ordering::SeqCst)
@@ -115,7 +115,7 @@ fn lost_settlements_are_warned_about_more_and_more_rarely() {
     let lose = || -> Box<dyn FnOnce()> {
         let limiter = limiter.clone();
         Box::new(move || {
-            now(limiter.reserve(alice(), 1)).unwrap().admitted().unwrap().settle(0);
+            now(limiter.reserve(alice(), 1)).unwrap().settle(0);
         })
     };
     assert_eq!(warned([(); 9].map(|()| lose())), [1, 2, 2, 3, 3, 3, 3, 4, 4]);
@@ -157,8 +157,8 @@ fn limits_that_contradict_each_other_on_one_store_are_warned_about_once() {
         // A further key of a layer is no exception.
         let others = |quota| {
             let builder =
-                RateLimitLayer::builder(shared.clone()).policy(policy("own", 1)).key(|_: &u32| alice());
-            builder.also(limit(|_: &u32| alice()).policy(minute(quota))).namespace("layer").build().unwrap()
+                RateLimitLayer::builder(shared.clone()).policy(policy("own", 1)).key_by(|_| alice());
+            builder.also(limit(key::from_fn(|_| alice())).policy(minute(quota))).namespace("layer").build().unwrap()
         };
         let layers = (others(1), others(1));
         assert_eq!(warned(), 2);

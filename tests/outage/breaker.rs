@@ -6,20 +6,16 @@ use tokio::{
     task::yield_now,
     time::{Instant, advance, sleep, timeout},
 };
-use tower_sliding_window::{
-    Answer::{self, Admit, Hang, Unavailable},
-    Backend, BackendError, Breaker, Check, Decision, FakeBackend, Limiter, PartitionKey, Purpose, Reason,
-    Status, Wait,
-};
+use tower_sliding_window::{Decision, Limiter, PartitionKey, Status, Wait, backend::{Backend, BackendError, Check, Purpose, Reason}, outage::Breaker, testing::FakeBackend, testing::FakeAnswer::{self, Admit, Hang, Unavailable}};
 
 use super::{OF_ONE_CHECK, REASONS, SECOND, TICK, alice, later, on, told};
 
 const THREE: Breaker = Breaker { failures: 3, open_for: SECOND };
-const DOWN: Answer = Unavailable(Reason::Connection);
+const DOWN: FakeAnswer = Unavailable(Reason::Connection);
 const FAILED: Result<bool, (Reason, bool)> = Err((Reason::Connection, true));
 const LEFT_ALONE: Result<bool, (Reason, bool)> = Err((Reason::Connection, false));
 
-fn script(answers: impl IntoIterator<Item = Answer>) -> (FakeBackend, Limiter) {
+fn script(answers: impl IntoIterator<Item = FakeAnswer>) -> (FakeBackend, Limiter) {
     let backend = FakeBackend::scripted(answers);
     let limiter = later(&backend).breaker(THREE).build().unwrap();
     (backend, limiter)
@@ -50,7 +46,7 @@ async fn it_opens_after_so_many_failures_stays_open_so_long_and_closes_at_the_fi
 
 #[tokio::test(start_paused = true)]
 async fn an_answer_ends_the_row() {
-    let wait = Answer::Deny(Wait::For(SECOND));
+    let wait = FakeAnswer::Deny(Wait::For(SECOND));
     let (backend, limiter) = script([DOWN, DOWN, wait, DOWN, DOWN, Admit, DOWN, DOWN, DOWN]);
     for expected in [FAILED, FAILED, Ok(false), FAILED, FAILED, Ok(true)] {
         assert_eq!(check(&limiter).await, expected);
@@ -337,15 +333,15 @@ async fn what_is_answered_at_once_passes_it_by() {
 #[tokio::test(start_paused = true)]
 async fn peeks_and_reservations_go_through_it_and_resets_and_settlements_pass_it_by() {
     let (backend, limiter) = script([Admit, DOWN]);
-    let reservation = limiter.reserve(alice(), 5).await.unwrap().admitted().unwrap();
+    let reservation = limiter.reserve(alice(), 5).await.unwrap();
     advance(SECOND).await;
     assert_eq!(told(limiter.peek(alice(), 1).await), FAILED);
-    assert_eq!(limiter.reserve(alice(), 1).await.unwrap_err().reason(), Reason::Connection);
+    assert_eq!(limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().reason(), Reason::Connection);
     assert_eq!(check(&limiter).await, FAILED);
     assert_eq!(told(limiter.peek(alice(), 1).await), LEFT_ALONE);
-    assert!(!limiter.reserve(alice(), 1).await.unwrap_err().was_asked());
+    assert!(!limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().was_asked());
     limiter.reset(alice()).await.unwrap();
-    assert!(matches!(reservation.settle(1).await, tower_sliding_window::Settled::Done));
+    assert!(matches!(reservation.settle(1).await, tower_sliding_window::settle::Settled::Done));
     let purposes: Vec<_> = backend.checks().iter().map(|check| check.purpose).collect();
     assert_eq!(purposes, [Purpose::Reserve, Purpose::Peek, Purpose::Reserve, Purpose::Charge]);
     assert_eq!((backend.resets().len(), backend.refunds().len()), (1, 1));

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Breaker, FakeBackend, Share};
+use tower_sliding_window::{
+    outage::{Breaker, Share},
+    testing::FakeBackend,
+};
 
 use super::{TICK, later};
 

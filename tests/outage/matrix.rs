@@ -12,7 +12,7 @@ use redis::cmd;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Header, Keyed, Limiter, OutageRule, PartitionKey, RateLimitLayer, Reason, RedisBackend, header,
+    Limiter, OutageRule, PartitionKey, RateLimitLayer, RedisBackend, backend::Reason, header,
 };
 
 use super::{Found, Marks, local, look, policy};
@@ -62,7 +62,7 @@ struct Row {
     recovery: Duration,
 }
 
-type Limits = RateLimitLayer<Keyed<Header, u32>>;
+type Limits = RateLimitLayer;
 
 /// A layer for each rule, and a limiter to look at what it has counted.
 struct Layers {
@@ -71,7 +71,8 @@ struct Layers {
 
 impl Layers {
     fn on(backend: &RedisBackend) -> Self {
-        let rules = [("refuse", OutageRule::Refuse), ("admit", OutageRule::Admit), ("local", local(2))];
+        let rules =
+            [("refuse", OutageRule::FailClosed), ("admit", OutageRule::FailOpen), ("local", local(2))];
         let layers = rules.into_iter().map(|(namespace, rule)| {
             let policy = policy("twenty", QUOTA);
             let builder = RateLimitLayer::builder(backend.clone()).namespace(namespace).outage(rule);
@@ -124,8 +125,8 @@ async fn play(row: Row, inject: impl AsyncFnOnce(), heal: impl AsyncFnOnce()) {
             };
             let is_of_one = matches!(fault, Fault::OfOneCheck(_));
             let (expected, found) = match rule {
-                OutageRule::Admit if !is_of_one => (StatusCode::OK, marks.unchecked),
-                OutageRule::Local(_) if granted < SHARE => {
+                OutageRule::FailOpen if !is_of_one => (StatusCode::OK, marks.unchecked),
+                OutageRule::LocalFallback(_) if granted < SHARE => {
                     granted += 1;
                     (StatusCode::OK, marks.local)
                 }
@@ -356,7 +357,7 @@ async fn a_slot_that_moves() {
 async fn keys_of_several_slots() {
     use tower_sliding_window::limit;
     let cluster = Cluster::start(Engine::Redis);
-    for rule in [OutageRule::Refuse, OutageRule::Admit, local(2)] {
+    for rule in [OutageRule::FailClosed, OutageRule::FailOpen, local(2)] {
         // Each learns by itself that this is a cluster.
         let backend = RedisBackend::connect_cluster([cluster.nodes[0].url()]).await.unwrap();
         let layer = RateLimitLayer::builder(backend)

@@ -14,8 +14,10 @@ use std::{convert::Infallible, time::Duration};
 use bytes::Bytes;
 use http::{Extensions, Request, Response};
 use tower_sliding_window::{
-    Backend, BackendError, Decision, FakeBackend, Limiter, LimiterBuilder, LocalDecision, OutageRule,
-    PartitionKey, Policy, Reason, Refusal, Unchecked,
+    Decision, Limiter, LimiterBuilder, OutageRule, PartitionKey, Policy, Rejection,
+    backend::{Backend, BackendError, Reason},
+    outage::{LocalDecision, Unchecked},
+    testing::FakeBackend,
 };
 
 use crate::http::Later;
@@ -77,9 +79,9 @@ struct Marks {
 
 impl Marks {
     fn of(extensions: &Extensions) -> Self {
-        let refusal = extensions.get::<Refusal>().map(|refusal| match refusal {
-            Refusal::Unavailable(error) => ("unavailable", error.reason()),
-            Refusal::BeyondShare(error) => ("beyond share", error.reason()),
+        let refusal = extensions.get::<Rejection>().map(|refusal| match refusal {
+            Rejection::Unavailable(error) => ("unavailable", error.reason()),
+            Rejection::LocalFallbackDenied(error) => ("beyond share", error.reason()),
             other => panic!("{other:?}"),
         });
         Self {
@@ -102,5 +104,5 @@ async fn look(request: Request<()>) -> Result<Response<Bytes>, Infallible> {
 }
 
 fn local(processes: u32) -> OutageRule {
-    OutageRule::Local(tower_sliding_window::Share::among(processes).unwrap())
+    OutageRule::LocalFallback(tower_sliding_window::outage::Share::among(processes).unwrap())
 }

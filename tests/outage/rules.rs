@@ -3,11 +3,7 @@
 use http::{Request, StatusCode};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{
-    Admission, Answer::Deny, Builder, Draft, FakeBackend, Grpc, Header, KeyError, Keyed, Limiter,
-    MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Reason, Refusal, Share, Unkeyed, Verdict, Wait,
-    from_head, header,
-};
+use tower_sliding_window::{Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait, header, answer::Grpc, backend::Reason, key::{Header, KeyError}, outage::Share, protocol::Draft, testing::FakeBackend, testing::FakeAnswer::Deny};
 
 use super::{Found, Marks, OF_ONE_CHECK, REASONS, TICK, alice, later, local, look, on, policy};
 use crate::http::Later;
@@ -21,11 +17,7 @@ fn request(path: &str) -> Request<()> {
 }
 
 /// What a request finds, or None if it does not get through; and status, fields and marks of its response.
-async fn ask<P, R>(limits: &RateLimitLayer<P, R>, request: Request<()>) -> (Option<Marks>, StatusCode, Marks)
-where
-    P: tower_sliding_window::Plan<Request<()>>,
-    R: tower_sliding_window::Respond<Request<()>, http::Response<bytes::Bytes>, std::convert::Infallible>,
-{
+async fn ask(limits: &RateLimitLayer, request: Request<()>) -> (Option<Marks>, StatusCode, Marks) {
     let response = limits.layer(service_fn(look)).oneshot(request).await.unwrap();
     let marks = Marks::of(response.extensions());
     if !marks.decision {
@@ -36,11 +28,11 @@ where
     (found.map(|found| found.0), response.status(), marks)
 }
 
-fn at_once_and_later(backend: &FakeBackend) -> [Builder<Unkeyed>; 2] {
+fn at_once_and_later(backend: &FakeBackend) -> [Builder; 2] {
     [RateLimitLayer::builder(backend.clone()), RateLimitLayer::builder(Later(backend.clone()))]
 }
 
-fn layer(builder: Builder<Unkeyed>, rule: Option<OutageRule>) -> RateLimitLayer<Keyed<Header, u32>> {
+fn layer(builder: Builder, rule: Option<OutageRule>) -> RateLimitLayer {
     let builder = match rule {
         None => builder,
         Some(rule) => builder.outage(rule),
@@ -65,12 +57,12 @@ fn refused(how: &'static str, reason: Reason) -> (Option<Marks>, StatusCode, Mar
 async fn every_rule_does_what_it_says_for_every_reason_and_marks_it() {
     for reason in REASONS {
         for builder in at_once_and_later(&FakeBackend::unavailable(reason)) {
-            for rule in [None, Some(OutageRule::Refuse)] {
+            for rule in [None, Some(OutageRule::FailClosed)] {
                 let limits = layer(builder.clone(), rule);
                 assert_eq!(ask(&limits, request("/")).await, refused("unavailable", reason));
             }
 
-            let limits = layer(builder.clone(), Some(OutageRule::Admit));
+            let limits = layer(builder.clone(), Some(OutageRule::FailOpen));
             let admitted = (Some(unchecked(reason)), StatusCode::OK, unchecked(reason));
             let expected =
                 if OF_ONE_CHECK.contains(&reason) { refused("unavailable", reason) } else { admitted };
@@ -93,7 +85,7 @@ fn which_reasons_are_of_one_check() {
 
 #[tokio::test(start_paused = true)]
 async fn whatever_the_rule_is_a_store_that_hangs_is_waited_for_until_the_deadline_and_no_longer() {
-    let rules = [OutageRule::Refuse, OutageRule::Admit, local(2)];
+    let rules = [OutageRule::FailClosed, OutageRule::FailOpen, local(2)];
     let expected = [
         refused("unavailable", Reason::Timeout),
         (Some(unchecked(Reason::Timeout)), StatusCode::OK, unchecked(Reason::Timeout)),
@@ -111,7 +103,7 @@ async fn whatever_the_rule_is_a_store_that_hangs_is_waited_for_until_the_deadlin
 
 #[tokio::test]
 async fn what_the_store_decides_no_rule_changes() {
-    for rule in [OutageRule::Refuse, OutageRule::Admit, local(10)] {
+    for rule in [OutageRule::FailClosed, OutageRule::FailOpen, local(10)] {
         for builder in at_once_and_later(&FakeBackend::admitting()) {
             let decided = Marks { decision: true, ..Marks::default() };
             let expected = (Some(decided.clone()), StatusCode::OK, decided);
@@ -121,25 +113,25 @@ async fn what_the_store_decides_no_rule_changes() {
             let limits = layer(builder, Some(rule));
             let response = limits.layer(service_fn(look)).oneshot(request("/")).await.unwrap();
             assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-            assert!(matches!(response.extensions().get::<Refusal>(), Some(Refusal::Denied(_))));
+            assert!(matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))));
         }
     }
 }
 
 #[tokio::test]
 async fn a_closure_chooses_for_each_request_and_stands_before_the_layers_rule() {
-    let layer = |builder: Builder<Unkeyed>| {
+    let layer = |builder: Builder| {
         builder
             .policy(policy("ten", 10))
             .outage(local(1))
             .key(api_key())
             // Whatever comes after it, it stands.
-            .outage_by(from_head(|head| match head.uri.path() {
-                "/export" => OutageRule::Refuse,
-                _ => OutageRule::Admit,
-            }))
-            .cost(from_head(|head| if head.uri.path() == "/export" { 5 } else { 1 }))
-            .exempt(from_head(|head| head.uri.path() == "/health"))
+            .outage_by(|head| match head.uri.path() {
+                "/export" => OutageRule::FailClosed,
+                _ => OutageRule::FailOpen,
+            })
+            .cost_by(|head| if head.uri.path() == "/export" { 5 } else { 1 })
+            .exempt(|head| head.uri.path() == "/health")
             .build()
             .unwrap()
     };
@@ -158,36 +150,36 @@ async fn a_plan_of_ones_own_says_the_rule_in_its_draft_and_the_later_of_two_stan
     let admits = |draft: fn() -> Draft| async move {
         let limits = RateLimitLayer::builder(FakeBackend::unavailable(Reason::Busy))
             .policy(policy("ten", 10))
-            .plan(move |_: &Request<()>| Ok::<_, KeyError>(draft()))
+            .plan_by(move |_| Ok::<_, KeyError>(draft()))
             .build()
             .unwrap();
         ask(&limits, request("/")).await.1 == StatusCode::OK
     };
     let draft = || Draft::check(alice(), 1);
     assert!(!admits(draft).await);
-    assert!(admits(|| Draft::check(alice(), 1).outage(OutageRule::Admit)).await);
-    let other = || Draft::exempt().outage(OutageRule::Refuse);
+    assert!(admits(|| Draft::check(alice(), 1).outage(OutageRule::FailOpen)).await);
+    let other = || Draft::exempt().outage(OutageRule::FailClosed);
     assert!(!other().and(draft()).eq(&draft()));
     assert!(
         !admits(|| {
-            let refuses = Draft::exempt().outage(OutageRule::Refuse);
-            Draft::check(alice(), 1).outage(OutageRule::Admit).and(refuses)
+            let refuses = Draft::exempt().outage(OutageRule::FailClosed);
+            Draft::check(alice(), 1).outage(OutageRule::FailOpen).and(refuses)
         })
         .await
     );
     // One that says nothing takes nothing back.
-    assert!(admits(|| Draft::check(alice(), 1).outage(OutageRule::Admit).and(Draft::exempt())).await);
+    assert!(admits(|| Draft::check(alice(), 1).outage(OutageRule::FailOpen).and(Draft::exempt())).await);
 }
 
 #[tokio::test]
 async fn over_grpc_an_outage_is_unavailable_and_never_exhausted() {
     for (rule, code) in
-        [(OutageRule::Refuse, Some("14")), (local(100), Some("14")), (OutageRule::Admit, None)]
+        [(OutageRule::FailClosed, Some("14")), (local(100), Some("14")), (OutageRule::FailOpen, None)]
     {
         let limits = RateLimitLayer::builder(FakeBackend::unavailable(Reason::Connection))
             .policy(policy("ten", 10))
             .outage(rule)
-            .respond(Grpc)
+            .answer(Grpc)
             .key(api_key())
             .build()
             .unwrap();
@@ -197,7 +189,7 @@ async fn over_grpc_an_outage_is_unavailable_and_never_exhausted() {
         assert_eq!(told, code, "{rule:?}");
         assert!(!response.headers().contains_key("grpc-retry-pushback-ms"));
         assert!(!response.headers().contains_key("ratelimit"));
-        assert_eq!(Marks::of(response.extensions()).unchecked.is_some(), rule == OutageRule::Admit);
+        assert_eq!(Marks::of(response.extensions()).unchecked.is_some(), rule == OutageRule::FailOpen);
     }
 }
 
@@ -205,7 +197,7 @@ async fn over_grpc_an_outage_is_unavailable_and_never_exhausted() {
 async fn a_layer_that_was_not_checked_leaves_what_another_one_says() {
     let unchecked = RateLimitLayer::builder(FakeBackend::unavailable(Reason::Timeout))
         .policy(policy("a", 10))
-        .outage(OutageRule::Admit)
+        .outage(OutageRule::FailOpen)
         .key(api_key())
         .build()
         .unwrap();
@@ -232,9 +224,9 @@ async fn a_rejection_of_ones_own_is_told_which_refusal_it_is() {
         .policy(policy("ten", 10))
         .outage(local(11))
         .key(api_key())
-        .rejection(|refusal| {
+        .rejection(|refusal, _| {
             let code = match refusal {
-                Refusal::BeyondShare(error) if error.reason() == Reason::OutOfMemory => 507,
+                Rejection::LocalFallbackDenied(error) if error.reason() == Reason::OutOfMemory => 507,
                 _ => 500,
             };
             http::Response::builder().status(code).body(bytes::Bytes::new()).unwrap()
@@ -247,13 +239,15 @@ async fn a_rejection_of_ones_own_is_told_which_refusal_it_is() {
 
 #[tokio::test]
 async fn the_body_of_a_503_names_the_problem_and_no_policy() {
-    for rule in [OutageRule::Refuse, local(11)] {
+    for rule in [OutageRule::FailClosed, local(11)] {
         let limits = layer(RateLimitLayer::builder(FakeBackend::unavailable(Reason::Busy)), Some(rule));
         let response = limits.layer(service_fn(look)).oneshot(request("/")).await.unwrap();
-        let body = std::str::from_utf8(response.body()).unwrap();
+        let own = response.headers()["cache-control"].clone();
+        let body = response.into_body().into_inner().unwrap_err();
+        let body = std::str::from_utf8(&body).unwrap();
         assert!(body.contains("temporary-reduced-capacity"), "{body}");
         assert!(!body.contains("violated-policies") && !body.contains("quota"), "{body}");
-        assert_eq!(response.headers()["cache-control"], "no-store");
+        assert_eq!(own, "no-store");
     }
 }
 
@@ -262,53 +256,59 @@ async fn without_http_the_limiter_tells_the_same_apart() {
     let backend = FakeBackend::unavailable(Reason::ReadOnly);
     let limiter = |rule| later(&backend).outage(rule).build().unwrap();
     assert!(matches!(
-        limiter(OutageRule::Refuse).admit(alice(), 1).await,
-        Verdict::Unavailable(error) if error.reason() == Reason::ReadOnly
+        limiter(OutageRule::FailClosed).admit(alice(), 1).await,
+        Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
     ));
-    let Verdict::Admitted(admission, None) = limiter(OutageRule::Admit).admit(alice(), 1).await else {
-        panic!("it goes on");
-    };
-    assert!(matches!(&admission, Admission::Unchecked(it) if it.error().reason() == Reason::ReadOnly));
-    assert!(admission.checked().is_none());
+    let admission = limiter(OutageRule::FailOpen).admit(alice(), 1).await.unwrap();
+    assert!(admission.unchecked().is_some_and(|it| it.error().reason() == Reason::ReadOnly));
+    assert!(admission.reservation().is_none());
+    assert!(admission.decision().is_none() && admission.local().is_none());
     assert_eq!(admission.error().unwrap().reason(), Reason::ReadOnly);
 
     let limiter = limiter(local(5));
-    let Verdict::Admitted(Admission::Local(decided), None) = limiter.admit(alice(), 2).await else {
-        panic!("it is decided locally");
-    };
+    let admission = limiter.admit(alice(), 2).await.unwrap();
+    assert!(admission.reservation().is_none() && admission.unchecked().is_none());
+    let decided = admission.local().expect("the local fallback has decided");
     let status = &decided.decision().statuses()[0];
     assert_eq!((status.limit(), status.remaining(), status.policy().name()), (2, 0, "ten"));
-    assert!(matches!(limiter.admit(alice(), 1).await, Verdict::BeyondShare(_)));
+    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::LocalFallbackDenied(_))));
     // The rule is for `admit` and for layers. Whoever asks in another way is told the truth.
     assert_eq!(limiter.check(alice(), 1).await.unwrap_err().reason(), Reason::ReadOnly);
     assert_eq!(limiter.peek(alice(), 1).await.unwrap_err().reason(), Reason::ReadOnly);
-    assert_eq!(limiter.reserve(alice(), 1).await.unwrap_err().reason(), Reason::ReadOnly);
+    assert!(matches!(
+        limiter.reserve(alice(), 1).await,
+        Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
+    ));
 
-    let limiter = on(MemoryBackend::new()).outage(OutageRule::Admit).build().unwrap();
+    let limiter = on(MemoryBackend::new()).outage(OutageRule::FailOpen).build().unwrap();
     for (cost, admitted) in [(10, true), (1, false)] {
         match limiter.admit(alice(), cost).await {
-            Verdict::Admitted(Admission::Checked(decision), None) => assert!(admitted, "{decision:?}"),
-            Verdict::Denied(decision) => assert!(!admitted, "{decision:?}"),
+            Ok(admission) => {
+                assert!(admitted && admission.decision().is_some(), "{admission:?}");
+                assert!(admission.reservation().is_none());
+            }
+            Err(Rejection::Denied(decision)) => assert!(!admitted, "{decision:?}"),
             other => panic!("{other:?}"),
         }
     }
-    let nothing = Limiter::builder(MemoryBackend::new()).without_policies().outage(OutageRule::Admit);
+    let nothing = Limiter::builder(MemoryBackend::new()).without_policies().outage(OutageRule::FailOpen);
     let verdict = nothing.build().unwrap().admit(alice(), 1).await;
-    assert!(matches!(verdict, Verdict::Unavailable(_)), "{verdict:?}");
+    assert!(matches!(verdict, Err(Rejection::Unavailable(_))), "{verdict:?}");
 }
 
 #[tokio::test]
 async fn a_local_memory_that_is_full_cannot_decide_either() {
     let memory = MemoryBackend::with_max_keys(1).unwrap();
     let backend = FakeBackend::unavailable(Reason::Connection);
-    let limiter = later(&backend).outage(OutageRule::Local(Share::whole())).local_memory(memory.clone());
+    let limiter =
+        later(&backend).outage(OutageRule::LocalFallback(Share::whole())).local_memory(memory.clone());
     let limiter = limiter.build().unwrap();
-    assert!(matches!(limiter.admit(alice(), 1).await, Verdict::Admitted(Admission::Local(_), None)));
+    assert!(limiter.admit(alice(), 1).await.unwrap().local().is_some());
     let bob = PartitionKey::new("user", "bob");
     let verdict = limiter.admit(bob, 1).await;
     // What is told is why the store could not decide.
     assert!(
-        matches!(&verdict, Verdict::Unavailable(error) if error.reason() == Reason::Connection),
+        matches!(&verdict, Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection),
         "{verdict:?}"
     );
     assert_eq!(memory.keys(), 1);
@@ -335,7 +335,7 @@ fn a_plain_request_costs_no_allocation_more_whatever_the_rule_is() {
     check(alice());
     let key = alice();
     assert_eq!(measure(|| check(key)).count_total, plain);
-    for rule in [OutageRule::Refuse, OutageRule::Admit, local(2)] {
+    for rule in [OutageRule::FailClosed, OutageRule::FailOpen, local(2)] {
         assert_eq!(allocations(Some(rule)), plain, "{rule:?}");
     }
 }

@@ -5,19 +5,15 @@ use std::convert::Infallible;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_sliding_window::{
-    Answer::{Admit, Unavailable},
-    Builder, FakeBackend, MemoryBackend, OutageRule, RateLimitLayer, Reason, Reservation, Settled, Unkeyed,
-    by_hand, from_response, header,
-};
+use tower_sliding_window::{Builder, MemoryBackend, OutageRule, RateLimitLayer, Reservation, header, backend::Reason, settle::{Settled, by_hand}, testing::FakeBackend, testing::FakeAnswer::{Admit, Unavailable}};
 
 use super::{local, policy};
 use crate::http::Later;
 
 const DOWN: FakeBackendAnswer = Unavailable(Reason::Connection);
-type FakeBackendAnswer = tower_sliding_window::Answer;
+type FakeBackendAnswer = tower_sliding_window::testing::FakeAnswer;
 
-fn builder(backend: &FakeBackend, rule: OutageRule) -> Builder<Unkeyed> {
+fn builder(backend: &FakeBackend, rule: OutageRule) -> Builder {
     RateLimitLayer::builder(Later(backend.clone())).policy(policy("ten", 10)).outage(rule)
 }
 
@@ -37,9 +33,9 @@ async fn keep(mut request: Request<()>) -> Result<Response<Bytes>, Infallible> {
 #[tokio::test]
 async fn an_unchecked_one_has_nothing_to_settle_and_no_decision() {
     let backend = FakeBackend::scripted([DOWN, Admit]);
-    let limits = builder(&backend, OutageRule::Admit)
+    let limits = builder(&backend, OutageRule::FailOpen)
         .key(header("x-api-key").unwrap())
-        .settle(by_hand())
+        .settle_by(by_hand)
         .build()
         .unwrap();
     let mut service = limits.layer(service_fn(keep));
@@ -62,7 +58,7 @@ async fn an_unchecked_one_has_nothing_to_settle_and_no_decision() {
 #[tokio::test]
 async fn a_local_one_is_settled_in_the_local_memory_and_never_in_the_store() {
     let backend = FakeBackend::unavailable(Reason::Connection);
-    let limits = builder(&backend, local(2)).key(header("x-api-key").unwrap()).cost(5).settle(by_hand());
+    let limits = builder(&backend, local(2)).key(header("x-api-key").unwrap()).cost(5).settle_by(by_hand);
     let limits = limits.build().unwrap();
     let mut service = limits.layer(service_fn(keep));
     let mut ask = async || service.ready().await.unwrap().call(request()).await.unwrap();
@@ -76,19 +72,19 @@ async fn a_local_one_is_settled_in_the_local_memory_and_never_in_the_store() {
     assert!(matches!(second.settle(8).await, Settled::Done));
     assert_eq!(ask().await.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(backend.refunds().len(), 0);
-    assert!(backend.checks().iter().all(|check| check.purpose == tower_sliding_window::Purpose::Reserve));
+    assert!(backend.checks().iter().all(|check| check.purpose == tower_sliding_window::backend::Purpose::Reserve));
     assert_eq!(limits.limiter().lost_settlements(), 0);
 }
 
 #[tokio::test]
 async fn a_layer_that_settles_by_the_response_settles_where_the_charge_is() {
-    for (rule, costs) in [(OutageRule::Admit, 1), (local(1), 10)] {
+    for (rule, costs) in [(OutageRule::FailOpen, 1), (local(1), 10)] {
         let backend = FakeBackend::unavailable(Reason::Timeout);
         let limits = builder(&backend, rule)
             .local_memory(MemoryBackend::new())
             .key(header("x-api-key").unwrap())
             .cost(costs)
-            .settle(from_response(|_| Some(0)))
+            .settle_by(|_| Some(0))
             .build()
             .unwrap();
         let mut service = limits.layer(service_fn(keep));

@@ -5,8 +5,13 @@ use std::{future::ready, time::Duration};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Admission, Algorithm, Costs, FakeBackend, Limiter, ManualClock, MemoryBackend, OutageRule, PartitionKey,
-    Policy, RateLimitLayer, Reason, Refusal, Share, Verdict, limit, refuse_with,
+    Admission, Algorithm, Costs, Limiter, MemoryBackend, OutageRule, PartitionKey, Policy, RateLimitLayer,
+    Rejection,
+    backend::Reason,
+    by,
+    outage::Share,
+    protocol::Draft,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{MINUTE, SECOND, alice, local, on, policy};
@@ -24,10 +29,10 @@ fn limiter(policies: &[Policy], rule: OutageRule) -> (ManualClock, Limiter) {
     (clock, builder.build().unwrap())
 }
 
-fn is_admitted(verdict: &Verdict) -> bool {
-    match verdict {
-        Verdict::Admitted(Admission::Local(_), None) => true,
-        Verdict::BeyondShare(_) => false,
+fn is_admitted(outcome: &Result<Admission, Rejection>) -> bool {
+    match outcome {
+        Ok(admission) if admission.local().is_some() && admission.reservation().is_none() => true,
+        Err(Rejection::LocalFallbackDenied(_)) => false,
         other => panic!("{other:?}"),
     }
 }
@@ -91,13 +96,13 @@ fn where_a_share_is_0_only_what_costs_nothing_of_it_is_admitted() {
     assert!(is_admitted(&free(25)));
     assert!(!is_admitted(&free(1)));
     // What is left of such a check, nothing included, is what is told.
-    let Verdict::Admitted(Admission::Local(decided), None) = free(0) else { panic!("it is free") };
+    let admission = free(0).unwrap();
+    let decided = admission.local().expect("the local fallback has decided");
     let names: Vec<_> = decided.decision().statuses().iter().map(|status| status.policy().name()).collect();
     assert_eq!(names, ["many"]);
     let (_clock, nothing) = limiter_of_few();
-    let Verdict::Admitted(Admission::Local(decided), None) = now(nothing.admit(alice(), 0)) else {
-        panic!("it is free")
-    };
+    let admission = now(nothing.admit(alice(), 0)).unwrap();
+    let decided = admission.local().expect("the local fallback has decided");
     assert!(decided.decision().statuses().is_empty());
 }
 
@@ -156,11 +161,11 @@ fn a_window_that_touches_a_seam_may_hold_twice_the_quota_and_no_more() {
     let store = MemoryBackend::new().with_clock(&clock);
     let up = on(store.clone()).build().unwrap();
     let memory = MemoryBackend::new().with_clock(&clock);
-    let rule = OutageRule::Local(Share::whole());
+    let rule = OutageRule::LocalFallback(Share::whole());
     let outage = on(down()).outage(rule).local_memory(memory).build().unwrap();
     let granted = |limiter: &Limiter| {
         let mut units = 0;
-        while matches!(now(limiter.admit(alice(), 1)), Verdict::Admitted(..)) {
+        while now(limiter.admit(alice(), 1)).is_ok() {
             units += 1;
         }
         units
@@ -175,15 +180,16 @@ fn a_window_that_touches_a_seam_may_hold_twice_the_quota_and_no_more() {
 
 #[test]
 fn several_keys_are_decided_locally_as_one() {
-    let limits = RateLimitLayer::builder(down())
-        .policy(policy("user", 10))
-        .outage(local(2))
-        .respond(refuse_with(|refusal: &Refusal| Err(matches!(refusal, Refusal::BeyondShare(_)))))
-        .key(|user: &&'static str| PartitionKey::new("user", *user))
-        .also(limit(|_: &&'static str| PartitionKey::new("all", "everybody")).policy(policy("all", 14)))
-        .cost(3)
-        .build()
-        .unwrap();
+    let limiter = Limiter::builder(down()).policy(policy("user", 10)).outage(local(2)).build().unwrap();
+    let all = policy("all", 14);
+    let protocol = by(move |user: &&'static str| {
+        let key = PartitionKey::new("all", "everybody");
+        Draft::check(PartitionKey::new("user", *user), 3).and(Draft::check_against(key, all.clone().into(), 1))
+    });
+    let limits = RateLimitLayer::new(
+        limiter,
+        protocol.reject_with(|_, rejection| Err(matches!(rejection, Rejection::LocalFallbackDenied(_)))),
+    );
     let service = limits.layer(service_fn(|user: &'static str| ready(Ok::<_, bool>(user))));
     let ask = |user| now(service.clone().oneshot(user));
     assert_eq!(ask("alice"), Ok("alice"));

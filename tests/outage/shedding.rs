@@ -14,8 +14,10 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, FakeBackend, Limiter, OutageRule, RateLimitLayer, Reason, Status,
-    Wait, header,
+    Decision, Limiter, OutageRule, RateLimitLayer, Status, Wait,
+    backend::{Backend, BackendError, Check, Reason},
+    header,
+    testing::FakeBackend,
 };
 
 use super::{Marks, SECOND, TICK, alice, later, local, look, on, policy, told};
@@ -113,7 +115,7 @@ async fn the_default_bound_is_4096_and_clones_share_it() {
 #[tokio::test(start_paused = true)]
 async fn what_is_shed_follows_the_rule() {
     for (rule, status) in
-        [(OutageRule::Refuse, 503), (OutageRule::Admit, 200), (local(1), 200), (local(11), 503)]
+        [(OutageRule::FailClosed, 503), (OutageRule::FailOpen, 200), (local(1), 200), (local(11), 503)]
     {
         let limits = RateLimitLayer::builder(FakeBackend::hanging())
             .policy(policy("ten", 10))

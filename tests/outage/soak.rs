@@ -15,7 +15,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Header, Keyed, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header,
+    Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header,
 };
 
 use super::{Marks, local, look};
@@ -35,7 +35,7 @@ const QUOTA: u32 = 100_000_000;
 /// The deadline, and what a busy machine takes.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-type Limits = RateLimitLayer<Keyed<Header, u32>>;
+type Limits = RateLimitLayer;
 
 fn policy() -> Policy {
     Policy::new("plenty", QUOTA, Duration::from_secs(24 * 3600)).unwrap()
@@ -132,7 +132,7 @@ async fn a_minute_of_faults_loses_nothing_and_denies_nobody() {
     let proxy = Proxy::before(&server).await;
     let ends = Arc::new(Semaphore::new(0));
     // Three processes, as it were, each with a connection of its own.
-    let rules = [OutageRule::Refuse, OutageRule::Admit, local(3)];
+    let rules = [OutageRule::FailClosed, OutageRule::FailOpen, local(3)];
     let backends = rules.map(|_| RedisBackend::lazy(&proxy.url()).unwrap());
     let mut services = Vec::new();
     for (rule, backend) in rules.into_iter().zip(&backends) {
@@ -166,8 +166,8 @@ async fn a_minute_of_faults_loses_nothing_and_denies_nobody() {
         assert!(seen.decided > 1_000, "{rule:?}: {seen:?}");
         let outages = [seen.refused, seen.unchecked, seen.local];
         let expected = match rule {
-            OutageRule::Admit => outages[1],
-            OutageRule::Local(_) => outages[2],
+            OutageRule::FailOpen => outages[1],
+            OutageRule::LocalFallback(_) => outages[2],
             _ => outages[0],
         };
         assert!(expected > 0 && expected == outages.iter().sum::<u32>(), "{rule:?}: {seen:?}");

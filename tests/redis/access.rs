@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Backend, BackendError, ConnectError, Limiter, ManualClock, Policy, Purpose, Reason, RedisBackend,
+    Limiter, Policy, RedisBackend,
+    backend::{Backend, BackendError, Purpose, Reason},
+    redis::ConnectError,
+    testing::ManualClock,
 };
 
 use super::{

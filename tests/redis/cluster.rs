@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use tokio::time::{sleep, timeout};
 use tower_sliding_window::{
-    Backend, Check, Pair, PartitionKey, Policy, Purpose, Reason, RedisBackend, Refund, Wait,
+    PartitionKey, Policy, RedisBackend, Wait,
+    backend::{Backend, Check, Pair, Purpose, Reason, Refund},
 };
 
 use super::{

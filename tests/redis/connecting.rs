@@ -6,7 +6,7 @@ use std::{
 };
 
 use redis::{Client, aio::ConnectionManager};
-use tower_sliding_window::{ConnectError, Limiter, Reason, RedisBackend};
+use tower_sliding_window::{Limiter, RedisBackend, backend::Reason, redis::ConnectError};
 
 use super::{
     look::{Calls, Look},

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, Purpose, Wait};
+use tower_sliding_window::{
+    Wait,
+    backend::{Backend, Purpose},
+};
 
 use super::{
     look::Look,

@@ -3,7 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use tower_sliding_window::{Backend, Policy, Purpose, Receipt, RedisBackend, Refund};
+use tower_sliding_window::{
+    Policy, RedisBackend,
+    backend::{Backend, Purpose, Receipt, Refund},
+};
 
 use super::{
     look::{Look, State},

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, ManualClock, Policy, Purpose, Receipt, RedisBackend, Refund, Wait};
+use tower_sliding_window::{
+    Policy, RedisBackend, Wait,
+    backend::{Backend, Purpose, Receipt, Refund},
+    testing::ManualClock,
+};
 
 use super::{
     layout::{Log, write_log},

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::{task::spawn_blocking, time::sleep};
-use tower_sliding_window::{ConnectError, Limiter, Reason, RedisBackend};
+use tower_sliding_window::{Limiter, RedisBackend, backend::Reason, redis::ConnectError};
 
 use super::{
     look::Look,

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use redis::cmd;
-use tower_sliding_window::{Backend, Limiter, Reason, RedisBackend, Refund};
+use tower_sliding_window::{
+    Limiter, RedisBackend,
+    backend::{Backend, Reason, Refund},
+};
 
 use super::{
     look::{Look, State},

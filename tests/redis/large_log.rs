@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Backend, Limiter, ManualClock, MemoryBackend, Reason, Wait};
+use tower_sliding_window::{
+    Algorithm, Limiter, MemoryBackend, Wait,
+    backend::{Backend, Reason},
+    testing::ManualClock,
+};
 
 use super::{
     expected::Expected,

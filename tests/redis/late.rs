@@ -8,7 +8,8 @@ use redis::{
 };
 use tokio::time::Instant;
 use tower_sliding_window::{
-    Backend, BackendError, Decision, Limiter, PartitionKey, Policy, Purpose, Reason, RedisBackend,
+    Decision, Limiter, PartitionKey, Policy, RedisBackend,
+    backend::{Backend, BackendError, Purpose, Reason},
 };
 
 use super::{

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use redis::{Connection, pipe};
-use tower_sliding_window::{Algorithm, Backend, Wait};
+use tower_sliding_window::{Algorithm, Wait, backend::Backend};
 
 use super::{
     look::Look,

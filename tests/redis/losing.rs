@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tower_sliding_window::{Limiter, Reason, RedisBackend};
+use tower_sliding_window::{Limiter, RedisBackend, backend::Reason};
 
 use super::{
     look::Look,

@@ -3,7 +3,8 @@
 use std::{error::Error, time::Duration};
 
 use tower_sliding_window::{
-    Backend, Check, ConfigError, Limiter, Pair, PartitionKey, Purpose, Reason, RedisBackend,
+    ConfigError, Limiter, PartitionKey, RedisBackend,
+    backend::{Backend, Check, Pair, Purpose, Reason},
 };
 
 use super::{
@@ -154,7 +155,7 @@ async fn nothing_that_is_printed_tells_a_key_a_secret_or_a_password() {
         let lost = limiter.reserve(key(), 2).await.unwrap();
         look.set("requirepass", "another");
         look.ask::<()>(&["SET", &backend.key_name("tsw", &key(), &log), "foreign"]);
-        lost.admitted().unwrap().settle(1);
+        lost.settle(1);
         limiter.drain().await;
         let wrong = RedisBackend::connect(&url).await.unwrap_err();
         printed += &chain(&wrong);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::ManualClock;
+use tower_sliding_window::testing::ManualClock;
 
 use super::{expected::Expected, look::Look, rig};
 use crate::support::server::{Engine, Server};

@@ -4,8 +4,9 @@ use std::{future::Future, time::Duration};
 
 use tokio::task::JoinSet;
 use tower_sliding_window::{
-    Algorithm, Backend, BackendError, Check, Decision, Limiter, ManualClock, Pair, PartitionKey, Policy,
-    Purpose, Reason, RedisBackend, Refund,
+    Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
+    backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
+    testing::ManualClock,
 };
 
 use crate::support::server::Server;

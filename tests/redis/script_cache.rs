@@ -1,6 +1,6 @@
 //! A server that has forgotten the script is told it again, by the check that finds out.
 
-use tower_sliding_window::{Backend, RedisBackend};
+use tower_sliding_window::{RedisBackend, backend::Backend};
 
 use super::{
     look::{Calls, Look},

@@ -4,7 +4,10 @@ use redis::{
     Client,
     aio::{ConnectionManager, ConnectionManagerConfig},
 };
-use tower_sliding_window::{Backend, Limiter, Reason, RedisBackend};
+use tower_sliding_window::{
+    Limiter, RedisBackend,
+    backend::{Backend, Reason},
+};
 
 use super::{
     look::Look,

@@ -3,7 +3,7 @@
 use std::thread;
 
 use redis::cmd;
-use tower_sliding_window::{Limiter, Reason, RedisBackend};
+use tower_sliding_window::{Limiter, RedisBackend, backend::Reason};
 
 use super::{
     look::Look,

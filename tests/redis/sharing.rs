@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Backend, Limiter, Policy, RedisBackend, Refund, Wait};
+use tower_sliding_window::{
+    Limiter, Policy, RedisBackend, Wait,
+    backend::{Backend, Refund},
+};
 
 use super::{
     look::Look,

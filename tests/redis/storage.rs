@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use tower_sliding_window::{Algorithm, Backend, Limiter, PartitionKey, Policy};
+use tower_sliding_window::{Algorithm, Limiter, PartitionKey, Policy, backend::Backend};
 
 use super::{
     layout::records,

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use tokio::time::timeout;
-use tower_sliding_window::{Algorithm, Backend, Decision, Policy, Purpose};
+use tower_sliding_window::{
+    Algorithm, Decision, Policy,
+    backend::{Backend, Purpose},
+};
 
 use super::{
     layout::{Log, Windows, write_log, write_windows},

@@ -4,7 +4,11 @@ use std::{fs, path::Path};
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
-use tower_sliding_window::{ConfigError, ConnectError, Reason, RedisBackend, Tls};
+use tower_sliding_window::{
+    ConfigError, RedisBackend,
+    backend::Reason,
+    redis::{ConnectError, Tls},
+};
 
 use super::rig::{HOUR, alice, limiter, policy, reason};
 use crate::support::server::{Engine, Server, free_port};

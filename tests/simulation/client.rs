@@ -17,8 +17,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Admission, Costs, Decision, Limiter, ManualClock, MemoryBackend, PartitionKey, Policy, RedisBackend,
-    Reserved, Settled, Verdict,
+    Admission, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Rejection, settle::Settled,
+    testing::ManualClock,
 };
 use turmoil::net::TcpStream;
 
@@ -152,12 +152,11 @@ impl Client {
     ) {
         let outcome = limiter.reserve(key, costs).await;
         let (answer, reservation) = match outcome {
-            Ok(Reserved::Admitted(reservation)) => {
+            Ok(reservation) => {
                 let reading = reservation.decision().unwrap().at_micros();
                 (Answer::Charged { reading }, Some(reservation))
             }
-            Ok(Reserved::Denied(decision)) => (denied(&decision), None),
-            Err(error) => (Answer::Unavailable(error.reason()), None),
+            Err(rejection) => (rejected(rejection), None),
         };
         self.record.note(Event::Answered { id, answer });
         let Some(reservation) = reservation else { return };
@@ -173,18 +172,24 @@ impl Client {
     }
 }
 
-fn told(verdict: Verdict) -> Answer {
-    match verdict {
-        Verdict::Admitted(Admission::Checked(decision), _) => {
-            Answer::Charged { reading: decision.at_micros() }
-        }
-        Verdict::Admitted(Admission::Local(local), _) => {
-            Answer::Local { reading: local.decision().at_micros() }
-        }
-        Verdict::Admitted(Admission::Unchecked(unchecked), _) => Answer::Unchecked(unchecked.reason()),
-        Verdict::Denied(decision) => denied(&decision),
-        Verdict::BeyondShare(error) => Answer::BeyondShare(error.reason()),
-        Verdict::Unavailable(error) => Answer::Unavailable(error.reason()),
+fn told(outcome: Result<Admission, Rejection>) -> Answer {
+    let admission = match outcome {
+        Ok(admission) => admission,
+        Err(rejection) => return rejected(rejection),
+    };
+    match (admission.decision(), admission.local(), admission.unchecked()) {
+        (Some(decision), None, None) => Answer::Charged { reading: decision.at_micros() },
+        (None, Some(local), None) => Answer::Local { reading: local.decision().at_micros() },
+        (None, None, Some(unchecked)) => Answer::Unchecked(unchecked.reason()),
+        _ => panic!("{admission:?}"),
+    }
+}
+
+fn rejected(rejection: Rejection) -> Answer {
+    match rejection {
+        Rejection::Denied(decision) => denied(&decision),
+        Rejection::LocalFallbackDenied(error) => Answer::BeyondShare(error.reason()),
+        Rejection::Unavailable(error) => Answer::Unavailable(error.reason()),
         other => panic!("{other:?}"),
     }
 }

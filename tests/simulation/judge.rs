@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_sliding_window::{DenyCache, OutageRule};
+use tower_sliding_window::{OutageRule, outage::DenyCache};
 
 use super::{
     plan::{DEADLINE, Plan, Step},
@@ -280,8 +280,10 @@ fn answered(plan: &Plan, seen: &Seen, tell: &mut impl FnMut(Rule, String)) {
             );
         }
         let is_by_rule = match answer {
-            Answer::Local { .. } | Answer::BeyondShare(_) => matches!(plan.rule, OutageRule::Local(_)),
-            Answer::Unchecked(_) => plan.rule == OutageRule::Admit,
+            Answer::Local { .. } | Answer::BeyondShare(_) => {
+                matches!(plan.rule, OutageRule::LocalFallback(_))
+            }
+            Answer::Unchecked(_) => plan.rule == OutageRule::FailOpen,
             _ => true,
         };
         if !is_by_rule {

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, time::Duration};
 
-use tower_sliding_window::{Algorithm, OutageRule, PartitionKey, Policy, Share};
+use tower_sliding_window::{Algorithm, OutageRule, PartitionKey, Policy, outage::Share};
 
 use super::chance::Chance;
 
@@ -81,10 +81,10 @@ impl Plan {
         }
         let share = Share::among(clients as u32).unwrap();
         let rule = chance.one_of(&[
-            OutageRule::Refuse,
-            OutageRule::Admit,
-            OutageRule::Local(share),
-            OutageRule::Local(share),
+            OutageRule::FailClosed,
+            OutageRule::FailOpen,
+            OutageRule::LocalFallback(share),
+            OutageRule::LocalFallback(share),
         ]);
         let mut steps = Vec::new();
         for client in 0..clients {

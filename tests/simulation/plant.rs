@@ -11,8 +11,9 @@ use std::{
 
 use tokio::time::timeout;
 use tower_sliding_window::{
-    Backend, BackendError, Check, Decision, Limiter, LimiterBuilder, OutageRule, Reason, RedisBackend,
-    Refund, Share, Status, Wait,
+    Decision, Limiter, LimiterBuilder, OutageRule, RedisBackend, Status, Wait,
+    backend::{Backend, BackendError, Check, Reason, Refund},
+    outage::Share,
 };
 
 use super::plan::DEADLINE;
@@ -61,8 +62,10 @@ pub fn limiter(bug: Option<Bug>, backend: RedisBackend) -> LimiterBuilder {
 /// The outage rule that is followed where this one is said.
 pub fn outage(bug: Option<Bug>, said: OutageRule) -> OutageRule {
     match (bug, said) {
-        (Some(Bug::TakesTheWholeShare), OutageRule::Local(_)) => OutageRule::Local(Share::whole()),
-        (Some(Bug::AlwaysAdmitsInAnOutage), _) => OutageRule::Admit,
+        (Some(Bug::TakesTheWholeShare), OutageRule::LocalFallback(_)) => {
+            OutageRule::LocalFallback(Share::whole())
+        }
+        (Some(Bug::AlwaysAdmitsInAnOutage), _) => OutageRule::FailOpen,
         _ => said,
     }
 }

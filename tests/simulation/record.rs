@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_sliding_window::Reason;
+use tower_sliding_window::backend::Reason;
 
 use super::plan::Step;
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use tower_sliding_window::ManualClock;
+use tower_sliding_window::testing::ManualClock;
 use turmoil::{Builder, Sim};
 
 use super::{

@@ -3,7 +3,10 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use tower_sliding_window::{Algorithm, Check, Decision, Pair, PartitionKey, Policy, Purpose, Wait};
+use tower_sliding_window::{
+    Algorithm, Decision, PartitionKey, Policy, Wait,
+    backend::{Check, Pair, Purpose},
+};
 
 use super::{
     plan::NUMBER,

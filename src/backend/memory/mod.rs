@@ -25,7 +25,7 @@ use state::State;
 /// A backend in the memory of this process: exact, bounded, and without a background task.
 ///
 /// Clones share their state. Each check removes a few idle partition keys. If the number of keys has reached its bound and none is
-/// idle, a check of a *new* key returns [`Reason::Full`](crate::Reason::Full); checks of the stored keys continue.
+/// idle, a check of a *new* key returns [`Reason::Full`](crate::backend::Reason::Full); checks of the stored keys continue.
 ///
 /// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only a new key at the
 /// bound takes longer: it searches all keys for idle ones.

@@ -39,8 +39,8 @@ impl RedisBackend {
     }
 
     /// Connects on demand: with the first check, and again with the next check after the connection is lost. A check that cannot
-    /// connect within its deadline returns [`Reason::Timeout`](crate::Reason::Timeout) or
-    /// [`Reason::Connection`](crate::Reason::Connection).
+    /// connect within its deadline returns [`Reason::Timeout`](crate::backend::Reason::Timeout) or
+    /// [`Reason::Connection`](crate::backend::Reason::Connection).
     ///
     /// Over RESP2 (Redis 5, or `?protocol=resp2`), the backend notices a lost connection only when a check fails on it. The
     /// connection runs on the tokio runtime of the check that has started it.

@@ -71,7 +71,7 @@ use topology::Topology;
 ///
 /// # Deadlines and retries
 ///
-/// A check carries its [deadline](crate::Check::with_deadline) to the script, in the server's time. A script that runs after the
+/// A check carries its [deadline](crate::backend::Check::with_deadline) to the script, in the server's time. A script that runs after the
 /// deadline charges nothing and returns [`Reason::Late`]; this happens when a server hangs and then runs the commands that
 /// have queued. The backend keeps a lower bound of the server's clock, taken from its replies. So no charge is made after its
 /// deadline, but a check may return [`Reason::Late`] if its remaining time is shorter than a round trip. Three limits apply:
@@ -107,7 +107,7 @@ use topology::Topology;
 /// one call per slot, in order. If a slot denies, a background task rolls back the charges of the slots before it, even if the
 /// check is dropped; the slots after it are only peeked at. So a check never admits too much, and its wait is correct. Until the
 /// rollback has run, another client may be denied because of the charge, and that denial may be
-/// [cached](crate::DenyCache). The denial itself is not cached. For a pair that was rolled back, `reset_after` is an upper bound.
+/// [cached](crate::outage::DenyCache). The denial itself is not cached. For a pair that was rolled back, `reset_after` is an upper bound.
 #[derive(Clone)]
 pub struct RedisBackend {
     topology: Topology,
@@ -215,7 +215,7 @@ impl RedisBackend {
     #[cfg(feature = "test-util")]
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
-    pub fn with_clock(self, clock: &crate::ManualClock) -> Self {
+    pub fn with_clock(self, clock: &crate::backend::memory::ManualClock) -> Self {
         Self {
             scripts: Arc::new(Scripts::with_injected_clock()),
             injected_clock: Some(clock.shared()),

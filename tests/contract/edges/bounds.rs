@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, Policy, Purpose, Wait};
+use tower_sliding_window::{Algorithm, Policy, Wait, backend::Purpose};
 
 use super::{PRECISION, WINDOW, edges, every, micros, waits};
 

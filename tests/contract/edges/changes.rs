@@ -1,6 +1,9 @@
 //! Charges that are looked at, made anyway, settled and forgotten.
 
-use tower_sliding_window::{Algorithm, Purpose, Refund, Wait};
+use tower_sliding_window::{
+    Algorithm, Wait,
+    backend::{Purpose, Refund},
+};
 
 use super::{PRECISION, WINDOW, edges, every, policy};
 

@@ -1,6 +1,6 @@
 //! The edges that every algorithm meets.
 
-use tower_sliding_window::{Algorithm, Purpose, Wait};
+use tower_sliding_window::{Algorithm, Wait, backend::Purpose};
 
 use super::{PRECISION, WINDOW, edges, every, micros, policy};
 

@@ -9,8 +9,9 @@ use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
 use tokio::runtime::Runtime;
 use tower_sliding_window::{
-    Algorithm, Backend, Check, Decision, ManualClock, Pair, PartitionKey, Policy, Purpose, Receipt,
-    RedisBackend, Refund, Wait,
+    Algorithm, Decision, PartitionKey, Policy, RedisBackend, Wait,
+    backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
+    testing::ManualClock,
 };
 
 use crate::support::{
@@ -115,11 +116,11 @@ impl<B: Backend> Bench<B> {
 macro_rules! edges {
     ($($name:ident: |$bench:ident| $body:block)*) => {
         $(
-            fn $name<B: tower_sliding_window::Backend>($bench: &$crate::contract::edges::Bench<B>) $body
+            fn $name<B: tower_sliding_window::backend::Backend>($bench: &$crate::contract::edges::Bench<B>) $body
         )*
 
         mod memory {
-            use tower_sliding_window::{ManualClock, MemoryBackend};
+            use tower_sliding_window::{MemoryBackend, testing::ManualClock};
 
             $(
                 #[test]
@@ -134,7 +135,7 @@ macro_rules! edges {
 
         pub mod cluster {
             /// All of them, one after the other.
-            pub fn run<B: tower_sliding_window::Backend>(fresh: impl Fn() -> $crate::contract::edges::Bench<B>) {
+            pub fn run<B: tower_sliding_window::backend::Backend>(fresh: impl Fn() -> $crate::contract::edges::Bench<B>) {
                 $(
                     // Shown if it fails.
                     println!(stringify!($name));
@@ -144,7 +145,7 @@ macro_rules! edges {
         }
 
         mod servers {
-            use tower_sliding_window::{ManualClock, RedisBackend};
+            use tower_sliding_window::{RedisBackend, testing::ManualClock};
             use $crate::{contract::edges::Bench, support::server::{Engine, Server}};
 
             $(

@@ -1,4 +1,4 @@
-//! What is known of one pair: which costs it denies, and until when.
+//! The cached denials of one pair: which costs it denies, and until when.
 
 use std::{
     sync::{
@@ -15,45 +15,44 @@ use crate::{
     decision::{Status, Wait},
 };
 
-/// How many costs of one pair are known at once, so that each can be told its own wait.
+/// The largest number of costs per pair, each with a wait of its own.
 const MAX_KNOWN: usize = 4;
 
-/// A denial of one pair that the store has told.
+/// A denial of one pair by the store.
 ///
-/// It says that more is used than `room`: so it denies every cost that leaves no more room than that, whatever the quota is by
-/// now.
+/// More units than `room` are used. Therefore it denies every cost that leaves no more room than that, for any quota.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    /// The quota less the cost that was denied; below zero where no wait helps.
+    /// The quota less the denied cost. Below zero if no wait helps.
     room: i64,
-    /// When it was asked for. It was decided later, and so it is true for longer than what counts from here.
+    /// The send time of the check. The store has decided later, so the denial holds at least for its wait from here.
     sent: Instant,
     at_micros: u64,
-    /// At least so much was used, as far as it was told.
+    /// The units that were used, at least.
     used: u32,
     wait: Wait,
     next: Duration,
     reset: Duration,
 }
 
-/// All that is known of one pair. It is replaced as a whole, and never changed.
+/// The denials of one pair. An entry is replaced as a whole and never changed.
 pub(super) struct Entry {
     known: Box<[Known]>,
-    /// Whether somebody asks, so that the others need not.
-    asking: AtomicBool,
+    /// Whether a check is refreshing the entry.
+    is_refreshing: AtomicBool,
 }
 
-/// What a check of a pair finds.
+/// The result of a search in an entry.
 pub(super) struct Found {
     pub(super) known: Known,
-    /// Whether the store should be asked by one of those who find it: it is old, or it is the denial of another cost.
-    pub(super) is_worth_asking: bool,
+    /// Whether one check should ask the store: the denial is old, or it is that of another cost.
+    pub(super) needs_refresh: bool,
 }
 
-/// Leave to ask for these entries. The others are answered from them meanwhile.
-pub(super) struct Claim(Vec<Arc<Entry>>);
+/// The permission to refresh these entries. Meanwhile, other checks are answered from them.
+pub(super) struct Refresh(Vec<Arc<Entry>>);
 
-/// What a pair leaves of its quota.
+/// Returns the quota of a pair less its cost.
 pub(super) fn room(pair: &Pair) -> i64 {
     i64::from(pair.policy.quota()) - i64::from(pair.cost)
 }
@@ -75,7 +74,7 @@ impl Known {
         self.at_micros
     }
 
-    /// When it ends to hold.
+    /// Returns the instant at which the denial expires.
     pub(super) fn until(&self, max_age: Duration) -> Instant {
         self.sent
             + match self.wait {
@@ -92,14 +91,14 @@ impl Known {
         now.saturating_duration_since(self.sent)
     }
 
-    /// The status of a pair that this denies.
+    /// Returns the status of a pair that this denies.
     pub(super) fn status(&self, pair: &Pair, now: Instant) -> Status {
         let age = self.age(now);
         let left = |wait: Duration| wait.saturating_sub(age);
         let quota = pair.policy.quota();
         let retry = match self.wait {
             _ if pair.cost > quota => Wait::Never,
-            // Not zero: it holds.
+            // This is not zero, because the denial holds.
             Wait::For(wait) => Wait::For(left(wait)),
             Wait::Never => Wait::Never,
         };
@@ -107,7 +106,7 @@ impl Known {
             Wait::For(wait) => wait,
             Wait::Never => left(self.reset),
         };
-        // Where something has left meanwhile, nobody knows when more will. What is asked for is free after its wait.
+        // If units have left meanwhile, the next instant is unknown. The cost of this check is free after its wait.
         let next = [left(self.next), wait, pair.policy.window()].into_iter().find(|wait| !wait.is_zero());
         let remaining = quota.saturating_sub(self.used);
         Status::new(pair, remaining, retry, next.unwrap_or_default(), left(self.reset).max(wait))
@@ -115,7 +114,7 @@ impl Known {
 }
 
 impl Entry {
-    /// What is known of a pair when this is known too. None if it was known before.
+    /// Returns the entry with a further denial, or `None` if the entry has a newer denial of the same cost.
     pub(super) fn with(old: Option<&Self>, new: Known, max_age: Duration) -> Option<Self> {
         let now = Instant::now();
         let old = old.map_or(&[][..], |entry| &entry.known);
@@ -130,39 +129,39 @@ impl Entry {
             known.swap_remove(oldest);
         }
         known.push(new);
-        Some(Self { known: known.into(), asking: AtomicBool::new(false) })
+        Some(Self { known: known.into(), is_refreshing: AtomicBool::new(false) })
     }
 
-    /// The denial of a pair that leaves so much room, if there is one that holds: that of its own cost, or else of the largest
-    /// smaller one, whose wait is the longest that is known.
+    /// Finds a denial of a pair that leaves this room: that of its own cost, or else of the largest smaller cost, whose wait is
+    /// the longest lower bound.
     pub(super) fn find(&self, room: i64, now: Instant, max_age: Duration) -> Option<Found> {
         let holding = || self.known.iter().filter(|known| known.holds(now, max_age));
         let known = *holding().filter(|known| known.room >= room).min_by_key(|known| known.room)?;
         let is_old = known.age(now) >= max_age - max_age / 8;
-        // That no wait helps need not be asked for.
+        // A denial without a wait needs no refresh.
         let is_of_another = known.room != room && room >= 0 && holding().count() < MAX_KNOWN;
-        Some(Found { known, is_worth_asking: is_old || is_of_another })
+        Some(Found { known, needs_refresh: is_old || is_of_another })
     }
 }
 
-impl Claim {
-    /// None if somebody else asks for one of them.
+impl Refresh {
+    /// Takes the permission, unless another check is refreshing one of the entries.
     pub(super) fn of(entries: Vec<Arc<Entry>>) -> Option<Self> {
-        let mut claim = Self(Vec::with_capacity(entries.len()));
+        let mut refresh = Self(Vec::with_capacity(entries.len()));
         for entry in entries {
-            if entry.asking.swap(true, Ordering::AcqRel) {
+            if entry.is_refreshing.swap(true, Ordering::AcqRel) {
                 return None;
             }
-            claim.0.push(entry);
+            refresh.0.push(entry);
         }
-        Some(claim)
+        Some(refresh)
     }
 }
 
-impl Drop for Claim {
+impl Drop for Refresh {
     fn drop(&mut self) {
         for entry in &self.0 {
-            entry.asking.store(false, Ordering::Release);
+            entry.is_refreshing.store(false, Ordering::Release);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The header fields of a decision: pure, and the only place where a wait is rounded.
+//! The header fields of a decision. This is the only place where a wait is rounded.
 //!
 //! The formats are those of the IETF draft "RateLimit header fields for HTTP", revision 11, and of RFC 9110 for
 //! `Retry-After`.
@@ -16,20 +16,20 @@ use crate::{
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 
-/// Adds `RateLimit-Policy` and `RateLimit`, and for a denial `Retry-After`. What nested layers have said stays.
+/// Adds `RateLimit-Policy` and `RateLimit`, and for a denial `Retry-After`. The fields of nested layers are kept.
 pub(super) fn add(headers: &mut HeaderMap, decision: &Decision) {
     append_members(headers, RATELIMIT_POLICY, policies(decision));
     append_members(headers, RATELIMIT, limits(decision));
     if let (false, Wait::For(wait)) = (decision.is_admitted(), decision.retry_after()) {
-        let there = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        let current = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
         let seconds = whole_seconds(wait);
-        if there.is_none_or(|there: u64| there < seconds) {
+        if current.is_none_or(|current: u64| current < seconds) {
             headers.insert(RETRY_AFTER, seconds.into());
         }
     }
 }
 
-/// `"burst";q=10;w=1`: what is in force. The window is left out where it is not whole seconds.
+/// Formats `"burst";q=10;w=1` for every policy. `w` is omitted if the window is not a whole number of seconds.
 fn policies(decision: &Decision) -> Option<String> {
     let policies = decision.policies().map(|policy| (policy, policy));
     list(policies, |policy, member| {
@@ -42,7 +42,7 @@ fn policies(decision: &Decision) -> Option<String> {
     })
 }
 
-/// `"burst";r=7;t=1`: for `t` seconds no more than `r` can be used.
+/// Formats `"burst";r=7;t=1` for every status: within `t` seconds, the client can use no more than `r`.
 fn limits(decision: &Decision) -> Option<String> {
     let statuses = decision.statuses().iter().map(|status| (status.policy(), status));
     list(statuses, |status, member| {
@@ -53,14 +53,14 @@ fn limits(decision: &Decision) -> Option<String> {
     })
 }
 
-/// A member for each of these, named after its policy.
+/// Formats a list member for each item, named after its policy.
 fn list<'a, T>(
     members: impl Iterator<Item = (&'a Policy, T)>,
     parameters: impl Fn(T, sfv::ParameterSerializer<&mut String>),
 ) -> Option<String> {
     let mut list = ListSerializer::new();
     for (policy, member) in members {
-        // Never an error: names are printable ASCII, which is what a String may hold.
+        // This cannot fail: names are printable ASCII, as RFC 9651 requires for a String.
         if let Ok(name) = StringRef::from_str(policy.name()) {
             parameters(member, list.bare_item(name));
         }
@@ -68,17 +68,17 @@ fn list<'a, T>(
     list.finish()
 }
 
-/// Adds members to a list field. They join the line that is there, for clients that read only one.
+/// Appends members to a list field. They join an existing line, because some clients read only one line.
 fn append_members(headers: &mut HeaderMap, name: HeaderName, members: Option<String>) {
     let Some(members) = members else { return };
-    let there = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok());
-    let joined = there.chain([members.as_str()]).collect::<Vec<_>>().join(", ");
+    let current = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok());
+    let joined = current.chain([members.as_str()]).collect::<Vec<_>>().join(", ");
     if let Ok(value) = HeaderValue::try_from(joined) {
         headers.insert(name, value);
     }
 }
 
-/// Whole seconds, rounded up: a client that waits so long has waited long enough. At least 1 unless it is zero.
+/// Rounds a wait up to whole seconds, so that a client never returns too early. A nonzero wait is at least 1.
 pub(super) fn whole_seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
@@ -108,7 +108,7 @@ mod tests {
     const MICRO: Duration = Duration::from_micros(1);
 
     #[test]
-    fn an_admission_tells_policies_and_limits() {
+    fn admission_lists_policies_and_limits() {
         let decision = Decision::new(
             0,
             [
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_are_rounded_up_and_never_to_zero() {
+    fn wait_rounds_up_to_at_least_one_second() {
         for (wait, seconds) in [(MICRO, "1"), (SECOND, "1"), (SECOND + MICRO, "2"), (7 * SECOND, "7")] {
             let decision = Decision::new(0, [status("p", SECOND, 0, Wait::For(wait), wait)]);
             assert_eq!(
@@ -141,21 +141,21 @@ mod tests {
     }
 
     #[test]
-    fn no_wait_is_told_where_none_helps() {
+    fn retry_after_is_omitted_if_no_wait_helps() {
         let decision = Decision::new(0, [status("p", SECOND, 10, Wait::Never, SECOND)]);
         assert!(fields(&decision, HeaderMap::new()).iter().all(|(name, _)| name != "retry-after"));
     }
 
     #[test]
-    fn what_a_nested_layer_said_stays_and_the_later_retry_after_stands() {
-        for (there, stands) in [("3", "7"), ("9", "9"), ("soon", "7")] {
+    fn nested_fields_join_and_later_retry_after_wins() {
+        for (current, expected) in [("3", "7"), ("9", "9"), ("soon", "7")] {
             let mut headers = HeaderMap::new();
             headers.insert("ratelimit", HeaderValue::from_static(r#""inner";r=1;t=1"#));
-            headers.insert("retry-after", HeaderValue::from_static(there));
+            headers.insert("retry-after", HeaderValue::from_static(current));
             let decision = Decision::new(0, [status("p", SECOND, 0, Wait::For(7 * SECOND), 7 * SECOND)]);
             let fields = fields(&decision, headers);
             assert!(fields.contains(&pair("ratelimit", r#""inner";r=1;t=1, "p";r=0;t=7"#)), "{fields:?}");
-            assert!(fields.contains(&pair("retry-after", stands)), "{fields:?}");
+            assert!(fields.contains(&pair("retry-after", expected)), "{fields:?}");
         }
     }
 }

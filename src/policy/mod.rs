@@ -1,4 +1,4 @@
-//! What is limited: a name, a quota, a window and an algorithm. An impossible policy cannot be built.
+//! Quota policies: a name, a quota, a window and an algorithm. A policy with impossible values cannot be built.
 
 use std::{
     fmt,
@@ -12,19 +12,28 @@ use std::{
 
 use crate::error::ConfigError;
 
+mod policies;
+mod selector;
+mod table;
+
+pub use policies::Policies;
+pub(crate) use policies::{distinct, pairs};
+pub use selector::{PolicySelector, from_fn};
+pub use table::PolicyTable;
+
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 const MAX_BUCKETS: u64 = 4_096;
 
-/// At most `quota` units in any window of this length: a *quota policy* in the words of the IETF draft
-/// "RateLimit header fields for HTTP".
+/// A quota policy: at most `quota` units in any window of this length. The term is that of the IETF draft "RateLimit header
+/// fields for HTTP".
 ///
-/// Usage is an exact sliding log unless another [`Algorithm`] is chosen: a charge counts from the instant of its
-/// decision until one whole window has passed, whatever the calendar says. No interval of the window's length ever
-/// holds more than the quota, and no request is refused that would have fitted.
+/// By default, usage is an exact sliding log: a charge counts from the instant of its decision until one whole window has
+/// passed. No interval of the window's length contains more than the quota, and no request is denied that would have fitted.
+/// Choose another [`Algorithm`] with [`with_algorithm`](Self::with_algorithm).
 ///
-/// The quota may change at any time and history is kept. A policy with another window, algorithm or precision is
-/// another policy, and counts afresh, even under the same name.
+/// The quota may change at any time, and the usage is kept. A policy with another window, algorithm or precision is another
+/// policy, even under the same name, and its counting starts from zero.
 ///
 /// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are.
 ///
@@ -47,54 +56,54 @@ struct Inner {
     warned: AtomicBool,
 }
 
-/// How usage is counted.
+/// The algorithm that counts usage.
 ///
-/// | algorithm | promise | stored for each partition key |
+/// | algorithm | guarantee | stored for each partition key |
 /// | --- | --- | --- |
 /// | [`SlidingLog`](Self::SlidingLog) | exact: never too many, never too few | a record for each charge |
 /// | [`SlidingBuckets`](Self::SlidingBuckets) | never too many; capacity returns up to a precision late | a counter for each bucket |
 /// | [`SlidingCounter`](Self::SlidingCounter) | approximate: up to twice the quota less one in a window | two counters |
-/// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across an edge | one counter |
+/// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across a window boundary | one counter |
 ///
-/// Whichever it is, a wait that is told is true to the microsecond: the same cost is admitted after it, if nobody else
-/// charges, and not before.
+/// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
+/// after the wait, and not before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Algorithm {
-    /// Every charge counts for one window from its own instant. The default.
+    /// Counts every charge for one window from its own instant. The default.
     #[default]
     SlidingLog,
-    /// Charges are grouped into buckets of so long, and a bucket counts for one window from its *end*. So no interval of
-    /// a window's length holds more than the quota, and a charge may count for up to a precision too long.
+    /// Groups charges into buckets of the given precision. A bucket counts for one window from its *end*. Therefore, no interval
+    /// of a window's length contains more than the quota, and capacity returns up to one precision late.
     SlidingBuckets {
-        /// The width of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
+        /// The length of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
         /// need not divide the window.
         precision: Duration,
     },
-    /// What the calendar window that holds now has used, and of the one before it the share that a window ending now
-    /// would still overlap: `current + previous * left / whole`.
+    /// Adds the usage of the current calendar window and a share of the previous one: `current + previous * left / whole`, where
+    /// `left` of `whole` ticks remain of the current window.
     ///
-    /// This estimates: it takes the previous window's charges for spread evenly. The worst case is `2 * quota - 1` units
-    /// in one window. Let the whole quota be charged in the last microsecond of a calendar window. At the start of the
-    /// next one it counts in full, and of `whole` ticks the last one still counts `1 / whole` of it, which rounds up to
-    /// one unit; so by then `quota - 1` further units were admitted, less than one window after the burst. More cannot
-    /// be: the units of the next window alone never exceed the quota less what is left of the burst.
+    /// This is an approximation: it assumes that the charges of the previous window are spread evenly. The worst case is
+    /// `2 * quota - 1` units in one window. If the whole quota is charged in the last microsecond of a calendar window, it
+    /// counts in full at the start of the next one. During the last of the `whole` ticks, `1 / whole` of it still counts, which
+    /// rounds up to one unit. By then, `quota - 1` further units were admitted, less than one window after the burst. There
+    /// cannot be more, because the units of the next window alone never exceed the quota less the rest of the burst.
     ///
-    /// `left` moves in ticks of `ceil(window / 2^20)` microseconds.
+    /// A tick is `ceil(window / 2^20)` microseconds.
     SlidingCounter,
-    /// What the calendar window that holds now has used. Calendar windows begin at multiples of the window since the
-    /// Unix epoch. Up to twice the quota fits around the edge between two of them.
+    /// Counts the usage of the current calendar window. Calendar windows begin at multiples of the window since the Unix epoch.
+    /// Up to twice the quota is admitted across the boundary between two of them.
     FixedWindow,
 }
 
 impl Policy {
-    /// A policy of `quota` units in any interval of the length `window`.
+    /// Creates a policy of `quota` units in any interval of the length `window`.
     ///
-    /// `name` is what clients read in the headers and operators in the store's keys.
+    /// The name is visible to clients in the header fields, and to operators in the keys of the store.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::PolicyName`] unless the name is 1 to 64 printable ASCII characters,
+    /// Returns [`ConfigError::PolicyName`] unless the name is 1 to 64 printable ASCII characters,
     /// [`ConfigError::Quota`] unless the quota is 1 to 2^32-1 units, and [`ConfigError::Window`] unless
     /// the window is 1 ms to 366 days in whole microseconds.
     pub fn new(name: &str, quota: u32, window: Duration) -> Result<Self, ConfigError> {
@@ -118,7 +127,7 @@ impl Policy {
         })))
     }
 
-    /// This policy, counted by another algorithm.
+    /// Returns this policy with another algorithm.
     ///
     /// ```
     /// use std::time::Duration;
@@ -131,7 +140,7 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Precision`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
+    /// Returns [`ConfigError::Precision`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
     /// microseconds, and at least a 4,096th of the window.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
         if let Algorithm::SlidingBuckets { precision } = algorithm {
@@ -146,12 +155,12 @@ impl Policy {
         Ok(self.with(self.0.quota, algorithm))
     }
 
-    /// This policy with so many percent of its quota kept in reserve, rounded so that the reserve is not smaller: 5 percent of 10,000 units
-    /// leave a quota of 9,500. The headers tell the reduced quota.
+    /// Returns this policy with a percentage of its quota kept in reserve. The reserve is rounded up: 5 percent of 10,000 units
+    /// leave a quota of 9,500. The header fields state the reduced quota.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Headroom`] unless it is 0 to 99 percent and leaves at least one unit.
+    /// Returns [`ConfigError::Headroom`] unless the percentage is 0 to 99 percent and leaves at least one unit.
     pub fn headroom(self, percent: u32) -> Result<Self, ConfigError> {
         let kept = u64::from(self.quota()) * u64::from(100_u32.saturating_sub(percent)) / 100;
         // Not more than the quota was.
@@ -164,7 +173,7 @@ impl Policy {
         }
     }
 
-    /// The same policy with another quota.
+    /// Returns the same policy with another quota.
     pub(crate) fn with_quota(&self, quota: NonZeroU32) -> Self {
         self.with(quota, self.0.algorithm)
     }
@@ -179,27 +188,27 @@ impl Policy {
         }))
     }
 
-    /// The name, 1 to 64 printable ASCII characters.
+    /// Returns the name, 1 to 64 printable ASCII characters.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The quota in quota units, 1 to 2^32-1.
+    /// Returns the quota in quota units, 1 to 2^32-1.
     pub fn quota(&self) -> u32 {
         self.0.quota.get()
     }
 
-    /// The window, 1 ms to 366 days in whole microseconds.
+    /// Returns the window, 1 ms to 366 days in whole microseconds.
     pub fn window(&self) -> Duration {
         Duration::from_micros(self.0.window_micros)
     }
 
-    /// How usage is counted.
+    /// Returns the algorithm.
     pub fn algorithm(&self) -> Algorithm {
         self.0.algorithm
     }
 
-    /// Whether this and the other share what they have counted. The quota is left out: it may change, and history is kept.
+    /// Returns whether both policies share their usage. The quota makes no difference: it may change, and the usage is kept.
     pub(crate) fn counts_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
             || (self.window_micros() == other.window_micros()
@@ -207,12 +216,12 @@ impl Policy {
                 && self.name() == other.name())
     }
 
-    /// The window in microseconds.
+    /// Returns the window in microseconds.
     pub(crate) fn window_micros(&self) -> u64 {
         self.0.window_micros
     }
 
-    /// True for the first caller, of whichever clone; a warning that is given once asks here.
+    /// Returns true for the first call on any clone, for a warning that is logged once.
     pub(crate) fn first_warning(&self) -> bool {
         !self.0.warned.swap(true, Ordering::Relaxed)
     }
@@ -242,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_impossible_policy_is_an_error_that_names_value_and_range() {
+    fn invalid_policy_error_names_value_and_range() {
         let second = Duration::from_secs(1);
         let text = |name: &str, quota, window| Policy::new(name, quota, window).unwrap_err().to_string();
 
@@ -277,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_precision_is_an_error_that_names_value_and_range() {
+    fn invalid_precision_error_names_value_and_range() {
         let window = Duration::from_micros(4_096_001);
         let buckets = |precision| {
             let policy = Policy::new("burst", 10, window).unwrap();
@@ -304,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn headroom_keeps_a_reserve_that_is_never_smaller_than_asked_for() {
+    fn headroom_rounds_reserve_up() {
         let quota = |quota, percent| {
             let policy = Policy::new("burst", quota, Duration::from_secs(1)).unwrap();
             policy.headroom(percent).map(|policy| policy.quota()).map_err(|error| error.to_string())
@@ -324,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_that_count_in_another_way_are_others() {
+    fn algorithm_distinguishes_policies() {
         let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
         assert_eq!(policy.algorithm(), Algorithm::SlidingLog);
         assert_eq!(policy, policy.clone().with_algorithm(Algorithm::SlidingLog).unwrap());

@@ -1,0 +1,78 @@
+//! The cost of a request in the process: instructions over the inner service, counted by callgrind.
+//!
+//! ```text
+//! cargo run --release -p request-bench
+//! ```
+//!
+//! It needs valgrind. Each scenario runs twice, with a different number of requests. The difference divided by the number of
+//! further requests is the cost of one request, without start-up. Requests are built before the first count.
+
+use std::{convert::Infallible, env, error::Error, future, pin::pin, process::Command, task, time::Duration};
+
+use http::{Request, Response};
+use tower::{Layer, Service};
+use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, header};
+
+const SCENARIOS: [&str; 3] = ["inner", "admitted", "denied"];
+const FEW: u32 = 1_000;
+const MANY: u32 = 3_000;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let args: Vec<String> = env::args().skip(1).collect();
+    if let [scenario, requests] = &args[..] {
+        return run(scenario, requests.parse()?);
+    }
+    let counts = SCENARIOS.map(count);
+    let [inner, admitted, denied] = counts;
+    let (inner, admitted, denied) = (inner?, admitted?, denied?);
+    println!("instructions of a request, memory backend, header key, one policy");
+    println!("| scenario | instructions | over the inner service |");
+    println!("| --- | --- | --- |");
+    println!("| inner service | {inner} | |");
+    println!("| admitted | {admitted} | {} |", admitted - inner);
+    println!("| denied | {denied} | {} |", denied - inner);
+    Ok(())
+}
+
+/// Counts the instructions of one request.
+fn count(scenario: &str) -> Result<i64, Box<dyn Error>> {
+    let few = total(scenario, FEW)?;
+    let many = total(scenario, MANY)?;
+    Ok((many - few) / i64::from(MANY - FEW))
+}
+
+fn total(scenario: &str, requests: u32) -> Result<i64, Box<dyn Error>> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(env::current_exe()?)
+        .args([scenario, &requests.to_string()])
+        .output()
+        .map_err(|error| format!("valgrind: {error}; install it, for example with `apt-get install valgrind`"))?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    let line = text.lines().find_map(|line| line.split_once("Collected :"));
+    let (_, collected) = line.ok_or_else(|| format!("valgrind has counted nothing:\n{text}"))?;
+    Ok(collected.trim().parse()?)
+}
+
+fn run(scenario: &str, requests: u32) -> Result<(), Box<dyn Error>> {
+    let quota = if scenario == "denied" { 1 } else { u32::MAX };
+    let limits = RateLimitLayer::builder(MemoryBackend::new())
+        .policy(Policy::new("burst", quota, Duration::from_secs(3600))?)
+        .key(header("x-api-key")?)
+        .build()?;
+    let inner = tower::service_fn(|_: Request<()>| future::ready(Ok::<_, Infallible>(Response::new(()))));
+    let request = || Request::get("/").header("x-api-key", "alice").body(());
+    let built = (0..requests).map(|_| request()).collect::<Result<Vec<_>, _>>()?;
+    if scenario == "inner" { serve(inner, built) } else { serve(limits.layer(inner), built) }
+    Ok(())
+}
+
+/// Calls the service. Every future is ready when it is polled first.
+fn serve<S: Service<Request<()>>>(mut service: S, requests: Vec<Request<()>>) {
+    let mut cx = task::Context::from_waker(task::Waker::noop());
+    for request in requests {
+        assert!(service.poll_ready(&mut cx).is_ready());
+        let response = pin!(service.call(request)).poll(&mut cx);
+        assert!(response.is_ready());
+    }
+}

@@ -1,0 +1,103 @@
+//! Answers over gRPC: a status in one HEADERS frame, without a body.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, header};
+use tonic::{Code, Status, metadata::MetadataMap};
+use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
+
+use super::{
+    Answer,
+    problem::{Problem, advice},
+};
+use crate::{
+    decision::{Decision, Wait},
+    head::Head,
+    key::KeyError,
+    limiter::Rejection,
+};
+
+/// Answers over gRPC, for a tonic server.
+///
+/// | rejection | code | details |
+/// | --- | --- | --- |
+/// | denied | `RESOURCE_EXHAUSTED` | `google.rpc.RetryInfo` and `QuotaFailure`; `grpc-retry-pushback-ms`, or -1 if no wait helps |
+/// | no decision | `UNAVAILABLE` | |
+/// | missing or malformed key | `INVALID_ARGUMENT` | |
+/// | misconfigured key or check | `INTERNAL` | |
+///
+/// A client receives these as statuses. A plain HTTP 429 would reach it as `UNAVAILABLE`, without its headers. The fields
+/// `RateLimit-Policy` and `RateLimit` are in the metadata of every response to a decided request.
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
+pub struct Grpc;
+
+/// Answers a request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`Problem`] does: for one
+/// layer around a router that serves both.
+#[derive(Clone, Copy, Debug, Default)]
+#[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
+pub struct HttpOrGrpc;
+
+impl Answer for Grpc {
+    fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
+        status(rejection).into_http()
+    }
+}
+
+impl Answer for HttpOrGrpc {
+    fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
+        const GRPC: &[u8] = b"application/grpc";
+        let content_type = head.headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes());
+        let start = content_type.and_then(|value| value.get(..GRPC.len()));
+        if start.is_some_and(|start| start.eq_ignore_ascii_case(GRPC)) {
+            Grpc.reject(rejection, head)
+        } else {
+            Problem.reject(rejection, head)
+        }
+    }
+}
+
+fn status(rejection: &Rejection) -> Status {
+    match rejection {
+        Rejection::Denied(decision) => exhausted(decision),
+        Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => {
+            Status::new(Code::Unavailable, "the rate limit could not be checked")
+        }
+        Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
+            Status::new(Code::Internal, "internal error")
+        }
+        Rejection::Key(error) => Status::new(Code::InvalidArgument, error.to_string()),
+    }
+}
+
+fn exhausted(decision: &Decision) -> Status {
+    let violations =
+        decision.statuses().iter().filter(|status| !status.retry_after().is_zero()).map(|status| {
+            let policy = status.policy();
+            let description = format!("{} units in {:?}", policy.quota(), policy.window());
+            QuotaViolation::new(policy.name(), description)
+        });
+    let mut details = ErrorDetails::with_quota_failure(violations.collect::<Vec<_>>());
+    let mut metadata = MetadataMap::new();
+    let pushback = match decision.retry_after() {
+        Wait::For(wait) => {
+            details.set_retry_info(Some(wait));
+            whole_millis(wait) as i64
+        }
+        // Instructs the client not to retry.
+        Wait::Never => -1,
+    };
+    metadata.insert("grpc-retry-pushback-ms", pushback.into());
+    Status::with_error_details_and_metadata(
+        Code::ResourceExhausted,
+        advice(decision.retry_after()),
+        details,
+        metadata,
+    )
+}
+
+/// Whole milliseconds, rounded up.
+fn whole_millis(wait: Duration) -> u64 {
+    wait.as_micros().div_ceil(1_000) as u64
+}

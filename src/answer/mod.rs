@@ -1,0 +1,131 @@
+//! Answers: what clients see. Header fields, status codes and bodies.
+//!
+//! The layer decides. An [`Answer`] states the decision in the client's protocol:
+//!
+//! | answer | for |
+//! | --- | --- |
+//! | [`Problem`], the default | HTTP: a status and a problem+json body (RFC 9457) |
+//! | `Grpc` (feature `tonic`) | gRPC: a status in the headers |
+//! | `HttpOrGrpc` (feature `tonic`) | HTTP and gRPC on one port |
+//!
+//! [`Builder::rejection`](crate::Builder::rejection) replaces only the response of rejected requests, and keeps the header
+//! fields.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+
+use crate::{decision::Decision, head::Head, limiter::Rejection};
+
+mod fields;
+#[cfg(feature = "tonic")]
+mod grpc;
+mod problem;
+
+#[cfg(feature = "tonic")]
+pub use grpc::{Grpc, HttpOrGrpc};
+pub use problem::Problem;
+
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub use crate::extract::{NoDecision, NoReservation};
+
+/// Builds the responses of rejected requests, and adds header fields to the responses of decided requests.
+pub trait Answer: Send + Sync + 'static {
+    /// Builds the response of a rejected request. The layer adds the header fields and extensions.
+    fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes>;
+
+    /// Adds the fields of a decision to the headers of a response, regardless of which code built the response. By default,
+    /// `RateLimit-Policy` and `RateLimit` of the IETF draft "RateLimit header fields for HTTP" (-11), and `Retry-After` (RFC
+    /// 9110) for a denial.
+    fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
+        fields::add(headers, decision);
+    }
+}
+
+impl<A: Answer + ?Sized> Answer for Arc<A> {
+    fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
+        (**self).reject(rejection, head)
+    }
+
+    fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
+        (**self).fields(decision, headers);
+    }
+}
+
+/// Converts the return value of a rejection closure to a response with a complete body.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a response to a rejected request",
+    label = "expected an `http::Response` of `Bytes`, `String`, `&'static str`, `Vec<u8>` or `()`",
+    note = "return an `http::Response`; in axum (feature `axum`), add `.into_response()` to what a handler would return"
+)]
+pub trait IntoAnswer {
+    /// Converts the response.
+    fn into_answer(self) -> Response<Bytes>;
+}
+
+impl IntoAnswer for Response<Bytes> {
+    fn into_answer(self) -> Response<Bytes> {
+        self
+    }
+}
+
+impl IntoAnswer for Response<String> {
+    fn into_answer(self) -> Response<Bytes> {
+        self.map(Bytes::from)
+    }
+}
+
+impl IntoAnswer for Response<&'static str> {
+    fn into_answer(self) -> Response<Bytes> {
+        self.map(Bytes::from)
+    }
+}
+
+impl IntoAnswer for Response<Vec<u8>> {
+    fn into_answer(self) -> Response<Bytes> {
+        self.map(Bytes::from)
+    }
+}
+
+impl IntoAnswer for Response<()> {
+    fn into_answer(self) -> Response<Bytes> {
+        self.map(|()| Bytes::new())
+    }
+}
+
+/// The body must be complete, as the bodies of `Json`, `Html` and strings are. A body that streams becomes empty: a rejection
+/// cannot wait for it.
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl IntoAnswer for axum::response::Response {
+    fn into_answer(self) -> Response<Bytes> {
+        self.map(complete)
+    }
+}
+
+/// Returns the bytes of a complete body, and nothing for one that has to be waited for.
+#[cfg(feature = "axum")]
+fn complete(mut body: axum::body::Body) -> Bytes {
+    use std::{
+        pin::Pin,
+        task::{Context, Poll, Waker},
+    };
+
+    use bytes::{Buf, BufMut, BytesMut};
+    use http_body::Body;
+
+    let (mut bytes, mut cx) = (BytesMut::new(), Context::from_waker(Waker::noop()));
+    loop {
+        match Pin::new(&mut body).poll_frame(&mut cx) {
+            Poll::Ready(None) => return bytes.freeze(),
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Ok(mut data) = frame.into_data() {
+                    bytes.put(data.copy_to_bytes(data.remaining()));
+                }
+            }
+            Poll::Ready(Some(Err(_))) | Poll::Pending => return Bytes::new(),
+        }
+    }
+}

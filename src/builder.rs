@@ -1,0 +1,414 @@
+//! The builder of a layer for HTTP. Its calls come in any order.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::{
+    answer::{Answer, IntoAnswer, Problem},
+    backend::{Backend, memory::MemoryBackend},
+    check::MAX_PAIRS,
+    cost::{CostFunction, IntoCosts},
+    deny_cache::DenyCache,
+    error::ConfigError,
+    head::{Head, ResponseHead},
+    key::{self, KeyError, KeyExtractor, MissingKey, PartitionKey},
+    layer::RateLimitLayer,
+    limit::{Limit, limit},
+    limiter::{Draft, IntoDraft, Limiter, LimiterBuilder, Rejection},
+    outage::{Breaker, OutageRule},
+    policy::{Policies, Policy, PolicySelector, distinct},
+    protocol::{HeadFn, Http, Plan, RejectFn, SettleFn},
+};
+
+/// The builder of a [`RateLimitLayer`] for HTTP.
+///
+/// A policy and a key are required. The cost is 1 by default, and everything else has a safe default. The calls come in any
+/// order. Every part has one method for a value and one, named `.._by`, for a closure over the request's [`Head`].
+#[derive(Clone)]
+#[must_use = "a builder does nothing until `.build()?`"]
+pub struct Builder {
+    limiter: Source,
+    has_key: bool,
+    /// A method that has no effect together with `plan_by`.
+    unplanned: Option<&'static str>,
+    first: Limit,
+    plan: Option<HeadFn<Result<Draft, KeyError>>>,
+    others: Vec<Limit>,
+    exempt: Option<HeadFn<bool>>,
+    outage: Option<OutageRule>,
+    outage_by: Option<HeadFn<OutageRule>>,
+    settle: Option<SettleFn>,
+    reject: Option<RejectFn>,
+    answer: Arc<dyn Answer>,
+}
+
+/// The limiter of the layer.
+#[derive(Clone)]
+enum Source {
+    Own(LimiterBuilder),
+    /// A limiter that several layers share, and a method that cannot change it.
+    Shared(Limiter, Option<&'static str>),
+}
+
+impl RateLimitLayer {
+    /// Returns a builder for a layer over this backend.
+    pub fn builder(backend: impl Backend) -> Builder {
+        Builder::new(Source::Own(Limiter::builder(backend)))
+    }
+
+    /// Returns a builder for a layer over a limiter, which several layers may share. The policies of the limiter apply, in
+    /// addition to those of the layer. Settings of the limiter, such as its deadline, are set with
+    /// [`Limiter::builder`].
+    pub fn with_limiter(limiter: Limiter) -> Builder {
+        Builder::new(Source::Shared(limiter, None))
+    }
+}
+
+impl Builder {
+    fn new(limiter: Source) -> Self {
+        Self {
+            limiter,
+            has_key: false,
+            unplanned: None,
+            first: limit(key::from_fn(|_| None::<PartitionKey>)),
+            plan: None,
+            others: Vec::new(),
+            exempt: None,
+            outage: None,
+            outage_by: None,
+            settle: None,
+            reject: None,
+            answer: Arc::new(Problem),
+        }
+    }
+
+    fn limiter(self, method: &'static str, change: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Self {
+        let limiter = match self.limiter {
+            Source::Own(builder) => Source::Own(change(builder)),
+            Source::Shared(limiter, misused) => Source::Shared(limiter, misused.or(Some(method))),
+        };
+        Self { limiter, ..self }
+    }
+
+    /// Changes the first limit, which `plan_by` would replace.
+    fn first(self, method: &'static str, change: impl FnOnce(Limit) -> Limit) -> Self {
+        Self { first: change(self.first), unplanned: self.unplanned.or(Some(method)), ..self }
+    }
+
+    /// Sets the partition key: whose usage this limit counts.
+    pub fn key(self, key: impl KeyExtractor) -> Self {
+        Self { has_key: true, ..self.first("key", |limit| limit.with_key(key)) }
+    }
+
+    /// Sets the partition key by a closure. It returns a [`PartitionKey`], or an `Option` or a `Result` of one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, PartitionKey, Policy, RateLimitLayer};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key_by(|head| head.header("host").map(|host| PartitionKey::new("host", host)))
+    ///     .cost_by(|head| if head.method.is_safe() { 1 } else { 5 })
+    ///     .exempt(|head| head.uri.path() == "/health")
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn key_by<K: key::IntoKey>(self, key: impl Fn(&Head<'_>) -> K + Send + Sync + 'static) -> Self {
+        self.key(key::from_fn(key))
+    }
+
+    /// Sets the rule for a request without a key. The default is to reject it.
+    pub fn missing_key(self, rule: MissingKey) -> Self {
+        self.first("missing_key", |limit| limit.missing_key(rule))
+    }
+
+    /// Adds a policy. There may be up to [`MAX_PAIRS`] policies, with different names.
+    pub fn policy(self, policy: Policy) -> Self {
+        Self { first: self.first.policy(policy), ..self }
+    }
+
+    /// Chooses policies by the request, for example by its tier. They are added to those of [`policy`](Self::policy), which is
+    /// then optional. A request for which no policy is chosen passes uncounted, if there are no others.
+    ///
+    /// All policies of one request need different names, and there are at most [`MAX_PAIRS`]. Otherwise, the request is rejected
+    /// with [`Rejection::Misconfigured`], over HTTP with 500.
+    pub fn policies(self, selector: impl PolicySelector) -> Self {
+        self.first("policies", |limit| limit.policies(selector))
+    }
+
+    /// Chooses policies by a closure; see [`policies`](Self::policies). `None` chooses no others.
+    pub fn policies_by(self, choose: impl Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static) -> Self {
+        self.first("policies_by", |limit| limit.policies_by(choose))
+    }
+
+    /// Sets the cost of a request. The default is 1 quota unit of every policy.
+    pub fn cost(self, cost: impl CostFunction) -> Self {
+        self.first("cost", |limit| limit.cost(cost))
+    }
+
+    /// Sets the cost of a request by a closure. It returns a `u32` or [`Costs`](crate::Costs).
+    pub fn cost_by<C: IntoCosts>(self, cost: impl Fn(&Head<'_>) -> C + Send + Sync + 'static) -> Self {
+        self.first("cost_by", |limit| limit.cost_by(cost))
+    }
+
+    /// Adds a further limit, with a key, policies and a cost of its own; see [`limit`]. All limits of a layer are one check: it
+    /// is admitted if all policies have room, and then all are charged.
+    pub fn also(mut self, limit: Limit) -> Self {
+        self.others.push(limit);
+        self
+    }
+
+    /// Plans the check of a request by a closure, in place of `key`, `missing_key`, `cost` and `policies`: for explicit pairs,
+    /// other policies, or an outage rule of its own. It returns a [`Draft`](crate::protocol::Draft), or what
+    /// [`IntoDraft`] lists.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, PartitionKey, Policy, RateLimitLayer, protocol::Draft};
+    ///
+    /// let uploads = Policy::new("uploads", 5, Duration::from_secs(60))?;
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
+    ///     .plan_by(move |head| {
+    ///         let host = PartitionKey::new("host", head.header("host").unwrap_or_default());
+    ///         let requests = Draft::check(host.clone(), 1);
+    ///         match head.uri.path() {
+    ///             "/health" => Draft::exempt(),
+    ///             "/upload" => requests.and(Draft::check_against(host, uploads.clone().into(), 1)),
+    ///             _ => requests,
+    ///         }
+    ///     })
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn plan_by<T: IntoDraft>(self, plan: impl Fn(&Head<'_>) -> T + Send + Sync + 'static) -> Self {
+        Self { plan: Some(Arc::new(move |head| plan(head).into_draft())), ..self }
+    }
+
+    /// Exempts the requests for which the closure returns true: they pass uncounted, whatever keys they have.
+    pub fn exempt(self, exempt: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
+        Self { exempt: Some(Arc::new(exempt)), ..self }
+    }
+
+    /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
+    /// [fail closed](OutageRule::FailClosed).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, OutageRule, Policy, RateLimitLayer, outage::Share, peer_ip};
+    ///
+    /// // Four processes: in an outage, each grants a quarter of every quota.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 100, Duration::from_secs(1))?)
+    ///     .outage(OutageRule::LocalFallback(Share::among(4)?))
+    ///     .key(peer_ip())
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn outage(self, rule: OutageRule) -> Self {
+        Self { outage: Some(rule), ..self }
+    }
+
+    /// Sets the outage rule by a closure, for every counted request. It replaces the rule of [`outage`](Self::outage).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, OutageRule, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// // Cheap requests go on in an outage, expensive requests do not.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 100, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .outage_by(|head| match head.uri.path() {
+    ///         "/export" => OutageRule::FailClosed,
+    ///         _ => OutageRule::FailOpen,
+    ///     })
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn outage_by(self, rule: impl Fn(&Head<'_>) -> OutageRule + Send + Sync + 'static) -> Self {
+        Self { outage_by: Some(Arc::new(rule)), ..self }
+    }
+
+    /// Settles every charge by the amount that the closure returns for the response: the charge is replaced by the amount
+    /// actually used. The cost is then an estimate.
+    ///
+    /// The closure returns a `u32`, which replaces the charges of *all* policies and keys of the request, or
+    /// [`Costs`](crate::Costs), which name the policies to settle. It returns `None` if nothing is known. Then the charge stands,
+    /// as it does if the inner service fails or panics, or the request is dropped before its response. Two functions can be
+    /// used as they are:
+    ///
+    /// - [`actual_cost`](crate::settle::actual_cost) reads the [`ActualCost`](crate::settle::ActualCost) that the handler leaves.
+    /// - [`by_hand`](crate::settle::by_hand) leaves it to the handler, which takes the [`Reservation`](crate::Reservation) from
+    ///   its request.
+    ///
+    /// Settling does not delay the response. The header fields of this response state the charge as it was made. An estimate of 0
+    /// is always admitted, and the amount used is then charged beyond the quota: do not let a client choose it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::StatusCode;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// // A failed login counts, a successful login does not.
+    /// let logins = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("failed-logins", 5, Duration::from_secs(900))?)
+    ///     .key(peer_ip())
+    ///     .settle_by(|response| response.status.is_success().then_some(0))
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn settle_by<C: IntoCosts>(
+        self,
+        used: impl Fn(&ResponseHead<'_>) -> Option<C> + Send + Sync + 'static,
+    ) -> Self {
+        Self { settle: Some(Arc::new(move |response| used(response).map(C::into_costs))), ..self }
+    }
+
+    /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extensions.
+    ///
+    /// The closure answers all [rejections](Rejection) and chooses the status. Only [`Rejection::Denied`] is a 429: an outage
+    /// that looks like a denial sends clients away that have not exceeded a limit. It returns an `http::Response` with a
+    /// complete body. In axum (feature `axum`), add `.into_response()` to what a handler would return.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::{Response, StatusCode};
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, Rejection, peer_ip};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .rejection(|rejection, head| {
+    ///         let mut response = Response::new(format!("{} is rate limited", head.uri.path()));
+    ///         *response.status_mut() = match rejection {
+    ///             Rejection::Denied(_) => StatusCode::TOO_MANY_REQUESTS,
+    ///             Rejection::Key(_) => StatusCode::UNAUTHORIZED,
+    ///             _ => StatusCode::SERVICE_UNAVAILABLE,
+    ///         };
+    ///         response
+    ///     })
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn rejection<A: IntoAnswer>(
+        self,
+        reject: impl Fn(&Rejection, &Head<'_>) -> A + Send + Sync + 'static,
+    ) -> Self {
+        Self { reject: Some(Arc::new(move |rejection, head| reject(rejection, head).into_answer())), ..self }
+    }
+
+    /// Sets the protocol of responses. The default is [`Problem`]; use `answer::Grpc` or `answer::HttpOrGrpc` (feature `tonic`)
+    /// for tonic.
+    pub fn answer(self, answer: impl Answer) -> Self {
+        Self { answer: Arc::new(answer), ..self }
+    }
+
+    /// Sets the namespace, which separates two applications on one store; see [`LimiterBuilder::namespace`].
+    pub fn namespace(self, namespace: impl Into<String>) -> Self {
+        self.limiter("namespace", |limiter| limiter.namespace(namespace))
+    }
+
+    /// Sets the deadline of a check; see [`LimiterBuilder::deadline`].
+    pub fn deadline(self, deadline: Duration) -> Self {
+        self.limiter("deadline", |limiter| limiter.deadline(deadline))
+    }
+
+    /// Configures the circuit breaker; see [`LimiterBuilder::breaker`].
+    pub fn breaker(self, breaker: impl Into<Option<Breaker>>) -> Self {
+        self.limiter("breaker", |limiter| limiter.breaker(breaker))
+    }
+
+    /// Sets how many checks may be in flight; see [`LimiterBuilder::max_in_flight`].
+    pub fn max_in_flight(self, checks: usize) -> Self {
+        self.limiter("max_in_flight", |limiter| limiter.max_in_flight(checks))
+    }
+
+    /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
+    pub fn deny_cache(self, cache: impl Into<Option<DenyCache>>) -> Self {
+        self.limiter("deny_cache", |limiter| limiter.deny_cache(cache))
+    }
+
+    /// Sets the memory of the local fallback; see [`LimiterBuilder::local_memory`].
+    pub fn local_memory(self, memory: MemoryBackend) -> Self {
+        self.limiter("local_memory", |limiter| limiter.local_memory(memory))
+    }
+
+    /// Sets the bound of the settlement queue; see [`LimiterBuilder::settlement_queue`].
+    pub fn settlement_queue(self, settlements: usize) -> Self {
+        self.limiter("settlement_queue", |limiter| limiter.settlement_queue(settlements))
+    }
+
+    /// Builds the layer.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::MissingKey`] without a key, [`ConfigError::PlanAndPart`] if `plan_by` replaces a part that was set,
+    /// [`ConfigError::NoPolicies`] if a limit has no policies, [`ConfigError::CannotSettle`] if the layer settles and the
+    /// backend cannot change charges, [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed, and the errors
+    /// of [`LimiterBuilder::build`] for the policies of all limits together.
+    pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
+        let Self { limiter, has_key, unplanned, mut first, plan, others, .. } = self;
+        match (&plan, unplanned) {
+            (None, _) if !has_key => return Err(ConfigError::MissingKey),
+            (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
+            _ => {}
+        }
+        if others.iter().any(|limit| limit.own_policies().is_empty() && !limit.chooses_policies()) {
+            return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
+        }
+        let may_lack_policies = plan.is_some() || first.chooses_policies();
+        let further = others.iter().flat_map(|limit| limit.own_policies().iter().cloned());
+        let limiter = match limiter {
+            Source::Own(mut builder) => {
+                for policy in first.own_policies() {
+                    builder = builder.policy(policy.clone());
+                }
+                first = first.without_policies();
+                if may_lack_policies {
+                    builder = builder.without_policies();
+                }
+                if self.settle.is_some() {
+                    builder = builder.settling();
+                }
+                if let Some(rule) = self.outage {
+                    builder = builder.outage(rule);
+                }
+                builder.others(further).build()?
+            }
+            Source::Shared(_, Some(method)) => return Err(ConfigError::SharedLimiter { method }),
+            Source::Shared(..) if plan.is_some() && !first.own_policies().is_empty() => {
+                return Err(ConfigError::PlanAndPart { method: "policy" });
+            }
+            Source::Shared(limiter, None) => {
+                let own = limiter.policies().iter().chain(first.own_policies()).cloned();
+                let all: Vec<Policy> = own.collect();
+                if all.is_empty() && !may_lack_policies {
+                    return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
+                }
+                distinct(&all.into_iter().chain(further).collect::<Vec<_>>())?;
+                if self.settle.is_some() && !limiter.can_settle() {
+                    return Err(ConfigError::CannotSettle);
+                }
+                limiter
+            }
+        };
+        let http = Http {
+            plan: plan.map_or_else(|| Plan::Limit(first.sealed()), Plan::By),
+            others: others.into_iter().map(Limit::sealed).collect(),
+            exempt: self.exempt,
+            outage: self.outage,
+            outage_by: self.outage_by,
+            settle: self.settle,
+            reject: self.reject,
+            answer: self.answer,
+        };
+        Ok(RateLimitLayer::new(limiter, http))
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("policies", &self.first.own_policies()).finish_non_exhaustive()
+    }
+}

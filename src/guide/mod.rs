@@ -1,0 +1,43 @@
+//! The guide: one page per topic, with examples that compile.
+//!
+//! | question | page |
+//! | --- | --- |
+//! | Which algorithm suits my limit? How do I change a policy? | [`algorithms`] |
+//! | Whose usage is counted? How do I limit by user *and* by address? | [`keys`] |
+//! | How do I weight requests? | [`costs`] |
+//! | What happens if Redis does not answer? | [`outages`] |
+//! | How do I charge what a request has actually used? | [`settling`] |
+//! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
+//! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
+//! | How do I test a limited service? | [`testing`] |
+//!
+//! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
+//! backend, too.
+
+// A page without a feature that it needs would contain broken links. It links to docs.rs instead.
+
+#[doc = include_str!("algorithms.md")]
+pub mod algorithms {}
+
+#[cfg_attr(feature = "redis", doc = include_str!("cluster.md"))]
+#[cfg_attr(not(feature = "redis"), doc = "Redis: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/cluster/) needs the feature `redis`.")]
+pub mod cluster {}
+
+#[doc = include_str!("costs.md")]
+pub mod costs {}
+
+#[doc = include_str!("keys.md")]
+pub mod keys {}
+
+#[doc = include_str!("outages.md")]
+pub mod outages {}
+
+#[doc = include_str!("proxies.md")]
+pub mod proxies {}
+
+#[doc = include_str!("settling.md")]
+pub mod settling {}
+
+#[cfg_attr(feature = "test-util", doc = include_str!("testing.md"))]
+#[cfg_attr(not(feature = "test-util"), doc = "Unit tests: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/testing/) needs the feature `test-util`.")]
+pub mod testing {}

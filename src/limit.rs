@@ -1,0 +1,146 @@
+//! One limit: a partition key with its cost and its policies.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    cost::{self, CostFunction, IntoCosts},
+    head::Head,
+    key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
+    limiter::{Against, Draft},
+    policy::{self, Policies, Policy, PolicySelector},
+};
+
+/// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
+/// [`Builder::also`](crate::Builder::also).
+#[derive(Clone)]
+#[must_use = "a limit has no effect until it is added to a layer with `.also(..)`"]
+pub struct Limit {
+    key: Arc<dyn KeyExtractor>,
+    cost: Arc<dyn CostFunction>,
+    missing_key: MissingKey,
+    policies: Vec<Policy>,
+    selector: Option<Arc<dyn PolicySelector>>,
+    /// The policies as a set, made once by [`sealed`](Self::sealed).
+    set: Option<Policies>,
+}
+
+/// Limits by this key in addition to the layer's first key: by user *and* by address *and* by route.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, header, limit, peer_ip};
+///
+/// let minute = Duration::from_secs(60);
+/// let limits = RateLimitLayer::builder(MemoryBackend::new())
+///     .policy(Policy::new("per-address", 1_000, minute)?)
+///     .key(peer_ip())
+///     .also(limit(header("x-api-key")?).policy(Policy::new("per-key", 100, minute)?))
+///     .build()?;
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+pub fn limit(key: impl KeyExtractor) -> Limit {
+    Limit {
+        key: Arc::new(key),
+        cost: Arc::new(1),
+        missing_key: MissingKey::default(),
+        policies: Vec::new(),
+        selector: None,
+        set: None,
+    }
+}
+
+impl Limit {
+    /// Adds a policy for this key. All policies of a layer need different names, and one request is checked against at most
+    /// [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policies.push(policy);
+        self
+    }
+
+    /// Chooses further policies for this key by the request.
+    pub fn policies(self, selector: impl PolicySelector) -> Self {
+        Self { selector: Some(Arc::new(selector)), ..self }
+    }
+
+    /// Chooses further policies for this key by a closure. `None` chooses no others.
+    pub fn policies_by(self, choose: impl Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static) -> Self {
+        self.policies(policy::from_fn(choose))
+    }
+
+    /// Sets the cost of a request for these policies. The default is 1 quota unit.
+    pub fn cost(self, cost: impl CostFunction) -> Self {
+        Self { cost: Arc::new(cost), ..self }
+    }
+
+    /// Sets the cost of a request for these policies by a closure.
+    pub fn cost_by<C: IntoCosts>(self, cost: impl Fn(&Head<'_>) -> C + Send + Sync + 'static) -> Self {
+        self.cost(cost::from_fn(cost))
+    }
+
+    /// Sets the rule for a request without this key. The default is to reject it. If the request is exempt from this limit, the
+    /// other limits of the layer still apply.
+    pub fn missing_key(self, rule: MissingKey) -> Self {
+        Self { missing_key: rule, ..self }
+    }
+
+    pub(crate) fn with_key(self, key: impl KeyExtractor) -> Self {
+        Self { key: Arc::new(key), ..self }
+    }
+
+    pub(crate) fn own_policies(&self) -> &[Policy] {
+        &self.policies
+    }
+
+    pub(crate) fn chooses_policies(&self) -> bool {
+        self.selector.is_some()
+    }
+
+    pub(crate) fn without_policies(self) -> Self {
+        Self { policies: Vec::new(), ..self }
+    }
+
+    /// Makes the set of policies once for all requests.
+    pub(crate) fn sealed(self) -> Self {
+        let set = (!self.policies.is_empty()).then(|| Policies::unchecked(self.policies.clone()));
+        Self { set, ..self }
+    }
+
+    /// Returns the draft of this limit.
+    pub(crate) fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
+        Ok(match (self.extract(head)?, self.choose(head)) {
+            (Some(key), Some(policies)) => Draft::part(key, self.cost.cost(head), Against::Only(policies)),
+            _ => Draft::exempt(),
+        })
+    }
+
+    /// Returns the draft of this limit together with the policies of the limiter.
+    pub(crate) fn draft_with_limiter(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
+        Ok(match self.extract(head)? {
+            Some(key) => Draft::part(key, self.cost.cost(head), Against::LimiterAnd(self.choose(head))),
+            None => Draft::exempt(),
+        })
+    }
+
+    /// Returns the key that counts, or `None` if the request is exempt from this limit.
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        self.missing_key.apply(self.key.extract(head)?)
+    }
+
+    /// Returns the policies of a request, or `None` if there are none.
+    fn choose(&self, head: &Head<'_>) -> Option<Policies> {
+        let chosen = self.selector.as_ref().and_then(|selector| selector.select(head));
+        match (&self.set, chosen) {
+            (None, chosen) => chosen,
+            (Some(set), None) => Some(set.clone()),
+            (Some(set), Some(chosen)) => {
+                Some(Policies::unchecked([set.as_slice(), chosen.as_slice()].concat()))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limit").field("policies", &self.policies).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,141 @@
+//! What to check for one request, before it is a check.
+
+use crate::{
+    check::Pair,
+    cost::{Costs, IntoCosts},
+    key::{KeyError, PartitionKey},
+    outage::OutageRule,
+    policy::Policies,
+};
+
+/// The keys, costs and policies to check for one request. All of them are one check, admitted or denied as a whole.
+///
+/// A draft without keys and pairs is exempt: the request passes uncounted. A draft that cannot be a check, with more than
+/// [`MAX_PAIRS`](crate::backend::MAX_PAIRS) pairs or the same pair twice, is a mistake in the server. Such a request is
+/// rejected with [`Rejection::Misconfigured`](crate::Rejection::Misconfigured).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Draft {
+    /// Most drafts have one part, which needs no list.
+    pub(crate) first: Option<Part>,
+    pub(crate) others: Vec<Part>,
+    pub(crate) pairs: Vec<Pair>,
+    /// `None` for the rule of the layer or the limiter.
+    pub(crate) outage: Option<OutageRule>,
+    pub(crate) reserves: bool,
+}
+
+/// One key and the policies to check it against.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub(crate) key: PartitionKey,
+    pub(crate) costs: Costs,
+    pub(crate) against: Against,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Against {
+    /// The limiter's policies, of which there must be at least one.
+    Limiter,
+    /// The limiter's policies, of which there may be none, and these.
+    LimiterAnd(Option<Policies>),
+    /// These policies only.
+    Only(Policies),
+}
+
+impl Draft {
+    /// Creates a draft that lets the request pass uncounted.
+    pub fn exempt() -> Self {
+        Self::default()
+    }
+
+    /// Checks this key against all policies of the limiter. A policy that `costs` does not name costs 1 unit.
+    pub fn check(key: PartitionKey, costs: impl IntoCosts) -> Self {
+        Self::part(key, costs.into_costs(), Against::Limiter)
+    }
+
+    /// Checks this key against these policies, and not against the policies of the limiter.
+    pub fn check_against(key: PartitionKey, policies: Policies, costs: impl IntoCosts) -> Self {
+        Self::part(key, costs.into_costs(), Against::Only(policies))
+    }
+
+    /// Checks these pairs.
+    pub fn pairs(pairs: impl Into<Vec<Pair>>) -> Self {
+        Self { pairs: pairs.into(), ..Self::default() }
+    }
+
+    /// Sets the outage rule of this request, which replaces the rule of the [layer](crate::Builder::outage).
+    #[must_use]
+    pub fn outage(self, rule: OutageRule) -> Self {
+        Self { outage: Some(rule), ..self }
+    }
+
+    /// Makes the charge a [reservation](crate::Reservation), so that it can be settled later. The backend must be able to
+    /// [change charges](crate::backend::Backend::changes_charges).
+    #[must_use]
+    pub fn reserve(self) -> Self {
+        Self { reserves: true, ..self }
+    }
+
+    /// Combines two drafts in one check. If both set an outage rule, the other's rule applies.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        match (&self.first, other.first) {
+            (None, first) => self.first = first,
+            (Some(_), first) => self.others.extend(first),
+        }
+        self.others.extend(other.others);
+        self.pairs.extend(other.pairs);
+        self.outage = other.outage.or(self.outage);
+        self.reserves |= other.reserves;
+        self
+    }
+
+    pub(crate) fn part(key: PartitionKey, costs: Costs, against: Against) -> Self {
+        Self { first: Some(Part { key, costs, against }), ..Self::default() }
+    }
+
+    pub(crate) fn is_exempt(&self) -> bool {
+        self.first.is_none() && self.others.is_empty() && self.pairs.is_empty()
+    }
+}
+
+/// Converts the return value of a planning closure to a [`Draft`]: a [`PartitionKey`], `(PartitionKey, cost)`, a `Draft`, or a
+/// `Result` of one of them with [`KeyError`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` does not state what to check",
+    label = "expected a `PartitionKey`, `(PartitionKey, u32)`, `(PartitionKey, Costs)`, a `Draft`, or a `Result` of one with `KeyError`",
+    note = "return `PartitionKey::new(\"tenant\", value)`, or `(key, cost)` with a `u32` or `Costs` for another cost than 1, or `Draft::exempt()` to let the request pass"
+)]
+pub trait IntoDraft {
+    /// Converts the value.
+    ///
+    /// # Errors
+    ///
+    /// Returns the [`KeyError`] of a `Result`.
+    fn into_draft(self) -> Result<Draft, KeyError>;
+}
+
+impl IntoDraft for Draft {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        Ok(self)
+    }
+}
+
+impl IntoDraft for PartitionKey {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        Ok(Draft::check(self, 1))
+    }
+}
+
+impl<C: IntoCosts> IntoDraft for (PartitionKey, C) {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        Ok(Draft::check(self.0, self.1))
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: IntoDraft> IntoDraft for Result<T, KeyError> {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        self.and_then(T::into_draft)
+    }
+}

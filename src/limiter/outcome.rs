@@ -1,0 +1,142 @@
+//! The outcome of a request: `Result<Admission, Rejection>`.
+
+use std::{fmt, sync::Arc};
+
+use crate::{
+    backend::BackendError,
+    decision::{Decision, Wait},
+    error::ConfigError,
+    key::KeyError,
+    outage::{LocalDecision, Unchecked},
+    settle::Reservation,
+};
+
+/// An admitted request, and how it was admitted.
+///
+/// | outage rule | admitted by | method |
+/// | --- | --- | --- |
+/// | any, while the store answers | the store, which has charged the request | [`decision`](Self::decision) |
+/// | [local fallback](crate::OutageRule::LocalFallback) | the memory of this process | [`local`](Self::local) |
+/// | [fail open](crate::OutageRule::FailOpen) | nothing: the request is not counted | [`unchecked`](Self::unchecked) |
+#[derive(Clone, Debug)]
+pub struct Admission {
+    pub(crate) basis: Basis,
+    pub(crate) reservation: Option<Reservation>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Basis {
+    Store(Decision),
+    Local(LocalDecision),
+    Unchecked(Unchecked),
+}
+
+impl Admission {
+    /// Returns the decision of the store, or `None` if the store has not decided.
+    pub fn decision(&self) -> Option<&Decision> {
+        match &self.basis {
+            Basis::Store(decision) => Some(decision),
+            Basis::Local(_) | Basis::Unchecked(_) => None,
+        }
+    }
+
+    /// Returns the decision of the local fallback, if it has admitted the request.
+    pub fn local(&self) -> Option<&LocalDecision> {
+        match &self.basis {
+            Basis::Local(local) => Some(local),
+            Basis::Store(_) | Basis::Unchecked(_) => None,
+        }
+    }
+
+    /// Returns the mark of a request that was admitted without a check.
+    pub fn unchecked(&self) -> Option<&Unchecked> {
+        match &self.basis {
+            Basis::Unchecked(unchecked) => Some(unchecked),
+            Basis::Store(_) | Basis::Local(_) => None,
+        }
+    }
+
+    /// Returns the error of the store, or `None` if the store has decided.
+    pub fn error(&self) -> Option<&BackendError> {
+        match &self.basis {
+            Basis::Store(_) => None,
+            Basis::Local(local) => Some(local.error()),
+            Basis::Unchecked(unchecked) => Some(unchecked.error()),
+        }
+    }
+
+    /// Returns the reservation, if the request is a reservation.
+    pub fn reservation(&self) -> Option<&Reservation> {
+        self.reservation.as_ref()
+    }
+}
+
+/// The reason why a request is rejected. Only [`Denied`](Self::Denied) is caused by the client, and only it is a 429.
+///
+/// A rejection is in the extensions of the response, regardless of which code built the body.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Rejection {
+    /// The quota is used up.
+    Denied(Decision),
+    /// The backend could not decide, and the outage rule is to fail closed.
+    Unavailable(BackendError),
+    /// The backend could not decide, and the [local fallback](crate::OutageRule::LocalFallback) has no room. This is not a
+    /// denial: the quota may not be used up, and no wait is known.
+    LocalFallbackDenied(BackendError),
+    /// The request has no partition key that can be read.
+    Key(KeyError),
+    /// The request cannot be checked: it has too many pairs, or the same pair twice. This is a mistake in the server, and the
+    /// backend was not asked.
+    Misconfigured(Arc<ConfigError>),
+}
+
+impl Rejection {
+    /// Returns the decision of a denial.
+    pub fn decision(&self) -> Option<&Decision> {
+        match self {
+            Self::Denied(decision) => Some(decision),
+            _ => None,
+        }
+    }
+
+    /// Returns the error of the backend, if it made no decision.
+    pub fn error(&self) -> Option<&BackendError> {
+        match self {
+            Self::Unavailable(error) | Self::LocalFallbackDenied(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied(decision) => {
+                f.write_str("rate limit exceeded: policy")?;
+                for (i, policy) in decision.violated().enumerate() {
+                    write!(f, "{} {:?}", if i == 0 { "" } else { "," }, policy.name())?;
+                }
+                match decision.retry_after() {
+                    Wait::For(wait) => write!(f, "; retry after {wait:?}"),
+                    Wait::Never => f.write_str("; the cost is above the quota"),
+                }
+            }
+            Self::Unavailable(error) => error.fmt(f),
+            Self::LocalFallbackDenied(error) => write!(f, "{error}; the local fallback has no room"),
+            Self::Key(error) => error.fmt(f),
+            Self::Misconfigured(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for Rejection {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Denied(_) => None,
+            Self::Unavailable(error) | Self::LocalFallbackDenied(error) => error.source(),
+            Self::Key(error) => error.source(),
+            Self::Misconfigured(error) => error.source(),
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Sets of policies.
+
+use std::{fmt, sync::Arc};
+
+use super::Policy;
+use crate::{
+    check::{MAX_PAIRS, Pair},
+    cost::{Costs, IntoCosts},
+    error::ConfigError,
+    key::PartitionKey,
+};
+
+/// A set of policies that are in force together: 1 to [`MAX_PAIRS`] policies with different names.
+///
+/// Cloning is cheap.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Policies(Arc<[Policy]>);
+
+impl Policies {
+    /// Creates a set of policies. Their order has no effect except on the order of statuses and header fields.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`] or [`ConfigError::DuplicatePolicy`].
+    pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, ConfigError> {
+        let policies: Arc<[Policy]> = policies.into_iter().collect();
+        if policies.is_empty() {
+            return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
+        }
+        distinct(&policies)?;
+        Ok(Self(policies))
+    }
+
+    /// Creates a set without validation. The check that uses it is validated.
+    pub(crate) fn unchecked(policies: Vec<Policy>) -> Self {
+        Self(policies.into())
+    }
+
+    /// Returns the policies in the order in which they were added.
+    pub fn as_slice(&self) -> &[Policy] {
+        &self.0
+    }
+
+    /// Pairs this key with each of the policies, for a check of several keys. A policy that `costs` does not name costs 1
+    /// unit.
+    pub fn pairs(&self, key: &PartitionKey, costs: impl IntoCosts) -> Vec<Pair> {
+        let costs = costs.into_costs();
+        pairs(key, &self.0, &costs).collect()
+    }
+}
+
+/// Validates that there are at most [`MAX_PAIRS`] policies, with different names.
+pub(crate) fn distinct(policies: &[Policy]) -> Result<(), ConfigError> {
+    if policies.len() > MAX_PAIRS {
+        return Err(ConfigError::TooManyPolicies { given: policies.len(), max: MAX_PAIRS });
+    }
+    for (i, policy) in policies.iter().enumerate() {
+        if policies[..i].iter().any(|other| other.name() == policy.name()) {
+            return Err(ConfigError::DuplicatePolicy { name: policy.name().to_owned() });
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn pairs(key: &PartitionKey, policies: &[Policy], costs: &Costs) -> impl Iterator<Item = Pair> {
+    policies.iter().map(|policy| {
+        let cost = costs.of(policy.name()).unwrap_or(1);
+        Pair::new(key.clone(), policy.clone(), cost)
+    })
+}
+
+impl From<Policy> for Policies {
+    fn from(policy: Policy) -> Self {
+        Self(Arc::new([policy]))
+    }
+}
+
+impl fmt::Debug for Policies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.as_slice()).finish()
+    }
+}

@@ -1,0 +1,201 @@
+//! Services that are not HTTP.
+
+use std::{fmt, sync::Arc};
+
+use super::Protocol;
+use crate::{
+    cost::{Costs, IntoCosts},
+    key::KeyError,
+    limiter::{Admission, Draft, IntoDraft, Rejection},
+};
+
+type PlanFn<Req> = dyn Fn(&Req) -> Result<Draft, KeyError> + Send + Sync;
+type AdmitFn<Req> = dyn Fn(&mut Req, &Admission) + Send + Sync;
+
+/// The protocol of a service that is not HTTP, from closures. [`by`] returns it.
+///
+/// `R` is how it rejects: [`AsError`] or [`RejectWith`]. `S` is how it settles: `()` for not at all, or [`SettleBy`].
+pub struct By<Req, R = AsError, S = ()> {
+    plan: Arc<PlanFn<Req>>,
+    admit: Option<Arc<AdmitFn<Req>>>,
+    reject: R,
+    settle: S,
+}
+
+/// Rejects with the error of the service, which must implement `From<Rejection>`.
+#[derive(Clone, Copy, Debug)]
+pub struct AsError;
+
+/// Rejects with the result of a closure. Made by [`By::reject_with`].
+pub struct RejectWith<Req, Res, Err>(Arc<RejectWithFn<Req, Res, Err>>);
+
+type RejectWithFn<Req, Res, Err> = dyn Fn(&Req, &Rejection) -> Result<Res, Err> + Send + Sync;
+
+/// Settles by a closure over the response. Made by [`By::settle_by`].
+pub struct SettleBy<Res>(Arc<dyn Fn(&Res) -> Option<Costs> + Send + Sync>);
+
+/// Limits any service by a closure that returns the partition key and the cost of a request.
+///
+/// The closure names the type of the request. It returns a [`PartitionKey`](crate::PartitionKey) for a cost of 1, `(key,
+/// cost)` with a `u32` or [`Costs`], a [`Draft`] for exemptions, several keys, or policies of its own, or a `Result` of one of
+/// these with [`KeyError`].
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, by};
+///
+/// struct Job { tenant: String, rows: u32 }
+///
+/// let limiter = Limiter::builder(MemoryBackend::new())
+///     .policy(Policy::new("rows", 1_000, Duration::from_secs(1))?)
+///     .build()?;
+/// let limits = RateLimitLayer::new(limiter, by(|job: &Job| (PartitionKey::new("tenant", &job.tenant), job.rows)));
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+pub fn by<Req, T: IntoDraft>(plan: impl Fn(&Req) -> T + Send + Sync + 'static) -> By<Req> {
+    By { plan: Arc::new(move |request| plan(request).into_draft()), admit: None, reject: AsError, settle: () }
+}
+
+impl<Req, R, S> By<Req, R, S> {
+    /// Passes the admission to the inner service: the closure writes the decision or the reservation into the request.
+    pub fn admit_with(self, admit: impl Fn(&mut Req, &Admission) + Send + Sync + 'static) -> Self {
+        Self { admit: Some(Arc::new(admit)), ..self }
+    }
+
+    /// Rejects with the response or the error that the closure returns. Without it, the error of the service must implement
+    /// `From<Rejection>`.
+    pub fn reject_with<Res, Err>(
+        self,
+        reject: impl Fn(&Req, &Rejection) -> Result<Res, Err> + Send + Sync + 'static,
+    ) -> By<Req, RejectWith<Req, Res, Err>, S> {
+        let Self { plan, admit, settle, .. } = self;
+        By { plan, admit, reject: RejectWith(Arc::new(reject)), settle }
+    }
+
+    /// Settles every charge by the amount that the closure returns for the response. `None` leaves the charge. To settle by
+    /// hand, return `None` and take the reservation with [`admit_with`](Self::admit_with).
+    ///
+    /// The limiter's backend must be able to [change charges](crate::backend::Backend::changes_charges). Otherwise, every
+    /// counted request is an outage with [`Reason::Unsupported`](crate::backend::Reason::Unsupported).
+    pub fn settle_by<Res, C: IntoCosts>(
+        self,
+        used: impl Fn(&Res) -> Option<C> + Send + Sync + 'static,
+    ) -> By<Req, R, SettleBy<Res>> {
+        let Self { plan, admit, reject, .. } = self;
+        let settle = SettleBy(Arc::new(move |response: &Res| used(response).map(C::into_costs)));
+        By { plan, admit, reject, settle }
+    }
+}
+
+/// How a rejection becomes the result of the service.
+pub trait Reject<Req, Res, Err> {
+    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Res, Err>;
+}
+
+/// How a charge is settled by a response.
+pub trait Settle<Res> {
+    const SETTLES: bool;
+
+    fn used(&self, response: &Res) -> Option<Costs>;
+}
+
+#[diagnostic::do_not_recommend]
+impl<Req, Res, Err: From<Rejection>> Reject<Req, Res, Err> for AsError {
+    fn reject(&self, _request: &Req, rejection: &Rejection) -> Result<Res, Err> {
+        Err(rejection.clone().into())
+    }
+}
+
+impl<Req, Res, Err> Reject<Req, Res, Err> for RejectWith<Req, Res, Err> {
+    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Res, Err> {
+        (self.0)(request, rejection)
+    }
+}
+
+impl<Res> Settle<Res> for () {
+    const SETTLES: bool = false;
+
+    fn used(&self, _response: &Res) -> Option<Costs> {
+        None
+    }
+}
+
+impl<Res> Settle<Res> for SettleBy<Res> {
+    const SETTLES: bool = true;
+
+    fn used(&self, response: &Res) -> Option<Costs> {
+        (self.0)(response)
+    }
+}
+
+#[diagnostic::do_not_recommend]
+impl<Req, Res, Err, R, S> Protocol<Req, Res, Err> for By<Req, R, S>
+where
+    R: Reject<Req, Res, Err>,
+    S: Settle<Res>,
+{
+    type Response = Res;
+
+    fn plan(&self, request: &Req) -> Result<Draft, KeyError> {
+        let mut draft = (self.plan)(request)?;
+        draft.reserves |= S::SETTLES;
+        Ok(draft)
+    }
+
+    fn admit(&self, request: &mut Req, admission: &Admission) {
+        if let Some(admit) = &self.admit {
+            admit(request, admission);
+        }
+    }
+
+    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Res, Err> {
+        self.reject.reject(request, rejection)
+    }
+
+    fn respond(&self, response: Res, admission: Option<&Admission>) -> Res {
+        if let Some(reservation) = admission.and_then(Admission::reservation)
+            && let Some(used) = self.settle.used(&response)
+        {
+            // It proceeds in the background and does not delay the response.
+            drop(reservation.settle(used));
+        }
+        response
+    }
+}
+
+impl<Req, R: Clone, S: Clone> Clone for By<Req, R, S> {
+    fn clone(&self) -> Self {
+        let (plan, admit) = (self.plan.clone(), self.admit.clone());
+        Self { plan, admit, reject: self.reject.clone(), settle: self.settle.clone() }
+    }
+}
+
+impl<Req, Res, Err> Clone for RejectWith<Req, Res, Err> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<Res> Clone for SettleBy<Res> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<Req, R, S> fmt::Debug for By<Req, R, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("By").finish_non_exhaustive()
+    }
+}
+
+impl<Req, Res, Err> fmt::Debug for RejectWith<Req, Res, Err> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RejectWith").finish_non_exhaustive()
+    }
+}
+
+impl<Res> fmt::Debug for SettleBy<Res> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SettleBy").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,186 @@
+//! HTTP. All parts are values, so the protocol has no type parameters.
+
+use std::{fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{Request, Response};
+
+use super::{LimitedBody, Protocol};
+use crate::{
+    answer::Answer,
+    cost::Costs,
+    decision::Decision,
+    head::{Head, ResponseHead},
+    key::KeyError,
+    limit::Limit,
+    limiter::{Admission, Basis, Draft, Rejection},
+    outage::OutageRule,
+};
+
+pub(crate) type HeadFn<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
+pub(crate) type SettleFn = Arc<dyn Fn(&ResponseHead<'_>) -> Option<Costs> + Send + Sync>;
+pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> + Send + Sync>;
+
+/// The protocol of every service from `Request<_>` to `Response<_>`. A [`Builder`](crate::Builder) makes it.
+///
+/// # Extensions
+///
+/// | | in the request | in the response |
+/// | --- | --- | --- |
+/// | decided by the store | [`Decision`] | [`Decision`] |
+/// | admitted by the local fallback | [`LocalDecision`](crate::outage::LocalDecision) | [`LocalDecision`](crate::outage::LocalDecision) |
+/// | admitted unchecked | [`Unchecked`](crate::outage::Unchecked) | [`Unchecked`](crate::outage::Unchecked) |
+/// | rejected | | [`Rejection`], and for a denial the [`Decision`] |
+/// | the layer [settles](crate::Builder::settle_by) | [`Reservation`](crate::Reservation) | |
+///
+/// If layers are nested, the request contains the values of the innermost layer so far, and the response those of the outermost
+/// layer. A denial is never replaced. List fields are joined, and the larger `Retry-After` is kept.
+#[derive(Clone)]
+pub struct Http {
+    pub(crate) plan: Plan,
+    pub(crate) others: Vec<Limit>,
+    pub(crate) exempt: Option<HeadFn<bool>>,
+    pub(crate) outage: Option<OutageRule>,
+    pub(crate) outage_by: Option<HeadFn<OutageRule>>,
+    pub(crate) settle: Option<SettleFn>,
+    pub(crate) reject: Option<RejectFn>,
+    pub(crate) answer: Arc<dyn Answer>,
+}
+
+/// The first limit of a layer.
+#[derive(Clone)]
+pub(crate) enum Plan {
+    /// Its policies are added to those of the limiter.
+    Limit(Limit),
+    By(HeadFn<Result<Draft, KeyError>>),
+}
+
+/// [`Http`] for services that keep their body type, which must be `From<Bytes>`. See
+/// [`RateLimitLayer::same_body`](crate::RateLimitLayer::same_body).
+#[derive(Clone, Debug)]
+pub struct SameBody(Http);
+
+impl Http {
+    pub(crate) fn same_body(&self) -> SameBody {
+        SameBody(self.clone())
+    }
+
+    fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
+        if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
+            return Ok(Draft::exempt());
+        }
+        let mut draft = match &self.plan {
+            Plan::Limit(limit) => limit.draft_with_limiter(head)?,
+            Plan::By(plan) => plan(head)?,
+        };
+        for limit in &self.others {
+            draft = draft.and(limit.draft(head)?);
+        }
+        if draft.is_exempt() {
+            return Ok(draft);
+        }
+        if draft.outage.is_none() {
+            draft.outage = self.outage_by.as_ref().map(|rule| rule(head)).or(self.outage);
+        }
+        draft.reserves |= self.settle.is_some();
+        Ok(draft)
+    }
+
+    fn rejected(&self, head: &Head<'_>, rejection: &Rejection) -> Response<Bytes> {
+        let mut response = match &self.reject {
+            Some(reject) => reject(rejection, head),
+            None => self.answer.reject(rejection, head),
+        };
+        if let Some(decision) = rejection.decision() {
+            self.add_decision(&mut response, decision);
+        }
+        response.extensions_mut().insert(rejection.clone());
+        response
+    }
+
+    fn responded<B>(&self, response: &mut Response<B>, admission: &Admission) {
+        if let (Some(reservation), Some(settle)) = (admission.reservation(), &self.settle)
+            && let Some(used) = settle(&ResponseHead::from(&*response))
+        {
+            // It proceeds in the background and does not delay the response.
+            drop(reservation.settle(used));
+        }
+        match &admission.basis {
+            Basis::Store(decision) => self.add_decision(response, decision),
+            Basis::Local(local) => drop(response.extensions_mut().insert(local.clone())),
+            Basis::Unchecked(unchecked) => drop(response.extensions_mut().insert(unchecked.clone())),
+        }
+    }
+
+    fn add_decision<B>(&self, response: &mut Response<B>, decision: &Decision) {
+        self.answer.fields(decision, response.headers_mut());
+        let current = response.extensions().get::<Decision>();
+        if current.is_none_or(Decision::is_admitted) {
+            response.extensions_mut().insert(decision.clone());
+        }
+    }
+}
+
+fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
+    let extensions = request.extensions_mut();
+    match &admission.basis {
+        Basis::Store(decision) => drop(extensions.insert(decision.clone())),
+        Basis::Local(local) => drop(extensions.insert(local.clone())),
+        Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
+    }
+    if let Some(reservation) = admission.reservation() {
+        extensions.insert(reservation.clone());
+    }
+}
+
+impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
+    type Response = Response<LimitedBody<RB>>;
+
+    fn plan(&self, request: &Request<B>) -> Result<Draft, KeyError> {
+        self.draft(&request.into())
+    }
+
+    fn admit(&self, request: &mut Request<B>, admission: &Admission) {
+        admitted(request, admission);
+    }
+
+    fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Self::Response, E> {
+        Ok(self.rejected(&request.into(), rejection).map(LimitedBody::own))
+    }
+
+    fn respond(&self, mut response: Response<RB>, admission: Option<&Admission>) -> Self::Response {
+        if let Some(admission) = admission {
+            self.responded(&mut response, admission);
+        }
+        response.map(LimitedBody::inner)
+    }
+}
+
+impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
+    type Response = Response<RB>;
+
+    fn plan(&self, request: &Request<B>) -> Result<Draft, KeyError> {
+        self.0.draft(&request.into())
+    }
+
+    fn admit(&self, request: &mut Request<B>, admission: &Admission) {
+        admitted(request, admission);
+    }
+
+    fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Response<RB>, E> {
+        Ok(self.0.rejected(&request.into(), rejection).map(RB::from))
+    }
+
+    fn respond(&self, mut response: Response<RB>, admission: Option<&Admission>) -> Response<RB> {
+        if let Some(admission) = admission {
+            self.0.responded(&mut response, admission);
+        }
+        response
+    }
+}
+
+impl fmt::Debug for Http {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Http").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,53 @@
+//! Protocols: the seam between the limiter and the requests and responses of a service.
+//!
+//! [`Http`], the default, limits every service from `http::Request` to `http::Response`; a [`Builder`](crate::Builder) makes
+//! it. [`by`] limits any other service. Implement [`Protocol`] only if neither fits.
+
+mod body;
+mod by;
+mod http;
+
+pub use body::LimitedBody;
+pub use by::{AsError, By, RejectWith, SettleBy, by};
+pub(crate) use http::{HeadFn, Plan, RejectFn, SettleFn};
+pub use http::{Http, SameBody};
+
+pub use crate::limiter::{Draft, IntoDraft};
+use crate::{
+    key::KeyError,
+    limiter::{Admission, Rejection},
+};
+
+/// Connects the limiter to a service from `Req` to `Res` with the error `Err`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot limit a service from `{Req}` to `{Res}` with the error `{Err}`",
+    note = "`Http`, the default, limits every service from `http::Request<_>` to `http::Response<_>`",
+    note = "for any other service, write `RateLimitLayer::new(limiter, by(|request: &Request| ..))`; it rejects with the service's error, which must implement `From<Rejection>`, or as `.reject_with(..)` states"
+)]
+pub trait Protocol<Req, Res, Err> {
+    /// The response of the limited service.
+    type Response;
+
+    /// Returns the keys, costs and policies to check for a request.
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`KeyError`] if the request has no key that can be read. The layer then rejects it.
+    fn plan(&self, request: &Req) -> Result<Draft, KeyError>;
+
+    /// Passes the admission to the inner service, for example in the request's extensions.
+    fn admit(&self, request: &mut Req, admission: &Admission) {
+        let _ = (request, admission);
+    }
+
+    /// Builds the response of a rejected request, which the inner service does not receive.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the service, if that is how it rejects.
+    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Self::Response, Err>;
+
+    /// Converts the response of the inner service. The admission is `None` for an exempt request. If it has a
+    /// [reservation](Admission::reservation), this is the place to settle it.
+    fn respond(&self, response: Res, admission: Option<&Admission>) -> Self::Response;
+}

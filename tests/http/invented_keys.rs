@@ -1,0 +1,61 @@
+//! A client that invents a key for every request.
+
+use std::net::SocketAddr;
+
+use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, routing::get};
+use http::Request;
+use tower::{Service, ServiceExt};
+use tower_sliding_window::{
+    KeyExtractor, MemoryBackend, RateLimitLayer, RouteCosts, header, key::MissingKey, limit, peer_ip,
+    testing::ManualClock,
+};
+
+use super::{MINUTE, SECOND, policy};
+
+const REQUESTS: usize = 20_000;
+
+/// Sends requests with a new key each, from one address, and counts those that are admitted.
+async fn admitted(limits: RateLimitLayer) -> usize {
+    let address = MockConnectInfo(SocketAddr::from(([192, 0, 2, 1], 1234)));
+    let mut app = Router::new().route("/", get(async || "hello")).layer(limits).layer(address).into_service();
+    let mut admitted = 0;
+    for number in 0..REQUESTS {
+        let request = Request::get("/").header("x-api-key", format!("invented {number}"));
+        let request = request.body(Body::empty()).unwrap();
+        let response =
+            ServiceExt::<Request<Body>>::ready(&mut app).await.unwrap().call(request).await.unwrap();
+        admitted += usize::from(response.status() == 200);
+    }
+    admitted
+}
+
+/// The limits of the README, on a clock that stands still.
+#[tokio::test]
+async fn readme_limits_invented_keys_by_address() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("burst", 10, SECOND))
+        .policy(policy("sustained", 1_000, 60 * MINUTE))
+        .key(peer_ip())
+        .cost(RouteCosts::new().route("/search", 10).unwrap())
+        .also(
+            limit(header("x-api-key").unwrap())
+                .policy(policy("per-key", 100, MINUTE))
+                .missing_key(MissingKey::Exempt),
+        )
+        .build()
+        .unwrap();
+    assert_eq!(admitted(limits).await, 10);
+}
+
+/// The limits of the example `axum`, on a clock that stands still.
+#[tokio::test]
+async fn example_limits_invented_keys_by_address() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("burst", 10, 10 * SECOND))
+        .policy(policy("sustained", 30, MINUTE))
+        .key(header("x-api-key").unwrap().or(peer_ip()))
+        .also(limit(peer_ip()).policy(policy("per-address", 1_000, MINUTE)))
+        .build()
+        .unwrap();
+    assert_eq!(admitted(limits).await, 1_000);
+}
