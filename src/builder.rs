@@ -378,7 +378,7 @@ impl Builder {
             }
             Source::Shared(_, Some(method)) => return Err(ConfigError::SharedLimiter { method }),
             Source::Shared(..) if plan.is_some() && !first.own_policies().is_empty() => {
-                return Err(ConfigError::PlanAndPart { method: "policy" });
+                return Err(ConfigError::SharedLimiter { method: "policy" });
             }
             Source::Shared(limiter, None) => {
                 let own = limiter.policies().iter().chain(first.own_policies()).cloned();

@@ -123,7 +123,7 @@ impl Check {
     }
 
     /// The same check with an instant after which nobody waits for its decision. A backend that can tell must not charge it
-    /// after that: it is an error with [`Reason::Late`](crate::backend::Reason::Late) then. A limiter sets it for whatever it waits for.
+    /// after that: it is an error with [`Reason::DeadlineExceeded`](crate::backend::Reason::DeadlineExceeded) then. A limiter sets it for whatever it waits for.
     #[must_use]
     pub fn with_deadline(self, deadline: impl Into<Option<Instant>>) -> Self {
         Self { deadline: deadline.into(), ..self }

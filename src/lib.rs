@@ -1,8 +1,8 @@
 //! Rate limiting for [tower](https://docs.rs/tower) services: exact sliding windows, in memory or shared through Redis.
 //!
 //! A [`RateLimitLayer`] takes a [partition key](guide::keys) and a [cost](guide::costs) from every request. It asks a
-//! [backend](backend::Backend) whether all [policies](Policy) have room. An admitted request goes on. A denied request is
-//! rejected at once, with a 429 and the exact wait.
+//! [backend](backend::Backend) whether all [policies](Policy) have room. The layer passes an admitted request to the inner
+//! service. It rejects a denied request at once, with a 429 and the exact wait.
 //!
 //! # Quick start
 //!
@@ -36,27 +36,28 @@
 //!
 //! - **Never too many.** No interval as long as the window contains more than the quota, wherever the interval begins.
 //! - **Never too few.** The sliding log, the default, denies a request only if the request would exceed the quota.
-//! - **Exact wait.** After the wait of a denial, the same cost is admitted, and not a microsecond earlier, if there are no
-//!   other charges. If no wait helps, because the cost is above the quota, the response contains none.
+//! - **Exact wait.** If there are no other charges, the same cost is admitted after the wait of a denial, and denied one
+//!   microsecond earlier. For a cost above the quota no wait helps, and the response contains none.
 //! - **All or nothing.** An admitted request is charged to all policies. A denied request is charged to none.
 //! - **An outage is never a denial.** If the backend makes no decision within the deadline, the response is a 503, or what
 //!   you choose, and never a 429.
 //!
-//! [`guide::algorithms`] states the guarantees of the other algorithms. If a request is dropped during its check, its charge may stand.
+//! For other algorithms, see [`guide::algorithms`]; for keys in several slots of a Redis cluster, see [`guide::cluster`]. If a
+//! client goes away during the check of its request, the charge may stand.
 //!
 //! # Which backend?
 //!
-//! | for | backend | |
+//! | for | backend | properties |
 //! | --- | --- | --- |
 //! | one process | [`MemoryBackend`] | exact, bounded, answers at once |
-//! | several processes | `RedisBackend` (feature `redis`) | the same decisions: one script call, on the clock of the server |
+//! | several processes | `RedisBackend` (feature `redis`) | the same decisions, in one script call on the clock of Redis |
 //! | unit tests | `testing::FakeBackend` (feature `test-util`) | returns what the test configures, and records every check |
 //! | another store | your own [`Backend`](backend::Backend) | one method, written as an `async fn` |
 //!
 //! # Where does the layer go?
 //!
-//! Add the layer around the routes to protect, and inside CORS: `.layer(limits).layer(cors)`. Clones of a layer share one state.
-//! Nested layers check one after the other, and their header fields are joined.
+//! Add the layer around the routes to protect, and inside CORS: `.layer(limits).layer(cors)`. Clones of a layer share one
+//! state. Each nested layer makes a check of its own, and the header fields are joined.
 //!
 //! # Guide
 //!

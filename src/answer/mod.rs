@@ -32,6 +32,11 @@ pub use problem::Problem;
 pub use crate::extract::{NoDecision, NoReservation};
 
 /// Builds the responses of rejected requests, and adds header fields to the responses of decided requests.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an answer",
+    label = "expected an answer, such as `answer::Problem`",
+    note = "if it is a closure, call `.rejection(|rejection, head| ..)` instead"
+)]
 pub trait Answer: Send + Sync + 'static {
     /// Builds the response of a rejected request. The layer adds the header fields and extensions.
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes>;
@@ -44,6 +49,7 @@ pub trait Answer: Send + Sync + 'static {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<A: Answer + ?Sized> Answer for Arc<A> {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
         (**self).reject(rejection, head)
@@ -95,8 +101,8 @@ impl IntoAnswer for Response<()> {
     }
 }
 
-/// The body must be complete, as the bodies of `Json`, `Html` and strings are. A body that streams becomes empty: a rejection
-/// cannot wait for it.
+/// The body must be complete, as the bodies of `Json`, `Html` and strings are. A body of unknown length becomes empty: a
+/// rejection cannot wait for a stream.
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl IntoAnswer for axum::response::Response {
@@ -105,7 +111,7 @@ impl IntoAnswer for axum::response::Response {
     }
 }
 
-/// Returns the bytes of a complete body, and nothing for one that has to be waited for.
+/// Returns the bytes of a complete body, and nothing for a stream.
 #[cfg(feature = "axum")]
 fn complete(mut body: axum::body::Body) -> Bytes {
     use std::{
@@ -116,6 +122,9 @@ fn complete(mut body: axum::body::Body) -> Bytes {
     use bytes::{Buf, BufMut, BytesMut};
     use http_body::Body;
 
+    if body.size_hint().exact().is_none() {
+        return Bytes::new();
+    }
     let (mut bytes, mut cx) = (BytesMut::new(), Context::from_waker(Waker::noop()));
     loop {
         match Pin::new(&mut body).poll_frame(&mut cx) {

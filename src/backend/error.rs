@@ -19,7 +19,7 @@ pub enum Reason {
     /// The backend did not answer within the deadline. The charge may stand.
     Timeout,
     /// The check reached the store after its deadline, or the clock of the store was stepped forward. Nothing was charged.
-    Late,
+    DeadlineExceeded,
     /// The store cannot be reached, or the connection was lost. If it was lost while the check was in progress, the charge may
     /// stand.
     Connection,
@@ -42,7 +42,7 @@ pub enum Reason {
     /// The backend can only charge.
     Unsupported,
     /// Too many checks are in flight. The store was not asked.
-    Shed,
+    Overloaded,
     /// Any other reason.
     Other,
 }
@@ -85,14 +85,14 @@ impl Reason {
         match self {
             Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported => true,
             Self::Timeout
-            | Self::Late
+            | Self::DeadlineExceeded
             | Self::Connection
             | Self::ReadOnly
             | Self::OutOfMemory
             | Self::NoPermission
             | Self::Busy
             | Self::BrokenReply
-            | Self::Shed
+            | Self::Overloaded
             | Self::Other => false,
         }
     }
@@ -100,9 +100,9 @@ impl Reason {
 
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the rate limit cannot be decided: {}", self.reason)?;
-        if !self.was_asked && self.reason != Reason::Shed {
-            f.write_str("; it was not asked again yet")?;
+        write!(f, "no rate limit decision: {}", self.reason)?;
+        if !self.was_asked && self.reason != Reason::Overloaded {
+            f.write_str(" (circuit breaker is open)")?;
         }
         Ok(())
     }
@@ -117,19 +117,19 @@ impl Error for BackendError {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Timeout => "no answer within the deadline",
-            Self::Late => "the check came too late",
+            Self::Timeout => "the store did not answer within the deadline",
+            Self::DeadlineExceeded => "deadline exceeded: the check reached the store too late",
             Self::Connection => "the store cannot be reached",
-            Self::ReadOnly => "the store takes no writes",
+            Self::ReadOnly => "the store accepts no writes",
             Self::OutOfMemory => "the store is out of memory",
-            Self::NoPermission => "the store refuses its user",
+            Self::NoPermission => "the user of the store lacks a permission, or its password is wrong",
             Self::Busy => "the store is busy",
-            Self::CrossSlot => "the keys live on different nodes",
-            Self::Full => "a bound on what is stored is reached",
-            Self::ForeignValue => "a key holds a foreign value",
-            Self::BrokenReply => "the store's answer cannot be read",
-            Self::Unsupported => "the backend can do nothing but charge",
-            Self::Shed => "too many checks are under way",
+            Self::CrossSlot => "the keys are in different slots of the cluster",
+            Self::Full => "a storage bound is reached",
+            Self::ForeignValue => "a key contains a foreign value",
+            Self::BrokenReply => "the reply of the store cannot be read",
+            Self::Unsupported => "the backend can only charge",
+            Self::Overloaded => "overloaded: too many checks in flight",
             Self::Other => "the store failed",
         })
     }

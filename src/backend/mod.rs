@@ -27,11 +27,11 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 
 /// A backend decides a check: all pairs at one instant, all charged or none.
 ///
-/// The contract of an answer: a check is admitted if for every pair with a cost above zero the cost fits into the
-/// policy's quota beside everything charged in the window that ends now. An admitted check charges every pair. A
-/// denied check changes nothing. The waits in the statuses are exact, as [`Status`](crate::Status) tells.
+/// The contract: a check is admitted if, for every pair with a cost above zero, the cost and the charges of the window that ends
+/// now do not exceed the quota. An admitted check charges every pair. A denied check changes nothing. The waits are exact, as
+/// [`Status`](crate::Status) defines them.
 ///
-/// One method makes a backend. The others are for those that can do more than charge; see
+/// Only [`check`](Self::check) is required. The other methods are for backends that can change charges; see
 /// [`changes_charges`](Self::changes_charges).
 ///
 /// ```
@@ -61,68 +61,68 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
     note = "if the value is a `Result`, add `?`; if it is a future, add `.await`; to share a `Limiter` between layers, call `RateLimitLayer::with_limiter(limiter)`"
 )]
 pub trait Backend: Send + Sync + 'static {
-    /// Decides, and charges if it admits.
+    /// Decides a check, and charges it if all pairs admit.
     ///
-    /// The future may be dropped before it is done: when a client goes away, or when the deadline of the limiter has
-    /// passed. Then the charge may stand.
+    /// The future may be dropped before it is complete: when a client disconnects, or when the deadline of the limiter passes. Then
+    /// the charge may stand.
     ///
     /// # Errors
     ///
-    /// A [`BackendError`] with a reason if there is no decision. It is never a denial.
+    /// Returns a [`BackendError`] with a reason if it makes no decision. An error is never a denial.
     fn check(&self, check: &Check) -> impl Future<Output = Result<Decision, BackendError>> + Send;
 
-    /// Decides at once, for backends that never wait; `None` if this one has to. A limiter asks here first, and calls
-    /// [`check`](Self::check) only after `None`, which must have charged nothing.
+    /// Decides at once, for backends that never wait. Returns `None` if this backend must wait. A limiter calls this first, and
+    /// calls [`check`](Self::check) only after `None`, which must have charged nothing.
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
         let _ = check;
         None
     }
 
-    /// Whether this backend can do more than charge: whether it knows every [`Purpose`](crate::backend::Purpose) of a check, and
-    /// [`refund`](Self::refund) and [`reset`](Self::reset). A limiter asks it for nothing of that otherwise.
+    /// Returns whether this backend can change charges: whether it supports every [`Purpose`] of a check,
+    /// [`refund`](Self::refund) and [`reset`](Self::reset). Otherwise, a limiter sends it only plain charges.
     fn changes_charges(&self) -> bool {
         false
     }
 
-    /// Gives units back, each to the charge that had taken them, where that still counts: a charge that has left, or
-    /// whose record is of another generation, gets nothing back. It is sent once, and never again: it may have run.
+    /// Refunds units, each to its charge. A charge that has left its window, or whose record has another generation, receives
+    /// nothing. A refund is sent once and never resent, because it may have been applied.
     ///
     /// # Errors
     ///
-    /// A [`BackendError`] with a reason if it may not have been done.
+    /// Returns a [`BackendError`] with a reason if it may not have been applied.
     fn refund(&self, refund: &Refund) -> impl Future<Output = Result<(), BackendError>> + Send {
         let _ = refund;
         async { Err(BackendError::new(Reason::Unsupported)) }
     }
 
-    /// Gives units back at once, for backends that never wait; `None` if this one has to, and then nothing was done. A
-    /// limiter asks here first, and calls [`refund`](Self::refund) only after `None`.
+    /// Refunds units at once, for backends that never wait. Returns `None` if this backend must wait, and then nothing was done. A
+    /// limiter calls this first, and calls [`refund`](Self::refund) only after `None`.
     fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
         let _ = refund;
         None
     }
 
-    /// Forgets everything that is recorded for the pairs of a check; their costs and the purpose make no difference.
+    /// Clears the usage of the pairs of a check. Their costs and the purpose have no effect.
     ///
     /// # Errors
     ///
-    /// A [`BackendError`] with a reason if it may not have been done.
+    /// Returns a [`BackendError`] with a reason if it may not have been applied.
     fn reset(&self, pairs: &Check) -> impl Future<Output = Result<(), BackendError>> + Send {
         let _ = pairs;
         async { Err(BackendError::new(Reason::Unsupported)) }
     }
 
-    /// Whether a denial of this backend holds: it stays true until its wait has passed, on a clock that runs as this process's
-    /// does, unless units are given back, the pair is reset, or its record is lost; and it is true of every check of the same
-    /// pair that leaves no more of its quota, whatever that is by then.
+    /// Returns whether the denials of this backend hold. A denial holds if it stays true until its wait has passed, unless units
+    /// are refunded, the pair is reset, or its record is lost. It must also be true for every check of the same pair that leaves
+    /// no more of the quota. The clock of the backend must run at the rate of this process.
     ///
-    /// A limiter may repeat it then without asking; see [`DenyCache`](crate::outage::DenyCache). It looks here once, when it is built.
+    /// A limiter may then repeat denials from its [deny cache](crate::outage::DenyCache). It calls this once, when it is built.
     fn denials_hold(&self) -> bool {
         false
     }
 
-    /// A name of the store, equal for all backends of this process that share one: so that limits which contradict each
-    /// other there can be warned about. None if it is not known.
+    /// Returns the name of the store, or `None` if it is not known. Backends of this process that share a store return the same
+    /// name, so that the limiter can warn about conflicting policies.
     fn store(&self) -> Option<String> {
         None
     }

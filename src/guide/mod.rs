@@ -20,7 +20,10 @@
 pub mod algorithms {}
 
 #[cfg_attr(feature = "redis", doc = include_str!("cluster.md"))]
-#[cfg_attr(not(feature = "redis"), doc = "Redis: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/cluster/) needs the feature `redis`.")]
+#[cfg_attr(
+    not(feature = "redis"),
+    doc = "Redis: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/cluster/) needs the feature `redis`."
+)]
 pub mod cluster {}
 
 #[doc = include_str!("costs.md")]
@@ -39,5 +42,8 @@ pub mod proxies {}
 pub mod settling {}
 
 #[cfg_attr(feature = "test-util", doc = include_str!("testing.md"))]
-#[cfg_attr(not(feature = "test-util"), doc = "Unit tests: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/testing/) needs the feature `test-util`.")]
+#[cfg_attr(
+    not(feature = "test-util"),
+    doc = "Unit tests: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/testing/) needs the feature `test-util`."
+)]
 pub mod testing {}

@@ -50,9 +50,11 @@ pub use peer_ip::{PeerIp, peer_ip};
 /// # Ok::<(), KeyError>(())
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a partition key",
+    message = "`{Self}` is not a key extractor",
     label = "expected a key extractor, such as `header(\"x-api-key\")?` or `peer_ip()`",
-    note = "if the value is a `Result`, add `?`; if it is the name of a header, write `header(\"..\")?`; if it is a closure, call `.key_by(|head| ..)` instead, or `key::from_fn(|head| ..)` to combine it with other keys"
+    note = "if the value is a `Result`, add `?`; if it is the name of a header, write `header(\"..\")?`",
+    note = "if it is a closure, call `.key_by(|head| ..)` instead, or `key::from_fn(|head| ..)` to combine it with other keys",
+    note = "if it is a `PartitionKey` that all requests share, call `.key_by(move |_| key.clone())`"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns the partition key of this request, or `None` if the request has no key of this kind.

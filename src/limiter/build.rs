@@ -117,7 +117,7 @@ impl LimiterBuilder {
 
     /// Sets how many checks may be in flight: 1 to 2^20. The default is
     /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Beyond it, the outcome is at once an outage with
-    /// [`Reason::Shed`](crate::backend::Reason::Shed), and the store is not asked.
+    /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), and the store is not asked.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.max_in_flight = checks;
         self

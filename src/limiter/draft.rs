@@ -10,9 +10,9 @@ use crate::{
 
 /// The keys, costs and policies to check for one request. All of them are one check, admitted or denied as a whole.
 ///
-/// A draft without keys and pairs is exempt: the request passes uncounted. A draft that cannot be a check, with more than
-/// [`MAX_PAIRS`](crate::backend::MAX_PAIRS) pairs or the same pair twice, is a mistake in the server. Such a request is
-/// rejected with [`Rejection::Misconfigured`](crate::Rejection::Misconfigured).
+/// A draft without keys and pairs is exempt: the request passes uncounted. A draft that cannot be a check is a mistake in the
+/// server: one with more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) pairs, with the same pair twice, or with two policies of
+/// one name. To check two keys against the same policies, use [`pairs`](Self::pairs). Such a request is rejected with [`Rejection::Misconfigured`](crate::Rejection::Misconfigured).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Draft {
     /// Most drafts have one part, which needs no list.
@@ -43,7 +43,8 @@ pub(crate) enum Against {
 }
 
 impl Draft {
-    /// Creates a draft that lets the request pass uncounted.
+    /// Creates a draft without keys: the request passes uncounted, unless [further limits](crate::Builder::also) of the layer
+    /// count it. To exempt a request from all limits, use [`Builder::exempt`](crate::Builder::exempt).
     pub fn exempt() -> Self {
         Self::default()
     }

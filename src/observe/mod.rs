@@ -1,4 +1,4 @@
-//! What an operator is told. Silent where the feature `tracing` is off, so that no call site carries a `cfg`.
+//! Log events for operators. Without the feature `tracing` all of them are no-ops, so that no call site needs a `cfg`.
 
 use std::sync::{
     Weak,
@@ -14,13 +14,13 @@ use crate::{
 };
 
 #[cfg(feature = "tracing")]
-mod rivals;
+mod conflicts;
 
-/// Whether anybody is told anything.
+/// Whether events are logged.
 #[cfg(feature = "redis")]
-pub(crate) const IS_HEARD: bool = cfg!(feature = "tracing");
+pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
 
-/// Warns, once per policy and its clones, that a cost is above the quota: such a request is refused for ever, which is a mistake in
+/// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
 /// the configuration.
 pub(crate) fn cost_above_quota(pair: &Pair) {
     if pair.policy.first_warning() {
@@ -54,26 +54,25 @@ impl Warnings {
     }
 }
 
-/// Warns that so many settlements were lost so far, the last one for this reason.
+/// Warns about lost settlements: the number so far, and the last error.
 pub(crate) fn settlements_lost(lost: u64, error: &BackendError) {
     imp::settlements_lost(lost, error);
 }
 
-/// Warns that charges stand although their check was denied or failed: what was charged in so many slots of a cluster did
-/// not go back when another slot did not charge.
+/// Warns about lost rollbacks: charges of a denied or failed check stand in this number of slots of a cluster.
 #[cfg(feature = "redis")]
-pub(crate) fn not_given_back(slots: usize, error: &BackendError) {
-    imp::not_given_back(slots, error);
+pub(crate) fn lost_rollback(slots: usize, error: &BackendError) {
+    imp::lost_rollback(slots, error);
 }
 
-/// Warns that the Redis at this address throws keys away when its memory is full.
+/// Warns that the Redis at this address evicts keys when its memory is full.
 #[cfg(feature = "redis")]
 pub(crate) fn evicts(address: &str, policy: &str) {
     imp::evicts(address, policy);
 }
 
-/// Warns, once for each policy, that a limiter has a policy of the same name on the same store and in the same namespace as
-/// one of other numbers that is `alive`: they share a count and disagree about it, or believe that they share one.
+/// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is
+/// `alive`: the same name, store and namespace, but a different quota, window or algorithm.
 pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
     imp::new_limits(store, namespace, policies, alive);
 }
@@ -82,7 +81,7 @@ pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy]
 mod imp {
     use std::{error::Error, sync::Weak};
 
-    use super::rivals;
+    use super::conflicts;
     use crate::{
         backend::BackendError,
         check::{Namespace, Pair},
@@ -95,26 +94,26 @@ mod imp {
             policy = pair.policy.name(),
             cost = pair.cost,
             quota = pair.policy.quota(),
-            "a request costs more than the whole quota: it can never be admitted",
+            "the cost of a request is above the quota: it can never be admitted",
         );
     }
 
     pub(super) fn unknown_policy(name: &str) {
-        tracing::warn!(policy = name, "an amount is named for a policy that the check does not have");
+        tracing::warn!(policy = name, "unknown policy: an amount names a policy that the check does not have");
     }
 
     pub(super) fn misconfigured(error: &ConfigError) {
-        tracing::warn!(%error, "a request asks for what cannot be a check, and is refused");
+        tracing::warn!(%error, "misconfigured check: the request is rejected");
     }
 
     pub(super) fn settlements_lost(lost: u64, error: &BackendError) {
         let why = error.source().map(ToString::to_string);
-        tracing::warn!(lost, %error, why, "settlements were lost: their charges stand");
+        tracing::warn!(lost, %error, why, "lost settlement: the charge stands");
     }
 
     #[cfg(feature = "redis")]
-    pub(super) fn not_given_back(slots: usize, error: &BackendError) {
-        tracing::warn!(slots, %error, "charges stand although their check was not admitted");
+    pub(super) fn lost_rollback(slots: usize, error: &BackendError) {
+        tracing::warn!(slots, %error, "lost rollback: charges of a check that was not admitted stand");
     }
 
     #[cfg(feature = "redis")]
@@ -122,17 +121,17 @@ mod imp {
         tracing::warn!(
             address,
             policy,
-            "this Redis evicts keys when its memory is full, and limits start afresh then: set maxmemory-policy noeviction",
+            "Redis evicts keys when its memory is full, and evicted limits start from zero: set maxmemory-policy noeviction",
         );
     }
 
     pub(super) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
-        for [there, new] in rivals::register(store, namespace, policies, alive) {
+        for [there, new] in conflicts::register(store, namespace, policies, alive) {
             tracing::warn!(
                 policy = new.name(),
                 ?there,
                 ?new,
-                "two limits of one name on one store and in one namespace have other numbers",
+                "conflicting policies: same name and namespace, different quota, window or algorithm",
             );
         }
     }
@@ -158,7 +157,7 @@ mod imp {
     pub(super) fn settlements_lost(_lost: u64, _error: &BackendError) {}
 
     #[cfg(feature = "redis")]
-    pub(super) fn not_given_back(_slots: usize, _error: &BackendError) {}
+    pub(super) fn lost_rollback(_slots: usize, _error: &BackendError) {}
 
     #[cfg(feature = "redis")]
     pub(super) fn evicts(_address: &str, _policy: &str) {}

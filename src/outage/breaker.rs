@@ -1,4 +1,4 @@
-//! The circuit breaker: a store that has failed is left alone for a while, so that nobody waits for it in vain.
+//! The circuit breaker: after failures, checks fail at once instead of waiting for the store.
 
 use std::{
     ops::RangeInclusive,
@@ -10,30 +10,29 @@ use tokio::time::Instant;
 
 use crate::{backend::BackendError, error::ConfigError};
 
-/// When a store that fails is left alone, and for how long.
+/// The settings of the circuit breaker.
 ///
-/// The breaker opens after so many failures in a row. While it is open the store is not asked, and what the
-/// [`OutageRule`](crate::OutageRule) says happens within microseconds, with the reason of the failure that has opened it. When
-/// `open_for` has passed, one check probes the store, and only one at a time. If it is answered, the breaker closes; if it
-/// fails, the breaker stays open for another `open_for`; and if its client goes away, the next check probes.
+/// The breaker opens after a number of failures in a row. While it is open, the store is not asked, and the
+/// [`OutageRule`](crate::OutageRule) applies within microseconds, with the reason of the failure that has opened the breaker.
+/// After `open_for`, the breaker is half-open: one check at a time probes the store. If the probe is answered, the breaker
+/// closes. If it fails, the breaker stays open for another `open_for`. If the client of the probe disconnects, the next check
+/// probes.
 ///
-/// There is no growing pause: four checks in a second are no burden for a store, and a longer pause would only mean a longer
-/// outage.
+/// The pause does not grow: four probes per second are no burden for a store, and a longer pause would prolong the outage.
 ///
-/// # What a failure is
+/// # Failures
 ///
-/// Every error but those of [one check](crate::backend::Reason::is_of_one_check), in which the store has answered for all others. What
-/// was refused without asking is none, and neither is a check that was dropped. A row of failures opens the breaker only if
-/// nothing was answered for as long as the deadline, either: otherwise one node of a cluster that is down would soon, by
-/// chance, be a row of failures among the answers of the others, and would shut them all off.
+/// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check), checks that were rejected
+/// without asking, and checks that were dropped. Failures in a row open the breaker only if the store has also answered nothing
+/// for as long as the deadline. Otherwise, one dead node of a cluster would by chance cause a row of failures among the answers
+/// of the other nodes, and open the breaker for all of them.
 ///
-/// Clones of a limiter share one breaker. What a backend answers at once, as the memory does, passes it by, and so do resets
-/// and settlements, for which nobody waits.
+/// Clones of a limiter share one breaker. Backends that answer at once, resets and settlements do not use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breaker {
-    /// How many failures in a row open it: 1 to 1,000,000.
+    /// The number of failures in a row that open the breaker: 1 to 1,000,000.
     pub failures: u32,
-    /// How long it stays open before the store is probed: 1 ms to 1 h.
+    /// The time that the breaker stays open before a probe: 1 ms to 1 h.
     pub open_for: Duration,
 }
 
@@ -41,8 +40,8 @@ const FAILURES: RangeInclusive<u32> = 1..=1_000_000;
 const OPEN_FOR: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
 impl Default for Breaker {
-    /// Five failures open it for 250 ms: a handful is no accident, and healing is noticed within a third of a second. Of those
-    /// who ask a store that hangs, three or four a second wait in vain, and all others do not.
+    /// Returns 5 failures and 250 ms. The recovery of the store is noticed within a third of a second. While the store hangs, four
+    /// checks per second wait for the deadline, and all others do not wait.
     fn default() -> Self {
         Self { failures: 5, open_for: Duration::from_millis(250) }
     }
@@ -59,20 +58,20 @@ pub(crate) fn check_breaker(breaker: Breaker) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// A breaker at work.
+/// The state of a circuit breaker.
 pub(super) struct Circuit {
     settings: Breaker,
-    /// For how long nothing must have been answered before it opens.
+    /// The time without an answer before the breaker opens.
     silence: Duration,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// How often it has opened and closed. What was asked before the last time says nothing about the time since.
-    turn: u64,
-    /// How many failures there were since the last answer.
-    row: u32,
+    /// The number of state changes. The outcome of a check that began before the last change is ignored.
+    epoch: u64,
+    /// The number of failures since the last answer.
+    failures: u32,
     answered: Option<Instant>,
     open: Option<Open>,
 }
@@ -80,22 +79,22 @@ struct State {
 struct Open {
     until: Instant,
     is_probing: bool,
-    /// The failure that has opened it, or the probe's.
+    /// The failure that has opened the breaker, or the failure of the probe.
     error: BackendError,
 }
 
-/// Leave to ask the store once.
+/// The permission to ask the store once.
 #[derive(Clone, Copy)]
 pub(super) struct Ticket {
-    turn: u64,
+    epoch: u64,
 }
 
-/// What came of asking.
-pub(super) enum Told<'a> {
+/// The outcome of a check, for the breaker.
+pub(super) enum Report<'a> {
     Answered,
     Failed(&'a BackendError),
     /// The check was dropped.
-    Nothing,
+    Dropped,
 }
 
 impl Circuit {
@@ -103,10 +102,10 @@ impl Circuit {
         Self { settings, silence, state: Mutex::default() }
     }
 
-    /// Leave to ask, or why nobody should.
+    /// Returns the permission to ask the store, or the error while the breaker is open.
     pub(super) fn enter(&self) -> Result<Ticket, BackendError> {
         let mut state = self.state();
-        let ticket = Ticket { turn: state.turn };
+        let ticket = Ticket { epoch: state.epoch };
         match &mut state.open {
             None => Ok(ticket),
             Some(open) if open.is_probing || Instant::now() < open.until => Err(open.error.clone().unasked()),
@@ -117,32 +116,32 @@ impl Circuit {
         }
     }
 
-    pub(super) fn leave(&self, ticket: Ticket, told: Told<'_>) {
+    pub(super) fn leave(&self, ticket: Ticket, report: Report<'_>) {
         let mut state = self.state();
-        if ticket.turn != state.turn {
+        if ticket.epoch != state.epoch {
             return;
         }
-        match told {
-            Told::Answered => {
-                // It was open: then this was the probe.
+        match report {
+            Report::Answered => {
+                // If the breaker was open, this was the probe.
                 if state.open.take().is_some() {
-                    state.turn += 1;
+                    state.epoch += 1;
                 }
-                state.row = 0;
+                state.failures = 0;
                 state.answered = Some(Instant::now());
             }
-            Told::Failed(error) => {
+            Report::Failed(error) => {
                 let now = Instant::now();
-                // The row of an open breaker is long enough, and a probe that fails makes it longer.
-                state.row = state.row.saturating_add(1);
+                // A failed probe keeps the breaker open.
+                state.failures = state.failures.saturating_add(1);
                 let is_silent = state.answered.is_none_or(|answered| now - answered >= self.silence);
-                if state.row >= self.settings.failures && is_silent {
-                    state.turn += 1;
+                if state.failures >= self.settings.failures && is_silent {
+                    state.epoch += 1;
                     let until = now + self.settings.open_for;
                     state.open = Some(Open { until, is_probing: false, error: error.clone() });
                 }
             }
-            Told::Nothing => {
+            Report::Dropped => {
                 if let Some(open) = &mut state.open {
                     open.is_probing = false;
                 }
@@ -150,7 +149,7 @@ impl Circuit {
         }
     }
 
-    // Nothing that holds the lock can panic half-way, or wait.
+    // No code that holds the lock can panic or wait.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,4 @@
-//! Who may ask the store, and how many at once.
+//! The guard of a store: circuit breaker, load shedding and deadline.
 
 use std::{
     future::Future,
@@ -13,14 +13,14 @@ use tokio::time::Instant;
 
 use super::{
     Breaker,
-    breaker::{Circuit, Told},
+    breaker::{Circuit, Report},
 };
 use crate::{
     backend::{BackendError, Reason},
     outage::breaker::Ticket,
 };
 
-/// Stands before a store that does not answer at once. Clones of a limiter share it.
+/// The guard of a store that does not answer at once. Clones of a limiter share it.
 pub(crate) struct Guard {
     circuit: Option<Circuit>,
     deadline: Duration,
@@ -28,10 +28,10 @@ pub(crate) struct Guard {
     max_in_flight: usize,
 }
 
-/// A check that is under way. However it ends, its place is given back.
+/// A check in flight. Dropping it releases its place.
 struct Pass {
     guard: Arc<Guard>,
-    /// None when its end was told, or if there is no breaker.
+    /// `None` once its outcome is reported, or if there is no breaker.
     ticket: Option<Ticket>,
 }
 
@@ -41,12 +41,12 @@ impl Guard {
         Arc::new(Self { circuit, deadline, in_flight: AtomicUsize::new(0), max_in_flight })
     }
 
-    /// Until when nobody waits for what is asked now.
+    /// Returns the deadline of a check that begins now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.deadline
     }
 
-    /// Asks, if that is of use and there is a place, and waits until the deadline.
+    /// Asks the store until the deadline, if the breaker is closed and there is a place.
     pub(crate) async fn ask<T>(
         self: Arc<Self>,
         asked: impl Future<Output = Result<T, BackendError>>,
@@ -54,9 +54,9 @@ impl Guard {
         let deadline = self.deadline;
         let mut pass = self.enter()?;
         let outcome = within(deadline, asked).await;
-        pass.tell(match &outcome {
-            Err(error) if !error.reason().is_of_one_check() => Told::Failed(error),
-            _ => Told::Answered,
+        pass.report(match &outcome {
+            Err(error) if !error.reason().is_of_one_check() => Report::Failed(error),
+            _ => Report::Answered,
         });
         outcome
     }
@@ -65,33 +65,33 @@ impl Guard {
         let ticket = self.circuit.as_ref().map(Circuit::enter).transpose()?;
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
         let max = self.max_in_flight;
-        // From here on dropping it gives back what was taken.
+        // From here on, dropping it releases the place.
         let pass = Pass { guard: self, ticket };
-        if others < max { Ok(pass) } else { Err(BackendError::new(Reason::Shed).unasked()) }
+        if others < max { Ok(pass) } else { Err(BackendError::new(Reason::Overloaded).unasked()) }
     }
 }
 
 impl Pass {
-    fn tell(&mut self, told: Told<'_>) {
+    fn report(&mut self, report: Report<'_>) {
         if let (Some(circuit), Some(ticket)) = (&self.guard.circuit, self.ticket.take()) {
-            circuit.leave(ticket, told);
+            circuit.leave(ticket, report);
         }
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.tell(Told::Nothing);
+        self.report(Report::Dropped);
         self.guard.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// What is asked, for as long as this.
+/// Runs a future until the deadline.
 pub(crate) async fn within<T>(
     deadline: Duration,
     asked: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
-    // Without a runtime there is no timer, and asking for one would panic.
+    // Without a runtime there is no timer, and creating one would panic.
     if tokio::runtime::Handle::try_current().is_err() {
         return asked.await;
     }

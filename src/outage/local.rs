@@ -1,4 +1,4 @@
-//! The local share: what this process may grant by itself.
+//! The local fallback: decisions in the memory of this process.
 
 use std::{num::NonZeroU32, sync::OnceLock};
 
@@ -9,17 +9,17 @@ use crate::{
     decision::Decision,
 };
 
-/// Where local decisions are kept. There is nothing before the first one.
+/// The memory of the local fallback. It is created by the first local decision.
 #[derive(Default)]
 pub(crate) struct Local(OnceLock<MemoryBackend>);
 
-/// What was decided locally.
+/// The result of a local decision.
 pub(crate) enum Locally {
-    /// This check was charged in the memory.
+    /// The check was charged in the memory.
     Admitted(LocalDecision, Check),
     /// The share has no room.
     Denied,
-    /// The memory could not decide either.
+    /// The memory could not decide.
     Unavailable,
 }
 
@@ -32,11 +32,11 @@ impl Local {
         self.0.get_or_init(MemoryBackend::new)
     }
 
-    /// Decides by this share of every quota what the store could not, for this reason.
+    /// Decides a check by this share of every quota, after this error of the store.
     pub(crate) fn decide(&self, check: &Check, share: Share, error: &BackendError) -> Locally {
         let Some(check) = shared(check, share) else { return Locally::Denied };
         if check.pairs().is_empty() {
-            // Nothing costs anything.
+            // All costs are 0.
             return Locally::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);
         }
         match self.memory().check_now(&check) {
@@ -49,7 +49,7 @@ impl Local {
     }
 }
 
-/// The check by shares. None if a pair costs something and its share is 0.
+/// Returns the check with shares as quotas, or `None` if a pair with a cost above 0 has a share of 0.
 fn shared(check: &Check, share: Share) -> Option<Check> {
     let part = |pair: &Pair| {
         let quota = NonZeroU32::new(pair.policy.quota() / share.processes());

@@ -32,7 +32,9 @@ pub struct RejectWith<Req, Res, Err>(Arc<RejectWithFn<Req, Res, Err>>);
 type RejectWithFn<Req, Res, Err> = dyn Fn(&Req, &Rejection) -> Result<Res, Err> + Send + Sync;
 
 /// Settles by a closure over the response. Made by [`By::settle_by`].
-pub struct SettleBy<Res>(Arc<dyn Fn(&Res) -> Option<Costs> + Send + Sync>);
+pub struct SettleBy<Res>(Arc<UsedFn<Res>>);
+
+type UsedFn<Res> = dyn Fn(&Res) -> Option<Costs> + Send + Sync;
 
 /// Limits any service by a closure that returns the partition key and the cost of a request.
 ///
@@ -88,11 +90,21 @@ impl<Req, R, S> By<Req, R, S> {
 }
 
 /// How a rejection becomes the result of the service.
+#[diagnostic::on_unimplemented(
+    message = "a rejection cannot become the result of a service from `{Req}` to `{Res}` with the error `{Err}`",
+    label = "the error of the service, `{Err}`, does not implement `From<Rejection>`, or `.reject_with(..)` returns another type",
+    note = "implement `From<Rejection>` for `{Err}`, or choose the result with `by(..).reject_with(|request, rejection| ..)`, which returns a `Result<{Res}, {Err}>`"
+)]
 pub trait Reject<Req, Res, Err> {
     fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Res, Err>;
 }
 
 /// How a charge is settled by a response.
+#[diagnostic::on_unimplemented(
+    message = "`.settle_by(..)` cannot settle by a response of the type `{Res}`",
+    label = "the closure of `.settle_by(..)` takes another type",
+    note = "write `by(..).settle_by(|response: &{Res}| ..)`"
+)]
 pub trait Settle<Res> {
     const SETTLES: bool;
 
@@ -128,7 +140,6 @@ impl<Res> Settle<Res> for SettleBy<Res> {
     }
 }
 
-#[diagnostic::do_not_recommend]
 impl<Req, Res, Err, R, S> Protocol<Req, Res, Err> for By<Req, R, S>
 where
     R: Reject<Req, Res, Err>,

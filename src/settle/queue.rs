@@ -1,4 +1,4 @@
-//! Settlements that wait for a backend, and who works them off.
+//! The settlement queue, and the workers that process it.
 
 use std::{
     collections::VecDeque,
@@ -27,19 +27,19 @@ use crate::{
     observe::{self, Warnings},
 };
 
-/// How many settlements are under way at once.
+/// The number of settlements in progress at once.
 const WORKERS: usize = 8;
 
-/// Settlements that wait. It knows nothing of the limiter, so that it can outlive it until it is empty.
+/// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
 pub(crate) struct Queue {
     engine: Arc<dyn Engine>,
     deadline: Duration,
-    /// What does not hold any more when units go back.
+    /// The deny cache, whose entries a refund invalidates.
     denials: Option<Arc<Denials>>,
-    /// How many may wait.
+    /// The largest number of waiting settlements.
     bound: usize,
     waiting: Mutex<Waiting>,
-    /// Told whenever a worker ends.
+    /// Notified whenever a worker ends.
     idle: Notify,
     lost: AtomicU64,
     warnings: Arc<Warnings>,
@@ -48,27 +48,27 @@ pub(crate) struct Queue {
 #[derive(Default)]
 struct Waiting {
     jobs: VecDeque<Job>,
-    /// Those that run, or are about to. While there are jobs there is one.
+    /// The number of workers that run or are about to. While there are jobs, there is at least one.
     workers: usize,
 }
 
-/// One settlement. Dropped before it is done, wherever that happens, it is lost.
+/// One settlement. If it is dropped before it is complete, it is lost.
 struct Job {
-    /// None when it is under way.
+    /// `None` while it is in progress.
     change: Option<Change>,
-    /// What is not known any more when it is done. None where nothing goes back.
-    invalidate: Option<Invalidation>,
-    /// What became of the part that could be done at once.
+    /// The invalidation of the deny cache. `None` without a refund.
+    invalidation: Option<Invalidation>,
+    /// The result of the part that needed no waiting.
     begun: Result<(), BackendError>,
-    /// None when the outcome is told.
-    told: Option<oneshot::Sender<Settled>>,
+    /// `None` once the result is sent.
+    confirmation: Option<oneshot::Sender<Settled>>,
     queue: Arc<Queue>,
 }
 
-/// A place among the workers.
+/// A worker.
 struct Worker {
     queue: Arc<Queue>,
-    /// Whether the place was given back, for nothing waited. If it is not, the task has ended before its time.
+    /// Whether the worker ended because the queue was empty. Otherwise, its runtime has ended.
     has_retired: bool,
 }
 
@@ -100,39 +100,39 @@ impl Queue {
         self.lost.load(Ordering::Relaxed)
     }
 
-    /// Waits until nobody works.
+    /// Waits until no worker runs.
     pub(crate) async fn drain(&self) {
         loop {
-            let mut told = pin!(self.idle.notified());
-            // From here on nothing is missed.
-            told.as_mut().enable();
+            let mut confirmation = pin!(self.idle.notified());
+            // From here on, no notification is missed.
+            confirmation.as_mut().enable();
             if self.waiting().workers == 0 {
                 return;
             }
-            told.await;
+            confirmation.await;
         }
     }
 
-    /// Does what the backend can do at once, and has the rest done.
+    /// Applies the changes that need no waiting, and queues the rest.
     pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
-        let invalidate = self.invalidate(change.refund.as_ref());
+        let invalidation = self.invalidate(change.refund.as_ref());
         let outcome = self.engine.change_now(&mut change);
-        let invalidate = invalidate.filter(|_| change.refund.is_some());
+        let invalidation = invalidation.filter(|_| change.refund.is_some());
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(self.settled(outcome));
         }
-        let (told, settled) = oneshot::channel();
-        let (change, told, queue) = (Some(change), Some(told), self.clone());
-        self.enqueue(Job { change, invalidate, begun: outcome, told, queue });
+        let (confirmation, settled) = oneshot::channel();
+        let (change, confirmation, queue) = (Some(change), Some(confirmation), self.clone());
+        self.enqueue(Job { change, invalidation, begun: outcome, confirmation, queue });
         Settlement::waiting(settled)
     }
 
-    /// Does in the memory of this process what was charged there.
+    /// Settles a charge in the memory of the local fallback.
     pub(super) fn settle_at_once(&self, memory: &MemoryBackend, mut change: Change) -> Settlement {
         Settlement::now(self.settled(memory.change_now(&mut change)))
     }
 
-    /// Forgets the denials of pairs that get units back, now and when that is done.
+    /// Invalidates the denials of pairs that receive a refund, now and when the refund is complete.
     fn invalidate(&self, refund: Option<&Refund>) -> Option<Invalidation> {
         let denials = self.denials.as_ref()?;
         Some(denials.invalidate(refund?.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
@@ -140,7 +140,7 @@ impl Queue {
 
     fn enqueue(self: &Arc<Self>, job: Job) {
         let Ok(runtime) = Handle::try_current() else {
-            return job.end(Err(failed("a settlement that waits needs tokio")));
+            return job.end(Err(failed("a settlement that waits needs a tokio runtime")));
         };
         let mut waiting = self.waiting();
         if waiting.jobs.len() >= self.bound {
@@ -152,7 +152,7 @@ impl Queue {
             waiting.workers += 1;
             Worker { queue: self.clone(), has_retired: false }
         });
-        // A runtime that is ending drops the task at once, and so the worker, who needs the lock.
+        // A runtime that is ending drops the task at once, and with it the worker, which takes the lock.
         drop(waiting);
         if let Some(worker) = worker {
             runtime.spawn(worker.work());
@@ -171,27 +171,27 @@ impl Queue {
 
     fn lose(&self, error: &BackendError) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        // More and more rarely: an outage must not fill the log.
+        // At powers of two only: an outage must not fill the log.
         if lost.is_power_of_two() {
             observe::settlements_lost(lost, error);
         }
     }
 
-    // Nothing that holds the lock can panic half-way.
+    // No code that holds the lock can panic.
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Worker {
-    /// One settlement after the other, until none waits.
+    /// Processes settlements until the queue is empty.
     async fn work(mut self) {
         while let Some(job) = self.next() {
             job.run().await;
         }
     }
 
-    /// The next one. If there is none, the place is given back before anybody could count on it.
+    /// Takes the next settlement. If there is none, the worker retires under the same lock.
     fn next(&mut self) -> Option<Job> {
         let mut waiting = self.queue.waiting();
         let job = waiting.jobs.pop_front();
@@ -208,7 +208,7 @@ impl Drop for Worker {
         if !self.has_retired {
             let mut waiting = self.queue.waiting();
             waiting.workers -= 1;
-            // The runtime has ended. What nobody is left to do is lost now, and not forgotten.
+            // The runtime has ended. Without a worker, the waiting settlements are lost, and counted.
             let left = if waiting.workers == 0 { std::mem::take(&mut waiting.jobs) } else { VecDeque::new() };
             drop(waiting);
             drop(left);
@@ -223,32 +223,32 @@ impl Job {
         let mut work = self.queue.engine.clone().change(change, self.queue.deadline);
         let outcome = poll_fn(|cx| {
             let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
-            // Those that wait behind it must not be lost with it.
-            polled.unwrap_or_else(|_| Poll::Ready(Err(failed("the backend has panicked"))))
+            // A panic must not lose the settlements behind it.
+            polled.unwrap_or_else(|_| Poll::Ready(Err(failed("the backend panicked"))))
         });
         let outcome = outcome.await;
         self.end(outcome);
     }
 
     fn end(mut self, outcome: Result<(), BackendError>) {
-        self.tell(outcome);
+        self.confirm(outcome);
     }
 
-    fn tell(&mut self, outcome: Result<(), BackendError>) {
-        if let Some(told) = self.told.take() {
-            // Whoever hears of it may use what has gone back.
-            self.invalidate = None;
+    fn confirm(&mut self, outcome: Result<(), BackendError>) {
+        if let Some(confirmation) = self.confirmation.take() {
+            // The invalidation comes first: the caller may use the refunded units at once.
+            self.invalidation = None;
             let begun = std::mem::replace(&mut self.begun, Ok(()));
-            // Perhaps nobody waits to hear it.
-            let _ = told.send(self.queue.settled(begun.and(outcome)));
+            // The receiver may have been dropped.
+            let _ = confirmation.send(self.queue.settled(begun.and(outcome)));
         }
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if self.told.is_some() {
-            self.tell(Err(failed("the runtime has ended before the settlement")));
+        if self.confirmation.is_some() {
+            self.confirm(Err(failed("the runtime ended before the settlement")));
         }
     }
 }

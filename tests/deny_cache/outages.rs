@@ -85,7 +85,7 @@ async fn what_is_known_takes_no_place_and_is_not_shed() {
     remote.fail(Fault::Hang);
     let waiting = tokio::spawn(limiter.check(user("bob"), 1));
     yield_now().await;
-    assert_eq!(reason(&limiter).await, Reason::Shed);
+    assert_eq!(reason(&limiter).await, Reason::Overloaded);
     assert!(check(&limiter, 1).await.is_cached());
     advance(DUE).await;
     waiting.abort();

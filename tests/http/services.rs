@@ -179,7 +179,7 @@ async fn the_error_of_a_backend_of_ones_own_is_a_503_with_its_source_in_the_exte
     let Some(Rejection::Unavailable(error)) = response.extensions().get::<Rejection>() else {
         panic!("no refusal")
     };
-    assert_eq!(error.to_string(), "the rate limit cannot be decided: the store failed");
+    assert_eq!(error.to_string(), "no rate limit decision: the store failed");
     assert_eq!(std::error::Error::source(error).unwrap().to_string(), "a budget has one policy");
 }
 

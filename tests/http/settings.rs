@@ -320,7 +320,7 @@ fn builder_rejects_plan_beside_part_that_it_replaces() {
     }
     // A plan checks against the policies of the limiter, which a layer over a shared limiter cannot add to.
     let error = error(plan(over_limiter().policy(policy("more", 9, MINUTE))));
-    assert!(matches!(error, ConfigError::PlanAndPart { method: "policy" }), "{error:?}");
+    assert!(matches!(error, ConfigError::SharedLimiter { method: "policy" }), "{error:?}");
 
     let others = |it: Builder| it.also(limit(peer_ip()).policy(policy("per-address", 9, MINUTE)));
     let others = |it| others(it).exempt(|_| false).outage(OutageRule::FailOpen).settle_by(|_| Some(0));

@@ -351,10 +351,10 @@ async fn peeks_and_reservations_go_through_it_and_resets_and_settlements_pass_it
 async fn an_error_of_a_store_that_is_left_alone_says_so() {
     let (_backend, limiter) = script([DOWN]);
     for text in [
-        "the rate limit cannot be decided: the store cannot be reached",
-        "the rate limit cannot be decided: the store cannot be reached",
-        "the rate limit cannot be decided: the store cannot be reached",
-        "the rate limit cannot be decided: the store cannot be reached; it was not asked again yet",
+        "no rate limit decision: the store cannot be reached",
+        "no rate limit decision: the store cannot be reached",
+        "no rate limit decision: the store cannot be reached",
+        "no rate limit decision: the store cannot be reached (circuit breaker is open)",
     ] {
         assert_eq!(limiter.check(alice(), 1).await.unwrap_err().to_string(), text);
     }

@@ -29,7 +29,7 @@ const TICK: Duration = Duration::from_millis(1);
 
 const REASONS: [Reason; 14] = [
     Reason::Timeout,
-    Reason::Late,
+    Reason::DeadlineExceeded,
     Reason::Connection,
     Reason::ReadOnly,
     Reason::OutOfMemory,
@@ -40,7 +40,7 @@ const REASONS: [Reason; 14] = [
     Reason::ForeignValue,
     Reason::BrokenReply,
     Reason::Unsupported,
-    Reason::Shed,
+    Reason::Overloaded,
     Reason::Other,
 ];
 const OF_ONE_CHECK: [Reason; 4] =

@@ -22,7 +22,7 @@ use tower_sliding_window::{
 
 use super::{Marks, SECOND, TICK, alice, later, local, look, on, policy, told};
 
-const SHED: Result<bool, (Reason, bool)> = Err((Reason::Shed, false));
+const SHED: Result<bool, (Reason, bool)> = Err((Reason::Overloaded, false));
 
 /// Takes 10 ms for each check, and remembers how many were under way at most.
 #[derive(Clone, Default)]
@@ -108,7 +108,7 @@ async fn the_default_bound_is_4096_and_clones_share_it() {
     assert_eq!((waiting.len(), told(limiter.check(alice(), 1).await)), (4_096, SHED));
     assert_eq!(
         limiter.check(alice(), 1).await.unwrap_err().to_string(),
-        "the rate limit cannot be decided: too many checks are under way"
+        "no rate limit decision: overloaded: too many checks in flight"
     );
 }
 
@@ -140,7 +140,7 @@ async fn what_is_shed_follows_the_rule() {
                 .into_iter()
                 .flatten()
                 .next(),
-            Some(Reason::Shed)
+            Some(Reason::Overloaded)
         );
         first.await.unwrap().unwrap();
     }

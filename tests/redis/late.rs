@@ -115,7 +115,7 @@ async fn a_check_whose_deadline_has_passed_is_late_whatever_it_is_for_but_what_w
         for purpose in [Purpose::Charge, Purpose::Reserve] {
             let late = check(&policies, 1, purpose).with_deadline(past);
             let error = backend.check(&late).await.unwrap_err();
-            assert_eq!(error.reason(), Reason::Late, "{engine:?} {purpose:?}");
+            assert_eq!(error.reason(), Reason::DeadlineExceeded, "{engine:?} {purpose:?}");
         }
         assert_eq!(Look::at(&server).keys(), [""; 0], "{engine:?}");
         assert_eq!(backend.unanswered_checks(), 0, "it was answered");

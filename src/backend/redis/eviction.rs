@@ -25,7 +25,7 @@ pub(super) struct EvictionCheck(Arc<AtomicBool>);
 impl EvictionCheck {
     /// Queries the server of a new connection, in a task of its own.
     pub(super) fn start(&self, connection: &MultiplexedConnection, address: &ConnectionAddr) {
-        if !observe::IS_HEARD || self.0.load(Ordering::Relaxed) {
+        if !observe::IS_LOGGED || self.0.load(Ordering::Relaxed) {
             return;
         }
         let (has_warned, mut connection, address) = (self.0.clone(), connection.clone(), address.to_string());

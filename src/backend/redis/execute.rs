@@ -145,7 +145,7 @@ impl RedisBackend {
                         return Ok(reply);
                     }
                     // The lower bound of the clock may have been too low. The reply has raised it.
-                    last_error = BackendError::new(Reason::Late);
+                    last_error = BackendError::new(Reason::DeadlineExceeded);
                     if deadline <= received {
                         break;
                     }

@@ -72,9 +72,9 @@ use topology::Topology;
 /// # Deadlines and retries
 ///
 /// A check carries its [deadline](crate::backend::Check::with_deadline) to the script, in the server's time. A script that runs after the
-/// deadline charges nothing and returns [`Reason::Late`]; this happens when a server hangs and then runs the commands that
+/// deadline charges nothing and returns [`Reason::DeadlineExceeded`]; this happens when a server hangs and then runs the commands that
 /// have queued. The backend keeps a lower bound of the server's clock, taken from its replies. So no charge is made after its
-/// deadline, but a check may return [`Reason::Late`] if its remaining time is shorter than a round trip. Three limits apply:
+/// deadline, but a check may return [`Reason::DeadlineExceeded`] if its remaining time is shorter than a round trip. Three limits apply:
 ///
 /// - The two clocks must drift apart by no more than 500 ppm.
 /// - If the server's clock is set back, a charge may be made after its deadline, by at most that step, until the backend receives
@@ -194,7 +194,7 @@ impl RedisBackend {
 
     fn count_lost_rollbacks(&self, slots: usize, error: &BackendError) {
         self.lost_rollbacks.fetch_add(slots as u64, Ordering::Relaxed);
-        observe::not_given_back(slots, error);
+        observe::lost_rollback(slots, error);
     }
 
     fn new(topology: Topology) -> Self {

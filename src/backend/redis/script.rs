@@ -189,7 +189,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         return Err(BackendError::new(Reason::Full));
     }
     if is_deadline_exceeded(reply) {
-        return Err(BackendError::new(Reason::Late));
+        return Err(BackendError::new(Reason::DeadlineExceeded));
     }
     let mut fields = Fields(bytes);
     let (mut statuses, mut receipts) = (Vec::with_capacity(check.pairs().len()), Vec::new());
@@ -289,7 +289,7 @@ mod tests {
         let decided = reason(&whole).unwrap();
         assert_eq!((decided.at_micros(), decided.statuses()[0].remaining()), (7, 9));
         for length in 0..whole.len() {
-            let expected = if length == 8 { Reason::Late } else { Reason::BrokenReply };
+            let expected = if length == 8 { Reason::DeadlineExceeded } else { Reason::BrokenReply };
             assert_eq!(reason(&whole[..length]), Err(expected), "{length} bytes");
         }
         whole.push(0);

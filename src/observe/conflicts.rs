@@ -1,4 +1,4 @@
-//! Which limits there are in this process, so that those that contradict each other are told of.
+//! The policies of this process, to find conflicting ones.
 
 use std::{
     collections::HashMap,
@@ -7,11 +7,11 @@ use std::{
 
 use crate::{check::Namespace, policy::Policy};
 
-/// By store, namespace and name of the policy.
-static LIMITS: Mutex<Option<HashMap<Place, Entry>>> = Mutex::new(None);
+/// The policies of all limiters, by store, namespace and name.
+static LIMITS: Mutex<Option<HashMap<PolicyId, Entry>>> = Mutex::new(None);
 
 #[derive(PartialEq, Eq, Hash)]
-struct Place {
+struct PolicyId {
     store: String,
     namespace: Namespace,
     name: String,
@@ -20,11 +20,11 @@ struct Place {
 #[derive(Default)]
 struct Entry {
     limits: Vec<(Weak<()>, Policy)>,
-    /// Whether it was told that they contradict each other. It is told again only when all of them are gone.
+    /// Whether a conflict was logged. It is logged again only after all of these policies are gone.
     warned: bool,
 }
 
-/// Enters the policies of a new limiter. Those that contradict one that is there, each with that one.
+/// Registers the policies of a new limiter. Returns each conflicting policy, after the one that it conflicts with.
 pub(super) fn register(
     store: &str,
     namespace: &Namespace,
@@ -33,21 +33,21 @@ pub(super) fn register(
 ) -> Vec<[Policy; 2]> {
     let mut limits = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
     let limits = limits.get_or_insert_default();
-    // Limiters are made rarely, and few of them: this is no work.
+    // Limiters are few and are rarely created, so a full scan is cheap.
     limits.retain(|_, entry| {
         entry.limits.retain(|(limiter, _)| limiter.strong_count() > 0);
         !entry.limits.is_empty()
     });
-    let mut rivals = Vec::new();
+    let mut conflicts = Vec::new();
     for policy in policies {
         let (store, name) = (store.to_owned(), policy.name().to_owned());
-        let entry = limits.entry(Place { store, namespace: namespace.clone(), name }).or_default();
-        let rival = entry.limits.iter().find(|(_, there)| there != policy);
-        if let (Some((_, there)), false) = (rival, entry.warned) {
-            rivals.push([there.clone(), policy.clone()]);
+        let entry = limits.entry(PolicyId { store, namespace: namespace.clone(), name }).or_default();
+        let conflict = entry.limits.iter().find(|(_, earlier)| earlier != policy);
+        if let (Some((_, earlier)), false) = (conflict, entry.warned) {
+            conflicts.push([earlier.clone(), policy.clone()]);
             entry.warned = true;
         }
         entry.limits.push((alive.clone(), policy.clone()));
     }
-    rivals
+    conflicts
 }

@@ -1,0 +1,14 @@
+//! A key in place of a limit.
+
+use tower_sliding_window::{ConfigError, MemoryBackend, RateLimitLayer, peer_ip};
+
+fn mistake() -> Result<(), ConfigError> {
+    RateLimitLayer::builder(MemoryBackend::new())
+        .key(peer_ip())
+        .also(peer_ip()) //~ mismatched types
+        //~ note: expected `Limit`, found `PeerIp`
+        .build()?;
+    Ok(())
+}
+
+fn main() {}

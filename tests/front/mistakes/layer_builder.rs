@@ -1,0 +1,13 @@
+//! A builder in place of a layer.
+
+use axum::{Router, routing::get};
+use tower_sliding_window::{ConfigError, MemoryBackend, RateLimitLayer, peer_ip};
+
+fn mistake() -> Result<(), ConfigError> {
+    let app: Router = Router::new()
+        .route("/", get(async || "hi"))
+        .layer(RateLimitLayer::builder(MemoryBackend::new()).key(peer_ip())); //~ Builder: tower_layer::Layer<
+    Ok(())
+}
+
+fn main() {}

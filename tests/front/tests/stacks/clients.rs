@@ -1,0 +1,64 @@
+//! HTTP clients that limit their own requests.
+
+use axum::{Router, body::Body, routing::get};
+use http::{Request, Response};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower_http::trace::TraceLayer;
+use tower_sliding_window::{
+    Limiter, PartitionKey, RateLimit, RateLimitLayer, by,
+    protocol::{By, RejectWith},
+};
+
+use crate::support::{Site, client, each, hello, limiters};
+
+/// A limited client as the field of a struct.
+struct Api {
+    client: RateLimit<
+        reqwest::Client,
+        By<reqwest::Request, RejectWith<reqwest::Request, reqwest::Response, reqwest::Error>>,
+    >,
+}
+
+impl Api {
+    fn new(limiter: Limiter) -> Self {
+        let by_host = by(|request: &reqwest::Request| {
+            PartitionKey::new("host", request.url().host_str().unwrap_or_default())
+        });
+        // An error of reqwest cannot be created, so the rejection is a response.
+        let by_host = by_host.reject_with(|_, rejection| {
+            Ok(Response::builder().status(429).body(rejection.to_string()).unwrap().into())
+        });
+        Self { client: RateLimitLayer::new(limiter, by_host).layer(client()) }
+    }
+}
+
+#[tokio::test]
+async fn reqwest_client_is_limited() {
+    let site = Site::serve(Router::new().route("/", get(hello))).await;
+    for (limiter, verdicts) in limiters() {
+        let mut api = Api::new(limiter);
+        for is_admitted in verdicts {
+            let request = client().get(site.url()).build().unwrap();
+            let response = api.client.ready().await.unwrap().call(request).await.unwrap();
+            assert_eq!(response.status().as_u16(), if is_admitted { 200 } else { 429 });
+            let start = if is_admitted { "hello" } else { "rate limit exceeded" };
+            assert!(response.text().await.unwrap().starts_with(start));
+        }
+    }
+}
+
+#[tokio::test]
+async fn hyper_client_is_limited() {
+    let site = Site::serve(Router::new().route("/", get(hello))).await;
+    each(|limits| {
+        let url: http::Uri = site.url().parse().unwrap();
+        let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+        let client = ServiceBuilder::new().layer(TraceLayer::new_for_http()).layer(limits).service(client);
+        client.map_request(move |mut request: Request<Body>| {
+            *request.uri_mut() = url.clone();
+            request
+        })
+    })
+    .await;
+}
