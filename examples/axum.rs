@@ -11,7 +11,7 @@ mod policies;
 use std::{env, error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::{Router, routing::get};
-use policies::policies;
+use policies::{per_address, policies};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -19,11 +19,11 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Decision, KeyExtractor, MemoryBackend, Policy, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend, header,
+    Decision, KeyExtractor, MemoryBackend, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend, header,
     limit, peer_ip,
 };
 
-/// How long requests under way may take when it is to stop.
+/// The time that open requests have after a stop signal.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 #[tokio::main]
@@ -35,7 +35,7 @@ async fn main() -> ExitCode {
         },
         Err(env::VarError::NotPresent) => serve(MemoryBackend::new()).await,
         // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: it is not UTF-8".into()),
+        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: the value is not UTF-8".into()),
     };
     match served {
         Ok(()) => ExitCode::SUCCESS,
@@ -48,19 +48,18 @@ async fn main() -> ExitCode {
 
 async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
     let [burst, sustained] = policies()?;
-    let per_address = Policy::new("per-address", 1_000, Duration::from_secs(60))?;
     let limits = RateLimitLayer::builder(backend)
         .policy(burst)
         .policy(sustained)
-        // The key is the client's to choose, so the address has a limit of its own.
+        // A client chooses its key freely, so its address has a separate limit.
         .key(header("x-api-key")?.or(peer_ip()))
-        .also(limit(peer_ip()).policy(per_address))
+        .also(limit(peer_ip()).policy(per_address()?))
         .cost(RouteCosts::new().route("/search", 5)?)
         .build()?;
 
     let app = Router::new()
-        .route("/", get(|decision: Decision| async move { left("Hello!", &decision) }))
-        .route("/search", get(|decision: Decision| async move { left("Found nothing.", &decision) }))
+        .route("/", get(|decision: Decision| async move { response_text("Hello!", &decision) }))
+        .route("/search", get(|decision: Decision| async move { response_text("Found nothing.", &decision) }))
         .layer(limits)
         // `peer_ip` reads the address from here.
         .into_make_service_with_connect_info::<SocketAddr>();
@@ -69,9 +68,9 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
     let listener =
         TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| format!("PORT {port}: {error}"))?;
     let address = listener.local_addr()?;
-    // Whoever reads the lines below may send a signal at once.
+    // A signal may arrive as soon as the lines below are printed.
     let stop = stop()?;
-    say(format_args!(
+    print_text(format_args!(
         "listening on http://{address}\n  \
          curl -i http://{address}/\n  \
          curl -i -H 'x-api-key: alice' http://{address}/search\n  \
@@ -85,18 +84,18 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
     });
     tokio::select! {
         served = serving.into_future() => served?,
-        // Nobody who holds a request open is waited for for ever.
+        // After the drain time, the service stops although requests are open.
         () = async { _ = drains.await; sleep(DRAIN_TIME).await } => {}
     }
     Ok(())
 }
 
-/// Whoever has closed our output does not want to read this.
-fn say(text: std::fmt::Arguments<'_>) {
+/// Prints a text. Ignores the error if standard output is closed.
+fn print_text(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-fn left(greeting: &str, decision: &Decision) -> String {
+fn response_text(greeting: &str, decision: &Decision) -> String {
     let mut text = format!("{greeting}\n");
     for status in decision.statuses() {
         text += &format!("{}: {} of {} left\n", status.policy().name(), status.remaining(), status.limit());
@@ -114,7 +113,7 @@ fn port() -> Result<u16, String> {
     }
 }
 
-/// Done at Ctrl-C or SIGTERM.
+/// Returns a future that completes at Ctrl-C or SIGTERM.
 fn stop() -> Result<impl Future<Output = ()>, std::io::Error> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     Ok(async move {

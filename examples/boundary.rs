@@ -1,12 +1,12 @@
-//! The classic experiment: a full burst on each side of a window's edge, for every algorithm.
+//! A full burst on each side of the edge of a window, for every algorithm.
 //!
 //! ```text
 //! cargo run --example boundary
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example boundary
 //! ```
 //!
-//! In memory the clock is moved, and it takes no time. On Redis it waits for the next edge that suits, by the clock of
-//! Redis, at most twelve seconds.
+//! In memory, the example moves a manual clock. On Redis, it waits for the next edge by the clock of Redis, for at most
+//! twelve seconds.
 
 use std::{
     env,
@@ -25,27 +25,30 @@ use tower_sliding_window::{
 const QUOTA: u32 = 50;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// When the bursts begin, in microseconds from the edge, and what lies between two requests of a burst. The second one
-/// is over before the sliding counter, which forgets the last window evenly, would admit one more.
+/// The start of each burst, in microseconds from the edge.
+///
+/// The sliding counter lets the last window expire evenly. The second burst ends before the counter would admit a request.
 const BURSTS: [i64; 2] = [-600_000, 30_000];
-const APART: i64 = 3_000;
+/// The interval between two requests of a burst, in microseconds.
+const INTERVAL: i64 = 3_000;
 
-/// What the time line shows, and how much time a character of it stands for.
+/// The range of the timeline, in microseconds from the edge.
 const SHOWN: std::ops::Range<i64> = -700_000..300_000;
+/// The time that a character of the timeline covers, in microseconds.
 const CHARACTER: i64 = 25_000;
 
-/// A limiter of one algorithm, and what it has decided.
+/// A limiter of one algorithm, and its decisions.
 struct Lane {
     name: &'static str,
     limiter: Limiter,
-    /// In microseconds from the edge, and whether it was admitted.
+    /// The time of each request in microseconds from the edge, and whether the limiter admitted it.
     decisions: Vec<(i64, bool)>,
 }
 
 /// The clock of the backend.
 enum Clock {
     Moved(ManualClock),
-    /// Of Redis, as it was read at an instant of ours.
+    /// The clock of Redis, which the example read at a local instant.
     Real {
         micros: u64,
         read: Instant,
@@ -61,7 +64,7 @@ async fn main() -> ExitCode {
         },
         Err(env::VarError::NotPresent) => in_memory().await,
         // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: it is not UTF-8".into()),
+        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: the value is not UTF-8".into()),
     };
     match shown {
         Ok(()) => ExitCode::SUCCESS,
@@ -75,15 +78,15 @@ async fn main() -> ExitCode {
 async fn in_memory() -> Result<(), Box<dyn Error>> {
     let clock = ManualClock::new();
     let lanes = lanes(&MemoryBackend::new().with_clock(&clock), "boundary")?;
-    show(Clock::Moved(clock), lanes, "in memory, on a clock that is moved").await
+    show(Clock::Moved(clock), lanes, "in memory, on a manual clock").await
 }
 
 async fn on_redis(backend: RedisBackend) -> Result<(), Box<dyn Error>> {
-    // So that it can be repeated at once.
+    // A new namespace allows an immediate second run.
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let namespace = format!("boundary-{}-{}", since_epoch.as_micros(), std::process::id());
     let lanes = lanes(&backend, &namespace)?;
-    // A check that charges nothing tells what time it is.
+    // A check with a cost of 0 returns the time of Redis.
     let before = Instant::now();
     let micros = lanes[0].limiter.check(user(), 0).await?.at_micros();
     let clock = Clock::Real { micros, read: before + before.elapsed() / 2 };
@@ -114,18 +117,18 @@ fn user() -> PartitionKey {
 
 async fn show(clock: Clock, mut lanes: Vec<Lane>, place: &str) -> Result<(), Box<dyn Error>> {
     let edge = clock.next_edge();
-    say(&format!(
+    print_text(&format!(
         "{QUOTA} units in {} s, {place}. A burst of {QUOTA} requests just before the edge of a\n\
          calendar window, and another one just after it.\n",
         WINDOW.as_secs()
     ));
     if let Clock::Real { .. } = clock {
         let wait = Duration::from_micros(edge - clock.now_micros());
-        say(&format!("The edge is in {:.1} s.\n", wait.as_secs_f64()));
+        print_text(&format!("The edge is in {:.1} s.\n", wait.as_secs_f64()));
     }
     for begin in BURSTS {
         for request in 0..i64::from(QUOTA) {
-            clock.reach(edge.saturating_add_signed(begin + request * APART)).await;
+            clock.reach(edge.saturating_add_signed(begin + request * INTERVAL)).await;
             for lane in &mut lanes {
                 let decision = lane.limiter.check(user(), 1).await?;
                 let at = decision.at_micros().cast_signed() - edge.cast_signed();
@@ -133,7 +136,7 @@ async fn show(clock: Clock, mut lanes: Vec<Lane>, place: &str) -> Result<(), Box
             }
         }
     }
-    // A machine that stood still has made another experiment of it.
+    // On a slow machine, a burst can miss the edge. The result would then be invalid.
     let hit = |lane: &Lane| {
         let (before, after) = lane.decisions.split_at(QUOTA as usize);
         before.iter().all(|(at, _)| (SHOWN.start..0).contains(at))
@@ -142,7 +145,7 @@ async fn show(clock: Clock, mut lanes: Vec<Lane>, place: &str) -> Result<(), Box
     if !lanes.iter().all(hit) {
         return Err("the machine was too slow to hit the edge of the window; please try again".into());
     }
-    say(&table(&lanes));
+    print_text(&table(&lanes));
     Ok(())
 }
 
@@ -167,7 +170,7 @@ fn table(lanes: &[Lane]) -> String {
             lane.most_in_a_window()
         );
     }
-    text += "\n  # admitted   x refused   + some of each\n";
+    text += "\n  # admitted   x denied   + both\n";
     for lane in lanes.iter().filter(|lane| lane.most_in_a_window() > QUOTA as usize) {
         let admitted = || lane.decisions.iter().filter(|(_, admitted)| *admitted).map(|(at, _)| *at);
         let (first, last) = (admitted().min().unwrap_or_default(), admitted().max().unwrap_or_default());
@@ -187,7 +190,7 @@ impl Lane {
         self.decisions.iter().filter(|(at, admitted)| *admitted && range.contains(at)).count()
     }
 
-    /// The largest number that was admitted in any interval of a window's length.
+    /// Returns the largest number of admitted requests in any interval as long as the window.
     fn most_in_a_window(&self) -> usize {
         let window = WINDOW.as_micros() as i64;
         self.decisions.iter().map(|(at, _)| self.admitted(*at..at + window)).max().unwrap_or_default()
@@ -196,8 +199,12 @@ impl Lane {
     fn line(&self, range: std::ops::Range<i64>) -> String {
         let character = |begin: i64| {
             let within = begin..begin + CHARACTER;
-            let decided: Vec<bool> =
-                self.decisions.iter().filter(|(at, _)| within.contains(at)).map(|(_, it)| *it).collect();
+            let decided: Vec<bool> = self
+                .decisions
+                .iter()
+                .filter(|(at, _)| within.contains(at))
+                .map(|(_, admitted)| *admitted)
+                .collect();
             match (decided.contains(&true), decided.contains(&false)) {
                 (true, true) => '+',
                 (true, false) => '#',
@@ -217,13 +224,13 @@ impl Clock {
         }
     }
 
-    /// The next edge of a calendar window before which there is time for a burst.
+    /// Returns the next edge of a calendar window that leaves time for a burst before it.
     fn next_edge(&self) -> u64 {
         let window = WINDOW.as_micros() as u64;
         (self.now_micros() + SHOWN.start.unsigned_abs()).div_ceil(window) * window
     }
 
-    /// Waits until then, or moves the clock there.
+    /// Waits until this time, or moves the clock to it.
     async fn reach(&self, micros: u64) {
         match self {
             Self::Moved(clock) => clock.set_micros(micros),
@@ -234,7 +241,7 @@ impl Clock {
     }
 }
 
-/// Whoever has closed our output does not want to read this.
-fn say(text: &str) {
+/// Prints a text. Ignores the error if standard output is closed.
+fn print_text(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }

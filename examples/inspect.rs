@@ -1,4 +1,4 @@
-//! Why is this customer limited? Looks at what the service in `axum.rs` has counted in Redis, or forgets it.
+//! Reports or resets the usage of one key that the service in `axum.rs` counts in Redis.
 //!
 //! ```text
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- peek header:x-api-key alice
@@ -6,24 +6,24 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- reset peer-ip 192.0.2.1
 //! ```
 //!
-//! A key is given as the service makes it: its kind and its value. Policies, namespace and, where there is one, the secret of
-//! the hash must be those of the service, or it is another count that is looked at.
+//! A key is the kind and the value that the service uses. The policies, the namespace and the secret of the hash, if any,
+//! must be those of the service. Otherwise the example reads the usage of another key.
 
 #[path = "common/policies.rs"]
 mod policies;
 
 use std::{env, error::Error, io::Write, process::ExitCode, time::Duration};
 
-use policies::policies;
+use policies::{per_address, policies};
 use tower_sliding_window::{Decision, Limiter, PartitionKey, RedisBackend, Wait};
 
 const USAGE: &str = "usage: inspect peek <kind> <key> [<cost>] | inspect reset <kind> <key>";
 
-/// An operator is more patient than a request.
+/// The deadline of a command, which is longer than that of a request.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 enum Task {
-    /// As a request of this cost would be answered.
+    /// Reports the decision on a request of this cost.
     Peek(u32),
     Reset,
 }
@@ -32,7 +32,7 @@ enum Task {
 async fn main() -> ExitCode {
     match inspect(env::args_os().skip(1).map(|argument| argument.into_string().ok()).collect()).await {
         Ok(text) => {
-            // Whoever has closed our output does not want to read this.
+            // Ignores the error if standard output is closed.
             let _ = write!(std::io::stdout(), "{text}");
             ExitCode::SUCCESS
         }
@@ -57,31 +57,34 @@ async fn inspect(arguments: Option<Vec<String>>) -> Result<String, Box<dyn Error
     };
     let url = match env::var("REDIS_URL") {
         Ok(url) => url,
-        Err(env::VarError::NotPresent) => return Err("REDIS_URL: there is none to look at".into()),
+        Err(env::VarError::NotPresent) => return Err("REDIS_URL: the variable is not set".into()),
         // The error would repeat the URL, and the URL may hold a password.
-        Err(env::VarError::NotUnicode(_)) => return Err("REDIS_URL: it is not UTF-8".into()),
+        Err(env::VarError::NotUnicode(_)) => return Err("REDIS_URL: the value is not UTF-8".into()),
     };
     let backend = RedisBackend::connect(&url).await.map_err(|error| format!("REDIS_URL: {error}"))?;
     let builder = Limiter::builder(backend.clone()).deadline(DEADLINE);
-    let limiter = policies()?.into_iter().fold(builder, |builder, policy| builder.policy(policy)).build()?;
+    // An address has a policy more than an API key.
+    let per_address = (kind == "peer-ip").then(per_address).transpose()?;
+    let policies = policies()?.into_iter().chain(per_address);
+    let limiter = policies.fold(builder, |builder, policy| builder.policy(policy)).build()?;
 
     let key = PartitionKey::new(kind, value);
     let names = limiter.policies().iter().map(|policy| backend.key_name(limiter.namespace(), &key, policy));
     let names: Vec<String> = names.collect();
     match task {
-        Task::Peek(cost) => Ok(told(&limiter.peek(key, cost).await?, &names, cost)),
+        Task::Peek(cost) => Ok(report(&limiter.peek(key, cost).await?, &names, cost)),
         Task::Reset => {
             limiter.reset(key).await?;
-            Ok(names.iter().map(|name| format!("forgotten: {name}\n")).collect())
+            Ok(names.iter().map(|name| format!("reset: {name}\n")).collect())
         }
     }
 }
 
-fn told(decision: &Decision, names: &[String], cost: u32) -> String {
+fn report(decision: &Decision, names: &[String], cost: u32) -> String {
     let mut text = match decision.retry_after() {
-        Wait::Never => format!("a request of cost {cost} is never admitted: it costs more than a quota\n"),
+        Wait::Never => format!("a request of cost {cost} is never admitted: its cost is above a quota\n"),
         wait if wait.is_zero() => format!("a request of cost {cost} is admitted, and leaves:\n"),
-        Wait::For(wait) => format!("a request of cost {cost} is refused for {}:\n", seconds(wait)),
+        Wait::For(wait) => format!("a request of cost {cost} is denied for {}:\n", seconds(wait)),
     };
     for (status, name) in decision.statuses().iter().zip(names) {
         text += &format!("{}: {} of {} left", status.policy().name(), status.remaining(), status.limit());
@@ -94,14 +97,14 @@ fn told(decision: &Decision, names: &[String], cost: u32) -> String {
         }
         text += match status.retry_after() {
             wait if wait.is_zero() => "",
-            _ => "; this one refuses",
+            _ => "; this policy denies it",
         };
         text += &format!("\n  {name}\n");
     }
     text
 }
 
-/// No shorter than it is.
+/// Formats a wait in seconds, rounded up.
 fn seconds(wait: Duration) -> String {
     format!("{:.1} s", wait.as_millis().div_ceil(100) as f64 / 10.0)
 }

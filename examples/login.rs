@@ -1,4 +1,4 @@
-//! A login of which only the failures count: three a minute from one address.
+//! A login that counts only failures: at most three per minute from one address.
 //!
 //! ```text
 //! cargo run --example login
@@ -27,8 +27,8 @@ async fn login(Form(login): Form<Login>) -> (StatusCode, String) {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Every login is charged when it arrives, so that a hundred at once are not a hundred guesses. A good one gets its
-    // charge back; anything else, a login that was cut off included, keeps it.
+    // The layer charges every login on arrival, so a hundred concurrent logins are not a hundred guesses. A successful
+    // login gets a refund. Every other login, such as an interrupted one, keeps its charge.
     let limits = RateLimitLayer::builder(MemoryBackend::new())
         .policy(Policy::new("failed-logins", 3, Duration::from_secs(60))?)
         .key(peer_ip())
@@ -47,11 +47,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let address = listener.local_addr()?;
     println!(
         "listening on http://{address}\n  \
-         curl -i -d user=alice -d password=sesame http://{address}/login   # as often as you like\n  \
-         curl -i -d user=alice -d password=guess http://{address}/login    # three times a minute"
+         curl -i -d user=alice -d password=sesame http://{address}/login   # not limited\n  \
+         curl -i -d user=alice -d password=guess http://{address}/login    # three per minute"
     );
     axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
-    // Nothing waits in memory. On Redis, this is where the last settlements are waited for.
+    // In memory, no settlement is pending. On Redis, this waits for the last settlements.
     limiter.drain().await;
     Ok(())
 }

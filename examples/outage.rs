@@ -1,4 +1,4 @@
-//! A Redis that is not there: what is cheap goes on, what is dear does not, and a login is decided by this process alone.
+//! An outage of Redis: cheap requests fail open, expensive requests fail closed, and logins use the local fallback.
 //!
 //! ```text
 //! cargo run --example outage
@@ -15,14 +15,14 @@ use tower_sliding_window::{
     outage::{Breaker, LocalDecision, Share, Unchecked},
 };
 
-/// What the service is told about its request.
+/// Reports how the layer has admitted the request.
 async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
     let unchecked = request.extensions().get::<Unchecked>();
     let local = request.extensions().get::<LocalDecision>();
     Ok(Response::new(Body::from(match (unchecked, local) {
-        (Some(unchecked), _) => format!("let through unchecked: {}", unchecked.error()),
+        (Some(unchecked), _) => format!("admitted unchecked: {}", unchecked.error()),
         (_, Some(local)) => {
-            format!("{} left of this process' share", local.decision().statuses()[0].remaining())
+            format!("{} units left in the local fallback", local.decision().statuses()[0].remaining())
         }
         _ => "decided by Redis".to_owned(),
     })))
@@ -30,13 +30,13 @@ async fn answer(request: Request<Body>) -> Result<Response<Body>, Infallible> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // There are eight of these processes.
+    // The service runs in eight processes.
     let share = OutageRule::LocalFallback(Share::among(8)?);
-    // Nobody listens here. A real one may start later than its users, or go away and come back.
+    // No server listens at this address. A real server may start later, or restart.
     let limits = RateLimitLayer::builder(RedisBackend::lazy("redis://127.0.0.1:1/")?)
         .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
         .deadline(Duration::from_millis(50))
-        // After three failures in a row nobody waits any more, and a second later one request tries again.
+        // Three consecutive failures open the circuit breaker. One second later, one request probes Redis.
         .breaker(Breaker { failures: 3, open_for: Duration::from_secs(1) })
         .key(header("x-api-key")?)
         .cost(RouteCosts::new().route("/export", 20)?.route("/login", 6)?)

@@ -1,4 +1,4 @@
-//! A language model behind two limits, requests a minute and tokens a minute, by tiers that change at run time.
+//! A language model with limits of requests and tokens per minute, by tiers that change at run time.
 //!
 //! ```text
 //! cargo run --example tokens
@@ -18,25 +18,25 @@ use tower_sliding_window::{
     settle::{ActualCost, actual_cost},
 };
 
-/// So many requests and so many tokens in any minute.
+/// Returns the policies of a tier: its requests and its tokens per minute.
 fn tier(requests: u32, tokens: u32) -> Result<Policies, ConfigError> {
     let minute = Duration::from_secs(60);
     Policies::new([Policy::new("requests", requests, minute)?, Policy::new("tokens", tokens, minute)?])
 }
 
-/// Who pays for more. A real service has this from whoever has verified the key, in the request's extensions.
+/// Returns the tier of a client. A real service reads it from a request extension that its authentication sets.
 fn tier_of<'a>(head: &Head<'a>) -> Option<&'a str> {
     (head.headers.get("x-api-key")? == "alice").then_some("gold")
 }
 
-/// What the client allows the model to say: the estimate, which is reserved. It is never 0: that would be admitted whatever
-/// was used before.
+/// Returns the estimate that the layer reserves: the tokens that the client allows. It is at least 1, because the store
+/// always admits a cost of 0.
 fn estimate(head: &Head<'_>) -> Costs {
     let given = head.headers.get("x-max-tokens").and_then(|tokens| tokens.to_str().ok()?.parse().ok());
     Costs::new().policy("requests", 1).policy("tokens", given.unwrap_or(100).max(1))
 }
 
-/// The model. It says what it has read, and each word is a token: the count, by which the estimate is settled.
+/// The model: it repeats the prompt, and counts each word as a token. The layer settles the estimate by this count.
 async fn chat(prompt: String) -> (Extension<ActualCost>, String) {
     let tokens = prompt.split_whitespace().count() as u32;
     let used = Costs::new().policy("tokens", tokens);
@@ -78,10 +78,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
          curl -i -H 'x-api-key: bob' -d 'three words only' http://{address}/chat\n  \
          curl -i -H 'x-api-key: bob' -H 'x-max-tokens: 500' -d 'more than bob ever has' http://{address}/chat\n  \
          curl -i -H 'x-api-key: alice' -H 'x-max-tokens: 500' -d 'alice has more' http://{address}/chat\n  \
-         curl -i -X PUT http://{address}/tiers/gold/400   # and alice has no more"
+         curl -i -X PUT http://{address}/tiers/gold/400   # reduces the quota of alice"
     );
     axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
-    // Nothing waits in memory. On Redis, this is where the last settlements are waited for.
+    // In memory, no settlement is pending. On Redis, this waits for the last settlements.
     limiter.drain().await;
     Ok(())
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use tower_layer::Layer;
+
 use crate::{
     answer::{Answer, IntoAnswer, Problem},
     backend::{Backend, memory::MemoryBackend},
@@ -12,7 +14,7 @@ use crate::{
     head::{Head, ResponseHead},
     key::{self, KeyError, KeyExtractor, MissingKey, PartitionKey},
     layer::RateLimitLayer,
-    limit::{Limit, limit},
+    limit::{IntoLimit, Limit, limit},
     limiter::{Draft, IntoDraft, Limiter, LimiterBuilder, Rejection},
     outage::{Breaker, OutageRule},
     policy::{Policies, Policy, PolicySelector, distinct},
@@ -22,7 +24,8 @@ use crate::{
 /// The builder of a [`RateLimitLayer`] for HTTP.
 ///
 /// A policy and a key are required. The cost is 1 by default, and everything else has a safe default. The calls come in any
-/// order. Every part has one method for a value and one, named `.._by`, for a closure over the request's [`Head`].
+/// order. A key, a cost, policies and an outage rule have one method for a value and one, named `.._by`, for a closure over the
+/// request's [`Head`].
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `.build()?`"]
 pub struct Builder {
@@ -101,13 +104,20 @@ impl Builder {
 
     /// Sets the partition key by a closure. It returns a [`PartitionKey`], or an `Option` or a `Result` of one.
     ///
+    /// Return a value that the client cannot invent. For a header, use [`header`](crate::header), which also rejects repeated and
+    /// malformed values.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use tower_sliding_window::{MemoryBackend, PartitionKey, Policy, RateLimitLayer};
     ///
+    /// /// The user, as an earlier layer has verified it.
+    /// #[derive(Clone)]
+    /// struct User { id: u64 }
+    ///
     /// let limits = RateLimitLayer::builder(MemoryBackend::new())
     ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
-    ///     .key_by(|head| head.header("host").map(|host| PartitionKey::new("host", host)))
+    ///     .key_by(|head| head.extension::<User>().map(|user| PartitionKey::new("user", user.id.to_be_bytes())))
     ///     .cost_by(|head| if head.method.is_safe() { 1 } else { 5 })
     ///     .exempt(|head| head.uri.path() == "/health")
     ///     .build()?;
@@ -128,7 +138,7 @@ impl Builder {
     }
 
     /// Chooses policies by the request, for example by its tier. They are added to those of [`policy`](Self::policy), which is
-    /// then optional. A request for which no policy is chosen passes uncounted, if there are no others.
+    /// then optional, and of other selectors. A request for which no policy is chosen passes uncounted, if there are no others.
     ///
     /// All policies of one request need different names, and there are at most [`MAX_PAIRS`]. Otherwise, the request is rejected
     /// with [`Rejection::Misconfigured`], over HTTP with 500.
@@ -141,7 +151,8 @@ impl Builder {
         self.first("policies_by", |limit| limit.policies_by(choose))
     }
 
-    /// Sets the cost of a request. The default is 1 quota unit of every policy.
+    /// Sets the cost of a request for the first key of the layer. The default is 1 quota unit of every policy. A
+    /// [further limit](Self::also) has a cost of its own.
     pub fn cost(self, cost: impl CostFunction) -> Self {
         self.first("cost", |limit| limit.cost(cost))
     }
@@ -153,30 +164,36 @@ impl Builder {
 
     /// Adds a further limit, with a key, policies and a cost of its own; see [`limit`]. All limits of a layer are one check: it
     /// is admitted if all policies have room, and then all are charged.
-    pub fn also(mut self, limit: Limit) -> Self {
-        self.others.push(limit);
+    pub fn also(mut self, limit: impl IntoLimit) -> Self {
+        self.others.push(limit.into_limit());
         self
     }
 
     /// Plans the check of a request by a closure, in place of `key`, `missing_key`, `cost` and `policies`: for explicit pairs,
     /// other policies, or an outage rule of its own. It returns a [`Draft`](crate::protocol::Draft), or what
-    /// [`IntoDraft`] lists.
+    /// [`IntoDraft`] lists. A key without policies of its own is checked against the policies of [`policy`](Self::policy), of
+    /// which there must then be at least one: otherwise, the request is rejected with [`Rejection::Misconfigured`].
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_sliding_window::{MemoryBackend, PartitionKey, Policy, RateLimitLayer, protocol::Draft};
+    /// use tower_sliding_window::{MemoryBackend, PartitionKey, Policy, RateLimitLayer, key::KeyError, protocol::Draft};
+    ///
+    /// /// The user, as an earlier layer has verified it.
+    /// #[derive(Clone)]
+    /// struct User { id: u64 }
     ///
     /// let uploads = Policy::new("uploads", 5, Duration::from_secs(60))?;
     /// let limits = RateLimitLayer::builder(MemoryBackend::new())
     ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
     ///     .plan_by(move |head| {
-    ///         let host = PartitionKey::new("host", head.header("host").unwrap_or_default());
-    ///         let requests = Draft::check(host.clone(), 1);
-    ///         match head.uri.path() {
+    ///         let user = head.extension::<User>().ok_or(KeyError::Missing)?;
+    ///         let user = PartitionKey::new("user", user.id.to_be_bytes());
+    ///         let requests = Draft::check(user.clone(), 1);
+    ///         Ok(match head.uri.path() {
     ///             "/health" => Draft::exempt(),
-    ///             "/upload" => requests.and(Draft::check_against(host, uploads.clone().into(), 1)),
+    ///             "/upload" => requests.and(Draft::check_against(user, uploads.clone().into(), 1)),
     ///             _ => requests,
-    ///         }
+    ///         })
     ///     })
     ///     .build()?;
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
@@ -185,9 +202,14 @@ impl Builder {
         Self { plan: Some(Arc::new(move |head| plan(head).into_draft())), ..self }
     }
 
-    /// Exempts the requests for which the closure returns true: they pass uncounted, whatever keys they have.
+    /// Exempts the requests for which the closure returns true: they pass uncounted by all limits of the layer. If it is called
+    /// several times, each closure exempts requests.
     pub fn exempt(self, exempt: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
-        Self { exempt: Some(Arc::new(exempt)), ..self }
+        let exempt: HeadFn<bool> = match self.exempt {
+            None => Arc::new(exempt),
+            Some(other) => Arc::new(move |head| other(head) || exempt(head)),
+        };
+        Self { exempt: Some(exempt), ..self }
     }
 
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
@@ -209,7 +231,8 @@ impl Builder {
         Self { outage: Some(rule), ..self }
     }
 
-    /// Sets the outage rule by a closure, for every counted request. It replaces the rule of [`outage`](Self::outage).
+    /// Sets the outage rule by a closure, which is called for every request with a key. It replaces the rule of
+    /// [`outage`](Self::outage).
     ///
     /// ```
     /// use std::time::Duration;
@@ -233,8 +256,8 @@ impl Builder {
     /// Settles every charge by the amount that the closure returns for the response: the charge is replaced by the amount
     /// actually used. The cost is then an estimate.
     ///
-    /// The closure returns a `u32`, which replaces the charges of *all* policies and keys of the request, or
-    /// [`Costs`](crate::Costs), which name the policies to settle. It returns `None` if nothing is known. Then the charge stands,
+    /// The closure returns a `u32`, which replaces the charges of *all* policies of the request, those of further limits
+    /// included, or [`Costs`](crate::Costs), which name the policies to settle. It returns `None` if nothing is known. Then the charge stands,
     /// as it does if the inner service fails or panics, or the request is dropped before its response. Two functions can be
     /// used as they are:
     ///
@@ -298,8 +321,8 @@ impl Builder {
         Self { reject: Some(Arc::new(move |rejection, head| reject(rejection, head).into_answer())), ..self }
     }
 
-    /// Sets the protocol of responses. The default is [`Problem`]; use `answer::Grpc` or `answer::HttpOrGrpc` (feature `tonic`)
-    /// for tonic.
+    /// Sets the responses to rejected requests, and the header fields. The default is [`Problem`]. Use `answer::Grpc` or
+    /// `answer::HttpOrGrpc` (feature `tonic`) for tonic.
     pub fn answer(self, answer: impl Answer) -> Self {
         Self { answer: Arc::new(answer), ..self }
     }
@@ -343,19 +366,19 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::MissingKey`] without a key, [`ConfigError::PlanAndPart`] if `plan_by` replaces a part that was set,
-    /// [`ConfigError::NoPolicies`] if a limit has no policies, [`ConfigError::CannotSettle`] if the layer settles and the
+    /// Returns [`ConfigError::NoKey`] without a key, [`ConfigError::PlanAndPart`] if `plan_by` replaces a part that was set,
+    /// [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies, [`ConfigError::CannotSettle`] if the layer settles and the
     /// backend cannot change charges, [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed, and the errors
     /// of [`LimiterBuilder::build`] for the policies of all limits together.
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
         let Self { limiter, has_key, unplanned, mut first, plan, others, .. } = self;
         match (&plan, unplanned) {
-            (None, _) if !has_key => return Err(ConfigError::MissingKey),
+            (None, _) if !has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
             _ => {}
         }
         if others.iter().any(|limit| limit.own_policies().is_empty() && !limit.chooses_policies()) {
-            return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
+            return Err(ConfigError::LimitWithoutPolicy);
         }
         let may_lack_policies = plan.is_some() || first.chooses_policies();
         let further = others.iter().flat_map(|limit| limit.own_policies().iter().cloned());
@@ -378,7 +401,7 @@ impl Builder {
             }
             Source::Shared(_, Some(method)) => return Err(ConfigError::SharedLimiter { method }),
             Source::Shared(..) if plan.is_some() && !first.own_policies().is_empty() => {
-                return Err(ConfigError::SharedLimiter { method: "policy" });
+                return Err(ConfigError::PlanAndPart { method: "policy" });
             }
             Source::Shared(limiter, None) => {
                 let own = limiter.policies().iter().chain(first.own_policies()).cloned();
@@ -404,6 +427,30 @@ impl Builder {
             answer: self.answer,
         };
         Ok(RateLimitLayer::new(limiter, http))
+    }
+}
+
+/// Explains a forgotten `build`. It is never implemented.
+#[diagnostic::on_unimplemented(
+    message = "a `Builder` is not a layer",
+    label = "this builder has not been built",
+    note = "call `.build()?` first"
+)]
+pub trait Built<S> {
+    type Service;
+
+    fn built(&self, inner: S) -> Self::Service;
+}
+
+#[doc(hidden)]
+impl<S> Layer<S> for Builder
+where
+    Builder: Built<S>,
+{
+    type Service = <Builder as Built<S>>::Service;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        self.built(inner)
     }
 }
 

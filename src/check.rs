@@ -122,8 +122,9 @@ impl Check {
         Self { purpose, ..self }
     }
 
-    /// The same check with an instant after which nobody waits for its decision. A backend that can tell must not charge it
-    /// after that: it is an error with [`Reason::DeadlineExceeded`](crate::backend::Reason::DeadlineExceeded) then. A limiter sets it for whatever it waits for.
+    /// Returns the same check with a deadline. If the deadline is exceeded, a backend must not charge the check, and returns
+    /// [`Reason::DeadlineExceeded`](crate::backend::Reason::DeadlineExceeded), if it can. A limiter sets the deadline of every
+    /// check that it waits for.
     #[must_use]
     pub fn with_deadline(self, deadline: impl Into<Option<Instant>>) -> Self {
         Self { deadline: deadline.into(), ..self }
@@ -267,17 +268,17 @@ mod tests {
 
         assert_eq!(
             text(vec![]),
-            "a check of 0 pairs: it must hold 1 to 8 pairs of a partition key and a policy"
+            "check of 0 pairs: it must have 1 to 8 pairs of a partition key and a policy"
         );
         let nine: Vec<_> = (0..9).map(|i| pair(&i.to_string(), "p")).collect();
         assert_eq!(
             text(nine.clone()),
-            "a check of 9 pairs: it must hold 1 to 8 pairs of a partition key and a policy"
+            "check of 9 pairs: it must have 1 to 8 pairs of a partition key and a policy"
         );
         assert_eq!(Check::new(&nine[..8]).unwrap().pairs().len(), 8);
         assert_eq!(
             text(vec![pair("a", "p"), pair("b", "p"), pair("a", "p")]),
-            r#"policy "p" is there twice for one partition key: the pairs of a check must differ"#
+            r#"policy "p" occurs twice for one partition key: the pairs of a check must differ"#
         );
     }
 

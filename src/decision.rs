@@ -148,8 +148,9 @@ impl Decision {
         matches!(self.0.origin, Origin::Divided)
     }
 
-    /// Returns all policies of the check, in its order.
-    pub(crate) fn policies(&self) -> impl Iterator<Item = &Policy> {
+    /// Returns all policies of the check, in its order. A [cached](Self::is_cached) denial contains them even if it has no status
+    /// for their pairs.
+    pub fn policies(&self) -> impl Iterator<Item = &Policy> {
         let (listed, known): (&[Policy], &[Status]) = match &self.0.origin {
             Origin::Cache(policies) => (policies, &[]),
             Origin::Backend | Origin::Divided => (&[], &self.0.statuses),

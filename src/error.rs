@@ -1,26 +1,24 @@
-//! What can be wrong with a configuration, found when it is built.
-//!
-//! Nothing here happens per request: a limit that was built can be asked.
+//! Configuration errors, found when a policy, a limiter or a layer is built.
 
 use std::time::Duration;
 
-/// A configuration that cannot be built. The text names the value that was given and what is allowed.
+/// The error of an invalid configuration. Its text names the value and the valid range.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The name of a policy is empty, too long, or not printable ASCII.
     #[error("policy name {name:?}: it must be 1 to 64 printable ASCII characters (space to `~`)")]
     PolicyName {
-        /// The name that was given.
+        /// The given name.
         name: String,
     },
 
-    /// A quota of zero would refuse everything, always.
+    /// The quota is zero, so no request could be admitted.
     #[error("policy {name:?}: quota {quota}: it must be 1 to 4294967295 quota units")]
     Quota {
         /// The policy's name.
         name: String,
-        /// The quota that was given.
+        /// The given quota.
         quota: u32,
     },
 
@@ -29,18 +27,18 @@ pub enum ConfigError {
     Window {
         /// The policy's name.
         name: String,
-        /// The window that was given.
+        /// The given window.
         window: Duration,
     },
 
-    /// The buckets of a policy are too narrow, too wide, or not a whole number of microseconds.
+    /// The precision of a policy is too small, too large, or not a whole number of microseconds.
     #[error(
         "policy {name:?}: precision {precision:?}: it must be 1 ms to the window of {window:?}, in whole microseconds, with at most {max} buckets in a window"
     )]
     Precision {
         /// The policy's name.
         name: String,
-        /// The precision that was given.
+        /// The given precision.
         precision: Duration,
         /// The policy's window.
         window: Duration,
@@ -48,7 +46,7 @@ pub enum ConfigError {
         max: u64,
     },
 
-    /// What would be kept in reserve leaves nothing.
+    /// The headroom leaves no quota.
     #[error(
         "policy {name:?}: headroom of {percent} percent of {quota} units: it must be 0 to 99 percent and leave at least one unit"
     )]
@@ -57,16 +55,16 @@ pub enum ConfigError {
         name: String,
         /// The quota in quota units.
         quota: u32,
-        /// The percentage that was given.
+        /// The given percentage.
         percent: u32,
     },
 
     /// A layer has no partition key.
-    #[error("no partition key: set whose usage is counted with `.key(..)`, `.key_by(..)` or `.plan_by(..)`")]
-    MissingKey,
+    #[error("missing partition key: set it with `.key(..)`, `.key_by(..)` or `.plan_by(..)`")]
+    NoKey,
 
     /// `plan_by` replaces another part of the layer that was also set.
-    #[error("`.plan_by(..)` replaces `.{method}(..)`: set only one of them")]
+    #[error("`.{method}(..)` has no effect together with `.plan_by(..)`: remove one of them")]
     PlanAndPart {
         /// The method that would have no effect.
         method: &'static str,
@@ -79,165 +77,169 @@ pub enum ConfigError {
         method: &'static str,
     },
 
-    /// A limiter without a policy limits nothing.
+    /// A further limit of a layer has no policy.
+    #[error("a further limit has no policy: write `limit(key).policy(Policy::new(..)?)`")]
+    LimitWithoutPolicy,
+
+    /// A limiter has no policy.
     #[error("no policy: a limiter needs 1 to {max} policies; add one with `.policy(Policy::new(..)?)`")]
     NoPolicies {
         /// The largest number of policies.
         max: usize,
     },
 
-    /// More policies than one check can hold.
+    /// There are more policies than one check can contain.
     #[error("{given} policies: a limiter needs 1 to {max} policies")]
     TooManyPolicies {
-        /// The number of policies that was given.
+        /// The given number of policies.
         given: usize,
         /// The largest number of policies.
         max: usize,
     },
 
-    /// Two policies of one limiter have the same name, and clients could not tell them apart.
-    #[error("policy {name:?} is there twice: the policies of a limiter need different names")]
+    /// Two policies of one limiter have the same name.
+    #[error("policy {name:?} occurs twice: the policies of a limiter need different names")]
     DuplicatePolicy {
         /// The name that was given twice.
         name: String,
     },
 
-    /// The namespace is empty, too long, or holds a character that has a meaning in a key.
+    /// The namespace is empty, too long, or contains a character with a meaning in a key.
     #[error(
         "namespace {namespace:?}: it must be 1 to 64 printable ASCII characters without `{{`, `}}` and space"
     )]
     Namespace {
-        /// The namespace that was given.
+        /// The given namespace.
         namespace: String,
     },
 
-    /// The deadline of a check is zero or so long that it is none.
+    /// The deadline of a check is out of range.
     #[error("deadline {deadline:?}: it must be 1 ms to 60 s")]
     Deadline {
-        /// The deadline that was given.
+        /// The given deadline.
         deadline: Duration,
     },
 
-    /// The number of checks that may be under way is out of range.
-    #[error("at most {given} checks under way: the bound must be 1 to {max}")]
+    /// The bound of checks in flight is out of range.
+    #[error("max_in_flight {given}: it must be 1 to {max}")]
     MaxInFlight {
-        /// The bound that was given.
+        /// The given bound.
         given: usize,
         /// The largest bound.
         max: usize,
     },
 
-    /// The number of failures that open the breaker is out of range.
+    /// The number of failures that open the circuit breaker is out of range.
     #[error(
-        "a breaker that opens after {given} failures: it must be 1 to {max}; `.breaker(None)` goes without one"
+        "circuit breaker: failures {given}: it must be 1 to {max}; `.breaker(None)` disables the breaker"
     )]
     BreakerFailures {
-        /// The number that was given.
+        /// The given number.
         given: u32,
         /// The largest number.
         max: u32,
     },
 
-    /// The breaker is never open, or so long that a store that is back is not noticed.
-    #[error("a breaker that is open for {open_for:?}: it must be 1 ms to 1 h")]
+    /// The time that the circuit breaker stays open is out of range.
+    #[error("circuit breaker: open_for {open_for:?}: it must be 1 ms to 1 h")]
     BreakerOpenFor {
-        /// The time that was given.
+        /// The given time.
         open_for: Duration,
     },
 
-    /// Denials are remembered for no time, or for so long that a change elsewhere is not noticed.
+    /// The largest age of a cached denial is out of range.
     #[error(
-        "denials that are remembered for {max_age:?}: it must be 1 ms to 60 s; `.deny_cache(None)` remembers none"
+        "deny cache: max_age {max_age:?}: it must be 1 ms to 60 s; `.deny_cache(None)` disables the cache"
     )]
     DenyCacheMaxAge {
-        /// The age that was given.
+        /// The given age.
         max_age: Duration,
     },
 
-    /// The bound on the denials that are remembered is out of range.
-    #[error("at most {given} denials that are remembered: the bound must be 1 to {max}")]
+    /// The number of entries of the deny cache is out of range.
+    #[error("deny cache: max_entries {given}: it must be 1 to {max}")]
     DenyCacheMaxEntries {
-        /// The bound that was given.
+        /// The given bound.
         given: usize,
         /// The largest bound.
         max: usize,
     },
 
-    /// A quota cannot be shared among nobody.
-    #[error("a share among {processes} processes: it must be 1 to 4294967295")]
+    /// The number of processes of a local fallback is zero.
+    #[error("share among {processes} processes: it must be 1 to 4294967295")]
     Share {
-        /// The number that was given.
+        /// The given number.
         processes: u32,
     },
 
-    /// The number of settlements that may wait is out of range.
-    #[error("a queue of {given} settlements: it must be 1 to {max}")]
+    /// The bound of the settlement queue is out of range.
+    #[error("settlement_queue {given}: it must be 1 to {max}")]
     SettlementQueue {
-        /// The number that was given.
+        /// The given number.
         given: usize,
         /// The largest number.
         max: usize,
     },
 
-    /// What is to be settled cannot be: the backend can charge and nothing else.
-    #[error("this backend cannot settle: it can charge, and cannot change a charge afterwards")]
+    /// The layer settles, but the backend cannot change charges.
+    #[error("the backend cannot settle: it cannot change charges")]
     CannotSettle,
 
-    /// A check must hold at least one pair and at most eight, each of them once.
-    #[error("a check of {given} pairs: it must hold 1 to {max} pairs of a partition key and a policy")]
+    /// The number of pairs of a check is out of range.
+    #[error("check of {given} pairs: it must have 1 to {max} pairs of a partition key and a policy")]
     Pairs {
-        /// The number of pairs that was given.
+        /// The given number of pairs.
         given: usize,
         /// The largest number of pairs.
         max: usize,
     },
 
-    /// The same partition key and policy twice in one check.
-    #[error("policy {policy:?} is there twice for one partition key: the pairs of a check must differ")]
+    /// A check contains the same partition key and policy twice.
+    #[error("policy {policy:?} occurs twice for one partition key: the pairs of a check must differ")]
     DuplicatePair {
         /// The name of the policy.
         policy: String,
     },
 
-    /// No HTTP header can have this name.
-    #[error("header name {name:?}: it is not a valid HTTP field name")]
+    /// The header name is invalid.
+    #[error("header name {name:?}: not a valid HTTP field name")]
     HeaderName {
-        /// The name that was given.
+        /// The given name.
         name: String,
-        /// Why it is not valid.
+        /// The reason.
         source: http::header::InvalidHeaderName,
     },
 
-    /// The prefix by which IPv6 addresses are grouped is out of range.
+    /// The prefix that groups IPv6 addresses is out of range.
     #[error("IPv6 prefix /{prefix}: it must be /1 to /128")]
     Ipv6Prefix {
-        /// The prefix that was given.
+        /// The given prefix.
         prefix: u8,
     },
 
-    /// A route that cannot be matched, or that meets another one.
+    /// A route cannot be parsed or conflicts with another route.
     #[error("route {route:?}: {source}")]
     Route {
-        /// The route that was given.
+        /// The given route.
         route: String,
-        /// Why it cannot be added.
+        /// The reason.
         source: matchit::InsertError,
     },
 
     /// The bound on the partition keys of a memory backend is out of range.
-    #[error("at most {given} partition keys: the bound must be 1 to {max}")]
+    #[error("max_keys {given}: it must be 1 to {max}")]
     MaxKeys {
-        /// The bound that was given.
+        /// The given bound.
         given: usize,
         /// The largest bound.
         max: usize,
     },
 
-    /// The secret of a hash is so short that it could be guessed. The text does not repeat it.
+    /// The hash secret is too short. The text does not contain it.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error(
-        "a hash secret of {given} bytes: it must be at least {min} bytes, made at random, as `openssl rand -hex 32` makes it"
+        "hash secret of {given} bytes: it must have at least {min} random bytes, for example from `openssl rand -hex 32`"
     )]
     HashSecret {
         /// The length that was given, in bytes.
@@ -246,21 +248,21 @@ pub enum ConfigError {
         min: usize,
     },
 
-    /// The address of a Redis server does not parse. The text does not repeat it: it may hold a password.
+    /// The URL of a Redis server cannot be parsed. The text does not contain it, because it may contain a password.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("{reason}; a Redis URL looks like redis://[user:password@]host[:port][/database]")]
     RedisUrl {
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
 
-    /// A connection to Redis cannot be encrypted as it is asked for.
+    /// The TLS settings of a Redis connection are invalid.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("TLS to Redis: {reason}")]
     RedisTls {
-        /// What is wrong. No key is repeated.
+        /// The problem, without any key.
         reason: String,
     },
 }

@@ -33,7 +33,10 @@ pub struct ResponseHead<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Returns the first value of a header field, if the field exists and its value is visible ASCII.
+    /// Returns the first value of a header field, or `None` if the field is missing or its value is not visible ASCII.
+    ///
+    /// Do not make a partition key of it: a client could send a repeated or malformed field, which
+    /// [`header`](crate::header) rejects.
     pub fn header(&self, name: &str) -> Option<&'a str> {
         self.headers.get(name)?.to_str().ok()
     }

@@ -56,8 +56,8 @@
 //!
 //! # Where does the layer go?
 //!
-//! Add the layer around the routes to protect, and inside CORS: `.layer(limits).layer(cors)`. Clones of a layer share one
-//! state. Each nested layer makes a check of its own, and the header fields are joined.
+//! Add the layer around the routes to protect: in axum with `Router::layer`, or `Router::route_layer` for existing routes only;
+//! for any other service with `tower::ServiceBuilder`. Add it inside CORS: `.layer(limits).layer(cors)`. Clones share one state. Each nested layer makes a check of its own, and the header fields are joined.
 //!
 //! # Guide
 //!

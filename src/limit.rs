@@ -19,7 +19,7 @@ pub struct Limit {
     cost: Arc<dyn CostFunction>,
     missing_key: MissingKey,
     policies: Vec<Policy>,
-    selector: Option<Arc<dyn PolicySelector>>,
+    selectors: Vec<Arc<dyn PolicySelector>>,
     /// The policies as a set, made once by [`sealed`](Self::sealed).
     set: Option<Policies>,
 }
@@ -44,8 +44,24 @@ pub fn limit(key: impl KeyExtractor) -> Limit {
         cost: Arc::new(1),
         missing_key: MissingKey::default(),
         policies: Vec::new(),
-        selector: None,
+        selectors: Vec::new(),
         set: None,
+    }
+}
+
+/// The parameter of [`Builder::also`](crate::Builder::also), which exists for its error message.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a limit",
+    label = "expected a limit: a key with its policies",
+    note = "write `limit(key).policy(Policy::new(..)?)`"
+)]
+pub trait IntoLimit {
+    fn into_limit(self) -> Limit;
+}
+
+impl IntoLimit for Limit {
+    fn into_limit(self) -> Limit {
+        self
     }
 }
 
@@ -57,9 +73,10 @@ impl Limit {
         self
     }
 
-    /// Chooses further policies for this key by the request.
-    pub fn policies(self, selector: impl PolicySelector) -> Self {
-        Self { selector: Some(Arc::new(selector)), ..self }
+    /// Chooses further policies for this key by the request. Several selectors add their policies.
+    pub fn policies(mut self, selector: impl PolicySelector) -> Self {
+        self.selectors.push(Arc::new(selector));
+        self
     }
 
     /// Chooses further policies for this key by a closure. `None` chooses no others.
@@ -92,7 +109,7 @@ impl Limit {
     }
 
     pub(crate) fn chooses_policies(&self) -> bool {
-        self.selector.is_some()
+        !self.selectors.is_empty()
     }
 
     pub(crate) fn without_policies(self) -> Self {
@@ -128,14 +145,11 @@ impl Limit {
 
     /// Returns the policies of a request, or `None` if there are none.
     fn choose(&self, head: &Head<'_>) -> Option<Policies> {
-        let chosen = self.selector.as_ref().and_then(|selector| selector.select(head));
-        match (&self.set, chosen) {
-            (None, chosen) => chosen,
-            (Some(set), None) => Some(set.clone()),
-            (Some(set), Some(chosen)) => {
-                Some(Policies::unchecked([set.as_slice(), chosen.as_slice()].concat()))
-            }
-        }
+        let chosen = self.selectors.iter().filter_map(|selector| selector.select(head));
+        chosen.fold(self.set.clone(), |policies, chosen| match policies {
+            None => Some(chosen),
+            Some(policies) => Some(Policies::unchecked([policies.as_slice(), chosen.as_slice()].concat())),
+        })
     }
 }
 

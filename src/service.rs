@@ -10,7 +10,6 @@ use tower_service::Service;
 
 use crate::{
     future::ResponseFuture,
-    limiter::Rejection,
     now_or_later::NowOrLater,
     protocol::{Http, Protocol},
     shared::Shared,
@@ -66,7 +65,7 @@ where
                     return ResponseFuture::checking(asking, inner, request, self.shared.clone());
                 }
             },
-            Err(error) => Err(Rejection::Key(error)),
+            Err(error) => Err(limiter.reject_key(error)),
         };
         match outcome {
             Ok(admission) => {
@@ -74,9 +73,9 @@ where
                 ResponseFuture::admitted(self.inner.call(request), self.shared.clone(), admission)
             }
             Err(rejection) => {
-                let rejected = ResponseFuture::rejected(protocol, &request, &rejection);
+                // First of all: if building the response panics, the permit is returned.
                 drop(self.take_ready());
-                rejected
+                ResponseFuture::rejected(&self.shared.protocol, &request, &rejection)
             }
         }
     }

@@ -1,7 +1,7 @@
-//! All integration tests, in one binary. `tests/run` gets what they need and runs them.
+//! All integration tests, in one binary. `tests/run` installs what they need and runs them.
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
 
-// Not called `redis`, which is the client crate.
+// Not named `redis`: this is the name of the client crate.
 #[path = "redis/mod.rs"]
 mod redis_server;
 mod support;

@@ -17,12 +17,12 @@ fn source_files_have_no_cycles() {
     assert!(cycles.is_empty(), "cycles between files:\n\n{}", cycles.join("\n"));
 }
 
-/// The root has the names that most users write. Everything else is in a module.
+/// The crate root exports only the names that most users write. All other names are in modules.
 #[test]
-fn root_exports_at_most_35_names() {
+fn crate_root_exports_few_names() {
     let root = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).unwrap();
     let exports = root.split("pub use crate::").skip(1).map(|rest| rest.split(';').next().unwrap());
-    // The modules `redis` and `testing` are inline, and not at the root.
+    // The modules `redis` and `testing` are inline. Their exports are not exports of the root.
     let exports = exports.filter(|paths| !paths.starts_with("backend::"));
     let words = exports.flat_map(|paths| paths.split([',', '{', '}', '\n', ' '])).filter(|word| !word.is_empty());
     let names: Vec<&str> = words.filter(|word| !word.ends_with("::")).collect();
@@ -30,7 +30,7 @@ fn root_exports_at_most_35_names() {
 }
 
 #[test]
-fn cycle_through_a_re_export_is_found() {
+fn parser_finds_cycle_through_reexport() {
     let cycles = cycles(&[
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::{self, Bee as Insect}; pub struct A;"),
@@ -44,7 +44,7 @@ fn cycle_through_a_re_export_is_found() {
 }
 
 #[test]
-fn path_through_an_imported_module_is_found() {
+fn parser_finds_path_through_imported_module() {
     let cycles = cycles(&[
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b; fn a() { b::b() }"),
@@ -54,7 +54,7 @@ fn path_through_an_imported_module_is_found() {
 }
 
 #[test]
-fn module_and_its_children_are_no_cycle() {
+fn parent_module_and_children_form_no_cycle() {
     let sources = [
         ("lib.rs", "mod a; pub struct Root;"),
         ("a/mod.rs", "mod x; mod y; pub struct Parent(x::X); use y::Y;"),
@@ -65,7 +65,7 @@ fn module_and_its_children_are_no_cycle() {
 }
 
 #[test]
-fn comments_strings_and_unit_tests_are_ignored() {
+fn parser_ignores_comments_strings_and_unit_tests() {
     let sources = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::B; pub struct A;"),
@@ -113,7 +113,7 @@ struct Modules(BTreeMap<ModulePath, Module>);
 #[derive(Default)]
 struct Module {
     file: String,
-    /// The names that `use` declarations bind, with the paths that they stand for.
+    /// The names that `use` declarations bind, with their paths.
     bindings: BTreeMap<String, Vec<String>>,
     /// All paths, in `use` declarations and elsewhere.
     paths: BTreeSet<Vec<String>>,
@@ -170,7 +170,7 @@ impl Modules {
     /// Reads the modules, `use` declarations and paths of a file.
     fn read(&mut self, file: &str, tokens: &[String]) {
         let token = |i: usize| tokens.get(i).map_or("", String::as_str);
-        // An entry for each open brace. That of an inline module has its name.
+        // One entry for each open brace. The entry of an inline module has the name of the module.
         let mut scopes: Vec<Option<String>> = Vec::new();
         let mut i = 0;
         loop {
@@ -204,7 +204,8 @@ impl Modules {
         assert!(scopes.is_empty(), "{file}: a brace is not closed");
     }
 
-    /// Returns the module that defines the item of a path, and the item's name. None for a module, and for another crate's item.
+    /// Returns the module that defines the item of a path, and the name of the item. Returns None for a module and for an item of
+    /// another crate.
     fn definition(&self, module: &ModulePath, path: &[String], depth: usize) -> Option<(ModulePath, String)> {
         let mut at = module.clone();
         let mut rest = path;
@@ -224,7 +225,7 @@ impl Modules {
                 // A module and an item may have the same name, but only a module continues a path.
                 match (self.child(&at, name), self.binding(&at, name)) {
                     (Some(child), _) if !after.is_empty() => at = child,
-                    // The limit is for a name that is bound to itself.
+                    // The limit ends the search for a name that is bound to itself.
                     (_, Some(_)) if depth > 8 => return None,
                     (_, Some(target)) => {
                         return self.definition(&at, &[target, after].concat(), depth + 1);
@@ -286,7 +287,7 @@ impl Module {
     }
 }
 
-/// Returns the module of a file. One module has two files, of which one is compiled.
+/// Returns the module of a file. The module `tls` has two files, and a build compiles one of them.
 fn module_of(file: &str) -> ModulePath {
     let file = file.replace("no_tls.rs", "tls.rs");
     let path = file.trim_end_matches(".rs").split('/').filter(|name| !["lib", "mod"].contains(name));

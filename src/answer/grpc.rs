@@ -34,7 +34,7 @@ use crate::{
 pub struct Grpc;
 
 /// Answers a request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`Problem`] does: for one
-/// layer around a router that serves both.
+/// layer around a router that serves both. A request with `application/grpc-web` is answered over HTTP.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct HttpOrGrpc;
@@ -47,15 +47,22 @@ impl Answer for Grpc {
 
 impl Answer for HttpOrGrpc {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        const GRPC: &[u8] = b"application/grpc";
-        let content_type = head.headers.get(header::CONTENT_TYPE).map(|value| value.as_bytes());
-        let start = content_type.and_then(|value| value.get(..GRPC.len()));
-        if start.is_some_and(|start| start.eq_ignore_ascii_case(GRPC)) {
+        let content_type = head.headers.get(header::CONTENT_TYPE);
+        if content_type.is_some_and(|value| is_grpc(value.as_bytes())) {
             Grpc.reject(rejection, head)
         } else {
             Problem.reject(rejection, head)
         }
     }
+}
+
+/// Returns whether a content type is `application/grpc`, with or without a suffix such as `+proto` and parameters. A client of
+/// `application/grpc-web` reads its status elsewhere, so it is not gRPC.
+fn is_grpc(content_type: &[u8]) -> bool {
+    const GRPC: &[u8] = b"application/grpc";
+    content_type.split_at_checked(GRPC.len()).is_some_and(|(start, rest)| {
+        start.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
+    })
 }
 
 fn status(rejection: &Rejection) -> Status {
@@ -100,4 +107,19 @@ fn exhausted(decision: &Decision) -> Status {
 /// Whole milliseconds, rounded up.
 fn whole_millis(wait: Duration) -> u64 {
     wait.as_micros().div_ceil(1_000) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grpc_web_is_not_grpc() {
+        for grpc in ["application/grpc", "application/grpc+proto", "Application/GRPC", "application/grpc; charset=utf-8"] {
+            assert!(is_grpc(grpc.as_bytes()), "{grpc}");
+        }
+        for other in ["application/grpc-web", "application/grpc-web+proto", "application/grp", "application/json", ""] {
+            assert!(!is_grpc(other.as_bytes()), "{other}");
+        }
+    }
 }

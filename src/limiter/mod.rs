@@ -10,7 +10,7 @@ use crate::{
     deny_cache::{Denials, Miss, Lookup},
     engine::Engine,
     error::ConfigError,
-    key::PartitionKey,
+    key::{KeyError, PartitionKey},
     now_or_later::{BoxFuture, NowOrLater},
     observe::{self, Warnings},
     outage::{Guard, Local, OutageRule},
@@ -146,7 +146,7 @@ impl Limiter {
     }
 
     /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. Policies that a
-    /// layer chooses by the request do not belong to the limiter: use [`reset_pairs`](Self::reset_pairs) with
+    /// layer chooses by the request, and those of its further limits, do not belong to the limiter: use [`reset_pairs`](Self::reset_pairs) with
     /// [`Policies::pairs`](crate::Policies::pairs) for them.
     pub fn reset(&self, key: PartitionKey) -> ResetFuture {
         match self.own(&key, &Costs::from(0)) {
@@ -226,6 +226,14 @@ impl Limiter {
                 Some(NowOrLater::now(Err(Rejection::Misconfigured(Arc::new(error)))))
             }
         }
+    }
+
+    /// Rejects a request without a key that can be read.
+    pub(crate) fn reject_key(&self, error: KeyError) -> Rejection {
+        if let KeyError::Misconfigured { .. } = error {
+            self.0.warnings.misconfigured(&error);
+        }
+        Rejection::Key(error)
     }
 
     /// Returns the check of a draft, or `None` if the draft is exempt.

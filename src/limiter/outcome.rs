@@ -86,8 +86,8 @@ pub enum Rejection {
     LocalFallbackDenied(BackendError),
     /// The request has no partition key that can be read.
     Key(KeyError),
-    /// The request cannot be checked: it has too many pairs, or the same pair twice. This is a mistake in the server, and the
-    /// backend was not asked.
+    /// The request cannot be checked: it has too many pairs, the same pair twice, two policies of one name, or a key without
+    /// policies. This is a mistake in the server, and the backend was not asked.
     Misconfigured(Arc<ConfigError>),
 }
 

@@ -1,15 +1,17 @@
 //! Log events for operators. Without the feature `tracing` all of them are no-ops, so that no call site needs a `cfg`.
 
-use std::sync::{
-    Weak,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    error::Error,
+    sync::{
+        Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
     backend::BackendError,
     check::{Namespace, Pair},
     cost::Costs,
-    error::ConfigError,
     policy::Policy,
 };
 
@@ -46,8 +48,8 @@ impl Warnings {
         }
     }
 
-    /// Warns once about a request that cannot be checked and is rejected.
-    pub(crate) fn misconfigured(&self, error: &ConfigError) {
+    /// Warns once about a request that is rejected because of a mistake in the server.
+    pub(crate) fn misconfigured(&self, error: &dyn Error) {
         if !self.misconfigured.swap(true, Ordering::Relaxed) {
             imp::misconfigured(error);
         }
@@ -85,7 +87,6 @@ mod imp {
     use crate::{
         backend::BackendError,
         check::{Namespace, Pair},
-        error::ConfigError,
         policy::Policy,
     };
 
@@ -102,8 +103,8 @@ mod imp {
         tracing::warn!(policy = name, "unknown policy: an amount names a policy that the check does not have");
     }
 
-    pub(super) fn misconfigured(error: &ConfigError) {
-        tracing::warn!(%error, "misconfigured check: the request is rejected");
+    pub(super) fn misconfigured(error: &dyn Error) {
+        tracing::warn!(%error, "misconfigured rate limit: the request is rejected");
     }
 
     pub(super) fn settlements_lost(lost: u64, error: &BackendError) {
@@ -126,10 +127,10 @@ mod imp {
     }
 
     pub(super) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
-        for [there, new] in conflicts::register(store, namespace, policies, alive) {
+        for [earlier, new] in conflicts::register(store, namespace, policies, alive) {
             tracing::warn!(
                 policy = new.name(),
-                ?there,
+                ?earlier,
                 ?new,
                 "conflicting policies: same name and namespace, different quota, window or algorithm",
             );
@@ -139,12 +140,11 @@ mod imp {
 
 #[cfg(not(feature = "tracing"))]
 mod imp {
-    use std::sync::Weak;
+    use std::{error::Error, sync::Weak};
 
     use crate::{
         backend::BackendError,
         check::{Namespace, Pair},
-        error::ConfigError,
         policy::Policy,
     };
 
@@ -152,7 +152,7 @@ mod imp {
 
     pub(super) fn unknown_policy(_name: &str) {}
 
-    pub(super) fn misconfigured(_error: &ConfigError) {}
+    pub(super) fn misconfigured(_error: &dyn Error) {}
 
     pub(super) fn settlements_lost(_lost: u64, _error: &BackendError) {}
 

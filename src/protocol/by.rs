@@ -54,6 +54,40 @@ type UsedFn<Res> = dyn Fn(&Res) -> Option<Costs> + Send + Sync;
 /// let limits = RateLimitLayer::new(limiter, by(|job: &Job| (PartitionKey::new("tenant", &job.tenant), job.rows)));
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
+///
+/// With an exemption, two keys, a response for rejected jobs, and the rows settled that the job has actually read:
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{
+///     Decision, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, by, protocol::Draft,
+/// };
+///
+/// struct Job { tenant: String, database: String, rows: u32, decision: Option<Decision> }
+/// enum Report { Done { rows: u32 }, Rejected(String) }
+///
+/// let second = Duration::from_secs(1);
+/// let per_database = Policy::new("jobs", 5, second)?;
+/// let protocol = by(move |job: &Job| match &*job.tenant {
+///     "root" => Draft::exempt(),
+///     tenant => Draft::check(PartitionKey::new("tenant", tenant), job.rows).and(Draft::check_against(
+///         PartitionKey::new("database", &job.database),
+///         per_database.clone().into(),
+///         1,
+///     )),
+/// })
+/// .admit_with(|job, admission| job.decision = admission.decision().cloned())
+/// .settle_by(|report: &Report| match report {
+///     Report::Done { rows } => Some(Costs::new().policy("rows", *rows)),
+///     Report::Rejected(_) => None,
+/// })
+/// .reject_with(|_, rejection| Ok::<_, std::io::Error>(Report::Rejected(rejection.to_string())));
+///
+/// let limiter = Limiter::builder(MemoryBackend::new()).policy(Policy::new("rows", 1_000, second)?).build()?;
+/// let limits = RateLimitLayer::new(limiter, protocol);
+/// # use tower_sliding_window::Costs;
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
 pub fn by<Req, T: IntoDraft>(plan: impl Fn(&Req) -> T + Send + Sync + 'static) -> By<Req> {
     By { plan: Arc::new(move |request| plan(request).into_draft()), admit: None, reject: AsError, settle: () }
 }

@@ -31,10 +31,10 @@ pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> 
 /// | admitted by the local fallback | [`LocalDecision`](crate::outage::LocalDecision) | [`LocalDecision`](crate::outage::LocalDecision) |
 /// | admitted unchecked | [`Unchecked`](crate::outage::Unchecked) | [`Unchecked`](crate::outage::Unchecked) |
 /// | rejected | | [`Rejection`], and for a denial the [`Decision`] |
-/// | the layer [settles](crate::Builder::settle_by) | [`Reservation`](crate::Reservation) | |
+/// | a reservation: the layer [settles](crate::Builder::settle_by), or the [draft reserves](super::Draft::reserve) | [`Reservation`](crate::Reservation) | |
 ///
-/// If layers are nested, the request contains the values of the innermost layer so far, and the response those of the outermost
-/// layer. A denial is never replaced. List fields are joined, and the larger `Retry-After` is kept.
+/// If layers are nested, the request contains the values of every kind from the innermost layer so far, and the response those
+/// of the outermost layer. A layer replaces a value of the same kind only. A denial is never replaced. List fields are joined, and the larger `Retry-After` is kept.
 #[derive(Clone)]
 pub struct Http {
     pub(crate) plan: Plan,

@@ -1,18 +1,18 @@
-//! The reference for one pair: all its charges in a plain list.
+//! The reference model of one pair: a list of all its charges.
 
 use std::time::Duration;
 
 use tower_sliding_window::{Algorithm, Policy};
 
-/// All charges of one pair, in order. Nothing is cleaned up.
+/// All charges of one pair, in order. No charge is removed.
 #[derive(Clone)]
 pub struct Account {
     window: u64,
     algorithm: Algorithm,
     charges: Vec<Charge>,
-    /// The instant of the last charge, whatever has become of it.
+    /// The instant of the last charge, even after a refund.
     last: u64,
-    /// The instant of the first charge since nothing was used.
+    /// The instant of the first charge since the usage was zero.
     pub born: u64,
 }
 
@@ -20,7 +20,7 @@ pub struct Account {
 struct Charge {
     id: usize,
     at: u64,
-    /// In quota units, as settled.
+    /// In quota units, after settlement.
     units: u64,
 }
 
@@ -30,7 +30,7 @@ impl Account {
         Self { window, algorithm: policy.algorithm(), charges: Vec::new(), last: 0, born: 0 }
     }
 
-    /// What is used at this instant, in parts of a unit.
+    /// Returns the usage at this instant, in parts of a unit.
     pub fn used(&self, at: u64) -> u64 {
         if self.is_foreign(at) {
             return 0;
@@ -39,7 +39,7 @@ impl Account {
         self.charges.iter().map(|charge| charge.units * self.share(charge.at, now)).sum()
     }
 
-    /// How many parts of a unit that was charged then count now.
+    /// Returns how many parts of a unit that was charged at `charged` count at `now`.
     fn share(&self, charged: u64, now: u64) -> u64 {
         let window = self.window;
         match self.algorithm {
@@ -55,11 +55,11 @@ impl Account {
                 1 => self.parts() - now % window / self.tick(),
                 _ => 0,
             },
-            other => panic!("{other:?} has no reference"),
+            other => panic!("{other:?} has no reference model"),
         }
     }
 
-    /// How many parts a unit has: where usage is a fraction, this is what it is a fraction of.
+    /// Returns the number of parts of a unit. It is 1 unless the algorithm counts fractions of a unit.
     pub fn parts(&self) -> u64 {
         match self.algorithm {
             Algorithm::SlidingCounter => self.window.div_ceil(self.tick()),
@@ -71,7 +71,7 @@ impl Account {
         self.window.div_ceil(1 << 20)
     }
 
-    /// Whether a cost fits under a quota.
+    /// Returns whether a cost fits into a quota.
     pub fn admits(&self, at: u64, cost: u32, quota: u32) -> bool {
         cost == 0 || self.used(at) + u64::from(cost) * self.parts() <= u64::from(quota) * self.parts()
     }
@@ -88,7 +88,7 @@ impl Account {
         self.last = now;
     }
 
-    /// The charge had a smaller amount from the start, if it still counts.
+    /// Sets the amount of a charge to the used amount if the charge still counts.
     pub fn settle(&mut self, at: u64, id: usize, used: u32) {
         let now = at.max(self.last);
         let Some(index) = self.charges.iter().position(|charge| charge.id == id) else { return };
@@ -101,9 +101,9 @@ impl Account {
         self.charges.iter().any(|charge| charge.id == id)
     }
 
-    /// The smallest wait until `reached`. Usage never rises by waiting: what is reached stays so.
+    /// Returns the shortest wait until `reached`. Usage never rises during a wait, so the condition then stays true.
     pub fn first(&self, now: u64, reached: impl Fn(u64) -> bool) -> Duration {
-        // By then everything has left.
+        // At that instant all charges have left the window.
         let (mut not_yet, mut then) = (now, now.max(self.last) + 3 * self.window);
         assert!(!reached(not_yet) && reached(then));
         while then - not_yet > 1 {
@@ -117,7 +117,7 @@ impl Account {
         Duration::from_micros(then - now)
     }
 
-    /// Whether the clock is behind the last charge by more than a window.
+    /// Returns whether the clock is behind the last charge by more than a window.
     pub fn is_foreign(&self, at: u64) -> bool {
         self.last > at + self.window
     }

@@ -1,5 +1,5 @@
-//! The same in a cluster. All of it where the keys of a check are in one slot; and where they are not, what is left of it:
-//! never too many, and true waits, while orders and traces are those of a slot.
+//! The contract in Redis Cluster. In one slot all of it holds. Across slots no decision exceeds the quota and every wait is
+//! exact. But one order of decisions exists for each slot only, and a denial may leave a trace.
 
 use std::{
     collections::HashMap,
@@ -15,21 +15,21 @@ use tower_sliding_window::{
 };
 
 use super::{
-    concurrency::{self, CLIENTS, clients_at_once, one_order_explains},
-    couples,
-    history::{Act, Couple, History, Keys, Move, Pairs},
-    invariants::{failed, give_back, require, says_the_same},
-    invariants_hold,
+    check_invariants,
+    concurrency::{self, CLIENTS, assert_one_order_explains, run_clients},
+    distinct_keys,
+    history::{Action, History, Keys, Movement, Pairs, TwoKeys},
+    invariants::{failed, refund_unused, require, same_decision},
     model::{Handle, Model},
-    of_histories,
+    run_histories,
 };
 use crate::support::{
     cluster::{Cluster, slot},
     server::Engine,
 };
 
-/// Different partition keys without end, two by two in one slot.
-fn couples_in_one_slot() -> impl Iterator<Item = Couple> {
+/// Returns an endless sequence of partition keys, two at a time in one slot.
+fn keys_in_one_slot() -> impl Iterator<Item = TwoKeys> {
     let mut single: HashMap<u16, PartitionKey> = HashMap::new();
     (0..).filter_map(move |i| {
         let key = PartitionKey::new("key", format!("{i}"));
@@ -43,127 +43,126 @@ fn couples_in_one_slot() -> impl Iterator<Item = Couple> {
     })
 }
 
-fn couples_in_two_slots() -> impl Iterator<Item = Couple> {
-    couples().filter(|[a, b]| slot(a) != slot(b))
+fn keys_in_two_slots() -> impl Iterator<Item = TwoKeys> {
+    distinct_keys().filter(|[a, b]| slot(a) != slot(b))
 }
 
 async fn backends(cluster: &Cluster, count: usize) -> Vec<RedisBackend> {
     let mut backends = Vec::new();
     for _ in 0..count {
-        // Of a cluster, one node is enough to find the others.
+        // The backend finds all nodes of a cluster from one node.
         backends.push(RedisBackend::connect_cluster([cluster.nodes[3].url()]).await.unwrap());
     }
     backends
 }
 
 #[test]
-fn the_invariants_hold_in_one_slot() {
+fn cluster_upholds_invariants_in_one_slot() {
     for engine in Engine::ALL {
         let cluster = Cluster::start(engine);
         let runtime = Runtime::new().unwrap();
         let [backend] = &runtime.block_on(backends(&cluster, 1))[..] else { unreachable!() };
-        invariants_hold(60, &runtime, couples_in_one_slot(), |clock| backend.clone().with_clock(clock));
+        check_invariants(60, &runtime, keys_in_one_slot(), |clock| backend.clone().with_clock(clock));
     }
 }
 
 #[test]
-fn one_order_explains_what_connections_are_told_in_one_slot() {
+fn one_order_explains_decisions_in_one_slot() {
     for engine in Engine::ALL {
         let cluster = Cluster::start(engine);
-        let couple = couples_in_one_slot().next().unwrap();
-        let told = Runtime::new().unwrap().block_on(async {
-            let check = move |client, round| concurrency::check(&couple, client, round);
-            clients_at_once(backends(&cluster, CLIENTS).await, check).await
+        let two_keys = keys_in_one_slot().next().unwrap();
+        let decisions = Runtime::new().unwrap().block_on(async {
+            let check = move |client, round| concurrency::check(&two_keys, client, round);
+            run_clients(backends(&cluster, CLIENTS).await, check).await
         });
-        one_order_explains(told);
+        assert_one_order_explains(decisions);
     }
 }
 
 #[test]
-fn one_order_explains_what_connections_are_told_in_each_of_two_slots() {
+fn one_order_explains_decisions_of_each_slot() {
     for engine in Engine::ALL {
         let cluster = Cluster::start(engine);
-        let couple = couples_in_two_slots().next().unwrap();
-        let [a, b] = couple;
-        let couples = [[a.clone(), b.clone()], [b, a.clone()]];
-        // What is asked of both keys elsewhere, of one of them.
+        let two_keys = keys_in_two_slots().next().unwrap();
+        let [a, b] = two_keys;
+        let orders = [[a.clone(), b.clone()], [b, a.clone()]];
+        // Keeps only the pairs of the first key.
         let check = move |client: usize, round: usize| {
-            let couple = &couples[(client + round) % 2];
-            let both = concurrency::check(couple, client, round);
-            let of_first = both.pairs().iter().filter(|pair| pair.key == couple[0]);
+            let two_keys = &orders[(client + round) % 2];
+            let both = concurrency::check(two_keys, client, round);
+            let of_first = both.pairs().iter().filter(|pair| pair.key == two_keys[0]);
             let pairs: Vec<Pair> = of_first.cloned().collect();
             Check::new(pairs).unwrap().with_purpose(both.purpose())
         };
-        let told = Runtime::new()
+        let decisions = Runtime::new()
             .unwrap()
-            .block_on(async { clients_at_once(backends(&cluster, CLIENTS).await, check).await });
-        let (of_a, of_b) = told.into_iter().partition(|(check, _)| check.pairs()[0].key == a);
-        one_order_explains(of_a);
-        one_order_explains(of_b);
+            .block_on(async { run_clients(backends(&cluster, CLIENTS).await, check).await });
+        let (of_a, of_b) = decisions.into_iter().partition(|(check, _)| check.pairs()[0].key == a);
+        assert_one_order_explains(of_a);
+        assert_one_order_explains(of_b);
     }
 }
 
-/// With nobody else there, a check of two slots is decided as one of a single slot is: once what was charged in vain has
-/// gone back.
+/// Without other clients, a check across two slots gets the same decision as a check in one slot. The test waits for each
+/// rollback.
 #[test]
-fn across_slots_the_decisions_are_those_of_the_model() {
+fn cross_slot_decisions_match_reference_model() {
     for engine in Engine::ALL {
         let cluster = Cluster::start(engine);
         let runtime = Runtime::new().unwrap();
         let [backend] = &runtime.block_on(backends(&cluster, 1))[..] else { unreachable!() };
-        let couples = std::cell::RefCell::new(couples_in_two_slots());
-        of_histories(60, |history| {
-            let couple = couples.borrow_mut().next().expect("keys without end");
+        let keys = std::cell::RefCell::new(keys_in_two_slots());
+        run_histories(60, |history| {
+            let two_keys = keys.borrow_mut().next().expect("the sequence is endless");
             let clock = ManualClock::new();
             let backend = backend.clone().with_clock(&clock);
             let (now, model, reservations) = (0, Model::default(), Vec::new());
-            let run = Across { backend, clock, couple, history: &history, now, model, reservations };
+            let run = CrossSlotRun { backend, clock, two_keys, history: &history, now, model, reservations };
             runtime.block_on(run.hold())
         });
         assert_eq!(backend.lost_rollbacks(), 0, "{engine:?}");
     }
 }
 
-/// A history as it runs over two slots. The clock never goes back: what was charged in vain has gone back, but the instant of
-/// it stays.
-struct Across<'a> {
+/// The run of a history across two slots. Its clock never goes back, because a rollback keeps the instant of the charge.
+struct CrossSlotRun<'a> {
     backend: RedisBackend,
     clock: ManualClock,
-    couple: Couple,
+    two_keys: TwoKeys,
     history: &'a History,
     now: u64,
     model: Model,
-    /// Those that are open.
+    /// The open reservations.
     reservations: Vec<(Check, Vec<Receipt>, Vec<Handle>)>,
 }
 
-impl Across<'_> {
+impl CrossSlotRun<'_> {
     async fn hold(mut self) -> Result<(), TestCaseError> {
         self.now = self.clock.now_micros();
         let mut quota = self.history.policies[0].quota;
         for step in &self.history.steps {
             quota = step.quota.unwrap_or(quota);
-            self.now = match step.moves {
-                Move::By(micros) => Move::By(micros.abs()).from(self.now),
-                Move::ToEdge(of, near) => Move::ToEdge(of, near.abs()).from(self.now),
+            self.now = match step.movement {
+                Movement::By(micros) => Movement::By(micros.abs()).from(self.now),
+                Movement::ToEdge(of, near) => Movement::ToEdge(of, near.abs()).from(self.now),
             };
             let policies = self.history.policies(quota);
-            let check = |pairs: &Pairs| pairs.check(&self.couple, &policies);
-            match &step.act {
-                Act::Ask { purpose, pairs, waits } => {
+            let check = |pairs: &Pairs| pairs.check(&self.two_keys, &policies);
+            match &step.action {
+                Action::Check { purpose, pairs, waits } => {
                     let keys = if pairs.keys == Keys::A { Keys::Both } else { pairs.keys };
                     let check = check(&Pairs { keys, ..pairs.clone() }).with_purpose(*purpose);
-                    self.ask(&check, *waits).await?;
+                    self.check_and_wait(&check, *waits).await?;
                 }
-                Act::Settle { which, used } if !self.reservations.is_empty() => {
+                Action::Settle { which, used } if !self.reservations.is_empty() => {
                     let which = *which % self.reservations.len();
                     let reserved = self.reservations.swap_remove(which);
                     let pairs = reserved.0.pairs().iter().zip(used.iter().cycle());
                     let used: Vec<u32> = pairs.map(|(pair, used)| used.of(pair.cost)).collect();
                     self.settle(reserved, &used).await?;
                 }
-                Act::Settle { .. } => {}
-                Act::Reset { pairs } => {
+                Action::Settle { .. } => {}
+                Action::Reset { pairs } => {
                     let check = check(pairs);
                     self.model.reset(&check);
                     self.backend.reset(&check).await.map_err(failed)?;
@@ -173,7 +172,7 @@ impl Across<'_> {
         Ok(())
     }
 
-    async fn ask(&mut self, check: &Check, waits: bool) -> Result<(), TestCaseError> {
+    async fn check_and_wait(&mut self, check: &Check, waits: bool) -> Result<(), TestCaseError> {
         if let (Wait::For(wait), true) = (self.decide(check).await?.retry_after(), waits)
             && !wait.is_zero()
         {
@@ -181,10 +180,10 @@ impl Across<'_> {
             self.now = admitted_at - 1;
             require(
                 !self.decide(check).await?.is_admitted(),
-                "denied one microsecond before the wait is over",
+                "a check is denied one microsecond before the end of the wait",
             )?;
             self.now = admitted_at;
-            require(self.decide(check).await?.is_admitted(), "admitted after the wait")?;
+            require(self.decide(check).await?.is_admitted(), "a check is admitted after the wait")?;
         }
         Ok(())
     }
@@ -194,34 +193,36 @@ impl Across<'_> {
         let (expected, handles) = self.model.check(self.now, check);
         let decision = self.backend.check(check).await.map_err(failed)?;
         let is_right = if expected.is_admitted() {
-            says_the_same(&decision, &expected)
+            same_decision(&decision, &expected)
         } else {
-            admits_the_same(&decision, &expected)
+            same_admission(&decision, &expected)
         };
         if !is_right {
-            let text = format!("{check:#?}\nanswered {decision:#?}\nthe model {expected:#?}");
+            let text = format!(
+                "{check:#?}\nthe decision is {decision:#?}\nthe reference model expects {expected:#?}"
+            );
             return Err(TestCaseError::fail(format!("at {}: {text}", self.now)));
         }
         if !decision.is_admitted() {
-            self.comes_back(check).await?;
+            self.wait_for_rollback(check).await?;
         } else if check.purpose() == Purpose::Reserve {
             self.reservations.push((check.clone(), decision.receipts().to_vec(), handles));
         }
         Ok(decision)
     }
 
-    /// Waits until what was charged in vain has gone back.
-    async fn comes_back(&self, check: &Check) -> Result<(), TestCaseError> {
+    /// Waits for the end of the rollback of a denied check.
+    async fn wait_for_rollback(&self, check: &Check) -> Result<(), TestCaseError> {
         let pairs = check.pairs().iter().map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), 0));
-        let look = Check::new(pairs.collect::<Vec<_>>()).unwrap().with_purpose(Purpose::Peek);
-        let expected = self.model.peek(self.now, &look);
+        let peek = Check::new(pairs.collect::<Vec<_>>()).unwrap().with_purpose(Purpose::Peek);
+        let expected = self.model.peek(self.now, &peek);
         let start = Instant::now();
         loop {
-            let decision = self.backend.check(&look).await.map_err(failed)?;
-            if admits_the_same(&decision, &expected) {
+            let decision = self.backend.check(&peek).await.map_err(failed)?;
+            if same_admission(&decision, &expected) {
                 return Ok(());
             }
-            require(start.elapsed() < Duration::from_secs(10), "what was charged in vain goes back")?;
+            require(start.elapsed() < Duration::from_secs(10), "the rollback ends")?;
             sleep(Duration::from_millis(1)).await;
         }
     }
@@ -236,7 +237,7 @@ impl Across<'_> {
         }
         self.clock.set_micros(self.now);
         self.model.settle(self.now, &check, &handles, used);
-        give_back(&self.backend, &check, &receipts, used).await?;
+        refund_unused(&self.backend, &check, &receipts, used).await?;
         match check.overage(used) {
             Some(overage) => self.decide(&overage).await.map(drop),
             None => Ok(()),
@@ -244,9 +245,9 @@ impl Across<'_> {
     }
 }
 
-/// Whether two decisions say the same of what is left and of when to come again: of what was given back, when everything
-/// has left is known only as "no later than".
-fn admits_the_same(one: &Decision, other: &Decision) -> bool {
+/// Returns whether two decisions have the same remaining units and waits. After a rollback, `reset_after` is only an upper
+/// bound.
+fn same_admission(one: &Decision, other: &Decision) -> bool {
     let pairs = one.statuses().iter().zip(other.statuses());
     let mut same = pairs.map(|(one, other)| {
         one.remaining() == other.remaining()

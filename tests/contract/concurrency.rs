@@ -1,4 +1,4 @@
-//! One order: whatever many clients are told at once, one after the other explains it.
+//! Linearizability: one order of the checks explains the decisions of concurrent clients.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,15 +8,15 @@ use tower_sliding_window::{
     backend::{Backend, Check, Pair, Purpose},
 };
 
-use super::{couples, history::Couple, invariants::says_the_same, model::Model};
+use super::{distinct_keys, history::TwoKeys, invariants::same_decision, model::Model};
 use crate::support::server::{Engine, Server};
 
 pub const CLIENTS: usize = 8;
 pub const CHECKS: usize = 300;
 
-/// What one client of several does: checks at costs 0 to 3 of one key or of both, counted in every way, so that admissions
-/// and denials mix.
-pub fn check([a, b]: &Couple, client: usize, round: usize) -> Check {
+/// Returns the check of a client in a round. The checks have costs of 0 to 3, one key or both, and every algorithm, so that
+/// some are admitted and some are denied.
+pub fn check([a, b]: &TwoKeys, client: usize, round: usize) -> Check {
     let policy = |name: &str, quota, millis, algorithm| {
         let policy = Policy::new(name, quota, Duration::from_millis(millis)).unwrap();
         policy.with_algorithm(algorithm).unwrap()
@@ -47,8 +47,8 @@ pub fn check([a, b]: &Couple, client: usize, round: usize) -> Check {
     Check::new(pairs).unwrap().with_purpose(purpose)
 }
 
-/// What they are told, each by a backend of its own, by checks of a client and a round.
-pub async fn clients_at_once<B: Backend>(
+/// Runs one client on each backend concurrently, and returns all checks and decisions.
+pub async fn run_clients<B: Backend>(
     backends: Vec<B>,
     check: impl Fn(usize, usize) -> Check + Clone + Send + 'static,
 ) -> Vec<(Check, Decision)> {
@@ -58,36 +58,36 @@ pub async fn clients_at_once<B: Backend>(
         let (barrier, check) = (barrier.clone(), check.clone());
         clients.spawn(async move {
             barrier.wait().await;
-            let mut told = Vec::new();
+            let mut decisions = Vec::new();
             for round in 0..CHECKS {
                 let check = check(client, round);
                 let decision = backend.check(&check).await.unwrap();
-                told.push((check, decision));
+                decisions.push((check, decision));
             }
-            told
+            decisions
         });
     }
     clients.join_all().await.into_iter().flatten().collect()
 }
 
-/// Orders what was told by the clock; among equal readings some order has to explain it.
-pub fn one_order_explains(mut told: Vec<(Check, Decision)>) {
-    let admitted = told.iter().filter(|(_, decision)| decision.is_admitted()).count();
+/// Sorts the decisions by their instants. Among decisions of one instant, the reference model must explain some order.
+pub fn assert_one_order_explains(mut decisions: Vec<(Check, Decision)>) {
+    let admitted = decisions.iter().filter(|(_, decision)| decision.is_admitted()).count();
     assert!(
-        admitted > 50 && told.len() - admitted > 50,
-        "{admitted} admitted of {}: nothing is shown",
-        told.len()
+        admitted > 50 && decisions.len() - admitted > 50,
+        "{admitted} admitted of {}: the test needs admissions and denials",
+        decisions.len()
     );
 
-    told.sort_by_key(|(_, decision)| decision.at_micros());
+    decisions.sort_by_key(|(_, decision)| decision.at_micros());
     let mut model = Model::default();
-    let mut rest = &mut told[..];
+    let mut rest = &mut decisions[..];
     while let Some((_, first)) = rest.first() {
         let at = first.at_micros();
         let together = rest.iter().take_while(|(_, decision)| decision.at_micros() == at).count();
-        // Which of those at one instant came next? One that the model explains: a denial or a peek changes nothing, and of two
-        // admissions that both fit, the `remaining` tells the order.
-        let next = (0..together).find(|i| says_the_same(&model.peek(at, &rest[*i].0), &rest[*i].1));
+        // The next decision is one that the model explains. A denial or a peek changes no usage. If two admissions fit, their
+        // `remaining` shows the order.
+        let next = (0..together).find(|i| same_decision(&model.peek(at, &rest[*i].0), &rest[*i].1));
         let next = next.unwrap_or_else(|| panic!("no order explains {:#?}", &rest[..together]));
         rest.swap(0, next);
         model.check(at, &rest[0].0);
@@ -96,28 +96,28 @@ pub fn one_order_explains(mut told: Vec<(Check, Decision)>) {
 }
 
 #[test]
-fn one_order_explains_what_threads_are_told_by_memory() {
+fn one_order_explains_memory_decisions() {
     let backend = MemoryBackend::new();
-    let couple = couples().next().unwrap();
-    let mixed = move |client, round| check(&couple, client, round);
-    let told = Runtime::new().unwrap().block_on(clients_at_once(vec![backend; CLIENTS], mixed));
-    assert_eq!(told.len(), CLIENTS * CHECKS);
-    one_order_explains(told);
+    let two_keys = distinct_keys().next().unwrap();
+    let mixed = move |client, round| check(&two_keys, client, round);
+    let decisions = Runtime::new().unwrap().block_on(run_clients(vec![backend; CLIENTS], mixed));
+    assert_eq!(decisions.len(), CLIENTS * CHECKS);
+    assert_one_order_explains(decisions);
 }
 
 #[test]
-fn one_order_explains_what_connections_are_told_by_a_server() {
+fn one_order_explains_server_decisions() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let told = Runtime::new().unwrap().block_on(async {
+        let decisions = Runtime::new().unwrap().block_on(async {
             let mut backends = Vec::new();
             for _ in 0..CLIENTS {
                 backends.push(RedisBackend::connect(&server.url()).await.unwrap());
             }
-            let couple = couples().next().unwrap();
-            clients_at_once(backends, move |client, round| check(&couple, client, round)).await
+            let two_keys = distinct_keys().next().unwrap();
+            run_clients(backends, move |client, round| check(&two_keys, client, round)).await
         });
-        assert_eq!(told.len(), CLIENTS * CHECKS);
-        one_order_explains(told);
+        assert_eq!(decisions.len(), CLIENTS * CHECKS);
+        assert_one_order_explains(decisions);
     }
 }

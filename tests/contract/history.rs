@@ -1,4 +1,4 @@
-//! Histories: what happens to a backend, one step after the other, at instants of our own.
+//! Histories: generated sequences of operations on a backend, on a controlled clock.
 
 use std::time::Duration;
 
@@ -8,16 +8,16 @@ use tower_sliding_window::{
     backend::{Check, Pair, Purpose},
 };
 
-/// Steps at instants, against one set of policies.
+/// A sequence of steps with one set of policies.
 #[derive(Clone, Debug)]
 pub struct History {
-    pub policies: Vec<Rule>,
+    pub policies: Vec<PolicySpec>,
     pub steps: Vec<Step>,
 }
 
-/// What a policy is made of.
+/// The parameters of a policy.
 #[derive(Clone, Copy, Debug)]
-pub struct Rule {
+pub struct PolicySpec {
     pub quota: u32,
     /// In microseconds.
     pub window: u64,
@@ -26,46 +26,46 @@ pub struct Rule {
 
 #[derive(Clone, Debug)]
 pub struct Step {
-    /// How the clock moves before it.
-    pub moves: Move,
-    /// Another quota for the first policy, from here on until the next change.
+    /// The movement of the clock before the action.
+    pub movement: Movement,
+    /// A new quota of the first policy, until the next change.
     pub quota: Option<u32>,
-    pub act: Act,
+    pub action: Action,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Move {
-    /// So many microseconds, forward or backward.
+pub enum Movement {
+    /// Moves by this number of microseconds, forward or backward.
     By(i64),
-    /// To the next multiple of this, and then so many microseconds, forward or backward.
+    /// Moves to the next multiple of the first number, and then by the second number of microseconds, forward or backward.
     ToEdge(u64, i64),
 }
 
 #[derive(Clone, Debug)]
-pub enum Act {
-    Ask {
+pub enum Action {
+    Check {
         purpose: Purpose,
         pairs: Pairs,
-        /// After a denial: wait exactly as long as it said, and try again.
+        /// Whether a denied check is repeated one microsecond before and exactly after its wait.
         waits: bool,
     },
-    /// Settles one of the reservations that are open, with an amount for the first pair, the second, and so on in turn.
+    /// Settles an open reservation. The pairs use the two amounts in turn.
     Settle { which: usize, used: [Used; 2] },
-    /// Forgets some pairs.
+    /// Resets some pairs.
     Reset { pairs: Pairs },
 }
 
-/// The partition keys of a history, which no other history on the same server has.
-pub type Couple = [PartitionKey; 2];
+/// The two partition keys of a history. No other history on the same server uses them.
+pub type TwoKeys = [PartitionKey; 2];
 
 /// The pairs of a check.
 #[derive(Clone, Debug)]
 pub struct Pairs {
-    /// Which partition keys; two of them make a check of all policies for both.
+    /// The partition keys of the check.
     pub keys: Keys,
-    /// The costs of the first pair, the second, and so on in turn.
+    /// The costs. The pairs use them in turn.
     pub costs: [u32; 2],
-    /// Which policies, and in which order: from this one on, around the end, so many.
+    /// The index of the first policy and the number of policies. The order wraps around the end.
     pub policies: (usize, usize),
 }
 
@@ -76,38 +76,39 @@ pub enum Keys {
     Both,
 }
 
-/// What was really used of a reservation.
+/// The actual cost of a reservation.
 #[derive(Clone, Copy, Debug)]
 pub enum Used {
-    /// So many eighths of its cost.
+    /// This number of eighths of the reserved cost.
     Eighths(u8),
-    /// All, and so much more.
+    /// The reserved cost and this overage.
     More(u32),
 }
 
 impl History {
-    /// Whether the quota is the same throughout.
+    /// Returns whether the quota never changes.
     pub fn is_constant(&self) -> bool {
         self.steps.iter().all(|step| step.quota.is_none())
     }
 
-    /// Whether the clock never goes back.
+    /// Returns whether the clock never goes back.
     pub fn is_forward(&self) -> bool {
-        self.steps.iter().all(|step| matches!(step.moves, Move::By(0..) | Move::ToEdge(_, 0..)))
+        self.steps.iter().all(|step| matches!(step.movement, Movement::By(0..) | Movement::ToEdge(_, 0..)))
     }
 
-    /// The policies as they are when `quota` is the first one's.
+    /// Returns the policies, with `quota` as the quota of the first one.
     pub fn policies(&self, quota: u32) -> Vec<Policy> {
-        let with_quota = |(i, rule): (usize, &Rule)| {
-            let quota = if i == 0 { quota } else { rule.quota };
-            let policy = Policy::new(&format!("policy {i}"), quota, Duration::from_micros(rule.window));
-            policy.unwrap().with_algorithm(rule.algorithm).unwrap()
+        let with_quota = |(i, policy_spec): (usize, &PolicySpec)| {
+            let quota = if i == 0 { quota } else { policy_spec.quota };
+            let policy =
+                Policy::new(&format!("policy {i}"), quota, Duration::from_micros(policy_spec.window));
+            policy.unwrap().with_algorithm(policy_spec.algorithm).unwrap()
         };
         self.policies.iter().enumerate().map(with_quota).collect()
     }
 }
 
-impl Move {
+impl Movement {
     pub fn from(self, now: u64) -> u64 {
         match self {
             Self::By(micros) => now.saturating_add_signed(micros),
@@ -126,8 +127,8 @@ impl Used {
 }
 
 impl Pairs {
-    /// A check of these pairs.
-    pub fn check(&self, [a, b]: &Couple, policies: &[Policy]) -> Check {
+    /// Builds the check of these pairs.
+    pub fn check(&self, [a, b]: &TwoKeys, policies: &[Policy]) -> Check {
         let keys: &[&PartitionKey] = match self.keys {
             Keys::A => &[a],
             Keys::B => &[b],
@@ -137,7 +138,7 @@ impl Pairs {
         let policies: Vec<&Policy> =
             policies.iter().cycle().skip(from % policies.len()).take(count.min(policies.len())).collect();
         let named = keys.iter().enumerate().flat_map(|(i, key)| {
-            // At most eight pairs; the second key has one policy only.
+            // A check has at most eight pairs, so the second key has one policy only.
             let count = if i == 1 { 1 } else { count };
             policies.iter().take(count).map(|policy| ((*key).clone(), (*policy).clone()))
         });
@@ -147,20 +148,20 @@ impl Pairs {
     }
 }
 
-/// Histories of up to `most` steps, made so that edges are met often: small quotas, steps of whole windows and to the
-/// edges of windows and buckets, clocks that go back.
+/// Generates histories of fewer than `most` steps that often reach edges. They have small quotas, steps of whole windows and
+/// to the edges of windows and buckets, and clocks that go back.
 pub fn histories(most: usize) -> impl Strategy<Value = History> {
-    prop::collection::vec(rule(), 1..4).prop_flat_map(move |policies| {
-        let mut spans: Vec<u64> = policies.iter().map(|rule| rule.window).collect();
-        spans.extend(policies.iter().filter_map(|rule| match rule.algorithm {
+    prop::collection::vec(policy_spec(), 1..4).prop_flat_map(move |policies| {
+        let mut spans: Vec<u64> = policies.iter().map(|policy_spec| policy_spec.window).collect();
+        spans.extend(policies.iter().filter_map(|policy_spec| match policy_spec.algorithm {
             Algorithm::SlidingBuckets { precision } => Some(precision.as_micros() as u64),
             _ => None,
         }));
-        let quotas: Vec<u32> = policies.iter().map(|rule| rule.quota).collect();
-        // Long ones fill and empty many blocks of a log; short ones are many.
+        let quotas: Vec<u32> = policies.iter().map(|policy_spec| policy_spec.quota).collect();
+        // Long histories fill and empty many blocks of a log. Most histories are short.
         let length = prop_oneof![4 => 1..most / 4, 1 => most / 2..most];
         let steps = length.prop_flat_map(move |length| {
-            // In some the clock never goes back.
+            // In half of the histories the clock never goes back.
             let (spans, quotas) = (spans.clone(), quotas.clone());
             any::<bool>().prop_flat_map(move |back| {
                 prop::collection::vec(step(spans.clone(), quotas.clone(), back), length)
@@ -170,11 +171,11 @@ pub fn histories(most: usize) -> impl Strategy<Value = History> {
     })
 }
 
-fn rule() -> impl Strategy<Value = Rule> {
+fn policy_spec() -> impl Strategy<Value = PolicySpec> {
     let window =
         prop_oneof![Just(1_000_u64), Just(10_000), 1_000..50_000_u64, Just(366 * 86_400 * 1_000_000)];
     let quota = prop_oneof![4 => 1..12_u32, 3 => 20..60_u32, 1 => Just(100_000), 1 => Just(u32::MAX)];
-    // Which algorithm; and of those precisions that are possible, one of a thousand.
+    // Chooses the algorithm and one of a thousand possible precisions.
     let algorithm = prop_oneof![4 => Just(0), 3 => Just(1), 3 => Just(2), 2 => Just(3)];
     (quota, window, algorithm, 0..=1_000_u64).prop_map(|(quota, window, algorithm, wide)| {
         let finest = window.div_ceil(4_096).max(1_000);
@@ -185,47 +186,57 @@ fn rule() -> impl Strategy<Value = Rule> {
             2 => Algorithm::SlidingCounter,
             _ => Algorithm::FixedWindow,
         };
-        Rule { quota, window, algorithm }
+        PolicySpec { quota, window, algorithm }
     })
 }
 
 fn step(spans: Vec<u64>, quotas: Vec<u32>, back: bool) -> impl Strategy<Value = Step> {
     let quota = prop_oneof![19 => Just(None), 1 => (1..12_u32).prop_map(Some)];
-    (moves(spans, back), quota, act(quotas)).prop_map(|(moves, quota, act)| Step { moves, quota, act })
+    (movement(spans, back), quota, action(quotas)).prop_map(|(movement, quota, action)| Step {
+        movement,
+        quota,
+        action,
+    })
 }
 
-fn moves(spans: Vec<u64>, back: bool) -> impl Strategy<Value = Move> {
+fn movement(spans: Vec<u64>, back: bool) -> impl Strategy<Value = Movement> {
     let backward = u32::from(back);
     let span = prop::sample::select(spans.clone());
     (span, prop::sample::select(spans), -2..3_i64).prop_flat_map(move |(span, other, near)| {
         let (edge, near_edge) = (span, if back { near } else { near.abs() });
         let (span, other) = (span as i64, other as i64);
         prop_oneof![
-            6 => Just(Move::By(0)),
-            6 => (0..3_i64).prop_map(Move::By),
-            12 => (0..=span / 3).prop_map(Move::By),
-            4 => Just(Move::By(span + near)),
-            2 => Just(Move::By(span + other + near)),
-            3 => Just(Move::ToEdge(edge, near_edge)),
-            1 => Just(Move::By(3 * span)),
-            2 * backward => Just(Move::By(-span / 4)),
-            backward => Just(Move::By(-span + near)),
-            backward => Just(Move::By(-2 * span)),
+            6 => Just(Movement::By(0)),
+            6 => (0..3_i64).prop_map(Movement::By),
+            12 => (0..=span / 3).prop_map(Movement::By),
+            4 => Just(Movement::By(span + near)),
+            2 => Just(Movement::By(span + other + near)),
+            3 => Just(Movement::ToEdge(edge, near_edge)),
+            1 => Just(Movement::By(3 * span)),
+            2 * backward => Just(Movement::By(-span / 4)),
+            backward => Just(Movement::By(-span + near)),
+            backward => Just(Movement::By(-2 * span)),
         ]
     })
 }
 
-fn act(quotas: Vec<u32>) -> impl Strategy<Value = Act> {
+fn action(quotas: Vec<u32>) -> impl Strategy<Value = Action> {
     let purpose =
         prop_oneof![4 => Just(Purpose::Charge), 4 => Just(Purpose::Reserve), 1 => Just(Purpose::Peek)];
-    let ask = (purpose, pairs(quotas.clone()), prop::bool::weighted(0.3))
-        .prop_map(|(purpose, pairs, waits)| Act::Ask { purpose, pairs, waits });
-    let used = || prop_oneof![2 => Just(Used::Eighths(0)), 3 => (0..8_u8).prop_map(Used::Eighths), 2 => (0..20_u32).prop_map(Used::More)];
-    // Often the last one, or the first.
+    let check = (purpose, pairs(quotas.clone()), prop::bool::weighted(0.3))
+        .prop_map(|(purpose, pairs, waits)| Action::Check { purpose, pairs, waits });
+    let used = || {
+        prop_oneof![
+            2 => Just(Used::Eighths(0)),
+            3 => (0..8_u8).prop_map(Used::Eighths),
+            2 => (0..20_u32).prop_map(Used::More),
+        ]
+    };
+    // Often chooses the last or the first reservation.
     let which = prop_oneof![Just(usize::MAX), Just(0), 0..64_usize];
-    let settle = (which, used(), used()).prop_map(|(which, a, b)| Act::Settle { which, used: [a, b] });
-    let reset = pairs(quotas).prop_map(|pairs| Act::Reset { pairs });
-    prop_oneof![50 => ask, 12 => settle, 1 => reset]
+    let settle = (which, used(), used()).prop_map(|(which, a, b)| Action::Settle { which, used: [a, b] });
+    let reset = pairs(quotas).prop_map(|pairs| Action::Reset { pairs });
+    prop_oneof![50 => check, 12 => settle, 1 => reset]
 }
 
 fn pairs(quotas: Vec<u32>) -> impl Strategy<Value = Pairs> {

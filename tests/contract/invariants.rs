@@ -1,4 +1,4 @@
-//! The invariants of a decision, each checked on the same histories.
+//! The invariants of a decision. Every history checks all of them.
 
 use proptest::test_runner::TestCaseError;
 use tower_sliding_window::{
@@ -8,32 +8,32 @@ use tower_sliding_window::{
 };
 
 use super::{
-    again,
-    history::{Act, Couple, History, Pairs, Step, Used},
+    history::{Action, History, Pairs, Step, TwoKeys, Used},
     ledger::Ledger,
     model::{Handle, Model},
+    replay,
 };
 
-/// The first instant of a history. Far enough from zero for clocks that go back, and below 2^51.
+/// The first instant of a history. It leaves room for a clock that goes back, and is below 2^51.
 const START: u64 = 1_900_000_000_000_000;
 
-/// One backend on a clock of our own.
+/// A backend on a controlled clock.
 pub struct Bench<'a, B> {
     pub backend: &'a B,
     pub clock: &'a ManualClock,
     pub history: &'a History,
 }
 
-/// What has happened, for telling it again.
+/// An event of a history, for the replay.
 pub struct Event {
     pub at: u64,
-    /// The first policy's quota.
+    /// The quota of the first policy.
     pub quota: u32,
-    pub deed: Deed,
+    pub kind: EventKind,
 }
 
-pub enum Deed {
-    Asked { purpose: Purpose, pairs: Pairs, decision: Decision },
+pub enum EventKind {
+    Checked { purpose: Purpose, pairs: Pairs, decision: Decision },
     Settled { reservation: usize, used: Vec<u32>, overage: Option<Decision> },
     Reset { pairs: Pairs },
 }
@@ -45,32 +45,32 @@ struct Reserved {
     handles: Vec<Handle>,
 }
 
-/// A history as it runs.
+/// The run of a history.
 struct Run<'a, B> {
     bench: &'a Bench<'a, B>,
-    couple: &'a Couple,
+    two_keys: &'a TwoKeys,
     now: u64,
     quota: u32,
     model: Model,
     ledger: Ledger,
     reservations: Vec<Reserved>,
-    /// Which of them are not settled yet.
+    /// The indices of the reservations that are not settled.
     open: Vec<usize>,
     events: Vec<Event>,
 }
 
-/// Runs one history against a backend, and checks all invariants that a single client can see. It is told three times, each
-/// time with other keys.
-pub async fn hold<B: Backend>(
+/// Runs a history on a backend, and checks all invariants that a single client can observe. The history and its two replays
+/// use different keys.
+pub async fn check_history<B: Backend>(
     backend: &B,
     clock: &ManualClock,
-    [couple, again, settled]: &[Couple; 3],
+    [two_keys, replayed, settled]: &[TwoKeys; 3],
     history: &History,
 ) -> Result<(), TestCaseError> {
     let bench = &Bench { backend, clock, history };
     let mut run = Run {
         bench,
-        couple,
+        two_keys,
         now: START,
         quota: history.policies[0].quota,
         model: Model::default(),
@@ -85,70 +85,81 @@ pub async fn hold<B: Backend>(
     if history.is_constant() && run.model.foreign == 0 {
         run.ledger.close()?;
     }
-    again::without_denials(bench, again, &run.events).await?;
+    replay::without_denials(bench, replayed, &run.events).await?;
     if history.is_forward() {
-        again::as_settled(bench, (couple, settled), &run.events).await?;
+        replay::with_settled_amounts(bench, (two_keys, settled), &run.events).await?;
     }
     Ok(())
 }
 
 impl<B: Backend> Run<'_, B> {
     async fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
-        self.now = step.moves.from(self.now);
+        self.now = step.movement.from(self.now);
         self.quota = step.quota.unwrap_or(self.quota);
-        match &step.act {
-            Act::Ask { purpose, pairs, waits } => self.ask(*purpose, pairs, *waits).await,
-            Act::Settle { which, used } => self.settle(*which, used).await,
-            Act::Reset { pairs } => self.reset(pairs).await,
+        match &step.action {
+            Action::Check { purpose, pairs, waits } => self.check_and_wait(*purpose, pairs, *waits).await,
+            Action::Settle { which, used } => self.settle(*which, used).await,
+            Action::Reset { pairs } => self.reset(pairs).await,
         }
     }
 
-    async fn ask(&mut self, purpose: Purpose, pairs: &Pairs, waits: bool) -> Result<(), TestCaseError> {
-        let check = pairs.check(self.couple, &self.bench.history.policies(self.quota)).with_purpose(purpose);
+    async fn check_and_wait(
+        &mut self,
+        purpose: Purpose,
+        pairs: &Pairs,
+        waits: bool,
+    ) -> Result<(), TestCaseError> {
+        let check =
+            pairs.check(self.two_keys, &self.bench.history.policies(self.quota)).with_purpose(purpose);
         let wait = self.decide(pairs, &check).await?.retry_after();
-        // A record of another clock counts as empty only until the clock comes near it; waits do not foresee that.
+        // A record of another clock counts as empty only until the clock comes near it. A wait does not include this.
         let waits = waits && !wait.is_zero() && !self.model.sees_foreign(self.now, &check);
         if let (true, Wait::For(wait)) = (waits, wait) {
             let admitted_at = self.now + wait.as_micros() as u64;
             self.now = admitted_at - 1;
             let early = self.decide(pairs, &check).await?;
-            require(!early.is_admitted(), "an honest wait: denied one microsecond before it")?;
+            require(!early.is_admitted(), "an exact wait: a check is denied one microsecond before its end")?;
             self.now = admitted_at;
             let decision = self.decide(pairs, &check).await?;
-            require(decision.is_admitted(), "an honest wait: admitted after it")?;
+            require(decision.is_admitted(), "an exact wait: a check is admitted after its end")?;
         }
         Ok(())
     }
 
-    /// Asks backend and model: never too few, and one answer.
+    /// Runs a check on the backend and on the reference model, and requires the same decision.
     async fn decide(&mut self, pairs: &Pairs, check: &Check) -> Result<Decision, TestCaseError> {
         let purpose = check.purpose();
-        let (decision, handles) = self.answer(check).await?;
+        let (decision, handles) = self.run_check(check).await?;
         if decision.is_admitted() && purpose == Purpose::Reserve {
             let receipts = decision.receipts().to_vec();
-            require(receipts.len() == check.pairs().len(), "a receipt for every pair")?;
+            require(
+                receipts.len() == check.pairs().len(),
+                "an admitted reservation has a receipt for every pair",
+            )?;
             self.open.push(self.reservations.len());
             self.reservations.push(Reserved { check: check.clone(), receipts, handles });
         } else {
-            require(decision.receipts().is_empty(), "receipts are of admitted reservations")?;
+            require(decision.receipts().is_empty(), "only admitted reservations have receipts")?;
         }
         if decision.is_admitted() && purpose != Purpose::Peek && self.model.foreign == 0 {
             let reservation = (purpose == Purpose::Reserve).then(|| self.reservations.len() - 1);
             self.ledger.charged(self.now, check, reservation)?;
         }
-        let (pairs, told) = (pairs.clone(), decision.clone());
-        self.tell(Deed::Asked { purpose, pairs, decision: told });
+        let (pairs, copy) = (pairs.clone(), decision.clone());
+        self.record(EventKind::Checked { purpose, pairs, decision: copy });
         Ok(decision)
     }
 
-    async fn answer(&mut self, check: &Check) -> Result<(Decision, Vec<Handle>), TestCaseError> {
+    async fn run_check(&mut self, check: &Check) -> Result<(Decision, Vec<Handle>), TestCaseError> {
         self.bench.clock.set_micros(self.now);
         let (expected, handles) = self.model.check(self.now, check);
         let decision = self.bench.backend.check(check).await.map_err(failed)?;
-        if says_the_same(&decision, &expected) {
+        if same_decision(&decision, &expected) {
             Ok((decision, handles))
         } else {
-            let text = format!("{check:#?}\nanswered {decision:#?}\nthe model {expected:#?}");
+            let text = format!(
+                "{check:#?}\nthe decision is {decision:#?}\nthe reference model expects {expected:#?}"
+            );
             Err(TestCaseError::fail(format!("at {}: {text}", self.now)))
         }
     }
@@ -165,37 +176,37 @@ impl<B: Backend> Run<'_, B> {
         self.bench.clock.set_micros(self.now);
         self.model.settle(self.now, check, handles, &used);
         self.ledger.settled(self.now, check, index, &used);
-        give_back(self.bench.backend, check, receipts, &used).await?;
+        refund_unused(self.bench.backend, check, receipts, &used).await?;
         let mut overage = None;
         if let Some(check) = check.overage(&used) {
-            let (decision, _) = self.answer(&check).await?;
+            let (decision, _) = self.run_check(&check).await?;
             require(decision.is_admitted() && decision.receipts().is_empty(), "an overage is admitted")?;
             if self.model.foreign == 0 {
                 self.ledger.charged(self.now, &check, None)?;
             }
             overage = Some(decision);
         }
-        self.tell(Deed::Settled { reservation: index, used, overage });
+        self.record(EventKind::Settled { reservation: index, used, overage });
         Ok(())
     }
 
     async fn reset(&mut self, pairs: &Pairs) -> Result<(), TestCaseError> {
-        let check = pairs.check(self.couple, &self.bench.history.policies(self.quota));
+        let check = pairs.check(self.two_keys, &self.bench.history.policies(self.quota));
         self.bench.clock.set_micros(self.now);
         self.model.reset(&check);
         self.ledger.reset(&check, self.bench.history.is_constant() && self.model.foreign == 0)?;
         self.bench.backend.reset(&check).await.map_err(failed)?;
-        self.tell(Deed::Reset { pairs: pairs.clone() });
+        self.record(EventKind::Reset { pairs: pairs.clone() });
         Ok(())
     }
 
-    fn tell(&mut self, deed: Deed) {
-        self.events.push(Event { at: self.now, quota: self.quota, deed });
+    fn record(&mut self, kind: EventKind) {
+        self.events.push(Event { at: self.now, quota: self.quota, kind });
     }
 }
 
-/// Gives back what was not used.
-pub async fn give_back<B: Backend>(
+/// Refunds the unused units.
+pub async fn refund_unused<B: Backend>(
     backend: &B,
     check: &Check,
     receipts: &[Receipt],
@@ -207,8 +218,8 @@ pub async fn give_back<B: Backend>(
     }
 }
 
-/// Whether two decisions are the same. Receipts are in the terms of a backend.
-pub fn says_the_same(one: &Decision, other: &Decision) -> bool {
+/// Returns whether two decisions are the same, except for their receipts, which depend on the backend.
+pub fn same_decision(one: &Decision, other: &Decision) -> bool {
     one.at_micros() == other.at_micros() && one.statuses() == other.statuses()
 }
 

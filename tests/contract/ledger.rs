@@ -1,4 +1,4 @@
-//! Never too many, counted apart from the model: what is admitted, and how much of it there is in one window.
+//! The quota invariant, independent of the reference model: counts the admitted units in every window.
 
 use std::collections::HashMap;
 
@@ -13,24 +13,24 @@ use super::{
     model::{Name, name},
 };
 
-/// Everything that was charged to the sliding logs and sliding buckets of a history without foreign records.
+/// All charges to the sliding logs and sliding buckets of a history. The history has no records of another clock.
 #[derive(Default)]
 pub struct Ledger {
     entries: HashMap<Name, Vec<Entry>>,
 }
 
 struct Entry {
-    /// Which reservation it is of.
+    /// The index of its reservation.
     reservation: Option<usize>,
     at: u64,
     units: u64,
-    /// Charged beyond what was asked for.
+    /// Whether the charge is an overage.
     overage: bool,
     quota: u32,
 }
 
 impl Ledger {
-    /// A check was admitted, and charged. At every admission what counts is at most the quota in force.
+    /// Records an admitted check. At every admission the live units must be at most the current quota.
     pub fn charged(
         &mut self,
         now: u64,
@@ -45,19 +45,19 @@ impl Ledger {
                 continue;
             }
             let entries = self.entries.entry(name(&pair.key, &pair.policy)).or_default();
-            // While the clock is behind, time stands still.
+            // While the clock is behind the last charge, time does not advance.
             let at = entries.last().map_or(now, |last| now.max(last.at));
             let (units, quota) = (u64::from(pair.cost), pair.policy.quota());
             entries.push(Entry { reservation, at, units, overage, quota });
             let window = pair.policy.window().as_micros() as u64;
             let live: u64 =
                 entries.iter().filter(|entry| at < entry.at + window).map(|entry| entry.units).sum();
-            require(overage || live <= u64::from(quota), "never too many: at an admission")?;
+            require(overage || live <= u64::from(quota), "an admission keeps the quota")?;
         }
         Ok(())
     }
 
-    /// A reservation was settled for so much of each pair.
+    /// Records the settlement of a reservation.
     pub fn settled(&mut self, now: u64, check: &Check, reservation: usize, used: &[u32]) {
         for (pair, used) in check.pairs().iter().zip(used).filter(|(pair, used)| **used < pair.cost) {
             let Some(entries) = self.entries.get_mut(&name(&pair.key, &pair.policy)) else { continue };
@@ -70,7 +70,7 @@ impl Ledger {
         }
     }
 
-    /// What was charged to these pairs is no more.
+    /// Removes the charges of these pairs.
     pub fn reset(&mut self, check: &Check, constant: bool) -> Result<(), TestCaseError> {
         for pair in check.pairs() {
             let name = name(&pair.key, &pair.policy);
@@ -83,24 +83,25 @@ impl Ledger {
         Ok(())
     }
 
-    /// At the end of a history of constant quotas.
+    /// Checks all windows at the end of a history with constant quotas.
     pub fn close(&self) -> Result<(), TestCaseError> {
         self.entries.iter().try_for_each(|(name, entries)| no_window_holds_too_many(name, entries))
     }
 }
 
-/// No half-open interval of a window's length holds more than the quota, with amounts as settled and overage left out.
+/// Requires that no half-open interval of one window contains more than the quota. The amounts are those after settlement,
+/// without overage.
 fn no_window_holds_too_many((_, _, window, _): &Name, entries: &[Entry]) -> Result<(), TestCaseError> {
     let window = window.as_micros() as u64;
     for (count, newest) in entries.iter().enumerate() {
         let within = entries[..=count].iter().filter(|entry| newest.at < entry.at + window);
         let units: u64 = within.filter(|entry| !entry.overage).map(|entry| entry.units).sum();
-        require(units <= u64::from(newest.quota), "never too many: in a window")?;
+        require(units <= u64::from(newest.quota), "a window keeps the quota")?;
     }
     Ok(())
 }
 
-/// When a charge counts no more; until then it may get units back.
+/// Returns the instant at which a charge leaves the window. Before it, a refund may reduce the charge.
 fn leaves_at(entry: &Entry, policy: &Policy) -> u64 {
     let window = policy.window().as_micros() as u64;
     match policy.algorithm() {

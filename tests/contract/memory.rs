@@ -1,4 +1,4 @@
-//! The memory backend is bounded, and forgets.
+//! The bounds of the memory backend: keys, memory and eviction.
 
 use std::{sync::Barrier, thread, time::Duration};
 
@@ -16,7 +16,7 @@ fn policy() -> Policy {
     Policy::new("p", 2, WINDOW).unwrap()
 }
 
-/// Whether a check of this key at this cost is admitted.
+/// Returns whether a check of this key at this cost is admitted.
 fn check(backend: &MemoryBackend, key: u32, cost: u32) -> Result<bool, Reason> {
     let pair = Pair::new(PartitionKey::new("key", key.to_le_bytes()), policy(), cost);
     let outcome = backend.check_now(&Check::new([pair]).unwrap()).expect("memory answers at once");
@@ -29,7 +29,7 @@ fn bounded(max_keys: usize) -> (MemoryBackend, ManualClock) {
 }
 
 #[test]
-fn at_the_bound_a_new_key_is_unavailable_and_those_who_are_there_are_served() {
+fn full_memory_returns_error_for_new_key_only() {
     let (backend, clock) = bounded(100);
     for key in 0..100 {
         assert_eq!(check(&backend, key, 1), Ok(true));
@@ -39,14 +39,14 @@ fn at_the_bound_a_new_key_is_unavailable_and_those_who_are_there_are_served() {
     for key in 0..100 {
         assert_eq!((check(&backend, key, 1), check(&backend, key, 1)), (Ok(true), Ok(false)));
     }
-    // What is certain without storing anything is still said.
+    // The backend still decides checks that store nothing.
     assert_eq!((check(&backend, 100, 0), check(&backend, 100, 3)), (Ok(true), Ok(false)));
     clock.advance(WINDOW);
     assert_eq!(check(&backend, 100, 1), Ok(true));
 }
 
 #[test]
-fn idle_keys_go_first_and_all_others_stay() {
+fn full_memory_evicts_idle_keys_only() {
     let (backend, clock) = bounded(100);
     for key in 0..50 {
         assert_eq!(check(&backend, key, 1), Ok(true));
@@ -56,7 +56,7 @@ fn idle_keys_go_first_and_all_others_stay() {
         assert_eq!(check(&backend, key, 2), Ok(true));
     }
     clock.advance(WINDOW / 2);
-    // The first fifty are idle now, whichever locks they are under.
+    // The first fifty keys are idle now, in every shard.
     for key in 100..150 {
         assert_eq!(check(&backend, key, 1), Ok(true), "{key}");
     }
@@ -67,7 +67,7 @@ fn idle_keys_go_first_and_all_others_stay() {
 }
 
 #[test]
-fn a_check_of_several_keys_takes_room_for_all_of_them_or_for_none() {
+fn check_stores_all_keys_or_none() {
     let (backend, _clock) = bounded(2);
     assert_eq!(check(&backend, 0, 1), Ok(true));
     let pair = |key: &str| Pair::new(PartitionKey::new("other", key), policy(), 1);
@@ -78,7 +78,7 @@ fn a_check_of_several_keys_takes_room_for_all_of_them_or_for_none() {
 }
 
 #[test]
-fn what_is_denied_or_free_is_not_stored() {
+fn denied_or_free_check_stores_nothing() {
     let (backend, _clock) = bounded(10);
     for key in 0..1_000 {
         assert_eq!((check(&backend, key, 0), check(&backend, key, 3)), (Ok(true), Ok(false)));
@@ -87,13 +87,13 @@ fn what_is_denied_or_free_is_not_stored() {
 }
 
 #[test]
-fn a_million_keys_that_come_and_go_leave_next_to_nothing() {
+fn abandoned_keys_leave_almost_nothing_stored() {
     let (backend, clock) = bounded(100_000);
     let mut most = 0;
     for key in 0..1_000_000 {
         assert_eq!(check(&backend, key, 1), Ok(true), "{key}");
         most = most.max(backend.keys());
-        // A thousand keys are in use at one time.
+        // A thousand keys are active at one time.
         clock.advance(WINDOW / 1_000);
     }
     assert!(most < 2_000, "{most} keys at one time");
@@ -105,7 +105,7 @@ fn a_million_keys_that_come_and_go_leave_next_to_nothing() {
 }
 
 #[test]
-fn a_key_that_is_always_busy_is_never_forgotten() {
+fn memory_never_evicts_busy_key() {
     let (backend, clock) = bounded(1_000);
     for _ in 0..100 {
         assert_eq!((check(&backend, 0, 2), check(&backend, 0, 1)), (Ok(true), Ok(false)));
@@ -117,7 +117,7 @@ fn a_key_that_is_always_busy_is_never_forgotten() {
 }
 
 #[test]
-fn many_threads_never_pass_the_bound_on_keys() {
+fn concurrent_threads_never_exceed_key_bound() {
     let (backend, _clock) = bounded(1_000);
     let barrier = Barrier::new(4);
     let admitted: usize = thread::scope(|scope| {
@@ -135,14 +135,14 @@ fn many_threads_never_pass_the_bound_on_keys() {
 }
 
 #[test]
-fn a_bound_of_zero_cannot_be_built() {
+fn constructor_rejects_zero_key_bound() {
     let error = MemoryBackend::with_max_keys(0).unwrap_err();
     assert!(matches!(error, ConfigError::MaxKeys { given: 0, .. }));
-    assert_eq!(error.to_string(), "at most 0 partition keys: the bound must be 1 to 4294967295");
+    assert_eq!(error.to_string(), "max_keys 0: it must be 1 to 4294967295");
 }
 
 #[test]
-fn clones_share_their_state_and_other_backends_do_not() {
+fn only_backend_clones_share_state() {
     let (backend, _clock) = bounded(10);
     assert_eq!(check(&backend, 0, 2), Ok(true));
     assert_eq!(check(&backend.clone(), 0, 1), Ok(false));
@@ -150,7 +150,7 @@ fn clones_share_their_state_and_other_backends_do_not() {
 }
 
 #[test]
-fn a_key_under_several_policies_takes_the_room_of_one() {
+fn key_bound_counts_key_once_for_several_policies() {
     let (backend, clock) = bounded(10);
     let policies = ["short", "long"].map(|name| Policy::new(name, 5, WINDOW).unwrap());
     let both = |key: u32| {
@@ -165,14 +165,14 @@ fn a_key_under_several_policies_takes_the_room_of_one() {
         assert_eq!(backend.keys(), 10);
         assert_eq!(both(10).unwrap_err().reason(), Reason::Full);
         clock.advance(WINDOW);
-        // All are idle now, and what is counted is what is kept: there is room for ten again.
+        // All keys are idle now, so the backend has room for ten keys again.
         assert!(both(10).unwrap());
         clock.advance(WINDOW);
     }
 }
 
 #[test]
-fn namespaces_keep_apart() {
+fn namespaces_separate_usage() {
     let backend = MemoryBackend::new();
     let limiter = |namespace: &str| {
         Limiter::builder(backend.clone()).policy(policy()).namespace(namespace).build().unwrap()
@@ -190,7 +190,7 @@ fn namespaces_keep_apart() {
 }
 
 #[test]
-fn long_keys_take_no_more_memory_than_others() {
+fn long_keys_take_no_extra_memory() {
     let backend = MemoryBackend::new();
     let pair = |value: usize| {
         let long = format!("{value}{}", "x".repeat(100_000));
@@ -206,14 +206,14 @@ fn long_keys_take_no_more_memory_than_others() {
 }
 
 #[test]
-fn a_policy_that_is_gone_does_not_stay_with_its_busy_key() {
+fn busy_key_drops_records_of_unused_policies() {
     let (backend, clock) = bounded(10);
     let charge = |name: &str| {
         let pair = Pair::new(PartitionKey::new("key", "busy"), Policy::new(name, 5, WINDOW).unwrap(), 1);
         backend.check_now(&Check::new([pair]).unwrap()).unwrap().unwrap();
         clock.advance(WINDOW / 3);
     };
-    // A policy every third of a window, for ever: as when a tenant's policies are named by the day.
+    // A new policy name in every third of a window, such as a name that contains the date.
     let kept = measure(|| {
         for day in 0..2_000 {
             charge(&day.to_string());
@@ -223,7 +223,7 @@ fn a_policy_that_is_gone_does_not_stay_with_its_busy_key() {
 }
 
 #[test]
-fn a_log_that_was_large_gives_its_memory_back() {
+fn shrunken_log_frees_memory() {
     let (backend, clock) = bounded(10);
     let many = Policy::new("many", 100_000, WINDOW).unwrap();
     let charge = || {
@@ -232,7 +232,7 @@ fn a_log_that_was_large_gives_its_memory_back() {
     };
     let kept = measure(|| {
         (0..50_000).for_each(|_| charge());
-        // All but one leave, so that the key is not idle and forgotten as a whole.
+        // All charges but one leave the window, so that the key is not idle and stays stored.
         for _ in 0..2 {
             clock.advance(WINDOW / 2);
             charge();

@@ -1,4 +1,4 @@
-//! The memory backend stays bounded, and quick, whatever is done to charges afterwards.
+//! The memory backend stays bounded and fast after refunds and resets.
 
 use std::time::{Duration, Instant};
 
@@ -24,18 +24,18 @@ fn every_algorithm() -> [Policy; 4] {
     ]
 }
 
-fn of(key: u32, policy: &Policy, cost: u32) -> Check {
+fn check_of(key: u32, policy: &Policy, cost: u32) -> Check {
     let pair = Pair::new(PartitionKey::new("key", key.to_le_bytes()), policy.clone(), cost);
     Check::new([pair]).unwrap()
 }
 
-fn ask(backend: &MemoryBackend, check: Check, purpose: Purpose) -> Result<Decision, Reason> {
+fn run_check(backend: &MemoryBackend, check: Check, purpose: Purpose) -> Result<Decision, Reason> {
     let outcome = backend.check_now(&check.with_purpose(purpose)).expect("memory answers at once");
     outcome.map_err(|error| error.reason())
 }
 
 fn reserve(backend: &MemoryBackend, check: &Check) -> Vec<Receipt> {
-    ask(backend, check.clone(), Purpose::Reserve).unwrap().receipts().to_vec()
+    run_check(backend, check.clone(), Purpose::Reserve).unwrap().receipts().to_vec()
 }
 
 fn settle(backend: &MemoryBackend, check: &Check, receipts: &[Receipt], used: u32) {
@@ -54,7 +54,7 @@ fn bounded(max_keys: usize) -> (MemoryBackend, ManualClock) {
 }
 
 #[test]
-fn it_says_that_it_changes_charges_and_which_store_it_is() {
+fn memory_reports_store_identity_and_refund_support() {
     let (one, other) = (MemoryBackend::new(), MemoryBackend::new());
     assert!(one.changes_charges());
     assert_eq!(one.store(), one.clone().store());
@@ -65,11 +65,11 @@ fn it_says_that_it_changes_charges_and_which_store_it_is() {
 }
 
 #[test]
-fn a_key_of_which_all_is_given_back_or_reset_takes_no_room() {
+fn fully_refunded_or_reset_key_takes_no_room() {
     for policy in every_algorithm() {
         let (backend, clock) = bounded(2);
         for key in 0..10 {
-            let check = of(key, &policy, 3);
+            let check = check_of(key, &policy, 3);
             let receipts = reserve(&backend, &check);
             settle(&backend, &check, &receipts, 1);
             assert_eq!(backend.keys(), 1);
@@ -84,10 +84,10 @@ fn a_key_of_which_all_is_given_back_or_reset_takes_no_room() {
 }
 
 #[test]
-fn what_is_made_and_undone_leaves_no_memory_behind() {
+fn undone_charges_leave_no_memory_allocated() {
     for policy in every_algorithm() {
         let (backend, _clock) = bounded(10);
-        let check = of(0, &policy, 3);
+        let check = check_of(0, &policy, 3);
         let kept = measure(|| {
             for _ in 0..2_000 {
                 let receipts = reserve(&backend, &check);
@@ -101,11 +101,11 @@ fn what_is_made_and_undone_leaves_no_memory_behind() {
 }
 
 #[test]
-fn a_busy_key_whose_newest_charges_are_given_back_does_not_grow() {
+fn refunded_newest_charges_do_not_grow_busy_key() {
     let (backend, _clock) = bounded(10);
     let policy = policy(Algorithm::SlidingLog);
-    assert!(ask(&backend, of(0, &policy, 1), Purpose::Charge).unwrap().is_admitted());
-    let check = of(0, &policy, 3);
+    assert!(run_check(&backend, check_of(0, &policy, 1), Purpose::Charge).unwrap().is_admitted());
+    let check = check_of(0, &policy, 3);
     let kept = measure(|| {
         for _ in 0..10_000 {
             let receipts = reserve(&backend, &check);
@@ -116,12 +116,12 @@ fn a_busy_key_whose_newest_charges_are_given_back_does_not_grow() {
 }
 
 #[test]
-fn charges_of_one_bucket_are_one_counter() {
+fn charges_in_one_bucket_share_one_counter() {
     let (backend, clock) = bounded(10);
     let buckets = policy(Algorithm::SlidingBuckets { precision: Duration::from_secs(3) });
     let kept = measure(|| {
         for _ in 0..100_000 {
-            assert!(ask(&backend, of(0, &buckets, 1), Purpose::Charge).unwrap().is_admitted());
+            assert!(run_check(&backend, check_of(0, &buckets, 1), Purpose::Charge).unwrap().is_admitted());
             clock.advance(Duration::from_millis(1));
         }
     });
@@ -129,13 +129,13 @@ fn charges_of_one_bucket_are_one_counter() {
 }
 
 #[test]
-fn a_key_is_kept_as_long_as_it_counts_and_no_longer() {
+fn memory_keeps_key_exactly_until_reset_after() {
     for policy in every_algorithm() {
         let (backend, clock) = bounded(1);
         let window = WINDOW.as_micros() as u64;
-        // A window before the end of a bucket, of a calendar window, and of three.
+        // An instant at which a bucket, a calendar window and three windows begin.
         clock.set_micros((clock.now_micros() / (window * 3) + 1) * (window * 3));
-        let charge = |key| ask(&backend, of(key, &policy, 1), Purpose::Charge);
+        let charge = |key| run_check(&backend, check_of(key, &policy, 1), Purpose::Charge);
         clock.advance(Duration::from_secs(1));
         charge(0).unwrap();
         let reset_after = |decision: Decision| decision.statuses()[0].reset_after();
@@ -148,16 +148,16 @@ fn a_key_is_kept_as_long_as_it_counts_and_no_longer() {
 }
 
 #[test]
-fn a_peek_finds_the_bound_reached_as_the_charge_would_and_stores_nothing() {
+fn peek_reports_key_bound_and_stores_nothing() {
     for policy in every_algorithm() {
         let (backend, clock) = bounded(2);
-        let peek = |key, cost| ask(&backend, of(key, &policy, cost), Purpose::Peek);
+        let peek = |key, cost| run_check(&backend, check_of(key, &policy, cost), Purpose::Peek);
         for key in 0..100 {
             assert!(peek(key, 1).unwrap().is_admitted());
         }
         assert_eq!(backend.keys(), 0);
         for key in 0..2 {
-            ask(&backend, of(key, &policy, 1), Purpose::Charge).unwrap();
+            run_check(&backend, check_of(key, &policy, 1), Purpose::Charge).unwrap();
         }
         assert!(peek(0, 1).is_ok());
         assert_eq!((peek(2, 1).unwrap_err(), peek(2, 0).unwrap().is_admitted()), (Reason::Full, true));
@@ -167,38 +167,38 @@ fn a_peek_finds_the_bound_reached_as_the_charge_would_and_stores_nothing() {
 }
 
 #[test]
-fn a_full_log_takes_no_overage_and_has_room_again_when_one_is_given_back() {
+fn full_log_returns_error_until_record_is_refunded() {
     let (backend, clock) = bounded(10);
     let log = policy(Algorithm::SlidingLog);
     let other = Policy::new("other", 10, WINDOW).unwrap();
     let mut ends = Vec::new();
     for record in 0..1_u32 << 20 {
         clock.advance(Duration::from_micros(1));
-        let receipts = reserve(&backend, &of(0, &log, 2));
+        let receipts = reserve(&backend, &check_of(0, &log, 2));
         if record == 0 || record + 1 == 1 << 20 {
             ends.push(receipts);
         }
     }
     for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
-        let pairs = [of(0, &other, 1), of(0, &log, 1)].map(|check| check.pairs()[0].clone());
-        assert_eq!(ask(&backend, Check::new(pairs).unwrap(), purpose).unwrap_err(), Reason::Full);
+        let pairs = [check_of(0, &other, 1), check_of(0, &log, 1)].map(|check| check.pairs()[0].clone());
+        assert_eq!(run_check(&backend, Check::new(pairs).unwrap(), purpose).unwrap_err(), Reason::Full);
     }
     let remaining = |status: &Status| status.remaining();
-    let looked = ask(&backend, of(0, &other, 0), Purpose::Charge).unwrap();
-    assert_eq!(remaining(&looked.statuses()[0]), 10);
-    // What is given back whole at either end is a record less.
+    let decision = run_check(&backend, check_of(0, &other, 0), Purpose::Charge).unwrap();
+    assert_eq!(remaining(&decision.statuses()[0]), 10);
+    // A full refund at either end removes one record.
     for end in ends.into_iter().rev() {
-        settle(&backend, &of(0, &log, 2), &end, 0);
-        assert!(ask(&backend, of(0, &log, 1), Purpose::Overage).unwrap().is_admitted());
-        assert_eq!(ask(&backend, of(0, &log, 1), Purpose::Overage).unwrap_err(), Reason::Full);
+        settle(&backend, &check_of(0, &log, 2), &end, 0);
+        assert!(run_check(&backend, check_of(0, &log, 1), Purpose::Overage).unwrap().is_admitted());
+        assert_eq!(run_check(&backend, check_of(0, &log, 1), Purpose::Overage).unwrap_err(), Reason::Full);
     }
 }
 
 #[test]
-fn units_of_the_oldest_and_of_the_newest_are_given_back_at_once_however_long_a_log_is() {
+fn long_log_refunds_both_ends_quickly() {
     let (backend, clock) = bounded(10);
     let log = policy(Algorithm::SlidingLog);
-    let check = of(0, &log, 10);
+    let check = check_of(0, &log, 10);
     let start = Instant::now();
     let receipts: Vec<_> = (0..200_000)
         .map(|_| {
@@ -215,8 +215,8 @@ fn units_of_the_oldest_and_of_the_newest_are_given_back_at_once_however_long_a_l
         settle(&backend, &check, &receipts[receipts.len() - 1 - i], 0);
     }
     let settled_in = start.elapsed();
-    // Moving half of the log for each of them would take many times as long as making it.
+    // If each refund moved half of the log, the refunds would take many times as long as the charges.
     assert!(settled_in < made_in * 2, "made in {made_in:?}, settled in {settled_in:?}");
-    let looked = ask(&backend, of(0, &log, 0), Purpose::Charge).unwrap();
-    assert_eq!(looked.statuses()[0].remaining(), 4_000_000 - 1_800_000);
+    let decision = run_check(&backend, check_of(0, &log, 0), Purpose::Charge).unwrap();
+    assert_eq!(decision.statuses()[0].remaining(), 4_000_000 - 1_800_000);
 }

@@ -1,7 +1,6 @@
-//! What a decision means: one suite, every backend.
+//! The contract of a decision: one test suite for every backend.
 
 mod account;
-mod again;
 mod cluster;
 mod concurrency;
 mod edges;
@@ -11,6 +10,7 @@ mod ledger;
 mod memory;
 mod memory_changes;
 pub mod model;
+mod replay;
 
 use std::cell::{Cell, RefCell};
 
@@ -20,72 +20,72 @@ use tower_sliding_window::{
     MemoryBackend, PartitionKey, RedisBackend, backend::Backend, testing::ManualClock,
 };
 
-use self::history::{Couple, History, histories};
+use self::history::{History, TwoKeys, histories};
 use crate::support::server::{Engine, Server};
 
-/// Runs so many generated histories.
-fn of_histories(cases: u32, run: impl Fn(History) -> Result<(), TestCaseError>) {
+/// Runs the given number of generated histories.
+fn run_histories(cases: u32, run: impl Fn(History) -> Result<(), TestCaseError>) {
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 2_000, ..Config::default() };
     let runs = Cell::new(0_u32);
-    let ran = TestRunner::new(config).run(&histories(160), |history| {
+    let outcome = TestRunner::new(config).run(&histories(160), |history| {
         runs.set(runs.get() + 1);
         run(history)
     });
-    if let Err(error) = ran {
+    if let Err(error) = outcome {
         panic!("{error}");
     }
     assert!(runs.get() >= cases);
 }
 
-/// Runs so many of them against backends that `backend` makes of a clock, with partition keys of these.
-fn invariants_hold<B: Backend>(
+/// Checks the invariants on generated histories. `backend` creates a backend with the clock of a history.
+fn check_invariants<B: Backend>(
     cases: u32,
     runtime: &Runtime,
-    couples: impl Iterator<Item = Couple>,
+    keys: impl Iterator<Item = TwoKeys>,
     backend: impl Fn(&ManualClock) -> B,
 ) {
-    let couples = RefCell::new(couples);
-    of_histories(cases, |history| {
-        // Shrinking runs again, and must not meet what an earlier run has stored.
-        let couples = [(); 3].map(|()| couples.borrow_mut().next().expect("keys without end"));
+    let keys = RefCell::new(keys);
+    run_histories(cases, |history| {
+        // Shrinking repeats a run. It must not find records of an earlier run.
+        let keys = [(); 3].map(|()| keys.borrow_mut().next().expect("the sequence is endless"));
         let clock = ManualClock::new();
-        runtime.block_on(invariants::hold(&backend(&clock), &clock, &couples, &history))
+        runtime.block_on(invariants::check_history(&backend(&clock), &clock, &keys, &history))
     });
 }
 
-/// Different partition keys without end, two by two.
-fn couples() -> impl Iterator<Item = Couple> {
+/// Returns an endless sequence of different partition keys, two at a time.
+fn distinct_keys() -> impl Iterator<Item = TwoKeys> {
     (0..).map(|i| ["a", "b"].map(|name| PartitionKey::new("key", format!("{name} {i}"))))
 }
 
 #[test]
-fn the_invariants_hold_in_memory() {
+fn memory_backend_upholds_invariants() {
     let runtime = Runtime::new().unwrap();
-    // Clocks go back in these histories, and a key that is idle may be in use again.
+    // Clocks go back in these histories, so that an idle key may become active again.
     let keep = std::time::Duration::from_secs(10 * 366 * 86_400);
-    invariants_hold(10_000, &runtime, couples(), |clock| {
+    check_invariants(10_000, &runtime, distinct_keys(), |clock| {
         MemoryBackend::new().with_clock(clock).keep_idle_for(keep)
     });
 }
 
-fn the_invariants_hold_on(engine: Engine, cases: u32) {
+fn check_invariants_on(engine: Engine, cases: u32) {
     let server = Server::start(engine);
     let runtime = Runtime::new().unwrap();
     let backend = runtime.block_on(RedisBackend::connect(&server.url())).unwrap();
-    invariants_hold(cases, &runtime, couples(), |clock| backend.clone().with_clock(clock));
+    check_invariants(cases, &runtime, distinct_keys(), |clock| backend.clone().with_clock(clock));
 }
 
 #[test]
-fn the_invariants_hold_on_redis() {
-    the_invariants_hold_on(Engine::Redis, 1_000);
+fn redis_backend_upholds_invariants() {
+    check_invariants_on(Engine::Redis, 1_000);
 }
 
 #[test]
-fn the_invariants_hold_on_redis_6() {
-    the_invariants_hold_on(Engine::Redis6, 200);
+fn redis_6_backend_upholds_invariants() {
+    check_invariants_on(Engine::Redis6, 200);
 }
 
 #[test]
-fn the_invariants_hold_on_valkey() {
-    the_invariants_hold_on(Engine::Valkey, 200);
+fn valkey_backend_upholds_invariants() {
+    check_invariants_on(Engine::Valkey, 200);
 }

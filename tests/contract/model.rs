@@ -1,4 +1,4 @@
-//! The reference: what a decision means, written down as plainly as it can be, and slow.
+//! The reference model: a simple and slow implementation of every algorithm.
 
 use std::{borrow::Cow, collections::HashMap, time::Duration};
 
@@ -9,24 +9,24 @@ use tower_sliding_window::{
 
 use super::account::Account;
 
-/// All charges there ever were, by pair.
+/// The reference model. It keeps every charge of every pair.
 #[derive(Default)]
 pub struct Model {
     accounts: HashMap<Name, Account>,
-    /// How many charges there were.
+    /// The number of charges.
     charges: usize,
-    /// How often a record was found to be of another clock, and dropped.
+    /// The number of records that the model dropped because they are of another clock.
     pub foreign: usize,
 }
 
-/// What a pair is counted under; the quota is no part of it.
+/// The identity of a record. The quota is no part of it.
 pub type Name = (PartitionKey, String, Duration, Algorithm);
 
-/// What the model knows a charge by.
+/// Identifies a charge in the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle {
     id: usize,
-    /// The instant at which the account was born.
+    /// The instant at which the generation of the account began.
     born: u64,
 }
 
@@ -35,8 +35,8 @@ pub fn name(key: &PartitionKey, policy: &Policy) -> Name {
 }
 
 impl Model {
-    /// Decides at the instant `now`, in microseconds, and charges if it admits. The handles are of all pairs that were
-    /// charged or could have been.
+    /// Decides a check at the instant `now`, in microseconds, and charges it if it is admitted. An admitted check returns one
+    /// handle for each pair.
     pub fn check(&mut self, now: u64, check: &Check) -> (Decision, Vec<Handle>) {
         let decision = self.peek(now, check);
         let mut handles = Vec::new();
@@ -56,7 +56,7 @@ impl Model {
         (decision, handles)
     }
 
-    /// What `check` would decide.
+    /// Returns the decision that `check` would return.
     pub fn peek(&self, now: u64, check: &Check) -> Decision {
         let overage = check.purpose() == Purpose::Overage;
         let admits = |pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota());
@@ -90,7 +90,7 @@ impl Model {
         Status::new(pair, remaining, retry_after, next_after, reset_after)
     }
 
-    /// Gives back what was not used of each pair.
+    /// Refunds the unused units of each pair.
     pub fn settle(&mut self, now: u64, check: &Check, handles: &[Handle], used: &[u32]) {
         for ((pair, handle), used) in check.pairs().iter().zip(handles).zip(used) {
             if *used < pair.cost
@@ -101,8 +101,8 @@ impl Model {
         }
     }
 
-    /// Whether a charge is gone and another record was begun in the very microsecond of its own, so that no receipt
-    /// can tell them apart.
+    /// Returns whether the record of a charge is lost and a new record began in the same microsecond. A receipt cannot
+    /// distinguish these two records.
     pub fn is_ambiguous(&self, check: &Check, handles: &[Handle]) -> bool {
         check.pairs().iter().zip(handles).any(|(pair, handle)| {
             let account = self.accounts.get(&name(&pair.key, &pair.policy));
@@ -117,7 +117,7 @@ impl Model {
         }
     }
 
-    /// Whether a record of this check is of another clock.
+    /// Returns whether a record of this check is of another clock.
     pub fn sees_foreign(&self, now: u64, check: &Check) -> bool {
         check.pairs().iter().any(|pair| self.account(pair).is_foreign(now))
     }

@@ -1,4 +1,4 @@
-//! What can be configured, and what makes no difference.
+//! The configuration of the deny cache.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use tower_sliding_window::{
     testing::FakeBackend,
 };
 
-use super::{Remote, SECOND, TICK, age, check, on};
+use super::{Remote, SECOND, TICK, check, on, with_max_age};
 use crate::http::Later;
 
 #[test]
-fn what_is_out_of_range_cannot_be_built() {
+fn build_rejects_settings_out_of_range() {
     let text =
         |cache: DenyCache| on(FakeBackend::admitting()).deny_cache(cache).build().unwrap_err().to_string();
     for max_age in [Duration::ZERO, Duration::from_micros(999), 60 * SECOND + TICK, Duration::MAX] {
         assert_eq!(
-            text(age(max_age)),
+            text(with_max_age(max_age)),
             format!(
-                "denials that are remembered for {max_age:?}: it must be 1 ms to 60 s; `.deny_cache(None)` remembers none"
+                "deny cache: max_age {max_age:?}: it must be 1 ms to 60 s; `.deny_cache(None)` disables the cache"
             )
         );
     }
     for max_entries in [0, (1 << 20) + 1] {
         assert_eq!(
             text(DenyCache { max_entries, ..DenyCache::default() }),
-            format!("at most {max_entries} denials that are remembered: the bound must be 1 to 1048576")
+            format!("deny cache: max_entries {max_entries}: it must be 1 to 1048576")
         );
     }
     for cache in [
@@ -39,8 +39,8 @@ fn what_is_out_of_range_cannot_be_built() {
     assert_eq!(DenyCache::default(), DenyCache { max_age: SECOND, max_entries: 16_384 });
 }
 
-/// Asked for `limiter`, of how many checks that are denied the store is asked.
-async fn asked(limiter: &Limiter, count: impl Fn() -> usize) -> usize {
+/// Returns how many of ten denied checks the limiter sends to the store.
+async fn sent_checks(limiter: &Limiter, count: impl Fn() -> usize) -> usize {
     let before = count();
     for _ in 0..10 {
         let denied = check(limiter, 11).await;
@@ -50,17 +50,17 @@ async fn asked(limiter: &Limiter, count: impl Fn() -> usize) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_on_unless_it_is_said_otherwise() {
+async fn limiter_uses_deny_cache_by_default() {
     let remote = Remote::new();
     let limiter = on(remote.clone()).build().unwrap();
-    assert_eq!(asked(&limiter, || remote.asked()).await, 1);
+    assert_eq!(sent_checks(&limiter, || remote.checks()).await, 1);
     let limiter = on(remote.clone()).deny_cache(None).build().unwrap();
-    assert_eq!(asked(&limiter, || remote.asked()).await, 10);
+    assert_eq!(sent_checks(&limiter, || remote.checks()).await, 10);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_does_not_say_so_or_answers_at_once_is_asked_every_time() {
-    /// Answers at once.
+async fn immediate_and_unmarked_backends_bypass_deny_cache() {
+    /// A backend that answers immediately.
     struct AtOnce(FakeBackend);
     impl Backend for AtOnce {
         async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
@@ -76,17 +76,17 @@ async fn a_backend_that_does_not_say_so_or_answers_at_once_is_asked_every_time()
     let fake = FakeBackend::denying(SECOND);
     for limiter in [on(Later(fake.clone())), on(AtOnce(fake.clone())), on(fake.clone())] {
         let limiter = limiter.build().unwrap();
-        assert_eq!(asked(&limiter, || fake.checks().len()).await, 10);
+        assert_eq!(sent_checks(&limiter, || fake.checks().len()).await, 10);
     }
 }
 
 #[test]
-fn a_limiter_can_be_built_outside_a_runtime_and_asked_within_one() {
+fn limiter_built_outside_runtime_serves_several_runtimes() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let remote = Remote::new();
     let limiter = on(remote.clone()).build().unwrap();
     for run in [runtime(), runtime()] {
         run.block_on(async { assert!(!check(&limiter, 11).await.is_admitted()) });
     }
-    assert_eq!(remote.asked(), 1);
+    assert_eq!(remote.checks(), 1);
 }

@@ -1,4 +1,4 @@
-//! Whatever happens in one process: what is repeated is what the store would say.
+//! The reference model of the deny cache: a cached denial must match the decision of the store.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tower_sliding_window::{
     backend::{Backend, Check, Pair, Purpose},
 };
 
-use super::{MINUTE, Remote, SECOND, age, policy};
+use super::{MINUTE, Remote, SECOND, policy, with_max_age};
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -54,16 +54,16 @@ async fn run(steps: Vec<Step>) -> usize {
     ];
     let remote = Remote::new();
     let builder = Limiter::builder(remote.clone()).without_policies();
-    let limiter = builder.deny_cache(age(MINUTE)).build().unwrap();
-    let mut held: Vec<Reservation> = Vec::new();
-    let mut repeated = 0;
+    let limiter = builder.deny_cache(with_max_age(MINUTE)).build().unwrap();
+    let mut reservations: Vec<Reservation> = Vec::new();
+    let mut hits = 0;
     for step in steps {
         let (keys, quota, cost, reserves) = match step {
             Step::Check { keys, quota, cost } => (keys, quota, cost, false),
             Step::Reserve { keys, quota, cost } => (keys, quota, cost, true),
             Step::Settle { which, used } => {
-                if !held.is_empty() {
-                    held.swap_remove(which % held.len()).settle(used).await;
+                if !reservations.is_empty() {
+                    reservations.swap_remove(which % reservations.len()).settle(used).await;
                 }
                 continue;
             }
@@ -83,7 +83,7 @@ async fn run(steps: Vec<Step>) -> usize {
             match limiter.reserve_pairs(pairs).unwrap().await {
                 Ok(reservation) => {
                     let decision = reservation.decision().unwrap().clone();
-                    held.push(reservation);
+                    reservations.push(reservation);
                     decision
                 }
                 Err(rejection) => rejection.decision().unwrap().clone(),
@@ -95,8 +95,8 @@ async fn run(steps: Vec<Step>) -> usize {
         if !decision.is_cached() {
             continue;
         }
-        repeated += 1;
-        // Never too long; and where no wait helps, or one is told that is none, the client would be told a lie.
+        hits += 1;
+        // A cached wait must not exceed the wait of the store, and must not be zero. It is `Never` only if no wait helps.
         assert!(decision.retry_after() <= expected.retry_after(), "{decision:?} {expected:?}");
         for status in decision.statuses() {
             let same = expected.statuses().iter().filter(|other| other.policy() == status.policy());
@@ -107,18 +107,18 @@ async fn run(steps: Vec<Step>) -> usize {
             assert!(status.remaining() < status.cost());
         }
     }
-    repeated
+    hits
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn what_is_repeated_is_what_the_store_would_say(steps in prop::collection::vec(step(), 1..400)) {
+    fn cached_denials_match_store_decisions(steps in prop::collection::vec(step(), 1..400)) {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
-        let repeated = runtime.block_on(run(steps.clone()));
-        // It is tested at all.
-        prop_assert!(repeated > 0 || steps.len() < 200, "{} steps", steps.len());
+        let hits = runtime.block_on(run(steps.clone()));
+        // A long history must contain a hit.
+        prop_assert!(hits > 0 || steps.len() < 200, "{} steps", steps.len());
     }
 }

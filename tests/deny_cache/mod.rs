@@ -1,11 +1,11 @@
-//! Denials that are known without asking the store.
+//! The deny cache: hits, misses, refreshes and invalidation.
 
-mod asking;
 mod configuration;
 mod history;
+mod hits;
+mod invalidation;
+mod misses;
 mod outages;
-mod repeating;
-mod returning;
 mod wire;
 
 use std::{
@@ -24,13 +24,13 @@ use tower_sliding_window::{
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-const NOTHING: Duration = Duration::ZERO;
+const ZERO: Duration = Duration::ZERO;
 /// The resolution of tokio's timer.
 const TICK: Duration = Duration::from_millis(1);
-/// When one check is let through: seven eighths of the default age.
-const DUE: Duration = Duration::from_millis(875);
+/// The age at which one check refreshes an entry: seven eighths of the default maximum age.
+const REFRESH_AGE: Duration = Duration::from_millis(875);
 
-/// A store elsewhere, on tokio's clock: exact, some way off, and it remembers what it was asked.
+/// A simulated remote store on tokio's clock. It adds latency, injects faults and records its checks.
 #[derive(Clone)]
 struct Remote {
     memory: MemoryBackend,
@@ -41,10 +41,11 @@ struct Remote {
 
 #[derive(Default)]
 struct Settings {
-    asked: Vec<(Purpose, u32)>,
-    /// How long a check takes to the store and back, and how long all else does.
-    check_trip: [Duration; 2],
-    change_trip: [Duration; 2],
+    checks: Vec<(Purpose, u32)>,
+    /// The latencies of the request and of the reply of a check.
+    check_latency: [Duration; 2],
+    /// The latencies of the request and of the reply of a refund or reset.
+    change_latency: [Duration; 2],
     fault: Option<Fault>,
 }
 
@@ -67,32 +68,32 @@ impl Remote {
         self.settings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many checks it was asked, of whatever purpose.
-    fn asked(&self) -> usize {
-        self.settings().asked.len()
+    /// Returns the number of checks that the store has received, of every purpose.
+    fn checks(&self) -> usize {
+        self.settings().checks.len()
     }
 
     fn fail(&self, fault: impl Into<Option<Fault>>) {
         self.settings().fault = fault.into();
     }
 
-    fn check_trip(&self, there: Duration, back: Duration) {
-        self.settings().check_trip = [there, back];
+    fn set_check_latency(&self, request: Duration, reply: Duration) {
+        self.settings().check_latency = [request, reply];
     }
 
-    fn change_trip(&self, there: Duration, back: Duration) {
-        self.settings().change_trip = [there, back];
+    fn set_change_latency(&self, request: Duration, reply: Duration) {
+        self.settings().change_latency = [request, reply];
     }
 
-    /// The store as it is now.
+    /// Returns the store at the current instant.
     fn now(&self) -> &MemoryBackend {
         let (start, micros) = self.began;
         self.clock.set_micros(micros + start.elapsed().as_micros() as u64);
         &self.memory
     }
 
-    /// What another process does: it forgets the key of these policies.
-    async fn lose(&self, policies: &[Policy]) {
+    /// Resets the key of these policies, as another process does.
+    async fn reset_by_other_process(&self, policies: &[Policy]) {
         let pairs: Vec<_> = policies.iter().map(|policy| Pair::new(alice(), policy.clone(), 0)).collect();
         self.now().reset(&Check::new(pairs).unwrap()).await.unwrap();
     }
@@ -103,19 +104,19 @@ impl Remote {
             None => Ok(()),
             Some(Fault::Down) => Err(BackendError::new(Reason::Connection)),
             Some(Fault::Hang) => pending().await,
-            Some(Fault::Panic) => panic!("as the test wants it"),
+            Some(Fault::Panic) => panic!("an injected fault"),
         }
     }
 }
 
 impl Backend for Remote {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
-        self.settings().asked.push((check.purpose(), check.pairs()[0].cost));
-        let [there, back] = self.settings().check_trip;
-        travel(there).await;
+        self.settings().checks.push((check.purpose(), check.pairs()[0].cost));
+        let [request, reply] = self.settings().check_latency;
+        delay(request).await;
         self.fault().await?;
         let decision = self.now().check(check).await;
-        travel(back).await;
+        delay(reply).await;
         decision
     }
 
@@ -124,20 +125,20 @@ impl Backend for Remote {
     }
 
     async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
-        let [there, back] = self.settings().change_trip;
-        travel(there).await;
+        let [request, reply] = self.settings().change_latency;
+        delay(request).await;
         self.fault().await?;
         let done = self.now().refund(refund).await;
-        travel(back).await;
+        delay(reply).await;
         done
     }
 
     async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
-        let [there, back] = self.settings().change_trip;
-        travel(there).await;
+        let [request, reply] = self.settings().change_latency;
+        delay(request).await;
         self.fault().await?;
         let done = self.now().reset(pairs).await;
-        travel(back).await;
+        delay(reply).await;
         done
     }
 
@@ -146,10 +147,10 @@ impl Backend for Remote {
     }
 }
 
-/// Takes so long, and no longer: a sleep ends at a whole millisecond.
-async fn travel(trip: Duration) {
-    if !trip.is_zero() {
-        sleep(trip).await;
+/// Waits for a latency. A zero latency does not sleep, because a sleep ends at a whole millisecond.
+async fn delay(latency: Duration) {
+    if !latency.is_zero() {
+        sleep(latency).await;
     }
 }
 
@@ -173,19 +174,20 @@ fn on(backend: impl Backend) -> LimiterBuilder {
     Limiter::builder(backend).policy(ten())
 }
 
-/// A limiter of ten units in a minute, and the store that it asks.
+/// Returns a limiter of ten units per minute and its store.
 fn remote() -> (Remote, Limiter) {
     let remote = Remote::new();
     let limiter = on(remote.clone()).build().unwrap();
     (remote, limiter)
 }
 
-/// The same, with all of Alice's units used and one more denied. It was asked twice by then.
-async fn used_up() -> (Remote, Limiter) {
+/// Returns a limiter with a cached denial: Alice has used all units, and one more check was denied. The store has received two
+/// checks.
+async fn exhausted() -> (Remote, Limiter) {
     let (remote, limiter) = remote();
     assert!(check(&limiter, 10).await.is_admitted());
     assert!(!check(&limiter, 1).await.is_cached());
-    assert_eq!(remote.asked(), 2);
+    assert_eq!(remote.checks(), 2);
     (remote, limiter)
 }
 
@@ -193,7 +195,7 @@ async fn check(limiter: &Limiter, cost: u32) -> Decision {
     limiter.check(alice(), cost).await.unwrap()
 }
 
-fn age(max_age: Duration) -> DenyCache {
+fn with_max_age(max_age: Duration) -> DenyCache {
     DenyCache { max_age, ..DenyCache::default() }
 }
 

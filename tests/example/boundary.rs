@@ -1,4 +1,4 @@
-//! What the experiment at the edge of a window shows. In memory alone: on Redis it waits up to twelve seconds for an edge.
+//! The example `boundary`, in memory only. On Redis it waits up to twelve seconds for the edge of a window.
 
 use super::process::{Ended, run_example};
 use crate::support::server::{Engine, Server};
@@ -8,7 +8,7 @@ fn boundary(variables: &[(&str, &str)]) -> Ended {
 }
 
 #[test]
-fn a_fixed_window_admits_two_bursts_around_its_edge_and_nothing_else_does() {
+fn only_fixed_window_admits_bursts_on_both_sides_of_edge() {
     let ended = boundary(&[]);
     assert_eq!((ended.status.code(), &*ended.stderr), (Some(0), ""), "{ended:?}");
     for (algorithm, before, after, most) in [
@@ -19,7 +19,7 @@ fn a_fixed_window_admits_two_bursts_around_its_edge_and_nothing_else_does() {
     ] {
         let mut lines = ended.stdout.lines();
         let line = lines.find(|line| line.starts_with(algorithm)).expect(algorithm);
-        // Behind the name and the time line.
+        // The numbers follow the name and the timeline.
         let numbers: Vec<u32> =
             line.split_whitespace().skip(3).map(|number| number.parse().unwrap()).collect();
         assert_eq!(numbers, [before, after, most], "{algorithm}");
@@ -28,17 +28,17 @@ fn a_fixed_window_admits_two_bursts_around_its_edge_and_nothing_else_does() {
 }
 
 #[test]
-fn it_says_in_one_line_what_is_wrong_with_the_url_of_redis() {
+fn example_reports_redis_url_error_in_one_line() {
     let mut server = Server::start(Engine::Redis);
     server.kill();
-    let nobody = format!("redis://user:s3cret@127.0.0.1:{}/", server.port());
-    for (url, says) in [
-        (&*nobody, format!("error: REDIS_URL: Redis at 127.0.0.1:{}: ", server.port())),
+    let closed_port = format!("redis://user:s3cret@127.0.0.1:{}/", server.port());
+    for (url, expected) in [
+        (&*closed_port, format!("error: REDIS_URL: Redis at 127.0.0.1:{}: ", server.port())),
         ("http://:s3cret@127.0.0.1/", "error: REDIS_URL: ".to_owned()),
     ] {
         let ended = boundary(&[("REDIS_URL", url)]);
         assert_eq!((ended.status.code(), &*ended.stdout), (Some(2), ""), "{ended:?}");
-        assert!(ended.stderr.starts_with(&says) && ended.stderr.lines().count() == 1, "{ended:?}");
+        assert!(ended.stderr.starts_with(&expected) && ended.stderr.lines().count() == 1, "{ended:?}");
         assert!(!ended.stderr.contains("s3cret"), "{ended:?}");
     }
 }

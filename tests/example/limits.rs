@@ -1,4 +1,4 @@
-//! What the example limits: ten units in any ten seconds, of which a search takes five.
+//! The limits of the example `axum`: ten units in any ten seconds. A search costs five units.
 
 use std::time::Duration;
 
@@ -10,41 +10,44 @@ use crate::{
     support::server::{Engine, Server},
 };
 
-/// The one wait by a clock on the wall, of ten seconds, is here; all backends wait at the same time.
+/// Waits up to ten seconds of real time, for all backends at once.
 #[tokio::test]
-async fn it_limits_as_it_says_in_memory_and_on_redis() {
+async fn example_enforces_quota_in_memory_and_on_redis() {
     let servers = Engine::ALL.map(Server::start);
     let in_memory = Example::start(None);
     let [redis, redis_6, valkey] = servers.each_ref().map(|server| Example::start(Some(&server.url())));
     join!(
-        limits_as_it_says("in memory", &in_memory),
-        limits_as_it_says("on Redis", &redis),
-        limits_as_it_says("on Redis 6", &redis_6),
-        limits_as_it_says("on Valkey", &valkey),
+        enforces_quota("in memory", &in_memory),
+        enforces_quota("on Redis", &redis),
+        enforces_quota("on Redis 6", &redis_6),
+        enforces_quota("on Valkey", &valkey),
     );
 }
 
-async fn limits_as_it_says(name: &str, example: &Example) {
+async fn enforces_quota(name: &str, example: &Example) {
     let mut attempt = 0;
     let wait = loop {
-        match is_used_up(name, example, attempt).await {
+        match use_up_quota(name, example, attempt).await {
             Ok(wait) => break wait,
             Err(Outage) => attempt += 1,
         }
-        assert!(attempt < 20, "{name}: never without an outage");
+        assert!(attempt < 20, "{name}: every attempt had an outage");
     };
-    // Who waits exactly as long as was said gets in.
+    // The service admits a client that waits exactly as long as `Retry-After` demands.
     sleep(wait).await;
-    assert_eq!(example.decided("/", &format!("bob {attempt}")).await, 200, "{name}, after {wait:?}");
-    assert_eq!(example.decided("/search", &format!("dave {attempt}")).await, 200, "{name}, after {wait:?}");
+    assert_eq!(example.decided_status("/", &format!("bob {attempt}")).await, 200, "{name}, after {wait:?}");
+    assert_eq!(
+        example.decided_status("/search", &format!("dave {attempt}")).await,
+        200,
+        "{name}, after {wait:?}"
+    );
 }
 
-/// Uses up what bob and dave have. How long they have to wait, which is the same for both, as long as the machine is not
-/// very slow: otherwise the longer one.
-async fn is_used_up(name: &str, example: &Example, attempt: u32) -> Result<Duration, Outage> {
+/// Uses up the quota of Bob and Dave, and returns their wait. If the waits differ on a slow machine, returns the longer one.
+async fn use_up_quota(name: &str, example: &Example, attempt: u32) -> Result<Duration, Outage> {
     let [bob, carol, dave] = ["bob", "carol", "dave"].map(|user| format!("{user} {attempt}"));
 
-    // Eleven quick requests with one key: ten are answered, and one is refused.
+    // The service admits ten of eleven quick requests with one key, and denies the last one.
     let mut answers = Vec::new();
     for _ in 0..11 {
         answers.push(example.get("/", &bob).await?);
@@ -56,15 +59,15 @@ async fn is_used_up(name: &str, example: &Example, attempt: u32) -> Result<Durat
     let policies = r#""burst";q=10;w=10, "sustained";q=30;w=60, "per-address";q=1000;w=60"#;
     assert_eq!(answers[10].header("ratelimit-policy"), Some(policies));
 
-    // Another key is untouched.
+    // Another key has its full quota.
     let answer = example.get("/", &carol).await?;
     assert_eq!(answer.status, 200, "{name}");
     let (of_carol, of_same_address) = parts(&answer.body);
     assert_eq!(of_carol, "Hello!\nburst: 9 of 10 left\nsustained: 29 of 30 left\n", "{name}");
-    // Both keys are one address, and a denial has charged nothing.
+    // Both keys have one address, and the denial charged nothing.
     assert_eq!(of_same_address, of_address - 1, "{name}");
 
-    // A search is refused when fewer than five units are left, and a smaller request is not.
+    // With fewer than five units left, the service denies a search and admits a smaller request.
     for (path, left) in [("/search", 5), ("/", 4)] {
         let answer = example.get(path, &dave).await?;
         assert_eq!(answer.status, 200, "{name}");
@@ -81,34 +84,34 @@ async fn is_used_up(name: &str, example: &Example, attempt: u32) -> Result<Durat
     Ok(Duration::from_secs(waits[0].max(waits[1])))
 }
 
-/// The lines about the key, and the units that are left of the address.
+/// Returns the lines of the key, and the remaining units of the address.
 fn parts(body: &str) -> (&str, u32) {
     let (of_key, rest) = body.split_once("per-address: ").unwrap();
     (of_key, rest.strip_suffix(" of 1000 left\n").unwrap().parse().unwrap())
 }
 
 #[tokio::test]
-async fn two_processes_on_one_redis_admit_exactly_the_quota_of_two_hundred_requests_at_once() {
+async fn processes_on_one_redis_admit_exactly_the_quota() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let examples = [Example::start(Some(&server.url())), Example::start(Some(&server.url()))];
-        // After an outage it is done again, with another key.
+        // After an outage, the test repeats with another key.
         for attempt in 0.. {
-            let statuses = at_once(&examples, &format!("bob {attempt}")).await;
-            let count = |status| statuses.iter().filter(|it| **it == status).count();
+            let statuses = send_concurrently(&examples, &format!("bob {attempt}")).await;
+            let count = |status| statuses.iter().filter(|other| **other == status).count();
             let counts = (count(200), count(429), count(503));
             assert!(counts.0 <= 10, "{engine:?}: {counts:?}");
             if counts.2 == 0 {
                 assert_eq!(counts, (10, 190, 0), "{engine:?}");
                 break;
             }
-            assert!(attempt < 20, "{engine:?}: never without an outage: {counts:?}");
+            assert!(attempt < 20, "{engine:?}: every attempt had an outage: {counts:?}");
         }
     }
 }
 
-/// The statuses of two hundred requests with one key, to both processes by turns, none waiting for another.
-async fn at_once(examples: &[Example; 2], key: &str) -> Vec<u16> {
+/// Sends two hundred concurrent requests with one key to both processes in turn, and returns their statuses.
+async fn send_concurrently(examples: &[Example; 2], key: &str) -> Vec<u16> {
     let mut requests = JoinSet::new();
     for i in 0..200 {
         let (address, key) = (examples[i % 2].address(), key.to_owned());
@@ -118,27 +121,27 @@ async fn at_once(examples: &[Example; 2], key: &str) -> Vec<u16> {
 }
 
 #[tokio::test]
-async fn a_limit_on_redis_outlives_the_process() {
+async fn limit_on_redis_outlives_process() {
     let server = Server::start(Engine::Redis);
     let first = Example::start(Some(&server.url()));
     let mut admitted = 0;
-    while first.decided("/search", "bob").await == 200 {
+    while first.decided_status("/search", "bob").await == 200 {
         admitted += 1;
         assert!(admitted <= 2, "two searches are the quota");
     }
     assert_eq!(first.stop("TERM").status.code(), Some(0));
     let second = Example::start(Some(&server.url()));
-    assert_eq!(second.decided("/search", "bob").await, 429);
-    assert_eq!(second.decided("/search", "alice").await, 200);
+    assert_eq!(second.decided_status("/search", "bob").await, 429);
+    assert_eq!(second.decided_status("/search", "alice").await, 200);
 }
 
 #[tokio::test]
-async fn without_a_key_it_counts_by_address() {
+async fn example_counts_missing_keys_by_address() {
     let example = Example::start(None);
     let mut statuses = Vec::new();
     for _ in 0..11 {
         statuses.push(request(example.address(), "GET", "/", &[]).await.status);
     }
     assert_eq!(statuses, [vec![200; 10], vec![429]].concat());
-    assert_eq!(example.decided("/", "bob").await, 200);
+    assert_eq!(example.decided_status("/", "bob").await, 200);
 }

@@ -1,4 +1,4 @@
-//! An example as a process, which ends with the test that has started it, however that ends.
+//! An example as a child process, which ends with its test, even if the test panics.
 
 use std::{
     collections::HashMap,
@@ -15,20 +15,21 @@ use std::{
 
 use crate::http::wire::{Answer, request};
 
-/// The example, ready to be asked.
+/// A running example that accepts requests.
 pub struct Example {
     process: Process,
     address: SocketAddr,
-    // What it prints later needs somebody who would read it.
+    // The open pipe lets the example print more lines.
     _stdout: BufReader<ChildStdout>,
 }
 
-/// A check has missed its deadline, as it may on a machine that is busy with other things. Its charge may stand or not, so
-/// of that key nothing is known any more but that it does not get too much.
+/// A check that missed its deadline, which can happen on a busy machine.
+///
+/// Its charge may or may not stand. For its key, the test can then only assert that the service does not exceed the quota.
 #[derive(Debug)]
 pub struct Outage;
 
-/// What a run that was to end by itself has left.
+/// The exit status and the output of an example that has ended.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -38,8 +39,10 @@ pub struct Ended {
 
 struct Process {
     child: Child,
-    /// Kills the child when its standard input closes, which happens at the latest when this process ends, even if that is
-    /// killed. The child's number cannot be another one's by then: whoever waits for the child ends the watchdog first.
+    /// Kills the child when the standard input of the watchdog closes.
+    ///
+    /// That happens at the latest when this process ends, even by a signal. The process id of the child is still its own
+    /// then, because [`Process::wait`] ends the watchdog before it waits for the child.
     watchdog: Child,
 }
 
@@ -56,9 +59,10 @@ impl Example {
         let mut stdout = BufReader::new(process.child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("listening on http://").and_then(|it| it.parse().ok());
+        let address =
+            line.trim().strip_prefix("listening on http://").and_then(|address| address.parse().ok());
         let Some(address) = address else {
-            panic!("it has not started: {line:?} {:?}", process.ended());
+            panic!("the example has not started: {line:?} {:?}", process.ended());
         };
         Self { process, address, _stdout: stdout }
     }
@@ -69,48 +73,48 @@ impl Example {
 
     /// # Errors
     ///
-    /// An [`Outage`] if nothing was decided.
+    /// Returns [`Outage`] if the backend made no decision.
     pub async fn get(&self, path: &str, key: &str) -> Result<Answer, Outage> {
         let answer = request(self.address, "GET", path, &[("x-api-key", key)]).await;
         if answer.status == 503 { Err(Outage) } else { Ok(answer) }
     }
 
-    /// The status of a decision: asks again while there is none.
-    pub async fn decided(&self, path: &str, key: &str) -> u16 {
+    /// Returns the status of a decision. Repeats the request after an outage.
+    pub async fn decided_status(&self, path: &str, key: &str) -> u16 {
         for _ in 0..100 {
             if let Ok(answer) = self.get(path, key).await {
                 return answer.status;
             }
         }
-        panic!("there is never a decision");
+        panic!("every request had an outage");
     }
 
-    /// Sends it a signal, such as `TERM`, and waits for its end.
+    /// Sends the example a signal, such as `TERM`, and waits for its end.
     pub fn stop(mut self, signal: &str) -> Ended {
-        // The shell's own: a small system has no other.
+        // This is the `kill` of the shell. A small system has no such program.
         let kill = format!("kill -s {signal} {}", self.process.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
         self.process.ended()
     }
 }
 
-/// Runs `axum` with these variables, which are to make it end by itself.
+/// Runs `axum` with these variables until it ends.
 pub fn run<V: AsRef<OsStr>>(variables: &[(&str, V)]) -> Ended {
     run_example("axum", variables)
 }
 
-/// Runs another example, which ends by itself.
+/// Runs an example with these variables until it ends.
 pub fn run_example<V: AsRef<OsStr>>(name: &str, variables: &[(&str, V)]) -> Ended {
     run_with(name, &[], variables)
 }
 
-/// The same, with arguments.
+/// Runs an example with these arguments and variables until it ends.
 pub fn run_with<V: AsRef<OsStr>>(name: &str, arguments: &[&str], variables: &[(&str, V)]) -> Ended {
     Process::spawn(name, arguments, variables.iter().map(|(name, value)| (*name, value))).ended()
 }
 
-/// Runs an example that needs nothing and ends by itself.
-pub fn run_to_its_end(name: &str) -> Ended {
+/// Runs an example without Redis until it ends.
+pub fn run_to_end(name: &str) -> Ended {
     run_example(name, &[("PORT", "0")])
 }
 
@@ -140,11 +144,11 @@ impl Process {
         Self { child, watchdog }
     }
 
-    /// Waits until it has ended, which it is about to.
+    /// Waits until the process has ended.
     fn ended(&mut self) -> Ended {
         let start = Instant::now();
         while is_running(self.child.id()) {
-            assert!(start.elapsed() < Duration::from_secs(30), "it does not end");
+            assert!(start.elapsed() < Duration::from_secs(30), "the example does not end");
             sleep(Duration::from_millis(2));
         }
         let status = self.wait();
@@ -158,7 +162,7 @@ impl Process {
         Ended { status, stdout, stderr }
     }
 
-    /// Kills it if it still runs, by way of the watchdog.
+    /// Ends the watchdog, which kills the child if it still runs, and waits for the child.
     fn wait(&mut self) -> ExitStatus {
         drop(self.watchdog.stdin.take());
         self.watchdog.wait().unwrap();
@@ -172,13 +176,15 @@ impl Drop for Process {
     }
 }
 
-/// Whether a child of ours still runs. One that has ended and was not waited for is a zombie, and keeps its number.
+/// Returns whether a child process runs. An ended child is a zombie, and keeps its process id, until its parent waits for it.
 fn is_running(process: u32) -> bool {
     fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// The example's program. Cargo has built it along with the tests if it was asked for all of them; if not, it is built
-/// here, in the same folder and with the same profile.
+/// Returns the program of an example.
+///
+/// Cargo builds the examples only if it builds all tests. Otherwise this function builds the example, in the same folder
+/// and with the same profile.
 fn program(name: &str) -> PathBuf {
     static PROGRAMS: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -212,7 +218,7 @@ fn build(name: &str) -> PathBuf {
 }
 
 #[test]
-fn an_example_ends_with_its_test() {
+fn dropped_example_ends_process_and_watchdog() {
     let example = Example::start(None);
     let (process, watchdog) = (example.process.child.id(), example.process.watchdog.id());
     assert!(is_running(process) && is_running(watchdog));

@@ -1,4 +1,4 @@
-//! The limit inside CORS: `.layer(limit).layer(cors)`.
+//! The layer inside a CORS layer: `.layer(limit).layer(cors)`.
 
 use axum::{Router, routing::get};
 use http::{HeaderName, HeaderValue, Method};
@@ -24,16 +24,16 @@ async fn site(backend: &FakeBackend) -> Site {
 }
 
 #[tokio::test]
-async fn a_preflight_is_not_charged_and_needs_no_key() {
+async fn preflight_request_needs_no_key_and_charges_nothing() {
     let backend = FakeBackend::admitting();
     let site = site(&backend).await;
-    let asks =
+    let headers =
         [ORIGIN, ("access-control-request-method", "GET"), ("access-control-request-headers", "x-api-key")];
-    let answer = site.send("OPTIONS", "/", &asks).await;
+    let answer = site.send("OPTIONS", "/", &headers).await;
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("access-control-allow-origin"), Some(ORIGIN.1));
     assert_eq!(answer.header("access-control-allow-headers"), Some("x-api-key"));
-    assert!(!answer.tells_of_limits(), "{answer:?}");
+    assert!(!answer.has_limit_fields(), "{answer:?}");
     assert_eq!(backend.checks(), []);
 
     assert_eq!(site.get("/", &[ORIGIN, ALICE]).await.status, 200);
@@ -41,7 +41,7 @@ async fn a_preflight_is_not_charged_and_needs_no_key() {
 }
 
 #[tokio::test]
-async fn a_script_in_a_browser_can_read_a_denial_and_its_headers() {
+async fn browser_script_reads_headers_of_denial() {
     let answer = site(&FakeBackend::denying(7 * SECOND)).await.get("/", &[ORIGIN, ALICE]).await;
     assert_eq!((answer.status, answer.header("retry-after")), (429, Some("7")));
     assert_eq!(answer.header("access-control-allow-origin"), Some(ORIGIN.1));

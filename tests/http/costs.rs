@@ -1,4 +1,4 @@
-//! What requests take.
+//! The cost of requests.
 
 use axum::{Router, routing::get};
 use tower_sliding_window::{
@@ -16,13 +16,13 @@ fn app() -> Router {
         .route("/users/{id}", get(async || ""))
 }
 
-/// The costs that a backend is asked for these requests.
-async fn asked(cost: impl CostFunction, requests: &[(&str, &str)]) -> Vec<u32> {
-    asked_with(|builder| builder.cost(cost), requests).await
+/// Returns the costs of the checks that these requests cause.
+async fn recorded_costs(cost: impl CostFunction, requests: &[(&str, &str)]) -> Vec<u32> {
+    recorded_costs_with(|builder| builder.cost(cost), requests).await
 }
 
-/// The costs that a backend is asked for these requests, by a layer with these settings.
-async fn asked_with(set: impl FnOnce(Builder) -> Builder, requests: &[(&str, &str)]) -> Vec<u32> {
+/// Returns the costs of the checks that these requests cause in a layer with these settings.
+async fn recorded_costs_with(set: impl FnOnce(Builder) -> Builder, requests: &[(&str, &str)]) -> Vec<u32> {
     let backend = FakeBackend::admitting();
     let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(api_key());
     let limits = set(builder).build().unwrap();
@@ -34,24 +34,24 @@ async fn asked_with(set: impl FnOnce(Builder) -> Builder, requests: &[(&str, &st
 }
 
 #[tokio::test]
-async fn a_table_of_routes_a_number_and_closures_are_costs() {
+async fn layer_accepts_route_table_number_and_closure_as_cost() {
     let table = RouteCosts::new().route("/search", 5).unwrap().route("/users/{id}", 2).unwrap();
     let requests = [("GET", "/"), ("GET", "/search?q=%2F"), ("GET", "/users/7")];
-    assert_eq!(asked(table, &requests).await, [1, 5, 2]);
+    assert_eq!(recorded_costs(table, &requests).await, [1, 5, 2]);
 
-    assert_eq!(asked(3, &requests).await, [3, 3, 3]);
+    assert_eq!(recorded_costs(3, &requests).await, [3, 3, 3]);
 
     let by_method = cost::from_fn(|head| if head.method.is_safe() { 1 } else { 4 });
-    assert_eq!(asked(by_method, &[("GET", "/"), ("POST", "/")]).await, [1, 4]);
+    assert_eq!(recorded_costs(by_method, &[("GET", "/"), ("POST", "/")]).await, [1, 4]);
 
     let requests = [("GET", "/"), ("GET", "/search")];
-    let asked_by_closure =
-        asked_with(|builder| builder.cost_by(|head| head.uri.path().len() as u32), &requests);
-    assert_eq!(asked_by_closure.await, [1, 7]);
+    let costs_by_closure =
+        recorded_costs_with(|builder| builder.cost_by(|head| head.uri.path().len() as u32), &requests);
+    assert_eq!(costs_by_closure.await, [1, 7]);
 }
 
 #[tokio::test]
-async fn costs_add_up_and_a_smaller_one_fits_where_a_larger_one_does_not() {
+async fn layer_admits_smaller_cost_after_denying_larger_cost() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("ten", 10, MINUTE))
         .key(api_key())
@@ -68,7 +68,7 @@ async fn costs_add_up_and_a_smaller_one_fits_where_a_larger_one_does_not() {
         ("/", 200, 1),
         ("/", 200, 0),
         ("/", 429, 0),
-        // It takes nothing, so there is nothing to refuse.
+        // The store always admits a cost of 0.
         ("/free", 200, 0),
     ] {
         let answer = site.get(path, &[ALICE]).await;
@@ -78,13 +78,13 @@ async fn costs_add_up_and_a_smaller_one_fits_where_a_larger_one_does_not() {
 }
 
 #[tokio::test]
-async fn policies_may_have_costs_of_their_own() {
+async fn each_policy_charges_its_own_cost() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("requests", 3, MINUTE))
         .policy(policy("tokens", 1_000, MINUTE))
         .key(api_key())
         .cost_by(|head| {
-            let tokens = head.headers.get("x-tokens").and_then(|it| it.to_str().ok()?.parse().ok());
+            let tokens = head.headers.get("x-tokens").and_then(|value| value.to_str().ok()?.parse().ok());
             Costs::new().policy("tokens", tokens.unwrap_or(0))
         })
         .build()
@@ -100,17 +100,17 @@ async fn policies_may_have_costs_of_their_own() {
         let answer = site.get("/", &[ALICE, ("x-tokens", tokens)]).await;
         assert_eq!(answer.status, status, "{tokens}: {answer:?}");
         let (requests, tokens) = left;
-        let told = format!(r#""requests";r={requests};t=60, "tokens";r={tokens};t=60"#);
-        assert_eq!(answer.header("ratelimit"), Some(&*told));
+        let expected = format!(r#""requests";r={requests};t=60, "tokens";r={tokens};t=60"#);
+        assert_eq!(answer.header("ratelimit"), Some(&*expected));
     }
 }
 
 #[tokio::test]
-async fn costs_and_routes_of_costs_are_costs() {
-    let of_tokens = |units| Costs::new().policy("ten", units).policy("elsewhere", 9);
-    assert_eq!(asked(of_tokens(4), &[("GET", "/")]).await, [4]);
+async fn layer_accepts_costs_per_policy_and_per_route() {
+    let of_tokens = |units| Costs::new().policy("ten", units).policy("unknown", 9);
+    assert_eq!(recorded_costs(of_tokens(4), &[("GET", "/")]).await, [4]);
     let table = RouteCosts::new().route("/search", of_tokens(7)).unwrap().otherwise(of_tokens(2));
-    assert_eq!(asked(table, &[("GET", "/search"), ("GET", "/")]).await, [7, 2]);
+    assert_eq!(recorded_costs(table, &[("GET", "/search"), ("GET", "/")]).await, [7, 2]);
     let requests = [("GET", "/")];
-    assert_eq!(asked_with(|builder| builder.cost_by(move |_| of_tokens(5)), &requests).await, [5]);
+    assert_eq!(recorded_costs_with(|builder| builder.cost_by(move |_| of_tokens(5)), &requests).await, [5]);
 }

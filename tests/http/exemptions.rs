@@ -1,4 +1,4 @@
-//! Requests that pass uncounted.
+//! Requests that are exempt from the limit.
 
 use axum::{Router, routing::get};
 use tower_sliding_window::{
@@ -12,8 +12,8 @@ fn app() -> Router {
 }
 
 #[tokio::test]
-async fn an_exempt_request_needs_no_key_asks_nobody_and_is_told_nothing() {
-    // Whoever asks it is refused.
+async fn exempt_request_needs_no_key_and_causes_no_check() {
+    // This backend denies every check.
     let backend = FakeBackend::denying(7 * SECOND);
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("ten", 10, MINUTE))
@@ -25,7 +25,7 @@ async fn an_exempt_request_needs_no_key_asks_nobody_and_is_told_nothing() {
     for headers in [&[][..], &[ALICE], &[ALICE, ALICE]] {
         let answer = site.get("/health", headers).await;
         assert_eq!((answer.status, &*answer.body), (200, "well"));
-        assert!(!answer.tells_of_limits(), "{answer:?}");
+        assert!(!answer.has_limit_fields(), "{answer:?}");
     }
     assert_eq!(backend.checks(), []);
     assert_eq!(site.get("/", &[ALICE]).await.status, 429);
@@ -46,7 +46,7 @@ async fn exemption_reads_header_of_request() {
 }
 
 #[tokio::test]
-async fn a_plan_of_ones_own_says_all_at_once() {
+async fn plan_sets_key_cost_and_exemption() {
     let backend = FakeBackend::admitting();
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("ten", 10, MINUTE))

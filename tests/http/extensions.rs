@@ -1,4 +1,4 @@
-//! What an outer layer (logs, metrics) finds in the extensions of a response, whoever made its body.
+//! The response extensions that an outer layer reads, for example for logs and metrics.
 
 use axum::{Router, body::Body, routing::get};
 use http::{Request, Response, StatusCode};
@@ -13,7 +13,7 @@ use tower_sliding_window::{
 
 use super::{MINUTE, SECOND, api_key, policy};
 
-async fn ask(app: &Router, key: Option<&str>) -> Response<Body> {
+async fn send(app: &Router, key: Option<&str>) -> Response<Body> {
     let mut request = Request::get("/");
     if let Some(key) = key {
         request = request.header("x-api-key", key);
@@ -31,8 +31,8 @@ fn app() -> Router {
 }
 
 #[tokio::test]
-async fn an_admitted_answer_has_the_decision_and_no_refusal() {
-    let response = ask(&app(), Some("alice")).await;
+async fn admitted_response_holds_decision_without_rejection() {
+    let response = send(&app(), Some("alice")).await;
     let decision = response.extensions().get::<Decision>().unwrap();
     assert!(decision.is_admitted());
     assert_eq!((decision.statuses()[0].policy().name(), decision.statuses()[0].remaining()), ("two", 1));
@@ -40,20 +40,20 @@ async fn an_admitted_answer_has_the_decision_and_no_refusal() {
 }
 
 #[tokio::test]
-async fn a_denial_has_the_decision_and_the_refusal_that_holds_it() {
+async fn denied_response_holds_decision_and_rejection() {
     let app = app();
     for _ in 0..2 {
-        assert_eq!(ask(&app, Some("alice")).await.status(), StatusCode::OK);
+        assert_eq!(send(&app, Some("alice")).await.status(), StatusCode::OK);
     }
-    let response = ask(&app, Some("alice")).await;
+    let response = send(&app, Some("alice")).await;
     let decision = response.extensions().get::<Decision>().unwrap();
     assert_eq!(decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(), ["two"]);
-    let refusal = response.extensions().get::<Rejection>().unwrap();
-    assert!(matches!(refusal, Rejection::Denied(held) if held == decision), "{refusal:?}");
+    let rejection = response.extensions().get::<Rejection>().unwrap();
+    assert!(matches!(rejection, Rejection::Denied(denied) if denied == decision), "{rejection:?}");
 }
 
 #[tokio::test]
-async fn a_custom_rejection_has_them_too() {
+async fn custom_rejection_holds_decision_and_reason() {
     let limits = RateLimitLayer::builder(FakeBackend::denying(7 * SECOND))
         .policy(policy("two", 2, MINUTE))
         .key(api_key())
@@ -61,50 +61,50 @@ async fn a_custom_rejection_has_them_too() {
         .build()
         .unwrap();
     let app = Router::new().route("/", get(async || "")).layer(limits);
-    let response = ask(&app, Some("alice")).await;
-    assert_eq!(response.status(), StatusCode::OK, "what the closure said stands");
+    let response = send(&app, Some("alice")).await;
+    assert_eq!(response.status(), StatusCode::OK, "the response of the closure keeps its status");
     assert!(!response.extensions().get::<Decision>().unwrap().is_admitted());
     assert!(matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))));
 }
 
 #[tokio::test]
-async fn an_outage_has_its_reason_and_no_decision() {
+async fn outage_response_holds_reason_without_decision() {
     let limits = RateLimitLayer::builder(FakeBackend::unavailable(Reason::OutOfMemory))
         .policy(policy("two", 2, MINUTE))
         .key(api_key())
         .build()
         .unwrap();
     let app = Router::new().route("/", get(async || "")).layer(limits);
-    let response = ask(&app, Some("alice")).await;
+    let response = send(&app, Some("alice")).await;
     assert!(response.extensions().get::<Decision>().is_none());
-    let refusal = response.extensions().get::<Rejection>();
+    let rejection = response.extensions().get::<Rejection>();
     assert!(
-        matches!(refusal, Some(Rejection::Unavailable(error)) if error.reason() == Reason::OutOfMemory),
-        "{refusal:?}"
+        matches!(rejection, Some(Rejection::Unavailable(error)) if error.reason() == Reason::OutOfMemory),
+        "{rejection:?}"
     );
 }
 
 #[tokio::test]
-async fn a_request_without_a_key_has_why_and_no_decision() {
-    let response = ask(&app(), None).await;
+async fn missing_key_response_holds_rejection_without_decision() {
+    let response = send(&app(), None).await;
     assert!(response.extensions().get::<Decision>().is_none());
-    let refusal = response.extensions().get::<Rejection>();
-    assert!(matches!(refusal, Some(Rejection::Key(KeyError::Missing))), "{refusal:?}");
+    let rejection = response.extensions().get::<Rejection>();
+    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing))), "{rejection:?}");
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_server_is_here_though_the_client_does_not_read_it() {
+async fn response_extensions_hold_server_misconfiguration() {
     let limits = RateLimitLayer::builder(FakeBackend::admitting())
         .policy(policy("two", 2, MINUTE))
         .key(peer_ip())
         .build()
         .unwrap();
     let app = Router::new().route("/", get(async || "")).layer(limits);
-    let response = ask(&app, None).await;
+    let response = send(&app, None).await;
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    let refusal = response.extensions().get::<Rejection>();
+    let rejection = response.extensions().get::<Rejection>();
     assert!(
-        matches!(refusal, Some(Rejection::Key(KeyError::Misconfigured { what })) if what.contains("into_make_service_with_connect_info")),
-        "{refusal:?}"
+        matches!(rejection, Some(Rejection::Key(KeyError::Misconfigured { what })) if what.contains("into_make_service_with_connect_info")),
+        "{rejection:?}"
     );
 }

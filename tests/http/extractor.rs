@@ -67,7 +67,7 @@ async fn site() -> Site {
 }
 
 #[tokio::test]
-async fn a_handler_sees_the_decision_on_its_request() {
+async fn handler_extracts_decision_of_its_request() {
     let site = site().await;
     for (path, body) in [("/required", "9 left"), ("/optional", "8 left"), ("/required", "7 left")] {
         let answer = site.get(path, &[ALICE]).await;
@@ -76,13 +76,13 @@ async fn a_handler_sees_the_decision_on_its_request() {
 }
 
 #[tokio::test]
-async fn an_optional_decision_is_none_where_the_request_is_exempt() {
+async fn exempt_request_yields_no_optional_decision() {
     let answer = site().await.get("/free/optional", &[ALICE]).await;
     assert_eq!((answer.status, &*answer.body), (200, "uncounted"));
 }
 
 #[tokio::test]
-async fn a_handler_that_needs_a_decision_and_has_none_answers_500_and_does_not_say_why() {
+async fn missing_decision_causes_empty_server_error() {
     let answer = site().await.get("/free/required", &[ALICE]).await;
     assert_eq!((answer.status, &*answer.body), (500, ""));
 
@@ -147,7 +147,7 @@ async fn handler_takes_reservation_after_fail_open() {
 }
 
 #[tokio::test]
-async fn extractors_have_rejections_of_their_own() {
+async fn extractors_return_their_own_rejection_types() {
     let (mut parts, ()) = Request::new(()).into_parts();
     let no_decision: NoDecision =
         <Decision as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();

@@ -39,7 +39,7 @@ fn limits(backend: impl Backend) -> RateLimitLayer {
         .unwrap()
 }
 
-/// A tonic server with the health service, limited, until this is dropped.
+/// A rate limited tonic server with the health service. It stops when this value is dropped.
 struct GrpcSite {
     address: SocketAddr,
     server: JoinHandle<()>,
@@ -64,17 +64,17 @@ impl Drop for GrpcSite {
     }
 }
 
-/// One call; the metadata of its answer.
+/// Sends one call, and returns the metadata of its response.
 async fn call(address: SocketAddr, key: Option<&'static str>) -> Result<MetadataMap, Status> {
     let channel = Channel::from_shared(format!("http://{address}")).unwrap();
-    // So that a server that hangs fails its test and does not stop all of them.
+    // The timeout limits a hanging server to one failed test.
     let channel = channel.timeout(Duration::from_secs(30)).connect().await.unwrap();
     let mut request = tonic::Request::new(HealthCheckRequest::default());
     if let Some(key) = key {
         request.metadata_mut().insert("x-api-key", key.parse().unwrap());
     }
     let response = HealthClient::new(channel).check(request).await?;
-    assert_eq!(response.get_ref().status, 1, "SERVING, which only the service itself says");
+    assert_eq!(response.get_ref().status, 1, "the health service reports SERVING");
     Ok(response.metadata().clone())
 }
 
@@ -83,7 +83,7 @@ fn text<'a>(metadata: &'a MetadataMap, name: &str) -> Option<&'a str> {
 }
 
 #[tokio::test]
-async fn an_admitted_call_is_answered_and_tells_its_limits_in_the_metadata() {
+async fn admitted_call_returns_limits_in_metadata() {
     let site = GrpcSite::serve(limits(MemoryBackend::new().with_clock(&ManualClock::new()))).await;
     let metadata = call(site.address, Some("alice")).await.unwrap();
     assert_eq!(text(&metadata, "ratelimit-policy"), Some(r#""burst";q=2;w=1, "sustained";q=5;w=60"#));
@@ -92,7 +92,7 @@ async fn an_admitted_call_is_answered_and_tells_its_limits_in_the_metadata() {
 }
 
 #[tokio::test]
-async fn a_denial_is_resource_exhausted_with_how_long_to_wait_and_what_was_violated() {
+async fn denied_call_returns_retry_info_and_quota_failure() {
     let site = GrpcSite::serve(limits(MemoryBackend::new().with_clock(&ManualClock::new()))).await;
     for _ in 0..2 {
         call(site.address, Some("alice")).await.unwrap();
@@ -101,8 +101,8 @@ async fn a_denial_is_resource_exhausted_with_how_long_to_wait_and_what_was_viola
     assert_eq!((status.code(), status.message()), (Code::ResourceExhausted, "Try again in 1 s."));
     assert_eq!(status.get_details_retry_info().unwrap().retry_delay, Some(SECOND));
     let violations = status.get_details_quota_failure().unwrap().violations;
-    let told: Vec<_> = violations.iter().map(|it| (it.subject.as_str(), it.description.as_str())).collect();
-    assert_eq!(told, [("burst", "2 units in 1s")]);
+    let violations = violations.iter().map(|violation| (&*violation.subject, &*violation.description));
+    assert_eq!(violations.collect::<Vec<_>>(), [("burst", "2 units in 1s")]);
     assert_eq!(text(status.metadata(), "grpc-retry-pushback-ms"), Some("1000"));
     assert_eq!(text(status.metadata(), "retry-after"), Some("1"));
     assert_eq!(text(status.metadata(), "ratelimit"), Some(r#""burst";r=0;t=1, "sustained";r=3;t=60"#));
@@ -110,7 +110,7 @@ async fn a_denial_is_resource_exhausted_with_how_long_to_wait_and_what_was_viola
 }
 
 #[tokio::test]
-async fn a_backend_that_decides_later_is_answered_in_the_same_words_and_waits_are_rounded_up() {
+async fn delayed_backend_produces_same_status_and_rounded_wait() {
     let wait = Duration::from_micros(7_000_001);
     let site = GrpcSite::serve(limits(Later(FakeBackend::scripted([Admit, Deny(Wait::For(wait))])))).await;
     let metadata = call(site.address, Some("alice")).await.unwrap();
@@ -123,7 +123,7 @@ async fn a_backend_that_decides_later_is_answered_in_the_same_words_and_waits_ar
 }
 
 #[tokio::test]
-async fn where_no_wait_helps_the_client_is_told_not_to_try_again() {
+async fn denial_without_wait_forbids_retry() {
     let site = GrpcSite::serve(limits(FakeBackend::scripted([Deny(Wait::Never)]))).await;
     let status = call(site.address, Some("alice")).await.unwrap_err();
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -135,7 +135,7 @@ async fn where_no_wait_helps_the_client_is_told_not_to_try_again() {
 }
 
 #[tokio::test]
-async fn an_outage_is_unavailable_and_never_resource_exhausted() {
+async fn outage_returns_unavailable_status() {
     let site = GrpcSite::serve(limits(FakeBackend::unavailable(Reason::Connection))).await;
     let status = call(site.address, Some("alice")).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::Unavailable, "the rate limit could not be checked"));
@@ -145,7 +145,7 @@ async fn an_outage_is_unavailable_and_never_resource_exhausted() {
 }
 
 #[tokio::test]
-async fn the_peers_address_is_read_from_what_tonic_knows_of_the_connection() {
+async fn peer_ip_reads_connect_info_of_tonic() {
     let backend = FakeBackend::admitting();
     let site = GrpcSite::serve(limits(backend.clone())).await;
     call(site.address, None).await.unwrap();
@@ -153,15 +153,15 @@ async fn the_peers_address_is_read_from_what_tonic_knows_of_the_connection() {
 }
 
 #[tokio::test]
-async fn a_key_that_cannot_be_read_is_an_invalid_argument_and_an_unknown_peer_an_internal_error() {
+async fn malformed_key_and_unknown_peer_return_different_codes() {
     let inner = || {
         service_fn(
             async |_: Request<()>| -> Result<http::Response<tonic::body::Body>, std::convert::Infallible> {
-                panic!("it was let through")
+                panic!("the inner service was called")
             },
         )
     };
-    let refused = async |request: Request<()>| {
+    let rejected = async |request: Request<()>| {
         let response = limits(FakeBackend::admitting()).layer(inner()).oneshot(request).await.unwrap();
         let status = Status::from_header_map(response.headers()).unwrap();
         (status.code(), status.message().to_owned())
@@ -169,13 +169,13 @@ async fn a_key_that_cannot_be_read_is_an_invalid_argument_and_an_unknown_peer_an
 
     let twice = Request::get("/").header(ALICE.0, "alice").header(ALICE.0, "bob").body(()).unwrap();
     let malformed = "malformed rate limit key: header x-api-key: the header occurs more than once".to_owned();
-    assert_eq!(refused(twice).await, (Code::InvalidArgument, malformed));
-    // No connection here, so no peer: and the client does not read what is wrong with the server.
-    assert_eq!(refused(Request::new(())).await, (Code::Internal, "internal error".to_owned()));
+    assert_eq!(rejected(twice).await, (Code::InvalidArgument, malformed));
+    // This request has no connection, so its peer is unknown. The client does not read this cause.
+    assert_eq!(rejected(Request::new(())).await, (Code::Internal, "internal error".to_owned()));
 }
 
 #[tokio::test]
-async fn a_refusal_is_one_frame_of_headers_without_a_body() {
+async fn rejection_has_headers_and_no_body() {
     let inner = service_fn(async |_: Request<()>| {
         Ok::<_, std::convert::Infallible>(http::Response::new(tonic::body::Body::empty()))
     });
@@ -199,7 +199,7 @@ fn http_or_grpc(backend: impl Backend) -> axum::Router {
 }
 
 #[tokio::test]
-async fn one_layer_answers_each_in_its_own_protocol() {
+async fn layer_answers_each_request_in_its_protocol() {
     let admitting = Site::serve(http_or_grpc(FakeBackend::admitting())).await;
     call(admitting.address(), Some("alice")).await.unwrap();
     assert_eq!(admitting.get("/", &[ALICE]).await.body, "hello");
@@ -219,7 +219,7 @@ async fn one_layer_answers_each_in_its_own_protocol() {
 }
 
 #[tokio::test]
-async fn grpc_and_http_of_one_client_are_one_limit() {
+async fn grpc_and_http_requests_share_one_limit() {
     let site = Site::serve(http_or_grpc(MemoryBackend::new().with_clock(&ManualClock::new()))).await;
     call(site.address(), Some("alice")).await.unwrap();
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
@@ -227,7 +227,7 @@ async fn grpc_and_http_of_one_client_are_one_limit() {
     assert_eq!(call(site.address(), Some("alice")).await.unwrap_err().code(), Code::ResourceExhausted);
 }
 
-/// Answers as the health service does, and settles what was reserved for the call.
+/// A service that settles the reservation of each call at two units, and forwards the call.
 #[derive(Clone)]
 struct Settles<S>(S);
 
@@ -250,7 +250,7 @@ where
 }
 
 #[tokio::test]
-async fn a_call_is_settled_by_the_reservation_in_its_requests_extensions() {
+async fn service_settles_call_by_reservation_in_extensions() {
     let backend = MemoryBackend::new().with_clock(&ManualClock::new());
     let limits = RateLimitLayer::builder(backend)
         .policy(policy("units", 10, MINUTE))
@@ -280,7 +280,7 @@ async fn a_call_is_settled_by_the_reservation_in_its_requests_extensions() {
 }
 
 #[tokio::test]
-async fn a_plan_that_is_no_check_is_an_internal_error() {
+async fn invalid_plan_returns_internal_error() {
     let limits = RateLimitLayer::builder(FakeBackend::admitting())
         .answer(Grpc)
         .plan_by(|_| Draft::check(PartitionKey::new("user", "alice"), 1))
@@ -288,7 +288,7 @@ async fn a_plan_that_is_no_check_is_an_internal_error() {
         .unwrap();
     let inner = service_fn(
         async |_: Request<()>| -> Result<http::Response<tonic::body::Body>, std::convert::Infallible> {
-            panic!("it was let through")
+            panic!("the inner service was called")
         },
     );
     let response = limits.layer(inner).oneshot(Request::new(())).await.unwrap();

@@ -29,7 +29,7 @@ async fn admitted(limits: RateLimitLayer) -> usize {
     admitted
 }
 
-/// The limits of the README, on a clock that stands still.
+/// The limits of the README, on a stopped clock.
 #[tokio::test]
 async fn readme_limits_invented_keys_by_address() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
@@ -47,7 +47,7 @@ async fn readme_limits_invented_keys_by_address() {
     assert_eq!(admitted(limits).await, 10);
 }
 
-/// The limits of the example `axum`, on a clock that stands still.
+/// The limits of the example `axum`, on a stopped clock.
 #[tokio::test]
 async fn example_limits_invented_keys_by_address() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))

@@ -1,4 +1,4 @@
-//! A service without HTTP: everything that a layer can do for requests of the user's own type.
+//! A service without HTTP: every feature of a layer for requests of a custom type.
 
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
@@ -15,7 +15,7 @@ use tower_sliding_window::{
 
 use super::{Later, MINUTE, SECOND, policy};
 
-/// A job, and what the layer leaves in it.
+/// A job with the fields that the layer sets.
 #[derive(Clone, Debug, Default)]
 struct Job {
     tenant: &'static str,
@@ -99,7 +99,7 @@ fn name(rejection: &Rejection) -> &'static str {
     match rejection {
         Rejection::Denied(_) => "denied",
         Rejection::Unavailable(_) => "unavailable",
-        Rejection::LocalFallbackDenied(_) => "beyond share",
+        Rejection::LocalFallbackDenied(_) => "local fallback denied",
         Rejection::Key(KeyError::Missing) => "missing key",
         Rejection::Key(KeyError::Malformed { .. }) => "malformed key",
         Rejection::Key(_) => "unknown key",
@@ -202,7 +202,8 @@ fn job(tenant: &'static str, rows: u32) -> Job {
 }
 
 fn remaining(decision: &Decision) -> Vec<(String, u32)> {
-    decision.statuses().iter().map(|it| (it.policy().name().to_owned(), it.remaining())).collect()
+    let statuses = decision.statuses().iter();
+    statuses.map(|status| (status.policy().name().to_owned(), status.remaining())).collect()
 }
 
 fn units<const N: usize>(of: [(&str, u32); N]) -> Vec<(String, u32)> {
@@ -241,7 +242,7 @@ fn memory() -> MemoryBackend {
     MemoryBackend::new().with_clock(&ManualClock::new())
 }
 
-fn asked(backend: &FakeBackend) -> Vec<Vec<(String, PartitionKey, u32)>> {
+fn recorded_pairs(backend: &FakeBackend) -> Vec<Vec<(String, PartitionKey, u32)>> {
     let pair = |pair: &Pair| (pair.policy.name().to_owned(), pair.key.clone(), pair.cost);
     backend.checks().iter().map(|check| check.pairs.iter().map(pair).collect()).collect()
 }
@@ -263,7 +264,7 @@ async fn exempt_job_passes_without_check() {
     let backend = FakeBackend::denying(SECOND);
     let reports = run(&limits_with_costs(backend.clone()), [job("root", 1_000), job("acme", 1)]).await;
     assert_eq!(reports, [Ok(Report::default()), Err("denied")]);
-    assert_eq!(asked(&backend).len(), 1);
+    assert_eq!(recorded_pairs(&backend).len(), 1);
 }
 
 #[tokio::test]
@@ -279,12 +280,15 @@ async fn two_keys_of_job_form_one_check() {
     let backend = FakeBackend::admitting();
     run(&limits_with_two_keys(backend.clone()), [job("acme", 4)]).await;
     let [tenant, user] =
-        [("tenant", "acme"), ("user", "alice")].map(|(kind, it)| PartitionKey::new(kind, it));
-    assert_eq!(asked(&backend), [[("per-tenant".to_owned(), tenant, 1), ("per-user".to_owned(), user, 4)]]);
+        [("tenant", "acme"), ("user", "alice")].map(|(kind, value)| PartitionKey::new(kind, value));
+    assert_eq!(
+        recorded_pairs(&backend),
+        [[("per-tenant".to_owned(), tenant, 1), ("per-user".to_owned(), user, 4)]]
+    );
 
     let reports = run(&limits_with_two_keys(memory()), [job("a", 4), job("b", 4), job("b", 1)]).await;
     let left = |tenant, user| units([("per-tenant", tenant), ("per-user", user)]);
-    let added: Vec<_> = reports.into_iter().map(|report| report.map(|it| it.added)).collect();
+    let added: Vec<_> = reports.into_iter().map(|report| report.map(|report| report.added)).collect();
     assert_eq!(added, [Ok(left(9, 1)), Err("denied"), Ok(left(9, 0))]);
 }
 
@@ -301,7 +305,7 @@ async fn table_chooses_policies_of_job() {
     table.set("gold", one(20));
     assert_eq!(added(Some("gold")).await, units([("jobs", 19)]));
     assert_eq!(added(None).await, units([]));
-    assert_eq!(asked(&backend).len(), 3, "a job without a policy passes uncounted");
+    assert_eq!(recorded_pairs(&backend).len(), 3, "a job without a policy causes no check");
 }
 
 #[tokio::test]
@@ -332,7 +336,7 @@ async fn outage_rule_depends_on_job() {
         let jobs = [job("acme", admitted), job("acme", 10), job("acme", 0), job("acme", 0)];
         let unchecked = Report { found_unchecked: true, ..Report::default() };
         let local = Report { found_local: true, ..Report::default() };
-        let expected = [Ok(unchecked), Err("unavailable"), Ok(local), Err("beyond share")];
+        let expected = [Ok(unchecked), Err("unavailable"), Ok(local), Err("local fallback denied")];
         assert_eq!(run(&limits, jobs).await, expected);
     }
 }
@@ -397,11 +401,11 @@ async fn plan_decides_everything_by_job() {
     assert_eq!(reports[0], Ok(Report::default()));
     assert_eq!(reports[1], Err("missing key"));
     assert!(reports[2].is_ok());
-    let checks = asked(&backend);
+    let checks = recorded_pairs(&backend);
     assert_eq!(checks.len(), 1);
     let mut pairs = checks[0].clone();
     pairs.sort_by(|one, other| one.0.cmp(&other.0));
     let [tenant, user] =
-        [("tenant", "acme"), ("user", "alice")].map(|(kind, it)| PartitionKey::new(kind, it));
+        [("tenant", "acme"), ("user", "alice")].map(|(kind, value)| PartitionKey::new(kind, value));
     assert_eq!(pairs, [("per-user".to_owned(), user, 2), ("rows".to_owned(), tenant, 7)]);
 }

@@ -1,4 +1,4 @@
-//! Whose usage is counted: what a backend is asked for requests that came over a socket.
+//! Partition keys of requests that arrive over a socket.
 
 use axum::{
     Router,
@@ -13,11 +13,11 @@ use tower_sliding_window::{
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
 
-/// What the authentication below leaves behind.
+/// The user that the authentication finds.
 #[derive(Clone)]
 struct User(String);
 
-/// An earlier layer that knows users by their token.
+/// Authenticates users by their token, in an outer layer.
 async fn authenticate(mut request: Request, next: Next) -> axum::response::Response {
     let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
     if let Some(user) = token.and_then(|token| token.strip_prefix("token-of-")) {
@@ -27,12 +27,12 @@ async fn authenticate(mut request: Request, next: Next) -> axum::response::Respo
     next.run(request).await
 }
 
-/// An app that is limited by this key, inside of the authentication, and the backend that it asks.
+/// Serves an app that is limited by this key, inside the authentication, and returns its backend.
 async fn site(key: impl KeyExtractor) -> (Site, FakeBackend) {
     site_with(|builder| builder.key(key)).await
 }
 
-/// The same, with a key that this function sets.
+/// Serves the same app with a key that this function sets.
 async fn site_with(set_key: impl FnOnce(Builder) -> Builder) -> (Site, FakeBackend) {
     let backend = FakeBackend::admitting();
     let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE));
@@ -41,8 +41,8 @@ async fn site_with(set_key: impl FnOnce(Builder) -> Builder) -> (Site, FakeBacke
     (Site::serve(app).await, backend)
 }
 
-/// The keys that the backend was asked.
-fn asked(backend: &FakeBackend) -> Vec<PartitionKey> {
+/// Returns the keys of the checks.
+fn recorded_keys(backend: &FakeBackend) -> Vec<PartitionKey> {
     backend.checks().iter().map(|check| check.pairs[0].key.clone()).collect()
 }
 
@@ -51,24 +51,24 @@ fn key(kind: &str, value: &str) -> PartitionKey {
 }
 
 #[tokio::test]
-async fn by_a_header() {
+async fn header_value_becomes_key() {
     let (site, backend) = site(api_key()).await;
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
     assert_eq!(site.get("/", &[("X-API-KEY", "bob")]).await.status, 200);
-    assert_eq!(asked(&backend), [key("header:x-api-key", "alice"), key("header:x-api-key", "bob")]);
+    assert_eq!(recorded_keys(&backend), [key("header:x-api-key", "alice"), key("header:x-api-key", "bob")]);
 }
 
 #[tokio::test]
-async fn by_what_an_earlier_layer_has_left_and_not_by_what_the_client_says_of_itself() {
+async fn extension_key_ignores_claims_of_client() {
     let (site, backend) = site(extension("user", |user: &User| user.0.clone())).await;
     assert_eq!(site.get("/", &[("authorization", "token-of-alice"), ("x-api-key", "bob")]).await.status, 200);
-    assert_eq!(asked(&backend), [key("user", "alice")]);
-    assert_eq!(site.get("/", &[BOB]).await.status, 400, "nobody has verified bob");
-    assert_eq!(asked(&backend).len(), 1);
+    assert_eq!(recorded_keys(&backend), [key("user", "alice")]);
+    assert_eq!(site.get("/", &[BOB]).await.status, 400, "bob has no verified token");
+    assert_eq!(recorded_keys(&backend).len(), 1);
 }
 
 #[tokio::test]
-async fn by_the_address_at_the_other_end_whatever_the_client_claims() {
+async fn peer_ip_ignores_forwarded_headers() {
     let (site, backend) = site(peer_ip()).await;
     for claim in
         [("x-forwarded-for", "192.0.2.1"), ("forwarded", "for=192.0.2.1"), ("x-real-ip", "192.0.2.1")]
@@ -76,17 +76,17 @@ async fn by_the_address_at_the_other_end_whatever_the_client_claims() {
         assert_eq!(site.get("/", &[claim]).await.status, 200);
     }
     let expected = key("peer-ip", "127.0.0.1");
-    assert_eq!(asked(&backend), [expected.clone(), expected.clone(), expected]);
+    assert_eq!(recorded_keys(&backend), [expected.clone(), expected.clone(), expected]);
 }
 
 #[tokio::test]
-async fn by_one_key_or_else_another_which_cannot_be_mistaken_for_it() {
+async fn alternative_key_replaces_missing_key_without_collision() {
     let (site, backend) = site(api_key().or(peer_ip())).await;
     for headers in [&[ALICE][..], &[], &[("x-api-key", "")], &[("x-api-key", "127.0.0.1")]] {
         assert_eq!(site.get("/", headers).await.status, 200);
     }
     assert_eq!(
-        asked(&backend),
+        recorded_keys(&backend),
         [
             key("header:x-api-key", "alice"),
             key("peer-ip", "127.0.0.1"),
@@ -94,32 +94,32 @@ async fn by_one_key_or_else_another_which_cannot_be_mistaken_for_it() {
             key("header:x-api-key", "127.0.0.1"),
         ]
     );
-    assert_ne!(asked(&backend)[1], asked(&backend)[3]);
+    assert_ne!(recorded_keys(&backend)[1], recorded_keys(&backend)[3]);
 }
 
 #[tokio::test]
-async fn by_two_keys_together_of_which_none_may_be_missing() {
+async fn combined_key_requires_both_parts() {
     let (site, backend) = site(api_key().and(peer_ip())).await;
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
-    assert_eq!(asked(&backend), [key("header:x-api-key", "alice").and(&key("peer-ip", "127.0.0.1"))]);
+    assert_eq!(recorded_keys(&backend), [key("header:x-api-key", "alice").and(&key("peer-ip", "127.0.0.1"))]);
     assert_eq!(site.get("/", &[]).await.status, 400);
-    assert_eq!(asked(&backend).len(), 1);
+    assert_eq!(recorded_keys(&backend).len(), 1);
 }
 
 #[tokio::test]
-async fn by_closure_and_by_closure_combined_with_other_key() {
+async fn closure_extracts_key_alone_and_combined() {
     let by_path = key::from_fn(|head| PartitionKey::new("path", head.uri.path())).and(peer_ip());
     let (by_path, backend) = site(by_path).await;
     assert_eq!(by_path.get("/", &[]).await.status, 200);
-    assert_eq!(asked(&backend), [key("path", "/").and(&key("peer-ip", "127.0.0.1"))]);
+    assert_eq!(recorded_keys(&backend), [key("path", "/").and(&key("peer-ip", "127.0.0.1"))]);
 
     let (by_tenant, backend) = site_with(|builder| {
-        builder.key_by(|head| head.headers.get("x-tenant").map(|it| PartitionKey::new("tenant", it)))
+        builder.key_by(|head| head.headers.get("x-tenant").map(|tenant| PartitionKey::new("tenant", tenant)))
     })
     .await;
     assert_eq!(by_tenant.get("/", &[("x-tenant", "acme")]).await.status, 200);
     assert_eq!(by_tenant.get("/", &[]).await.status, 400);
-    assert_eq!(asked(&backend), [key("tenant", "acme")]);
+    assert_eq!(recorded_keys(&backend), [key("tenant", "acme")]);
 }
 
 #[tokio::test]
@@ -134,14 +134,17 @@ async fn combined_keys_nest() {
     }
     let both = key("header:x-api-key", "alice").and(&key("header:x-tenant", "acme"));
     let peer = || key("peer-ip", "127.0.0.1");
-    assert_eq!(asked(&backend), [both, peer(), peer(), peer()]);
+    assert_eq!(recorded_keys(&backend), [both, peer(), peer(), peer()]);
 
     let (site, backend) = self::site(api_key().or(tenant()).and(peer_ip())).await;
     for headers in [&[ALICE, acme][..], &[acme]] {
         assert_eq!(site.get("/", headers).await.status, 200);
     }
     assert_eq!(site.get("/", &[]).await.status, 400);
-    assert_eq!(asked(&backend), [at_peer("header:x-api-key", "alice"), at_peer("header:x-tenant", "acme")]);
+    assert_eq!(
+        recorded_keys(&backend),
+        [at_peer("header:x-api-key", "alice"), at_peer("header:x-tenant", "acme")]
+    );
 }
 
 #[tokio::test]
@@ -150,11 +153,11 @@ async fn combined_keys_reject_malformed_part() {
     let twice = [("x-tenant", "acme"), ("x-tenant", "other")];
     let (either, either_backend) = site(api_key().or(tenant())).await;
     assert_eq!(either.get("/", &twice).await.status, 400);
-    // The first key is there, so that the second one is not read.
+    // The first key exists, so the layer does not read the second one.
     assert_eq!(either.get("/", &[ALICE, twice[0], twice[1]]).await.status, 200);
-    assert_eq!(asked(&either_backend), [key("header:x-api-key", "alice")]);
+    assert_eq!(recorded_keys(&either_backend), [key("header:x-api-key", "alice")]);
 
     let (both, both_backend) = site(api_key().and(tenant())).await;
     assert_eq!(both.get("/", &[ALICE, twice[0], twice[1]]).await.status, 400);
-    assert_eq!(asked(&both_backend), []);
+    assert_eq!(recorded_keys(&both_backend), []);
 }

@@ -1,30 +1,30 @@
-//! The layer as its users meet it: over axum and tonic on real sockets, over other services, and in their unit tests.
+//! The layer over axum and tonic on sockets, over other services, and in unit tests.
 
-mod answers;
 mod cors;
 mod costs;
 mod exemptions;
 mod extensions;
 mod extractor;
-mod fake;
+mod fake_backend;
 mod grpc;
-mod jobs;
 mod invented_keys;
+mod jobs;
 mod keys;
+mod missing_key;
+mod multiple_keys;
 mod nested;
 mod outcomes;
+mod pitfalls;
 pub mod probe;
 mod readiness;
 mod rejection;
+mod responses;
+mod retry_after;
 mod services;
 mod settings;
-mod settling;
-mod several_keys;
+mod settlement;
 mod tiers;
-mod traps;
 mod types;
-mod waits;
-mod without_key;
 
 pub mod wire;
 
@@ -50,7 +50,7 @@ fn api_key() -> Header {
     header("x-api-key").unwrap()
 }
 
-/// A backend that answers as another one does, but not at once: as one must that asks a server.
+/// A backend that forwards each call to another one, after it has yielded once.
 #[derive(Clone)]
 pub struct Later<B>(pub B);
 

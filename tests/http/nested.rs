@@ -1,4 +1,4 @@
-//! Layers around layers: an API with a limit of its own inside a limit for everything.
+//! Nested layers: a limit for one API inside a limit for all requests.
 
 use axum::{Router, body::Body, response::AppendHeaders, routing::get};
 use http::{Request, StatusCode};
@@ -12,7 +12,7 @@ use tower_sliding_window::{
 
 use super::{ALICE, BOB, MINUTE, SECOND, api_key, policy, wire::Site};
 
-/// What the handler sees is the innermost decision.
+/// Returns the policy name of the extracted decision, which is that of the innermost layer.
 async fn handler(decision: Decision) -> String {
     decision.statuses()[0].policy().name().to_owned()
 }
@@ -45,7 +45,7 @@ fn request() -> Request<Body> {
 }
 
 #[tokio::test]
-async fn an_admitted_answer_lists_the_policies_of_all_layers_in_one_line() {
+async fn admitted_response_lists_policies_of_all_layers() {
     let site = Site::serve(nested(FakeBackend::admitting(), FakeBackend::admitting())).await;
     let answer = site.get("/", &[ALICE]).await;
     assert_eq!((answer.status, &*answer.body), (200, "inner"));
@@ -55,7 +55,7 @@ async fn an_admitted_answer_lists_the_policies_of_all_layers_in_one_line() {
 }
 
 #[tokio::test]
-async fn the_inner_layers_denial_comes_through_the_outer_layer_whole() {
+async fn outer_layer_passes_denial_of_inner_layer() {
     let app = nested(FakeBackend::denying(7 * SECOND), FakeBackend::admitting());
     let site = Site::serve(app.clone()).await;
     let answer = site.get("/", &[ALICE]).await;
@@ -70,12 +70,12 @@ async fn the_inner_layers_denial_comes_through_the_outer_layer_whole() {
     let decision = response.extensions().get::<Decision>().unwrap();
     assert!(!decision.is_admitted(), "the outer admission does not hide the denial");
     assert!(
-        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(held)) if held == decision)
+        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(denied)) if denied == decision)
     );
 }
 
 #[tokio::test]
-async fn the_outer_layers_denial_asks_the_inner_layer_nothing() {
+async fn denial_of_outer_layer_skips_inner_layer() {
     let inner = FakeBackend::admitting();
     let site = Site::serve(nested(inner.clone(), FakeBackend::denying(7 * SECOND))).await;
     let answer = site.get("/", &[ALICE]).await;
@@ -85,7 +85,7 @@ async fn the_outer_layers_denial_asks_the_inner_layer_nothing() {
 }
 
 #[tokio::test]
-async fn an_outage_inside_is_no_denial_outside() {
+async fn outer_layer_passes_outage_of_inner_layer() {
     let inner = FakeBackend::unavailable(Reason::Connection);
     let app = nested(inner, FakeBackend::scripted([FakeAnswer::Admit]));
     let request = Request::get("/").header("x-api-key", "alice").body(Body::empty()).unwrap();
@@ -97,7 +97,7 @@ async fn an_outage_inside_is_no_denial_outside() {
 }
 
 #[tokio::test]
-async fn layers_on_one_backend_count_apart_by_the_names_of_their_policies() {
+async fn policy_names_separate_layers_on_one_backend() {
     let backend = MemoryBackend::new().with_clock(&ManualClock::new());
     let layer = |name, quota| {
         let limits = RateLimitLayer::builder(backend.clone()).policy(policy(name, quota, MINUTE));
@@ -113,7 +113,7 @@ async fn layers_on_one_backend_count_apart_by_the_names_of_their_policies() {
     {
         statuses.push(site.get(path, &[key]).await.status);
     }
-    // The second was admitted by the outer layer, and charged there, before the inner one refused it.
+    // The outer layer admitted and charged the second request before the inner layer denied it.
     assert_eq!(statuses, [200, 429, 200, 429, 200]);
 }
 
@@ -134,7 +134,7 @@ async fn denial_of_outer_layer_reaches_response() {
     let decision = response.extensions().get::<Decision>().unwrap();
     assert_eq!(decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(), ["outer"]);
     assert!(
-        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(it)) if it == decision)
+        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(denied)) if denied == decision)
     );
 }
 

@@ -30,7 +30,7 @@ fn plan(head: &Head<'_>) -> Result<Draft, KeyError> {
         "/exempt" => Ok(Draft::exempt()),
         "/fail-open" => Ok(checked.outage(OutageRule::FailOpen)),
         "/local" => Ok(checked.outage(local(2))),
-        "/beyond-share" => Ok(checked.outage(local(11))),
+        "/local-fallback-denied" => Ok(checked.outage(local(11))),
         _ => Ok(checked),
     }
 }
@@ -66,7 +66,7 @@ fn name(rejection: &Rejection) -> &'static str {
     match rejection {
         Rejection::Denied(_) => "denied",
         Rejection::Unavailable(_) => "unavailable",
-        Rejection::LocalFallbackDenied(_) => "beyond share",
+        Rejection::LocalFallbackDenied(_) => "local fallback denied",
         Rejection::Key(KeyError::Missing) => "missing key",
         Rejection::Key(KeyError::Malformed { .. }) => "malformed key",
         Rejection::Key(KeyError::Misconfigured { .. }) => "unknown peer",
@@ -79,14 +79,14 @@ fn name(rejection: &Rejection) -> &'static str {
 const REJECTIONS: [(&str, u16, &str, &str); 7] = [
     ("/denied", 429, "8", "denied"),
     ("/unavailable", 503, "14", "unavailable"),
-    ("/beyond-share", 503, "14", "beyond share"),
+    ("/local-fallback-denied", 503, "14", "local fallback denied"),
     ("/missing", 400, "3", "missing key"),
     ("/malformed", 400, "3", "malformed key"),
     ("/unknown-peer", 500, "13", "unknown peer"),
     ("/misconfigured", 500, "13", "misconfigured"),
 ];
 
-/// Denies where a denial is wanted, and fails otherwise.
+/// Returns a backend that denies for `/denied`, and fails for other paths.
 fn backend_for(path: &str) -> FakeBackend {
     match path {
         "/denied" => FakeBackend::denying(7 * SECOND),
@@ -94,7 +94,7 @@ fn backend_for(path: &str) -> FakeBackend {
     }
 }
 
-/// What the handler found in the extensions of its request.
+/// The results of the layer in the extensions of a request or response.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Found {
     decision: Option<Decision>,
@@ -122,7 +122,7 @@ async fn handler(request: Request<()>) -> Result<Response<Bytes>, Infallible> {
     Ok(response)
 }
 
-async fn ask(limits: &RateLimitLayer, path: &str, content_type: &str) -> Response<Bytes> {
+async fn send(limits: &RateLimitLayer, path: &str, content_type: &str) -> Response<Bytes> {
     let request = Request::get(path).header("content-type", content_type).body(()).unwrap();
     let response = limits.layer(service_fn(handler)).ready().await.unwrap().call(request).await.unwrap();
     let is_rejected = response.extensions().get::<Rejection>().is_some();
@@ -160,7 +160,7 @@ fn assert_rejected(response: &Response<Bytes>, expected: &str) {
 #[tokio::test]
 async fn every_rejection_has_http_status_and_reason() {
     for (path, status, _, expected) in REJECTIONS {
-        let response = ask(&http_limits(backend_for(path)), path, "text/plain").await;
+        let response = send(&http_limits(backend_for(path)), path, "text/plain").await;
         assert_eq!(response.status().as_u16(), status, "{expected}");
         assert_rejected(&response, expected);
         assert_eq!(response.headers().contains_key("ratelimit"), expected == "denied");
@@ -174,7 +174,7 @@ async fn every_rejection_has_http_status_and_reason() {
 #[tokio::test]
 async fn every_rejection_has_grpc_code_and_reason() {
     for (path, _, code, expected) in REJECTIONS {
-        let response = ask(&grpc_limits(backend_for(path)), path, "application/grpc").await;
+        let response = send(&grpc_limits(backend_for(path)), path, "application/grpc").await;
         assert_eq!(response.status(), StatusCode::OK, "{expected}");
         assert_eq!(field(&response, "grpc-status"), Some(code), "{expected}");
         assert!(response.body().is_empty());
@@ -186,7 +186,7 @@ async fn every_rejection_has_grpc_code_and_reason() {
 #[tokio::test]
 async fn custom_rejection_receives_every_reason() {
     for (path, _, _, expected) in REJECTIONS {
-        let response = ask(&limits_with_rejection(backend_for(path)), path, "text/plain").await;
+        let response = send(&limits_with_rejection(backend_for(path)), path, "text/plain").await;
         assert_eq!((response.status().as_u16(), &**response.body()), (418, expected.as_bytes()));
         assert_rejected(&response, expected);
         let joined = if expected == "denied" { r#""own";r=1, "ten";r=0;t=7"# } else { r#""own";r=1"# };
@@ -194,7 +194,7 @@ async fn custom_rejection_receives_every_reason() {
     }
     let limits = limits_with_rejection(FakeBackend::admitting());
     for path in ["/", "/exempt"] {
-        let response = ask(&limits, path, "text/plain").await;
+        let response = send(&limits, path, "text/plain").await;
         assert_eq!((response.status(), &**response.body()), (StatusCode::OK, &b"handler"[..]));
     }
 }
@@ -202,7 +202,7 @@ async fn custom_rejection_receives_every_reason() {
 #[tokio::test]
 async fn content_type_chooses_protocol_of_rejection() {
     let denied = async |content_type: &str| {
-        let response = ask(&http_or_grpc_limits(backend_for("/denied")), "/denied", content_type).await;
+        let response = send(&http_or_grpc_limits(backend_for("/denied")), "/denied", content_type).await;
         assert_rejected(&response, "denied");
         (response.status().as_u16(), field(&response, "grpc-status").map(str::to_owned))
     };
@@ -227,10 +227,10 @@ async fn admitted_request_and_response_hold_decision() {
         assert_eq!(field(&response, "ratelimit"), Some(r#""ten";r=8;t=60"#));
     };
     let backend = FakeBackend::admitting;
-    admitted(ask(&http_limits(backend()), "/", "text/plain").await).await;
-    admitted(ask(&grpc_limits(backend()), "/", "application/grpc").await).await;
+    admitted(send(&http_limits(backend()), "/", "text/plain").await).await;
+    admitted(send(&grpc_limits(backend()), "/", "application/grpc").await).await;
     for content_type in ["text/plain", "application/grpc"] {
-        admitted(ask(&http_or_grpc_limits(backend()), "/", content_type).await).await;
+        admitted(send(&http_or_grpc_limits(backend()), "/", content_type).await).await;
     }
 }
 
@@ -246,8 +246,8 @@ async fn request_and_response_hold_local_decision_or_unchecked() {
     };
     let backend = || FakeBackend::unavailable(Reason::Busy);
     for (path, expected) in [("/local", local), ("/fail-open", unchecked), ("/exempt", Found::default())] {
-        admitted(ask(&http_limits(backend()), path, "text/plain").await, &expected);
-        admitted(ask(&grpc_limits(backend()), path, "application/grpc").await, &expected);
-        admitted(ask(&http_or_grpc_limits(backend()), path, "text/plain").await, &expected);
+        admitted(send(&http_limits(backend()), path, "text/plain").await, &expected);
+        admitted(send(&grpc_limits(backend()), path, "application/grpc").await, &expected);
+        admitted(send(&http_or_grpc_limits(backend()), path, "text/plain").await, &expected);
     }
 }

@@ -1,4 +1,4 @@
-//! An inner service that tells how it was treated.
+//! An inner service that records how the layer uses it.
 
 use std::{
     convert::Infallible,
@@ -15,7 +15,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tower::Service;
 
-/// An inner service that counts its calls and clones, and panics if it is called without having been made ready.
+/// An inner service that counts its calls and clones, and panics if a caller skips `poll_ready`.
 #[derive(Debug, Default)]
 pub struct Probe {
     ready: bool,
@@ -29,7 +29,7 @@ struct Counts {
 }
 
 impl Probe {
-    /// A probe, and one on the same counts to look at them.
+    /// Returns a probe, and a second one that reads the same counts.
     pub fn new() -> (Self, Self) {
         let counts = Arc::new(Counts::default());
         (Self { ready: false, counts: counts.clone() }, Self { ready: false, counts })
@@ -45,7 +45,7 @@ impl Probe {
 }
 
 impl Clone for Probe {
-    /// A clone is never ready, as `tower::Service` says.
+    /// Returns a clone that is not ready, as `tower::Service` requires.
     fn clone(&self) -> Self {
         self.counts.clones.fetch_add(1, SeqCst);
         Self { ready: false, counts: self.counts.clone() }
@@ -69,12 +69,12 @@ impl Service<Request<()>> for Probe {
     }
 }
 
-/// A request with the API key of `user`.
+/// Returns a request with the API key of `user`.
 pub fn request_of(user: &str) -> Request<()> {
     Request::get("/").header("x-api-key", user).body(()).unwrap()
 }
 
-/// Whether a service is ready now.
+/// Returns whether a service is ready.
 pub async fn is_ready<S, Req>(service: &mut S) -> bool
 where
     S: Service<Req>,
@@ -82,17 +82,17 @@ where
     poll_fn(|cx| Poll::Ready(matches!(service.poll_ready(cx), Poll::Ready(Ok(()))))).await
 }
 
-/// The output of a future that is there when it is first asked for, without a runtime.
+/// Returns the output of a future that is ready at its first poll, without a runtime.
 pub fn now<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
-        Poll::Pending => panic!("it is not there yet"),
+        Poll::Pending => panic!("the future is not ready"),
     }
 }
 
 #[test]
 #[should_panic(expected = "without having been made ready")]
-fn a_clone_of_a_ready_probe_is_not_ready() {
+fn clone_of_ready_probe_loses_readiness() {
     let (mut probe, _) = Probe::new();
     assert!(now(is_ready(&mut probe)));
     drop(probe.clone().call(request_of("alice")));

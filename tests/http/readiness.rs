@@ -1,5 +1,6 @@
-//! The inner service's readiness, which may be a permit: it is used for the request that it was got for, and given back
-//! if that request is refused.
+//! The readiness of the inner service, which may be a permit.
+//!
+//! The layer uses the permit for the request that acquired it. If it rejects that request, it returns the permit.
 
 use std::{
     convert::Infallible,
@@ -36,13 +37,13 @@ fn exempting(backend: impl Backend) -> Limited<Probe> {
     limits.layer(ConcurrencyLimit::new(Probe::new().0, 1))
 }
 
-/// Two requests a minute, one at a time; it decides at once.
-fn at_once() -> Limited<Probe> {
+/// Builds a service of two requests per minute, one at a time, whose backend decides at once.
+fn immediate() -> Limited<Probe> {
     over_one_permit(memory())
 }
 
-/// The same; it decides later.
-fn later() -> Limited<Probe> {
+/// Builds the same service over a backend that decides after a delay.
+fn delayed() -> Limited<Probe> {
     over_one_permit(Later(memory()))
 }
 
@@ -55,28 +56,28 @@ fn over_one_permit(backend: impl Backend) -> Limited<Probe> {
 }
 
 #[tokio::test]
-async fn the_service_that_was_made_ready_is_called_and_no_clone_of_it() {
-    // Both the probe and the concurrency limit panic if they are called unready.
-    for mut service in [at_once(), later()] {
+async fn layer_calls_ready_service_and_no_clone() {
+    // Both the probe and the concurrency limit panic if the layer calls them unready.
+    for mut service in [immediate(), delayed()] {
         for _ in 0..2 {
             let response = service.ready().await.unwrap().call(request_of("alice")).await.unwrap();
             assert_eq!(response.status(), StatusCode::OK);
         }
         let response = service.ready().await.unwrap().call(request_of("alice")).await.unwrap();
         assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-        // After a refusal the service is not ready by accident.
+        // A rejection does not leave the service ready.
         let response = service.ready().await.unwrap().call(request_of("bob")).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
     }
 }
 
 #[tokio::test]
-async fn a_refused_request_gives_its_permit_back() {
-    for mut service in [at_once(), later()] {
+async fn rejected_request_returns_permit() {
+    for mut service in [immediate(), delayed()] {
         for user in ["alice", "alice", "alice", "", "alice"] {
             let answer = service.ready().await.unwrap().call(request_of(user));
             let status = answer.await.unwrap().status();
-            // The service itself is kept, as a connection keeps it: what it holds, others do not get.
+            // The test keeps the service, as a connection does. Another service cannot use a permit in it.
             let mut other = service.clone();
             assert!(is_ready(&mut other).await, "after a {status}");
         }
@@ -84,36 +85,39 @@ async fn a_refused_request_gives_its_permit_back() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_refused_at_once_gives_its_permit_back_at_once() {
-    let mut service = at_once();
+async fn immediate_rejection_returns_permit_before_first_poll() {
+    let mut service = immediate();
     for _ in 0..2 {
         service.ready().await.unwrap().call(request_of("alice")).await.unwrap();
     }
     let answer = service.ready().await.unwrap().call(request_of("alice"));
     let mut other = service.clone();
-    assert!(is_ready(&mut other).await, "while the answer has not even been asked for");
+    assert!(is_ready(&mut other).await, "before the first poll of the response");
     assert_eq!(answer.await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test]
-async fn a_request_that_is_dropped_during_its_check_gives_its_permit_back() {
+async fn dropped_request_returns_permit() {
     let backend = FakeBackend::hanging();
     let mut service = over_one_permit(backend.clone());
     let mut other = service.clone();
     let mut answer = Box::pin(service.ready().await.unwrap().call(request_of("alice")));
     tokio::select! {
         biased;
-        _ = &mut answer => panic!("nobody can have answered"),
+        _ = &mut answer => panic!("the backend never answers"),
         () = yield_now() => {}
     }
     assert_eq!(backend.checks().len(), 1);
-    assert!(!is_ready(&mut other).await, "it is kept during the check, for the request may be admitted");
+    assert!(
+        !is_ready(&mut other).await,
+        "the check keeps the permit, because the backend may admit the request"
+    );
     drop(answer);
     assert!(is_ready(&mut other).await);
 }
 
 #[tokio::test]
-async fn an_admitted_request_keeps_its_permit_until_it_is_answered() {
+async fn admitted_request_keeps_permit_until_response() {
     let go_on = Arc::new(Notify::new());
     let wait = go_on.clone();
     let inner = service_fn(move |_: Request<()>| {
@@ -136,7 +140,7 @@ async fn an_admitted_request_keeps_its_permit_until_it_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_layer_is_ready_when_the_inner_service_is_and_asks_nobody_before() {
+async fn layer_sends_no_check_before_readiness() {
     let backend = FakeBackend::hanging();
     let mut service = over_one_permit(backend.clone());
     let mut other = service.clone();
@@ -152,7 +156,7 @@ async fn exempt_request_calls_ready_service_without_check() {
     let mut service = exempting(backend.clone());
     let mut other = service.clone();
     for user in ["alice", "", "alice"] {
-        // The probe panics if it is called unready.
+        // The probe panics if the layer calls it unready.
         let answer = service.ready().await.unwrap().call(request_of(user));
         assert_eq!(answer.await.unwrap().status(), StatusCode::OK);
         assert!(is_ready(&mut other).await, "the permit is free again");
@@ -171,11 +175,11 @@ impl Service<Request<()>> for Broken {
     type Future = std::future::Ready<Result<Response<Bytes>, &'static str>>;
 
     fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<Result<(), &'static str>> {
-        Poll::Ready(Err("it is broken"))
+        Poll::Ready(Err("the service is broken"))
     }
 
     fn call(&mut self, _request: Request<()>) -> Self::Future {
-        panic!("it was called unready")
+        panic!("the service was called unready")
     }
 }
 
@@ -183,6 +187,6 @@ impl Service<Request<()>> for Broken {
 async fn layer_passes_error_of_readiness() {
     let backend = FakeBackend::admitting();
     let mut service = limits(backend.clone()).layer(Broken);
-    assert_eq!(service.ready().await.map(drop), Err("it is broken"));
+    assert_eq!(service.ready().await.map(drop), Err("the service is broken"));
     assert_eq!(backend.checks(), []);
 }

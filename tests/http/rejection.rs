@@ -1,4 +1,4 @@
-//! Refusals that the user words, and the headers that stay.
+//! Custom rejections, and the header fields that the layer adds to them.
 
 use axum::{Json, Router, body::Body, response::IntoResponse, routing::get};
 use bytes::Bytes;
@@ -24,7 +24,7 @@ async fn site(backend: FakeBackend) -> Site {
     site_with(backend, |builder| builder.rejection(reject)).await
 }
 
-/// The same, with a rejection that this function sets.
+/// Serves the same app with a rejection that this function sets.
 async fn site_with(backend: FakeBackend, set: impl FnOnce(Builder) -> Builder) -> Site {
     let builder = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key());
     let limits = set(builder).build().unwrap();
@@ -32,33 +32,33 @@ async fn site_with(backend: FakeBackend, set: impl FnOnce(Builder) -> Builder) -
 }
 
 #[tokio::test]
-async fn a_denial_has_the_users_words_and_our_headers() {
+async fn custom_denial_keeps_header_fields_of_layer() {
     let answer = site(FakeBackend::denying(7 * SECOND)).await.get("/", &[ALICE]).await;
     assert_eq!((answer.status, &*answer.body), (418, "later"));
     assert_eq!(answer.header("x-own"), Some("yes"));
     assert_eq!(answer.header("ratelimit-policy"), Some(r#""ten";q=10;w=60"#));
     assert_eq!(answer.header("ratelimit"), Some(r#""ten";r=0;t=7"#));
     assert_eq!(answer.header("retry-after"), Some("7"));
-    assert_eq!(answer.header("content-type"), None, "the body is not ours");
+    assert_eq!(answer.header("content-type"), None, "the layer sets no content type");
 }
 
 #[tokio::test]
-async fn every_refusal_is_the_users_and_an_admission_is_not() {
+async fn closure_answers_every_rejection_and_no_admission() {
     let site = site(FakeBackend::scripted([FakeAnswer::Unavailable(Reason::Busy), FakeAnswer::Admit])).await;
     let answer = site.get("/", &[]).await;
     assert_eq!((answer.status, &*answer.body), (401, "who are you?"));
-    assert!(!answer.tells_of_limits(), "{answer:?}");
+    assert!(!answer.has_limit_fields(), "{answer:?}");
     let answer = site.get("/", &[ALICE]).await;
     assert_eq!((answer.status, &*answer.body), (502, "broken"));
-    assert!(!answer.tells_of_limits(), "{answer:?}");
+    assert!(!answer.has_limit_fields(), "{answer:?}");
     let answer = site.get("/", &[ALICE]).await;
     assert_eq!((answer.status, &*answer.body), (200, "hello"));
     assert_eq!(answer.header("ratelimit"), Some(r#""ten";r=9;t=60"#));
 }
 
 #[tokio::test]
-async fn a_wait_of_the_users_own_stands_if_it_is_the_later_one() {
-    for (own, stands) in [("3", "7"), ("7", "7"), ("120", "120")] {
+async fn layer_keeps_longer_retry_after_of_closure() {
+    for (own, expected) in [("3", "7"), ("7", "7"), ("120", "120")] {
         let limits = RateLimitLayer::builder(FakeBackend::denying(7 * SECOND))
             .policy(policy("ten", 10, MINUTE))
             .key(api_key())
@@ -68,12 +68,12 @@ async fn a_wait_of_the_users_own_stands_if_it_is_the_later_one() {
             .build()
             .unwrap();
         let site = Site::serve(Router::new().route("/", get(async || "")).layer(limits)).await;
-        assert_eq!(site.get("/", &[ALICE]).await.header("retry-after"), Some(stands), "{own}");
+        assert_eq!(site.get("/", &[ALICE]).await.header("retry-after"), Some(expected), "{own}");
     }
 }
 
 #[tokio::test]
-async fn a_denial_that_no_wait_helps_gets_no_retry_after() {
+async fn custom_denial_without_wait_omits_retry_after() {
     let answer = site(FakeBackend::scripted([FakeAnswer::Deny(Wait::Never)])).await.get("/", &[ALICE]).await;
     assert_eq!((answer.status, answer.header("retry-after")), (418, None));
 }
@@ -102,19 +102,29 @@ async fn rejection_returns_response_of_every_complete_body() {
         (answer.status, answer.body)
     };
     let text = || (200, "slow down".to_owned());
-    assert_eq!(answer(|it| it.rejection(|_, _| Response::new("slow down"))).await, text());
-    assert_eq!(answer(|it| it.rejection(|_, _| Response::new("slow down".to_owned()))).await, text());
-    assert_eq!(answer(|it| it.rejection(|_, _| Response::new(b"slow down".to_vec()))).await, text());
-    assert_eq!(answer(|it| it.rejection(|_, _| Response::new(Bytes::from("slow down")))).await, text());
-    assert_eq!(answer(|it| it.rejection(|_, _| Response::new(()))).await, (200, String::new()));
-    let json: fn(Builder) -> Builder =
-        |it| it.rejection(|_, _| (StatusCode::TOO_MANY_REQUESTS, Json("slow down")).into_response());
+    assert_eq!(answer(|builder| builder.rejection(|_, _| Response::new("slow down"))).await, text());
+    assert_eq!(
+        answer(|builder| builder.rejection(|_, _| Response::new("slow down".to_owned()))).await,
+        text()
+    );
+    assert_eq!(
+        answer(|builder| builder.rejection(|_, _| Response::new(b"slow down".to_vec()))).await,
+        text()
+    );
+    assert_eq!(
+        answer(|builder| builder.rejection(|_, _| Response::new(Bytes::from("slow down")))).await,
+        text()
+    );
+    assert_eq!(answer(|builder| builder.rejection(|_, _| Response::new(()))).await, (200, String::new()));
+    let json: fn(Builder) -> Builder = |builder| {
+        builder.rejection(|_, _| (StatusCode::TOO_MANY_REQUESTS, Json("slow down")).into_response())
+    };
     assert_eq!(answer(json).await, (429, r#""slow down""#.to_owned()));
 }
 
 #[tokio::test]
 async fn rejection_with_streaming_body_is_empty() {
-    /// A body whose bytes are not there yet.
+    /// A body whose bytes are not available yet.
     struct Streaming;
     impl axum::body::HttpBody for Streaming {
         type Data = Bytes;

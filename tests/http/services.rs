@@ -1,4 +1,4 @@
-//! Services that are no HTTP, and backends that are the user's own.
+//! Services without HTTP, and custom backends.
 
 use std::{
     collections::HashMap,
@@ -35,9 +35,9 @@ struct Job {
 enum JobError {
     #[error("try again in {0:?}")]
     Busy(Duration),
-    #[error("it is too large")]
+    #[error("the job is too large")]
     TooLarge,
-    #[error("nobody knows")]
+    #[error("the cause is unknown")]
     Unknown,
 }
 
@@ -78,7 +78,7 @@ async fn run(backend: impl Backend, jobs: impl IntoIterator<Item = Job>) -> Vec<
 }
 
 #[tokio::test]
-async fn a_service_that_is_no_http_is_limited_and_refuses_with_errors_of_its_own() {
+async fn layer_rejects_job_by_error_of_service() {
     let jobs = || {
         [("acme", 60), ("acme", 60), ("acme", 40), ("acme", 101), ("other", 100), ("root", 1_000)]
             .map(|(tenant, rows)| Job { tenant, rows })
@@ -100,20 +100,21 @@ async fn a_service_that_is_no_http_is_limited_and_refuses_with_errors_of_its_own
 }
 
 #[tokio::test]
-async fn errors_of_the_inner_service_come_through_as_they_are() {
+async fn layer_passes_error_of_inner_service() {
     let limits = RateLimitLayer::builder(FakeBackend::admitting())
         .policy(policy("ten", 10, MINUTE))
         .key(api_key())
         .build()
         .unwrap();
-    let inner = service_fn(async |_: Request<()>| Err::<Response<Bytes>, BoxError>("it is broken".into()));
+    let inner =
+        service_fn(async |_: Request<()>| Err::<Response<Bytes>, BoxError>("the service is broken".into()));
     let service = ServiceBuilder::new().layer(limits).service(inner);
     let error = service.oneshot(request_of("alice")).await.unwrap_err();
-    assert_eq!(error.to_string(), "it is broken");
+    assert_eq!(error.to_string(), "the service is broken");
 }
 
 #[tokio::test]
-async fn layer_passes_inner_error_however_request_was_admitted() {
+async fn layer_passes_inner_error_after_every_kind_of_admission() {
     let fails =
         |request: Request<()>| async move { Err::<Response<Bytes>, _>(request.uri().path().to_owned()) };
     for (backend, user) in [
@@ -121,14 +122,14 @@ async fn layer_passes_inner_error_however_request_was_admitted() {
         (FakeBackend::unavailable(Reason::Busy), "alice"),
         (FakeBackend::denying(SECOND), ""),
     ] {
-        let at_once = lenient_limits(backend.clone()).layer(service_fn(fails));
-        assert_eq!(at_once.oneshot(request_of(user)).await.unwrap_err(), "/");
-        let later = lenient_limits(Later(backend)).layer(service_fn(fails));
-        assert_eq!(later.oneshot(request_of(user)).await.unwrap_err(), "/");
+        let immediate = lenient_limits(backend.clone()).layer(service_fn(fails));
+        assert_eq!(immediate.oneshot(request_of(user)).await.unwrap_err(), "/");
+        let delayed = lenient_limits(Later(backend)).layer(service_fn(fails));
+        assert_eq!(delayed.oneshot(request_of(user)).await.unwrap_err(), "/");
     }
 }
 
-/// A backend as a user would write it: so many units for ever, and not a word about when there will be more.
+/// A custom backend with a fixed number of units, which never refill.
 #[derive(Default)]
 struct Budget(Mutex<HashMap<PartitionKey, u32>>);
 
@@ -148,7 +149,7 @@ impl Backend for Budget {
 }
 
 #[tokio::test]
-async fn a_backend_of_ones_own_is_one_async_fn() {
+async fn custom_backend_needs_one_async_method() {
     let limits =
         RateLimitLayer::builder(Budget::default()).policy(policy("budget", 3, MINUTE)).key(api_key()).cost(2);
     let inner = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Bytes::new())));
@@ -167,7 +168,7 @@ async fn a_backend_of_ones_own_is_one_async_fn() {
 }
 
 #[tokio::test]
-async fn the_error_of_a_backend_of_ones_own_is_a_503_with_its_source_in_the_extensions() {
+async fn rejection_holds_source_of_custom_backend_error() {
     let limits = RateLimitLayer::builder(Budget::default())
         .policy(policy("one", 3, MINUTE))
         .policy(policy("two", 3, MINUTE))
@@ -177,13 +178,13 @@ async fn the_error_of_a_backend_of_ones_own_is_a_503_with_its_source_in_the_exte
     let response = service.oneshot(request_of("alice")).await.unwrap();
     assert_eq!(response.status(), 503);
     let Some(Rejection::Unavailable(error)) = response.extensions().get::<Rejection>() else {
-        panic!("no refusal")
+        panic!("no rejection")
     };
     assert_eq!(error.to_string(), "no rate limit decision: the store failed");
     assert_eq!(std::error::Error::source(error).unwrap().to_string(), "a budget has one policy");
 }
 
-/// A backend with a mistake: it looks at the first policy only.
+/// A faulty backend that decides the first policy only.
 struct Careless;
 
 impl Backend for Careless {
@@ -193,19 +194,19 @@ impl Backend for Careless {
 }
 
 #[tokio::test]
-async fn a_backend_that_has_not_looked_at_every_policy_admits_nobody() {
+async fn decision_without_every_policy_rejects_request() {
     let limits = RateLimitLayer::builder(Careless)
         .policy(policy("one", 3, MINUTE))
         .policy(policy("two", 3, MINUTE))
         .key(api_key());
     let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
-        panic!("it was let through")
+        panic!("the inner service was called")
     });
     let service = ServiceBuilder::new().layer(limits.build().unwrap()).service(inner);
     assert_eq!(service.oneshot(request_of("alice")).await.unwrap().status(), 503);
 }
 
-/// Says what it has said before, which is no work.
+/// A backend that repeats one decision, without other work.
 struct Repeats(Decision);
 
 impl Backend for Repeats {
@@ -218,18 +219,19 @@ impl Backend for Repeats {
 }
 
 #[test]
-fn a_plain_request_allocates_the_pairs_of_its_check_and_nothing_else() {
+fn request_allocates_only_pairs_of_its_check() {
     let [one, two] = [policy("one", 3, MINUTE), policy("two", 3, MINUTE)];
     let key = PartitionKey::new("tenant", "acme");
-    let status =
-        |it: &Policy| Status::new(&Pair::new(key.clone(), it.clone(), 1), 2, Wait::ZERO, MINUTE, MINUTE);
+    let status = |policy: &Policy| {
+        Status::new(&Pair::new(key.clone(), policy.clone(), 1), 2, Wait::ZERO, MINUTE, MINUTE)
+    };
     let backend = Repeats(Decision::new(0, [status(&one), status(&two)]));
     let shared = key.clone();
     let limiter = Limiter::builder(backend).policy(one).policy(two).build().unwrap();
     let protocol = by(move |_: &u32| (shared.clone(), 7)).reject_with(|_, _| Err(()));
     let limits = RateLimitLayer::new(limiter, protocol);
     let mut service = limits.layer(service_fn(|number: u32| std::future::ready(Ok::<_, ()>(number))));
-    // What is warned about for the first time may cost something.
+    // The first requests may allocate for one-time work, such as warnings.
     for _ in 0..2 {
         assert_eq!(now(now(service.ready()).unwrap().call(1)), Ok(1));
     }

@@ -77,8 +77,8 @@ fn alice() -> PartitionKey {
     PartitionKey::new("header:x-api-key", "alice")
 }
 
-/// Status and `RateLimit` field of the response to one request of Alice.
-async fn ask(limits: &RateLimitLayer) -> (u16, Option<String>) {
+/// Returns status and `RateLimit` field of the response to one request of Alice.
+async fn send(limits: &RateLimitLayer) -> (u16, Option<String>) {
     let response = limits.layer(Probe::new().0).oneshot(request_of("alice")).await.unwrap();
     let field = response.headers().get("ratelimit").map(|value| value.to_str().unwrap().to_owned());
     (response.status().as_u16(), field)
@@ -108,19 +108,19 @@ async fn builder_sets_circuit_breaker() {
     let breaker = Breaker { failures: 2, open_for: SECOND };
     let guarded = limits(Later(failing.clone()), |builder| builder.breaker(breaker));
     for _ in 0..4 {
-        assert_eq!(ask(&guarded).await.0, 503);
+        assert_eq!(send(&guarded).await.0, 503);
     }
     assert_eq!(failing.checks().len(), 2);
     advance(SECOND).await;
     for _ in 0..2 {
-        assert_eq!(ask(&guarded).await.0, 503);
+        assert_eq!(send(&guarded).await.0, 503);
     }
     assert_eq!(failing.checks().len(), 3, "one probe");
 
     let failing = down();
     let unguarded = limits(Later(failing.clone()), |builder| builder.breaker(None));
     for _ in 0..20 {
-        assert_eq!(ask(&unguarded).await.0, 503);
+        assert_eq!(send(&unguarded).await.0, 503);
     }
     assert_eq!(failing.checks().len(), 20);
 }
@@ -133,10 +133,10 @@ async fn builder_sets_deny_cache() {
         let backend = denying();
         let limits = limits(Holds(backend.clone()), |builder| builder.deny_cache(cache));
         for _ in 0..3 {
-            assert_eq!(ask(&limits).await.0, 429);
+            assert_eq!(send(&limits).await.0, 429);
         }
         advance(Duration::from_millis(20)).await;
-        assert_eq!(ask(&limits).await.0, 429);
+        assert_eq!(send(&limits).await.0, 429);
         backend.checks().len()
     };
     assert_eq!(checks_of(Some(DenyCache::default())).await, 1);
@@ -152,10 +152,10 @@ async fn builder_sets_local_memory() {
     let shared = || limits(down(), |builder| builder.outage(half).local_memory(memory.clone()));
     let (one, other, alone) = (shared(), shared(), limits(down(), |builder| builder.outage(half)));
     for _ in 0..5 {
-        assert_eq!(ask(&one).await, (200, None));
+        assert_eq!(send(&one).await, (200, None));
     }
-    assert_eq!(ask(&other).await, (503, None));
-    assert_eq!(ask(&alone).await, (200, None));
+    assert_eq!(send(&other).await, (503, None));
+    assert_eq!(send(&alone).await, (200, None));
     assert_eq!(memory.keys(), 1);
 }
 
@@ -166,7 +166,7 @@ async fn builder_sets_settlement_queue() {
         let limits = limits_that_refund(backend, set);
         // No task runs in between, so that every settlement waits.
         for _ in 0..3 {
-            assert_eq!(ask(&limits).await, left(9));
+            assert_eq!(send(&limits).await, left(9));
         }
         limits.limiter().lost_settlements()
     };
@@ -179,9 +179,9 @@ async fn namespaces_separate_layers_on_one_store() {
     let backend = MemoryBackend::new().with_clock(&ManualClock::new());
     let named = |name: &'static str| limits(backend.clone(), |builder| builder.namespace(name));
     let (shop, blog, shop_again) = (named("shop"), named("blog"), named("shop"));
-    assert_eq!(ask(&shop).await, left(9));
-    assert_eq!(ask(&blog).await, left(9));
-    assert_eq!(ask(&shop_again).await, left(8));
+    assert_eq!(send(&shop).await, left(9));
+    assert_eq!(send(&blog).await, left(9));
+    assert_eq!(send(&shop_again).await, left(8));
 }
 
 #[tokio::test(start_paused = true)]
@@ -189,7 +189,7 @@ async fn builder_accepts_settings_after_key() {
     let backend = FakeBackend::hanging();
     let limits = limits_with_key_first(backend.clone());
     let start = tokio::time::Instant::now();
-    assert_eq!(ask(&limits).await, (200, None), "the outage rule admits");
+    assert_eq!(send(&limits).await, (200, None), "the outage rule admits");
     assert!((SECOND..2 * SECOND).contains(&start.elapsed()), "{:?}", start.elapsed());
     assert_eq!((backend.checks()[0].namespace.as_str(), limits.limiter().namespace()), ("shop", "shop"));
     assert_eq!(backend.checks()[0].pairs[0].policy, policy("ten", 10, MINUTE));
@@ -197,7 +197,7 @@ async fn builder_accepts_settings_after_key() {
 
 type Call = fn(Builder) -> Builder;
 
-/// These calls in their order and in their reverse order, beginning at each of them.
+/// Returns every rotation of these calls, in their order and in reverse order.
 fn orders(calls: &[Call]) -> Vec<Vec<Call>> {
     let rotated = (0..calls.len()).map(|first| [&calls[first..], &calls[..first]].concat());
     rotated.flat_map(|order| [order.clone(), order.into_iter().rev().collect()]).collect()
@@ -206,30 +206,30 @@ fn orders(calls: &[Call]) -> Vec<Vec<Call>> {
 #[tokio::test]
 async fn builder_accepts_calls_in_any_order() {
     let calls: &[Call] = &[
-        |it| it.policy(policy("ten", 10, MINUTE)),
-        |it| it.key(api_key()),
-        |it| it.missing_key(MissingKey::Shared(alice())),
-        |it| it.cost_by(|head| if head.uri.path() == "/dear" { 4 } else { 3 }),
-        |it| it.policies_by(|_| Some(policy("chosen", 20, MINUTE).into())),
-        |it| it.also(limit(peer_ip()).policy(policy("per-address", 30, MINUTE))),
-        |it| it.exempt(|head| head.uri.path() == "/health"),
-        |it| it.outage(OutageRule::FailOpen),
-        |it| {
-            it.outage_by(|head| match head.uri.path() {
-                "/dear" => OutageRule::FailClosed,
+        |builder| builder.policy(policy("ten", 10, MINUTE)),
+        |builder| builder.key(api_key()),
+        |builder| builder.missing_key(MissingKey::Shared(alice())),
+        |builder| builder.cost_by(|head| if head.uri.path() == "/expensive" { 4 } else { 3 }),
+        |builder| builder.policies_by(|_| Some(policy("chosen", 20, MINUTE).into())),
+        |builder| builder.also(limit(peer_ip()).policy(policy("per-address", 30, MINUTE))),
+        |builder| builder.exempt(|head| head.uri.path() == "/health"),
+        |builder| builder.outage(OutageRule::FailOpen),
+        |builder| {
+            builder.outage_by(|head| match head.uri.path() {
+                "/expensive" => OutageRule::FailClosed,
                 _ => OutageRule::FailOpen,
             })
         },
-        |it| it.settle_by(|_| Some(1)),
-        |it| it.answer(Problem),
-        |it| {
-            it.rejection(|rejection, _| {
+        |builder| builder.settle_by(|_| Some(1)),
+        |builder| builder.answer(Problem),
+        |builder| {
+            builder.rejection(|rejection, _| {
                 let status = if matches!(rejection, Rejection::Unavailable(_)) { 502 } else { 418 };
                 Response::builder().status(status).body(()).unwrap()
             })
         },
-        |it| it.namespace("shop").deadline(SECOND).breaker(None).max_in_flight(7).deny_cache(None),
-        |it| it.local_memory(MemoryBackend::new()).settlement_queue(7),
+        |builder| builder.namespace("shop").deadline(SECOND).breaker(None).max_in_flight(7).deny_cache(None),
+        |builder| builder.local_memory(MemoryBackend::new()).settlement_queue(7),
     ];
     let (deny, down) = (Deny(Wait::For(SECOND)), Unavailable(Reason::Connection));
     for (i, calls) in orders(calls).into_iter().enumerate() {
@@ -237,7 +237,7 @@ async fn builder_accepts_calls_in_any_order() {
         let builder = RateLimitLayer::builder(backend.clone());
         let limits = calls.into_iter().fold(builder, |builder, call| call(builder)).build().unwrap();
         let mut statuses = Vec::new();
-        for path in ["/health", "/", "/dear", "/", "/", "/dear"] {
+        for path in ["/health", "/", "/expensive", "/", "/", "/expensive"] {
             let mut request = Request::get(path).body(()).unwrap();
             request.extensions_mut().insert("192.0.2.1:1".parse::<SocketAddr>().unwrap());
             statuses.push(limits.layer(Probe::new().0).oneshot(request).await.unwrap().status().as_u16());
@@ -252,19 +252,19 @@ async fn builder_accepts_calls_in_any_order() {
             costs
         };
         let expected = |cost| {
-            [("chosen", cost), ("per-address", 1), ("ten", cost)].map(|(name, it)| (name.to_owned(), it))
+            [("chosen", cost), ("per-address", 1), ("ten", cost)].map(|(name, cost)| (name.to_owned(), cost))
         };
         assert_eq!((costs(0), costs(1)), (expected(3).to_vec(), expected(4).to_vec()), "order {i}");
         assert!(
             checks[0].pairs.iter().all(|pair| pair.policy.name() == "per-address" || pair.key == alice())
         );
         let refunds: Vec<u32> =
-            backend.refunds().iter().map(|it| it.pairs.iter().map(|pair| pair.units).sum()).collect();
+            backend.refunds().iter().map(|refund| refund.pairs.iter().map(|pair| pair.units).sum()).collect();
         assert_eq!(refunds, [4, 6], "order {i}");
     }
 }
 
-/// The error of this builder.
+/// Returns the error of this builder.
 fn error(builder: Builder) -> ConfigError {
     builder.build().unwrap_err()
 }
@@ -282,10 +282,10 @@ fn builder_requires_key() {
         over_limiter(),
     ] {
         let error = error(builder);
-        assert!(matches!(error, ConfigError::MissingKey), "{error:?}");
+        assert!(matches!(error, ConfigError::NoKey), "{error:?}");
         assert_eq!(
             error.to_string(),
-            "no partition key: set whose usage is counted with `.key(..)`, `.key_by(..)` or `.plan_by(..)`"
+            "missing partition key: set it with `.key(..)`, `.key_by(..)` or `.plan_by(..)`"
         );
     }
     builder().key(api_key()).build().unwrap();
@@ -295,35 +295,36 @@ fn builder_requires_key() {
 }
 
 #[test]
-fn builder_rejects_plan_beside_part_that_it_replaces() {
+fn builder_rejects_plan_beside_replaced_part() {
     let over_backend = || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE));
     let over_limiter = || RateLimitLayer::with_limiter(limiter(FakeBackend::admitting()));
     let plan = |builder: Builder| builder.plan_by(|_| alice());
     let chosen = || Policies::from(policy("chosen", 9, MINUTE));
     let parts: [(&str, &dyn Fn(Builder) -> Builder); 7] = [
-        ("key", &|it| it.key(api_key())),
-        ("key", &|it| it.key_by(|_| alice())),
-        ("missing_key", &|it| it.missing_key(MissingKey::Exempt)),
-        ("cost", &|it| it.cost(2)),
-        ("cost_by", &|it| it.cost_by(|_| 2)),
-        ("policies", &|it| it.policies(chosen())),
-        ("policies_by", &|it| it.policies_by(|_| None)),
+        ("key", &|builder| builder.key(api_key())),
+        ("key", &|builder| builder.key_by(|_| alice())),
+        ("missing_key", &|builder| builder.missing_key(MissingKey::Exempt)),
+        ("cost", &|builder| builder.cost(2)),
+        ("cost_by", &|builder| builder.cost_by(|_| 2)),
+        ("policies", &|builder| builder.policies(chosen())),
+        ("policies_by", &|builder| builder.policies_by(|_| None)),
     ];
     for (name, set) in parts {
         for builder in [over_backend, over_limiter] {
             for error in [error(plan(set(builder()))), error(set(plan(builder())))] {
                 assert!(matches!(error, ConfigError::PlanAndPart { method } if method == name), "{error:?}");
-                let text = format!("`.plan_by(..)` replaces `.{name}(..)`: set only one of them");
+                let text = format!("`.{name}(..)` has no effect together with `.plan_by(..)`: remove one of them");
                 assert_eq!(error.to_string(), text);
             }
         }
     }
     // A plan checks against the policies of the limiter, which a layer over a shared limiter cannot add to.
     let error = error(plan(over_limiter().policy(policy("more", 9, MINUTE))));
-    assert!(matches!(error, ConfigError::SharedLimiter { method: "policy" }), "{error:?}");
+    assert!(matches!(error, ConfigError::PlanAndPart { method: "policy" }), "{error:?}");
 
-    let others = |it: Builder| it.also(limit(peer_ip()).policy(policy("per-address", 9, MINUTE)));
-    let others = |it| others(it).exempt(|_| false).outage(OutageRule::FailOpen).settle_by(|_| Some(0));
+    let others = |builder: Builder| builder.also(limit(peer_ip()).policy(policy("per-address", 9, MINUTE)));
+    let others =
+        |builder| others(builder).exempt(|_| false).outage(OutageRule::FailOpen).settle_by(|_| Some(0));
     plan(others(over_backend())).build().unwrap();
     plan(others(over_limiter())).build().unwrap();
 }
@@ -332,13 +333,13 @@ fn builder_rejects_plan_beside_part_that_it_replaces() {
 fn builder_rejects_settings_of_shared_limiter() {
     let limiter = limiter(FakeBackend::admitting());
     let settings: [(&str, Call); 7] = [
-        ("namespace", |it| it.namespace("shop")),
-        ("deadline", |it| it.deadline(SECOND)),
-        ("breaker", |it| it.breaker(None)),
-        ("max_in_flight", |it| it.max_in_flight(7)),
-        ("deny_cache", |it| it.deny_cache(None)),
-        ("local_memory", |it| it.local_memory(MemoryBackend::new())),
-        ("settlement_queue", |it| it.settlement_queue(7)),
+        ("namespace", |builder| builder.namespace("shop")),
+        ("deadline", |builder| builder.deadline(SECOND)),
+        ("breaker", |builder| builder.breaker(None)),
+        ("max_in_flight", |builder| builder.max_in_flight(7)),
+        ("deny_cache", |builder| builder.deny_cache(None)),
+        ("local_memory", |builder| builder.local_memory(MemoryBackend::new())),
+        ("settlement_queue", |builder| builder.settlement_queue(7)),
     ];
     for (name, set) in settings {
         let error = error(set(builder_over(&limiter, 1)));
@@ -356,9 +357,9 @@ async fn layer_over_limiter_adds_policies_and_outage_rule() {
     let builder = builder_over(&limiter, 3).policy(policy("more", 20, MINUTE)).outage(OutageRule::FailOpen);
     let limits = builder.build().unwrap();
     let both = r#""ten";r=7;t=60, "more";r=17;t=60"#.to_owned();
-    assert_eq!(ask(&limits).await, (200, Some(both)));
-    assert_eq!(ask(&limits).await, (200, None));
-    assert_eq!(ask(&limits_over(&limiter, 1)).await, (503, None), "another layer has the limiter's rule");
+    assert_eq!(send(&limits).await, (200, Some(both)));
+    assert_eq!(send(&limits).await, (200, None));
+    assert_eq!(send(&limits_over(&limiter, 1)).await, (503, None), "another layer has the limiter's rule");
     assert_eq!(backend.checks()[2].pairs.len(), 1);
 
     let twice = error(builder_over(&limiter, 1).policy(policy("ten", 9, MINUTE)));
@@ -370,12 +371,12 @@ async fn layer_over_limiter_adds_policies_and_outage_rule() {
 #[tokio::test]
 async fn layers_over_one_limiter_share_its_count() {
     let limiter = limiter(MemoryBackend::new().with_clock(&ManualClock::new()));
-    let (cheap, dear) = (limits_over(&limiter, 1), limits_over(&limiter, 4));
-    assert_eq!(ask(&cheap).await, left(9));
-    assert_eq!(ask(&dear).await, left(5));
+    let (cheap, expensive) = (limits_over(&limiter, 1), limits_over(&limiter, 4));
+    assert_eq!(send(&cheap).await, left(9));
+    assert_eq!(send(&expensive).await, left(5));
     assert!(limiter.check(alice(), 2).await.unwrap().is_admitted());
-    assert_eq!(ask(&dear).await, (429, Some(r#""ten";r=3;t=60"#.to_owned())));
-    assert_eq!(ask(&cheap).await, left(2));
+    assert_eq!(send(&expensive).await, (429, Some(r#""ten";r=3;t=60"#.to_owned())));
+    assert_eq!(send(&cheap).await, left(2));
 }
 
 #[tokio::test(start_paused = true)]
@@ -385,9 +386,9 @@ async fn layers_over_one_limiter_share_its_circuit_breaker() {
     let (one, other) = (limits_over(&limiter, 1), limits_over(&limiter, 2));
     let failures = Breaker::default().failures as usize;
     for _ in 0..failures {
-        assert_eq!(ask(&one).await.0, 503);
+        assert_eq!(send(&one).await.0, 503);
     }
-    assert_eq!(ask(&other).await.0, 503);
+    assert_eq!(send(&other).await.0, 503);
     assert_eq!(backend.checks().len(), failures);
 }
 
@@ -402,19 +403,19 @@ async fn layers_over_one_limiter_share_settlements() {
     });
     let response = settling.layer(inner).oneshot(request_of("alice")).await.unwrap();
     assert_eq!(response.headers()["ratelimit"], r#""ten";r=4;t=60"#);
-    assert_eq!(ask(&plain).await, left(7));
+    assert_eq!(send(&plain).await, left(7));
 }
 
 #[tokio::test]
 async fn layer_returns_its_limiter() {
     let backend = MemoryBackend::new().with_clock(&ManualClock::new());
     let limits = limits(backend, |builder| builder.namespace("shop"));
-    assert_eq!(ask(&limits).await, left(9));
+    assert_eq!(send(&limits).await, left(9));
     let limiter = limits.limiter();
     assert_eq!((limiter.policies(), limiter.namespace()), (&[policy("ten", 10, MINUTE)][..], "shop"));
     assert_eq!(limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining(), 9);
     limiter.reset(alice()).await.unwrap();
-    assert_eq!(ask(&limits.clone()).await, left(9));
+    assert_eq!(send(&limits.clone()).await, left(9));
 }
 
 #[tokio::test]
@@ -423,6 +424,6 @@ async fn layer_over_limiter_rejects_missing_key() {
     let limits = limits_over(&limiter(backend.clone()), 1);
     let response = limits.layer(Probe::new().0).oneshot(Request::new(())).await.unwrap();
     assert_eq!((response.status().as_u16(), backend.checks().len()), (400, 0));
-    let refusal = response.extensions().get::<Rejection>();
-    assert!(matches!(refusal, Some(Rejection::Key(KeyError::Missing))), "{refusal:?}");
+    let rejection = response.extensions().get::<Rejection>();
+    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing))), "{rejection:?}");
 }

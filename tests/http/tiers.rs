@@ -1,4 +1,4 @@
-//! Policies that are chosen for each request: by tier, by tenant, by route.
+//! Policies per request: by tier, by tenant and by route.
 
 use axum::{Router, routing::get};
 use http::Request;
@@ -19,7 +19,7 @@ fn app() -> Router {
     Router::new().route("/", get(async || "")).route("/search", get(async || ""))
 }
 
-/// The tier, which here the client says; a real one asks somebody who knows.
+/// Returns the tier that the client names in a header. A real service reads it from verified data.
 fn tier<'a>(head: &Head<'a>) -> Option<&'a str> {
     head.headers.get("x-tier")?.to_str().ok()
 }
@@ -28,7 +28,7 @@ fn by_tier(table: &PolicyTable) -> impl PolicySelector + use<> {
     table.choose_by(tier)
 }
 
-/// Builds a layer without policies of its own, whose further limit takes its policies from a table.
+/// Builds a layer without own policies, whose further limit takes its policies from a table.
 fn limits_with_table_on_limit(backend: impl Backend, table: &PolicyTable) -> RateLimitLayer {
     let on_address = limit(peer_ip()).policies(by_tier(table));
     RateLimitLayer::builder(backend).key(api_key()).policies_by(|_| None).also(on_address).build().unwrap()
@@ -47,14 +47,14 @@ fn limits_with_choice_on_limit(backend: impl Backend) -> RateLimitLayer {
         .unwrap()
 }
 
-/// Builds a layer of its own policy and one that a closure makes of the path.
+/// Builds a layer with one fixed policy and one that a closure derives from the path.
 fn limits_with_policy_by_path(backend: impl Backend) -> RateLimitLayer {
     let builder = RateLimitLayer::builder(backend).policy(policy("own", 9, MINUTE));
     let builder = builder.policies_by(|head| Some(policy(head.uri.path(), 5, MINUTE).into()));
     builder.key(api_key()).cost(Costs::new().policy("/search", 3)).build().unwrap()
 }
 
-fn asked(backend: &FakeBackend) -> Vec<Vec<(String, u32)>> {
+fn recorded_costs(backend: &FakeBackend) -> Vec<Vec<(String, u32)>> {
     let pair = |pair: &Pair| (pair.policy.name().to_owned(), pair.cost);
     backend.checks().iter().map(|check| check.pairs.iter().map(pair).collect()).collect()
 }
@@ -67,30 +67,30 @@ fn memory() -> MemoryBackend {
     MemoryBackend::new().with_clock(&ManualClock::new())
 }
 
-fn told(answer: &Answer) -> (u16, String) {
+fn summary(answer: &Answer) -> (u16, String) {
     (answer.status, answer.header("ratelimit").unwrap_or_default().to_owned())
 }
 
 const GOLD: (&str, &str) = ("x-tier", "gold");
 
 #[tokio::test]
-async fn each_tier_has_its_own_quota_and_an_unknown_one_the_default() {
+async fn table_chooses_quota_by_tier_or_default() {
     let table = PolicyTable::new(requests(2)).with("gold", requests(100)).with("none", requests(1));
     let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
     let site = Site::serve(app().layer(limits)).await;
     let bronze = ("x-tier", "bronze");
-    assert_eq!(told(&site.get("/", &[BOB, GOLD]).await), (200, r#""requests";r=99;t=60"#.to_owned()));
-    assert_eq!(told(&site.get("/", &[ALICE]).await), (200, r#""requests";r=1;t=60"#.to_owned()));
-    assert_eq!(told(&site.get("/", &[ALICE, bronze]).await), (200, r#""requests";r=0;t=60"#.to_owned()));
-    assert_eq!(told(&site.get("/", &[ALICE, bronze]).await), (429, r#""requests";r=0;t=60"#.to_owned()));
+    assert_eq!(summary(&site.get("/", &[BOB, GOLD]).await), (200, r#""requests";r=99;t=60"#.to_owned()));
+    assert_eq!(summary(&site.get("/", &[ALICE]).await), (200, r#""requests";r=1;t=60"#.to_owned()));
+    assert_eq!(summary(&site.get("/", &[ALICE, bronze]).await), (200, r#""requests";r=0;t=60"#.to_owned()));
+    assert_eq!(summary(&site.get("/", &[ALICE, bronze]).await), (429, r#""requests";r=0;t=60"#.to_owned()));
 }
 
 #[tokio::test]
-async fn a_quota_that_is_changed_at_run_time_takes_effect_at_once_and_keeps_what_was_used() {
+async fn changed_quota_applies_at_once_and_keeps_usage() {
     let table = PolicyTable::new(requests(2)).with("gold", requests(10));
     let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
     let site = Site::serve(app().layer(limits)).await;
-    let ask = async || {
+    let send = async || {
         let answer = site.get("/", &[ALICE, GOLD]).await;
         (
             answer.status,
@@ -98,28 +98,28 @@ async fn a_quota_that_is_changed_at_run_time_takes_effect_at_once_and_keeps_what
             answer.header("ratelimit-policy").unwrap().to_owned(),
         )
     };
-    let told = |status, left, quota| {
+    let expected = |status, left, quota| {
         (status, format!(r#""requests";r={left};t=60"#), format!(r#""requests";q={quota};w=60"#))
     };
     for left in [9, 8, 7, 6] {
-        assert_eq!(ask().await, told(200, left, 10));
+        assert_eq!(send().await, expected(200, left, 10));
     }
-    // Fewer: more is used than there is.
+    // The new quota is below the usage.
     assert_eq!(table.set("gold", requests(3)), Some(requests(10)));
-    assert_eq!(ask().await, told(429, 0, 3));
-    // More again, and what was used still counts.
+    assert_eq!(send().await, expected(429, 0, 3));
+    // The quota grows, and the earlier usage still counts.
     assert_eq!(table.set("gold", requests(6)), Some(requests(3)));
-    assert_eq!(ask().await, told(200, 1, 6));
-    // It goes back to the default, which is full.
+    assert_eq!(send().await, expected(200, 1, 6));
+    // The key returns to the default, whose quota is used up.
     assert_eq!(table.remove("gold"), Some(requests(6)));
-    assert_eq!(ask().await, told(429, 0, 2));
+    assert_eq!(send().await, expected(429, 0, 2));
     table.set_default(requests(100));
-    assert_eq!(ask().await, told(200, 94, 100));
+    assert_eq!(send().await, expected(200, 94, 100));
     assert_eq!(table.remove("gold"), None);
 }
 
 #[tokio::test]
-async fn another_window_counts_afresh_and_the_old_one_is_there_again_if_it_comes_back() {
+async fn each_window_keeps_its_own_usage() {
     let table = PolicyTable::new(requests(2));
     let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -132,7 +132,7 @@ async fn another_window_counts_afresh_and_the_old_one_is_there_again_if_it_comes
 }
 
 #[tokio::test]
-async fn a_table_may_change_while_requests_go_on() {
+async fn table_accepts_changes_during_requests() {
     let table = PolicyTable::new(requests(1_000_000));
     let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
     let site = Site::serve(app().layer(limits)).await;
@@ -152,7 +152,7 @@ async fn a_table_may_change_while_requests_go_on() {
 }
 
 #[tokio::test]
-async fn what_is_chosen_comes_to_what_is_in_force_for_all() {
+async fn chosen_policies_extend_policies_of_layer() {
     let backend = FakeBackend::admitting();
     let of_route = |head: &Head<'_>| {
         (head.uri.path() == "/search").then(|| Policies::from(policy("searches", 5, MINUTE)))
@@ -177,7 +177,7 @@ async fn what_is_chosen_comes_to_what_is_in_force_for_all() {
 }
 
 #[tokio::test]
-async fn a_request_for_which_no_policy_is_chosen_passes_uncounted() {
+async fn request_without_policy_causes_no_check() {
     let backend = FakeBackend::admitting();
     let limits = RateLimitLayer::builder(backend.clone())
         .key(api_key())
@@ -186,13 +186,13 @@ async fn a_request_for_which_no_policy_is_chosen_passes_uncounted() {
         .unwrap();
     let site = Site::serve(app().layer(limits)).await;
     let answer = site.get("/", &[ALICE]).await;
-    assert_eq!((answer.status, answer.tells_of_limits(), backend.checks().len()), (200, false, 0));
-    assert_eq!(told(&site.get("/search", &[ALICE]).await), (200, r#""requests";r=4;t=60"#.to_owned()));
+    assert_eq!((answer.status, answer.has_limit_fields(), backend.checks().len()), (200, false, 0));
+    assert_eq!(summary(&site.get("/search", &[ALICE]).await), (200, r#""requests";r=4;t=60"#.to_owned()));
     assert_eq!(backend.checks().len(), 1);
 }
 
 #[tokio::test]
-async fn a_choice_that_is_no_check_is_a_mistake_in_the_server() {
+async fn duplicate_chosen_policy_causes_server_error() {
     let backend = FakeBackend::admitting();
     let limits = RateLimitLayer::builder(backend.clone())
         .policy(policy("requests", 100, MINUTE))
@@ -202,11 +202,11 @@ async fn a_choice_that_is_no_check_is_a_mistake_in_the_server() {
         .unwrap();
     let answer = Site::serve(app().layer(limits)).await.get("/", &[ALICE]).await;
     assert_eq!((answer.status, backend.checks().len()), (500, 0));
-    assert!(!answer.body.contains("requests\""), "the client is not told what is wrong: {answer:?}");
+    assert!(!answer.body.contains("requests\""), "the body does not name the cause: {answer:?}");
 }
 
 #[tokio::test]
-async fn the_fields_tell_the_quota_that_headroom_leaves() {
+async fn header_fields_report_quota_after_headroom() {
     let headroom = |quota, percent| policy("requests", quota, MINUTE).headroom(percent).unwrap();
     let table = PolicyTable::new(headroom(100, 5)).with("gold", headroom(3, 34));
     let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
@@ -220,7 +220,7 @@ async fn the_fields_tell_the_quota_that_headroom_leaves() {
 }
 
 #[test]
-fn a_table_is_shared_by_its_clones() {
+fn clones_of_table_share_policies() {
     let table = PolicyTable::new(requests(1));
     let clone = table.clone().with("gold", requests(2));
     assert_eq!(
@@ -245,17 +245,17 @@ async fn table_on_limit_changes_at_run_time() {
     let table = PolicyTable::new(requests(3)).with("gold", requests(9));
     let site = Site::serve(app().layer(limits_with_table_on_limit(memory(), &table))).await;
     let left = |units| (200, format!(r#""requests";r={units};t=60"#));
-    assert_eq!(told(&site.get("/", &[ALICE]).await), left(2));
-    // The address is one key, whatever the tier is.
-    assert_eq!(told(&site.get("/", &[BOB, GOLD]).await), left(7));
+    assert_eq!(summary(&site.get("/", &[ALICE]).await), left(2));
+    // The address is one key for all tiers.
+    assert_eq!(summary(&site.get("/", &[BOB, GOLD]).await), left(7));
     table.set("gold", requests(4));
-    assert_eq!(told(&site.get("/", &[ALICE, GOLD]).await), left(1));
+    assert_eq!(summary(&site.get("/", &[ALICE, GOLD]).await), left(1));
     table.set_default(requests(2));
     assert_eq!(site.get("/", &[ALICE]).await.status, 429);
     table.remove("gold");
     assert_eq!(site.get("/", &[ALICE, GOLD]).await.status, 429);
     table.set_default(requests(4));
-    assert_eq!(told(&site.get("/", &[BOB]).await), left(0));
+    assert_eq!(summary(&site.get("/", &[BOB]).await), left(0));
 }
 
 #[tokio::test]
@@ -266,16 +266,16 @@ async fn limit_without_chosen_policy_leaves_other_limits() {
         assert_eq!(site.get(path, &[ALICE]).await.status, 200);
     }
     let own = || ("own".to_owned(), 1);
-    assert_eq!(asked(&backend), [vec![own()], vec![own(), ("scan".to_owned(), 2)]]);
+    assert_eq!(recorded_costs(&backend), [vec![own()], vec![own(), ("scan".to_owned(), 2)]]);
 }
 
 #[tokio::test]
-async fn closure_adds_policy_to_those_of_layer() {
+async fn closure_adds_policy_to_policies_of_layer() {
     let backend = FakeBackend::admitting();
     let site = Site::serve(app().layer(limits_with_policy_by_path(backend.clone()))).await;
     for path in ["/", "/search"] {
         assert_eq!(site.get(path, &[ALICE]).await.status, 200);
     }
     let pairs = |path: &str, cost| vec![("own".to_owned(), 1), (path.to_owned(), cost)];
-    assert_eq!(asked(&backend), [pairs("/", 1), pairs("/search", 3)]);
+    assert_eq!(recorded_costs(&backend), [pairs("/", 1), pairs("/search", 3)]);
 }

@@ -1,4 +1,4 @@
-//! The types: they can be named, and they go where services go. Most of this fails by not compiling.
+//! The public types: their names and auto traits. Most of these tests fail at compile time.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -36,7 +36,7 @@ use super::{
 /// A job whose protocol is named.
 struct Job(&'static str);
 
-/// The protocol of a service that rejects by an error of its own and settles by its response.
+/// The protocol of a service that rejects by its own error and settles by its response.
 type ByJob = By<Job, RejectWith<Job, u32, Rejection>, SettleBy<u32>>;
 
 /// An application that keeps its layers.
@@ -48,7 +48,7 @@ struct App {
     same_body: RateLimitLayer<SameBody>,
 }
 
-/// A service of the user's own around a limited one.
+/// A custom service around a limited one.
 struct Around {
     limited: RateLimit<Router>,
     under_way: Option<ResponseFuture<Router, Request<Body>>>,
@@ -58,17 +58,17 @@ impl App {
     fn new() -> Self {
         // Every part is a closure that owns something.
         let (tenant, path) = ("acme".to_owned(), "/health".to_owned());
-        let (dear, of_gold) = ("/export".to_owned(), Policies::from(policy("gold", 100, MINUTE)));
+        let (expensive, of_gold) = ("/export".to_owned(), Policies::from(policy("gold", 100, MINUTE)));
         let limits = RateLimitLayer::builder(MemoryBackend::new())
             .policy(policy("ten", 10, MINUTE))
-            .key_by(move |head| head.header("x-api-key").map(|it| PartitionKey::new(&tenant, it)))
+            .key_by(move |head| head.header("x-api-key").map(|user| PartitionKey::new(&tenant, user)))
             .cost_by({
-                let dear = dear.clone();
-                move |head| if head.uri.path() == dear { 5 } else { 1 }
+                let expensive = expensive.clone();
+                move |head| if head.uri.path() == expensive { 5 } else { 1 }
             })
             .policies_by(move |head| head.headers.contains_key("x-gold").then(|| of_gold.clone()))
             .exempt(move |head| head.uri.path() == path)
-            .outage_by(move |head| match head.uri.path() == dear {
+            .outage_by(move |head| match head.uri.path() == expensive {
                 true => OutageRule::FailClosed,
                 false => OutageRule::FailOpen,
             })
@@ -99,7 +99,7 @@ impl App {
 }
 
 #[tokio::test]
-async fn the_layer_the_service_and_its_future_can_be_named() {
+async fn application_names_layer_service_and_future() {
     let app = App::new();
     let router = Router::new().route("/", get(async || "hello")).route("/health", get(async || "well"));
     let request = |path: &str| Request::get(path).header("x-api-key", "alice").body(Body::empty()).unwrap();
@@ -123,7 +123,7 @@ async fn the_layer_the_service_and_its_future_can_be_named() {
 }
 
 #[test]
-fn everything_can_be_sent_shared_and_where_it_is_a_handle_cloned() {
+fn public_types_implement_send_sync_and_clone() {
     fn handle<T: Clone + Send + Sync + 'static>() {}
     fn sent_and_shared<T: ?Sized + Send + Sync + 'static>() {}
     fn sent<T: Send + 'static>() {}
@@ -202,7 +202,7 @@ impl Protocol<Request<()>, Response<Bytes>, Infallible> for Terse {
     }
 
     fn respond(&self, response: Response<Bytes>, admission: Option<&Admission>) -> Self::Response {
-        assert!(admission.is_some_and(|it| it.decision().is_some()));
+        assert!(admission.is_some_and(|admission| admission.decision().is_some()));
         Ok(response)
     }
 }
@@ -210,14 +210,14 @@ impl Protocol<Request<()>, Response<Bytes>, Infallible> for Terse {
 #[test]
 fn custom_protocol_changes_response_type() {
     let limiter = |backend| Limiter::builder(backend).policy(policy("ten", 10, MINUTE)).build().unwrap();
-    let ask = |backend: FakeBackend, request| {
+    let send = |backend: FakeBackend, request| {
         now(RateLimitLayer::new(limiter(backend), Terse).layer(Probe::new().0).oneshot(request)).unwrap()
     };
-    let admitted = ask(FakeBackend::admitting(), request_of("alice")).unwrap();
+    let admitted = send(FakeBackend::admitting(), request_of("alice")).unwrap();
     assert!(admitted.headers().is_empty() && admitted.extensions().get::<Decision>().is_none());
-    let denied = ask(FakeBackend::denying(7 * SECOND), request_of("alice")).unwrap_err();
+    let denied = send(FakeBackend::denying(7 * SECOND), request_of("alice")).unwrap_err();
     assert_eq!(denied, r#"rate limit exceeded: policy "ten"; retry after 7s"#);
-    let missing = ask(FakeBackend::admitting(), Request::new(())).unwrap_err();
+    let missing = send(FakeBackend::admitting(), Request::new(())).unwrap_err();
     assert_eq!(missing, "missing rate limit key");
 }
 
@@ -229,19 +229,19 @@ async fn text(body: impl axum::body::HttpBody<Data = Bytes, Error = axum::Error>
 #[tokio::test]
 async fn limited_body_holds_body_of_inner_service_or_of_layer() {
     let router = Router::new().route("/", get(async || "hello"));
-    let ask = async |backend: FakeBackend| {
+    let send = async |backend: FakeBackend| {
         let limits = RateLimitLayer::builder(backend).policy(policy("ten", 10, MINUTE)).key(api_key());
         let limits = limits.rejection(|_, _| Response::new("slow down")).build().unwrap();
         let request = || Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
-        let ask = async || limits.layer(router.clone()).oneshot(request()).await.unwrap().into_body();
-        (ask().await, ask().await)
+        let send = async || limits.layer(router.clone()).oneshot(request()).await.unwrap().into_body();
+        (send().await, send().await)
     };
-    let (one, other) = ask(FakeBackend::admitting()).await;
+    let (one, other) = send(FakeBackend::admitting()).await;
     assert_eq!((one.size_hint().exact(), one.is_end_stream()), (Some(5), false));
     assert_eq!(text(one).await, "hello");
     assert_eq!(text(other.into_inner().unwrap()).await, "hello");
 
-    let (one, other) = ask(FakeBackend::denying(SECOND)).await;
+    let (one, other) = send(FakeBackend::denying(SECOND)).await;
     assert_eq!((one.size_hint().exact(), one.is_end_stream()), (Some(9), false));
     assert_eq!(text(one).await, "slow down");
     assert_eq!(other.into_inner().unwrap_err(), "slow down");
@@ -269,7 +269,7 @@ async fn layer_with_same_body_shares_limiter_and_settings() {
     for (path, user) in [("/health", ""), ("/", "alice"), ("/", ""), ("/", "alice")] {
         let request = Request::get(path).header(ALICE.0, user).body(Body::empty()).unwrap();
         let response = layer.layer(router.clone()).oneshot(request).await.unwrap();
-        let field = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap().to_owned());
+        let field = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
         let fields = (field("ratelimit"), field("retry-after"));
         let is_rejected = response.extensions().get::<Rejection>().is_some();
         let status = response.status().as_u16();
@@ -288,14 +288,14 @@ async fn layer_with_same_body_shares_limiter_and_settings() {
 }
 
 #[tokio::test]
-async fn what_the_layer_is_made_of_need_not_be_cloned() {
+async fn layer_accepts_closures_without_clone() {
     struct NoClone;
     let secret = NoClone;
     let limits = RateLimitLayer::builder(FakeBackend::denying(SECOND))
         .policy(policy("ten", 10, MINUTE))
         .key_by(move |_| {
             let _ = &secret;
-            PartitionKey::new("all", "everybody")
+            PartitionKey::new("all", "all")
         })
         .rejection({
             let secret = NoClone;

@@ -1,4 +1,4 @@
-//! An app on a loopback socket, and a client that hides nothing of what comes over the wire.
+//! An app on a loopback socket, and a client that returns the raw response.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -10,17 +10,17 @@ use tokio::{
     time::timeout,
 };
 
-/// An axum app that is served until this is dropped.
+/// An axum app. Its server stops when this value is dropped.
 pub struct Site {
     address: SocketAddr,
     server: JoinHandle<()>,
 }
 
-/// What a server has answered.
+/// The response of a server.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
-    /// The header fields, with names in lower case, in the order in which they came.
+    /// The header fields, with names in lower case, in the order of the response.
     pub headers: Vec<(String, String)>,
     pub body: String,
 }
@@ -61,12 +61,12 @@ async fn listen() -> (SocketAddr, TcpListener) {
     (listener.local_addr().unwrap(), listener)
 }
 
-/// Sends one request, on a connection of its own.
+/// Sends one request on a new connection.
 pub async fn request(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
     request_with_body(address, method, path, headers, "").await
 }
 
-/// The same with a body.
+/// Sends one request with a body on a new connection.
 pub async fn request_with_body(
     address: SocketAddr,
     method: &str,
@@ -90,7 +90,7 @@ pub async fn request_with_body(
         stream.read_to_end(&mut bytes).await?;
         Ok::<_, std::io::Error>(bytes)
     };
-    // So that a server that hangs fails its test and does not stop all of them.
+    // The timeout limits a hanging server to one failed test.
     let bytes = timeout(Duration::from_secs(30), exchange).await.expect("an answer").unwrap();
     Answer::parse(&String::from_utf8(bytes).unwrap())
 }
@@ -107,31 +107,31 @@ impl Answer {
         Self { status, headers: fields.lines().map(field).collect(), body: body.to_owned() }
     }
 
-    /// The value of a field, if it is there.
+    /// Returns the value of a field.
     ///
     /// # Panics
     ///
-    /// If it is there in several lines, of which many clients read only one.
+    /// Panics if the field is in several lines. Many clients read only one of them.
     pub fn header(&self, name: &str) -> Option<&str> {
-        let mut values = self.headers.iter().filter(|(there, _)| there == name).map(|(_, value)| &**value);
+        let mut values = self.headers.iter().filter(|(field, _)| field == name).map(|(_, value)| &**value);
         let (first, second) = (values.next(), values.next());
-        assert_eq!(second, None, "{name} is there in several lines: {self:?}");
+        assert_eq!(second, None, "{name} is in several lines: {self:?}");
         first
     }
 
-    /// The body, read as JSON.
+    /// Returns the body as JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Whether a limit has spoken in this answer at all.
-    pub fn tells_of_limits(&self) -> bool {
+    /// Returns whether the response has a field of a rate limit.
+    pub fn has_limit_fields(&self) -> bool {
         ["ratelimit", "ratelimit-policy", "retry-after"].iter().any(|name| self.header(name).is_some())
     }
 }
 
 #[test]
-fn an_answer_is_read_as_it_was_written() {
+fn parser_reads_status_fields_and_body() {
     let answer =
         Answer::parse("HTTP/1.1 429 Too Many Requests\r\nRetry-After: 7\r\na: b: c\r\n\r\nslow\r\n\r\ndown");
     assert_eq!(answer.status, 429);
@@ -139,12 +139,12 @@ fn an_answer_is_read_as_it_was_written() {
     assert_eq!(answer.header("a"), Some("b: c"));
     assert_eq!(answer.header("b"), None);
     assert_eq!(answer.body, "slow\r\n\r\ndown");
-    assert!(answer.tells_of_limits());
-    assert!(!Answer::parse("HTTP/1.1 200 OK\r\n\r\n").tells_of_limits());
+    assert!(answer.has_limit_fields());
+    assert!(!Answer::parse("HTTP/1.1 200 OK\r\n\r\n").has_limit_fields());
 }
 
 #[test]
 #[should_panic(expected = "in several lines")]
-fn a_field_in_several_lines_is_not_overlooked() {
+fn header_panics_if_field_has_several_lines() {
     Answer::parse("HTTP/1.1 200 OK\r\na: b\r\nA: c\r\n\r\n").header("a");
 }

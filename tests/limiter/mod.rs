@@ -1,8 +1,8 @@
-//! The limiter itself: what it is built of, what it warns about, and where it runs.
+//! The limiter: its builder, its operations, its settlements and its warnings.
 
-mod asking;
-mod queue;
-mod settling;
+mod operations;
+mod settlement;
+mod settlement_queue;
 mod warnings;
 
 use std::{
@@ -31,18 +31,18 @@ fn poll_once<F: Future>(future: F) -> Poll<F::Output> {
     pin!(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// The output of what is there at once.
+/// Returns the output of a future that is ready at its first poll.
 fn now<F: Future>(future: F) -> F::Output {
     match poll_once(future) {
         Poll::Ready(output) => output,
-        Poll::Pending => panic!("it is not there yet"),
+        Poll::Pending => panic!("the future is not ready"),
     }
 }
 
-/// Decides, but not before it is polled. It can do nothing but charge.
-struct Later;
+/// A backend that decides at its first poll, and supports charges only.
+struct ChargeOnly;
 
-impl Backend for Later {
+impl Backend for ChargeOnly {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let admits = |pair| Status::new(pair, 1, Wait::ZERO, Duration::ZERO, Duration::ZERO);
         Ok(Decision::new(0, check.pairs().iter().map(admits).collect::<Vec<_>>()))
@@ -50,7 +50,7 @@ impl Backend for Later {
 }
 
 #[test]
-fn what_cannot_work_cannot_be_built() {
+fn builder_rejects_invalid_settings() {
     let text = |limiter: tower_sliding_window::LimiterBuilder| limiter.build().unwrap_err().to_string();
     let with = |count: usize| {
         let builder = Limiter::builder(FakeBackend::admitting());
@@ -64,7 +64,7 @@ fn what_cannot_work_cannot_be_built() {
     with(8).build().unwrap();
     assert_eq!(
         text(with(2).policy(policy("1", 9))),
-        r#"policy "1" is there twice: the policies of a limiter need different names"#
+        r#"policy "1" occurs twice: the policies of a limiter need different names"#
     );
     assert_eq!(
         text(with(1).namespace("a{b}")),
@@ -79,10 +79,10 @@ fn what_cannot_work_cannot_be_built() {
 }
 
 #[test]
-fn outside_a_runtime_memory_and_backends_of_ones_own_decide() {
+fn memory_and_custom_backends_decide_outside_runtime() {
     let limiter =
         |builder: tower_sliding_window::LimiterBuilder| builder.policy(policy("p", 1)).build().unwrap();
-    for limiter in [limiter(Limiter::builder(MemoryBackend::new())), limiter(Limiter::builder(Later))] {
+    for limiter in [limiter(Limiter::builder(MemoryBackend::new())), limiter(Limiter::builder(ChargeOnly))] {
         assert!(
             matches!(poll_once(limiter.check(alice(), 1)), Poll::Ready(Ok(decision)) if decision.is_admitted())
         );
@@ -90,7 +90,7 @@ fn outside_a_runtime_memory_and_backends_of_ones_own_decide() {
 }
 
 #[test]
-fn outside_a_runtime_redis_is_an_error_and_no_panic() {
+fn redis_backend_returns_error_outside_runtime() {
     let limiter =
         Limiter::builder(RedisBackend::lazy("redis://127.0.0.1:1/").unwrap()).policy(policy("p", 1));
     let outcome = poll_once(limiter.build().unwrap().check(alice(), 1));
@@ -98,14 +98,14 @@ fn outside_a_runtime_redis_is_an_error_and_no_panic() {
 }
 
 #[test]
-fn a_decision_that_does_not_speak_of_every_pair_is_a_broken_reply() {
-    struct Forgetful;
-    impl Backend for Forgetful {
+fn limiter_rejects_decision_without_every_pair() {
+    struct Incomplete;
+    impl Backend for Incomplete {
         async fn check(&self, _check: &Check) -> Result<Decision, BackendError> {
             Ok(Decision::new(0, []))
         }
     }
-    let limiter = Limiter::builder(Forgetful).policy(policy("p", 1)).build().unwrap();
+    let limiter = Limiter::builder(Incomplete).policy(policy("p", 1)).build().unwrap();
     let outcome = poll_once(limiter.check(alice(), 1));
     assert!(matches!(outcome, Poll::Ready(Err(error)) if error.reason() == Reason::BrokenReply));
 }

@@ -1,4 +1,4 @@
-//! What the limiter warns about, and how often.
+//! The warnings of the limiter, and their frequency.
 
 use std::sync::{
     Arc,
@@ -15,7 +15,7 @@ use tracing::{Event, Metadata, Subscriber, span};
 use super::{alice, now, policy, poll_once};
 use crate::http::{Later, MINUTE};
 
-/// Counts warnings.
+/// A subscriber that counts warnings.
 pub struct Warnings(Arc<AtomicUsize>);
 
 impl Subscriber for Warnings {
@@ -35,8 +35,8 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &span::Id) {}
 }
 
-/// How many warnings there were, after each of these.
-fn warned(steps: impl IntoIterator<Item = Box<dyn FnOnce()>>) -> Vec<usize> {
+/// Returns the number of warnings after each step.
+fn warning_counts(steps: impl IntoIterator<Item = Box<dyn FnOnce()>>) -> Vec<usize> {
     let warnings = Arc::new(AtomicUsize::new(0));
     tracing::subscriber::with_default(Warnings(warnings.clone()), || {
         let after = |step: Box<dyn FnOnce()>| {
@@ -48,46 +48,46 @@ fn warned(steps: impl IntoIterator<Item = Box<dyn FnOnce()>>) -> Vec<usize> {
 }
 
 #[test]
-fn a_cost_above_the_quota_is_warned_about_once_for_each_policy() {
+fn cost_above_quota_causes_one_warning_per_policy() {
     let warnings = Arc::new(AtomicUsize::new(0));
     tracing::subscriber::with_default(Warnings(warnings.clone()), || {
         let builder = Limiter::builder(FakeBackend::admitting());
         let limiter = builder.policy(policy("one", 1)).policy(policy("five", 5)).build().unwrap();
-        let warned = |cost| {
+        let count = |cost| {
             let _ = poll_once(limiter.clone().check(alice(), cost));
             warnings.load(Ordering::SeqCst)
         };
-        assert_eq!([warned(1), warned(5), warned(5), warned(6), warned(6)], [0, 1, 1, 2, 2]);
+        assert_eq!([count(1), count(5), count(5), count(6), count(6)], [0, 1, 1, 2, 2]);
     });
 }
 
 #[test]
-fn a_name_that_no_policy_has_is_warned_about_once_for_each_limiter() {
+fn unknown_policy_name_causes_one_warning_per_limiter() {
     let limiter = || {
         let builder = Limiter::builder(FakeBackend::admitting());
         builder.policy(policy("requests", 10)).policy(policy("tokens", 10)).build().unwrap()
     };
     let (first, second) = (limiter(), limiter());
-    let (again, settling) = (first.clone(), second.clone());
-    let good = Costs::new().policy("requests", 1).policy("tokens", 5);
+    let (first_clone, second_clone) = (first.clone(), second.clone());
+    let correct = Costs::new().policy("requests", 1).policy("tokens", 5);
     let misspelt = Costs::new().policy("token", 5);
     let also_misspelt = misspelt.clone();
     let steps: [Box<dyn FnOnce()>; 4] = [
-        Box::new(move || drop(poll_once(first.check(alice(), good)))),
-        Box::new(move || drop(poll_once(again.check(alice(), misspelt.clone())))),
+        Box::new(move || drop(poll_once(first.check(alice(), correct)))),
+        Box::new(move || drop(poll_once(first_clone.check(alice(), misspelt.clone())))),
         Box::new(move || {
             let reservation = now(second.reserve(alice(), 1)).unwrap();
             reservation.settle(also_misspelt);
         }),
-        Box::new(move || drop(poll_once(settling.check(alice(), Costs::new().policy("request", 2))))),
+        Box::new(move || drop(poll_once(second_clone.check(alice(), Costs::new().policy("request", 2))))),
     ];
-    assert_eq!(warned(steps), [0, 1, 2, 2]);
+    assert_eq!(warning_counts(steps), [0, 1, 2, 2]);
 }
 
 #[test]
-fn through_a_layer_a_name_is_looked_for_among_the_policies_of_all_keys() {
+fn layer_searches_policy_names_of_all_keys() {
     let warnings = Arc::new(AtomicUsize::new(0));
-    let ask = |name: &'static str| {
+    let send = |name: &'static str| {
         let limits = RateLimitLayer::builder(FakeBackend::admitting())
             .policy(policy("requests", 10))
             .key_by(|_| alice())
@@ -105,11 +105,11 @@ fn through_a_layer_a_name_is_looked_for_among_the_policies_of_all_keys() {
         });
         warnings.load(Ordering::SeqCst)
     };
-    assert_eq!(["requests", "tokens", "all", "token"].map(ask), [0, 0, 0, 1]);
+    assert_eq!(["requests", "tokens", "all", "token"].map(send), [0, 0, 0, 1]);
 }
 
 #[test]
-fn lost_settlements_are_warned_about_more_and_more_rarely() {
+fn lost_settlements_cause_fewer_and_fewer_warnings() {
     let backend = FakeBackend::admitting().failing_settlements(Reason::Connection);
     let limiter = Limiter::builder(backend).policy(policy("p", 10)).build().unwrap();
     let lose = || -> Box<dyn FnOnce()> {
@@ -118,12 +118,12 @@ fn lost_settlements_are_warned_about_more_and_more_rarely() {
             now(limiter.reserve(alice(), 1)).unwrap().settle(0);
         })
     };
-    assert_eq!(warned([(); 9].map(|()| lose())), [1, 2, 2, 3, 3, 3, 3, 4, 4]);
+    assert_eq!(warning_counts([(); 9].map(|()| lose())), [1, 2, 2, 3, 3, 3, 3, 4, 4]);
     assert_eq!(limiter.lost_settlements(), 9);
 }
 
 #[test]
-fn limits_that_contradict_each_other_on_one_store_are_warned_about_once() {
+fn conflicting_policies_cause_one_warning() {
     fn build(builder: LimiterBuilder, policy: Policy) -> Limiter {
         builder.policy(policy).build().unwrap()
     }
@@ -132,45 +132,49 @@ fn limits_that_contradict_each_other_on_one_store_are_warned_about_once() {
     let shared = backend.clone();
     let on = move || Limiter::builder(backend.clone());
     let warnings = Arc::new(AtomicUsize::new(0));
-    let warned = || warnings.load(Ordering::SeqCst);
+    let warning_count = || warnings.load(Ordering::SeqCst);
     tracing::subscriber::with_default(Warnings(warnings.clone()), || {
         let first = build(on(), minute(10));
         let same = build(on(), minute(10));
-        let elsewhere = build(Limiter::builder(FakeBackend::admitting()), minute(11));
+        let other_store = build(Limiter::builder(FakeBackend::admitting()), minute(11));
         let unknown = build(Limiter::builder(Later(FakeBackend::admitting())), minute(11));
         let namespace = build(on().namespace("other"), minute(11));
         let name = build(on(), Policy::new("sustained", 11, MINUTE).unwrap());
-        assert_eq!(warned(), 0);
+        assert_eq!(warning_count(), 0);
         let other_quota = build(on(), minute(11));
-        assert_eq!(warned(), 1);
-        // Once is enough.
+        assert_eq!(warning_count(), 1);
+        // The limiter has already warned about this name.
         let other_window = build(on(), Policy::new("burst", 10, 2 * MINUTE).unwrap());
-        assert_eq!(warned(), 1);
-        drop((first, same, elsewhere, unknown, namespace, name, other_quota));
+        assert_eq!(warning_count(), 1);
+        drop((first, same, other_store, unknown, namespace, name, other_quota));
         drop(other_window);
 
-        // They are gone, and nothing contradicts.
+        // The store has no other limiter any more, so no policy conflicts.
         let algorithm = build(on(), minute(12).with_algorithm(Algorithm::FixedWindow).unwrap());
-        assert_eq!(warned(), 1);
-        let again = build(on(), minute(12));
-        assert_eq!(warned(), 2);
-        // A further key of a layer is no exception.
+        assert_eq!(warning_count(), 1);
+        let conflicting = build(on(), minute(12));
+        assert_eq!(warning_count(), 2);
+        // A policy of a further key can conflict as well.
         let others = |quota| {
             let builder =
                 RateLimitLayer::builder(shared.clone()).policy(policy("own", 1)).key_by(|_| alice());
-            builder.also(limit(key::from_fn(|_| alice())).policy(minute(quota))).namespace("layer").build().unwrap()
+            builder
+                .also(limit(key::from_fn(|_| alice())).policy(minute(quota)))
+                .namespace("layer")
+                .build()
+                .unwrap()
         };
         let layers = (others(1), others(1));
-        assert_eq!(warned(), 2);
-        let rival = others(2);
-        assert_eq!(warned(), 3);
-        drop((algorithm, again, layers, rival));
+        assert_eq!(warning_count(), 2);
+        let conflicting_layer = others(2);
+        assert_eq!(warning_count(), 3);
+        drop((algorithm, conflicting, layers, conflicting_layer));
     });
 }
 
 #[test]
-fn a_peek_at_a_cost_above_the_quota_is_no_mistake() {
+fn peek_above_quota_causes_no_warning() {
     let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("p", 1)).build().unwrap();
     let steps: [Box<dyn FnOnce()>; 1] = [Box::new(move || drop(poll_once(limiter.peek(alice(), 9))))];
-    assert_eq!(warned(steps), [0]);
+    assert_eq!(warning_counts(steps), [0]);
 }

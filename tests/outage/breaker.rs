@@ -1,4 +1,4 @@
-//! The breaker: when it opens, how long it stays so, and what closes it.
+//! The circuit breaker: closed, open, half-open and probes.
 
 use std::{error::Error, future::pending, time::Duration};
 
@@ -6,27 +6,33 @@ use tokio::{
     task::yield_now,
     time::{Instant, advance, sleep, timeout},
 };
-use tower_sliding_window::{Decision, Limiter, PartitionKey, Status, Wait, backend::{Backend, BackendError, Check, Purpose, Reason}, outage::Breaker, testing::FakeBackend, testing::FakeAnswer::{self, Admit, Hang, Unavailable}};
+use tower_sliding_window::{
+    Decision, Limiter, PartitionKey, Status, Wait,
+    backend::{Backend, BackendError, Check, Purpose, Reason},
+    outage::Breaker,
+    testing::FakeAnswer::{self, Admit, Hang, Unavailable},
+    testing::FakeBackend,
+};
 
-use super::{OF_ONE_CHECK, REASONS, SECOND, TICK, alice, later, on, told};
+use super::{OF_ONE_CHECK, REASONS, SECOND, TICK, alice, deferred, on, outcome};
 
-const THREE: Breaker = Breaker { failures: 3, open_for: SECOND };
+const THREE_FAILURES: Breaker = Breaker { failures: 3, open_for: SECOND };
 const DOWN: FakeAnswer = Unavailable(Reason::Connection);
 const FAILED: Result<bool, (Reason, bool)> = Err((Reason::Connection, true));
-const LEFT_ALONE: Result<bool, (Reason, bool)> = Err((Reason::Connection, false));
+const REJECTED_BY_BREAKER: Result<bool, (Reason, bool)> = Err((Reason::Connection, false));
 
 fn script(answers: impl IntoIterator<Item = FakeAnswer>) -> (FakeBackend, Limiter) {
     let backend = FakeBackend::scripted(answers);
-    let limiter = later(&backend).breaker(THREE).build().unwrap();
+    let limiter = deferred(&backend).breaker(THREE_FAILURES).build().unwrap();
     (backend, limiter)
 }
 
 async fn check(limiter: &Limiter) -> Result<bool, (Reason, bool)> {
-    told(limiter.check(alice(), 1).await)
+    outcome(limiter.check(alice(), 1).await)
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_opens_after_so_many_failures_stays_open_so_long_and_closes_at_the_first_answer() {
+async fn breaker_opens_after_failures_and_closes_after_probe() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Admit]);
     for _ in 0..3 {
         assert_eq!(check(&limiter).await, FAILED);
@@ -34,7 +40,7 @@ async fn it_opens_after_so_many_failures_stays_open_so_long_and_closes_at_the_fi
     let opened = Instant::now();
     while opened.elapsed() < SECOND {
         let start = Instant::now();
-        assert_eq!(check(&limiter).await, LEFT_ALONE);
+        assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
         assert_eq!(start.elapsed(), Duration::ZERO);
         advance(TICK).await;
     }
@@ -45,21 +51,21 @@ async fn it_opens_after_so_many_failures_stays_open_so_long_and_closes_at_the_fi
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_ends_the_row() {
+async fn answer_resets_failure_count() {
     let wait = FakeAnswer::Deny(Wait::For(SECOND));
     let (backend, limiter) = script([DOWN, DOWN, wait, DOWN, DOWN, Admit, DOWN, DOWN, DOWN]);
     for expected in [FAILED, FAILED, Ok(false), FAILED, FAILED, Ok(true)] {
         assert_eq!(check(&limiter).await, expected);
         advance(SECOND).await;
     }
-    for expected in [FAILED, FAILED, FAILED, LEFT_ALONE] {
+    for expected in [FAILED, FAILED, FAILED, REJECTED_BY_BREAKER] {
         assert_eq!(check(&limiter).await, expected);
     }
     assert_eq!(backend.checks().len(), 9);
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_stays_closed_while_something_was_answered_within_a_deadline() {
+async fn recent_answer_keeps_breaker_closed() {
     let (backend, limiter) = script([Admit, DOWN]);
     assert_eq!(check(&limiter).await, Ok(true));
     for _ in 0..99 {
@@ -67,14 +73,14 @@ async fn it_stays_closed_while_something_was_answered_within_a_deadline() {
         assert_eq!(check(&limiter).await, FAILED);
     }
     advance(TICK).await;
-    // A hundred milliseconds, which is the deadline, and nothing but failures.
+    // The last success is 100 ms ago, which is the deadline.
     assert_eq!(check(&limiter).await, FAILED);
-    assert_eq!(check(&limiter).await, LEFT_ALONE);
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
     assert_eq!(backend.checks().len(), 101);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_that_fails_opens_it_for_as_long_again_with_its_own_reason() {
+async fn failed_probe_reopens_breaker_with_its_own_reason() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Unavailable(Reason::Busy), Admit]);
     for _ in 0..3 {
         assert_eq!(check(&limiter).await, FAILED);
@@ -92,7 +98,7 @@ async fn a_probe_that_fails_opens_it_for_as_long_again_with_its_own_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn exactly_one_of_many_probes_and_the_others_wait_for_nothing() {
+async fn half_open_breaker_sends_exactly_one_probe() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Admit]);
     for _ in 0..3 {
         assert_eq!(check(&limiter).await, FAILED);
@@ -112,18 +118,18 @@ async fn exactly_one_of_many_probes_and_the_others_wait_for_nothing() {
                 probes += 1;
                 assert!((SECOND / 10..=SECOND / 10 + TICK).contains(&waited), "{waited:?}");
             }
-            (outcome, waited) => assert_eq!((outcome, waited), (LEFT_ALONE, Duration::ZERO)),
+            (outcome, waited) => assert_eq!((outcome, waited), (REJECTED_BY_BREAKER, Duration::ZERO)),
         }
     }
     assert_eq!((probes, backend.checks().len()), (1, 4));
-    // It has failed, so they wait again.
+    // The probe has failed, so the breaker is open again.
     assert_eq!(check(&limiter).await, Err((Reason::Timeout, false)));
     advance(SECOND).await;
     assert_eq!(check(&limiter).await, Ok(true));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_probe_whose_client_goes_away_leaves_its_place_to_the_next() {
+async fn cancelled_probe_passes_to_next_check() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Hang, Hang, Admit]);
     for _ in 0..3 {
         assert_eq!(check(&limiter).await, FAILED);
@@ -132,10 +138,10 @@ async fn a_probe_whose_client_goes_away_leaves_its_place_to_the_next() {
     for _ in 0..2 {
         assert!(timeout(SECOND / 20, check(&limiter)).await.is_err());
     }
-    // The next one probes, and as long as it does it is the only one: nobody has closed the breaker.
+    // The next check is the probe. During the probe the breaker rejects all other checks.
     let probe = tokio::spawn(limiter.check(alice(), 1));
     sleep(TICK).await;
-    assert_eq!(check(&limiter).await, LEFT_ALONE);
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
     probe.abort();
     assert!(probe.await.unwrap_err().is_cancelled());
     assert_eq!(check(&limiter).await, Ok(true));
@@ -143,7 +149,7 @@ async fn a_probe_whose_client_goes_away_leaves_its_place_to_the_next() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_is_dropped_is_neither_a_failure_nor_an_answer() {
+async fn dropped_check_does_not_change_failure_count() {
     let (backend, limiter) = script([DOWN, DOWN, Hang, Hang, Hang, DOWN]);
     for _ in 0..2 {
         assert_eq!(check(&limiter).await, FAILED);
@@ -152,12 +158,12 @@ async fn a_check_that_is_dropped_is_neither_a_failure_nor_an_answer() {
         assert!(timeout(SECOND / 20, check(&limiter)).await.is_err());
     }
     assert_eq!(check(&limiter).await, FAILED);
-    assert_eq!(check(&limiter).await, LEFT_ALONE);
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
     assert_eq!(backend.checks().len(), 6);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_is_never_polled_is_no_probe() {
+async fn unpolled_check_takes_no_probe() {
     let (_backend, limiter) = script([DOWN, DOWN, DOWN, Admit]);
     for _ in 0..3 {
         assert_eq!(check(&limiter).await, FAILED);
@@ -169,7 +175,7 @@ async fn a_check_that_is_never_polled_is_no_probe() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hang_opens_it_after_so_many_deadlines_have_passed() {
+async fn timeouts_open_breaker_after_one_deadline() {
     let (backend, limiter) = script([Hang]);
     let start = Instant::now();
     let many: Vec<_> = (0..20)
@@ -188,19 +194,19 @@ async fn a_hang_opens_it_after_so_many_deadlines_have_passed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn which_reasons_open_it() {
+async fn only_store_failures_open_breaker() {
     for reason in REASONS {
         let (backend, limiter) = script([Unavailable(reason)]);
         for _ in 0..10 {
             assert_eq!(check(&limiter).await.unwrap_err().0, reason);
         }
-        let asked = if OF_ONE_CHECK.contains(&reason) { 10 } else { 3 };
-        assert_eq!(backend.checks().len(), asked, "{reason:?}");
+        let sent = if OF_ONE_CHECK.contains(&reason) { 10 } else { 3 };
+        assert_eq!(backend.checks().len(), sent, "{reason:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_one_check_ends_a_row_and_closes_it_for_the_store_has_answered() {
+async fn error_of_one_check_counts_as_answer() {
     for reason in OF_ONE_CHECK {
         let (backend, limiter) =
             script([DOWN, DOWN, Unavailable(reason), DOWN, DOWN, DOWN, Unavailable(reason)]);
@@ -209,7 +215,7 @@ async fn an_error_of_one_check_ends_a_row_and_closes_it_for_the_store_has_answer
             assert_eq!(check(&limiter).await, expected);
         }
         advance(SECOND).await;
-        for expected in [FAILED, FAILED, FAILED, LEFT_ALONE] {
+        for expected in [FAILED, FAILED, FAILED, REJECTED_BY_BREAKER] {
             assert_eq!(check(&limiter).await, expected);
         }
         advance(SECOND).await;
@@ -221,10 +227,10 @@ async fn an_error_of_one_check_ends_a_row_and_closes_it_for_the_store_has_answer
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_key_that_hangs_does_not_shut_off_those_that_are_answered() {
-    /// Answers everybody but mallory.
-    struct Picky;
-    impl Backend for Picky {
+async fn hanging_key_does_not_open_breaker_for_other_keys() {
+    /// A backend that hangs for the key of mallory only.
+    struct HangsForMallory;
+    impl Backend for HangsForMallory {
         async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
             if check.pairs()[0].key == PartitionKey::new("user", "mallory") {
                 return pending().await;
@@ -233,7 +239,7 @@ async fn one_key_that_hangs_does_not_shut_off_those_that_are_answered() {
             Ok(Decision::new(0, check.pairs().iter().map(admits).collect::<Vec<_>>()))
         }
     }
-    let limiter = on(Picky).breaker(THREE).build().unwrap();
+    let limiter = on(HangsForMallory).breaker(THREE_FAILURES).build().unwrap();
     let mallory = limiter.clone();
     let attack = tokio::spawn(async move {
         for _ in 0..5 {
@@ -241,7 +247,7 @@ async fn one_key_that_hangs_does_not_shut_off_those_that_are_answered() {
                 .map(|_| tokio::spawn(mallory.check(PartitionKey::new("user", "mallory"), 1)))
                 .collect();
             for one in many {
-                assert_eq!(told(one.await.unwrap()), Err((Reason::Timeout, true)));
+                assert_eq!(outcome(one.await.unwrap()), Err((Reason::Timeout, true)));
             }
         }
     });
@@ -256,8 +262,8 @@ async fn one_key_that_hangs_does_not_shut_off_those_that_are_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_asked_before_it_opened_says_nothing_afterwards() {
-    /// Fails at once, but what costs 2 is answered after 50 ms, and what costs 3 fails then.
+async fn check_sent_before_opening_does_not_change_open_breaker() {
+    /// A backend that fails at once. A check with cost 2 succeeds after 50 ms, and a check with cost 3 fails after 50 ms.
     struct Slow;
     impl Backend for Slow {
         async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
@@ -272,48 +278,48 @@ async fn what_was_asked_before_it_opened_says_nothing_afterwards() {
             Ok(Decision::new(0, check.pairs().iter().map(admits).collect::<Vec<_>>()))
         }
     }
-    let limiter = on(Slow).breaker(THREE).build().unwrap();
+    let limiter = on(Slow).breaker(THREE_FAILURES).build().unwrap();
     let slow: Vec<_> = [2, 3].into_iter().map(|cost| tokio::spawn(limiter.check(alice(), cost))).collect();
     yield_now().await;
-    for expected in [FAILED, FAILED, FAILED, LEFT_ALONE] {
+    for expected in [FAILED, FAILED, FAILED, REJECTED_BY_BREAKER] {
         assert_eq!(check(&limiter).await, expected);
     }
     let opened = Instant::now();
-    let mut late = Vec::new();
+    let mut outcomes = Vec::new();
     for one in slow {
-        late.push(told(one.await.unwrap()));
+        outcomes.push(outcome(one.await.unwrap()));
     }
-    assert_eq!(late, [Ok(true), FAILED]);
-    // Neither closed by the answer nor open for longer by the failure.
-    assert_eq!(check(&limiter).await, LEFT_ALONE);
+    assert_eq!(outcomes, [Ok(true), FAILED]);
+    // The success has not closed the breaker, and the failure has not extended its open time.
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
     advance(SECOND - opened.elapsed() - TICK).await;
-    assert_eq!(check(&limiter).await, LEFT_ALONE);
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
     advance(TICK).await;
-    assert_eq!(told(limiter.check(alice(), 2).await), Ok(true));
+    assert_eq!(outcome(limiter.check(alice(), 2).await), Ok(true));
 }
 
 #[tokio::test(start_paused = true)]
-async fn clones_share_it_and_other_limiters_do_not() {
+async fn only_limiter_clones_share_breaker() {
     let backend = FakeBackend::scripted([DOWN]);
-    let limiter = later(&backend).breaker(THREE).build().unwrap();
+    let limiter = deferred(&backend).breaker(THREE_FAILURES).build().unwrap();
     for _ in 0..3 {
         assert_eq!(check(&limiter.clone()).await, FAILED);
     }
-    assert_eq!(check(&limiter.clone()).await, LEFT_ALONE);
-    let other = later(&backend).breaker(THREE).build().unwrap();
+    assert_eq!(check(&limiter.clone()).await, REJECTED_BY_BREAKER);
+    let other = deferred(&backend).breaker(THREE_FAILURES).build().unwrap();
     assert_eq!(check(&other).await, FAILED);
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_one_the_store_is_asked_every_time_and_by_default_there_is_one() {
+async fn limiter_has_breaker_unless_disabled() {
     let backend = FakeBackend::unavailable(Reason::Connection);
-    let limiter = later(&backend).breaker(None).build().unwrap();
+    let limiter = deferred(&backend).breaker(None).build().unwrap();
     for _ in 0..100 {
         assert_eq!(check(&limiter).await, FAILED);
     }
     assert_eq!(backend.checks().len(), 100);
     let backend = FakeBackend::unavailable(Reason::Connection);
-    let limiter = later(&backend).build().unwrap();
+    let limiter = deferred(&backend).build().unwrap();
     for _ in 0..100 {
         assert_eq!(check(&limiter).await.unwrap_err().0, Reason::Connection);
     }
@@ -321,9 +327,9 @@ async fn without_one_the_store_is_asked_every_time_and_by_default_there_is_one()
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_answered_at_once_passes_it_by() {
+async fn immediate_backend_bypasses_breaker() {
     let backend = FakeBackend::unavailable(Reason::Connection);
-    let limiter = on(backend.clone()).breaker(THREE).build().unwrap();
+    let limiter = on(backend.clone()).breaker(THREE_FAILURES).build().unwrap();
     for _ in 0..10 {
         assert_eq!(check(&limiter).await, FAILED);
     }
@@ -331,14 +337,14 @@ async fn what_is_answered_at_once_passes_it_by() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn peeks_and_reservations_go_through_it_and_resets_and_settlements_pass_it_by() {
+async fn only_resets_and_settlements_bypass_open_breaker() {
     let (backend, limiter) = script([Admit, DOWN]);
     let reservation = limiter.reserve(alice(), 5).await.unwrap();
     advance(SECOND).await;
-    assert_eq!(told(limiter.peek(alice(), 1).await), FAILED);
+    assert_eq!(outcome(limiter.peek(alice(), 1).await), FAILED);
     assert_eq!(limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().reason(), Reason::Connection);
     assert_eq!(check(&limiter).await, FAILED);
-    assert_eq!(told(limiter.peek(alice(), 1).await), LEFT_ALONE);
+    assert_eq!(outcome(limiter.peek(alice(), 1).await), REJECTED_BY_BREAKER);
     assert!(!limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().was_asked());
     limiter.reset(alice()).await.unwrap();
     assert!(matches!(reservation.settle(1).await, tower_sliding_window::settle::Settled::Done));
@@ -348,7 +354,7 @@ async fn peeks_and_reservations_go_through_it_and_resets_and_settlements_pass_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_of_a_store_that_is_left_alone_says_so() {
+async fn open_breaker_error_names_breaker_and_source() {
     let (_backend, limiter) = script([DOWN]);
     for text in [
         "no rate limit decision: the store cannot be reached",
@@ -358,14 +364,14 @@ async fn an_error_of_a_store_that_is_left_alone_says_so() {
     ] {
         assert_eq!(limiter.check(alice(), 1).await.unwrap_err().to_string(), text);
     }
-    /// Tells why.
-    struct Why;
-    impl Backend for Why {
+    /// A backend that returns an error with a source.
+    struct FailsWithSource;
+    impl Backend for FailsWithSource {
         async fn check(&self, _check: &Check) -> Result<Decision, BackendError> {
             Err(BackendError::with_source(Reason::Other, "the cable"))
         }
     }
-    let limiter = on(Why).breaker(THREE).build().unwrap();
+    let limiter = on(FailsWithSource).breaker(THREE_FAILURES).build().unwrap();
     for _ in 0..5 {
         let error = limiter.check(alice(), 1).await.unwrap_err();
         assert_eq!(error.source().unwrap().to_string(), "the cable");

@@ -1,4 +1,4 @@
-//! What can be configured, and what cannot.
+//! The configuration of the circuit breaker, the in-flight bound and the local share.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use tower_sliding_window::{
     testing::FakeBackend,
 };
 
-use super::{TICK, later};
+use super::{TICK, deferred};
 
 #[test]
-fn what_is_out_of_range_cannot_be_built() {
-    let builder = || later(&FakeBackend::admitting());
+fn build_rejects_settings_out_of_range() {
+    let builder = || deferred(&FakeBackend::admitting());
     for failures in [0, 1_000_001] {
         let breaker = Breaker { failures, ..Breaker::default() };
         assert_eq!(
             builder().breaker(breaker).build().unwrap_err().to_string(),
             format!(
-                "a breaker that opens after {failures} failures: it must be 1 to 1000000; `.breaker(None)` goes without one"
+                "circuit breaker: failures {failures}: it must be 1 to 1000000; `.breaker(None)` disables the breaker"
             )
         );
     }
@@ -25,24 +25,24 @@ fn what_is_out_of_range_cannot_be_built() {
         let breaker = Breaker { open_for, ..Breaker::default() };
         assert_eq!(
             builder().breaker(breaker).build().unwrap_err().to_string(),
-            format!("a breaker that is open for {open_for:?}: it must be 1 ms to 1 h")
+            format!("circuit breaker: open_for {open_for:?}: it must be 1 ms to 1 h")
         );
     }
     for checks in [0, (1 << 20) + 1] {
         assert_eq!(
             builder().max_in_flight(checks).build().unwrap_err().to_string(),
-            format!("at most {checks} checks under way: the bound must be 1 to 1048576")
+            format!("max_in_flight {checks}: it must be 1 to 1048576")
         );
     }
     assert_eq!(
         Share::among(0).unwrap_err().to_string(),
-        "a share among 0 processes: it must be 1 to 4294967295"
+        "share among 0 processes: it must be 1 to 4294967295"
     );
 }
 
 #[test]
-fn the_ends_of_every_range_can_be_built() {
-    let builder = || later(&FakeBackend::admitting());
+fn build_accepts_ends_of_every_range() {
+    let builder = || deferred(&FakeBackend::admitting());
     for breaker in [
         Breaker { failures: 1, open_for: TICK },
         Breaker { failures: 1_000_000, open_for: Duration::from_secs(3_600) },

@@ -1,12 +1,12 @@
-//! What happens when the store cannot answer: to a request, to those behind it, and to the store itself.
+//! Outages of the store: outage rules, local fallback, circuit breaker and load shedding.
 
 mod breaker;
 mod configuration;
-mod matrix;
+mod fault_matrix;
+mod load_shedding;
+mod local_fallback;
 mod rules;
-mod settling;
-mod shares;
-mod shedding;
+mod settlement;
 mod soak;
 
 use std::{convert::Infallible, time::Duration};
@@ -54,8 +54,8 @@ fn alice() -> PartitionKey {
     PartitionKey::new("user", "alice")
 }
 
-/// A limiter of ten units that asks a backend which does not answer at once.
-fn later(backend: &FakeBackend) -> LimiterBuilder {
+/// Builds a limiter of ten units on a backend that never answers immediately.
+fn deferred(backend: &FakeBackend) -> LimiterBuilder {
     on(Later(backend.clone()))
 }
 
@@ -63,43 +63,44 @@ fn on(backend: impl Backend) -> LimiterBuilder {
     Limiter::builder(backend).policy(policy("ten", 10))
 }
 
-/// What a check became.
-fn told(outcome: Result<Decision, BackendError>) -> Result<bool, (Reason, bool)> {
+/// Returns the verdict of a check, or the reason of its error and whether the store received the check.
+fn outcome(outcome: Result<Decision, BackendError>) -> Result<bool, (Reason, bool)> {
     outcome.map(|it| it.is_admitted()).map_err(|error| (error.reason(), error.was_asked()))
 }
 
-/// How a request was let through, as its extensions say, or those of its response.
+/// The rate limit extensions of a request or a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Marks {
     decision: bool,
     local: Option<Reason>,
     unchecked: Option<Reason>,
-    refusal: Option<(&'static str, Reason)>,
+    rejection: Option<(&'static str, Reason)>,
 }
 
 impl Marks {
     fn of(extensions: &Extensions) -> Self {
-        let refusal = extensions.get::<Rejection>().map(|refusal| match refusal {
+        let rejection = extensions.get::<Rejection>().map(|rejection| match rejection {
             Rejection::Unavailable(error) => ("unavailable", error.reason()),
-            Rejection::LocalFallbackDenied(error) => ("beyond share", error.reason()),
+            Rejection::LocalFallbackDenied(error) => ("local fallback denied", error.reason()),
             other => panic!("{other:?}"),
         });
         Self {
             decision: extensions.get::<Decision>().is_some(),
             local: extensions.get::<LocalDecision>().map(LocalDecision::reason),
             unchecked: extensions.get::<Unchecked>().map(Unchecked::reason),
-            refusal,
+            rejection,
         }
     }
 }
 
-/// An inner service that answers with what it found in its request.
+/// The marks of a request, which the inner service puts into its response.
 #[derive(Clone)]
-struct Found(Marks);
+struct RequestMarks(Marks);
 
-async fn look(request: Request<()>) -> Result<Response<Bytes>, Infallible> {
+/// An inner service that returns the marks of its request.
+async fn echo_marks(request: Request<()>) -> Result<Response<Bytes>, Infallible> {
     let mut response = Response::new(Bytes::new());
-    response.extensions_mut().insert(Found(Marks::of(request.extensions())));
+    response.extensions_mut().insert(RequestMarks(Marks::of(request.extensions())));
     Ok(response)
 }
 

@@ -1,4 +1,4 @@
-//! A minute with a fault in every second: nobody is lost, nothing panics, and no outage is told as a denial.
+//! A soak test with one injected fault per second: no request is lost, no task panics, and no outage is reported as a denial.
 
 use std::{
     sync::Arc,
@@ -14,14 +14,12 @@ use tokio::{
     time::{interval, sleep, timeout},
 };
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{
-    Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header,
-};
+use tower_sliding_window::{Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header};
 
-use super::{Marks, local, look};
+use super::{Marks, echo_marks, local};
 use crate::{
     redis_server::{
-        look::Look,
+        admin::Admin,
         proxy::{Cut, Passing, Proxy},
     },
     support::server::{Engine, Server},
@@ -30,9 +28,9 @@ use crate::{
 const SOAK: Duration = Duration::from_secs(60);
 /// Between two requests of one service.
 const PAUSE: Duration = Duration::from_millis(10);
-/// So much that nobody is ever denied: whoever is, was lied to.
+/// A quota that the test never reaches, so that every denial is an error.
 const QUOTA: u32 = 100_000_000;
-/// The deadline, and what a busy machine takes.
+/// The time limit of a response: the deadline and a tolerance for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 type Limits = RateLimitLayer;
@@ -46,38 +44,38 @@ struct Seen {
     decided: u32,
     unchecked: u32,
     local: u32,
-    refused: u32,
+    rejected: u32,
 }
 
-/// A service that is asked again and again until it is told to end.
+/// Sends requests to a service until `ends` has a permit.
 async fn serve(limits: Limits, ends: Arc<Semaphore>) -> Seen {
     let mut requests = JoinSet::new();
     let mut ticks = interval(PAUSE);
     while ends.available_permits() == 0 {
         ticks.tick().await;
-        let service = limits.layer(service_fn(look));
+        let service = limits.layer(service_fn(echo_marks));
         requests.spawn(async move {
             let request = Request::get("/").header("x-api-key", "alice").body(()).unwrap();
-            let response = timeout(PATIENCE, service.oneshot(request)).await.expect("an answer").unwrap();
+            let response = timeout(PATIENCE, service.oneshot(request)).await.expect("a response").unwrap();
             (response.status(), Marks::of(response.extensions()))
         });
     }
     let mut seen = Seen::default();
-    // One that has panicked ends the test.
+    // A panic of a request ends the test.
     for (status, marks) in requests.join_all().await {
         match (status, marks) {
             (StatusCode::OK, Marks { decision: true, .. }) => seen.decided += 1,
             (StatusCode::OK, Marks { unchecked: Some(_), .. }) => seen.unchecked += 1,
             (StatusCode::OK, Marks { local: Some(_), .. }) => seen.local += 1,
-            (StatusCode::SERVICE_UNAVAILABLE, Marks { refusal: Some(_), .. }) => seen.refused += 1,
+            (StatusCode::SERVICE_UNAVAILABLE, Marks { rejection: Some(_), .. }) => seen.rejected += 1,
             other => panic!("{other:?}"),
         }
     }
     seen
 }
 
-/// Makes the fault of this number, for a moment.
-async fn make(fault: u32, server: &mut Server, proxy: &Proxy) {
+/// Injects the fault of this number for a moment.
+async fn inject(fault: u32, server: &mut Server, proxy: &Proxy) {
     let moment = Duration::from_millis(150 + u64::from(fault * 37 % 11) * 30);
     match fault % 9 {
         0 => {
@@ -90,7 +88,7 @@ async fn make(fault: u32, server: &mut Server, proxy: &Proxy) {
             sleep(moment).await;
             server.restart();
         }
-        2 => Look::at(server).ask(&["SCRIPT", "FLUSH"]),
+        2 => Admin::at(server).query(&["SCRIPT", "FLUSH"]),
         3 => proxy.cut_next(if fault.is_multiple_of(2) { Cut::BeforeReply } else { Cut::WithinReply }),
         4 => {
             proxy.pass(if fault.is_multiple_of(2) { Passing::Nothing } else { Passing::Questions });
@@ -98,20 +96,20 @@ async fn make(fault: u32, server: &mut Server, proxy: &Proxy) {
             proxy.pass(Passing::Everything);
         }
         5 => {
-            Look::at(server).set("maxmemory", "1");
+            Admin::at(server).set("maxmemory", "1");
             sleep(moment).await;
-            Look::at(server).set("maxmemory", "0");
+            Admin::at(server).set("maxmemory", "0");
         }
         6 => {
-            Look::at(server).ask::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+            Admin::at(server).query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
             sleep(moment).await;
-            Look::at(server).ask::<()>(&["REPLICAOF", "NO", "ONE"]);
+            Admin::at(server).query::<()>(&["REPLICAOF", "NO", "ONE"]);
         }
         7 => {
-            let mut look = Look::at(server);
-            look.ask::<()>(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]);
+            let mut admin = Admin::at(server);
+            admin.query::<()>(&["ACL", "SETUSER", "default", "-evalsha", "-eval"]);
             sleep(moment).await;
-            look.ask::<()>(&["ACL", "SETUSER", "default", "+evalsha", "+eval"]);
+            admin.query::<()>(&["ACL", "SETUSER", "default", "+evalsha", "+eval"]);
         }
         _ => {
             let mut connection = server.connection();
@@ -126,12 +124,12 @@ async fn make(fault: u32, server: &mut Server, proxy: &Proxy) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_minute_of_faults_loses_nothing_and_denies_nobody() {
+async fn continuous_faults_lose_no_charge_and_deny_no_request() {
     let options = ["--appendonly", "yes", "--appendfsync", "always", "--lua-time-limit", "50"];
     let mut server = Server::with_options(Engine::Redis, &options);
     let proxy = Proxy::before(&server).await;
     let ends = Arc::new(Semaphore::new(0));
-    // Three processes, as it were, each with a connection of its own.
+    // Three services, each with its own connection, simulate three processes.
     let rules = [OutageRule::FailClosed, OutageRule::FailOpen, local(3)];
     let backends = rules.map(|_| RedisBackend::lazy(&proxy.url()).unwrap());
     let mut services = Vec::new();
@@ -146,10 +144,10 @@ async fn a_minute_of_faults_loses_nothing_and_denies_nobody() {
     let mut seconds = interval(Duration::from_secs(1));
     while start.elapsed() < SOAK {
         seconds.tick().await;
-        make(faults, &mut server, &proxy).await;
+        inject(faults, &mut server, &proxy).await;
         faults += 1;
     }
-    // Everything is whole again, and noticed.
+    // All faults have ended. The backends get time to reconnect.
     sleep(Duration::from_secs(3)).await;
     let before = backends.iter().map(RedisBackend::unanswered_checks).sum::<u64>();
     sleep(Duration::from_millis(500)).await;
@@ -160,11 +158,11 @@ async fn a_minute_of_faults_loses_nothing_and_denies_nobody() {
     }
     let unanswered = backends.iter().map(RedisBackend::unanswered_checks).sum::<u64>();
     println!("{faults} faults, {unanswered} unanswered: {seen:?}");
-    assert_eq!(unanswered, before, "it has not healed");
+    assert_eq!(unanswered, before, "the backends have not recovered");
     assert!(faults >= 30, "{faults} faults in a minute");
     for (seen, rule) in seen.iter().zip(rules) {
         assert!(seen.decided > 1_000, "{rule:?}: {seen:?}");
-        let outages = [seen.refused, seen.unchecked, seen.local];
+        let outages = [seen.rejected, seen.unchecked, seen.local];
         let expected = match rule {
             OutageRule::FailOpen => outages[1],
             OutageRule::LocalFallback(_) => outages[2],
@@ -173,12 +171,15 @@ async fn a_minute_of_faults_loses_nothing_and_denies_nobody() {
         assert!(expected > 0 && expected == outages.iter().sum::<u32>(), "{rule:?}: {seen:?}");
     }
 
-    // What was charged is what was told, and no more than what may stand beside it.
+    // Every admitted request is charged. The other charges are at most the checks without a reply.
     let direct = RedisBackend::connect(&server.url()).await.unwrap();
     let direct = Limiter::builder(direct).policy(policy()).deadline(PATIENCE).build().unwrap();
     let alice = PartitionKey::new("header:x-api-key", "alice");
     let left = direct.peek(alice, 0).await.unwrap().statuses()[0].remaining();
-    let told: u32 = seen.iter().map(|seen| seen.decided).sum();
+    let admitted: u32 = seen.iter().map(|seen| seen.decided).sum();
     let charged = QUOTA - left;
-    assert!(charged >= told && u64::from(charged - told) <= unanswered, "{charged}, {told}, {unanswered}");
+    assert!(
+        charged >= admitted && u64::from(charged - admitted) <= unanswered,
+        "{charged}, {admitted}, {unanswered}"
+    );
 }

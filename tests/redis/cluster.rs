@@ -1,4 +1,4 @@
-//! Several partition keys in a cluster: a check is divided where their slots are.
+//! Checks of several partition keys in a cluster: the backend splits a check by slot.
 
 use std::time::{Duration, Instant};
 
@@ -9,15 +9,15 @@ use tower_sliding_window::{
 };
 
 use super::{
-    look::Look,
-    rig::{HOUR, at_once, policy},
+    admin::Admin,
+    rig::{HOUR, concurrently, policy},
 };
 use crate::support::{
     cluster::Cluster,
     server::{Engine, Server},
 };
 
-/// A user and an address whose slots are on different nodes.
+/// Returns a user and an address whose slots are on different nodes.
 fn keys() -> [PartitionKey; 2] {
     [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.2")]
 }
@@ -36,33 +36,33 @@ async fn start(engine: Engine) -> (Cluster, RedisBackend) {
     (cluster, backend)
 }
 
-async fn left(backend: &RedisBackend, key: &PartitionKey, policy: &Policy) -> u32 {
+async fn remaining(backend: &RedisBackend, key: &PartitionKey, policy: &Policy) -> u32 {
     let decision = backend.check(&check([pair(key, policy, 0)])).await.unwrap();
     decision.statuses()[0].remaining()
 }
 
-/// Waits until what was charged has gone back.
-async fn comes_back(backend: &RedisBackend, key: &PartitionKey, policy: &Policy, units: u32) {
+/// Waits until a rollback has restored this many remaining units.
+async fn wait_for_rollback(backend: &RedisBackend, key: &PartitionKey, policy: &Policy, units: u32) {
     for _ in 0..500 {
-        if left(backend, key, policy).await == units {
+        if remaining(backend, key, policy).await == units {
             return;
         }
         sleep(Duration::from_millis(10)).await;
     }
-    panic!("it does not come back: {} of {units}", left(backend, key, policy).await);
+    panic!("no rollback: {} of {units}", remaining(backend, key, policy).await);
 }
 
-/// The node that keeps this key, which is charged for it.
+/// Finds the node that stores this key, by a charge to the key.
 async fn node_of<'a>(cluster: &'a Cluster, backend: &RedisBackend, key: &PartitionKey) -> &'a Server {
     let primaries = cluster.primaries();
-    let before: Vec<usize> = primaries.iter().map(|node| Look::at(node).keys().len()).collect();
+    let before: Vec<usize> = primaries.iter().map(|node| Admin::at(node).keys().len()).collect();
     backend.check(&check([pair(key, &policy("which node", 10, HOUR), 1)])).await.unwrap();
-    let grown = primaries.iter().zip(before).find(|(node, keys)| Look::at(node).keys().len() > *keys);
-    grown.expect("a node that keeps it").0
+    let node = primaries.iter().zip(before).find(|(node, keys)| Admin::at(node).keys().len() > *keys);
+    node.expect("a node with a new key").0
 }
 
 #[tokio::test]
-async fn keys_of_several_slots_are_charged_all_or_none() {
+async fn check_charges_all_slots_or_none() {
     for engine in Engine::ALL {
         let (_cluster, backend) = start(engine).await;
         let [user, address] = keys();
@@ -76,49 +76,49 @@ async fn keys_of_several_slots_are_charged_all_or_none() {
         let denied = backend.check(&both).await.unwrap();
         let statuses = denied.statuses();
         assert!(!denied.is_admitted());
-        // The first slot was charged, and is told as it is without that.
+        // The first slot was charged. The decision reports its status without that charge.
         assert_eq!((statuses[0].remaining(), statuses[0].retry_after()), (4, Wait::ZERO), "{engine:?}");
         assert_eq!(statuses[1].remaining(), 0);
         assert_eq!(denied.retry_after(), statuses[1].retry_after());
         assert!(denied.receipts().is_empty());
-        comes_back(&backend, &user, &ten, 4).await;
+        wait_for_rollback(&backend, &user, &ten, 4).await;
 
-        // Where the first slot denies, the later ones are only looked at, and their waits are true.
+        // If the first slot denies, the check only peeks at the later slots, and their waits are exact.
         let both = check([pair(&address, &two, 1), pair(&user, &ten, 5)]);
         let denied = backend.check(&both).await.unwrap();
         assert!(denied.statuses().iter().all(|status| !status.retry_after().is_zero()), "{denied:?}");
-        assert_eq!(left(&backend, &user, &ten).await, 4);
+        assert_eq!(remaining(&backend, &user, &ten).await, 4);
     }
 }
 
 #[tokio::test]
-async fn a_check_that_fails_or_is_dropped_in_the_middle_gives_back_what_it_has_charged() {
+async fn failed_or_dropped_check_rolls_back_its_charges() {
     let (mut cluster, backend) = start(Engine::Redis).await;
     let [user, address] = keys();
     let ten = policy("ten", 10, HOUR);
     let [of_user, of_address] =
         [node_of(&cluster, &backend, &user).await.port(), node_of(&cluster, &backend, &address).await.port()];
-    assert_ne!(of_user, of_address, "the keys of this test live on different nodes");
+    assert_ne!(of_user, of_address, "the keys of this test are on different nodes");
     let both = check([pair(&user, &ten, 3), pair(&address, &ten, 1)]);
     assert!(backend.check(&both).await.unwrap().is_admitted());
     let second = cluster.nodes.iter_mut().find(|node| node.port() == of_address).unwrap();
 
-    // The second slot does not answer, and the check is given up.
+    // The second slot does not answer, and the test drops the check.
     second.signal(libc::SIGSTOP);
     for _ in 0..3 {
         timeout(Duration::from_millis(100), backend.check(&both)).await.expect_err("an answer");
     }
-    comes_back(&backend, &user, &ten, 7).await;
+    wait_for_rollback(&backend, &user, &ten, 7).await;
 
-    // The second slot is gone.
+    // The node of the second slot is dead.
     second.kill();
     let error = backend.check(&both).await.expect_err("a decision");
     assert!(matches!(error.reason(), Reason::Connection | Reason::Busy), "{error:?}");
-    comes_back(&backend, &user, &ten, 7).await;
+    wait_for_rollback(&backend, &user, &ten, 7).await;
 }
 
 #[tokio::test]
-async fn what_was_reserved_in_several_slots_goes_back_in_all_of_them() {
+async fn refund_overage_and_reset_reach_every_slot() {
     for engine in Engine::ALL {
         let (_cluster, backend) = start(engine).await;
         let [user, address] = keys();
@@ -127,29 +127,35 @@ async fn what_was_reserved_in_several_slots_goes_back_in_all_of_them() {
             .with_purpose(Purpose::Reserve);
         let reserved = backend.check(&both).await.unwrap();
         assert_eq!(reserved.receipts().len(), 3, "{engine:?}");
-        // The pairs of one slot stand apart in the check, and each gets its own back.
+        // The pairs of one slot are not adjacent in the check. Each pair gets its own refund.
         let refund = Refund::of(&both, reserved.receipts(), &[2, 1, 0]).unwrap();
         backend.refund(&refund).await.unwrap();
-        assert_eq!(left(&backend, &user, &ten).await, 8, "{engine:?}");
-        assert_eq!(left(&backend, &address, &two).await, 1);
-        assert_eq!(left(&backend, &user, &two).await, 2);
+        assert_eq!(remaining(&backend, &user, &ten).await, 8, "{engine:?}");
+        assert_eq!(remaining(&backend, &address, &two).await, 1);
+        assert_eq!(remaining(&backend, &user, &two).await, 2);
 
         let more = both.overage(&[12, 3, 1]).unwrap();
         assert!(backend.check(&more).await.unwrap().is_admitted());
-        assert_eq!((left(&backend, &user, &ten).await, left(&backend, &address, &two).await), (1, 0));
+        assert_eq!(
+            (remaining(&backend, &user, &ten).await, remaining(&backend, &address, &two).await),
+            (1, 0)
+        );
 
-        // Peeking charges nowhere.
+        // A peek charges no slot.
         let peek = both.clone().with_purpose(Purpose::Peek);
         assert!(!backend.check(&peek).await.unwrap().is_admitted());
-        assert_eq!((left(&backend, &user, &ten).await, left(&backend, &user, &two).await), (1, 2));
+        assert_eq!((remaining(&backend, &user, &ten).await, remaining(&backend, &user, &two).await), (1, 2));
 
         backend.reset(&both).await.unwrap();
-        assert_eq!((left(&backend, &user, &ten).await, left(&backend, &address, &two).await), (10, 2));
+        assert_eq!(
+            (remaining(&backend, &user, &ten).await, remaining(&backend, &address, &two).await),
+            (10, 2)
+        );
     }
 }
 
 #[tokio::test]
-async fn many_at_once_never_get_too_much_of_either_key_and_all_that_was_denied_goes_back() {
+async fn concurrent_checks_exceed_no_quota_and_roll_back() {
     let (_cluster, backend) = start(Engine::Redis).await;
     let [user, address] = keys();
     let (fifty, twenty) = (policy("fifty", 50, HOUR), policy("twenty", 20, HOUR));
@@ -158,14 +164,14 @@ async fn many_at_once_never_get_too_much_of_either_key_and_all_that_was_denied_g
         let (backend, both) = (backend.clone(), both.clone());
         async move { backend.check(&both).await.unwrap().is_admitted() }
     });
-    let admitted = at_once(checks).await.into_iter().filter(|admitted| *admitted).count() as u32;
+    let admitted = concurrently(checks).await.into_iter().filter(|admitted| *admitted).count() as u32;
     assert!((1..=20).contains(&admitted), "{admitted} of 20");
-    comes_back(&backend, &user, &fifty, 50 - admitted).await;
-    assert_eq!(left(&backend, &address, &twenty).await, 20 - admitted);
+    wait_for_rollback(&backend, &user, &fifty, 50 - admitted).await;
+    assert_eq!(remaining(&backend, &address, &twenty).await, 20 - admitted);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_failover_the_replica_decides_and_knows_what_was_used() {
+async fn replica_keeps_usage_after_failover() {
     for engine in Engine::ALL {
         let (mut cluster, backend) = start(engine).await;
         let [user, _] = keys();
@@ -174,8 +180,9 @@ async fn after_a_failover_the_replica_decides_and_knows_what_was_used() {
         assert!(backend.check(&three).await.unwrap().is_admitted());
         let of_user = node_of(&cluster, &backend, &user).await.port();
         let primary = cluster.primaries().iter().position(|node| node.port() == of_user).unwrap();
-        // Replication is asynchronous: what is not there yet would be lost.
-        while Look::at(&cluster.replicas()[primary]).keys() != Look::at(&cluster.primaries()[primary]).keys()
+        // Replication is asynchronous: the failover would lose data that the replica does not have yet.
+        while Admin::at(&cluster.replicas()[primary]).keys()
+            != Admin::at(&cluster.primaries()[primary]).keys()
         {
             sleep(Duration::from_millis(10)).await;
         }

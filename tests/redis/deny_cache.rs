@@ -1,4 +1,4 @@
-//! Denials that are known without asking, on real servers.
+//! The deny cache on real servers.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use tower_sliding_window::{
 };
 
 use super::{
-    look::Look,
-    rig::{HOUR, UNHURRIED, alice, at_once, backend, clocked, idle, policy},
+    admin::Admin,
+    rig::{HOUR, LONG_DEADLINE, alice, backend, concurrently, idle, policy, with_manual_clock},
 };
 use crate::support::{
     cluster::Cluster,
@@ -18,25 +18,25 @@ use crate::support::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: DenyCache = DenyCache { max_age: Duration::from_secs(60), max_entries: 100 };
+const CACHE: DenyCache = DenyCache { max_age: Duration::from_secs(60), max_entries: 100 };
 
 async fn builder(server: &Server, policy: Policy) -> LimiterBuilder {
-    Limiter::builder(backend(server).await).deadline(UNHURRIED).policy(policy)
+    Limiter::builder(backend(server).await).deadline(LONG_DEADLINE).policy(policy)
 }
 
-/// How many scripts the server was sent.
-fn scripts(look: &mut Look) -> u64 {
-    look.calls("evalsha").all + look.calls("eval").all
+/// Returns how many scripts the server has received.
+fn scripts(admin: &mut Admin) -> u64 {
+    admin.calls("evalsha").all + admin.calls("eval").all
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_refusals_cost_the_server_one_command_in_a_maximum_age() {
+async fn cached_denials_send_one_command_per_max_age() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let limiter = builder(&server, policy("hourly", 5, HOUR)).await.deny_cache(MINUTE).build().unwrap();
+        let limiter = builder(&server, policy("hourly", 5, HOUR)).await.deny_cache(CACHE).build().unwrap();
         assert!(limiter.check(alice(), 5).await.unwrap().is_admitted());
-        let mut look = Look::at(&server);
-        look.ask::<()>(&["CONFIG", "RESETSTAT"]);
+        let mut admin = Admin::at(&server);
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         assert!(!limiter.check(alice(), 1).await.unwrap().is_cached());
         let clients = (0..8).map(|_| {
             let limiter = limiter.clone();
@@ -46,19 +46,19 @@ async fn ten_thousand_refusals_cost_the_server_one_command_in_a_maximum_age() {
                 }
             }
         });
-        at_once(clients).await;
-        assert_eq!(scripts(&mut look), 1, "{engine:?}");
+        concurrently(clients).await;
+        assert_eq!(scripts(&mut admin), 1, "{engine:?}");
     }
 }
 
 #[tokio::test]
-async fn by_default_the_server_is_asked_about_once_in_a_second() {
+async fn default_deny_cache_refreshes_about_every_second() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = builder(&server, policy("hourly", 5, HOUR)).await.build().unwrap();
         assert!(limiter.check(alice(), 5).await.unwrap().is_admitted());
-        let mut look = Look::at(&server);
-        look.ask::<()>(&["CONFIG", "RESETSTAT"]);
+        let mut admin = Admin::at(&server);
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         let start = Instant::now();
         for _ in 0..100 {
             for _ in 0..100 {
@@ -66,39 +66,39 @@ async fn by_default_the_server_is_asked_about_once_in_a_second() {
             }
             sleep(Duration::from_millis(20)).await;
         }
-        let most = 1 + start.elapsed().as_millis() / (SECOND * 7 / 8).as_millis();
-        let asked = scripts(&mut look);
-        assert!((2..=most).contains(&u128::from(asked)), "{engine:?}: {asked} of {most}");
+        let max = 1 + start.elapsed().as_millis() / (SECOND * 7 / 8).as_millis();
+        let sent = scripts(&mut admin);
+        assert!((2..=max).contains(&u128::from(sent)), "{engine:?}: {sent} of {max}");
     }
 }
 
 #[tokio::test]
-async fn whoever_waits_as_told_is_admitted() {
+async fn client_is_admitted_after_its_retry_after() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = builder(&server, policy("p", 1, SECOND * 3 / 10)).await.build().unwrap();
         assert!(limiter.check(alice(), 1).await.unwrap().is_admitted());
-        let mut repeated = 0;
-        for asked in 0.. {
+        let mut hits = 0;
+        for attempt in 0.. {
             let decision = limiter.check(alice(), 1).await.unwrap();
             let Wait::For(wait) = decision.retry_after() else { panic!("{decision:?}") };
             if decision.is_admitted() {
                 break;
             }
-            repeated += usize::from(decision.is_cached());
-            // What is repeated may be short by a round trip, so once more is asked.
-            assert!(asked < 4, "{engine:?}: {decision:?}");
-            sleep(if asked == 0 { wait / 10 } else { wait }).await;
+            hits += usize::from(decision.is_cached());
+            // The wait of a cache hit may be short by a round trip, so another attempt may be necessary.
+            assert!(attempt < 4, "{engine:?}: {decision:?}");
+            sleep(if attempt == 0 { wait / 10 } else { wait }).await;
         }
-        assert!(repeated < 2);
+        assert!(hits < 2);
     }
 }
 
 #[tokio::test]
-async fn what_is_settled_and_what_is_reset_is_asked_for_again() {
+async fn settlement_and_reset_invalidate_deny_cache() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(MINUTE).build().unwrap();
+        let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(CACHE).build().unwrap();
         let reservation = limiter.reserve(alice(), 10).await.unwrap();
         for is_cached in [false, true] {
             assert_eq!(limiter.check(alice(), 1).await.unwrap().is_cached(), is_cached, "{engine:?}");
@@ -112,13 +112,13 @@ async fn what_is_settled_and_what_is_reset_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_the_server_has_lost_is_noticed() {
+async fn deny_cache_notices_lost_server_data() {
     let server = Server::start(Engine::Redis);
-    let cache = DenyCache { max_age: SECOND / 5, ..MINUTE };
+    let cache = DenyCache { max_age: SECOND / 5, ..CACHE };
     let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(cache).build().unwrap();
     assert!(limiter.check(alice(), 10).await.unwrap().is_admitted());
     assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
-    Look::at(&server).ask::<()>(&["FLUSHALL"]);
+    Admin::at(&server).query::<()>(&["FLUSHALL"]);
     while !limiter.check(alice(), 1).await.unwrap().is_admitted() {
         sleep(SECOND / 100).await;
     }
@@ -126,10 +126,10 @@ async fn what_the_server_has_lost_is_noticed() {
 }
 
 #[tokio::test]
-async fn while_the_server_is_down_what_is_known_is_denied_and_what_is_not_is_an_outage() {
+async fn deny_cache_answers_during_outage() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
-        let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(MINUTE).build().unwrap();
+        let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(CACHE).build().unwrap();
         assert!(limiter.check(alice(), 10).await.unwrap().is_admitted());
         assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
         server.kill();
@@ -142,9 +142,9 @@ async fn while_the_server_is_down_what_is_known_is_denied_and_what_is_not_is_an_
 }
 
 #[tokio::test]
-async fn on_a_clock_that_is_moved_nothing_is_known_without_asking() {
+async fn injected_clock_disables_deny_cache() {
     let server = Server::start(Engine::Redis);
-    let (backend, clock) = clocked(&server).await;
+    let (backend, clock) = with_manual_clock(&server).await;
     let limiter = Limiter::builder(backend).policy(policy("p", 1, SECOND)).build().unwrap();
     assert!(limiter.check(alice(), 1).await.unwrap().is_admitted());
     assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
@@ -153,12 +153,12 @@ async fn on_a_clock_that_is_moved_nothing_is_known_without_asking() {
 }
 
 #[tokio::test]
-async fn in_a_cluster_what_several_slots_deny_is_asked_for_every_time_and_what_one_denies_is_not() {
+async fn deny_cache_keeps_single_slot_denials_only() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = RedisBackend::from_connection(cluster.connection().await);
-    let builder = Limiter::builder(backend).deadline(UNHURRIED).without_policies().deny_cache(MINUTE);
+    let builder = Limiter::builder(backend).deadline(LONG_DEADLINE).without_policies().deny_cache(CACHE);
     let limiter = builder.build().unwrap();
-    // The slots of these are on different nodes.
+    // The slots of these keys are on different nodes.
     let (user, address) = (PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.2"));
     let two = Policies::from(policy("two", 2, HOUR));
     let pairs = |key| two.pairs(key, 1);
@@ -175,7 +175,7 @@ async fn in_a_cluster_what_several_slots_deny_is_asked_for_every_time_and_what_o
         let denied = check(pairs(&user)).await;
         assert_eq!((denied.is_admitted(), denied.is_cached()), (false, is_cached));
     }
-    // A pair that is known to deny denies whatever it is asked with.
+    // A cached denial of one pair denies every check that contains the pair.
     assert!(check(both()).await.is_cached());
     limiter.reset_pairs(both()).unwrap().await.unwrap();
     assert!(check(both()).await.is_admitted());

@@ -1,4 +1,4 @@
-//! What an operator would be told.
+//! A `tracing` subscriber that records all events as text.
 
 use std::{
     fmt::Write,
@@ -7,12 +7,12 @@ use std::{
 
 use tracing::{Event, Metadata, Subscriber, field::Field, span};
 
-/// All fields of all events, as text.
+/// The fields of all events, as text.
 #[derive(Clone, Default)]
 pub struct Events(Arc<Mutex<String>>);
 
 impl Events {
-    /// One event a line.
+    /// Returns all events, one per line.
     pub fn text(&self) -> String {
         self.0.lock().unwrap().clone()
     }

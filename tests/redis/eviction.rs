@@ -1,48 +1,48 @@
-//! A server that throws limits away when its memory is full is warned about, once, and nobody waits for that.
+//! The warning about a server that evicts keys when its memory is full. The backend logs it once, and no check waits for it.
 
 use tower_sliding_window::{Limiter, RedisBackend};
 
 use super::{
+    admin::Admin,
     events::Events,
-    look::Look,
     rig::{HOUR, alice, backend, idle, limiter, policy, remaining},
 };
 use crate::support::server::{Engine, Server};
 
-async fn on(server: &Server) -> Limiter {
+async fn connect(server: &Server) -> Limiter {
     limiter(backend(server).await, [policy("hourly", 100, HOUR)])
 }
 
 #[tokio::test]
-async fn a_server_that_evicts_is_warned_about_once_for_each_backend() {
+async fn each_backend_warns_once_about_eviction() {
     for engine in Engine::ALL {
-        for evicts in ["allkeys-lru", "volatile-ttl"] {
+        for policy_name in ["allkeys-lru", "volatile-ttl"] {
             let server =
-                Server::with_options(engine, &["--maxmemory", "100mb", "--maxmemory-policy", evicts]);
+                Server::with_options(engine, &["--maxmemory", "100mb", "--maxmemory-policy", policy_name]);
             let events = Events::default();
             let _guard = tracing::subscriber::set_default(events.clone());
-            let limiter = on(&server).await;
+            let limiter = connect(&server).await;
             for _ in 0..3 {
                 limiter.check(alice(), 1).await.unwrap();
                 idle().await;
-                // The next one is another connection.
-                Look::at(&server).ask::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+                // The next check needs a new connection.
+                Admin::at(&server).query::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
                 idle().await;
             }
-            let told = events.text();
-            assert_eq!(told.lines().count(), 1, "{engine:?}: {told}");
+            let text = events.text();
+            assert_eq!(text.lines().count(), 1, "{engine:?}: {text}");
             let address = format!("127.0.0.1:{}", server.port());
-            assert!(told.contains(evicts) && told.contains(&address), "{engine:?}: {told}");
+            assert!(text.contains(policy_name) && text.contains(&address), "{engine:?}: {text}");
 
-            on(&server).await.check(alice(), 1).await.unwrap();
+            connect(&server).await.check(alice(), 1).await.unwrap();
             idle().await;
-            assert_eq!(events.text().lines().count(), 2, "{engine:?}: of another backend");
+            assert_eq!(events.text().lines().count(), 2, "{engine:?}: another backend warns too");
         }
     }
 }
 
 #[tokio::test]
-async fn where_nothing_is_evicted_nothing_is_said() {
+async fn backend_logs_nothing_without_eviction() {
     for engine in Engine::ALL {
         for options in [
             &[][..],
@@ -53,22 +53,22 @@ async fn where_nothing_is_evicted_nothing_is_said() {
             let server = Server::with_options(engine, options);
             let events = Events::default();
             let _guard = tracing::subscriber::set_default(events.clone());
-            on(&server).await.check(alice(), 1).await.unwrap();
+            connect(&server).await.check(alice(), 1).await.unwrap();
             idle().await;
-            assert!(Look::at(&server).calls("info").all > 0);
+            assert!(Admin::at(&server).calls("info").all > 0);
             assert_eq!(events.text(), "", "{engine:?} {options:?}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_ask_is_told_nothing_and_is_limited_as_any_other() {
+async fn backend_works_silently_without_info_permission() {
     for engine in Engine::ALL {
         let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
         let server = Server::with_options(engine, &options);
-        let mut look = Look::at(&server);
+        let mut admin = Admin::at(&server);
         let user = ["ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+@all", "-info"];
-        look.ask::<()>(&user);
+        admin.query::<()>(&user);
         let events = Events::default();
         let _guard = tracing::subscriber::set_default(events.clone());
         let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port());

@@ -1,4 +1,4 @@
-//! Another server is the primary: found without a restart, and without a check that is charged twice.
+//! Failover to another primary: the backend finds it without a restart, and charges no check twice.
 
 use std::time::{Duration, Instant};
 
@@ -6,22 +6,22 @@ use tokio::{task::spawn_blocking, time::sleep};
 use tower_sliding_window::{Limiter, RedisBackend, backend::Reason, redis::ConnectError};
 
 use super::{
-    look::Look,
-    rig::{HOUR, alice, at_once, limiter, policy, remaining},
+    admin::Admin,
+    rig::{HOUR, alice, concurrently, limiter, policy, remaining},
 };
 use crate::support::{
     sentinel::Watched,
     server::{Engine, Server},
 };
 
-/// Long enough for Sentinels to agree, and for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Long enough for Sentinels to agree, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-fn hurried(backend: RedisBackend) -> Limiter {
+fn with_default_deadline(backend: RedisBackend) -> Limiter {
     Limiter::builder(backend).policy(policy("hourly", 100, HOUR)).build().unwrap()
 }
 
-/// Asks until there is a decision; returns how often there was none.
+/// Repeats a check until there is a decision. Returns the number of outages before it.
 async fn until_decided(limiter: &Limiter) -> u32 {
     let start = Instant::now();
     for outages in 0.. {
@@ -32,47 +32,47 @@ async fn until_decided(limiter: &Limiter) -> u32 {
             }
             Err(error) => assert!(!error.reason().is_of_one_check(), "{error:?}"),
         }
-        assert!(start.elapsed() < PATIENCE, "there is never a decision");
+        assert!(start.elapsed() < TIMEOUT, "no check gets a decision");
         sleep(Duration::from_millis(20)).await;
     }
     unreachable!()
 }
 
-/// Without keeping others of this test waiting.
+/// Starts the servers on a blocking thread, so that the other engines of the test go on.
 async fn start(engine: Engine) -> Watched {
     spawn_blocking(move || Watched::start(engine)).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_primary_that_dies_is_followed_by_its_replica_which_knows_what_was_charged() {
-    at_once(Engine::ALL.map(|engine| async move {
+async fn replica_of_dead_primary_keeps_usage() {
+    concurrently(Engine::ALL.map(|engine| async move {
         let mut watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
-        let limiter = hurried(backend.clone());
+        let limiter = with_default_deadline(backend.clone());
         limiter.check(alice(), 40).await.unwrap();
-        Look::at(&watched.primary).replicate();
+        Admin::at(&watched.primary).replicate();
 
         watched.primary.kill();
         until_decided(&limiter).await;
-        let left = remaining(&limiter).await;
-        // Those of the checks without an answer that had run stand; but none was under way when it died.
-        assert_eq!(left, 59, "{engine:?}, {} unanswered", backend.unanswered_checks());
-        assert_eq!(Look::at(&watched.replica).info("replication", "role").as_deref(), Some("master"));
+        let units = remaining(&limiter).await;
+        // An unanswered check that had run would remain charged. No check was in flight when the primary died.
+        assert_eq!(units, 59, "{engine:?}, {} unanswered", backend.unanswered_checks());
+        assert_eq!(Admin::at(&watched.replica).info("replication", "role").as_deref(), Some("master"));
     }))
     .await;
 }
 
-/// A server that is stopped keeps its connections, and nobody hangs up.
+/// A stopped server keeps its connections open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_primary_that_hangs_is_followed_by_its_replica_and_charges_nothing_afterwards() {
-    at_once(Engine::ALL.map(|engine| async move {
+async fn replaced_hanging_primary_charges_nothing() {
+    concurrently(Engine::ALL.map(|engine| async move {
         let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
-        let limiter = hurried(backend);
+        let limiter = with_default_deadline(backend);
         limiter.check(alice(), 40).await.unwrap();
-        Look::at(&watched.primary).replicate();
+        Admin::at(&watched.primary).replicate();
 
-        // One of those who know hangs as well, and it is the first.
+        // The first Sentinel hangs as well.
         watched.sentinels[0].signal(libc::SIGSTOP);
         watched.primary.signal(libc::SIGSTOP);
         until_decided(&limiter).await;
@@ -88,27 +88,27 @@ async fn a_primary_that_hangs_is_followed_by_its_replica_and_charges_nothing_aft
     .await;
 }
 
-/// A primary that becomes a replica says so, and the next check already is for the new one.
+/// A demoted primary answers READONLY, and the backend reconnects to the new primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_planned_failover_costs_a_few_checks_at_most() {
-    at_once(Engine::ALL.map(|engine| async move {
+async fn planned_failover_keeps_usage() {
+    concurrently(Engine::ALL.map(|engine| async move {
         let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
-        let limiter = hurried(backend);
+        let limiter = with_default_deadline(backend);
         limiter.check(alice(), 40).await.unwrap();
-        Look::at(&watched.primary).replicate();
+        Admin::at(&watched.primary).replicate();
 
-        let mut sentinel = Look::at(&watched.sentinels[1]);
-        sentinel.ask::<()>(&["SENTINEL", "FAILOVER", "limits"]);
+        let mut sentinel = Admin::at(&watched.sentinels[1]);
+        sentinel.query::<()>(&["SENTINEL", "FAILOVER", "limits"]);
         let start = Instant::now();
         let is_replica = || -> redis::RedisResult<bool> {
             let mut connection = redis::Client::open(watched.primary.url())?.get_connection()?;
             let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut connection)?;
             Ok(role[0] == redis::Value::BulkString(b"slave".into()))
         };
-        // Sentinels close the connections of the server that they change.
+        // Sentinels close the connections of the server that they demote.
         while !is_replica().unwrap_or(false) {
-            assert!(start.elapsed() < PATIENCE);
+            assert!(start.elapsed() < TIMEOUT);
             let _ = limiter.check(alice(), 0).await;
             sleep(Duration::from_millis(10)).await;
         }
@@ -119,15 +119,15 @@ async fn a_planned_failover_costs_a_few_checks_at_most() {
 }
 
 #[tokio::test]
-async fn a_service_that_nobody_knows_and_sentinels_that_are_not_there_are_errors() {
+async fn unknown_service_and_invalid_sentinels_are_errors() {
     let watched = Watched::start(Engine::Redis);
     let error =
         RedisBackend::connect_sentinel("redis://another/", watched.sentinel_urls()).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     assert!(error.to_string().starts_with("Redis at another (by Sentinel): "), "{error}");
 
-    let nobody: [&str; 0] = [];
-    let error = RedisBackend::lazy_sentinel("redis://limits/", nobody).unwrap_err();
+    let none: [&str; 0] = [];
+    let error = RedisBackend::lazy_sentinel("redis://limits/", none).unwrap_err();
     assert!(error.to_string().starts_with("missing Sentinel: give at least one URL; "), "{error}");
     let error = RedisBackend::lazy_sentinel("redis://limits/", ["redis:/"]).unwrap_err();
     assert!(error.to_string().contains("a Redis URL looks like"), "{error}");
@@ -138,12 +138,12 @@ async fn a_service_that_nobody_knows_and_sentinels_that_are_not_there_are_errors
 }
 
 #[tokio::test]
-async fn the_smallest_set_of_permissions_is_enough_behind_sentinels_and_less_is_not() {
+async fn sentinel_user_needs_role_permission() {
     let watched = Watched::start(Engine::Redis);
     let allow = |commands: &str| {
         let commands = format!("reset on >secret ~tsw:* {commands}");
         let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(commands.split(' '));
-        Look::at(&watched.primary).ask::<()>(&words.collect::<Vec<_>>());
+        Admin::at(&watched.primary).query::<()>(&words.collect::<Vec<_>>());
     };
     let url = watched.url().replace("redis://", "redis://limiter:secret@");
     let always = "+evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire";
@@ -151,12 +151,12 @@ async fn the_smallest_set_of_permissions_is_enough_behind_sentinels_and_less_is_
     assert!(RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.is_err());
     allow(&format!("{always} +role"));
     let backend = RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.unwrap();
-    hurried(backend).check(alice(), 1).await.unwrap();
+    with_default_deadline(backend).check(alice(), 1).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_server_that_is_no_primary_is_not_believed_to_be_one() {
-    // The Sentinel is wrong: what it names is a replica of somebody.
+async fn backend_rejects_replica_named_by_sentinel() {
+    // The Sentinel names a replica as the primary.
     let replica = Server::with_options(Engine::Redis, &["--replicaof", "127.0.0.1", "1"]);
     let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", replica.port());
     let sentinel = Server::sentinel(Engine::Redis, &configuration);
@@ -164,9 +164,9 @@ async fn a_server_that_is_no_primary_is_not_believed_to_be_one() {
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
 }
 
-/// Servers before Redis 6.
+/// Servers before Redis 6 do not support HELLO.
 #[tokio::test]
-async fn a_primary_that_does_not_know_resp3_is_found_and_spoken_to_in_resp2() {
+async fn sentinel_backend_falls_back_to_resp2() {
     for engine in Engine::ALL {
         let primary = Server::with_options(engine, &["--rename-command", "HELLO", ""]);
         let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", primary.port());
@@ -176,13 +176,13 @@ async fn a_primary_that_does_not_know_resp3_is_found_and_spoken_to_in_resp2() {
         assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
         assert!(connect("redis://limits/?protocol=resp3").await.is_err(), "{engine:?}");
     }
-    // Who knows it is spoken to in it.
+    // The backend uses RESP3 with a server that supports it.
     let primary = Server::start(Engine::Redis);
     let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", primary.port());
     let sentinel = Server::sentinel(Engine::Redis, &configuration);
-    let mut look = Look::at(&primary);
-    let before = look.calls("hello").all;
+    let mut admin = Admin::at(&primary);
+    let before = admin.calls("hello").all;
     let backend = RedisBackend::connect_sentinel("redis://limits/", [sentinel.url()]).await.unwrap();
-    assert_eq!(look.calls("hello").all, before + 1);
+    assert_eq!(admin.calls("hello").all, before + 1);
     drop(backend);
 }

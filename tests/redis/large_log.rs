@@ -1,4 +1,4 @@
-//! Logs of a million records: their bound, and what a check on one of them takes.
+//! Logs of a million records: the bound on records, and the duration of checks and refunds.
 
 use std::time::Duration;
 
@@ -9,47 +9,47 @@ use tower_sliding_window::{
 };
 
 use super::{
-    expected::Expected,
+    admin::Admin,
     layout::write_charges_of_one,
-    look::Look,
-    rig::{alice, clocked, limiter, policy, reason},
+    reference_log::ReferenceLog,
+    rig::{alice, limiter, policy, reason, with_manual_clock},
 };
 use crate::support::server::{Engine, Server};
 
-/// The largest number of records in one log.
-const MOST_RECORDS: u64 = 1 << 20;
+/// The maximum number of records in one log.
+const MAX_RECORDS: u64 = 1 << 20;
 
 const WINDOW: Duration = Duration::from_secs(10_000);
-/// Between one record and the next.
+/// The time between one record and the next.
 const STEP: Duration = Duration::from_millis(1);
 
 fn unlimited(backend: impl Backend) -> Limiter {
     limiter(backend, [policy("p", u32::MAX, WINDOW)])
 }
 
-/// The log holds all records but one, a step apart, and the clock stands a step after the last.
+/// Asserts the bound on a log that is one record short of it. The clock is a step after the last record.
 async fn assert_full_at_the_bound(what: &str, limiter: &Limiter, clock: &ManualClock) {
     let used =
         |decision: tower_sliding_window::Decision| u64::from(u32::MAX - decision.statuses()[0].remaining());
-    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MOST_RECORDS - 1, "{what}");
-    assert_eq!(used(limiter.check(alice(), 1).await.unwrap()), MOST_RECORDS, "{what}");
+    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MAX_RECORDS - 1, "{what}");
+    assert_eq!(used(limiter.check(alice(), 1).await.unwrap()), MAX_RECORDS, "{what}");
     for _ in 0..2 {
         assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "{what}");
     }
-    // It could have been read, and denied as ever.
-    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MOST_RECORDS, "{what}");
+    // A full log still reports its usage and denies as usual.
+    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MAX_RECORDS, "{what}");
     let denied = limiter.check(alice(), u32::MAX).await.unwrap();
     assert!(matches!(denied.retry_after(), Wait::For(_)), "{what}");
 
-    // Three leave, and three have room.
-    clock.advance(WINDOW - STEP * (MOST_RECORDS as u32 - 1) + STEP * 2);
+    // Three records expire, and the log has room for three.
+    clock.advance(WINDOW - STEP * (MAX_RECORDS as u32 - 1) + STEP * 2);
     for _ in 0..3 {
         assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{what}");
     }
     assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "{what}");
 }
 
-/// So many records, a step apart; the clock moves to a step after the last.
+/// Returns this many instants, a step apart. Moves the clock to a step after the last one.
 fn instants(clock: &ManualClock, records: u64) -> Vec<u64> {
     let next = |_| {
         let at = clock.now_micros();
@@ -60,23 +60,23 @@ fn instants(clock: &ManualClock, records: u64) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn the_bound_on_records_is_the_same_in_redis() {
+async fn redis_backend_enforces_record_bound() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let (backend, clock) = clocked(&server).await;
+        let (backend, clock) = with_manual_clock(&server).await;
         let limiter = unlimited(backend);
         limiter.check(alice(), 1).await.unwrap();
-        let mut look = Look::at(&server);
-        let key = look.only_key();
-        write_charges_of_one(&mut look.0, &key, &instants(&clock, MOST_RECORDS - 1));
+        let mut admin = Admin::at(&server);
+        let key = admin.only_key();
+        write_charges_of_one(&mut admin.0, &key, &instants(&clock, MAX_RECORDS - 1));
         assert_full_at_the_bound(&format!("{engine:?}"), &limiter, &clock).await;
     }
 }
 
 #[tokio::test]
-async fn a_full_log_of_one_policy_charges_no_other() {
+async fn full_log_charges_no_other_policy() {
     let server = Server::start(Engine::Redis);
-    let (backend, clock) = clocked(&server).await;
+    let (backend, clock) = with_manual_clock(&server).await;
     let of = |name, algorithm| policy(name, u32::MAX, WINDOW).with_algorithm(algorithm).unwrap();
     let policies = [
         of("a", Algorithm::SlidingLog),
@@ -87,158 +87,159 @@ async fn a_full_log_of_one_policy_charges_no_other() {
     ];
     let limiter = limiter(backend, policies);
     limiter.check(alice(), 1).await.unwrap();
-    let mut look = Look::at(&server);
-    let keys = look.keys();
-    write_charges_of_one(&mut look.0, &keys[1], &instants(&clock, MOST_RECORDS));
-    let state = |look: &mut Look| {
-        let values: Vec<_> = keys.iter().map(|key| look.whole_value(key)).collect();
-        (values, look.writes())
+    let mut admin = Admin::at(&server);
+    let keys = admin.keys();
+    write_charges_of_one(&mut admin.0, &keys[1], &instants(&clock, MAX_RECORDS));
+    let state = |admin: &mut Admin| {
+        let values: Vec<_> = keys.iter().map(|key| admin.value_and_expiry(key)).collect();
+        (values, admin.writes())
     };
-    let before = state(&mut look);
+    let before = state(&mut admin);
     assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full);
-    assert!(state(&mut look) == before);
+    assert!(state(&mut admin) == before);
 }
 
 #[tokio::test]
-async fn the_bound_on_records_is_the_same_in_memory() {
+async fn memory_backend_enforces_record_bound() {
     let clock = ManualClock::new();
     let limiter = unlimited(MemoryBackend::new().with_clock(&clock));
-    for _ in 1..MOST_RECORDS {
+    for _ in 1..MAX_RECORDS {
         limiter.check(alice(), 1).await.unwrap();
         clock.advance(STEP);
     }
     assert_full_at_the_bound("memory", &limiter, &clock).await;
 }
 
-/// What the server is kept from doing meanwhile: a check must not stop it, however much has left at once.
+/// A check must not block the server, even if many records expire at once.
 #[tokio::test]
-async fn no_check_on_a_million_records_stops_the_server() {
+async fn checks_on_large_log_do_not_block_server() {
     const RECORDS: u64 = 1_000_000;
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let (backend, clock) = clocked(&server).await;
+        let (backend, clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("p", RECORDS as u32, WINDOW)]);
         limiter.check(alice(), 1).await.unwrap();
-        let mut look = Look::at(&server);
-        let key = look.only_key();
+        let mut admin = Admin::at(&server);
+        let key = admin.only_key();
         let (start, step) = (clock.now_micros(), STEP.as_micros() as u64);
         let instants = instants(&clock, RECORDS);
-        write_charges_of_one(&mut look.0, &key, &instants);
-        look.set("slowlog-max-len", "100");
-        look.set("slowlog-log-slower-than", "0");
+        write_charges_of_one(&mut admin.0, &key, &instants);
+        admin.set("slowlog-max-len", "100");
+        admin.set("slowlog-log-slower-than", "0");
 
-        // Denials that have to find a record deep inside.
+        // These denials must find a record deep inside the log.
         for cost in [1, 100, 250_000, 500_001, 999_999] {
-            forget(&mut look);
+            reset_slow_log(&mut admin);
             let denied = limiter.check(alice(), cost).await.unwrap();
-            let leaves = start + u64::from(cost - 1) * step + WINDOW.as_micros() as u64;
-            assert_eq!(denied.retry_after(), Wait::For(Duration::from_micros(leaves - clock.now_micros())));
-            assert_quick(engine, &format!("a denial of cost {cost}"), &mut look);
+            let expiry = start + u64::from(cost - 1) * step + WINDOW.as_micros() as u64;
+            assert_eq!(denied.retry_after(), Wait::For(Duration::from_micros(expiry - clock.now_micros())));
+            assert_fast(engine, &format!("a denial of cost {cost}"), &mut admin);
         }
-        // Half of it leaves.
+        // Half of the log expires.
         clock.set_micros(start + WINDOW.as_micros() as u64 + step * (RECORDS / 2 - 1));
         let denied = limiter.check(alice(), RECORDS as u32 / 2 + 1).await.unwrap();
         assert_eq!(denied.retry_after(), Wait::For(STEP));
-        assert_quick(engine, "a denial after half of it has left", &mut look);
+        assert_fast(engine, "a denial after half of the log has expired", &mut admin);
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 / 2 - 1);
-        assert_quick(engine, "the charge that drops half of it", &mut look);
-        let entries: u64 = look.ask(&["LLEN", &key]);
+        assert_fast(engine, "the charge that drops half of the log", &mut admin);
+        let entries: u64 = admin.query(&["LLEN", &key]);
         assert!(entries <= RECORDS / 2 / 8 + 2, "{engine:?}: {entries}");
-        // The rest, but for that charge.
+        // All charges except the last one expire.
         clock.advance(WINDOW - STEP);
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 - 2);
-        assert_quick(engine, "the charge that drops the rest of it", &mut look);
+        assert_fast(engine, "the charge that drops the rest of the log", &mut admin);
 
-        // And all of it at once.
-        write_charges_of_one(&mut look.0, &key, &instants);
+        // The whole log expires at once.
+        write_charges_of_one(&mut admin.0, &key, &instants);
         clock.set_micros(start + 2 * WINDOW.as_micros() as u64);
-        forget(&mut look);
+        reset_slow_log(&mut admin);
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 - 1);
-        assert_quick(engine, "the charge that drops all of it", &mut look);
+        assert_fast(engine, "the charge that drops the whole log", &mut admin);
     }
 }
 
-/// The records before one or those after it are written again, whichever are fewer; half of a log is the worst.
+/// A refund rewrites the records before or after the refunded one, whichever are fewer. The middle of a log is the worst
+/// case.
 #[tokio::test]
-async fn a_refund_from_anywhere_in_a_large_log_is_exact() {
+async fn refund_is_exact_anywhere_in_large_log() {
     for engine in Engine::ALL {
         for records in [10_000, 100_000] {
             let server = Server::start(engine);
-            let (backend, clock) = clocked(&server).await;
+            let (backend, clock) = with_manual_clock(&server).await;
             let start = clock.now_micros();
             // Three charges at each instant, of 2 to 6 units.
             let charge = |i: u64| (start + i / 3 * 1_003, 2 + i % 5);
             let charges: Vec<_> = (0..records as u64).map(charge).collect();
             let used: u64 = charges.iter().map(|(_, units)| units).sum();
-            let mut expected = Expected::of(&backend, &clock, policy("p", used as u32 + 100, WINDOW));
-            let mut look = Look::at(&server);
-            expected.write(&mut look, (1 << 40) - used / 3, charges).await;
-            look.set("slowlog-max-len", "100");
-            look.set("slowlog-log-slower-than", "0");
+            let mut reference = ReferenceLog::of(&backend, &clock, policy("p", used as u32 + 100, WINDOW));
+            let mut admin = Admin::at(&server);
+            reference.write(&mut admin, (1 << 40) - used / 3, charges).await;
+            admin.set("slowlog-max-len", "100");
+            admin.set("slowlog-log-slower-than", "0");
 
             let (newest, middle) = (records - 1, records / 2);
             let refunds = [
                 ("one unit of the newest charge", newest, 1),
-                ("the rest of the newest charge", newest, expected.charges[newest].1 - 1),
+                ("the rest of the newest charge", newest, reference.charges[newest].1 - 1),
                 ("one unit of the oldest charge", 0, 1),
-                ("the rest of the oldest charge", 0, expected.charges[0].1 - 1),
+                ("the rest of the oldest charge", 0, reference.charges[0].1 - 1),
                 ("one unit of the charge in the middle", middle, 1),
-                ("the rest of the charge in the middle", middle, expected.charges[middle].1 - 1),
-                ("one before the middle", middle - 1, 2),
-                ("one behind it", middle + 1, 2),
+                ("the rest of the charge in the middle", middle, reference.charges[middle].1 - 1),
+                ("the charge before the middle", middle - 1, 2),
+                ("the charge after the middle", middle + 1, 2),
                 ("the last of the first quarter", records / 4, 2),
                 ("the first of the last quarter", records / 4 * 3, 2),
-                ("the second charge", 1, expected.charges[1].1),
-                ("the third charge", 2, expected.charges[2].1),
-                ("the last but one", newest - 1, expected.charges[newest - 1].1),
+                ("the second charge", 1, reference.charges[1].1),
+                ("the third charge", 2, reference.charges[2].1),
+                ("the second newest charge", newest - 1, reference.charges[newest - 1].1),
             ];
             for (what, index, units) in refunds {
-                forget(&mut look);
-                expected.refund(index, units).await;
-                let took = worst(&mut look);
+                reset_slow_log(&mut admin);
+                reference.refund(index, units).await;
+                let took = slowest_script(&mut admin);
                 let what = format!("{engine:?}, {records} records: a refund of {what}");
                 println!("{what} took {took:?}");
-                // Of a busy machine; it is a few milliseconds for every 10,000 records that change.
+                // The bound allows for a busy machine. A refund takes a few milliseconds per 10,000 rewritten records.
                 assert!(took < Duration::from_secs(2), "{what} took {took:?}");
-                expected.assert_told(&what, 40).await;
+                reference.assert_matches_server(&what, 40).await;
             }
 
-            // What comes later stands beside it, and an instant later something else is the oldest.
-            let what = format!("{engine:?}, {records} records: charges behind refunds");
+            // Later charges follow the refunded ones; then the oldest records expire.
+            let what = format!("{engine:?}, {records} records: charges after refunds");
             for _ in 0..20 {
                 clock.advance(STEP);
-                expected.charge(3).await;
+                reference.charge(3).await;
             }
-            expected.assert_told(&what, 40).await;
+            reference.assert_matches_server(&what, 40).await;
             clock.set_micros(start + WINDOW.as_micros() as u64 + (middle as u64 / 3 - 2) * 1_003);
-            expected.charge(1).await;
-            expected.assert_told(&what, 40).await;
-            // In the log that is left, it stands elsewhere.
-            expected.refund(9, 1).await;
-            expected.refund(20, 1).await;
-            expected.assert_told(&what, 40).await;
+            reference.charge(1).await;
+            reference.assert_matches_server(&what, 40).await;
+            // The positions have changed in the rest of the log.
+            reference.refund(9, 1).await;
+            reference.refund(20, 1).await;
+            reference.assert_matches_server(&what, 40).await;
         }
     }
 }
 
-fn assert_quick(engine: Engine, what: &str, look: &mut Look) {
-    let took = worst(look);
+fn assert_fast(engine: Engine, what: &str, admin: &mut Admin) {
+    let took = slowest_script(admin);
     println!("{engine:?}: {what} took {took:?}");
     assert!(took < Duration::from_millis(20), "{engine:?}: {what} took {took:?}");
 }
 
-fn forget(look: &mut Look) {
-    look.ask::<()>(&["SLOWLOG", "RESET"]);
+fn reset_slow_log(admin: &mut Admin) {
+    admin.query::<()>(&["SLOWLOG", "RESET"]);
 }
 
-/// The time of the slowest script since the last time that this was asked.
-fn worst(look: &mut Look) -> Duration {
+/// Returns the duration of the slowest script since the last reset of the slow log.
+fn slowest_script(admin: &mut Admin) -> Duration {
     type Entry = (u64, u64, u64, Vec<Vec<u8>>, String, String);
-    let entries: Vec<Entry> = look.ask(&["SLOWLOG", "GET", "100"]);
-    forget(look);
+    let entries: Vec<Entry> = admin.query(&["SLOWLOG", "GET", "100"]);
+    reset_slow_log(admin);
     let scripts = entries.iter().filter(|entry| entry.3[0].eq_ignore_ascii_case(b"evalsha"));
     Duration::from_micros(scripts.map(|entry| entry.2).max().expect("a script in the log"))
 }

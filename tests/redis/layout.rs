@@ -1,5 +1,5 @@
-//! The stored layout, written a second time and from its description: for logs too large to fill by checks, and so that it
-//! does not change unseen.
+//! An independent implementation of the documented storage layout. It fills logs that are too large to fill by checks, and
+//! it detects an unintended change of the layout.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use redis::{Connection, pipe};
 use tower_sliding_window::{Algorithm, Wait, backend::Backend};
 
 use super::{
-    look::Look,
-    rig::{HOUR, alice, clocked, limiter, policy, remaining, reserve},
+    admin::Admin,
+    rig::{HOUR, alice, limiter, policy, remaining, reserve, with_manual_clock},
 };
 use crate::support::server::{Engine, Server};
 
-/// A log, or one of buckets.
+/// A log of charges or of buckets.
 pub struct Log<'a> {
-    pub born: u64,
+    pub generation: u64,
     pub last: u64,
-    /// What was used before the oldest record, which has left: totals begin again at 2^40.
+    /// The total of the units before the oldest record, modulo 2^40.
     pub before: u64,
-    /// The instant of each record, and its units: what a bucket holds stands at its end.
+    /// The instant and the units of each record. The instant of a bucket is its end.
     pub records: &'a [(u64, u64)],
 }
 
-/// Writes a log whose records have not left.
+/// Writes a log whose records have not expired.
 pub fn write_log(connection: &mut Connection, key: &str, log: &Log<'_>) {
-    let Log { born, last, before, records } = log;
+    let Log { generation, last, before, records } = log;
     let mut total = *before;
     let mut stored = Vec::new();
     for (at, units) in *records {
-        // What was used before it.
+        // The total of the units before this record.
         stored.push([&at.to_le_bytes()[..7], &u64::to_le_bytes(total)[..5]].concat());
         total = (total + units) % (1 << 40);
     }
     let (oldest, newest) = (records[0].0, records[records.len() - 1].0);
     let header = [
-        &born.to_le_bytes()[..7],
+        &generation.to_le_bytes()[..7],
         &last.to_le_bytes()[..7],
         &newest.to_le_bytes()[..7],
         // The oldest record is in the header.
         &oldest.to_le_bytes()[..7],
         &before.to_le_bytes()[..5],
-        // All in all.
+        // The total of all units.
         &total.to_le_bytes()[..5],
-        // No records in front, and none has lost its units.
+        // No records in front, and no refunded record.
         &[0],
         &(records.len() as u64).to_le_bytes()[..3],
     ];
@@ -51,27 +51,28 @@ pub fn write_log(connection: &mut Connection, key: &str, log: &Log<'_>) {
     let tail = entries.pop().unwrap_or_default();
     entries.push([header.concat(), tail].concat());
     pipe().del(key).exec(connection).unwrap();
-    for some in entries.chunks(4096) {
-        pipe().rpush(key, some).exec(connection).unwrap();
+    for chunk in entries.chunks(4096) {
+        pipe().rpush(key, chunk).exec(connection).unwrap();
     }
     pipe().pexpire(key, 7_200_000).exec(connection).unwrap();
 }
 
-/// Writes the log that charges of cost 1 at these instants leave, none of them having left.
+/// Writes a log of charges of cost 1 at these instants, none of them expired.
 pub fn write_charges_of_one(connection: &mut Connection, key: &str, instants: &[u64]) {
     let records: Vec<(u64, u64)> = instants.iter().map(|at| (*at, 1)).collect();
-    let log = Log { born: instants[0], last: instants[instants.len() - 1], before: 0, records: &records };
+    let log =
+        Log { generation: instants[0], last: instants[instants.len() - 1], before: 0, records: &records };
     write_log(connection, key, &log);
 }
 
-/// What a sliding counter or a fixed window stores.
+/// The stored value of a sliding counter or a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    pub born: u64,
+    pub generation: u64,
     pub last: u64,
-    /// What the calendar window of the last charge has used.
+    /// The usage of the calendar window of the last charge.
     pub current: u64,
-    /// What the one before it has used; 0 for a fixed window.
+    /// The usage of the previous calendar window; 0 for a fixed window.
     pub previous: u64,
 }
 
@@ -80,9 +81,9 @@ pub fn write_windows(connection: &mut Connection, key: &str, windows: &Windows) 
 }
 
 fn windows_value(windows: &Windows) -> Vec<u8> {
-    let Windows { born, last, current, previous } = windows;
+    let Windows { generation, last, current, previous } = windows;
     [
-        &born.to_le_bytes()[..7],
+        &generation.to_le_bytes()[..7],
         &last.to_le_bytes()[..7],
         &current.to_le_bytes()[..5],
         &previous.to_le_bytes()[..5],
@@ -90,25 +91,25 @@ fn windows_value(windows: &Windows) -> Vec<u8> {
     .concat()
 }
 
-/// How many records the log at a key holds.
-pub fn records(look: &mut Look, key: &str) -> u64 {
-    let tail: Vec<u8> = look.ask(&["LINDEX", key, "-1"]);
+/// Returns the number of records of the log at a key.
+pub fn records(admin: &mut Admin, key: &str) -> u64 {
+    let tail: Vec<u8> = admin.query(&["LINDEX", key, "-1"]);
     u64::from(u32::from_le_bytes([tail[39], tail[40], tail[41], 0]))
 }
 
-fn lists_are_the_same(look: &mut Look, written: &str, log: &Log<'_>) {
-    write_log(&mut look.0, "copy", log);
-    let mut list = |key: &str| look.ask::<Vec<Vec<u8>>>(&["LRANGE", key, "0", "-1"]);
+fn assert_same_list(admin: &mut Admin, written: &str, log: &Log<'_>) {
+    write_log(&mut admin.0, "copy", log);
+    let mut list = |key: &str| admin.query::<Vec<Vec<u8>>>(&["LRANGE", key, "0", "-1"]);
     assert_eq!(list(written), list("copy"), "{} records", log.records.len());
-    look.ask::<()>(&["DEL", "copy"]);
+    admin.query::<()>(&["DEL", "copy"]);
 }
 
 #[tokio::test]
-async fn a_log_written_from_the_description_is_the_one_that_checks_write() {
+async fn checks_write_the_documented_log_layout() {
     let server = Server::start(Engine::Redis);
-    let (backend, clock) = clocked(&server).await;
+    let (backend, clock) = with_manual_clock(&server).await;
     let limiter = limiter(backend, [policy("hourly", 10_000, HOUR)]);
-    let mut look = Look::at(&server);
+    let mut admin = Admin::at(&server);
     let mut records = Vec::new();
     for units in 1..=30 {
         limiter.check(alice(), units).await.unwrap();
@@ -116,24 +117,24 @@ async fn a_log_written_from_the_description_is_the_one_that_checks_write() {
         records.push((now, u64::from(units)));
         clock.advance(Duration::from_micros(7_654_321));
 
-        let key = look.only_key();
-        lists_are_the_same(
-            &mut look,
+        let key = admin.only_key();
+        assert_same_list(
+            &mut admin,
             &key,
-            &Log { born: records[0].0, last: now, before: 0, records: &records },
+            &Log { generation: records[0].0, last: now, before: 0, records: &records },
         );
     }
 }
 
 #[tokio::test]
-async fn buckets_written_from_the_description_are_those_that_checks_write() {
+async fn checks_write_the_documented_bucket_layout() {
     let server = Server::start(Engine::Redis);
-    let (backend, clock) = clocked(&server).await;
+    let (backend, clock) = with_manual_clock(&server).await;
     let precision = Duration::from_micros(100_000_007);
     let buckets = policy("hourly", 10_000, HOUR).with_algorithm(Algorithm::SlidingBuckets { precision });
     let limiter = limiter(backend, [buckets.unwrap()]);
-    let mut look = Look::at(&server);
-    let (born, precision) = (clock.now_micros(), precision.as_micros() as u64);
+    let mut admin = Admin::at(&server);
+    let (generation, precision) = (clock.now_micros(), precision.as_micros() as u64);
     let mut records: Vec<(u64, u64)> = Vec::new();
     for units in 1..=80 {
         limiter.check(alice(), units).await.unwrap();
@@ -145,40 +146,40 @@ async fn buckets_written_from_the_description_are_those_that_checks_write() {
         }
         clock.advance(Duration::from_micros(37_654_321));
 
-        let key = look.only_key();
-        lists_are_the_same(&mut look, &key, &Log { born, last: now, before: 0, records: &records });
+        let key = admin.only_key();
+        assert_same_list(&mut admin, &key, &Log { generation, last: now, before: 0, records: &records });
     }
     assert!(records.len() > 20);
 }
 
 #[tokio::test]
-async fn windows_written_from_the_description_are_those_that_checks_write() {
+async fn checks_write_the_documented_window_layout() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let mut look = Look::at(&server);
-        for (algorithm, slides) in [(Algorithm::SlidingCounter, true), (Algorithm::FixedWindow, false)] {
-            look.ask::<()>(&["FLUSHALL"]);
-            let (backend, clock) = clocked(&server).await;
+        let mut admin = Admin::at(&server);
+        for (algorithm, is_sliding) in [(Algorithm::SlidingCounter, true), (Algorithm::FixedWindow, false)] {
+            admin.query::<()>(&["FLUSHALL"]);
+            let (backend, clock) = with_manual_clock(&server).await;
             let limiter =
                 limiter(backend, [policy("hourly", 10_000, HOUR).with_algorithm(algorithm).unwrap()]);
             let window = HOUR.as_micros() as u64;
-            let mut expected = Windows { born: 0, last: 0, current: 0, previous: 0 };
-            // Several in each calendar window, then none for one of them, and none for several.
+            let mut expected = Windows { generation: 0, last: 0, current: 0, previous: 0 };
+            // Several charges in each calendar window, then one window without charges, then several windows.
             for units in 1..=60_u32 {
                 let now = clock.now_micros();
                 match now / window - expected.last / window {
                     0 => {}
-                    1 if slides => (expected.previous, expected.current) = (expected.current, 0),
+                    1 if is_sliding => (expected.previous, expected.current) = (expected.current, 0),
                     _ => (expected.previous, expected.current) = (0, 0),
                 }
                 if expected.previous + expected.current == 0 {
-                    expected.born = now;
+                    expected.generation = now;
                 }
                 expected.current += u64::from(units);
                 expected.last = now;
                 limiter.check(alice(), units).await.unwrap();
-                let key = look.only_key();
-                let value: Vec<u8> = look.ask(&["GET", &key]);
+                let key = admin.only_key();
+                let value: Vec<u8> = admin.query(&["GET", &key]);
                 assert_eq!(value, windows_value(&expected), "{engine:?} {algorithm:?} {expected:?}");
                 let minutes = match units {
                     20 => 61,
@@ -191,47 +192,48 @@ async fn windows_written_from_the_description_are_those_that_checks_write() {
     }
 }
 
-/// What is read is what was written: usage, and when it ends.
+/// A check reads the usage from a written value.
 #[tokio::test]
-async fn windows_written_from_the_description_are_read() {
+async fn checks_read_the_documented_window_layout() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let mut look = Look::at(&server);
-        let (backend, clock) = clocked(&server).await;
+        let mut admin = Admin::at(&server);
+        let (backend, clock) = with_manual_clock(&server).await;
         let hour = HOUR.as_micros() as u64;
         // A quarter of a window has passed.
         let begin = clock.now_micros() / hour * hour;
         clock.set_micros(begin + hour / 4);
         let of = |algorithm| policy("hourly", 1_000, HOUR).with_algorithm(algorithm).unwrap();
-        // Three quarters of 400 and, as a tick is not over, a bit more: no unit is promised that is not whole.
+        // Three quarters of 400 count, plus one unit: an incomplete tick rounds up.
         let counts = [(Algorithm::SlidingCounter, 1_000 - 7 - 301), (Algorithm::FixedWindow, 1_000 - 7)];
-        for (algorithm, left) in counts {
-            look.ask::<()>(&["FLUSHALL"]);
+        for (algorithm, expected) in counts {
+            admin.query::<()>(&["FLUSHALL"]);
             let limiter = limiter(backend.clone(), [of(algorithm)]);
             limiter.check(alice(), 1).await.unwrap();
-            let key = look.only_key();
-            let windows = Windows { born: begin - 9, last: begin + 5, current: 7, previous: 400 };
+            let key = admin.only_key();
+            let windows = Windows { generation: begin - 9, last: begin + 5, current: 7, previous: 400 };
             let windows =
                 Windows { previous: if algorithm == Algorithm::FixedWindow { 0 } else { 400 }, ..windows };
-            write_windows(&mut look.0, &key, &windows);
-            assert_eq!(remaining(&limiter).await, left, "{engine:?} {algorithm:?}");
+            write_windows(&mut admin.0, &key, &windows);
+            assert_eq!(remaining(&limiter).await, expected, "{engine:?} {algorithm:?}");
         }
     }
 }
 
-/// As when a quota was lowered: even the last tick of it is too much, and the next window begins with room enough.
+/// This happens when a quota is lowered. The last tick of the previous window still exceeds the quota; the next window has
+/// room again.
 #[tokio::test]
-async fn a_window_that_used_a_thousand_quotas_holds_back_the_next_one_to_its_end() {
+async fn overused_window_blocks_all_of_the_next_window() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let mut look = Look::at(&server);
-        let (backend, clock) = clocked(&server).await;
+        let mut admin = Admin::at(&server);
+        let (backend, clock) = with_manual_clock(&server).await;
         let counter = policy("short", 10, Duration::from_millis(1));
         let limiter = limiter(backend, [counter.with_algorithm(Algorithm::SlidingCounter).unwrap()]);
         limiter.check(alice(), 1).await.unwrap();
-        let (key, begin) = (look.only_key(), clock.now_micros());
-        let windows = Windows { born: begin - 900, last: begin + 5, current: 1, previous: 10_000 };
-        write_windows(&mut look.0, &key, &windows);
+        let (key, begin) = (admin.only_key(), clock.now_micros());
+        let windows = Windows { generation: begin - 900, last: begin + 5, current: 1, previous: 10_000 };
+        write_windows(&mut admin.0, &key, &windows);
         for passed in [5, 500, 999] {
             clock.set_micros(begin + passed);
             let denied = limiter.check(alice(), 1).await.unwrap();
@@ -243,26 +245,30 @@ async fn a_window_that_used_a_thousand_quotas_holds_back_the_next_one_to_its_end
     }
 }
 
-/// Whoever asks for it twice gets no credit.
+/// A repeated refund gives the client no credit.
 #[tokio::test]
-async fn no_more_goes_back_to_a_window_than_it_holds() {
+async fn refund_returns_no_more_than_window_holds() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let mut look = Look::at(&server);
-        let (backend, clock) = clocked(&server).await;
+        let mut admin = Admin::at(&server);
+        let (backend, clock) = with_manual_clock(&server).await;
         let counter = policy("short", 100, Duration::from_millis(1));
         let policies = [counter.with_algorithm(Algorithm::SlidingCounter).unwrap()];
-        let early = reserve(&backend, &policies, 10).await;
+        let first = reserve(&backend, &policies, 10).await;
         clock.advance(Duration::from_millis(1));
-        let late = reserve(&backend, &policies, 20).await;
-        let key = look.only_key();
-        let mut stored =
-            Windows { born: clock.now_micros() - 1_000, last: clock.now_micros(), current: 20, previous: 10 };
+        let second = reserve(&backend, &policies, 20).await;
+        let key = admin.only_key();
+        let mut stored = Windows {
+            generation: clock.now_micros() - 1_000,
+            last: clock.now_micros(),
+            current: 20,
+            previous: 10,
+        };
         for (current, previous) in [(11, 1), (2, 0), (0, 0), (0, 0)] {
-            backend.refund(&early.refund(1)).await.unwrap();
-            backend.refund(&late.refund(11)).await.unwrap();
+            backend.refund(&first.refund(1)).await.unwrap();
+            backend.refund(&second.refund(11)).await.unwrap();
             (stored.current, stored.previous) = (current, previous);
-            let value: Vec<u8> = look.ask(&["GET", &key]);
+            let value: Vec<u8> = admin.query(&["GET", &key]);
             assert_eq!(value, windows_value(&stored), "{engine:?}");
         }
     }

@@ -1,31 +1,36 @@
-//! What holds on real servers only: what is stored, what goes over the wire, and what happens when a server fails.
+//! Tests that need real servers: stored data, commands on the wire, and server failures.
 
+pub mod admin;
 mod events;
-mod expected;
 mod layout;
-pub mod look;
 pub mod proxy;
+mod reference_log;
 pub mod rig;
 
 mod access;
 mod cluster;
 mod connecting;
+mod connection_loss;
 mod cost;
+mod deadline;
 mod denial;
 mod deny_cache;
 mod eviction;
 mod failover;
 mod foreign_value;
+mod keys;
 mod large_log;
-mod late;
-mod losing;
-mod names;
-mod places;
+mod lost_reply;
+mod record_positions;
 mod resharding;
 mod script_cache;
-mod sent_once;
 mod server_errors;
 mod sharing;
 mod storage;
 mod time_to_live;
 mod tls;
+
+/// The former name of [`admin`]. Remove it when `tests/outage` no longer uses it.
+pub mod look {
+    pub use super::admin::Admin as Look;
+}

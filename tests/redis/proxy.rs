@@ -1,4 +1,4 @@
-//! Between the client and the server: it passes everything on, until it is told to break the line at a chosen place.
+//! A fault injection proxy between the client and the server. It forwards all bytes until a test chooses a fault.
 
 use std::sync::{
     Arc,
@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::support::server::Server;
 
-/// Where the line breaks, once. The command has reached the server by then, and has run.
+/// The point at which the proxy closes the connection. The server has run the command by then.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut {
     /// No byte of the next reply arrives.
@@ -21,16 +21,17 @@ pub enum Cut {
     WithinReply = 2,
 }
 
-/// Beside a cut: not only the next one.
+/// A flag beside a cut: cut every reply, not only the next one.
 const ALWAYS: u8 = 128;
 
-/// What becomes of bytes that nobody cuts off.
+/// The bytes that the proxy forwards while it cuts no reply.
 #[derive(Clone, Copy, Debug)]
 pub enum Passing {
+    /// Requests and replies.
     Everything = 0,
-    /// Nothing arrives anywhere, and nobody is told.
+    /// No bytes; the connections stay open.
     Nothing = 1,
-    /// Questions arrive, and answers do not.
+    /// Requests, but no replies.
     Questions = 2,
 }
 
@@ -38,6 +39,7 @@ impl Cut {
     pub const ALL: [Self; 2] = [Self::BeforeReply, Self::WithinReply];
 }
 
+/// A proxy in front of one server.
 pub struct Proxy {
     port: u16,
     next_cut: Arc<AtomicU8>,
@@ -50,13 +52,13 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let next_cut = Arc::new(AtomicU8::new(0));
         let passing = Arc::new(AtomicU8::new(0));
-        let (server, cut, passes) = (server.port(), next_cut.clone(), passing.clone());
-        // It ends with the runtime of the test.
+        let (server, cut, passing_now) = (server.port(), next_cut.clone(), passing.clone());
+        // The task ends with the runtime of the test.
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                // A server that is not there is nobody who answers.
+                // If the server is down, the proxy closes the client's connection.
                 if let Ok(server) = TcpStream::connect(("127.0.0.1", server)).await {
-                    tokio::spawn(pass_on(client, server, cut.clone(), passes.clone()));
+                    tokio::spawn(forward(client, server, cut.clone(), passing_now.clone()));
                 }
             }
         });
@@ -67,56 +69,57 @@ impl Proxy {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// From now on, for connections that are there and for new ones. What was swallowed never arrives.
+    /// Sets what the proxy forwards, on open and on new connections. Discarded bytes never arrive.
     pub fn pass(&self, passing: Passing) {
         self.passing.store(passing as u8, Ordering::SeqCst);
     }
 
+    /// Cuts the next reply at this point.
     pub fn cut_next(&self, cut: Cut) {
         self.next_cut.store(cut as u8, Ordering::SeqCst);
     }
 
-    /// Every reply is cut at this place, or none.
+    /// Cuts every reply at this point, or none.
     pub fn cut_every(&self, cut: Option<Cut>) {
         self.next_cut.store(cut.map_or(0, |cut| cut as u8 | ALWAYS), Ordering::SeqCst);
     }
 
-    /// Whether the cut that was asked for has been made.
+    /// Returns whether the proxy has made the requested cut.
     pub fn has_cut(&self) -> bool {
         self.next_cut.load(Ordering::SeqCst) == 0
     }
 }
 
-async fn pass_on(
+async fn forward(
     mut client: TcpStream,
     mut server: TcpStream,
     next_cut: Arc<AtomicU8>,
     passing: Arc<AtomicU8>,
 ) {
-    let (mut question, mut answer) = ([0; 65536], [0; 65536]);
+    let (mut request, mut reply) = ([0; 65536], [0; 65536]);
     loop {
         tokio::select! {
-            read = client.read(&mut question) => match read {
+            read = client.read(&mut request) => match read {
                 Ok(1..) if passing.load(Ordering::SeqCst) == Passing::Nothing as u8 => {}
                 Ok(length @ 1..) => {
-                    if server.write_all(&question[..length]).await.is_err() {
+                    if server.write_all(&request[..length]).await.is_err() {
                         return;
                     }
                 }
                 _ => return,
             },
-            read = server.read(&mut answer) => match read {
+            read = server.read(&mut reply) => match read {
                 Ok(1..) if passing.load(Ordering::SeqCst) != Passing::Everything as u8 => {}
                 Ok(length @ 1..) => {
                     let once = |cut: u8| (cut & ALWAYS == 0).then_some(0);
                     let cut = next_cut.fetch_update(Ordering::SeqCst, Ordering::SeqCst, once);
                     let cut = cut.unwrap_or_else(|cut| cut);
-                    let passes = match cut & !ALWAYS {
+                    let forwarded = match cut & !ALWAYS {
                         0 => length,
                         1 => 0,
                         _ => length / 2,
                     };
-                    let _ = client.write_all(&answer[..passes]).await;
+                    let _ = client.write_all(&reply[..forwarded]).await;
                     if cut != 0 {
                         return;
                     }

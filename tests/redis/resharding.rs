@@ -1,4 +1,4 @@
-//! A cluster that changes under a service: slots that move, primaries that die or hang.
+//! Changes of the cluster topology during use: slots move, and primaries die or hang.
 
 use std::time::{Duration, Instant};
 
@@ -9,25 +9,25 @@ use tower_sliding_window::{
 };
 
 use super::{
-    look::Look,
-    rig::{HOUR, UNHURRIED, alice, at_once, policy},
+    admin::Admin,
+    rig::{HOUR, LONG_DEADLINE, alice, concurrently, policy},
 };
 use crate::support::{
     cluster::{Cluster, slot},
     server::{Engine, Server},
 };
 
-/// Long enough for the nodes to agree, and for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Long enough for the nodes to agree, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
 const PRIMARIES: usize = 3;
 
-/// Without keeping others of this test waiting.
+/// Starts a cluster on a blocking thread, so that the other engines of the test go on.
 async fn start(engine: Engine) -> Cluster {
     spawn_blocking(move || Cluster::start(engine)).await.unwrap()
 }
 
 async fn backend(cluster: &Cluster) -> RedisBackend {
-    // Any of its nodes will do, a replica too.
+    // The client may connect to any node, even to a replica.
     RedisBackend::connect_cluster([cluster.replicas()[1].url()]).await.unwrap()
 }
 
@@ -40,7 +40,7 @@ fn two() -> [Policy; 2] {
     [policy("hundred", 100, HOUR), policy("many", 1_000, HOUR)]
 }
 
-/// The primary that had this key at the start.
+/// Returns the index of the primary that owned this key at the start.
 fn owner(key: &PartitionKey) -> usize {
     usize::from(slot(key)) * PRIMARIES / 16_384
 }
@@ -59,26 +59,26 @@ fn move_key(from: &Server, to: &Server, key: &str) {
     command.exec(&mut from.connection()).unwrap();
 }
 
-async fn left(limiter: &Limiter, key: &PartitionKey) -> Vec<u32> {
+async fn remaining(limiter: &Limiter, key: &PartitionKey) -> Vec<u32> {
     let decision = limiter.peek(key.clone(), 0).await.unwrap();
     decision.statuses().iter().map(|status| status.remaining()).collect()
 }
 
-/// Asks until there is a decision.
+/// Repeats a check until there is a decision.
 async fn until_decided(limiter: &Limiter, key: &PartitionKey) {
     let start = Instant::now();
     while let Err(error) = limiter.check(key.clone(), 1).await {
-        assert!(start.elapsed() < PATIENCE, "there is never a decision: {error:?}");
+        assert!(start.elapsed() < TIMEOUT, "no check gets a decision: {error:?}");
         sleep(Duration::from_millis(20)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn while_a_slot_moves_every_check_is_decided_and_charged_once() {
-    at_once(Engine::ALL.map(|engine| async move {
+async fn checks_are_charged_once_while_slot_moves() {
+    concurrently(Engine::ALL.map(|engine| async move {
         let cluster = start(engine).await;
         let backend = backend(&cluster).await;
-        let limiter = limiter(&backend, UNHURRIED, two());
+        let limiter = limiter(&backend, LONG_DEADLINE, two());
         let from = &cluster.primaries()[owner(&alice())];
         let to = &cluster.primaries()[(owner(&alice()) + 1) % PRIMARIES];
         let slot = slot(&alice());
@@ -89,44 +89,44 @@ async fn while_a_slot_moves_every_check_is_decided_and_charged_once() {
             assert_eq!(decision.statuses()[0].remaining(), 100 - used, "{engine:?}");
         };
         check().await;
-        let keys = Look::at(from).keys();
+        let keys = Admin::at(from).keys();
         assert_eq!(keys.len(), 2);
 
         set_slot(to, slot, &["IMPORTING", &id(from)]);
         set_slot(from, slot, &["MIGRATING", &id(to)]);
-        // All is still there.
+        // Both keys are still on the old node.
         check().await;
-        // One key is here and one there: it has to wait until both are.
+        // The keys are on different nodes. No node can run the check until both keys are on one.
         move_key(from, to, &keys[0]);
         let error = limiter.check(alice(), 1).await.unwrap_err();
         assert_eq!(error.reason(), Reason::Busy, "{engine:?}: {error:?}");
         move_key(from, to, &keys[1]);
-        // All is on its way.
+        // Both keys have moved, but the slot has not.
         check().await;
         for node in [to, from] {
             set_slot(node, slot, &["NODE", &id(to)]);
         }
-        // All has arrived.
+        // The slot has moved.
         check().await;
         check().await;
-        assert_eq!(left(&limiter, &alice()).await, [95, 995], "{engine:?}");
+        assert_eq!(remaining(&limiter, &alice()).await, [95, 995], "{engine:?}");
 
-        // It is sent where it belongs from now on.
-        let mut look = Look::at(from);
-        look.ask::<()>(&["CONFIG", "RESETSTAT"]);
+        // The backend sends further checks directly to the new node.
+        let mut admin = Admin::at(from);
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         check().await;
-        assert_eq!(look.calls("evalsha").all, 0, "{engine:?}");
-        // What can be changed afterwards follows as well.
+        assert_eq!(admin.calls("evalsha").all, 0, "{engine:?}");
+        // Settlements and resets reach the new node as well.
         limiter.reserve(alice(), 5).await.unwrap().settle(2).await;
-        assert_eq!(left(&limiter, &alice()).await, [92, 992], "{engine:?}");
+        assert_eq!(remaining(&limiter, &alice()).await, [92, 992], "{engine:?}");
         limiter.reset(alice()).await.unwrap();
-        assert_eq!(left(&limiter, &alice()).await, [100, 1_000], "{engine:?}");
+        assert_eq!(remaining(&limiter, &alice()).await, [100, 1_000], "{engine:?}");
     }))
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_primary_that_dies_in_a_cluster_is_followed_by_its_replica_and_the_others_go_on() {
+async fn replica_replaces_dead_cluster_primary() {
     let mut cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
     let limiter = limiter(&backend, Limiter::DEFAULT_DEADLINE, two());
@@ -135,24 +135,24 @@ async fn a_primary_that_dies_in_a_cluster_is_followed_by_its_replica_and_the_oth
     let bob = bob.into_iter().find(|bob| owner(bob) != dying).unwrap();
     limiter.check(alice(), 40).await.unwrap();
     until_decided(&limiter, &bob).await;
-    Look::at(&cluster.primaries()[dying]).replicate();
+    Admin::at(&cluster.primaries()[dying]).replicate();
 
     cluster.kill(dying);
-    // Until the others have noticed, they answer for what is theirs.
+    // The other primaries answer for their slots until they notice the failure.
     let mut decided = 0;
     for _ in 0..20 {
         decided += u32::from(limiter.check(bob.clone(), 1).await.is_ok());
         let _ = limiter.check(alice(), 1).await;
     }
-    assert!(decided > 0, "nobody answers");
+    assert!(decided > 0, "no other primary answers");
     until_decided(&limiter, &alice()).await;
-    assert_eq!(left(&limiter, &alice()).await, [59, 959]);
+    assert_eq!(remaining(&limiter, &alice()).await, [59, 959]);
     until_decided(&limiter, &bob).await;
 }
 
-/// It keeps its connections, and nobody hangs up.
+/// A hanging primary keeps its connections open. It charges nothing when it resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn a_primary_that_hangs_in_a_cluster_keeps_nobody_else_and_charges_nothing_afterwards() {
+async fn hanging_cluster_primary_blocks_no_other_slot() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
     let limiter = limiter(&backend, Limiter::DEFAULT_DEADLINE, two());
@@ -161,7 +161,7 @@ async fn a_primary_that_hangs_in_a_cluster_keeps_nobody_else_and_charges_nothing
     let bob = bob.into_iter().find(|bob| owner(bob) != hanging).unwrap();
     limiter.check(alice(), 40).await.unwrap();
     until_decided(&limiter, &bob).await;
-    Look::at(&cluster.primaries()[hanging]).replicate();
+    Admin::at(&cluster.primaries()[hanging]).replicate();
 
     cluster.primaries()[hanging].signal(libc::SIGSTOP);
     let unanswered = backend.unanswered_checks();
@@ -170,26 +170,26 @@ async fn a_primary_that_hangs_in_a_cluster_keeps_nobody_else_and_charges_nothing
         assert!(limiter.check(alice(), 1).await.is_err());
         decided += u32::from(limiter.check(bob.clone(), 1).await.is_ok());
     }
-    assert!(decided >= 8, "{decided} of 10 while a sibling hangs");
+    assert!(decided >= 8, "{decided} of 10 while another primary hangs");
     assert!(backend.unanswered_checks() > unanswered);
     until_decided(&limiter, &alice()).await;
-    assert_eq!(left(&limiter, &alice()).await, [59, 959]);
+    assert_eq!(remaining(&limiter, &alice()).await, [59, 959]);
 
     cluster.primaries()[hanging].signal(libc::SIGCONT);
     sleep(Duration::from_millis(300)).await;
-    assert_eq!(left(&limiter, &alice()).await, [59, 959]);
+    assert_eq!(remaining(&limiter, &alice()).await, [59, 959]);
 }
 
-/// A user of the cluster's nodes who may do what is documented, and nothing else.
+/// The Redis user has only the documented permissions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn the_smallest_set_of_permissions_is_enough_in_a_cluster_and_less_is_not() {
-    at_once(Engine::ALL.map(|engine| async move {
+async fn cluster_user_needs_slots_and_asking_permissions() {
+    concurrently(Engine::ALL.map(|engine| async move {
         let cluster = start(engine).await;
         let allow = |commands: &str| {
             let commands = format!("reset on >secret ~tsw:* {commands}");
             for node in &cluster.nodes {
                 let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(commands.split(' '));
-                Look::at(node).ask::<()>(&words.collect::<Vec<_>>());
+                Admin::at(node).query::<()>(&words.collect::<Vec<_>>());
             }
         };
         let url = format!("redis://limiter:secret@127.0.0.1:{}/", cluster.nodes[0].port());
@@ -198,7 +198,7 @@ async fn the_smallest_set_of_permissions_is_enough_in_a_cluster_and_less_is_not(
         assert!(RedisBackend::connect_cluster([&url]).await.is_err(), "{engine:?}");
         allow(&format!("{always} +cluster|slots"));
         let backend = RedisBackend::connect_cluster([&url]).await.unwrap();
-        let limiter = limiter(&backend, UNHURRIED, two());
+        let limiter = limiter(&backend, LONG_DEADLINE, two());
         limiter.check(alice(), 1).await.unwrap();
 
         let from = &cluster.primaries()[owner(&alice())];
@@ -206,7 +206,7 @@ async fn the_smallest_set_of_permissions_is_enough_in_a_cluster_and_less_is_not(
         let slot = slot(&alice());
         set_slot(to, slot, &["IMPORTING", &id(from)]);
         set_slot(from, slot, &["MIGRATING", &id(to)]);
-        for key in Look::at(from).keys() {
+        for key in Admin::at(from).keys() {
             move_key(from, to, &key);
         }
         let error = limiter.check(alice(), 1).await.unwrap_err();
@@ -219,14 +219,14 @@ async fn the_smallest_set_of_permissions_is_enough_in_a_cluster_and_less_is_not(
 }
 
 #[tokio::test]
-async fn a_cluster_that_is_not_there_is_an_error_and_so_is_one_of_no_nodes() {
+async fn unreachable_or_invalid_cluster_is_an_error() {
     let error = RedisBackend::connect_cluster(["redis://:secret@127.0.0.1:1/"]).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     let text = error.to_string();
     assert!(text.starts_with("Redis at cluster 127.0.0.1:1: Connection refused"), "{text}");
 
-    let nobody: [&str; 0] = [];
-    let error = RedisBackend::lazy_cluster(nobody).unwrap_err();
+    let none: [&str; 0] = [];
+    let error = RedisBackend::lazy_cluster(none).unwrap_err();
     assert!(error.to_string().starts_with("missing cluster node: give at least one URL; "), "{error}");
     let error = RedisBackend::lazy_cluster(["redis://127.0.0.1/2"]).unwrap_err();
     assert!(
@@ -239,35 +239,35 @@ async fn a_cluster_that_is_not_there_is_an_error_and_so_is_one_of_no_nodes() {
         "{error}"
     );
 
-    // A server that is none says so.
+    // A server that is not in cluster mode reports that.
     let server = Server::start(Engine::Redis);
     let error = RedisBackend::connect_cluster([server.url()]).await.unwrap_err();
     assert!(error.to_string().contains("cluster support disabled"), "{error}");
 }
 
 #[tokio::test]
-async fn a_password_that_is_refused_in_a_cluster_is_told() {
+async fn cluster_error_reports_wrong_password() {
     let cluster = start(Engine::Redis).await;
     let url = format!("redis://limiter:wrong@127.0.0.1:{}/", cluster.nodes[0].port());
     let error = RedisBackend::connect_cluster([&url]).await.unwrap_err();
     assert!(error.to_string().contains("WRONGPASS"), "{error}");
-    let limiter = limiter(&RedisBackend::lazy_cluster([&url]).unwrap(), UNHURRIED, two());
+    let limiter = limiter(&RedisBackend::lazy_cluster([&url]).unwrap(), LONG_DEADLINE, two());
     let error = limiter.check(alice(), 1).await.unwrap_err();
     assert_eq!(error.reason(), Reason::NoPermission, "{error:?}");
     assert!(!format!("{error:?}").contains("wrong"), "{error:?}");
 
-    // Put right, it is taken.
+    // After the password is set on the nodes, the backend connects.
     for node in &cluster.nodes {
-        Look::at(node).ask::<()>(&["ACL", "SETUSER", "limiter", "on", ">wrong", "~*", "+@all"]);
+        Admin::at(node).query::<()>(&["ACL", "SETUSER", "limiter", "on", ">wrong", "~*", "+@all"]);
     }
     until_decided(&limiter, &alice()).await;
 }
 
 /// A service may start while one of the nodes is down.
 #[tokio::test]
-async fn a_cluster_is_connected_to_if_any_of_its_nodes_answers() {
+async fn cluster_connects_through_any_reachable_node() {
     let mut cluster = start(Engine::Redis).await;
-    // It has the first slot.
+    // The dead node owns the first slot.
     cluster.kill(0);
     let urls: Vec<_> = cluster.nodes.iter().map(Server::url).collect();
     RedisBackend::connect_cluster(urls).await.unwrap();

@@ -1,4 +1,4 @@
-//! What these tests drive the crate with.
+//! Helpers that build backends, limiters and checks for these tests.
 
 use std::{future::Future, time::Duration};
 
@@ -12,12 +12,12 @@ use tower_sliding_window::{
 use crate::support::server::Server;
 
 /// A deadline that a busy machine does not reach.
-pub const UNHURRIED: Duration = Duration::from_secs(20);
+pub const LONG_DEADLINE: Duration = Duration::from_secs(20);
 
 pub const HOUR: Duration = Duration::from_secs(3600);
 
-/// So long that no edge of a calendar window falls into a test.
-pub const LONG: Duration = Duration::from_secs(366 * 24 * 3600);
+/// A window so long that a test crosses no boundary of a calendar window.
+pub const LONG_WINDOW: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// An admitted check that can be settled.
 pub struct Reserved {
@@ -26,10 +26,10 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// What goes back when so much of each pair was used.
+    /// Returns the refund of a reservation that used this many units of each pair.
     pub fn refund(&self, used: u32) -> Refund {
         let used = vec![used; self.check.pairs().len()];
-        Refund::of(&self.check, self.decision.receipts(), &used).expect("something that goes back")
+        Refund::of(&self.check, self.decision.receipts(), &used).expect("units to refund")
     }
 }
 
@@ -37,7 +37,7 @@ pub fn policy(name: &str, quota: u32, window: Duration) -> Policy {
     Policy::new(name, quota, window).unwrap()
 }
 
-/// A policy of every algorithm, named after it. Buckets are an eighth of the window wide.
+/// Returns a policy of every algorithm, named after it. A bucket is an eighth of the window wide.
 pub fn every_algorithm(quota: u32, window: Duration) -> [Policy; 4] {
     let precision = Duration::from_micros((window / 8).as_micros() as u64);
     let algorithms = [
@@ -49,7 +49,7 @@ pub fn every_algorithm(quota: u32, window: Duration) -> [Policy; 4] {
     algorithms.map(|(name, algorithm)| policy(name, quota, window).with_algorithm(algorithm).unwrap())
 }
 
-/// A check of Alice under these policies, at this cost each.
+/// Returns a check of Alice under these policies, each at this cost.
 pub fn check(policies: &[Policy], cost: u32, purpose: Purpose) -> Check {
     let pairs = policies.iter().map(|policy| Pair::new(alice(), policy.clone(), cost));
     Check::new(pairs.collect::<Vec<_>>()).unwrap().with_purpose(purpose)
@@ -66,19 +66,19 @@ pub async fn peek(backend: &impl Backend, policies: &[Policy], cost: u32) -> Dec
     backend.check(&check(policies, cost, Purpose::Peek)).await.unwrap()
 }
 
-/// It asks the server every time.
+/// Returns a limiter without a deny cache: every check reaches the server.
 pub fn limiter<const N: usize>(backend: impl Backend, policies: [Policy; N]) -> Limiter {
-    let builder = Limiter::builder(backend).deadline(UNHURRIED).deny_cache(None);
+    let builder = Limiter::builder(backend).deadline(LONG_DEADLINE).deny_cache(None);
     policies.into_iter().fold(builder, |builder, policy| builder.policy(policy)).build().unwrap()
 }
 
-/// On the server's own clock.
+/// Returns a backend that uses the server's clock.
 pub async fn backend(server: &Server) -> RedisBackend {
     RedisBackend::connect(&server.url()).await.unwrap()
 }
 
-/// On a clock that the test moves.
-pub async fn clocked(server: &Server) -> (RedisBackend, ManualClock) {
+/// Returns a backend that uses a clock controlled by the test.
+pub async fn with_manual_clock(server: &Server) -> (RedisBackend, ManualClock) {
     let clock = ManualClock::new();
     (backend(server).await.with_clock(&clock), clock)
 }
@@ -87,7 +87,7 @@ pub fn alice() -> PartitionKey {
     PartitionKey::new("user", "alice")
 }
 
-/// What is left of the quota of the only policy, asked at no cost.
+/// Returns the remaining quota of the only policy, with a check of cost 0.
 pub async fn remaining(limiter: &Limiter) -> u32 {
     limiter.check(alice(), 0).await.unwrap().statuses()[0].remaining()
 }
@@ -96,15 +96,15 @@ pub fn reason(outcome: Result<Decision, BackendError>) -> Reason {
     outcome.expect_err("no decision").reason()
 }
 
-/// Many checks at once; returns their outcomes in the order in which they came.
-pub async fn at_once<F>(checks: impl IntoIterator<Item = F>) -> Vec<F::Output>
+/// Runs many checks concurrently. Returns their outcomes in the order of completion.
+pub async fn concurrently<F>(checks: impl IntoIterator<Item = F>) -> Vec<F::Output>
 where
     F: Future<Output: Send + 'static> + Send + 'static,
 {
     JoinSet::from_iter(checks).join_all().await
 }
 
-/// Time for a connection to notice what has happened to it while nothing is asked.
+/// Waits long enough for an idle connection to notice that it was closed.
 pub async fn idle() {
     tokio::time::sleep(Duration::from_millis(150)).await;
 }

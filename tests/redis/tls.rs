@@ -1,4 +1,4 @@
-//! Encrypted connections: who is trusted, and who is not.
+//! TLS connections: trusted and untrusted certificates.
 
 use std::{fs, path::Path};
 
@@ -13,10 +13,10 @@ use tower_sliding_window::{
 use super::rig::{HOUR, alice, limiter, policy, reason};
 use crate::support::server::{Engine, Server, free_port};
 
-/// Debian builds its Redis with TLS. The wheels of the others have none.
+/// The engines with TLS. Debian builds Redis with it; the wheels of the other engines have none.
 const WITH_TLS: [Engine; 1] = [Engine::Redis];
 
-/// Who signs certificates.
+/// A certificate authority.
 struct Authority {
     pem: String,
     issuer: Issuer<'static, KeyPair>,
@@ -54,7 +54,7 @@ struct Encrypted {
 }
 
 impl Encrypted {
-    /// `clients`: whether a client needs a certificate, `yes` or `no`.
+    /// Starts a server. `clients` is `yes` if a client needs a certificate, and `no` otherwise.
     fn start(engine: Engine, authority: &Authority, clients: &str) -> Self {
         let files = tempfile::tempdir().unwrap();
         let Identity { certificate, key } = authority.sign("127.0.0.1");
@@ -87,22 +87,22 @@ fn path_of(path: &Path) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-async fn is_limited_by(backend: RedisBackend) {
+async fn assert_limits(backend: RedisBackend) {
     let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
     limiter.reset(alice()).await.unwrap();
     assert!(limiter.check(alice(), 9).await.unwrap().is_admitted());
     assert!(!limiter.check(alice(), 2).await.unwrap().is_admitted());
 }
 
-/// Why there is no connection.
-async fn refusal(url: &str, tls: Option<Tls>) -> String {
+/// Returns the connection error, and asserts that a check fails as well.
+async fn connect_error(url: &str, tls: Option<Tls>) -> String {
     let outcome = match tls.clone() {
         Some(tls) => RedisBackend::connect_with_tls(url, tls).await,
         None => RedisBackend::connect(url).await,
     };
     let error = outcome.expect_err("a connection");
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
-    // A check says so, too.
+    // A check fails as well.
     let lazy = match tls {
         Some(tls) => RedisBackend::lazy_with_tls(url, tls),
         None => RedisBackend::lazy(url),
@@ -113,99 +113,99 @@ async fn refusal(url: &str, tls: Option<Tls>) -> String {
 }
 
 #[tokio::test]
-async fn a_server_of_an_authority_that_is_trusted_limits() {
+async fn backend_accepts_server_of_trusted_authority() {
     for engine in WITH_TLS {
-        let (authority, another) = (Authority::new("ours"), Authority::new("another"));
+        let (authority, another) = (Authority::new("trusted"), Authority::new("another"));
         let server = Encrypted::start(engine, &authority, "no");
         let tls = Tls::new().authority(&authority.pem);
-        is_limited_by(RedisBackend::connect_with_tls(&server.url, tls.clone()).await.unwrap()).await;
-        is_limited_by(RedisBackend::lazy_with_tls(&server.url, tls.clone()).unwrap()).await;
-        // One of several, and in RESP2.
+        assert_limits(RedisBackend::connect_with_tls(&server.url, tls.clone()).await.unwrap()).await;
+        assert_limits(RedisBackend::lazy_with_tls(&server.url, tls.clone()).unwrap()).await;
+        // One of several authorities, and RESP2.
         let both = Tls::new().authority(another.pem.trim_end()).authority(&authority.pem);
         let resp2 = format!("{}?protocol=resp2", server.url);
-        is_limited_by(RedisBackend::connect_with_tls(&resp2, both).await.unwrap()).await;
+        assert_limits(RedisBackend::connect_with_tls(&resp2, both).await.unwrap()).await;
     }
 }
 
 #[tokio::test]
-async fn a_server_of_another_authority_is_refused_and_the_reason_is_told() {
+async fn connect_fails_for_untrusted_certificate() {
     for engine in WITH_TLS {
-        let (authority, another) = (Authority::new("ours"), Authority::new("another"));
+        let (authority, another) = (Authority::new("trusted"), Authority::new("another"));
         let server = Encrypted::start(engine, &authority, "no");
         for tls in [None, Some(Tls::new().authority(&another.pem))] {
-            let why = refusal(&server.url, tls).await;
-            assert!(why.contains("invalid peer certificate: UnknownIssuer"), "{engine:?}: {why}");
+            let error = connect_error(&server.url, tls).await;
+            assert!(error.contains("invalid peer certificate: UnknownIssuer"), "{engine:?}: {error}");
         }
         // The certificate is for another name.
         let url = server.url.replace("127.0.0.1", "localhost");
-        let why = refusal(&url, Some(Tls::new().authority(&authority.pem))).await;
+        let error = connect_error(&url, Some(Tls::new().authority(&authority.pem))).await;
         assert!(
-            why.contains("invalid peer certificate: certificate not valid for name"),
-            "{engine:?}: {why}"
+            error.contains("invalid peer certificate: certificate not valid for name"),
+            "{engine:?}: {error}"
         );
     }
 }
 
 #[tokio::test]
-async fn a_server_that_demands_a_certificate_takes_one_of_its_authority_and_no_other() {
+async fn server_demands_client_certificate_of_its_authority() {
     for engine in WITH_TLS {
-        let (authority, another) = (Authority::new("ours"), Authority::new("another"));
+        let (authority, another) = (Authority::new("trusted"), Authority::new("another"));
         let server = Encrypted::start(engine, &authority, "yes");
-        let trusting = Tls::new().authority(&authority.pem);
+        let trusted = Tls::new().authority(&authority.pem);
         let with = |by: &Authority| {
             let Identity { certificate, key } = by.sign("limiter");
-            trusting.clone().client(certificate, key)
+            trusted.clone().client(certificate, key)
         };
-        is_limited_by(RedisBackend::connect_with_tls(&server.url, with(&authority)).await.unwrap()).await;
+        assert_limits(RedisBackend::connect_with_tls(&server.url, with(&authority)).await.unwrap()).await;
 
-        let why = refusal(&server.url, Some(trusting.clone())).await;
-        assert!(why.contains("CertificateRequired"), "{engine:?}: {why}");
-        let why = refusal(&server.url, Some(with(&another))).await;
-        assert!(why.contains("UnknownCA") || why.contains("DecryptError"), "{engine:?}: {why}");
+        let error = connect_error(&server.url, Some(trusted.clone())).await;
+        assert!(error.contains("CertificateRequired"), "{engine:?}: {error}");
+        let error = connect_error(&server.url, Some(with(&another))).await;
+        assert!(error.contains("UnknownCA") || error.contains("DecryptError"), "{engine:?}: {error}");
     }
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_an_error_early_and_repeats_no_key() {
+async fn invalid_tls_settings_fail_early_and_hide_key() {
     let url = "rediss://127.0.0.1:1/";
-    let authority = Authority::new("ours");
+    let authority = Authority::new("trusted");
     let (one, other) = (authority.sign("one"), authority.sign("other"));
-    let why = |tls: &Tls| match RedisBackend::lazy_with_tls(url, tls.clone()) {
+    let config_error = |tls: &Tls| match RedisBackend::lazy_with_tls(url, tls.clone()) {
         Err(error @ ConfigError::RedisTls { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     };
-    let ours = || Tls::new().authority(&authority.pem);
+    let trusted = || Tls::new().authority(&authority.pem);
     let broken = authority.pem.replace("-----END", "-----EDN");
-    let of_key = "TLS to Redis: invalid client key: not a private key in PEM";
+    let key_error = "TLS to Redis: invalid client key: not a private key in PEM";
     for (tls, expected) in [
         (Tls::new().authority(""), "TLS to Redis: invalid authority: no certificate in PEM found"),
         (Tls::new().authority(&one.key), "TLS to Redis: invalid authority: no certificate in PEM found"),
         (Tls::new().authority(broken), "TLS to Redis: invalid authority: not a certificate in PEM: "),
         (
-            ours().client("no", &one.key),
+            trusted().client("no", &one.key),
             "TLS to Redis: invalid client certificate: no certificate in PEM found",
         ),
-        (ours().client(&one.certificate, "s3cret"), of_key),
-        (ours().client(&one.certificate, &one.certificate), of_key),
-        (ours().client(&one.certificate, &other.key), "TLS to Redis: invalid client certificate or key: "),
+        (trusted().client(&one.certificate, "s3cret"), key_error),
+        (trusted().client(&one.certificate, &one.certificate), key_error),
+        (trusted().client(&one.certificate, &other.key), "TLS to Redis: invalid client certificate or key: "),
     ] {
-        let why = why(&tls);
-        assert!(why.starts_with(expected), "{why}");
-        assert!(!why.contains("s3cret") && !why.contains(one.key.lines().nth(1).unwrap()), "{why}");
+        let error = config_error(&tls);
+        assert!(error.starts_with(expected), "{error}");
+        assert!(!error.contains("s3cret") && !error.contains(one.key.lines().nth(1).unwrap()), "{error}");
         let error = RedisBackend::connect_with_tls(url, tls).await.unwrap_err();
         assert!(matches!(error, ConnectError::Url(ConfigError::RedisTls { .. })), "{error:?}");
     }
-    let error = RedisBackend::lazy_with_tls("redis://127.0.0.1/", ours()).unwrap_err();
+    let error = RedisBackend::lazy_with_tls("redis://127.0.0.1/", trusted()).unwrap_err();
     assert_eq!(error.to_string(), "TLS to Redis: certificates need a URL that begins with rediss://");
-    RedisBackend::lazy_with_tls(url, ours().client(&one.certificate, &one.key)).unwrap();
+    RedisBackend::lazy_with_tls(url, trusted().client(&one.certificate, &one.key)).unwrap();
     RedisBackend::lazy_with_tls("redis://127.0.0.1/", Tls::new()).unwrap();
 }
 
 #[test]
-fn debug_shows_no_certificate_and_no_key() {
+fn debug_output_hides_certificate_and_key() {
     let tls = Tls::new().authority("an authority").client("a certificate", "a key");
     assert_eq!(format!("{tls:?}"), "Tls { has_authority: true, has_client: true }");
-    let one = Authority::new("ours").sign("one");
+    let one = Authority::new("trusted").sign("one");
     let tls = Tls::new().client(&one.certificate, &one.key);
     let backend = RedisBackend::lazy_with_tls("rediss://user:pa55word@127.0.0.1:1/", tls).unwrap();
     let text = format!("{backend:?}");

@@ -1,4 +1,4 @@
-//! A process that asks: its limiter, and many callers who do not wait for each other.
+//! A simulated process: a limiter and many concurrent callers.
 
 use std::{
     io,
@@ -17,16 +17,16 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Admission, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Rejection, settle::Settled,
-    testing::ManualClock,
+    Admission, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Rejection,
+    settle::Settled, testing::ManualClock,
 };
 use turmoil::net::TcpStream;
 
 use super::{
-    chance::Chance,
+    mutation::{self, Mutation},
     plan::{DEADLINE, NUMBER, Plan, SERVER, SHARED},
-    plant::{self, Bug},
-    record::{Answer, Event, Id, Record},
+    random::Random,
+    record::{Event, Id, Outcome, Record},
     server::PORT,
 };
 
@@ -34,52 +34,53 @@ use super::{
 pub struct Client {
     pub number: usize,
     pub plan: Plan,
-    pub bug: Option<Bug>,
+    pub mutation: Option<Mutation>,
     pub record: Record,
-    /// That of all memories.
+    /// The clock of all memory backends.
     pub clock: ManualClock,
 }
 
-/// How a caller asks.
+/// How a caller uses the limiter.
 #[derive(Clone, Copy)]
-enum Manner {
-    Admits,
-    /// And goes away after so long.
-    GoesAway(Duration),
-    /// And settles after so long what was used.
-    Reserves(Duration, u32),
+enum CallKind {
+    /// Calls `admit`.
+    Admit,
+    /// Calls `admit` and cancels it after this time.
+    Cancel(Duration),
+    /// Calls `reserve`, and settles the reservation after this time with this usage.
+    Reserve(Duration, u32),
 }
 
 #[derive(Clone, Copy)]
-struct Question {
+struct Call {
     id: Id,
     tenant: u64,
     cost: u32,
-    manner: Manner,
+    kind: CallKind,
 }
 
 impl Client {
-    pub async fn live(self) -> turmoil::Result {
+    pub async fn run(self) -> turmoil::Result {
         let streams = Arc::<AtomicUsize>::default();
         let backend = self.backend(streams.clone());
         let limiter = self.limiter(backend.clone());
-        let mut chance = Chance::new(self.plan.seed ^ (self.number as u64 + 1) << 32);
+        let mut random = Random::new(self.plan.seed ^ (self.number as u64 + 1) << 32);
         let mut callers = JoinSet::new();
-        let mut asked = 0;
+        let mut started = 0;
         while turmoil::sim_elapsed().unwrap() < self.plan.last {
-            sleep(chance.millis(1..2 * self.plan.pause.as_millis() as u64)).await;
-            // Now and then many ask at once.
-            for _ in 0..if chance.one_in(20) { 8 } else { 1 } {
-                asked += 1;
-                let question = self.question(&mut chance, asked);
-                callers.spawn(self.clone().call(limiter.clone(), question));
+            sleep(random.millis(1..2 * self.plan.pause.as_millis() as u64)).await;
+            // Sometimes many callers start at once.
+            for _ in 0..if random.one_in(20) { 8 } else { 1 } {
+                started += 1;
+                let new_call = self.new_call(&mut random, started);
+                callers.spawn(self.clone().call(limiter.clone(), new_call));
             }
         }
         callers.join_all().await;
         limiter.drain().await;
-        // What is under way ends.
+        // Waits for the end of all checks in flight.
         sleep(2 * DEADLINE).await;
-        self.record.note(Event::Ended {
+        self.record.note(Event::Stopped {
             client: self.number,
             unanswered: backend.unanswered_checks(),
             lost_settlements: limiter.lost_settlements(),
@@ -89,82 +90,86 @@ impl Client {
     }
 
     fn backend(&self, streams: Arc<AtomicUsize>) -> RedisBackend {
-        let (bug, record, client) = (self.bug, self.record.clone(), self.number);
+        let (mutation, record, client) = (self.mutation, self.record.clone(), self.number);
         let has_connected = Arc::<AtomicBool>::default();
         RedisBackend::over_streams(move || {
             let (streams, record, has_connected) = (streams.clone(), record.clone(), has_connected.clone());
             async move {
-                plant::allow_connecting(bug, &has_connected)?;
+                mutation::allow_connecting(mutation, &has_connected)?;
                 let stream = TcpStream::connect((SERVER, PORT)).await?;
                 record.note(Event::Connected { client });
                 streams.fetch_add(1, Ordering::SeqCst);
-                Ok::<_, io::Error>(Counted { stream, streams, is_kept: bug == Some(Bug::KeepsStreams) })
+                Ok::<_, io::Error>(Counted {
+                    stream,
+                    streams,
+                    is_kept: mutation == Some(Mutation::LeaksStreams),
+                })
             }
         })
     }
 
     fn limiter(&self, backend: RedisBackend) -> Limiter {
         let number = Policy::new(NUMBER, u32::MAX, Duration::from_millis(1)).unwrap();
-        plant::limiter(self.bug, backend)
+        mutation::limiter(self.mutation, backend)
             .policy(self.plan.policy.clone())
             .policy(number)
-            .outage(plant::outage(self.bug, self.plan.rule))
+            .outage(mutation::outage(self.mutation, self.plan.rule))
             .local_memory(MemoryBackend::new().with_clock(&self.clock))
             .build()
             .unwrap()
     }
 
-    fn question(&self, chance: &mut Chance, asked: u32) -> Question {
-        let cost = chance.between(1..5) as u32;
-        let manner = match chance.between(0..8) {
-            0 => Manner::GoesAway(chance.millis(0..60)),
-            1 | 2 => Manner::Reserves(chance.millis(0..200), chance.between(0..2 * u64::from(cost)) as u32),
-            _ => Manner::Admits,
+    fn new_call(&self, random: &mut Random, started: u32) -> Call {
+        let cost = random.between(1..5) as u32;
+        let kind = match random.between(0..8) {
+            0 => CallKind::Cancel(random.millis(0..60)),
+            1 | 2 => CallKind::Reserve(random.millis(0..200), random.between(0..2 * u64::from(cost)) as u32),
+            _ => CallKind::Admit,
         };
-        let id = (self.number as u32 + 1) * 1_000_000 + asked;
-        Question { id, tenant: chance.between(0..self.plan.tenants), cost, manner }
+        let id = (self.number as u32 + 1) * 1_000_000 + started;
+        Call { id, tenant: random.between(0..self.plan.tenants), cost, kind }
     }
 
-    async fn call(self, limiter: Limiter, question: Question) {
-        let Question { id, tenant, cost, manner } = question;
+    async fn call(self, limiter: Limiter, new_call: Call) {
+        let Call { id, tenant, cost, kind } = new_call;
         let (key, costs) = (Plan::tenant(tenant), Costs::new().policy(SHARED, cost).policy(NUMBER, id));
-        self.record.note(Event::Asked { id, client: self.number, tenant, cost });
-        let answer = match manner {
-            Manner::Admits => told(limiter.admit(key, costs).await),
-            Manner::GoesAway(after) => {
-                let verdict = timeout(after, limiter.admit(key, costs)).await;
-                verdict.map_or(Answer::Gone, told)
+        self.record.note(Event::Started { id, client: self.number, tenant, cost });
+        let outcome = match kind {
+            CallKind::Admit => outcome_of(limiter.admit(key, costs).await),
+            CallKind::Cancel(after) => {
+                let result = timeout(after, limiter.admit(key, costs)).await;
+                result.map_or(Outcome::Cancelled, outcome_of)
             }
-            Manner::Reserves(after, used) => {
-                return self.reserve(limiter, question, key, costs, (after, used)).await;
+            CallKind::Reserve(after, used) => {
+                return self.reserve(limiter, new_call, key, costs, (after, used)).await;
             }
         };
-        self.record.note(Event::Answered { id, answer });
+        self.record.note(Event::Completed { id, outcome });
     }
 
     async fn reserve(
         self,
         limiter: Limiter,
-        Question { id, cost, .. }: Question,
+        Call { id, cost, .. }: Call,
         key: PartitionKey,
         costs: Costs,
         (after, used): (Duration, u32),
     ) {
-        let outcome = limiter.reserve(key, costs).await;
-        let (answer, reservation) = match outcome {
+        let result = limiter.reserve(key, costs).await;
+        let (outcome, reservation) = match result {
             Ok(reservation) => {
                 let reading = reservation.decision().unwrap().at_micros();
-                (Answer::Charged { reading }, Some(reservation))
+                (Outcome::Charged { reading }, Some(reservation))
             }
             Err(rejection) => (rejected(rejection), None),
         };
-        self.record.note(Event::Answered { id, answer });
+        self.record.note(Event::Completed { id, outcome });
         let Some(reservation) = reservation else { return };
         sleep(after).await;
         self.record.note(Event::Settling { id, used });
         let mut used_of = Costs::new().policy(SHARED, used);
         if used > cost {
-            // What is charged then has the number of the check, too.
+            // The overage also needs the number of the check.
             used_of = used_of.policy(NUMBER, 2 * id);
         }
         let is_done = matches!(reservation.settle(used_of).await, Settled::Done);
@@ -172,34 +177,34 @@ impl Client {
     }
 }
 
-fn told(outcome: Result<Admission, Rejection>) -> Answer {
-    let admission = match outcome {
+fn outcome_of(result: Result<Admission, Rejection>) -> Outcome {
+    let admission = match result {
         Ok(admission) => admission,
         Err(rejection) => return rejected(rejection),
     };
     match (admission.decision(), admission.local(), admission.unchecked()) {
-        (Some(decision), None, None) => Answer::Charged { reading: decision.at_micros() },
-        (None, Some(local), None) => Answer::Local { reading: local.decision().at_micros() },
-        (None, None, Some(unchecked)) => Answer::Unchecked(unchecked.reason()),
+        (Some(decision), None, None) => Outcome::Charged { reading: decision.at_micros() },
+        (None, Some(local), None) => Outcome::Local { reading: local.decision().at_micros() },
+        (None, None, Some(unchecked)) => Outcome::Unchecked(unchecked.reason()),
         _ => panic!("{admission:?}"),
     }
 }
 
-fn rejected(rejection: Rejection) -> Answer {
+fn rejected(rejection: Rejection) -> Outcome {
     match rejection {
         Rejection::Denied(decision) => denied(&decision),
-        Rejection::LocalFallbackDenied(error) => Answer::BeyondShare(error.reason()),
-        Rejection::Unavailable(error) => Answer::Unavailable(error.reason()),
+        Rejection::LocalFallbackDenied(error) => Outcome::LocalFallbackDenied(error.reason()),
+        Rejection::Unavailable(error) => Outcome::Unavailable(error.reason()),
         other => panic!("{other:?}"),
     }
 }
 
-fn denied(decision: &Decision) -> Answer {
+fn denied(decision: &Decision) -> Outcome {
     let reading = decision.at_micros();
-    if decision.is_cached() { Answer::Known { reading } } else { Answer::Denied { reading } }
+    if decision.is_cached() { Outcome::CacheHit { reading } } else { Outcome::Denied { reading } }
 }
 
-/// A stream that is counted as long as it is open.
+/// A stream that is counted while it is open.
 struct Counted {
     stream: TcpStream,
     streams: Arc<AtomicUsize>,

@@ -1,20 +1,20 @@
-//! What happens in a run: all of it follows from the seed.
+//! The plan of a run: all its parameters and faults, derived from the seed.
 
 use std::{ops::Range, time::Duration};
 
 use tower_sliding_window::{Algorithm, OutageRule, PartitionKey, Policy, outage::Share};
 
-use super::chance::Chance;
+use super::random::Random;
 
-/// What a limiter promises by default.
+/// The default deadline of a limiter.
 pub const DEADLINE: Duration = Duration::from_millis(100);
 
 pub const SERVER: &str = "redis";
 
-/// What is limited. Its usage is that of all clients together.
+/// The name of the limited policy. All clients share its usage.
 pub const SHARED: &str = "shared";
 
-/// What every check is known by: its cost is the number of the check, and its quota is never used up.
+/// The name of the policy that identifies a check. Its cost is the number of the check, and its quota is never reached.
 pub const NUMBER: &str = "number";
 
 #[derive(Clone, Debug)]
@@ -26,61 +26,62 @@ pub struct Plan {
     pub rule: OutageRule,
     /// The mean time between two checks of a client.
     pub pause: Duration,
-    /// How much faster than time the server's clock is, in millionths. What the crate allows for is 100.
+    /// The drift of the server's clock, in millionths. The crate tolerates 100.
     pub drift: i64,
-    /// How many segments of a stream are under way at most.
+    /// The largest number of segments in flight of a stream.
     pub capacity: usize,
     pub steps: Vec<(Duration, Step)>,
-    /// From then on nothing breaks.
+    /// The end of all faults.
     pub repaired: Duration,
-    /// When everybody stops asking.
+    /// The instant at which all clients stop.
     pub last: Duration,
 }
 
 const SECOND: Duration = Duration::from_secs(1);
 const REPAIRED: Duration = SECOND.saturating_mul(6);
 
-/// What happens to the link of a client, or to the server.
+/// A fault of the connection of a client or of the server, or its end.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// What is sent is lost, either way.
-    Cut(usize),
-    /// What the client sends is lost.
-    CutFrom(usize),
-    /// What the server sends is lost.
-    CutTo(usize),
-    Mend(usize),
-    /// What is sent waits.
+    /// The network drops all messages in both directions.
+    Partition(usize),
+    /// The network drops the messages of the client.
+    PartitionFromClient(usize),
+    /// The network drops the messages of the server.
+    PartitionToClient(usize),
+    /// The partition ends.
+    Repair(usize),
+    /// The network holds all messages.
     Hold(usize),
-    /// What has waited arrives.
+    /// The network delivers the held messages.
     Release(usize),
     Slow(usize, Duration),
-    Quick(usize),
-    /// The server ends, and its connections with it.
+    RestoreLatency(usize),
+    /// The server crashes and closes its connections.
     Crash,
-    /// The server ends without a word, and what was under way to it is lost.
-    Vanish,
-    Start {
+    /// The server crashes without closing its connections. Messages in flight to it are lost.
+    CrashSilently,
+    Restart {
         loses_data: bool,
     },
-    /// The server does nothing for so long, and then all that it was asked meanwhile.
-    Stop(Duration),
+    /// The server executes no command for this time, and then all waiting commands.
+    Pause(Duration),
     /// The server's clock is set forward or back, in microseconds.
-    Clock(i64),
+    ShiftClock(i64),
 }
 
 impl Plan {
     pub fn of(seed: u64) -> Self {
-        let mut chance = Chance::new(seed);
-        let clients = chance.between(2..4) as usize;
-        let window = chance.millis(500..2_001);
-        let quota = chance.between(20..200) as u32;
+        let mut random = Random::new(seed);
+        let clients = random.between(2..4) as usize;
+        let window = random.millis(500..2_001);
+        let quota = random.between(20..200) as u32;
         let mut policy = Policy::new(SHARED, quota, window).unwrap();
-        if chance.one_in(3) {
+        if random.one_in(3) {
             policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision: window / 8 }).unwrap();
         }
         let share = Share::among(clients as u32).unwrap();
-        let rule = chance.one_of(&[
+        let rule = random.one_of(&[
             OutageRule::FailClosed,
             OutageRule::FailOpen,
             OutageRule::LocalFallback(share),
@@ -88,19 +89,19 @@ impl Plan {
         ]);
         let mut steps = Vec::new();
         for client in 0..clients {
-            of_link(&mut chance.fork(), client, &mut steps);
+            of_link(&mut random.fork(), client, &mut steps);
         }
-        of_server(&mut chance.fork(), window, &mut steps);
+        of_server(&mut random.fork(), window, &mut steps);
         steps.sort_by_key(|(at, _)| *at);
         Self {
             seed,
             clients,
-            tenants: chance.between(1..4),
+            tenants: random.between(1..4),
             policy,
             rule,
-            pause: chance.millis(10..40),
-            drift: chance.between(0..181) as i64 - 90,
-            capacity: chance.one_of(&[4_096, 4_096, 16]),
+            pause: random.millis(10..40),
+            drift: random.between(0..181) as i64 - 90,
+            capacity: random.one_of(&[4_096, 4_096, 16]),
             steps,
             repaired: REPAIRED,
             last: REPAIRED + 4 * SECOND,
@@ -116,13 +117,13 @@ impl Plan {
     }
 }
 
-/// Times from now on at which something begins and ends, one after the other.
-fn spans(chance: &mut Chance, gap: Range<u64>, lengths: &[Range<u64>]) -> Vec<(Duration, Duration)> {
+/// Returns consecutive time spans before the end of all faults.
+fn spans(random: &mut Random, gap: Range<u64>, lengths: &[Range<u64>]) -> Vec<(Duration, Duration)> {
     let (mut spans, mut at) = (Vec::new(), Duration::ZERO);
     loop {
-        let begin = at + chance.millis(gap.clone());
-        let length = chance.one_of(lengths);
-        let end = begin + chance.millis(length);
+        let begin = at + random.millis(gap.clone());
+        let length = random.one_of(lengths);
+        let end = begin + random.millis(length);
         if end >= REPAIRED {
             return spans;
         }
@@ -131,38 +132,38 @@ fn spans(chance: &mut Chance, gap: Range<u64>, lengths: &[Range<u64>]) -> Vec<(D
     }
 }
 
-fn of_link(chance: &mut Chance, client: usize, steps: &mut Vec<(Duration, Step)>) {
-    for (begin, end) in spans(chance, 50..1_500, &[10..90, 90..300, 300..1_800]) {
-        let latency = chance.millis(20..170);
-        let (breaks, mends) = chance.one_of(&[
+fn of_link(random: &mut Random, client: usize, steps: &mut Vec<(Duration, Step)>) {
+    for (begin, end) in spans(random, 50..1_500, &[10..90, 90..300, 300..1_800]) {
+        let latency = random.millis(20..170);
+        let (fault, repair) = random.one_of(&[
             (Step::Hold(client), Step::Release(client)),
             (Step::Hold(client), Step::Release(client)),
-            (Step::Slow(client, latency), Step::Quick(client)),
-            (Step::Cut(client), Step::Mend(client)),
-            (Step::CutFrom(client), Step::Mend(client)),
-            (Step::CutTo(client), Step::Mend(client)),
+            (Step::Slow(client, latency), Step::RestoreLatency(client)),
+            (Step::Partition(client), Step::Repair(client)),
+            (Step::PartitionFromClient(client), Step::Repair(client)),
+            (Step::PartitionToClient(client), Step::Repair(client)),
         ]);
-        steps.extend([(begin, breaks), (end, mends)]);
+        steps.extend([(begin, fault), (end, repair)]);
     }
 }
 
-fn of_server(chance: &mut Chance, window: Duration, steps: &mut Vec<(Duration, Step)>) {
-    // In half of the runs its clock can be relied on.
-    let steps_clock = chance.one_in(2);
-    for (begin, end) in spans(chance, 300..2_000, &[5..100, 100..700]) {
-        match chance.between(0..4) {
+fn of_server(random: &mut Random, window: Duration, steps: &mut Vec<(Duration, Step)>) {
+    // In half of the runs the server's clock never jumps.
+    let shifts_clock = random.one_in(2);
+    for (begin, end) in spans(random, 300..2_000, &[5..100, 100..700]) {
+        match random.between(0..4) {
             0 => {
-                let loses_data = chance.one_in(2);
-                let ends = chance.one_of(&[Step::Crash, Step::Vanish]);
-                steps.extend([(begin, ends), (end, Step::Start { loses_data })]);
+                let loses_data = random.one_in(2);
+                let crash = random.one_of(&[Step::Crash, Step::CrashSilently]);
+                steps.extend([(begin, crash), (end, Step::Restart { loses_data })]);
             }
-            1 if steps_clock => {
+            1 if shifts_clock => {
                 let window = window.as_micros() as u64;
-                let by = chance.one_of(&[5_000, 50_000, 400_000, window, 2 * window]);
-                let by = chance.between(1..by) as i64;
-                steps.push((begin, Step::Clock(if chance.one_in(2) { by } else { -by })));
+                let by = random.one_of(&[5_000, 50_000, 400_000, window, 2 * window]);
+                let by = random.between(1..by) as i64;
+                steps.push((begin, Step::ShiftClock(if random.one_in(2) { by } else { -by })));
             }
-            _ => steps.push((begin, Step::Stop(end - begin))),
+            _ => steps.push((begin, Step::Pause(end - begin))),
         }
     }
 }

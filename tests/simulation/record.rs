@@ -1,4 +1,4 @@
-//! What has happened in a run, in its order, and when by the one true time that nobody in it can read.
+//! The record of a run: all events in their order, with the true time. No simulated host can read the true time.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -10,7 +10,7 @@ use tower_sliding_window::backend::Reason;
 
 use super::plan::Step;
 
-/// The number of a check, different for every one.
+/// The unique number of a check.
 pub type Id = u32;
 
 #[derive(Clone, Default)]
@@ -24,19 +24,19 @@ pub struct Entry {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Of the plan.
+    /// A step of the plan.
     Step(Step),
-    Asked {
+    Started {
         id: Id,
         client: usize,
         tenant: u64,
         cost: u32,
     },
-    Answered {
+    Completed {
         id: Id,
-        answer: Answer,
+        outcome: Outcome,
     },
-    /// A reservation is settled.
+    /// The settlement of a reservation starts.
     Settling {
         id: Id,
         used: u32,
@@ -45,44 +45,44 @@ pub enum Event {
         id: Id,
         is_done: bool,
     },
-    /// The server has decided a check; `reading` is that of its clock.
-    Ruled {
+    /// The server has decided a check. `reading` is the reading of its clock.
+    Decided {
         id: Id,
         reading: u64,
-        ruling: Ruling,
+        verdict: Verdict,
     },
-    GaveBack {
+    Refunded {
         id: Id,
         units: u32,
     },
-    /// The server was asked to run what it does not know.
+    /// The server does not know the script of a command.
     UnknownScript,
     Connected {
         client: usize,
     },
     /// A client has stopped.
-    Ended {
+    Stopped {
         client: usize,
         unanswered: u64,
         lost_settlements: u64,
         streams: usize,
     },
-    /// The server was asked what it does not understand.
-    Misunderstood(String),
+    /// The server has received an unknown command.
+    UnknownCommand(String),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Ruling {
+pub enum Verdict {
     Charged,
-    /// Charged although it may not fit.
+    /// Charged as an overage, without a check of the quota.
     Overage,
     Denied,
-    Late,
+    DeadlineExceeded,
 }
 
-/// What a caller was told.
+/// The outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Answer {
+pub enum Outcome {
     /// Admitted by the store, at this reading of its clock.
     Charged {
         reading: u64,
@@ -90,23 +90,23 @@ pub enum Answer {
     Denied {
         reading: u64,
     },
-    /// Denied as the store has denied somebody before, at this reading of its clock.
-    Known {
+    /// Denied by the deny cache. The store denied an earlier check at this reading of its clock.
+    CacheHit {
         reading: u64,
     },
-    /// Admitted by the memory of the process.
+    /// Admitted by the local fallback.
     Local {
         reading: u64,
     },
     Unchecked(Reason),
-    BeyondShare(Reason),
+    LocalFallbackDenied(Reason),
     Unavailable(Reason),
-    /// The caller has not waited.
-    Gone,
+    /// The caller has cancelled the call.
+    Cancelled,
 }
 
 impl Record {
-    /// Notes what somebody in the simulation does.
+    /// Records an event at the current instant.
     pub fn note(&self, event: Event) {
         self.note_at(turmoil::sim_elapsed().unwrap(), event);
     }
@@ -120,7 +120,7 @@ impl Record {
     }
 }
 
-/// A number that differs where anything differs, or so good as always.
+/// Returns a hash of all events.
 pub fn hash(entries: &[Entry]) -> u64 {
     let mut hasher = DefaultHasher::new();
     format!("{entries:?}").hash(&mut hasher);

@@ -1,6 +1,6 @@
-//! The Redis protocol, as far as it is spoken here.
+//! The part of the Redis protocol that the simulation uses.
 
-/// Takes the first whole command from what has come: an array of bulk strings. None if it has not come whole.
+/// Takes the first complete command, an array of bulk strings, from the received bytes. Returns None if it is not complete.
 pub fn take_command(bytes: &mut Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, String> {
     let mut rest = &bytes[..];
     let Some(parts) = take_number(&mut rest, b'*')? else { return Ok(None) };
@@ -17,7 +17,7 @@ pub fn take_command(bytes: &mut Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, String>
     Ok(Some(command))
 }
 
-/// A line of a sign and a number.
+/// Takes a line of a sign and a number.
 fn take_number(rest: &mut &[u8], sign: u8) -> Result<Option<usize>, String> {
     let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else { return Ok(None) };
     let line = String::from_utf8_lossy(&rest[..end]).into_owned();
@@ -46,7 +46,7 @@ pub fn array(parts: &[Vec<u8>]) -> Vec<u8> {
     [format!("*{}\r\n", parts.len()).into_bytes(), parts.concat()].concat()
 }
 
-/// A map of one entry.
+/// Encodes a map of one entry.
 pub fn map(key: &str, value: &str) -> Vec<u8> {
     [b"%1\r\n".to_vec(), bulk(key.as_bytes()), bulk(value.as_bytes())].concat()
 }

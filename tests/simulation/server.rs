@@ -1,4 +1,4 @@
-//! The simulated server: connections, and one command after the other.
+//! The simulated server: accepts connections and executes one command after the other.
 
 use std::{
     io,
@@ -24,29 +24,29 @@ pub async fn serve(store: Arc<Mutex<Store>>, record: Record) -> turmoil::Result 
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
     loop {
         let (stream, _) = listener.accept().await?;
-        // Local tasks end in an order of their own when the server crashes, and others in one that hangs on what else runs in the
-        // process. A connection that breaks is no mistake of the server.
-        tokio::task::spawn_local(converse(stream, store.clone(), record.clone()));
+        // At a crash of the server, local tasks end in a deterministic order. The order of other tasks depends on the process.
+        // A broken connection is no error of the server.
+        tokio::task::spawn_local(serve_connection(stream, store.clone(), record.clone()));
     }
 }
 
-async fn converse(mut stream: TcpStream, store: Arc<Mutex<Store>>, record: Record) -> io::Result<()> {
+async fn serve_connection(mut stream: TcpStream, store: Arc<Mutex<Store>>, record: Record) -> io::Result<()> {
     let mut bytes = Vec::new();
     loop {
         if stream.read_buf(&mut bytes).await? == 0 {
             return Ok(());
         }
         loop {
-            run(&store).await;
-            let answer = match resp::take_command(&mut bytes) {
+            wait_while_paused(&store).await;
+            let reply = match resp::take_command(&mut bytes) {
                 Ok(None) => break,
-                Ok(Some(command)) => store.lock().unwrap().answer(&command),
+                Ok(Some(command)) => store.lock().unwrap().reply_to(&command),
                 Err(line) => Err(line),
             };
-            match answer {
-                Ok(answer) => stream.write_all(&answer).await?,
+            match reply {
+                Ok(reply) => stream.write_all(&reply).await?,
                 Err(what) => {
-                    record.note(Event::Misunderstood(what));
+                    record.note(Event::UnknownCommand(what));
                     return Ok(());
                 }
             }
@@ -55,9 +55,9 @@ async fn converse(mut stream: TcpStream, store: Arc<Mutex<Store>>, record: Recor
 }
 
 /// Waits while the server is stopped.
-async fn run(store: &Mutex<Store>) {
+async fn wait_while_paused(store: &Mutex<Store>) {
     loop {
-        let until = store.lock().unwrap().stopped_until;
+        let until = store.lock().unwrap().paused_until;
         let left = until.saturating_sub(turmoil::sim_elapsed().unwrap());
         if left == Duration::ZERO {
             return;

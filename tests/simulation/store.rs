@@ -1,5 +1,5 @@
-//! What the simulated server knows: its clock, the scripts that it was taught, and what was charged. It answers by the
-//! contract in `lua/README.md`, and decides by the reference model.
+//! The state of the simulated server: its clock, its loaded scripts and its charges. It replies according to the contract in
+//! `lua/README.md`, and decides with the reference model.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -9,24 +9,24 @@ use tower_sliding_window::{
 };
 
 use super::{
+    mutation::{CLOCK_LEAD, Mutation},
     plan::NUMBER,
-    plant::{AHEAD, Bug},
-    record::{Event, Id, Record, Ruling},
+    record::{Event, Id, Record, Verdict},
     resp,
 };
 use crate::contract::model::{Handle, Model};
 
 pub struct Store {
     model: Model,
-    /// How often all data was lost.
+    /// The number of data losses.
     generation: u64,
-    /// The charges that a receipt was given for; its ordinal is the index.
+    /// The charges with a receipt. The index is the ordinal of the receipt.
     reserved: Vec<Reserved>,
     scripts: HashSet<String>,
     clock: Clock,
-    /// Until then nothing is done, in true time.
-    pub stopped_until: Duration,
-    bug: Option<Bug>,
+    /// The instant until which the server executes no command, in true time.
+    pub paused_until: Duration,
+    mutation: Option<Mutation>,
     record: Record,
 }
 
@@ -56,23 +56,23 @@ impl Clock {
 }
 
 impl Store {
-    pub fn new(drift: i64, bug: Option<Bug>, record: Record) -> Self {
+    pub fn new(drift: i64, mutation: Option<Mutation>, record: Record) -> Self {
         Self {
             model: Model::default(),
             generation: 0,
             reserved: Vec::new(),
             scripts: HashSet::new(),
             clock: Clock { offset: 0, drift },
-            stopped_until: Duration::ZERO,
-            bug,
+            paused_until: Duration::ZERO,
+            mutation,
             record,
         }
     }
 
-    /// The server ends and begins again. It remembers its data, or nothing.
+    /// Restarts the server, with or without its data.
     pub fn start(&mut self, loses_data: bool) {
         self.scripts.clear();
-        self.stopped_until = Duration::ZERO;
+        self.paused_until = Duration::ZERO;
         if loses_data {
             self.generation += 1;
             self.model = Model::default();
@@ -83,14 +83,14 @@ impl Store {
         self.clock.offset += by;
     }
 
-    /// The reply to a command; what is wrong with it if it is none that the client may send.
-    pub fn answer(&mut self, command: &[Vec<u8>]) -> Result<Vec<u8>, String> {
+    /// Returns the reply to a command, or an error text if the client must not send this command.
+    pub fn reply_to(&mut self, command: &[Vec<u8>]) -> Result<Vec<u8>, String> {
         let words: Vec<&[u8]> = command.iter().map(Vec::as_slice).collect();
         match words[..] {
             [b"HELLO", b"3", ..] => Ok(resp::map("server", "redis")),
             [b"CLIENT", b"SETINFO" | b"SETNAME", ..] => Ok(resp::simple("OK")),
             [b"TIME"] => {
-                let now = self.told(self.now());
+                let now = self.reported(self.now());
                 let parts = [now / 1_000_000, now % 1_000_000];
                 Ok(resp::array(&parts.map(|part| resp::bulk(part.to_string().as_bytes()))))
             }
@@ -116,19 +116,19 @@ impl Store {
         self.clock.reading(turmoil::sim_elapsed().unwrap())
     }
 
-    fn told(&self, now: u64) -> u64 {
-        if self.bug == Some(Bug::ServerTellsALaterClock) { now + AHEAD } else { now }
+    fn reported(&self, now: u64) -> u64 {
+        if self.mutation == Some(Mutation::ServerReportsClockAhead) { now + CLOCK_LEAD } else { now }
     }
 
-    /// Number of keys, keys, arguments.
+    /// Runs a script call: the number of keys, the keys and the arguments.
     fn run(&mut self, call: &[&[u8]]) -> Result<Vec<u8>, String> {
         let (count, rest) = call.split_first().ok_or("no number of keys")?;
         let count = text(count)?.parse().map_err(|_| "no number of keys")?;
         let (keys, arguments) = rest.split_at_checked(count).ok_or("too few keys")?;
         let keys = keys.iter().map(|key| text(key)).collect::<Result<Vec<_>, _>>()?;
         match arguments {
-            // No number of pairs is as long in both.
-            [refund] if refund.len() == 33 * count => self.give_back(&keys, refund),
+            // The lengths of refunds and checks never coincide.
+            [refund] if refund.len() == 33 * count => self.refund(&keys, refund),
             [check] if check.len() == 20 * count + 8 => self.check(&keys, check, Purpose::Charge),
             [check, b"r"] => self.check(&keys, check, Purpose::Reserve),
             [check, b"o"] => self.check(&keys, check, Purpose::Overage),
@@ -149,30 +149,30 @@ impl Store {
         fields.end()?;
         let id = number(&pairs);
         let now = self.now();
-        if now > deadline && self.bug != Some(Bug::ServerIgnoresDeadlines) {
-            self.record.note(Event::Ruled { id, reading: now, ruling: Ruling::Late });
-            return Ok(resp::bulk(&self.told(now).to_le_bytes()));
+        if now > deadline && self.mutation != Some(Mutation::ServerIgnoresDeadlines) {
+            self.record.note(Event::Decided { id, reading: now, verdict: Verdict::DeadlineExceeded });
+            return Ok(resp::bulk(&self.reported(now).to_le_bytes()));
         }
-        if self.bug == Some(Bug::ServerAdmitsOneMore) {
+        if self.mutation == Some(Mutation::ServerExceedsQuota) {
             for pair in &mut pairs {
                 pair.policy = policy(&pair.policy, pair.policy.quota().saturating_add(1))?;
             }
         }
         let check = Check::new(pairs).map_err(|error| error.to_string())?.with_purpose(purpose);
         let (decision, handles) = self.model.check(now, &check);
-        let ruling = match (purpose, decision.is_admitted()) {
-            (_, false) => Ruling::Denied,
-            (Purpose::Overage, true) => Ruling::Overage,
-            (_, true) => Ruling::Charged,
+        let verdict = match (purpose, decision.is_admitted()) {
+            (_, false) => Verdict::Denied,
+            (Purpose::Overage, true) => Verdict::Overage,
+            (_, true) => Verdict::Charged,
         };
         if purpose != Purpose::Peek {
-            self.record.note(Event::Ruled { id, reading: now, ruling });
+            self.record.note(Event::Decided { id, reading: now, verdict });
         }
         let receipts = (purpose == Purpose::Reserve).then(|| self.reserve(id, &check, &handles));
-        Ok(resp::bulk(&reply(&decision, self.told(now), receipts.as_deref())))
+        Ok(resp::bulk(&reply(&decision, self.reported(now), receipts.as_deref())))
     }
 
-    /// The ordinals of receipts for these charges; zeros if nothing was charged.
+    /// Returns the ordinals of the receipts for these charges, or zeros for a denied check.
     fn reserve(&mut self, id: Id, check: &Check, handles: &[Handle]) -> Vec<u64> {
         if handles.is_empty() {
             return vec![0; check.pairs().len()];
@@ -185,7 +185,7 @@ impl Store {
         reserved.collect()
     }
 
-    fn give_back(&mut self, keys: &[String], argument: &[u8]) -> Result<Vec<u8>, String> {
+    fn refund(&mut self, keys: &[String], argument: &[u8]) -> Result<Vec<u8>, String> {
         let mut fields = Fields(argument);
         let now = self.now();
         for key in keys {
@@ -193,12 +193,14 @@ impl Store {
             let _generation_and_instant = (fields.take(7)?, fields.take(7)?);
             let ordinal = fields.take(3)?;
             let reserved = self.reserved.get(ordinal as usize).ok_or("no such receipt")?;
-            let named = pair(key, reserved.pair.policy.quota(), 0, window, shape)?;
+            let pair_of_key = pair(key, reserved.pair.policy.quota(), 0, window, shape)?;
             let left = reserved.pair.cost.checked_sub(units).ok_or("more than was charged")?;
-            if named.key != reserved.pair.key || named.policy.name() != reserved.pair.policy.name() {
+            if pair_of_key.key != reserved.pair.key
+                || pair_of_key.policy.name() != reserved.pair.policy.name()
+            {
                 return Err("a receipt of another pair".to_owned());
             }
-            self.record.note(Event::GaveBack { id: reserved.id, units });
+            self.record.note(Event::Refunded { id: reserved.id, units });
             if reserved.generation == self.generation {
                 let check = Check::new([reserved.pair.clone()]).map_err(|error| error.to_string())?;
                 self.model.settle(now, &check, &[reserved.handle], &[left]);
@@ -209,12 +211,12 @@ impl Store {
     }
 }
 
-/// The number of a check is the cost of its last pair.
+/// Returns the number of a check, which is the cost of its last pair.
 fn number(pairs: &[Pair]) -> Id {
     pairs.iter().find(|pair| pair.policy.name() == NUMBER).map_or(0, |pair| pair.cost)
 }
 
-fn reply(decision: &Decision, told: u64, receipts: Option<&[u64]>) -> Vec<u8> {
+fn reply(decision: &Decision, reading: u64, receipts: Option<&[u64]>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (i, status) in decision.statuses().iter().enumerate() {
         let (verdict, retry) = match status.retry_after() {
@@ -222,7 +224,7 @@ fn reply(decision: &Decision, told: u64, receipts: Option<&[u64]>) -> Vec<u8> {
             Wait::For(Duration::ZERO) => (0, Duration::ZERO),
             Wait::For(wait) => (1, wait),
         };
-        bytes.extend(told.to_le_bytes());
+        bytes.extend(reading.to_le_bytes());
         bytes.push(verdict);
         bytes.extend(status.remaining().to_le_bytes());
         for wait in [retry, status.next_after(), status.reset_after()] {
@@ -242,7 +244,7 @@ fn pair(key: &str, quota: u32, cost: u32, window: u64, shape: i64) -> Result<Pai
     let [_, "1", hash, name, algorithm, in_key, ref precision @ ..] = parts[..] else {
         return Err(format!("the key {key}"));
     };
-    let (known, says) = match shape {
+    let (kind, label) = match shape {
         0 => (Algorithm::SlidingLog, "log"),
         -1 => (Algorithm::SlidingCounter, "counter"),
         -2 => (Algorithm::FixedWindow, "fixed"),
@@ -252,11 +254,11 @@ fn pair(key: &str, quota: u32, cost: u32, window: u64, shape: i64) -> Result<Pai
     };
     let precision = precision.iter().map(|precision| precision.parse().ok()).collect::<Vec<Option<i64>>>();
     let fits = if shape > 0 { precision == [Some(shape)] } else { precision.is_empty() };
-    if algorithm != says || in_key.parse() != Ok(window) || !fits {
+    if algorithm != label || in_key.parse() != Ok(window) || !fits {
         return Err(format!("the key {key} for a window of {window} and the shape {shape}"));
     }
     let policy = Policy::new(name, quota, Duration::from_micros(window));
-    let policy = policy.and_then(|policy| policy.with_algorithm(known)).map_err(|error| error.to_string())?;
+    let policy = policy.and_then(|policy| policy.with_algorithm(kind)).map_err(|error| error.to_string())?;
     Ok(Pair::new(PartitionKey::new("hash", hash), policy, cost))
 }
 
@@ -269,12 +271,12 @@ fn text(bytes: &[u8]) -> Result<String, String> {
     String::from_utf8(bytes.to_vec()).map_err(|error| error.to_string())
 }
 
-/// Little-endian numbers, one after the other.
+/// A reader of consecutive little-endian numbers.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
     fn take(&mut self, bytes: usize) -> Result<u64, String> {
-        let (field, rest) = self.0.split_at_checked(bytes).ok_or("the argument ends too soon")?;
+        let (field, rest) = self.0.split_at_checked(bytes).ok_or("the argument is too short")?;
         self.0 = rest;
         Ok(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
@@ -285,6 +287,6 @@ impl Fields<'_> {
     }
 
     fn end(self) -> Result<(), String> {
-        if self.0.is_empty() { Ok(()) } else { Err("the argument goes on".to_owned()) }
+        if self.0.is_empty() { Ok(()) } else { Err("the argument is too long".to_owned()) }
     }
 }

@@ -1,4 +1,4 @@
-//! A cluster of our own: three primaries that share the slots, and a replica of each.
+//! A cluster started by the test: three primaries that share the slots, and a replica of each.
 
 use std::{
     thread::sleep,
@@ -11,28 +11,28 @@ use tower_sliding_window::PartitionKey;
 
 use super::server::{Engine, Server};
 
-/// How many primaries, and how many replicas.
+/// The number of primaries, and of replicas.
 const PRIMARIES: usize = 3;
 const SLOTS: usize = 16_384;
 
-/// How long to wait for what the nodes agree upon among themselves.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The maximum wait for the nodes to agree.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A cluster. Its nodes end with it.
+/// A cluster. Its nodes end when this is dropped.
 pub struct Cluster {
-    /// The primaries, in the order of their slots, and then the replica of each, as they were at the start.
+    /// The primaries in the order of their slots, then their replicas. The roles are those at the start.
     pub nodes: Vec<Server>,
 }
 
 impl Cluster {
-    /// Starts it, and waits until every node knows all others and every replica follows its primary.
+    /// Starts a cluster. Waits until every node knows all others and every replica follows its primary.
     pub fn start(engine: Engine) -> Self {
         let options = [
             "--cluster-enabled",
             "yes",
             "--cluster-node-timeout",
             "2000",
-            // A replica is served at once, and has no data that could be too old.
+            // Replicas sync without delay, and may take over whatever the age of their data.
             "--repl-diskless-sync-delay",
             "0",
             "--cluster-replica-validity-factor",
@@ -42,7 +42,7 @@ impl Cluster {
         let cluster = Self { nodes };
         for (i, node) in cluster.nodes.iter().enumerate() {
             let mut connection = node.connection();
-            // Different from the start, or the nodes have to settle it.
+            // Different epochs from the start, so that the nodes need not resolve a conflict.
             cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(i + 1).exec(&mut connection).unwrap();
             if i < PRIMARIES {
                 let slots: Vec<usize> = (0..SLOTS).filter(|slot| slot * PRIMARIES / SLOTS == i).collect();
@@ -61,19 +61,19 @@ impl Cluster {
                 cmd("CLUSTER").arg("REPLICATE").arg(&primary).exec(&mut connection).is_ok()
             });
         }
-        // A primary that does not know its replica yet would lose it, and its slots.
+        // If a primary died before it knew its replica, its slots would be lost.
         cluster.wait("the replicas do not follow", || {
             replicas.iter().all(follows) && cluster.nodes.iter().all(|node| count(node, "slave") == PRIMARIES)
         });
         cluster
     }
 
-    /// Those that had slots at the start.
+    /// Returns the nodes that were primaries at the start.
     pub fn primaries(&self) -> &[Server] {
         &self.nodes[..PRIMARIES]
     }
 
-    /// The replica of each primary, in the same order.
+    /// Returns the replica of each primary, in the same order.
     pub fn replicas(&self) -> &[Server] {
         &self.nodes[PRIMARIES..]
     }
@@ -84,27 +84,26 @@ impl Cluster {
         self.nodes[primary].kill();
     }
 
-    /// Waits until the replica of a primary that was killed has taken its slots, and all that live have heard of it. How
-    /// long that took.
+    /// Waits until the replica of a killed primary owns its slots, and all running nodes know it. Returns the duration.
     ///
     /// # Panics
     ///
     /// After half a minute.
     pub fn fail_over(&self, killed: usize) -> Duration {
         let start = Instant::now();
-        let heir = &self.nodes[PRIMARIES + killed];
-        let heir_id: String = cmd("CLUSTER").arg("MYID").query(&mut heir.connection()).unwrap();
-        let knows_heir = |node: &Server| {
-            let nodes = nodes_as_seen_by(node);
-            let heir = nodes.lines().find(|line| line.starts_with(&heir_id));
-            heir.is_some_and(|line| line.contains("master")) && is_ok(node)
+        let replica = &self.nodes[PRIMARIES + killed];
+        let id: String = cmd("CLUSTER").arg("MYID").query(&mut replica.connection()).unwrap();
+        let knows_replica = |node: &Server| {
+            let nodes = topology(node);
+            let replica = nodes.lines().find(|line| line.starts_with(&id));
+            replica.is_some_and(|line| line.contains("master")) && is_ok(node)
         };
         let alive = || self.nodes.iter().filter(|node| node.is_running());
-        self.wait("the replica does not take over", || alive().all(knows_heir));
+        self.wait("the replica does not take over", || alive().all(knows_replica));
         start.elapsed()
     }
 
-    /// A connection as a user would make it; it sends nothing twice.
+    /// Returns a connection as a user would make it. It never retries a command.
     pub async fn connection(&self) -> ClusterConnection {
         let client = ClusterClient::builder(self.nodes.iter().map(Server::url))
             .retries(0)
@@ -114,7 +113,7 @@ impl Cluster {
         client.get_async_connection().await.unwrap()
     }
 
-    /// Forgets everything that is stored.
+    /// Deletes all data of the cluster.
     pub fn flush(&self) {
         for primary in self.primaries() {
             cmd("FLUSHALL").exec(&mut primary.connection()).unwrap();
@@ -124,43 +123,45 @@ impl Cluster {
     fn wait(&self, otherwise: &str, mut until: impl FnMut() -> bool) {
         let start = Instant::now();
         while !until() {
-            let seen = || self.nodes.iter().filter(|node| node.is_running()).map(nodes_as_seen_by);
-            assert!(start.elapsed() < PATIENCE, "{otherwise}: {:#?}", seen().collect::<Vec<_>>());
+            let seen = || self.nodes.iter().filter(|node| node.is_running()).map(topology);
+            assert!(start.elapsed() < TIMEOUT, "{otherwise}: {:#?}", seen().collect::<Vec<_>>());
             sleep(Duration::from_millis(20));
         }
     }
 }
 
-/// The slot of all that is counted for a partition key, written a second time from its description.
+/// Returns the slot of a partition key. This is an independent implementation of the documented layout.
 pub fn slot(key: &PartitionKey) -> u16 {
     let digest = Sha256::digest(key.as_bytes());
     let tag: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS as u16
 }
 
-fn nodes_as_seen_by(node: &Server) -> String {
+fn topology(node: &Server) -> String {
     cmd("CLUSTER").arg("NODES").query(&mut node.connection()).unwrap()
 }
 
-/// How many nodes have this flag in the eyes of this one.
+/// Returns how many nodes have this flag in the topology that a node reports.
 fn count(node: &Server, flag: &str) -> usize {
     let flags =
-        |line: &str| line.split(' ').nth(2).is_some_and(|flags| flags.split(',').any(|it| it == flag));
-    nodes_as_seen_by(node).lines().filter(|line| flags(line)).count()
+        |line: &str| line.split(' ').nth(2).is_some_and(|flags| flags.split(',').any(|found| found == flag));
+    topology(node).lines().filter(|line| flags(line)).count()
 }
 
-fn info(node: &Server, lines: &[&str]) -> bool {
+fn info_contains(node: &Server, lines: &[&str]) -> bool {
     let info: String = cmd("CLUSTER").arg("INFO").query(&mut node.connection()).unwrap();
-    lines.iter().all(|line| info.lines().any(|it| it.trim() == *line))
+    lines.iter().all(|line| info.lines().any(|found| found.trim() == *line))
 }
 
 fn is_ok(node: &Server) -> bool {
-    info(node, &["cluster_state:ok", "cluster_slots_ok:16384"])
+    info_contains(node, &["cluster_state:ok", "cluster_slots_ok:16384"])
 }
 
 fn knows_all(node: &Server) -> bool {
-    // Nobody is still shaking hands.
-    info(node, &["cluster_known_nodes:6", "cluster_size:3"]) && is_ok(node) && count(node, "handshake") == 0
+    // No node is still in a handshake.
+    info_contains(node, &["cluster_known_nodes:6", "cluster_size:3"])
+        && is_ok(node)
+        && count(node, "handshake") == 0
 }
 
 fn follows(replica: &Server) -> bool {
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_replica_takes_over_from_a_primary_that_is_killed() {
+    fn replica_takes_over_from_killed_primary() {
         for engine in Engine::ALL {
             let start = Instant::now();
             let mut cluster = Cluster::start(engine);
@@ -181,12 +182,12 @@ mod tests {
             // `foo` is in slot 12,182, which the last primary has.
             let set = |server: &Server| cmd("SET").arg("foo").arg("1").exec(&mut server.connection());
             set(&cluster.primaries()[2]).unwrap();
-            assert!(set(&cluster.replicas()[2]).is_err(), "{engine:?}: a replica takes a write");
+            assert!(set(&cluster.replicas()[2]).is_err(), "{engine:?}: a replica accepts a write");
 
             cluster.kill(2);
             let took = cluster.fail_over(2);
             set(&cluster.replicas()[2]).unwrap();
-            assert!(started < PATIENCE && took < PATIENCE, "{engine:?}: {started:?}, {took:?}");
+            assert!(started < TIMEOUT && took < TIMEOUT, "{engine:?}: {started:?}, {took:?}");
             println!("{engine:?}: started in {started:?}, failed over in {took:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! What several tests need.
+//! Servers, clusters and Sentinels that several tests use.
 
 pub mod cluster;
 pub mod sentinel;

@@ -1,4 +1,4 @@
-//! A primary, a replica, and three Sentinels of our own that watch them.
+//! A primary, a replica, and three Sentinels that monitor them, started by the test.
 
 use std::{
     thread::sleep,
@@ -11,7 +11,7 @@ use super::server::{Engine, Server};
 
 const SERVICE: &str = "limits";
 
-/// All of it ends with this.
+/// A primary, a replica and their Sentinels. All of them end when this is dropped.
 pub struct Watched {
     pub primary: Server,
     pub replica: Server,
@@ -19,6 +19,7 @@ pub struct Watched {
 }
 
 impl Watched {
+    /// Starts the servers, and waits until the Sentinels know each other.
     pub fn start(engine: Engine) -> Self {
         let primary = Server::start(engine);
         let port = primary.port().to_string();
@@ -38,22 +39,24 @@ impl Watched {
         watched
     }
 
-    /// The URL of the primary, with its name.
+    /// Returns the URL of the primary, with its service name.
     pub fn url(&self) -> String {
         format!("redis://{SERVICE}/")
     }
 
+    /// Returns the URLs of the Sentinels.
     pub fn sentinel_urls(&self) -> Vec<String> {
         self.sentinels.iter().map(Server::url).collect()
     }
 
-    /// Every Sentinel knows the two others and the replica, and the replica has the primary's data.
+    /// Returns whether every Sentinel knows the others and the replica, and the replica is in sync.
     fn is_complete(&self) -> bool {
         let knows_all = |sentinel: &Server| {
-            let told: redis::RedisResult<Vec<String>> =
+            let reply: redis::RedisResult<Vec<String>> =
                 cmd("SENTINEL").arg("MASTER").arg(SERVICE).query(&mut sentinel.connection());
-            let Ok(told) = told else { return false };
-            let field = |name: &str| told.iter().skip_while(|it| *it != name).nth(1).map(String::as_str);
+            let Ok(fields) = reply else { return false };
+            let field =
+                |name: &str| fields.iter().skip_while(|field| *field != name).nth(1).map(String::as_str);
             field("num-slaves") == Some("1") && field("num-other-sentinels") == Some("2")
         };
         let replicates = || {

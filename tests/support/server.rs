@@ -1,4 +1,5 @@
-//! Servers of our own: started on free loopback ports, and ended, exactly these, when a test ends, however it ends.
+//! Servers that a test starts on free loopback ports. They end when the test ends, even if it is killed. The tests end no
+//! other process.
 
 use std::{
     collections::hash_map::RandomState,
@@ -17,17 +18,17 @@ use tempfile::TempDir;
 /// A program that speaks the Redis protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// 7.0, as Debian has it.
+    /// Redis 7.0, packaged by Debian.
     Redis,
-    /// 6.2.
+    /// Redis 6.2.
     Redis6,
     Valkey,
 }
 
-/// A server of our own.
+/// A server that the test has started.
 pub struct Server {
     engine: Engine,
-    /// What makes it the kind of server it is, before its port.
+    /// The arguments before the port, which select the kind of server.
     kind: Vec<String>,
     options: Vec<String>,
     port: u16,
@@ -35,62 +36,66 @@ pub struct Server {
     running: Option<Running>,
 }
 
-/// The shell that watches over the server: it kills it when its standard input closes, which happens at the latest when
-/// this process ends, even if that is killed.
+/// A shell that supervises the server. The shell kills the server when its standard input closes. That happens at the
+/// latest when this process ends, even if it is killed.
 struct Running {
     watchdog: Child,
     process: u32,
 }
 
 const WATCHDOG: &str = r#"
-    # An interrupt ends the tests, and by that this.
+    # An interrupt ends the tests, which closes the standard input.
     trap '' INT TERM HUP
     "$0" "$@" >>log 2>&1 &
     server=$!
     read -r _
-    # Without the shell's word that it was killed.
+    # Suppresses the shell's message about the killed process.
     { kill -9 $server; wait $server; } 2>/dev/null
 "#;
 
 impl Engine {
     pub const ALL: [Self; 3] = [Self::Redis, Self::Redis6, Self::Valkey];
 
+    /// Returns the path of the program.
+    ///
     /// # Panics
     ///
-    /// If it is not there, with how to get it: a test that needs it must not pass without.
+    /// If the program is missing. A test that needs it must not pass without it. The message says how to get it.
     fn program(self) -> PathBuf {
         let (variable, name) = match self {
             Self::Redis => ("TEST_REDIS_SERVER", "redis-server"),
             Self::Redis6 => ("TEST_REDIS6_SERVER", "redis6-server"),
             Self::Valkey => ("TEST_VALKEY_SERVER", "valkey-server"),
         };
-        let named = std::env::var_os(variable).map(PathBuf::from);
+        let configured = std::env::var_os(variable).map(PathBuf::from);
         let installed = || {
-            let here = [PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/engines"))];
+            let local = [PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/engines"))];
             let path = std::env::var_os("PATH").unwrap_or_default();
-            here.into_iter()
+            local
+                .into_iter()
                 .chain(std::env::split_paths(&path))
                 .map(|folder| folder.join(name))
-                .find(|it| it.is_file())
+                .find(|program| program.is_file())
         };
-        named.or_else(installed).unwrap_or_else(|| {
-            panic!("no {name}: run tests/run, which gets it, or name one in the variable {variable}")
+        configured.or_else(installed).unwrap_or_else(|| {
+            panic!("missing {name}: run tests/run, which gets it, or set {variable} to its path")
         })
     }
 }
 
 impl Server {
+    /// Starts a server with the default options.
     pub fn start(engine: Engine) -> Self {
         Self::with_options(engine, &[])
     }
 
-    /// With further options of the server's configuration, as on its command line.
+    /// Starts a server with further options, as on its command line.
     pub fn with_options(engine: Engine, options: &[&str]) -> Self {
         let kind = ["--save", "", "--appendonly", "no"].map(str::to_owned).into();
         Self::of_kind(engine, kind, options, None)
     }
 
-    /// A Sentinel with this configuration.
+    /// Starts a Sentinel with this configuration.
     pub fn sentinel(engine: Engine, configuration: &str) -> Self {
         Self::of_kind(engine, vec!["sentinel.conf".into(), "--sentinel".into()], &[], Some(configuration))
     }
@@ -102,10 +107,10 @@ impl Server {
         }
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         let mut server = Self { engine, kind, options, port: 0, directory, running: None };
-        // Somebody else may take the port before the server does.
+        // Another process may take the port before the server does.
         let is_of_cluster = server.options.iter().any(|option| option == "--cluster-enabled");
         for _ in 0..10 {
-            server.port = if is_of_cluster { free_port_of_two() } else { free_port() };
+            server.port = if is_of_cluster { free_cluster_port() } else { free_port() };
             if server.try_start() {
                 return server;
             }
@@ -125,11 +130,11 @@ impl Server {
         self.running.is_some()
     }
 
-    /// A plain connection, for looking at the server from outside.
+    /// Returns a plain connection, independent of the backend under test.
     pub fn connection(&self) -> Connection {
         let client = Client::open(self.url()).unwrap();
         let connection = client.get_connection().expect("the server of this test answers");
-        // No test waits for ever, whatever becomes of the server.
+        // No test waits forever, even if the server hangs.
         connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         connection
     }
@@ -139,16 +144,16 @@ impl Server {
         self.running = None;
     }
 
-    /// Starts the server again, at the same port. What was only in its memory is gone.
+    /// Restarts the server on the same port, without the data that was only in its memory.
     pub fn restart(&mut self) {
         self.kill();
         let start = Instant::now();
         while !self.try_start() {
-            assert!(start.elapsed() < Duration::from_secs(10), "it does not start again: {}", self.log());
+            assert!(start.elapsed() < Duration::from_secs(10), "the server does not restart: {}", self.log());
         }
     }
 
-    /// Further options for its next start.
+    /// Adds options for the next start.
     pub fn add_options(&mut self, options: &[&str]) {
         self.options.extend(options.iter().map(|option| (*option).to_owned()));
     }
@@ -156,7 +161,7 @@ impl Server {
     /// Sends the server a signal, such as `libc::SIGSTOP`.
     pub fn signal(&self, signal: i32) {
         let process = self.running.as_ref().expect("a running server").process;
-        // The shell's own: a small system has no other.
+        // The kill of the shell: a small system has no kill program.
         let sent = Command::new("sh").args(["-c", &format!("kill -{signal} {process}")]).status().unwrap();
         assert!(sent.success());
     }
@@ -175,8 +180,8 @@ impl Server {
         let mut running = Running { watchdog, process: 0 };
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(5) {
-            if let Some(process) = self.process_that_answers() {
-                if !self.is_ours(process, &running) {
+            if let Some(process) = self.responding_process() {
+                if !self.is_child(process, &running) {
                     return false;
                 }
                 running.process = process;
@@ -191,15 +196,16 @@ impl Server {
         false
     }
 
-    fn process_that_answers(&self) -> Option<u32> {
+    /// Returns the process id of the server that answers on the port.
+    fn responding_process(&self) -> Option<u32> {
         let client = Client::open(self.url()).ok()?;
         let mut connection = client.get_connection_with_timeout(Duration::from_millis(200)).ok()?;
         let info: String = redis::cmd("INFO").arg("server").query(&mut connection).ok()?;
         info.lines().find_map(|line| line.strip_prefix("process_id:"))?.trim().parse().ok()
     }
 
-    /// Whether a process is the child of our shell, and not a server that was there before.
-    fn is_ours(&self, process: u32, running: &Running) -> bool {
+    /// Returns whether a process is the child of this shell, and not another server on the port.
+    fn is_child(&self, process: u32, running: &Running) -> bool {
         let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
         parent.and_then(|parent| parent.trim().parse().ok()) == Some(running.watchdog.id())
@@ -217,14 +223,15 @@ impl Drop for Running {
     }
 }
 
+/// Returns a free port.
 pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().unwrap().port()
 }
 
-/// A port such that the one 10,000 above it is free, too: there the nodes of a cluster speak with each other. Both are
-/// below those that the operating system gives to whoever does not mind.
-fn free_port_of_two() -> u16 {
+/// Returns a free port whose cluster bus port, 10,000 above it, is free as well. Both are below the ephemeral ports of the
+/// operating system.
+fn free_cluster_port() -> u16 {
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
     let random = || 12_000 + (RandomState::new().build_hasher().finish() % 10_000) as u16;
     (0..1_000)
@@ -237,7 +244,7 @@ mod tests {
     use super::*;
 
     fn is_alive(process: u32) -> bool {
-        // A zombie has ended; nobody has asked how yet.
+        // A zombie has ended, but its parent has not collected its status yet.
         fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     }
 
@@ -255,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restarted_server_has_its_port_and_nothing_else() {
+    fn restarted_server_keeps_its_port_and_no_data() {
         let mut server = Server::start(Engine::Redis);
         let (port, process) = (server.port(), server.running.as_ref().unwrap().process);
         redis::cmd("SET").arg(&["a", "b"]).exec(&mut server.connection()).unwrap();
@@ -267,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_server_can_be_ended() {
+    fn stopped_server_can_be_killed() {
         let server = Server::start(Engine::Redis);
         let process = server.running.as_ref().unwrap().process;
         server.signal(libc::SIGSTOP);

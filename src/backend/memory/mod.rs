@@ -78,7 +78,7 @@ impl MemoryBackend {
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_sliding_window::{ManualClock, MemoryBackend};
+    /// use tower_sliding_window::{MemoryBackend, testing::ManualClock};
     ///
     /// let clock = ManualClock::new();
     /// let backend = MemoryBackend::new().with_clock(&clock);

@@ -171,7 +171,7 @@ mod tests {
             assert_eq!(
                 error.to_string(),
                 format!(
-                    "a hash secret of {} bytes: it must be at least 32 bytes, made at random, as `openssl rand -hex 32` makes it",
+                    "hash secret of {} bytes: it must have at least 32 random bytes, for example from `openssl rand -hex 32`",
                     secret.len()
                 )
             );

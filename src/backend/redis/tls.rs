@@ -21,7 +21,7 @@ use crate::error::ConfigError;
 /// server's name and the dates of its certificate.
 ///
 /// ```
-/// use tower_sliding_window::Tls;
+/// use tower_sliding_window::redis::Tls;
 ///
 /// # fn tls(read: impl Fn(&str) -> std::io::Result<Vec<u8>>) -> std::io::Result<Tls> {
 /// let tls = Tls::new().authority(read("ca.pem")?).client(read("client.pem")?, read("client.key")?);

@@ -1,123 +1,123 @@
-//! What every algorithm promises at most, built and met; and where usage saturates.
+//! The worst case of every algorithm, and the saturation of usage.
 
 use std::time::Duration;
 
 use tower_sliding_window::{Algorithm, Policy, Wait, backend::Purpose};
 
-use super::{PRECISION, WINDOW, edges, every, micros, waits};
+use super::{PRECISION, WINDOW, edges, every_policy, micros, wait_of};
 
 const YEAR: Duration = Duration::from_secs(366 * 86_400);
 
 edges! {
-    the_sliding_counter_admits_twice_the_quota_less_one_in_a_window_and_no_more: |bench| {
-        let [_, _, counter, _] = every("ten", 10);
-        // All of the quota in the last microsecond of a calendar window.
-        bench.moves_to_edge(WINDOW, -1);
+    sliding_counter_admits_less_than_twice_quota_per_window: |bench| {
+        let [_, _, counter, _] = every_policy("ten", 10);
+        // Charges the quota in the last microsecond of a calendar window.
+        bench.move_clock_to_edge(WINDOW, -1);
         let burst = bench.clock.now_micros();
         assert!(bench.admits("a", &counter, 10));
         let mut admitted = 10;
-        // Until the burst is a window old.
+        // Continues until the burst is one window old.
         while bench.clock.now_micros() < burst + WINDOW - 1 {
-            bench.moves(1);
+            bench.move_clock(1);
             while bench.admits("a", &counter, 1) {
                 admitted += 1;
             }
         }
         assert_eq!(admitted, 19);
-        bench.moves(1);
+        bench.move_clock(1);
         assert!(!bench.admits("a", &counter, 1));
-        bench.moves(1);
-        // A window later, all of these nine count.
+        bench.move_clock(1);
+        // One window later, all of these nine units count.
         assert!(bench.admits("a", &counter, 1));
         assert!(!bench.admits("a", &counter, 1));
     }
 
-    the_last_tick_of_a_long_window_still_counts_one_unit: |bench| {
+    last_tick_of_long_window_still_counts_usage: |bench| {
         let ten = Policy::new("ten", 10, YEAR).unwrap().with_algorithm(Algorithm::SlidingCounter).unwrap();
         let year = YEAR.as_micros() as u64;
         let tick = year.div_ceil(1 << 20);
         let ticks = year.div_ceil(tick);
-        bench.moves_to_edge(year, -1);
+        bench.move_clock_to_edge(year, -1);
         assert!(bench.admits("a", &ten, 10));
-        // It counts in full until the first tick of the next window is over.
+        // The charge counts in full until the end of the first tick of the next window.
         let status = bench.check(&[("a", &ten, 1)]);
         assert_eq!(status.statuses()[0].next_after(), micros(1 + tick));
         assert_eq!(status.retry_after(), Wait::For(micros(1 + ticks.div_ceil(10) * tick)));
-        bench.moves(1 + (ticks as i64 - 1) * tick as i64);
+        bench.move_clock(1 + (ticks as i64 - 1) * tick as i64);
         assert!(bench.admits("a", &ten, 9));
         let denied = bench.check(&[("a", &ten, 1)]);
         assert_eq!(denied.statuses()[0].remaining(), 0);
-        // The last tick is cut short by the end of the window. There nine count in full.
+        // The end of the window cuts the last tick short. At this end nine units count in full.
         assert_eq!(denied.retry_after(), Wait::For(micros(year - (ticks - 1) * tick)));
-        bench.waits_honestly("a", &ten, 1);
+        bench.assert_exact_wait("a", &ten, 1);
     }
 
-    the_fixed_window_admits_twice_the_quota_across_an_edge_and_no_more: |bench| {
-        let [_, _, _, fixed] = every("ten", 10);
-        bench.moves_to_edge(WINDOW, -1);
+    fixed_window_admits_at_most_twice_quota_across_edge: |bench| {
+        let [_, _, _, fixed] = every_policy("ten", 10);
+        bench.move_clock_to_edge(WINDOW, -1);
         assert!(bench.admits("a", &fixed, 10));
-        assert_eq!(bench.check(&[("a", &fixed, 1)]).retry_after(), waits(1));
-        bench.moves(1);
+        assert_eq!(bench.check(&[("a", &fixed, 1)]).retry_after(), wait_of(1));
+        bench.move_clock(1);
         assert!(bench.admits("a", &fixed, 10));
         let denied = bench.check(&[("a", &fixed, 1)]);
-        assert_eq!(denied.retry_after(), waits(WINDOW));
+        assert_eq!(denied.retry_after(), wait_of(WINDOW));
         assert_eq!(denied.statuses()[0].next_after(), micros(WINDOW));
         assert_eq!(denied.statuses()[0].reset_after(), micros(WINDOW));
-        bench.waits_honestly("a", &fixed, 10);
+        bench.assert_exact_wait("a", &fixed, 10);
     }
 
-    sliding_buckets_never_admit_more_than_the_quota_across_an_edge: |bench| {
-        let [_, buckets, _, _] = every("ten", 10);
+    sliding_buckets_never_exceed_quota_across_edge: |bench| {
+        let [_, buckets, _, _] = every_policy("ten", 10);
         let mut charged: Vec<u64> = Vec::new();
-        bench.moves_to_edge(PRECISION, -1);
+        bench.move_clock_to_edge(PRECISION, -1);
         assert!(bench.admits("a", &buckets, 10));
         charged.extend([bench.clock.now_micros(); 10]);
         for round in 0..1_200 {
-            bench.moves(if round % 3 == 0 { 97 } else { 1 });
+            bench.move_clock(if round % 3 == 0 { 97 } else { 1 });
             while bench.admits("a", &buckets, 1) {
                 charged.push(bench.clock.now_micros());
             }
         }
         assert!(charged.len() > 20);
         for ten in charged.windows(11) {
-            assert!(ten[10] - ten[0] >= WINDOW, "eleven in one window");
+            assert!(ten[10] - ten[0] >= WINDOW, "more than the quota in one window");
         }
     }
 
-    capacity_of_sliding_buckets_returns_up_to_a_precision_late: |bench| {
-        let [_, buckets, _, _] = every("ten", 10);
+    sliding_buckets_delay_freed_units_by_at_most_precision: |bench| {
+        let [_, buckets, _, _] = every_policy("ten", 10);
         for (into, late) in [(0, PRECISION), (1, PRECISION - 1), (PRECISION as i64 - 1, 1)] {
-            bench.moves_to_edge(PRECISION, into);
+            bench.move_clock_to_edge(PRECISION, into);
             assert!(bench.admits("a", &buckets, 10));
-            assert_eq!(bench.waits_honestly("a", &buckets, 10), WINDOW + late);
-            bench.moves(2 * WINDOW as i64);
+            assert_eq!(bench.assert_exact_wait("a", &buckets, 10), WINDOW + late);
+            bench.move_clock(2 * WINDOW as i64);
         }
     }
 
-    charges_of_one_bucket_leave_together_and_others_later: |bench| {
-        let [_, buckets, _, _] = every("ten", 10);
-        bench.moves_to_edge(PRECISION, 0);
+    charges_in_one_bucket_leave_window_together: |bench| {
+        let [_, buckets, _, _] = every_policy("ten", 10);
+        bench.move_clock_to_edge(PRECISION, 0);
         assert!(bench.admits("a", &buckets, 2));
-        bench.moves(PRECISION as i64 - 1);
+        bench.move_clock(PRECISION as i64 - 1);
         assert!(bench.admits("a", &buckets, 3));
-        bench.moves(1);
+        bench.move_clock(1);
         assert!(bench.admits("a", &buckets, 5));
         let wait = |cost| bench.check(&[("a", &buckets, cost)]).retry_after();
-        assert_eq!([wait(1), wait(5)], [waits(WINDOW); 2]);
-        assert_eq!([wait(6), wait(10)], [waits(WINDOW + PRECISION); 2]);
+        assert_eq!([wait(1), wait(5)], [wait_of(WINDOW); 2]);
+        assert_eq!([wait(6), wait(10)], [wait_of(WINDOW + PRECISION); 2]);
     }
 
-    what_is_used_in_a_log_saturates: |bench| {
-        for most in every("most", u32::MAX).iter().take(2) {
-            bench.moves_to_edge(WINDOW * PRECISION, 0);
+    log_and_buckets_saturate_usage: |bench| {
+        for most in every_policy("most", u32::MAX).iter().take(2) {
+            bench.move_clock_to_edge(WINDOW * PRECISION, 0);
             let mut newest = 0;
             let precision = match most.algorithm() {
                 Algorithm::SlidingBuckets { .. } => PRECISION,
                 _ => 1,
             };
-            // 2^39 units, and 2^39 more that are not counted.
+            // Charges 2^39 units that count, and 2^39 units that do not count.
             for charge in 0..256 {
-                let decision = bench.asks(Purpose::Overage, &[("a", most, u32::MAX)]);
+                let decision = bench.check_as(Purpose::Overage, &[("a", most, u32::MAX)]);
                 assert_eq!((decision.is_admitted(), decision.statuses()[0].remaining()), (true, 0));
                 let now = bench.clock.now_micros();
                 if charge <= 128 {
@@ -125,23 +125,23 @@ edges! {
                     newest = at + WINDOW;
                 }
                 assert_eq!(decision.statuses()[0].reset_after(), micros(newest - now));
-                bench.moves(30);
+                bench.move_clock(30);
             }
             let now = bench.clock.now_micros();
-            assert_eq!(bench.check(&[("a", most, u32::MAX)]).retry_after(), waits(newest - now));
-            bench.waits_honestly("a", most, u32::MAX);
+            assert_eq!(bench.check(&[("a", most, u32::MAX)]).retry_after(), wait_of(newest - now));
+            bench.assert_exact_wait("a", most, u32::MAX);
         }
     }
 
-    what_is_used_in_a_calendar_window_saturates: |bench| {
-        let [_, _, counter, _] = every("most", u32::MAX);
-        bench.moves_to_edge(WINDOW, 0);
+    sliding_counter_saturates_usage: |bench| {
+        let [_, _, counter, _] = every_policy("most", u32::MAX);
+        bench.move_clock_to_edge(WINDOW, 0);
         for _ in 0..5 {
-            assert!(bench.asks(Purpose::Overage, &[("a", &counter, u32::MAX)]).is_admitted());
+            assert!(bench.check_as(Purpose::Overage, &[("a", &counter, u32::MAX)]).is_admitted());
         }
-        // 2^33 - 1 units count; a little less than half of them is what leaves room for one.
+        // 2^33 - 1 units count. One unit fits when a little less than half of them count.
         let wait = bench.check(&[("a", &counter, 1)]).retry_after();
-        assert_eq!(wait, waits(WINDOW + WINDOW / 2 + 1));
-        bench.waits_honestly("a", &counter, 1);
+        assert_eq!(wait, wait_of(WINDOW + WINDOW / 2 + 1));
+        bench.assert_exact_wait("a", &counter, 1);
     }
 }

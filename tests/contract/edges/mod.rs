@@ -1,9 +1,9 @@
-//! The edges of a decision, one test each, on every backend.
+//! The edge cases of a decision, one test each, on every backend.
 
 mod bounds;
 mod changes;
-mod every;
-mod plain;
+mod every_algorithm;
+mod sliding_log;
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::support::{
 
 const WINDOW: u64 = 10_000;
 
-/// One backend on a clock that the test moves; short words for what the edges need.
+/// A backend on a controlled clock, with short methods for the tests.
 pub struct Bench<B> {
     backend: B,
     clock: ManualClock,
@@ -41,57 +41,60 @@ impl<B> Bench<B> {
 }
 
 impl<B: Backend> Bench<B> {
-    /// A check of these pairs: key, policy and cost.
-    fn of(&self, pairs: &[(&str, &Policy, u32)]) -> Check {
+    /// Builds a check of these pairs: key, policy and cost.
+    fn build_check(&self, pairs: &[(&str, &Policy, u32)]) -> Check {
         let pair =
             |(key, policy, cost): &(&str, &Policy, u32)| Pair::new((self.key)(key), (*policy).clone(), *cost);
         Check::new(pairs.iter().map(pair).collect::<Vec<_>>()).unwrap()
     }
 
-    fn ask(&self, check: &Check) -> Decision {
+    fn run_check(&self, check: &Check) -> Decision {
         self.runtime.block_on(self.backend.check(check)).unwrap()
     }
 
     fn check(&self, pairs: &[(&str, &Policy, u32)]) -> Decision {
-        self.ask(&self.of(pairs))
+        self.run_check(&self.build_check(pairs))
     }
 
-    fn asks(&self, purpose: Purpose, pairs: &[(&str, &Policy, u32)]) -> Decision {
-        self.ask(&self.of(pairs).with_purpose(purpose))
+    fn check_as(&self, purpose: Purpose, pairs: &[(&str, &Policy, u32)]) -> Decision {
+        self.run_check(&self.build_check(pairs).with_purpose(purpose))
     }
 
     fn used(&self, key: &str, policy: &Policy) -> u32 {
         policy.quota() - self.check(&[(key, policy, 0)]).statuses()[0].remaining()
     }
 
-    /// Reserves one pair, and says how to settle it.
-    fn reserves(&self, key: &str, policy: &Policy, cost: u32) -> (Check, Vec<Receipt>) {
-        let check = self.of(&[(key, policy, cost)]).with_purpose(Purpose::Reserve);
-        let decision = self.ask(&check);
+    /// Reserves one pair, and returns what `settle` needs.
+    fn reserve(&self, key: &str, policy: &Policy, cost: u32) -> (Check, Vec<Receipt>) {
+        let check = self.build_check(&[(key, policy, cost)]).with_purpose(Purpose::Reserve);
+        let decision = self.run_check(&check);
         assert!(decision.is_admitted(), "{decision:?}");
         (check, decision.receipts().to_vec())
     }
 
-    /// Settles a reservation for what was used of each pair.
-    fn settles(&self, (check, receipts): &(Check, Vec<Receipt>), used: &[u32]) {
+    /// Settles a reservation with the used units of each pair.
+    fn settle(&self, (check, receipts): &(Check, Vec<Receipt>), used: &[u32]) {
         if let Some(refund) = Refund::of(check, receipts, used) {
             self.runtime.block_on(self.backend.refund(&refund)).unwrap();
         }
         if let Some(overage) = check.overage(used) {
-            assert!(self.ask(&overage).is_admitted());
+            assert!(self.run_check(&overage).is_admitted());
         }
     }
 
-    fn resets(&self, pairs: &[(&str, &Policy, u32)]) {
-        self.runtime.block_on(self.backend.reset(&self.of(pairs))).unwrap();
+    fn reset(&self, pairs: &[(&str, &Policy, u32)]) {
+        self.runtime.block_on(self.backend.reset(&self.build_check(pairs))).unwrap();
     }
 
-    /// The wait that is told is the true one: denied a microsecond before it, and admitted then. The clock stays there.
-    fn waits_honestly(&self, key: &str, policy: &Policy, cost: u32) -> u64 {
-        let Wait::For(wait) = self.check(&[(key, policy, cost)]).retry_after() else { panic!("never") };
-        self.moves(wait.as_micros() as i64 - 1);
+    /// Asserts that a wait is exact: a check is denied one microsecond before its end, and admitted at its end. The clock
+    /// stays at the end of the wait.
+    fn assert_exact_wait(&self, key: &str, policy: &Policy, cost: u32) -> u64 {
+        let Wait::For(wait) = self.check(&[(key, policy, cost)]).retry_after() else {
+            panic!("no wait helps")
+        };
+        self.move_clock(wait.as_micros() as i64 - 1);
         assert!(!self.admits(key, policy, cost), "{policy:?}");
-        self.moves(1);
+        self.move_clock(1);
         assert!(self.admits(key, policy, cost), "{policy:?}");
         wait.as_micros() as u64
     }
@@ -100,19 +103,19 @@ impl<B: Backend> Bench<B> {
         self.check(&[(key, policy, cost)]).is_admitted()
     }
 
-    /// Moves the clock, in microseconds, forward or backward.
-    fn moves(&self, micros: i64) {
+    /// Moves the clock by this number of microseconds, forward or backward.
+    fn move_clock(&self, micros: i64) {
         self.clock.set_micros(self.clock.now_micros().saturating_add_signed(micros));
     }
 
-    /// Moves the clock to the next multiple of a length, and so much further.
-    fn moves_to_edge(&self, of: u64, further: i64) {
+    /// Moves the clock to the next multiple of a length, and then by `further` microseconds.
+    fn move_clock_to_edge(&self, of: u64, further: i64) {
         let edge = (self.clock.now_micros() / of + 1) * of;
         self.clock.set_micros(edge.saturating_add_signed(further));
     }
 }
 
-/// An edge, on every backend.
+/// Defines tests that run on every backend.
 macro_rules! edges {
     ($($name:ident: |$bench:ident| $body:block)*) => {
         $(
@@ -134,10 +137,10 @@ macro_rules! edges {
         }
 
         pub mod cluster {
-            /// All of them, one after the other.
+            /// Runs all tests of this file, one after the other.
             pub fn run<B: tower_sliding_window::backend::Backend>(fresh: impl Fn() -> $crate::contract::edges::Bench<B>) {
                 $(
-                    // Shown if it fails.
+                    // The test output shows the name if the test fails.
                     println!(stringify!($name));
                     super::$name(&fresh());
                 )*
@@ -165,9 +168,9 @@ macro_rules! edges {
 }
 use edges;
 
-/// In a cluster, each of them with an empty store. The keys are in one slot: elsewhere a denial may leave a trace.
+/// Runs every edge test with an empty cluster. All keys are in one slot, because across slots a denial may leave a trace.
 #[test]
-fn all_of_them_in_one_slot_of_a_cluster() {
+fn cluster_passes_all_edges_in_one_slot() {
     for engine in Engine::ALL {
         let cluster = Cluster::start(engine);
         let fresh = || {
@@ -180,17 +183,17 @@ fn all_of_them_in_one_slot_of_a_cluster() {
         println!("{engine:?}");
         bounds::cluster::run(fresh);
         changes::cluster::run(fresh);
-        every::cluster::run(fresh);
-        plain::cluster::run(fresh);
+        every_algorithm::cluster::run(fresh);
+        sliding_log::cluster::run(fresh);
     }
 }
 
-/// A key of this name in the slot that all of them have.
+/// Returns a key that begins with this name, in the common slot of all keys.
 fn in_one_slot(name: &str) -> PartitionKey {
     static KEYS: Mutex<BTreeMap<String, PartitionKey>> = Mutex::new(BTreeMap::new());
     let find = || {
         let mut keys = (0..).map(|i| PartitionKey::new("key", format!("{name} {i}")));
-        keys.find(|key| slot(key) == 0).expect("keys without end")
+        keys.find(|key| slot(key) == 0).expect("the sequence is endless")
     };
     KEYS.lock().unwrap().entry(name.to_owned()).or_insert_with(find).clone()
 }
@@ -203,14 +206,14 @@ fn micros(micros: u64) -> Duration {
     Duration::from_micros(micros)
 }
 
-fn waits(micros: u64) -> Wait {
+fn wait_of(micros: u64) -> Wait {
     Wait::For(Duration::from_micros(micros))
 }
 
 const PRECISION: u64 = 3_000;
 
-/// One policy for every algorithm, all of one window; the buckets do not divide it.
-fn every(name: &str, quota: u32) -> [Policy; 4] {
+/// Returns one policy for every algorithm, all of one window. The window is no multiple of the bucket length.
+fn every_policy(name: &str, quota: u32) -> [Policy; 4] {
     let algorithms = [
         Algorithm::SlidingLog,
         Algorithm::SlidingBuckets { precision: micros(PRECISION) },

@@ -5,8 +5,8 @@ use tower_sliding_window::{ConfigError, MemoryBackend, RateLimitLayer, peer_ip};
 fn mistake() -> Result<(), ConfigError> {
     RateLimitLayer::builder(MemoryBackend::new())
         .key(peer_ip())
-        .also(peer_ip()) //~ mismatched types
-        //~ note: expected `Limit`, found `PeerIp`
+        .also(peer_ip()) //~ `PeerIp` is not a limit
+        //~ note: write `limit(key).policy(
         .build()?;
     Ok(())
 }

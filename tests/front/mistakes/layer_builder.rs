@@ -6,7 +6,8 @@ use tower_sliding_window::{ConfigError, MemoryBackend, RateLimitLayer, peer_ip};
 fn mistake() -> Result<(), ConfigError> {
     let app: Router = Router::new()
         .route("/", get(async || "hi"))
-        .layer(RateLimitLayer::builder(MemoryBackend::new()).key(peer_ip())); //~ Builder: tower_layer::Layer<
+        .layer(RateLimitLayer::builder(MemoryBackend::new()).key(peer_ip())); //~ a `Builder` is not a layer
+        //~ note: call `.build()?` first
     Ok(())
 }
 

@@ -1,0 +1,137 @@
+//! The edge cases that all algorithms share.
+
+use tower_sliding_window::{Algorithm, Wait, backend::Purpose};
+
+use super::{PRECISION, WINDOW, edges, every_policy, micros, policy};
+
+edges! {
+    zero_cost_leaves_no_trace_for_any_algorithm: |bench| {
+        for five in &every_policy("five", 5) {
+            let empty = bench.check(&[("a", five, 0)]);
+            let status = &empty.statuses()[0];
+            assert_eq!((empty.is_admitted(), status.remaining()), (true, 5));
+            assert_eq!((status.next_after(), status.reset_after()), (micros(WINDOW), micros(0)));
+            // The check with zero cost has not set the last instant.
+            bench.move_clock(-5_000);
+            assert!(bench.admits("a", five, 5));
+            let full = bench.check(&[("a", five, 0)]);
+            assert_eq!((full.is_admitted(), full.statuses()[0].remaining()), (true, 0));
+            assert!(full.statuses()[0].reset_after() <= micros(2 * WINDOW));
+        }
+    }
+
+    cost_above_quota_leaves_no_trace_for_any_algorithm: |bench| {
+        for five in &every_policy("five", 5) {
+            let decision = bench.check(&[("a", five, 6)]);
+            assert_eq!(decision.retry_after(), Wait::Never);
+            assert_eq!(decision.statuses()[0].remaining(), 5);
+            assert_eq!(bench.check_as(Purpose::Peek, &[("a", five, 6)]).retry_after(), Wait::Never);
+            assert!(bench.admits("a", five, 5));
+        }
+    }
+
+    lower_quota_takes_effect_at_once_with_exact_wait: |bench| {
+        for ((ten, four), twenty) in every_policy("p", 10).iter().zip(&every_policy("p", 4)).zip(&every_policy("p", 20)) {
+            bench.move_clock_to_edge(WINDOW, 5);
+            for _ in 0..10 {
+                assert!(bench.admits("a", ten, 1));
+                bench.move_clock(100);
+            }
+            let lowered = bench.check(&[("a", four, 1)]);
+            assert_eq!((lowered.is_admitted(), lowered.statuses()[0].remaining()), (false, 0));
+            assert_eq!(bench.check_as(Purpose::Peek, &[("a", twenty, 1)]).statuses()[0].remaining(), 9);
+            bench.assert_exact_wait("a", four, 2);
+        }
+    }
+
+    changed_algorithm_starts_new_record: |bench| {
+        let mut all = every_policy("p", 1).to_vec();
+        let other = Algorithm::SlidingBuckets { precision: micros(PRECISION + 1) };
+        all.push(policy("p", 1).with_algorithm(other).unwrap());
+        for policy in &all {
+            assert!(bench.admits("a", policy, 1));
+        }
+        // Every record still exists.
+        for policy in &all {
+            assert!(!bench.admits("a", policy, 1));
+        }
+    }
+
+    clock_behind_by_window_freezes_time_for_any_algorithm: |bench| {
+        for two in &every_policy("two", 2) {
+            bench.move_clock_to_edge(WINDOW * PRECISION, 4_000);
+            assert!(bench.admits("a", two, 1));
+            bench.move_clock(-(WINDOW as i64));
+            // The charge counts. Another pair of the same check uses the reading of the clock.
+            assert!(bench.check(&[("a", two, 1), ("b", two, 1)]).is_admitted());
+            let denied = bench.check(&[("a", two, 1), ("b", two, 0)]);
+            assert_eq!((denied.is_admitted(), denied.statuses()[1].remaining()), (false, 1));
+            let [a, b] = denied.statuses() else { panic!("two statuses") };
+            assert_eq!(a.reset_after(), b.reset_after() + micros(WINDOW) - match two.algorithm() {
+                // The other pair was charged one window earlier, at another offset in its bucket.
+                Algorithm::SlidingBuckets { .. } => micros(WINDOW % PRECISION),
+                _ => micros(0),
+            });
+            let longest = match two.algorithm() {
+                Algorithm::SlidingLog | Algorithm::FixedWindow => 2 * WINDOW,
+                _ => 3 * WINDOW,
+            };
+            let wait = bench.assert_exact_wait("a", two, 1);
+            assert!((WINDOW..=longest).contains(&wait), "{two:?} waits for {wait}");
+        }
+    }
+
+    admission_drops_record_of_another_clock: |bench| {
+        for two in &every_policy("two", 2) {
+            bench.move_clock_to_edge(WINDOW, 4_000);
+            assert!(bench.admits("a", two, 2));
+            bench.move_clock(-(WINDOW as i64) - 1);
+            assert_eq!(bench.used("a", two), 0);
+            // Neither a denial nor a peek drops the record.
+            assert!(!bench.admits("a", two, 3));
+            assert_eq!(bench.check_as(Purpose::Peek, &[("a", two, 1)]).statuses()[0].remaining(), 1);
+            bench.move_clock(WINDOW as i64 + 1);
+            assert_eq!(bench.used("a", two), 2);
+            bench.move_clock(-(WINDOW as i64) - 1);
+            let first = bench.check(&[("a", two, 1)]);
+            assert_eq!((first.is_admitted(), first.statuses()[0].remaining()), (true, 1));
+            assert!(first.statuses()[0].reset_after() <= micros(2 * WINDOW));
+            bench.move_clock(2 * WINDOW as i64);
+            assert_eq!(bench.used("a", two), 0);
+        }
+    }
+
+    any_algorithm_counts_charges_of_same_microsecond: |bench| {
+        for twenty in &every_policy("twenty", 20) {
+            for _ in 0..20 {
+                assert!(bench.admits("a", twenty, 1));
+            }
+            assert!(!bench.admits("a", twenty, 1));
+            let wait = bench.assert_exact_wait("a", twenty, 20);
+            assert!(wait <= 2 * WINDOW);
+        }
+    }
+
+    lost_record_starts_new_generation: |bench| {
+        for two in &every_policy("two", 2) {
+            let (_, before) = bench.reserve("a", two, 2);
+            bench.reset(&[("a", two, 0)]);
+            bench.move_clock(1);
+            let (_, after) = bench.reserve("a", two, 2);
+            assert!(before[0].generation < after[0].generation);
+        }
+    }
+
+    charge_on_unused_record_begins_generation: |bench| {
+        for nine in &every_policy("nine", 9) {
+            let generation = || bench.reserve("a", nine, 1).1[0].generation;
+            bench.move_clock_to_edge(WINDOW * PRECISION, 0);
+            let first = generation();
+            assert_eq!(first, bench.clock.now_micros());
+            bench.move_clock(WINDOW as i64 - 1);
+            assert_eq!(generation(), first);
+            bench.move_clock(3 * WINDOW as i64);
+            assert_eq!(generation(), bench.clock.now_micros());
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Invalidation: refunds and resets invalidate cached denials.
+
+use tokio::time::sleep;
+use tower_sliding_window::{Policies, Reservation, backend::Pair, settle::Settled};
+
+use super::{Fault, MINUTE, SECOND, TICK, ZERO, alice, check, policy, remote, ten, user};
+
+/// Returns a limiter with a cached denial and a reservation of all units of Alice.
+async fn reserved_and_denied() -> (super::Remote, tower_sliding_window::Limiter, Reservation) {
+    let (remote, limiter) = remote();
+    let reservation = limiter.reserve(alice(), 10).await.unwrap();
+    assert!(!check(&limiter, 1).await.is_admitted());
+    assert!(check(&limiter, 1).await.is_cached());
+    (remote, limiter, reservation)
+}
+
+#[tokio::test(start_paused = true)]
+async fn refund_invalidates_cached_denial() {
+    let (_remote, limiter, reservation) = reserved_and_denied().await;
+    assert!(matches!(reservation.settle(9).await, Settled::Done));
+    assert!(check(&limiter, 1).await.is_admitted());
+    assert!(!check(&limiter, 1).await.is_cached());
+}
+
+#[tokio::test(start_paused = true)]
+async fn reset_invalidates_cached_denial() {
+    let (_remote, limiter, _) = reserved_and_denied().await;
+    limiter.reset(alice()).await.unwrap();
+    assert!(check(&limiter, 10).await.is_admitted());
+    assert!(!check(&limiter, 1).await.is_admitted());
+    limiter.reset_pairs(vec![Pair::new(alice(), ten(), 7)]).unwrap().await.unwrap();
+    assert!(check(&limiter, 10).await.is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn refund_invalidates_denials_of_every_quota() {
+    let (_remote, limiter, reservation) = reserved_and_denied().await;
+    let under = |quota| Policies::from(policy("ten", quota, MINUTE)).pairs(&alice(), 1);
+    assert!(!limiter.check_pairs(under(9)).unwrap().await.unwrap().is_admitted());
+    assert!(limiter.check_pairs(under(9)).unwrap().await.unwrap().is_cached());
+    reservation.settle(0).await;
+    assert!(limiter.check_pairs(under(9)).unwrap().await.unwrap().is_admitted());
+    limiter.reset_pairs(under(1_000)).unwrap().await.unwrap();
+    assert!(check(&limiter, 10).await.is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn refund_keeps_cached_denials_of_other_keys() {
+    let (remote, limiter, reservation) = reserved_and_denied().await;
+    for name in 0..100 {
+        assert!(!limiter.check(user(name), 11).await.unwrap().is_cached());
+    }
+    reservation.settle(0).await;
+    limiter.reset(alice()).await.unwrap();
+    let sent = remote.checks();
+    for name in 0..100 {
+        assert!(limiter.check(user(name), 11).await.unwrap().is_cached());
+    }
+    assert_eq!(remote.checks(), sent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn settlement_without_refund_keeps_cached_denial() {
+    for used in [10, 12] {
+        let (_remote, limiter, reservation) = reserved_and_denied().await;
+        assert!(matches!(reservation.settle(used).await, Settled::Done));
+        assert!(check(&limiter, 1).await.is_cached());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn refund_in_flight_invalidates_cached_denial() {
+    let (remote, limiter, reservation) = reserved_and_denied().await;
+    remote.set_change_latency(20 * TICK, 20 * TICK);
+    let settlement = reservation.settle(5);
+    assert!(!check(&limiter, 1).await.is_cached(), "the start of a settlement invalidates the denial");
+    sleep(30 * TICK).await;
+    drop(settlement);
+    // The store has applied the refund, but the reply is still in flight.
+    assert!(check(&limiter, 1).await.is_cached());
+    sleep(20 * TICK).await;
+    assert!(check(&limiter, 1).await.is_admitted());
+}
+
+/// The store denies the check before the refund. The reply arrives after the reply of the refund.
+#[tokio::test(start_paused = true)]
+async fn denial_in_flight_during_refund_leaves_no_entry() {
+    for reset in [false, true] {
+        let (remote, limiter, reservation) = reserved_and_denied().await;
+        remote.set_check_latency(5 * TICK, 50 * TICK);
+        // Waits until the entry has reached its maximum age.
+        sleep(SECOND).await;
+        let slow = tokio::spawn(limiter.check(alice(), 1));
+        sleep(10 * TICK).await;
+        if reset {
+            limiter.reset(alice()).await.unwrap();
+        } else {
+            assert!(matches!(reservation.settle(5).await, Settled::Done));
+        }
+        let slow = slow.await.unwrap().unwrap();
+        assert_eq!((slow.is_admitted(), slow.is_cached()), (false, false));
+        assert!(check(&limiter, 1).await.is_admitted());
+    }
+}
+
+/// The check starts after the start of the settlement. The store denies it before it applies the refund.
+#[tokio::test(start_paused = true)]
+async fn refund_end_invalidates_denial_cached_meanwhile() {
+    for reset in [false, true] {
+        let (remote, limiter, reservation) = reserved_and_denied().await;
+        remote.set_change_latency(40 * TICK, 5 * TICK);
+        remote.set_check_latency(2 * TICK, 2 * TICK);
+        let change = tokio::spawn({
+            let limiter = limiter.clone();
+            async move {
+                if reset {
+                    limiter.reset(alice()).await.unwrap();
+                } else {
+                    assert!(matches!(reservation.settle(5).await, Settled::Done));
+                }
+            }
+        });
+        sleep(TICK).await;
+        assert!(!check(&limiter, 1).await.is_cached());
+        assert!(check(&limiter, 1).await.is_cached());
+        change.await.unwrap();
+        assert!(check(&limiter, 1).await.is_admitted());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_refund_or_reset_invalidates_cached_denial() {
+    for fault in [Fault::Down, Fault::Hang, Fault::Panic] {
+        let (remote, limiter, reservation) = reserved_and_denied().await;
+        remote.fail(fault);
+        assert!(matches!(reservation.settle(5).await, Settled::Lost(_)));
+        remote.fail(None);
+        assert!(!check(&limiter, 1).await.is_cached());
+        if !matches!(fault, Fault::Panic) {
+            remote.fail(fault);
+            limiter.reset(alice()).await.unwrap_err();
+            remote.fail(None);
+            assert!(!check(&limiter, 1).await.is_cached());
+        }
+        // A cancelled reset may still take effect.
+        assert!(check(&limiter, 1).await.is_cached());
+        remote.set_change_latency(ZERO, 10 * TICK);
+        let reset = tokio::spawn(limiter.reset(alice()));
+        sleep(5 * TICK).await;
+        reset.abort();
+        assert!(reset.await.unwrap_err().is_cancelled());
+        assert!(check(&limiter, 10).await.is_admitted());
+    }
+}

@@ -1,0 +1,258 @@
+//! Misses and refreshes: which checks the limiter sends to the store.
+
+use tokio::{
+    task::yield_now,
+    time::{Instant, advance, sleep, timeout},
+};
+use tower_sliding_window::{
+    Decision, Limiter, Status, Wait,
+    backend::{Backend, BackendError, Check, Pair, Purpose},
+    outage::DenyCache,
+};
+
+use super::{
+    Fault, MINUTE, REFRESH_AGE, Remote, SECOND, TICK, ZERO, alice, check, exhausted, on, policy, remote, ten,
+    user, with_max_age,
+};
+use crate::http::probe::now;
+
+#[tokio::test(start_paused = true)]
+async fn peek_bypasses_deny_cache() {
+    let (remote, limiter) = remote();
+    assert!(check(&limiter, 10).await.is_admitted());
+    for _ in 0..3 {
+        assert!(!limiter.peek(alice(), 1).await.unwrap().is_admitted());
+    }
+    assert_eq!(remote.checks(), 4);
+    assert!(!check(&limiter, 1).await.is_cached());
+    for _ in 0..3 {
+        assert!(!limiter.peek(alice(), 1).await.unwrap().is_cached());
+    }
+    assert_eq!(remote.checks(), 8);
+}
+
+#[tokio::test(start_paused = true)]
+async fn zero_cost_check_misses_deny_cache() {
+    let (remote, limiter) = exhausted().await;
+    assert!(check(&limiter, 0).await.is_admitted());
+    assert_eq!(remote.checks(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn overage_bypasses_deny_cache() {
+    let (remote, limiter) = remote();
+    let reservation = limiter.reserve(alice(), 10).await.unwrap();
+    assert!(!check(&limiter, 1).await.is_admitted());
+    reservation.settle(13).await;
+    assert_eq!(remote.settings().checks.last(), Some(&(Purpose::Overage, 3)));
+    // The usage has grown, so the cached denial stays valid.
+    assert!(check(&limiter, 1).await.is_cached());
+}
+
+#[tokio::test(start_paused = true)]
+async fn admission_leaves_no_cache_entry() {
+    let (remote, limiter) = remote();
+    for sent in 1..=10 {
+        assert!(check(&limiter, 1).await.is_admitted());
+        assert_eq!(remote.checks(), sent);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_check_refreshes_due_entry_while_others_hit() {
+    let (remote, limiter) = exhausted().await;
+    for (round, latency) in [(1, 10 * TICK), (2, 60 * TICK)] {
+        advance(REFRESH_AGE).await;
+        remote.set_check_latency(latency, latency);
+        let start = Instant::now();
+        let many: Vec<_> = (0..1_000)
+            .map(|_| {
+                let limiter = limiter.clone();
+                tokio::spawn(async move { (check(&limiter, 1).await, start.elapsed()) })
+            })
+            .collect();
+        let mut refreshes = 0;
+        for one in many {
+            let (decision, waited) = one.await.unwrap();
+            assert!(!decision.is_admitted());
+            assert_eq!(decision.is_cached(), waited.is_zero() || waited >= SECOND / 10);
+            refreshes += usize::from(!waited.is_zero());
+        }
+        assert_eq!((refreshes, remote.checks()), (1, 2 + round), "{latency:?}");
+        remote.set_check_latency(ZERO, ZERO);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_or_dropped_refresh_passes_to_next_check() {
+    let (remote, limiter) = exhausted().await;
+    advance(REFRESH_AGE).await;
+    remote.fail(Fault::Hang);
+    for sent in 1..=3 {
+        assert!(timeout(10 * TICK, limiter.check(alice(), 1)).await.is_err());
+        assert_eq!(remote.checks(), 2 + sent);
+    }
+    remote.fail(Fault::Panic);
+    for sent in 4..=5 {
+        let panicked = tokio::spawn(limiter.check(alice(), 1)).await;
+        assert!(panicked.unwrap_err().is_panic());
+        assert_eq!(remote.checks(), 2 + sent);
+    }
+    remote.fail(Fault::Down);
+    for sent in 6..=7 {
+        assert!(check(&limiter, 1).await.is_cached());
+        assert_eq!(remote.checks(), 2 + sent);
+    }
+    // A check that is not polled sends nothing and takes no refresh. The entry soon reaches its maximum age.
+    let idle = limiter.check(alice(), 1);
+    remote.fail(None);
+    assert!(check(&limiter, 1).await.is_cached());
+    drop(idle);
+    let sent = remote.checks();
+    assert!(!check(&limiter, 1).await.is_cached());
+    assert!(check(&limiter, 1).await.is_cached());
+    assert_eq!(remote.checks(), sent + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_denial_does_not_age_newer_entry() {
+    let (remote, limiter) = remote();
+    assert!(check(&limiter, 10).await.is_admitted());
+    remote.set_check_latency(ZERO, 50 * TICK);
+    let slow = tokio::spawn(limiter.check(alice(), 1));
+    sleep(10 * TICK).await;
+    remote.set_check_latency(ZERO, ZERO);
+    assert!(!check(&limiter, 1).await.is_admitted());
+    let newest = Instant::now();
+    assert!(!slow.await.unwrap().unwrap().is_cached());
+    advance(REFRESH_AGE - newest.elapsed() - TICK).await;
+    assert!(check(&limiter, 1).await.is_cached());
+    advance(TICK).await;
+    assert!(!check(&limiter, 1).await.is_cached());
+}
+
+#[tokio::test(start_paused = true)]
+async fn hanging_refresh_does_not_extend_entry() {
+    let remote = Remote::new();
+    let limiter = on(remote.clone()).deadline(MINUTE).build().unwrap();
+    assert!(check(&limiter, 10).await.is_admitted());
+    assert!(!check(&limiter, 1).await.is_admitted());
+    let denied = Instant::now();
+    advance(REFRESH_AGE).await;
+    remote.fail(Fault::Hang);
+    let refresh = tokio::spawn(limiter.check(alice(), 1));
+    yield_now().await;
+    while denied.elapsed() < SECOND {
+        assert!(check(&limiter, 1).await.is_cached());
+        advance(TICK).await;
+    }
+    remote.fail(None);
+    assert!(!check(&limiter, 1).await.is_cached());
+    assert!(check(&limiter, 1).await.is_cached());
+    refresh.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn multi_pair_check_refreshes_when_all_entries_are_due() {
+    let remote = Remote::new();
+    let limiter = Limiter::builder(remote.clone()).policy(ten()).policy(policy("p", 10, MINUTE)).build();
+    let limiter = limiter.unwrap();
+    assert!(check(&limiter, 10).await.is_admitted());
+    let only = |name: &str| vec![Pair::new(alice(), policy(name, 10, MINUTE), 1)];
+    assert!(!limiter.check_pairs(only("ten")).unwrap().await.unwrap().is_admitted());
+    advance(SECOND / 2).await;
+    assert!(!limiter.check_pairs(only("p")).unwrap().await.unwrap().is_admitted());
+    assert_eq!(remote.checks(), 3);
+    // One entry is due, and the other is not.
+    advance(REFRESH_AGE - SECOND / 2).await;
+    let denied = check(&limiter, 1).await;
+    assert_eq!((denied.is_cached(), denied.statuses().len(), remote.checks()), (true, 2, 3));
+    // Now both entries are due.
+    advance(SECOND / 2).await;
+    assert!(!check(&limiter, 1).await.is_cached());
+    assert_eq!(check(&limiter, 1).await.statuses().len(), 2);
+    assert_eq!(remote.checks(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn deny_cache_never_exceeds_max_entries() {
+    for max_entries in [1, 50, 1_000] {
+        let remote = Remote::new();
+        let cache = DenyCache { max_entries, ..with_max_age(MINUTE) };
+        let limiter = on(remote.clone()).deny_cache(cache).breaker(None).build().unwrap();
+        for name in 0..5_000 {
+            assert!(!limiter.check(user(name), 11).await.unwrap().is_admitted());
+        }
+        remote.fail(Fault::Down);
+        let mut cached = 0;
+        for name in 0..5_000 {
+            cached += usize::from(limiter.check(user(name), 11).await.is_ok());
+        }
+        assert!((max_entries - max_entries / 8..=max_entries).contains(&cached), "{cached} of {max_entries}");
+        remote.fail(None);
+        // The newest denial is always in the cache.
+        limiter.check(user("new"), 11).await.unwrap();
+        assert!(limiter.check(user("new"), 11).await.unwrap().is_cached());
+    }
+}
+
+#[test]
+fn entry_takes_at_most_documented_memory() {
+    /// Denies every check for a minute.
+    struct Denier;
+    impl Backend for Denier {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            let denies = |pair| Status::new(pair, 0, Wait::For(MINUTE), MINUTE, MINUTE);
+            Ok(Decision::new(0, check.pairs().iter().map(denies).collect::<Vec<_>>()))
+        }
+        fn denials_hold(&self) -> bool {
+            true
+        }
+    }
+    let limiter = || on(Denier).deny_cache(with_max_age(MINUTE)).build().unwrap();
+    let empty = allocation_counter::measure(|| std::mem::forget(limiter())).bytes_current;
+    let without =
+        allocation_counter::measure(|| std::mem::forget(on(Denier).deny_cache(None).build().unwrap()));
+    let empty = empty - without.bytes_current;
+    assert!(empty < 8_000, "{empty} bytes for an empty cache");
+    for (name, costs, most) in [("", 1..=1, 280), (&*"x".repeat(1_000), 7..=10, 600)] {
+        let limiter = limiter();
+        // At this number of entries a hash table has not just grown.
+        let entries = 12_000;
+        let counted = allocation_counter::measure(|| {
+            for i in 0..entries {
+                for cost in costs.clone().rev() {
+                    let key = user(format!("{i}{name}"));
+                    assert!(!now(limiter.check(key, cost)).unwrap().is_cached());
+                }
+            }
+        });
+        let each = counted.bytes_current / entries;
+        assert!(each <= most, "{each} bytes an entry");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_key_hits_deny_cache_like_short_key() {
+    let (remote, limiter) = remote();
+    for last in ['a', 'b'] {
+        let long = || user("x".repeat(100_000) + &last.to_string());
+        assert!(!limiter.check(long(), 11).await.unwrap().is_cached());
+        assert!(limiter.check(long(), 11).await.unwrap().is_cached());
+    }
+    assert_eq!(remote.checks(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn concurrent_checks_admit_exact_quota() {
+    let (remote, limiter) = remote();
+    remote.set_check_latency(TICK, TICK);
+    let many: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.check(alice(), 1))).collect();
+    let mut admitted = 0;
+    for one in many {
+        admitted += usize::from(one.await.unwrap().unwrap().is_admitted());
+    }
+    assert_eq!((admitted, remote.checks()), (10, 100));
+    sleep(SECOND / 2).await;
+    assert!(check(&limiter, 1).await.is_cached());
+}

@@ -1,0 +1,226 @@
+//! Requests with a missing key, a malformed key or an unknown peer, and the rules for them.
+
+use axum::{Router, routing::get};
+use serde_json::json;
+use tower_sliding_window::{
+    Head, KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer,
+    backend::Backend,
+    header,
+    key::{KeyError, MissingKey},
+    limit, peer_ip,
+    testing::{FakeBackend, ManualClock},
+};
+
+use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
+
+fn app() -> Router {
+    Router::new().route("/", get(async || "hello"))
+}
+
+/// Builds a layer that counts the API key, and the project by this rule.
+fn limits_with_project(backend: impl Backend, rule: MissingKey) -> RateLimitLayer {
+    let per_project = limit(header("x-project").unwrap()).policy(policy("per-project", 2, MINUTE));
+    RateLimitLayer::builder(backend)
+        .policy(policy("per-key", 10, MINUTE))
+        .key(api_key())
+        .also(per_project.missing_key(rule))
+        .build()
+        .unwrap()
+}
+
+/// Builds a layer that counts the API key, and the address by this rule.
+fn limits_with_address(backend: impl Backend, rule: MissingKey) -> RateLimitLayer {
+    let per_address = limit(peer_ip()).policy(policy("per-address", 2, MINUTE));
+    RateLimitLayer::builder(backend)
+        .policy(policy("per-key", 10, MINUTE))
+        .key(api_key())
+        .also(per_address.missing_key(rule))
+        .build()
+        .unwrap()
+}
+
+/// Returns all rules.
+fn rules() -> [MissingKey; 3] {
+    [MissingKey::Reject, MissingKey::Exempt, MissingKey::Shared(PartitionKey::new("shared", "anonymous"))]
+}
+
+#[tokio::test]
+async fn default_rule_rejects_missing_key() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for headers in [&[][..], &[("x-api-key", "")]] {
+        let answer = site.get("/", headers).await;
+        assert_eq!(answer.status, 400);
+        assert!(!answer.has_limit_fields(), "{answer:?}");
+        assert_eq!(answer.header("content-type"), Some("application/problem+json"));
+        assert_eq!(answer.header("cache-control"), Some("no-store"));
+        let detail = "missing rate limit key";
+        assert_eq!(answer.json(), json!({ "title": "Bad request", "status": 400, "detail": detail }));
+    }
+    assert_eq!(backend.checks(), []);
+}
+
+#[tokio::test]
+async fn exempt_rule_admits_missing_key_and_counts_others() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("one", 1, MINUTE))
+        .key(api_key())
+        .missing_key(MissingKey::Exempt)
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    for _ in 0..3 {
+        let answer = site.get("/", &[]).await;
+        assert_eq!((answer.status, &*answer.body), (200, "hello"));
+        assert!(!answer.has_limit_fields(), "{answer:?}");
+    }
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!(site.get("/", &[ALICE]).await.status, 429);
+}
+
+#[tokio::test]
+async fn shared_rule_counts_missing_keys_together() {
+    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+        .policy(policy("two", 2, MINUTE))
+        .key(api_key())
+        .missing_key(MissingKey::Shared(PartitionKey::new("shared", "anonymous")))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let mut statuses = Vec::new();
+    for headers in [&[][..], &[("x-api-key", "")], &[], &[ALICE], &[BOB]] {
+        statuses.push(site.get("/", headers).await.status);
+    }
+    assert_eq!(statuses, [200, 200, 429, 200, 200]);
+}
+
+#[tokio::test]
+async fn every_rule_rejects_key_that_occurs_twice() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let limits = RateLimitLayer::builder(backend.clone())
+            .policy(policy("ten", 10, MINUTE))
+            .key(api_key().or(peer_ip()))
+            .missing_key(rule.clone())
+            .build()
+            .unwrap();
+        let site = Site::serve(app().layer(limits)).await;
+        let answer = site.get("/", &[ALICE, BOB]).await;
+        assert_eq!(answer.status, 400, "{rule:?}");
+        assert_eq!(
+            answer.json()["detail"],
+            "malformed rate limit key: header x-api-key: the header occurs more than once"
+        );
+        assert!(!answer.body.contains("alice") && !answer.body.contains("bob"), "{answer:?}");
+        assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn every_rule_rejects_unknown_peer_with_server_error() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let limits = RateLimitLayer::builder(backend.clone())
+            .policy(policy("ten", 10, MINUTE))
+            .key(peer_ip())
+            .missing_key(rule.clone())
+            .build()
+            .unwrap();
+        let site = Site::serve_without_connect_info(app().layer(limits)).await;
+        let answer = site.get("/", &[ALICE]).await;
+        assert_eq!(answer.status, 500, "{rule:?}");
+        assert!(!answer.has_limit_fields(), "{answer:?}");
+        assert_eq!(answer.json(), json!({ "title": "Internal server error", "status": 500 }));
+        assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+/// A custom extractor with its own errors.
+struct Signed;
+
+impl KeyExtractor for Signed {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        let Some(value) = head.headers.get("x-signed") else { return Ok(None) };
+        let signed = value.to_str().ok().and_then(|value| value.strip_suffix(".signature"));
+        let malformed =
+            || KeyError::Malformed { what: "x-signed".into(), why: "the signature is wrong".into() };
+        signed.map(|user| Some(PartitionKey::new("user", user))).ok_or_else(malformed)
+    }
+}
+
+#[tokio::test]
+async fn custom_extractor_returns_its_own_error_text() {
+    let backend = FakeBackend::admitting();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("ten", 10, MINUTE))
+        .key(Signed.or(peer_ip()))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let answer = site.get("/", &[("x-signed", "alice.forged")]).await;
+    assert_eq!(
+        (answer.status, &answer.json()["detail"]),
+        (400, &json!("malformed rate limit key: x-signed: the signature is wrong"))
+    );
+    assert_eq!(site.get("/", &[("x-signed", "alice.signature")]).await.status, 200);
+    assert_eq!(site.get("/", &[]).await.status, 200);
+    let keys: Vec<_> = backend.checks().iter().map(|check| check.pairs[0].key.clone()).collect();
+    assert_eq!(keys, [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "127.0.0.1")]);
+}
+
+#[tokio::test]
+async fn limit_has_rule_for_missing_key() {
+    let shared = MissingKey::Shared(PartitionKey::new("shared", "no project"));
+    for (rule, statuses) in [
+        (MissingKey::Reject, [400, 400, 400, 200]),
+        (MissingKey::Exempt, [200, 200, 200, 200]),
+        (shared, [200, 200, 429, 200]),
+    ] {
+        let memory = MemoryBackend::new().with_clock(&ManualClock::new());
+        let site = Site::serve(app().layer(limits_with_project(memory, rule.clone()))).await;
+        let mut answers = Vec::new();
+        for headers in [&[ALICE][..], &[BOB], &[ALICE, ("x-project", "")], &[ALICE, ("x-project", "one")]] {
+            answers.push(site.get("/", headers).await);
+        }
+        assert_eq!(answers.iter().map(|answer| answer.status).collect::<Vec<_>>(), statuses, "{rule:?}");
+        // A rejected request charges no key, and an exempt one is charged to the other key.
+        let charged = match rule {
+            MissingKey::Reject => 9,
+            MissingKey::Exempt => 7,
+            _ => 8,
+        };
+        let fields = answers[3].header("ratelimit").unwrap();
+        assert!(fields.starts_with(&format!(r#""per-key";r={charged};"#)), "{rule:?}: {fields}");
+        assert!(fields.contains(r#""per-project";r=1;"#), "{rule:?}: {fields}");
+    }
+}
+
+#[tokio::test]
+async fn limit_rejects_malformed_key_by_every_rule() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let site = Site::serve(app().layer(limits_with_project(backend.clone(), rule.clone()))).await;
+        let answer = site.get("/", &[ALICE, ("x-project", "one"), ("x-project", "two")]).await;
+        assert_eq!(answer.status, 400, "{rule:?}");
+        assert_eq!(
+            answer.json()["detail"],
+            "malformed rate limit key: header x-project: the header occurs more than once"
+        );
+        assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn limit_rejects_unknown_peer_by_every_rule() {
+    for rule in rules() {
+        let backend = FakeBackend::admitting();
+        let app = app().layer(limits_with_address(backend.clone(), rule.clone()));
+        let answer = Site::serve_without_connect_info(app).await.get("/", &[ALICE]).await;
+        assert_eq!((answer.status, backend.checks().len()), (500, 0), "{rule:?}");
+    }
+}

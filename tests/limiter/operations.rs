@@ -1,0 +1,213 @@
+//! The operations of a limiter: check, peek, reserve and reset, for its own policies and for explicit pairs.
+
+use tower_sliding_window::{
+    Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policies, Rejection, Status, Wait,
+    backend::{Backend, BackendError, Check, Pair, Purpose, Reason},
+    testing::{FakeBackend, ManualClock, RecordedCheck},
+};
+
+use super::{ChargeOnly, alice, now, policy};
+use crate::http::MINUTE;
+
+fn fake() -> (FakeBackend, Limiter) {
+    let backend = FakeBackend::admitting();
+    let builder = Limiter::builder(backend.clone()).namespace("shop");
+    (backend, builder.policy(policy("requests", 10)).policy(policy("tokens", 1_000)).build().unwrap())
+}
+
+fn memory(quota: u32) -> (ManualClock, Limiter) {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::new().with_clock(&clock);
+    (clock, Limiter::builder(backend).policy(policy("ten", quota)).build().unwrap())
+}
+
+fn costs(check: &RecordedCheck) -> Vec<(&str, u32)> {
+    check.pairs.iter().map(|pair| (pair.policy.name(), pair.cost)).collect()
+}
+
+#[test]
+fn limiter_accepts_one_cost_or_costs_per_policy() {
+    let (backend, limiter) = fake();
+    let named = Costs::new().policy("tokens", 500);
+    for cost in [Costs::from(3), named.clone(), named.otherwise(0), Costs::new()] {
+        now(limiter.check(alice(), cost)).unwrap();
+    }
+    let checks = backend.checks();
+    let recorded: Vec<_> = checks.iter().map(costs).collect();
+    let expected = [(3, 3), (1, 500), (0, 500), (1, 1)];
+    assert_eq!(recorded, expected.map(|(requests, tokens)| vec![("requests", requests), ("tokens", tokens)]));
+}
+
+/// Returns the error of a rejection without a decision.
+fn error_of(rejection: Rejection) -> BackendError {
+    assert!(matches!(rejection, Rejection::Unavailable(_)), "{rejection:?}");
+    rejection.error().unwrap().clone()
+}
+
+#[test]
+fn each_operation_sends_its_purpose_and_costs() {
+    let (backend, limiter) = fake();
+    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(limiter.peek(alice(), 2)).unwrap().is_admitted());
+    assert!(now(limiter.reserve(alice(), 3)).unwrap().decision().is_some());
+    now(limiter.reset(alice())).unwrap();
+
+    let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
+    assert!(now(limiter.check_pairs(pairs()).unwrap()).unwrap().is_admitted());
+    assert!(now(limiter.peek_pairs(pairs()).unwrap()).unwrap().is_admitted());
+    assert!(now(limiter.reserve_pairs(pairs()).unwrap()).is_ok());
+    now(limiter.reset_pairs(pairs()).unwrap()).unwrap();
+
+    let own = |cost| vec![("requests", cost), ("tokens", cost)];
+    let other = || vec![("other", 4)];
+    let checks = backend.checks();
+    let recorded: Vec<_> = checks.iter().map(|check| (check.purpose, costs(check))).collect();
+    let expected = [
+        (Purpose::Charge, own(1)),
+        (Purpose::Peek, own(2)),
+        (Purpose::Reserve, own(3)),
+        (Purpose::Charge, other()),
+        (Purpose::Peek, other()),
+        (Purpose::Reserve, other()),
+    ];
+    assert_eq!(recorded, expected);
+    let resets = backend.resets();
+    let reset: Vec<_> = resets.iter().map(|pairs| pairs.pairs[0].policy.name()).collect();
+    assert_eq!(reset, ["requests", "other"]);
+    assert_eq!((resets[0].pairs.len(), resets[1].pairs.len()), (2, 1));
+    assert!(checks.iter().chain(&resets).all(|recorded| recorded.namespace == "shop"));
+}
+
+#[test]
+fn charge_only_backend_receives_no_other_operation() {
+    /// A backend that the limiter must not call.
+    struct Never;
+    impl Backend for Never {
+        async fn check(&self, _check: &Check) -> Result<Decision, BackendError> {
+            panic!("the backend was called")
+        }
+        async fn reset(&self, _pairs: &Check) -> Result<(), BackendError> {
+            panic!("the backend was called")
+        }
+    }
+    let limiter = Limiter::builder(Never).policy(policy("p", 1)).build().unwrap();
+    let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
+    let reasons = [
+        now(limiter.peek(alice(), 1)).map(drop),
+        now(limiter.reserve(alice(), 1)).map(drop).map_err(error_of),
+        now(limiter.reset(alice())),
+        now(limiter.peek_pairs(pairs()).unwrap()).map(drop),
+        now(limiter.reserve_pairs(pairs()).unwrap()).map(drop).map_err(error_of),
+        now(limiter.reset_pairs(pairs()).unwrap()),
+    ]
+    .map(|outcome| outcome.unwrap_err().reason());
+    assert_eq!(reasons, [Reason::Unsupported; 6]);
+
+    let limiter = Limiter::builder(ChargeOnly).policy(policy("p", 1)).build().unwrap();
+    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+}
+
+#[test]
+fn limiter_rejects_invalid_pairs_before_check() {
+    let (backend, limiter) = fake();
+    let pair = |name: &str| Pair::new(alice(), policy(name, 5), 1);
+    let nine: Vec<_> = (0..9).map(|i| pair(&i.to_string())).collect();
+    for (pairs, text) in [
+        (vec![], "a check of 0 pairs"),
+        (nine, "a check of 9 pairs"),
+        (vec![pair("a"), pair("a")], r#"policy "a" is there twice"#),
+    ] {
+        let errors = [
+            limiter.check_pairs(pairs.clone()).map(drop).unwrap_err(),
+            limiter.peek_pairs(pairs.clone()).map(drop).unwrap_err(),
+            limiter.reserve_pairs(pairs.clone()).map(drop).unwrap_err(),
+            limiter.reset_pairs(pairs).map(drop).unwrap_err(),
+        ];
+        assert!(errors.iter().all(|error| error.to_string().starts_with(text)), "{errors:?}");
+    }
+    assert_eq!((backend.checks().len(), backend.resets().len()), (0, 0));
+}
+
+#[test]
+fn limiter_without_policies_checks_only_pairs() {
+    let backend = FakeBackend::admitting();
+    let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
+    let tier = Policies::new([policy("requests", 10), policy("tokens", 100)]).unwrap();
+    let pairs = tier.pairs(&alice(), Costs::new().policy("tokens", 7));
+    assert!(now(limiter.check_pairs(pairs).unwrap()).unwrap().is_admitted());
+    assert_eq!(costs(&backend.checks()[0]), [("requests", 1), ("tokens", 7)]);
+
+    for outcome in [
+        now(limiter.check(alice(), 1)).map(drop),
+        now(limiter.peek(alice(), 1)).map(drop),
+        now(limiter.reserve(alice(), 1)).map(drop).map_err(error_of),
+        now(limiter.reset(alice())),
+    ] {
+        let error = outcome.unwrap_err();
+        assert_eq!(error.reason(), Reason::Other);
+        assert!(std::error::Error::source(&error).unwrap().to_string().starts_with("no policy"));
+    }
+    assert_eq!((backend.checks().len(), backend.resets().len()), (1, 0));
+}
+
+#[test]
+fn policy_set_requires_valid_size_and_unique_names() {
+    let text = |policies: Vec<_>| Policies::new(policies).unwrap_err().to_string();
+    let many = |count: u32| (0..count).map(|i| policy(&i.to_string(), 1)).collect::<Vec<_>>();
+    assert!(text(vec![]).starts_with("no policy"));
+    assert_eq!(text(many(9)), "9 policies: a limiter needs 1 to 8 policies");
+    assert!(text(vec![policy("a", 1), policy("a", 2)]).starts_with(r#"policy "a" is there twice"#));
+    assert_eq!(Policies::new(many(8)).unwrap().as_slice(), many(8));
+    assert_eq!(Policies::from(policy("a", 1)), Policies::new([policy("a", 1)]).unwrap());
+}
+
+#[test]
+fn peek_decides_like_check_and_charges_nothing() {
+    let (_clock, limiter) = memory(10);
+    now(limiter.check(alice(), 7)).unwrap();
+    for _ in 0..3 {
+        let peeked = now(limiter.peek(alice(), 4)).unwrap();
+        assert_eq!((peeked.retry_after(), peeked.statuses()[0].remaining()), (Wait::For(MINUTE), 3));
+        assert!(now(limiter.peek(alice(), 3)).unwrap().is_admitted());
+    }
+    assert_eq!(now(limiter.check(alice(), 3)).unwrap().statuses()[0].remaining(), 0);
+}
+
+#[test]
+fn reset_clears_usage_of_one_key() {
+    let (_clock, limiter) = memory(10);
+    let bob = PartitionKey::new("user", "bob");
+    for key in [alice(), bob.clone()] {
+        assert!(now(limiter.check(key, 10)).unwrap().is_admitted());
+    }
+    now(limiter.reset(alice())).unwrap();
+    assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
+    assert!(!now(limiter.check(bob, 1)).unwrap().is_admitted());
+}
+
+#[test]
+fn denied_reservation_charges_nothing() {
+    let (_clock, limiter) = memory(10);
+    let denied = now(limiter.reserve(alice(), 11)).unwrap_err();
+    assert!(matches!(&denied, Rejection::Denied(_)));
+    assert_eq!(denied.decision().unwrap().retry_after(), Wait::Never);
+    assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
+}
+
+#[test]
+fn limiter_rejects_reservation_without_every_receipt() {
+    struct Incomplete;
+    impl Backend for Incomplete {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            Ok(Decision::new(0, [Status::new(&check.pairs()[0], 1, Wait::ZERO, MINUTE, MINUTE)]))
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+    }
+    let limiter = Limiter::builder(Incomplete).policy(policy("p", 5)).build().unwrap();
+    let error = error_of(now(limiter.reserve(alice(), 1)).unwrap_err());
+    assert_eq!(error.reason(), Reason::BrokenReply);
+    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(limiter.peek(alice(), 1)).unwrap().is_admitted());
+}

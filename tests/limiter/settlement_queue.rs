@@ -1,0 +1,306 @@
+//! The queue of settlements that wait for a slow backend.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{runtime::Builder, sync::Semaphore, task::yield_now, time::Instant};
+use tower_sliding_window::{
+    Costs, Decision, Limiter, LimiterBuilder, Reservation,
+    backend::{Backend, BackendError, Check, Purpose, Reason, Refund},
+    settle::Settled,
+    testing::FakeBackend,
+};
+
+use super::{alice, now, policy};
+use crate::http::Later;
+
+fn build(builder: LimiterBuilder) -> Limiter {
+    builder.policy(policy("ten", 10)).build().unwrap()
+}
+
+async fn reserve(limiter: &Limiter) -> Reservation {
+    limiter.reserve(alice(), 5).await.unwrap()
+}
+
+/// A backend that answers checks at once. It answers refunds when the test opens the gate.
+#[derive(Clone)]
+struct Gate {
+    fake: FakeBackend,
+    open: Arc<Semaphore>,
+    /// The number of refunds in flight, and its maximum.
+    in_flight: Arc<AtomicUsize>,
+    max_in_flight: Arc<AtomicUsize>,
+}
+
+impl Gate {
+    fn closed() -> Self {
+        let open = Arc::new(Semaphore::new(0));
+        Self {
+            fake: FakeBackend::admitting(),
+            open,
+            in_flight: Arc::default(),
+            max_in_flight: Arc::default(),
+        }
+    }
+}
+
+impl Backend for Gate {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        self.fake.check(check).await
+    }
+    fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
+        self.fake.check_now(check)
+    }
+    fn changes_charges(&self) -> bool {
+        true
+    }
+    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+        self.max_in_flight.fetch_max(self.in_flight.fetch_add(1, SeqCst) + 1, SeqCst);
+        self.open.acquire().await.unwrap().forget();
+        self.in_flight.fetch_sub(1, SeqCst);
+        self.fake.refund(refund).await
+    }
+}
+
+#[tokio::test]
+async fn settlement_runs_without_await() {
+    let backend = FakeBackend::admitting();
+    let limiter = build(Limiter::builder(Later(backend.clone())));
+    drop(reserve(&limiter).await.settle(2));
+    // An overage waits in the same queue.
+    drop(reserve(&limiter).await.settle(7));
+    assert_eq!(backend.refunds().len(), 0);
+    limiter.drain().await;
+    assert_eq!(backend.refunds()[0].pairs[0].units, 3);
+    assert_eq!(backend.checks()[2].pairs[0].cost, 2);
+    assert_eq!(limiter.lost_settlements(), 0);
+    assert!(matches!(reserve(&limiter).await.settle(2).await, Settled::Done));
+}
+
+#[tokio::test]
+async fn drain_waits_for_last_settlement() {
+    let backend = Gate::closed();
+    let limiter = build(Limiter::builder(backend.clone()));
+    now(limiter.drain());
+    for _ in 0..20 {
+        reserve(&limiter).await.settle(0);
+    }
+    let drained = tokio::spawn({
+        let limiter = limiter.clone();
+        async move { limiter.drain().await }
+    });
+    for permit in 0..20 {
+        for _ in 0..50 {
+            yield_now().await;
+        }
+        assert!(!drained.is_finished(), "{permit}");
+        backend.open.add_permits(1);
+    }
+    drained.await.unwrap();
+    assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (20, 0));
+    assert_eq!(backend.max_in_flight.load(SeqCst), 8, "the queue sends at most eight settlements at once");
+    // The queue accepts later settlements.
+    backend.open.add_permits(1);
+    assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done));
+}
+
+#[tokio::test]
+async fn full_queue_loses_only_new_settlements() {
+    let backend = Gate::closed();
+    let limiter = build(Limiter::builder(backend.clone()).settlement_queue(3));
+    // Eight settlements are in flight, so the queue has room for three more.
+    let mut settlements = Vec::new();
+    for _ in 0..8 {
+        settlements.push(reserve(&limiter).await.settle(0));
+        yield_now().await;
+    }
+    for _ in 0..5 {
+        settlements.push(reserve(&limiter).await.settle(0));
+    }
+    assert_eq!(limiter.lost_settlements(), 2);
+    backend.open.add_permits(20);
+    let mut outcomes = Vec::new();
+    for settlement in settlements {
+        outcomes.push(match settlement.await {
+            Settled::Done => "done",
+            Settled::Lost(error) if error.reason() == Reason::Full => "full",
+            other => panic!("{other:?}"),
+        });
+    }
+    assert_eq!(outcomes, [vec!["done"; 11], vec!["full"; 2]].concat());
+    assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (11, 2));
+}
+
+#[test]
+fn builder_rejects_invalid_queue_length() {
+    for given in [0, (1 << 20) + 1] {
+        let builder = Limiter::builder(FakeBackend::admitting()).policy(policy("p", 1));
+        let text = builder.settlement_queue(given).build().unwrap_err().to_string();
+        assert_eq!(text, format!("settlement_queue {given}: it must be 1 to 1048576"));
+    }
+    build(Limiter::builder(FakeBackend::admitting()).settlement_queue(1 << 20));
+}
+
+#[tokio::test(start_paused = true)]
+async fn queue_loses_hanging_settlement_at_deadline() {
+    let backend = FakeBackend::admitting().hanging_settlements();
+    let limiter = build(Limiter::builder(backend.clone()).deadline(Duration::from_secs(3)));
+    let start = Instant::now();
+    let settlement = reserve(&limiter).await.settle(0);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    let outcome = settlement.await;
+    assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::Timeout));
+    assert!((3_000..3_010).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    limiter.drain().await;
+    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (1, 1));
+}
+
+#[tokio::test]
+async fn queue_sends_failed_settlement_once() {
+    let backend = FakeBackend::admitting().failing_settlements(Reason::Connection);
+    let limiter = build(Limiter::builder(Later(backend.clone())));
+    let outcome = reserve(&limiter).await.settle(0).await;
+    assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::Connection));
+    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (1, 1));
+}
+
+#[test]
+fn limiter_loses_settlement_without_runtime() {
+    let backend = FakeBackend::admitting();
+    let limiter = build(Limiter::builder(Later(backend.clone())));
+    let runtime = Builder::new_current_thread().build().unwrap();
+    // The check may run in any runtime, because `Later` needs no timer.
+    let limiter_of_thread = limiter.clone();
+    let reservation = std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(reserve(&limiter_of_thread))
+    });
+    let reservation = reservation.join().unwrap();
+    let outcome = now(reservation.settle(0));
+    assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::Other));
+    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (0, 1));
+    now(limiter.drain());
+    drop(runtime);
+}
+
+#[test]
+fn end_of_runtime_loses_queued_settlements() {
+    let backend = Gate::closed();
+    let limiter = build(Limiter::builder(backend.clone()).deadline(Duration::from_secs(60)));
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    let settlements = runtime.block_on(async {
+        let mut settlements = Vec::new();
+        for _ in 0..20 {
+            settlements.push(reserve(&limiter).await.settle(0));
+            yield_now().await;
+        }
+        settlements
+    });
+    assert_eq!(limiter.lost_settlements(), 0);
+    drop(runtime);
+    assert_eq!(limiter.lost_settlements(), 20);
+    for settlement in settlements {
+        assert!(matches!(now(settlement), Settled::Lost(_)));
+    }
+    // `drain` does not wait for lost settlements, and a new runtime continues the queue.
+    backend.open.add_permits(1);
+    let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        limiter.drain().await;
+        assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done));
+    });
+    assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (1, 20));
+}
+
+#[tokio::test]
+async fn queue_finishes_settlements_after_drop_of_limiter() {
+    let backend = FakeBackend::admitting();
+    let limiter = build(Limiter::builder(Later(backend.clone())));
+    let settlement = reserve(&limiter).await.settle(0);
+    drop(limiter);
+    assert!(matches!(settlement.await, Settled::Done));
+    assert_eq!(backend.refunds().len(), 1);
+}
+
+#[tokio::test]
+async fn panic_of_backend_loses_only_its_settlements() {
+    /// A backend that panics at the first eight refunds, which is the maximum in flight.
+    #[derive(Clone)]
+    struct Panics(FakeBackend, Arc<AtomicUsize>);
+    impl Backend for Panics {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            self.0.check(check).await
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+        async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+            yield_now().await;
+            assert!(self.1.fetch_add(1, SeqCst) >= 8, "intended panic");
+            self.0.refund(refund).await
+        }
+    }
+    let backend = FakeBackend::admitting();
+    let limiter = build(Limiter::builder(Panics(backend.clone(), Arc::default())));
+    for _ in 0..20 {
+        reserve(&limiter).await.settle(0);
+    }
+    limiter.drain().await;
+    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (12, 8));
+}
+
+/// Reserves units of two policies. The returned cost causes a refund of one and an overage of the other.
+async fn reserve_two(backend: impl Backend) -> (Limiter, Reservation, Costs) {
+    let builder = Limiter::builder(backend).policy(policy("less", 10)).policy(policy("more", 10));
+    let limiter = builder.build().unwrap();
+    let reservation = reserve(&limiter).await;
+    (limiter, reservation, Costs::new().policy("less", 4).policy("more", 7))
+}
+
+#[tokio::test]
+async fn failed_refund_keeps_overage_and_counts_one_loss() {
+    let backend = FakeBackend::admitting().failing_settlements(Reason::Busy);
+    let (limiter, reservation, used) = reserve_two(Later(backend.clone())).await;
+    assert!(matches!(reservation.settle(used).await, Settled::Lost(_)));
+    let overage = &backend.checks()[1];
+    assert_eq!((overage.purpose, overage.pairs[0].cost), (Purpose::Overage, 2));
+    assert_eq!((overage.pairs.len(), backend.refunds().len(), limiter.lost_settlements()), (1, 1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refund_and_overage_have_separate_deadlines() {
+    let backend = FakeBackend::admitting().hanging_settlements();
+    let (limiter, reservation, used) = reserve_two(backend.clone()).await;
+    let start = Instant::now();
+    assert!(matches!(reservation.settle(used).await, Settled::Lost(_)));
+    assert!((200..210).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert_eq!((backend.checks().len(), backend.refunds().len(), limiter.lost_settlements()), (2, 1, 1));
+}
+
+#[tokio::test]
+async fn immediate_refund_failure_keeps_delayed_overage() {
+    /// A backend that fails refunds at once, and charges after a delay.
+    struct Half(FakeBackend);
+    impl Backend for Half {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            yield_now().await;
+            self.0.check(check).await
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+        fn refund_now(&self, _refund: &Refund) -> Option<Result<(), BackendError>> {
+            Some(Err(BackendError::new(Reason::ReadOnly)))
+        }
+    }
+    let backend = FakeBackend::admitting();
+    let (limiter, reservation, used) = reserve_two(Half(backend.clone())).await;
+    let outcome = reservation.settle(used).await;
+    assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::ReadOnly));
+    assert_eq!((backend.checks().len(), limiter.lost_settlements()), (2, 1));
+}

@@ -1,0 +1,147 @@
+//! Load shedding: the bound on checks in flight.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    task::yield_now,
+    time::{Instant, timeout},
+};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Decision, Limiter, OutageRule, RateLimitLayer, Status, Wait,
+    backend::{Backend, BackendError, Check, Reason},
+    header,
+    testing::FakeBackend,
+};
+
+use super::{Marks, SECOND, TICK, alice, deferred, echo_marks, local, on, outcome, policy};
+
+const OVERLOADED: Result<bool, (Reason, bool)> = Err((Reason::Overloaded, false));
+
+/// A backend that takes 10 ms for each check. It counts the checks in flight and records the maximum.
+#[derive(Clone, Default)]
+struct Slow(Arc<(AtomicUsize, AtomicUsize)>);
+
+impl Backend for Slow {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        let (now, most) = &*self.0;
+        most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+        tokio::time::sleep(10 * TICK).await;
+        now.fetch_sub(1, SeqCst);
+        let admits = |pair| Status::new(pair, 1, Wait::ZERO, SECOND, SECOND);
+        Ok(Decision::new(0, check.pairs().iter().map(admits).collect::<Vec<_>>()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limiter_sheds_checks_above_bound_at_once() {
+    let backend = Slow::default();
+    let limiter = on(backend.clone()).max_in_flight(7).build().unwrap();
+    for _ in 0..3 {
+        let start = Instant::now();
+        let many: Vec<_> = (0..50)
+            .map(|_| {
+                let limiter = limiter.clone();
+                tokio::spawn(async move { (outcome(limiter.check(alice(), 1).await), start.elapsed()) })
+            })
+            .collect();
+        let mut admitted = 0;
+        for one in many {
+            match one.await.unwrap() {
+                (Ok(true), _) => admitted += 1,
+                other => assert_eq!(other, (OVERLOADED, Duration::ZERO)),
+            }
+        }
+        assert_eq!(admitted, 7);
+    }
+    assert_eq!(backend.0.1.load(SeqCst), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_or_timed_out_check_frees_its_permit() {
+    let backend = FakeBackend::hanging();
+    let limiter = deferred(&backend).max_in_flight(1).breaker(None).build().unwrap();
+    assert!(timeout(SECOND / 20, limiter.check(alice(), 1)).await.is_err());
+    let waiting = tokio::spawn(limiter.check(alice(), 1));
+    yield_now().await;
+    assert_eq!(outcome(limiter.check(alice(), 1).await), OVERLOADED);
+    assert_eq!(outcome(waiting.await.unwrap()), Err((Reason::Timeout, true)));
+    assert_eq!(outcome(limiter.check(alice(), 1).await), Err((Reason::Timeout, true)));
+    assert_eq!(backend.checks().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unpolled_check_takes_no_permit() {
+    let limiter = on(Slow::default()).max_in_flight(1).build().unwrap();
+    let idle = limiter.check(alice(), 1);
+    assert_eq!(outcome(limiter.check(alice(), 1).await), Ok(true));
+    assert_eq!(outcome(idle.await), Ok(true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_shedding_does_not_open_breaker() {
+    let limiter = on(Slow::default()).max_in_flight(1).build().unwrap();
+    for _ in 0..3 {
+        let waiting = tokio::spawn(limiter.check(alice(), 1));
+        yield_now().await;
+        for _ in 0..20 {
+            assert_eq!(outcome(limiter.check(alice(), 1).await), OVERLOADED);
+        }
+        assert_eq!(outcome(waiting.await.unwrap()), Ok(true));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn limiter_clones_share_default_bound() {
+    let limiter = deferred(&FakeBackend::hanging()).build().unwrap();
+    let waiting: Vec<_> = (0..Limiter::DEFAULT_MAX_IN_FLIGHT)
+        .map(|_| tokio::spawn(limiter.clone().check(alice(), 1)))
+        .collect();
+    // Waits until all checks have started.
+    tokio::time::sleep(TICK).await;
+    assert_eq!((waiting.len(), outcome(limiter.check(alice(), 1).await)), (4_096, OVERLOADED));
+    assert_eq!(
+        limiter.check(alice(), 1).await.unwrap_err().to_string(),
+        "no rate limit decision: overloaded: too many checks in flight"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn shed_request_follows_outage_rule() {
+    for (rule, status) in
+        [(OutageRule::FailClosed, 503), (OutageRule::FailOpen, 200), (local(1), 200), (local(11), 503)]
+    {
+        let limits = RateLimitLayer::builder(FakeBackend::hanging())
+            .policy(policy("ten", 10))
+            .max_in_flight(1)
+            .outage(rule)
+            .key(header("x-api-key").unwrap())
+            .build()
+            .unwrap();
+        let service = limits.layer(service_fn(echo_marks));
+        let send = || {
+            let request = http::Request::get("/").header("x-api-key", "alice").body(()).unwrap();
+            tokio::spawn(service.clone().oneshot(request))
+        };
+        let first = send();
+        yield_now().await;
+        let start = Instant::now();
+        let response = send().await.unwrap().unwrap();
+        assert_eq!((response.status().as_u16(), start.elapsed()), (status, Duration::ZERO), "{rule:?}");
+        let marks = Marks::of(response.extensions());
+        assert_eq!(
+            [marks.unchecked, marks.local, marks.rejection.map(|(_, reason)| reason)]
+                .into_iter()
+                .flatten()
+                .next(),
+            Some(Reason::Overloaded)
+        );
+        first.await.unwrap().unwrap();
+    }
+}

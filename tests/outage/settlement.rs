@@ -1,0 +1,107 @@
+//! Settlement of reservations that an outage rule admitted.
+
+use std::convert::Infallible;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Builder, MemoryBackend, OutageRule, RateLimitLayer, Reservation,
+    backend::Reason,
+    header,
+    settle::{Settled, by_hand},
+    testing::FakeAnswer::{Admit, Unavailable},
+    testing::FakeBackend,
+};
+
+use super::{local, policy};
+use crate::http::Later;
+
+const DOWN: FakeBackendAnswer = Unavailable(Reason::Connection);
+type FakeBackendAnswer = tower_sliding_window::testing::FakeAnswer;
+
+fn builder(backend: &FakeBackend, rule: OutageRule) -> Builder {
+    RateLimitLayer::builder(Later(backend.clone())).policy(policy("ten", 10)).outage(rule)
+}
+
+fn request() -> Request<()> {
+    Request::get("/").header("x-api-key", "alice").body(()).unwrap()
+}
+
+/// An inner service that moves the reservation of its request into its response.
+async fn keep(mut request: Request<()>) -> Result<Response<Bytes>, Infallible> {
+    let reservation =
+        request.extensions_mut().remove::<Reservation>().expect("every counted request has one");
+    let mut response = Response::new(Bytes::new());
+    response.extensions_mut().insert(reservation);
+    Ok(response)
+}
+
+#[tokio::test]
+async fn unchecked_reservation_settles_nothing() {
+    let backend = FakeBackend::scripted([DOWN, Admit]);
+    let limits = builder(&backend, OutageRule::FailOpen)
+        .key(header("x-api-key").unwrap())
+        .settle_by(by_hand)
+        .build()
+        .unwrap();
+    let mut service = limits.layer(service_fn(keep));
+    let mut reservations = Vec::new();
+    for _ in 0..2 {
+        let response = service.ready().await.unwrap().call(request()).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        reservations.push(response.extensions().get::<Reservation>().unwrap().clone());
+    }
+    let [unchecked, checked] = reservations.try_into().unwrap();
+    assert!(unchecked.decision().is_none());
+    assert!(checked.decision().is_some_and(|it| it.receipts().len() == 1));
+    assert!(matches!(unchecked.settle(0).await, Settled::Uncharged));
+    assert!(matches!(unchecked.settle(100).await, Settled::Already));
+    assert_eq!((backend.refunds().len(), backend.checks().len()), (0, 2));
+    assert!(matches!(checked.settle(0).await, Settled::Done));
+    assert_eq!((backend.refunds().len(), limits.limiter().lost_settlements()), (1, 0));
+}
+
+#[tokio::test]
+async fn local_reservation_settles_in_local_memory_only() {
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    let limits = builder(&backend, local(2)).key(header("x-api-key").unwrap()).cost(5).settle_by(by_hand);
+    let limits = limits.build().unwrap();
+    let mut service = limits.layer(service_fn(keep));
+    let mut send = async || service.ready().await.unwrap().call(request()).await.unwrap();
+    let first = send().await.extensions().get::<Reservation>().unwrap().clone();
+    assert!(first.decision().is_none());
+    // The share is exhausted until the refund.
+    assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert!(matches!(first.settle(0).await, Settled::Done));
+    let second = send().await.extensions().get::<Reservation>().unwrap().clone();
+    // The overage is charged beyond the share.
+    assert!(matches!(second.settle(8).await, Settled::Done));
+    assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(backend.refunds().len(), 0);
+    assert!(
+        backend.checks().iter().all(|check| check.purpose == tower_sliding_window::backend::Purpose::Reserve)
+    );
+    assert_eq!(limits.limiter().lost_settlements(), 0);
+}
+
+#[tokio::test]
+async fn layer_settles_response_where_charge_was_made() {
+    for (rule, costs) in [(OutageRule::FailOpen, 1), (local(1), 10)] {
+        let backend = FakeBackend::unavailable(Reason::Timeout);
+        let limits = builder(&backend, rule)
+            .local_memory(MemoryBackend::new())
+            .key(header("x-api-key").unwrap())
+            .cost(costs)
+            .settle_by(|_| Some(0))
+            .build()
+            .unwrap();
+        let mut service = limits.layer(service_fn(keep));
+        for _ in 0..3 {
+            let response = service.ready().await.unwrap().call(request()).await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK, "{rule:?}");
+            assert!(response.extensions().get::<Reservation>().unwrap().is_settled());
+        }
+        assert_eq!((backend.refunds().len(), limits.limiter().lost_settlements()), (0, 0));
+    }
+}

@@ -1,0 +1,207 @@
+//! Connection loss: a server that dies, hangs, or closes the connection. It causes no denial, and no wait beyond the
+//! deadline.
+
+use std::time::{Duration, Instant};
+
+use tower_sliding_window::{Limiter, RedisBackend, backend::Reason};
+
+use super::{
+    admin::Admin,
+    rig::{HOUR, LONG_DEADLINE, alice, backend, concurrently, idle, limiter, policy, reason},
+};
+use crate::support::server::{Engine, Server};
+
+const DEADLINE: Duration = Duration::from_millis(100);
+/// A busy machine wakes a task with a delay.
+const MARGIN: Duration = Duration::from_millis(900);
+
+async fn short_and_long_deadline(server: &Server) -> (Limiter, Limiter) {
+    let builder = Limiter::builder(backend(server).await).policy(policy("hourly", 100, HOUR));
+    (builder.clone().deadline(DEADLINE).build().unwrap(), builder.deadline(LONG_DEADLINE).build().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_server_fails_pending_checks_at_once() {
+    for engine in Engine::ALL {
+        let mut server = Server::start(engine);
+        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+        limiter.check(alice(), 1).await.unwrap();
+        server.signal(libc::SIGSTOP);
+        let checks: Vec<_> = (0..8).map(|_| tokio::spawn(limiter.check(alice(), 1))).collect();
+        idle().await;
+        server.kill();
+        let killed = Instant::now();
+        for check in checks {
+            assert_eq!(reason(check.await.unwrap()), Reason::Connection, "{engine:?}");
+        }
+        assert!(killed.elapsed() < Duration::from_secs(2), "{:?}", killed.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn checks_end_at_deadline_while_server_hangs() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (short_deadline, long_deadline) = short_and_long_deadline(&server).await;
+        long_deadline.check(alice(), 1).await.unwrap();
+        let mut admin = Admin::at(&server);
+        let connections = admin.number("stats", "total_connections_received");
+
+        server.signal(libc::SIGSTOP);
+        let start = Instant::now();
+        for outcome in concurrently((0..8).map(|_| short_deadline.check(alice(), 1))).await {
+            assert_eq!(reason(outcome), Reason::Timeout, "{engine:?}");
+        }
+        let waited = start.elapsed();
+        assert!((DEADLINE..DEADLINE + MARGIN).contains(&waited), "{waited:?}");
+
+        server.signal(libc::SIGCONT);
+        let decision = long_deadline.check(alice(), 1).await.unwrap();
+        // The timed-out checks have charged nothing: they ran after their deadline.
+        assert_eq!(decision.statuses()[0].remaining(), 98, "{engine:?}");
+        assert_eq!(admin.number("stats", "total_connections_received"), connections, "the same connection");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_reconnects_after_idle_connection_closes() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+        let mut admin = Admin::at(&server);
+        for round in 1..=5 {
+            let decision = limiter.check(alice(), 1).await.unwrap();
+            assert_eq!(decision.statuses()[0].remaining(), 100 - round, "{engine:?}");
+            admin.query::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+            idle().await;
+        }
+    }
+}
+
+/// Without RESP3, the client does not notice the loss. The first check may fail; then the backend reconnects.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn closed_resp2_connection_fails_at_most_one_check() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let backend = RedisBackend::connect(&format!("{}?protocol=resp2", server.url())).await.unwrap();
+        let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
+        limiter.check(alice(), 1).await.unwrap();
+        Admin::at(&server).query::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        idle().await;
+        if let Err(error) = limiter.check(alice(), 0).await {
+            assert_eq!(error.reason(), Reason::Connection, "{engine:?}");
+        }
+        let decision = limiter.check(alice(), 1).await.unwrap();
+        assert_eq!(decision.statuses()[0].remaining(), 98, "{engine:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_checks_share_one_reconnect() {
+    for engine in Engine::ALL {
+        let mut server = Server::start(engine);
+        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+        limiter.check(alice(), 1).await.unwrap();
+        server.restart();
+        idle().await;
+        let mut admin = Admin::at(&server);
+        let before = admin.number("stats", "total_connections_received");
+        for outcome in concurrently((0..64).map(|_| limiter.check(alice(), 1))).await {
+            assert!(outcome.unwrap().is_admitted());
+        }
+        assert_eq!(admin.number("stats", "total_connections_received") - before, 1, "{engine:?}");
+    }
+}
+
+/// After a failover, the address belongs to another server, while the old connection still answers READONLY.
+#[tokio::test]
+async fn backend_reconnects_to_demoted_server() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+        limiter.check(alice(), 1).await.unwrap();
+        let mut admin = Admin::at(&server);
+        let connections = admin.number("stats", "total_connections_received");
+        admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+        for _ in 0..3 {
+            idle().await;
+            // The backend keeps a new connection for a moment, and does not reconnect with every check.
+            for outcome in concurrently((0..10).map(|_| limiter.check(alice(), 1))).await {
+                assert_eq!(reason(outcome), Reason::ReadOnly, "{engine:?}");
+            }
+        }
+        admin.query::<()>(&["REPLICAOF", "NO", "ONE"]);
+        limiter.check(alice(), 1).await.unwrap();
+        let reconnects = admin.number("stats", "total_connections_received") - connections;
+        assert_eq!(reconnects, 3, "{engine:?}");
+    }
+}
+
+/// The connection's task ends with its runtime.
+#[test]
+fn backend_outlives_runtime_that_connected_it() {
+    let server = Server::start(Engine::Redis);
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let first = runtime();
+    let limiter = first.block_on(async {
+        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+        limiter.check(alice(), 1).await.unwrap();
+        limiter
+    });
+    drop(first);
+    let second = runtime();
+    let outcomes = second.block_on(async {
+        let mut outcomes = Vec::new();
+        for _ in 0..2 {
+            outcomes.push(limiter.check(alice(), 1).await.map(|decision| decision.is_admitted()));
+        }
+        outcomes
+    });
+    // The first check may fail and reconnect.
+    assert!(matches!(outcomes[1], Ok(true)), "{outcomes:?}");
+}
+
+/// The first runtime ends during a connection attempt. The backend does not wait for that attempt.
+#[test]
+fn backend_outlives_runtime_with_pending_connect() {
+    let server = Server::start(Engine::Redis);
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let backend = RedisBackend::lazy(&server.url()).unwrap();
+    let limiter =
+        Limiter::builder(backend).policy(policy("hourly", 100, HOUR)).deadline(DEADLINE).build().unwrap();
+    server.signal(libc::SIGSTOP);
+    assert_eq!(reason(runtime().block_on(limiter.check(alice(), 1))), Reason::Timeout);
+    server.signal(libc::SIGCONT);
+    let second = runtime();
+    // The first check may fail and reconnect, and a busy machine may miss a deadline.
+    let admitted = (0..20).any(|_| second.block_on(limiter.check(alice(), 1)).is_ok());
+    assert!(admitted);
+}
+
+/// A dropped check says nothing about the server, so the backend keeps its connection.
+#[tokio::test]
+async fn dropped_checks_keep_connection_open() {
+    let server = Server::start(Engine::Redis);
+    let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+    limiter.check(alice(), 1).await.unwrap();
+    let mut admin = Admin::at(&server);
+    let connections = admin.number("stats", "total_connections_received");
+    for _ in 0..4 {
+        let mut check = Box::pin(limiter.check(alice(), 1));
+        assert!(poll_once(&mut check).await.is_none());
+        drop(check);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    limiter.check(alice(), 1).await.unwrap();
+    assert_eq!(admin.number("stats", "total_connections_received"), connections, "the same connection");
+}
+
+/// Polls a future once. Returns its output if it is ready.
+async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match std::pin::Pin::new(&mut *future).poll(cx) {
+        std::task::Poll::Ready(done) => std::task::Poll::Ready(Some(done)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}

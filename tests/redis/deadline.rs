@@ -1,0 +1,192 @@
+//! Deadline exceeded: a check that reaches the server after its deadline charges nothing, and reports the reason.
+
+use std::time::Duration;
+
+use redis::{
+    Client, Cmd, Pipeline, RedisFuture, Value,
+    aio::{ConnectionLike, ConnectionManager},
+};
+use tokio::time::Instant;
+use tower_sliding_window::{
+    Decision, Limiter, PartitionKey, Policy, RedisBackend,
+    backend::{Backend, BackendError, Purpose, Reason},
+};
+
+use super::{
+    admin::Admin,
+    proxy::Proxy,
+    rig::{
+        HOUR, alice, backend, check, concurrently, every_algorithm, idle, limiter, peek, policy, remaining,
+    },
+};
+use crate::support::server::{Engine, Server};
+
+const QUOTA: u32 = 1_000_000;
+
+fn short_deadline_limiter(backend: impl Backend, policies: &[Policy]) -> Limiter {
+    let builder = Limiter::builder(backend).breaker(None).deadline(Duration::from_millis(100));
+    policies.iter().cloned().fold(builder, |builder, policy| builder.policy(policy)).build().unwrap()
+}
+
+fn user(number: u32) -> PartitionKey {
+    PartitionKey::new("user", number.to_string().as_str())
+}
+
+/// Stops the server, sends checks until all have timed out, and lets the server continue.
+async fn time_out_checks(server: &Server, limiter: &Limiter, checks: u32) {
+    server.signal(libc::SIGSTOP);
+    let pending = (0..checks).map(|i| limiter.check(user(i % 7), 1));
+    for outcome in concurrently(pending.collect::<Vec<_>>()).await {
+        assert_eq!(outcome.map_err(|error| error.reason()).unwrap_err(), Reason::Timeout);
+    }
+    server.signal(libc::SIGCONT);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checks_after_their_deadline_charge_nothing() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let policies = every_algorithm(QUOTA, HOUR);
+        let backend = backend(&server).await;
+        let short_deadline = short_deadline_limiter(backend.clone(), &policies);
+        let long_deadline = limiter(backend.clone(), policies.clone());
+        // The server knows the script, and the backend knows the server's clock.
+        for i in 0..7 {
+            assert!(long_deadline.check(user(i), 1).await.unwrap().is_admitted());
+        }
+        let mut admin = Admin::at(&server);
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+        time_out_checks(&server, &short_deadline, 2_000).await;
+        idle().await;
+
+        // All checks have reached the server.
+        assert!(admin.calls("evalsha").all >= 2_000, "{engine:?}: {:?}", admin.calls("evalsha"));
+        assert_eq!(backend.unanswered_checks(), 2_000, "{engine:?}");
+        for i in 0..7 {
+            for status in long_deadline.peek(user(i), 0).await.unwrap().statuses() {
+                assert_eq!(status.remaining(), QUOTA - 1, "{engine:?} {i}: {status:?}");
+            }
+        }
+    }
+}
+
+/// The backend does not know the server's clock yet when the server stops. It reads the clock before it charges.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unanswered_connection_charges_nothing_after_deadline() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let policies = [policy("hourly", QUOTA, HOUR)];
+        let client = Client::open(server.url()).unwrap();
+        let supplied = RedisBackend::from_connection(ConnectionManager::new(client).await.unwrap());
+        for backend in [
+            short_deadline_limiter(supplied, &policies),
+            short_deadline_limiter(RedisBackend::lazy(&server.url()).unwrap(), &policies),
+        ] {
+            time_out_checks(&server, &backend, 50).await;
+        }
+        idle().await;
+        assert_eq!(Admin::at(&server).keys(), [""; 0], "{engine:?}");
+    }
+}
+
+/// On a supplied connection, the first check of each slot is sent twice and charged once.
+#[tokio::test]
+async fn supplied_connection_learns_clock_from_first_check() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let client = Client::open(server.url()).unwrap();
+        let supplied = RedisBackend::from_connection(ConnectionManager::new(client).await.unwrap());
+        let limiter = short_deadline_limiter(supplied, &[policy("hourly", 100, HOUR)]);
+        let mut admin = Admin::at(&server);
+        limiter.check(user(0), 0).await.unwrap();
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+        for (user, calls, expected) in [(user(1), 2, 99), (user(1), 3, 98), (user(2), 5, 99)] {
+            let decision = limiter.check(user, 1).await.unwrap();
+            assert_eq!(decision.statuses()[0].remaining(), expected, "{engine:?}");
+            assert_eq!(admin.calls("evalsha").all, calls, "{engine:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn overage_alone_is_charged_after_deadline() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let backend = backend(&server).await;
+        let policies = every_algorithm(10, HOUR);
+        let past = Instant::now() - Duration::from_millis(1);
+        for purpose in [Purpose::Charge, Purpose::Reserve] {
+            let charge = check(&policies, 1, purpose).with_deadline(past);
+            let error = backend.check(&charge).await.unwrap_err();
+            assert_eq!(error.reason(), Reason::DeadlineExceeded, "{engine:?} {purpose:?}");
+        }
+        assert_eq!(Admin::at(&server).keys(), [""; 0], "{engine:?}");
+        assert_eq!(backend.unanswered_checks(), 0, "the server answered these checks");
+
+        // A peek gets its decision after the deadline.
+        let peeked = backend.check(&check(&policies, 11, Purpose::Peek).with_deadline(past)).await.unwrap();
+        assert!(!peeked.is_admitted());
+        backend.check(&check(&policies, 3, Purpose::Overage).with_deadline(past)).await.unwrap();
+        for status in peek(&backend, &policies, 0).await.statuses() {
+            assert_eq!(status.remaining(), 7, "{engine:?}: {status:?}");
+        }
+    }
+}
+
+/// A connection that answers every command with the same value.
+#[derive(Clone)]
+struct ConstantReply(Value);
+
+impl ConnectionLike for ConstantReply {
+    fn req_packed_command<'a>(&'a mut self, _: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async { Ok(self.0.clone()) })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async { Ok(vec![self.0.clone()]) })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+#[tokio::test]
+async fn unreadable_reply_counts_as_unanswered_check() {
+    let policies = [policy("hourly", 10, HOUR)];
+    for (count, value) in (1..).zip([Value::Nil, Value::Int(1), Value::BulkString(b"OK".into())]) {
+        let backend = RedisBackend::from_connection(ConstantReply(value));
+        let charge = check(&policies, 1, Purpose::Charge);
+        for _ in 0..count {
+            assert_eq!(backend.check(&charge).await.unwrap_err().reason(), Reason::BrokenReply);
+        }
+        // A peek charges nothing, whatever the reply is.
+        backend.check(&check(&policies, 1, Purpose::Peek)).await.unwrap_err();
+        assert_eq!(backend.unanswered_checks(), count);
+    }
+}
+
+#[tokio::test]
+async fn check_within_deadline_is_sent_once() {
+    // Server and client share a clock here. The backend measures only the short round trip.
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let proxy = Proxy::before(&server).await;
+        let backend = RedisBackend::connect(&proxy.url()).await.unwrap();
+        let limiter = short_deadline_limiter(backend, &[policy("hourly", 1_000, HOUR)]);
+        let mut admin = Admin::at(&server);
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+        for i in 1..=50 {
+            let outcome: Result<Decision, BackendError> = limiter.check(alice(), 1).await;
+            assert_eq!(outcome.unwrap().statuses()[0].remaining(), 1_000 - i, "{engine:?}");
+        }
+        let calls = admin.calls("evalsha").all + admin.calls("eval").all;
+        assert_eq!(calls, 51, "{engine:?}: 50 checks, and one script load");
+        assert_eq!(remaining(&limiter).await, 950);
+    }
+}

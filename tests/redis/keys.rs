@@ -1,0 +1,173 @@
+//! Names of stored keys, and the secrecy of partition keys.
+
+use std::{error::Error, time::Duration};
+
+use tower_sliding_window::{
+    ConfigError, Limiter, PartitionKey, RedisBackend,
+    backend::{Backend, Check, Pair, Purpose, Reason},
+};
+
+use super::{
+    admin::Admin,
+    events::Events,
+    rig::{self, HOUR, alice, backend, every_algorithm, limiter, policy, remaining},
+};
+use crate::support::{
+    cluster::Cluster,
+    server::{Engine, Server},
+};
+
+const SECRET: &str = "7f0d1c0ffee7f0d1c0ffee7f0d1c0ffe";
+
+#[tokio::test]
+async fn stored_keys_match_key_name() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        for secret in [None, Some(SECRET)] {
+            admin.query::<()>(&["FLUSHALL"]);
+            let mut backend = backend(&server).await;
+            if let Some(secret) = secret {
+                backend = backend.with_hash_secret(secret).unwrap();
+            }
+            let policies = every_algorithm(10, HOUR);
+            for namespace in ["tsw", "shop:eu"] {
+                let builder = Limiter::builder(backend.clone()).namespace(namespace);
+                let builder = policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone()));
+                let limiter = builder.build().unwrap();
+                assert_eq!(limiter.namespace(), namespace);
+                limiter.check(alice(), 1).await.unwrap();
+            }
+            let name = |namespace| {
+                let backend = &backend;
+                policies.each_ref().map(|policy| backend.key_name(namespace, &alice(), policy))
+            };
+            let mut expected = [name("tsw"), name("shop:eu")].concat();
+            expected.sort();
+            assert_eq!(admin.keys(), expected, "{engine:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn hash_secret_separates_counts() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let with_secret = async |secret: &str| {
+            let backend = backend(&server).await.with_hash_secret(secret).unwrap();
+            limiter(backend, [policy("hourly", 10, HOUR)])
+        };
+        let (one, same) = (with_secret(SECRET).await, with_secret(SECRET).await);
+        let other = with_secret(&SECRET.replace('7', "8")).await;
+        let none = limiter(backend(&server).await, [policy("hourly", 10, HOUR)]);
+        one.check(alice(), 3).await.unwrap();
+        let mut counts = Vec::new();
+        for limiter in [&one, &same, &other, &none] {
+            counts.push(remaining(limiter).await);
+        }
+        assert_eq!(counts, [7, 7, 10, 10], "{engine:?}");
+
+        same.reset(alice()).await.unwrap();
+        assert_eq!(remaining(&one).await, 10, "{engine:?}");
+        assert_eq!(Admin::at(&server).keys(), [""; 0]);
+    }
+}
+
+/// The hash with the secret determines the names of the keys, and so their slots.
+#[tokio::test]
+async fn check_with_hash_secret_is_split_by_slot() {
+    let cluster = Cluster::start(Engine::Redis);
+    let connection = cluster.connection().await;
+    let backend = RedisBackend::from_connection(connection).with_hash_secret(SECRET).unwrap();
+    let hourly = policy("hourly", 10, HOUR);
+    for i in 0..20 {
+        let key = |name: &str| PartitionKey::new("key", format!("{name} {i}"));
+        let pairs = ["a", "b", "c", "d"].map(|name| Pair::new(key(name), hourly.clone(), 4));
+        let check = Check::new(pairs).unwrap();
+        for expected in [6, 2] {
+            let decision = backend.check(&check).await.unwrap();
+            assert!(decision.statuses().iter().all(|status| status.remaining() == expected), "{decision:?}");
+        }
+        assert!(!backend.check(&check).await.unwrap().is_admitted());
+        backend.reset(&check).await.unwrap();
+    }
+    assert_eq!(backend.lost_rollbacks(), 0);
+}
+
+#[tokio::test]
+async fn short_hash_secret_is_an_error() {
+    let backend = RedisBackend::lazy("redis://127.0.0.1/").unwrap();
+    let error = backend.with_hash_secret("s3cret").unwrap_err();
+    assert!(matches!(error, ConfigError::HashSecret { given: 6, min: 32 }), "{error:?}");
+    assert!(!format!("{error} {error:?}").contains("s3cret"));
+}
+
+/// Returns `Display` and `Debug` of an error and of all its sources.
+fn chain(error: &dyn Error) -> String {
+    let mut text = format!("{error:?} {error}");
+    let mut source = error.source();
+    while let Some(error) = source {
+        text += &format!(" {error} {error:?}");
+        source = error.source();
+    }
+    text
+}
+
+/// No `Debug` output, error or log event contains the partition key, the secret or the password.
+#[tokio::test]
+async fn output_reveals_no_key_secret_or_password() {
+    const KEY: &str = "alice@example.org";
+    const PASSWORD: &str = "pa55word";
+    for engine in Engine::ALL {
+        let events = Events::default();
+        let _guard = tracing::subscriber::set_default(events.clone());
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        admin.set("requirepass", PASSWORD);
+        let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/", server.port());
+        let backend = RedisBackend::connect(&url).await.unwrap().with_hash_secret(SECRET).unwrap();
+        let [log, ..] = every_algorithm(3, HOUR);
+        let key = || PartitionKey::new("user", KEY).and(&PartitionKey::new("peer-ip", KEY));
+        let check = Check::new([Pair::new(key(), log.clone(), 1)]).unwrap();
+        let check = check.with_purpose(Purpose::Reserve);
+        let reserved = rig::Reserved { decision: backend.check(&check).await.unwrap(), check };
+        let limiter = limiter(backend.clone(), [log.clone()]);
+        let reserve = limiter.reserve(key(), 1).await.unwrap();
+        let mut printed = format!(
+            "{backend:?} {:?} {:?} {:?} {:?} {limiter:?} {reserve:?} {:?}",
+            key(),
+            reserved.check,
+            reserved.decision,
+            reserved.refund(0),
+            limiter.check(key(), 1)
+        );
+        drop(reserve);
+
+        // A cost above the quota, a repeated pair, a foreign value, a lost settlement, a wrong password, a dead server.
+        printed += &format!("{:?}", limiter.check(key(), 9).await);
+        let repeated = [Pair::new(key(), log.clone(), 1), Pair::new(key(), log.clone(), 1)];
+        printed += &chain(&Check::new(repeated).unwrap_err());
+        admin.query::<()>(&["SET", &backend.key_name("tsw", &key(), &log), "foreign"]);
+        let error = limiter.check(key(), 1).await.unwrap_err();
+        assert_eq!(error.reason(), Reason::ForeignValue);
+        printed += &chain(&error);
+        admin.query::<()>(&["FLUSHALL"]);
+        let lost = limiter.reserve(key(), 2).await.unwrap();
+        admin.set("requirepass", "another");
+        admin.query::<()>(&["SET", &backend.key_name("tsw", &key(), &log), "foreign"]);
+        lost.settle(1);
+        limiter.drain().await;
+        let wrong = RedisBackend::connect(&url).await.unwrap_err();
+        printed += &chain(&wrong);
+        drop(server);
+        printed += &chain(&RedisBackend::connect(&url).await.unwrap_err());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        printed += &chain(&limiter.check(key(), 1).await.unwrap_err());
+        printed += &events.text();
+
+        assert!(printed.contains("user=..") && printed.contains("the whole quota"), "{engine:?}: {printed}");
+        for hidden in [KEY, "alice", "example.org", PASSWORD, SECRET] {
+            assert!(!printed.contains(hidden), "{engine:?}: {hidden} in {printed}");
+        }
+    }
+}
