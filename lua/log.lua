@@ -1,132 +1,145 @@
--- Decides pair `i` and those after it: reads it, has the others decided, and charges it if all admit. So all are read
--- before one is charged. Returns whether all admit, whether a log is full, and the statuses from this pair on.
+-- Purpose: part of the check script. Decides a pair whose algorithm is sliding log or sliding buckets, and the pairs
+--   after it.
+-- KEYS: KEYS[i] is the LIST of pair `i`.
+-- ARGV: [1] pair `i` at byte 20 * i - 19; [2] the purpose.
+-- Reply: the statuses of pair `i` and of the pairs after it, in order.
+-- Units: instants, windows and waits in microseconds, usage in quota units.
+
+-- Decides pair `i` and the pairs after it: reads pair `i`, decides the others, and charges pair `i` if all admit.
+-- Therefore every pair is read before the first one is charged.
 --
--- Here are the sliding log and sliding buckets; for the log the precision is 0. Below 0 it is another algorithm.
-local function decide(i, admitted, full, decide, calendar, seek, call, parse, pack, sub, keys, arguments, now, keep)
-  local quota, cost, window, precision = parse('<I4I4I6i6', arguments[1], 20 * i - 19)
-  if precision < 0 then
-    return calendar(i, admitted, full, quota, cost, window, precision,
-      decide, calendar, seek, call, parse, pack, sub, keys, arguments, now, keep)
-  end
-  local key, purpose = keys[i], arguments[2]
-  local at, used, first, drop, rest, _ = now, 0, 0, 0
-  local born, last, newest, oldest, start, total, kept, count, front, blocks
+-- `admitted` and `full` are the outcome of the pairs before. Returns whether all pairs admit, whether a log is full,
+-- and the statuses from this pair on. The precision is 0 for the sliding log. If it is below 0, `decide_calendar`
+-- decides.
+local function decide(i, admitted, full, CONTEXT)
+  local quota, cost, window, precision = parse(PAIR_FORMAT, ARGV[1], PAIR_SIZE * i - (PAIR_SIZE - 1))
+  if precision < 0 then return decide_calendar(i, admitted, full, PAIR, CONTEXT) end
+  local key, purpose = KEYS[i], ARGV[2]
+  -- `first` is the position of the oldest record in the window. `rest` is the records of the tail if some have left.
+  local at, used, first, dropped_blocks, rest, _ = now, 0, 0, 0
+  local generation, last, newest, oldest, start, total, front_byte, count, front, blocks
   local tail = call('LINDEX', key, '-1')
   if tail then
-    local loose = (#tail - 42) / 12
-    if loose < 0 or loose % 1 > 0 then error('FOREIGNVALUE ' .. key) end
-    born, last, newest, oldest, start, total, kept, count = parse('<I7I7I7I7I5I5BI3', tail)
-    front, blocks = kept % 8, (count - 1 - loose) / 8
-    if loose < front or loose > front + 8 or blocks < 0 or blocks % 1 > 0 then error('FOREIGNVALUE ' .. key) end
-    -- Time stands still while the clock is a little behind; far behind, the log is not of this clock and is empty.
+    local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
+    if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
+    generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
+    front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
+    if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0 then
+      error('FOREIGNVALUE ' .. key)
+    end
+    -- If the clock is behind the last charge by at most a window, time stands still. If it is behind by more, the log
+    -- is foreign and counts as empty.
     if last <= now + window then
       if last > now then at = last end
-      if newest > at - window then used = (total - start) % 1099511627776 end
+      if newest > at - window then used = (total - start) % START_MODULUS end
     end
     if used > 0 and oldest <= at - window then
-      local gaps, next_at, next_start = kept - front, 0
-      if kept > 0 and kept < 8 then next_at, next_start = parse('<I7I5', tail, 43) end
+      local empty_records, next_at, next_start = front_byte - front, 0
+      if front_byte > 0 and front_byte < EMPTY_RECORDS then
+        next_at, next_start = parse(RECORD_FORMAT, tail, HEADER_SIZE + 1)
+      end
       if next_at > at - window then
-        -- As a rule only the oldest has left, and the next one is at hand.
-        first, oldest, start, rest, kept = 1, next_at, next_start, sub(tail, 55), kept - 1
+        -- The usual case: only the oldest record has left, and the next one is in front.
+        first, oldest, start, rest, front_byte =
+          1, next_at, next_start, sub(tail, HEADER_SIZE + RECORD_SIZE + 1), front_byte - 1
       else
-        -- Where it would be if all came evenly.
+        -- The first probe is the position that even arrivals would have.
         local guess = math.floor((at - window - oldest) / (newest - oldest) * (count - 1))
-        first, oldest, start, _, rest, kept, drop =
-          seek(call, parse, sub, key, tail, front, blocks, 1, count, math.min(guess + 1, count - 1), at - window + 1, 0, 0)
+        first, oldest, start, _, rest, front_byte, dropped_blocks =
+          find_record(READER, LOG, 1, count, math.min(guess + 1, count - 1), at - window + 1, ANY_UNITS)
       end
-      if gaps > 0 then
-        -- What has lost all its units is passed over, up to the instant of a record that has not.
-        local beyond, _, _, holds =
-          seek(call, parse, sub, key, tail, front, blocks, first + 1, count, first + 1, 0, start, 1)
-        if holds and holds > oldest then
-          first, oldest, start, _, rest, kept, drop =
-            seek(call, parse, sub, key, tail, front, blocks, first + 1, beyond, beyond - 1, holds, 0, 0)
+      if empty_records > 0 then
+        -- Skips records without units, up to the first record of the instant that holds units.
+        local beyond, _, _, holder_at = find_record(READER, LOG, first + 1, count, first + 1, ANY_INSTANT, start, 1)
+        if holder_at and holder_at > oldest then
+          first, oldest, start, _, rest, front_byte, dropped_blocks =
+            find_record(READER, LOG, first + 1, beyond, beyond - 1, holder_at, ANY_UNITS)
         end
-        kept = kept + gaps
+        front_byte = front_byte + empty_records
       end
-      used = (total - start) % 1099511627776
+      used = (total - start) % START_MODULUS
     end
   end
 
-  local verdict, retry = 0, 0
-  local wanting = used + cost - quota
-  if wanting > 0 and cost > 0 and purpose ~= 'o' then
+  local verdict, retry_after = ADMIT, 0
+  -- The units that must leave before the cost fits.
+  local excess = used + cost - quota
+  if excess > 0 and cost > 0 and purpose ~= OVERAGE then
     admitted = false
     if cost > quota then
-      verdict = 2
+      verdict = NEVER
     else
-      local leaves = oldest
-      if wanting >= used then
-        leaves = newest
-      elseif wanting > 1 then
-        -- Where it would be if all costs were the same.
-        local guess = math.min(first + math.ceil(wanting * (count - first) / used), count - 1)
-        local _, _, _, before =
-          seek(call, parse, sub, key, tail, front, blocks, first + 1, count, guess, 0, start, wanting)
-        leaves = before or oldest
+      -- The instant of the record that frees the last of these units.
+      local freed_by = oldest
+      if excess >= used then
+        freed_by = newest
+      elseif excess > 1 then
+        -- The first probe is the position that equal costs would have.
+        local guess = math.min(first + math.ceil(excess * (count - first) / used), count - 1)
+        local _, _, _, passed_at = find_record(READER, LOG, first + 1, count, guess, ANY_INSTANT, start, excess)
+        freed_by = passed_at or oldest
       end
-      verdict, retry = 1, leaves + window - now
+      verdict, retry_after = WAIT, freed_by + window - now
     end
   end
-  if cost > 0 and used > 0 and count - first >= 1048576 then full = true end
+  if cost > 0 and used > 0 and count - first >= MAX_RECORDS then full = true end
 
   local others = ''
-  if i < #keys then
-    admitted, full, others =
-      decide(i + 1, admitted, full, decide, calendar, seek, call, parse, pack, sub, keys, arguments, now, keep)
+  if i < #KEYS then
+    admitted, full, others = decide(i + 1, admitted, full, CONTEXT)
   end
 
-  -- A bucket stands at its end.
-  local stands, ordinal = at, 0
-  if precision > 0 then stands = at - at % precision + precision end
-  -- What is used stops at 2^39, which only charges past the quota can reach.
-  if purpose == 'o' then cost = math.min(cost, 549755813888 - used) end
+  -- The instant of the record: of a bucket, its end.
+  local record_at, ordinal = at, 0
+  if precision > 0 then record_at = at - at % precision + precision end
+  -- Usage saturates. Only an overage can reach this limit.
+  if purpose == OVERAGE then cost = math.min(cost, MAX_USED - used) end
   if admitted and not full and cost > 0 then
     if used == 0 then
-      born, oldest = at, stands
-      if purpose ~= 'p' then
+      generation, oldest = at, record_at
+      if purpose ~= PEEK then
         if tail then call('UNLINK', key) end
-        call('RPUSH', key, pack('<I7I7I7I7I5I5BI3', at, at, stands, stands, 0, cost, 0, 1))
+        call('RPUSH', key, pack(HEADER_FORMAT, at, at, record_at, record_at, 0, cost, 0, 1))
       end
     else
-      if purpose == 'r' and precision == 0 and newest == at then
-        local same = first
+      if purpose == RESERVE and precision == 0 and newest == at then
+        local same_instant = first
         if oldest < at then
-          same = seek(call, parse, sub, key, tail, front, blocks, first + 1, count, count - 1, at, 0, 0)
+          same_instant = find_record(READER, LOG, first + 1, count, count - 1, at, ANY_UNITS)
         end
-        ordinal = count - same
+        ordinal = count - same_instant
       end
-      if purpose ~= 'p' then
+      if purpose ~= PEEK then
         local command = 'LSET'
-        rest = rest or sub(tail, 43)
-        if drop > 0 then call('LTRIM', key, drop == 1 and '1' or drop, '-1') end
-        if newest == stands and precision > 0 then
-          tail = pack('<I7I7I7I7I5I5BI3c0',
-            born, at, stands, oldest, start, total + cost, kept, count - first, rest)
+        rest = rest or sub(tail, HEADER_SIZE + 1)
+        if dropped_blocks > 0 then call('LTRIM', key, dropped_blocks == 1 and '1' or dropped_blocks, '-1') end
+        if newest == record_at and precision > 0 then
+          -- The charge belongs to the newest bucket.
+          tail = pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, oldest, start, total + cost,
+            front_byte, count - first, rest)
         else
-          local open = 12 * (kept % 8)
-          if #rest == open + 96 then
-            -- The records behind the blocks become one.
-            call('LSET', key, '-1', sub(rest, open + 1))
-            rest, command = sub(rest, 1, open), 'RPUSH'
+          local front_size = RECORD_SIZE * (front_byte % EMPTY_RECORDS)
+          if #rest == front_size + BLOCK_SIZE then
+            -- The records behind the blocks become a block, and the tail becomes a new element.
+            call('LSET', key, '-1', sub(rest, front_size + 1))
+            rest, command = sub(rest, 1, front_size), 'RPUSH'
           end
-          tail = pack('<I7I7I7I7I5I5BI3c0I7I5',
-            born, at, stands, oldest, start, total + cost, kept, count - first + 1, rest, stands, total)
+          tail = pack(HEADER_RECORDS_AND_RECORD_FORMAT, generation, at, record_at, oldest, start, total + cost,
+            front_byte, count - first + 1, rest, record_at, total)
         end
         if command == 'LSET' then call('LSET', key, '-1', tail) else call('RPUSH', key, tail) end
       end
     end
-    -- A key is given a window and a quarter, with the first record of a quarter.
-    if purpose ~= 'p' and (used == 0 or stands - stands % (window / 4) > newest) then
-      call('PEXPIRE', key, math.ceil((stands - now + window * 1.25) / 1000) + keep)
+    -- The first record in each quarter of a window extends the time to live to a window and a quarter.
+    if purpose ~= PEEK and (used == 0 or record_at - record_at % (window / EXTENSIONS) > newest) then
+      call('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
     end
-    used, newest = used + cost, stands
+    used, newest = used + cost, record_at
   end
-  local remaining, next_after, reset = quota - used, window, 0
+  local remaining, next_after, reset_after = quota - used, window, 0
   if remaining < 0 then remaining = 0 end
-  if used > 0 then next_after, reset = oldest + window - now, newest + window - now end
-  local status = pack('<I8BI4I8I8I8', now, verdict, remaining, retry, next_after, reset)
-  if purpose == 'r' then status = status .. pack('<I7I7I3', born or 0, stands, ordinal) end
+  if used > 0 then next_after, reset_after = oldest + window - now, newest + window - now end
+  local status = pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after)
+  if purpose == RESERVE then status = status .. pack(RECEIPT_FORMAT, generation or 0, record_at, ordinal) end
   return admitted, full, status .. others
 end

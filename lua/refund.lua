@@ -1,156 +1,180 @@
--- Gives units back, each to the charge that had taken them, if that still counts. As in a check, every pair is read
--- before one is written. This is called seldom, and its functions capture what they need.
+-- Purpose: the last part of the refund script. Refunds units to 1 to 8 charges, each at the charge's own place. A
+--   charge that has left its window, or whose generation differs, receives no refund.
+-- KEYS: one key per pair.
+-- ARGV: [1] the pairs, 33 bytes each: the units to refund, the window, the precision, and the receipt of the charge.
+-- Reply: 1.
+-- Units: instants and windows in microseconds, refunds in quota units.
+--
+-- Every pair is read before the first one is written. Refunds are rarer than checks, so these functions capture the
+-- locals that they use.
 
--- What reads the blocks of a log as they will be once `blocks_to_be` are written.
-local function reading(blocks_to_be)
-  return function(command, key, index) return blocks_to_be[tonumber(index)] or call(command, key, index) end
+-- Returns a function that replaces `call` in a search: it reads the blocks as they will be after the write.
+local function reader_of(changed_blocks)
+  return function(command, key, index) return changed_blocks[tonumber(index)] or call(command, key, index) end
 end
 
--- The tail of a log and what stands in its header; how many records are loose in front, and how many blocks there are.
-local function header(key)
+-- Returns the tail of a log, the fields of its header, the number of records in front, and the number of blocks. If the
+-- key does not exist, returns nothing.
+local function read_header(key)
   local tail = call('LINDEX', key, '-1')
   if not tail then return end
-  local loose = (#tail - 42) / 12
-  if loose < 0 or loose % 1 > 0 then error('FOREIGNVALUE ' .. key) end
-  local born, last, newest, oldest, start, total, kept, count = parse('<I7I7I7I7I5I5BI3', tail)
-  local front, blocks = kept % 8, (count - 1 - loose) / 8
-  if loose < front or loose > front + 8 or blocks < 0 or blocks % 1 > 0 then error('FOREIGNVALUE ' .. key) end
-  return tail, born, last, newest, oldest, start, total, kept, count, front, blocks
+  local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
+  if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
+  local generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
+  local front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
+  if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0 then
+    error('FOREIGNVALUE ' .. key)
+  end
+  return tail, generation, last, newest, oldest, start, total, front_byte, count, front, blocks
 end
 
--- Adds `units` to the starts of the records from one position to another: notes the blocks that are to be stored, and
--- returns the tail.
-local function raise(key, tail, front, blocks, from, to, units, blocks_to_be)
+-- Adds `units` to the starts of the records at the positions from `from` to `to`. Adds the blocks that change to
+-- `changed_blocks`, and returns the changed tail. It writes nothing.
+local function raise_starts(LOG, from, to, units, changed_blocks)
   local position = from
   while position <= to do
     local inner = position - front - 1
-    if inner >= 0 and inner < 8 * blocks then
-      local index = (inner - inner % 8) / 8
+    if inner >= 0 and inner < BLOCK_RECORDS * blocks then
+      local index = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS
       local block, records = call('LINDEX', key, index), {}
-      if not block or #block ~= 96 then error('FOREIGNVALUE ' .. key) end
-      for place = 0, 7 do
-        local at, start = parse('<I7I5', block, 1 + 12 * place)
-        if place >= inner % 8 and position - inner % 8 + place <= to then start = (start + units) % 1099511627776 end
-        records[place + 1] = pack('<I7I5', at, start)
+      if not block or #block ~= BLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
+      for place = 0, BLOCK_RECORDS - 1 do
+        local at, start = parse(RECORD_FORMAT, block, 1 + RECORD_SIZE * place)
+        if place >= inner % BLOCK_RECORDS and position - inner % BLOCK_RECORDS + place <= to then
+          start = (start + units) % START_MODULUS
+        end
+        records[place + 1] = pack(RECORD_FORMAT, at, start)
       end
-      blocks_to_be[index] = table.concat(records)
-      position = position - inner % 8 + 8
+      changed_blocks[index] = table.concat(records)
+      position = position - inner % BLOCK_RECORDS + BLOCK_RECORDS
     else
-      local place = 31 + 12 * position
-      if inner >= 0 then place = place - 96 * blocks end
-      local at, start = parse('<I7I5', tail, place)
-      start = (start + units) % 1099511627776
-      tail = sub(tail, 1, place - 1) .. pack('<I7I5', at, start) .. sub(tail, place + 12)
+      local offset = HEADER_SIZE + 1 - RECORD_SIZE + RECORD_SIZE * position
+      if inner >= 0 then offset = offset - BLOCK_SIZE * blocks end
+      local at, start = parse(RECORD_FORMAT, tail, offset)
+      start = (start + units) % START_MODULUS
+      tail = sub(tail, 1, offset - 1) .. pack(RECORD_FORMAT, at, start) .. sub(tail, offset + RECORD_SIZE)
       position = position + 1
     end
   end
   return tail
 end
 
-local function refund_log(i, others)
+-- Refunds pair `i`, a sliding log or sliding buckets: reads it, refunds the pairs after it, and then writes it.
+local function refund_log(i, refund_from)
   local key = KEYS[i]
-  local units, window, _, generation, stands, ordinal = parse('<I4I6i6I7I7I3', ARGV[1], 33 * i - 32)
-  local tail, born, last, newest, oldest, start, total, kept, count, front, blocks = header(key)
-  local position, holds = 0, 0
-  if tail and born == generation and last <= now + window and stands + window > math.max(now, last) then
-    local at, its_start = oldest, start
-    if oldest < stands then position = seek(call, parse, sub, key, tail, front, blocks, 1, count, count - 1, stands, 0, 0) end
+  local units, window, _, receipt_generation, record_at, ordinal =
+    parse(REFUND_FORMAT, ARGV[1], REFUND_SIZE * i - (REFUND_SIZE - 1))
+  local tail, generation, last, newest, oldest, start, total, front_byte, count, front, blocks = read_header(key)
+  local position, record_units = 0, 0
+  if tail and generation == receipt_generation and last <= now + window
+    and record_at + window > math.max(now, last) then
+    local found_at, record_start = oldest, start
+    if oldest < record_at then
+      position = find_record(READER, LOG, 1, count, count - 1, record_at, ANY_UNITS)
+    end
     position = position + ordinal
     if position > 0 and position < count then
-      _, at, its_start = seek(call, parse, sub, key, tail, front, blocks, position, position + 1, position, 0, 0, 0)
+      _, found_at, record_start = find_record(READER, LOG, position, position + 1, position, ANY_INSTANT, ANY_UNITS)
     end
-    if position < count and at == stands then
+    if position < count and found_at == record_at then
       local after = position + 1
-      local _, _, ends = seek(call, parse, sub, key, tail, front, blocks, after, math.min(after + 1, count), after, 0, 0, 0)
-      holds = ((ends or total) - its_start) % 1099511627776
+      local _, _, next_start =
+        find_record(READER, LOG, after, math.min(after + 1, count), after, ANY_INSTANT, ANY_UNITS)
+      record_units = ((next_start or total) - record_start) % START_MODULUS
     end
   end
 
-  if holds == 0 then return others(i + 1) end
-  local blocks_to_be, gone_before, gone_behind = {}, 0, -1
-  units = math.min(units, holds)
+  if record_units == 0 then return refund_from(i + 1) end
+  local changed_blocks, trim_from, trim_to = {}, 0, -1
+  units = math.min(units, record_units)
+  -- Raises the starts up to this record, or lowers all starts after it and the total: whichever records are fewer.
   if position < count - 1 - position then
-    tail = raise(key, tail, front, blocks, 1, position, units, blocks_to_be)
-    start = (start + units) % 1099511627776
+    tail = raise_starts(LOG, 1, position, units, changed_blocks)
+    start = (start + units) % START_MODULUS
   else
-    tail = raise(key, tail, front, blocks, position + 1, count - 1, -units, blocks_to_be)
-    total = (total - units) % 1099511627776
+    tail = raise_starts(LOG, position + 1, count - 1, -units, changed_blocks)
+    total = (total - units) % START_MODULUS
   end
-  local look, rest, lives = reading(blocks_to_be), sub(tail, 43)
+  local read, rest, live_until = reader_of(changed_blocks), sub(tail, HEADER_SIZE + 1)
   if start == total then
-    -- Nothing is used. The last instant stays, for time does not go back.
-    blocks_to_be, gone_before = {}, -1
-    kept, count, rest, lives = 0, 1, '', 0
-  elseif units == holds and position == count - 1 then
-    -- The newest record holds units: the log ends with the last one that does.
-    local used, before = (total - start) % 1099511627776
-    count, _, _, before = seek(look, parse, sub, key, tail, front, blocks, 1, count, count - 1, 0, start, used)
-    newest = before or oldest
-    lives = newest + window * 1.25
+    -- Nothing is used. The last instant stays, because time never goes back for a pair.
+    changed_blocks, trim_from = {}, -1
+    front_byte, count, rest, live_until = 0, 1, '', 0
+  elseif units == record_units and position == count - 1 then
+    -- The newest record must hold units. So the log ends with the newest record that does.
+    local used, passed_at = (total - start) % START_MODULUS
+    count, _, _, passed_at = find_record(read, parse, sub, LOG, 1, count, count - 1, ANY_INSTANT, start, used)
+    newest = passed_at or oldest
+    live_until = newest + window * LIFETIME
     local inner = count - front - 1
     if inner < 0 then
-      gone_before = -1
-      rest, kept = sub(rest, 1, 12 * (count - 1)), kept - front + count - 1
-    elseif inner >= 8 * blocks then
-      rest = sub(rest, 1, 12 * (count - 1 - 8 * blocks))
+      trim_from = -1
+      rest, front_byte = sub(rest, 1, RECORD_SIZE * (count - 1)), front_byte - front + count - 1
+    elseif inner >= BLOCK_RECORDS * blocks then
+      rest = sub(rest, 1, RECORD_SIZE * (count - 1 - BLOCK_RECORDS * blocks))
     else
-      gone_behind = (inner - inner % 8) / 8
-      local block = look('LINDEX', key, gone_behind)
-      rest = sub(rest, 1, 12 * front) .. sub(block, 1, 12 * (inner % 8))
+      trim_to = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS
+      local block = read('LINDEX', key, trim_to)
+      rest = sub(rest, 1, RECORD_SIZE * front) .. sub(block, 1, RECORD_SIZE * (inner % BLOCK_RECORDS))
     end
-  elseif units == holds and stands == oldest then
-    -- Something of the oldest instant holds units, too: what does not is passed over.
-    local beyond, _, _, holder = seek(look, parse, sub, key, tail, front, blocks, 1, count, 1, 0, start, 1)
-    if holder and holder > oldest then
-      local first, gaps = 0, kept - front
-      first, oldest, start, _, rest, kept, gone_before =
-        seek(look, parse, sub, key, tail, front, blocks, 1, beyond, beyond - 1, holder, 0, 0)
-      kept, count = kept + gaps, count - first
+  elseif units == record_units and record_at == oldest then
+    -- A record at the oldest instant must hold units. If none does, the log begins with the next instant that has one.
+    local beyond, _, _, holder_at = find_record(read, parse, sub, LOG, 1, count, 1, ANY_INSTANT, start, 1)
+    if holder_at and holder_at > oldest then
+      local first, empty_records = 0, front_byte - front
+      first, oldest, start, _, rest, front_byte, trim_from =
+        find_record(read, parse, sub, LOG, 1, beyond, beyond - 1, holder_at, ANY_UNITS)
+      front_byte, count = front_byte + empty_records, count - first
     end
-  elseif units == holds then
-    kept = front + 8
+  elseif units == record_units then
+    front_byte = front + EMPTY_RECORDS
   end
 
-  others(i + 1)
+  refund_from(i + 1)
 
-  for index, block in pairs(blocks_to_be) do call('LSET', key, index, block) end
-  if gone_before ~= 0 or gone_behind ~= -1 then call('LTRIM', key, gone_before, gone_behind) end
+  for index, block in pairs(changed_blocks) do call('LSET', key, index, block) end
+  if trim_from ~= 0 or trim_to ~= -1 then call('LTRIM', key, trim_from, trim_to) end
   call('LSET', key, '-1',
-    pack('<I7I7I7I7I5I5BI3c0', born, last, newest, oldest, start, total, kept, count, rest))
-  if lives then call('PEXPIRE', key, math.ceil((math.max(lives, last + window, now) - now) / 1000) + keep) end
+    pack(HEADER_AND_RECORDS_FORMAT, generation, last, newest, oldest, start, total, front_byte, count, rest))
+  if live_until then
+    call('PEXPIRE', key, math.ceil((math.max(live_until, last + window, now) - now) / 1000) + extra_ttl)
+  end
 end
 
-local function refund_calendar(i, others)
+-- Refunds pair `i`, a sliding counter or a fixed window: reads it, refunds the pairs after it, and then writes it.
+local function refund_calendar(i, refund_from)
   local key = KEYS[i]
-  local units, window, shape, generation, at = parse('<I4I6i6I7I7', ARGV[1], 33 * i - 32)
+  local units, window, precision, receipt_generation, at =
+    parse(REFUND_FORMAT, ARGV[1], REFUND_SIZE * i - (REFUND_SIZE - 1))
   local value = call('GET', key)
-  if value and #value ~= 24 then error('FOREIGNVALUE ' .. key) end
+  if value and #value ~= CALENDAR_SIZE then error('FOREIGNVALUE ' .. key) end
 
-  others(i + 1)
+  refund_from(i + 1)
 
   if not value then return end
-  local born, last, current, previous = parse('<I7I7I5I5', value)
-  local counts = at - at % window + window
-  if shape == -1 then counts = counts + window end
-  if born ~= generation or last > now + window or counts <= math.max(now, last) then return end
+  local generation, last, current, previous = parse(CALENDAR_FORMAT, value)
+  local leaves_at = at - at % window + window
+  if precision == SLIDING_COUNTER then leaves_at = leaves_at + window end
+  if generation ~= receipt_generation or last > now + window or leaves_at <= math.max(now, last) then return end
   if at - at % window == last - last % window then
     current = math.max(0, current - units)
   else
     previous = math.max(0, previous - units)
   end
-  call('SETRANGE', key, 0, pack('<I7I7I5I5', born, last, current, previous))
-  -- What a counter has left of its time may be more than a window, which is enough where nothing is used.
-  if shape == -1 and current + previous == 0 and last - last % window + window > now then
-    call('PEXPIRE', key, math.ceil((math.max(now, last) + window - now) / 1000) + keep)
+  call('SETRANGE', key, 0, pack(CALENDAR_FORMAT, generation, last, current, previous))
+  -- The time to live of a counter may exceed a window. A window is enough if nothing is used.
+  if precision == SLIDING_COUNTER and current + previous == 0 and last - last % window + window > now then
+    call('PEXPIRE', key, math.ceil((math.max(now, last) + window - now) / 1000) + extra_ttl)
   end
 end
 
-local function refund(i)
+-- Refunds pair `i` and the pairs after it.
+local function refund_from(i)
   if i > #KEYS then return end
-  local shape = parse('<i6', ARGV[1], 33 * i - 22)
-  if shape < 0 then return refund_calendar(i, refund) end
-  return refund_log(i, refund)
+  local precision = parse(PRECISION_FORMAT, ARGV[1], REFUND_SIZE * i - (REFUND_SIZE - PRECISION_PLACE))
+  if precision < 0 then return refund_calendar(i, refund_from) end
+  return refund_log(i, refund_from)
 end
 
-refund(1)
+refund_from(1)
 return 1

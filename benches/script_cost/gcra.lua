@@ -1,5 +1,5 @@
--- For comparison: a token bucket as GCRA, the theoretical arrival time of the next request in one string. The same
--- arguments and the same reply as ours, for one pair.
+-- Purpose: a comparison with GCRA, a token bucket. One string holds the theoretical arrival time of the next request.
+-- KEYS, ARGV, reply and units: those of the crate's check script, for one pair.
 local call, pack, parse = redis.call, struct.pack, struct.unpack
 local key = KEYS[1]
 local quota, cost, window = parse('<I4I4I6i6', ARGV[1])

@@ -1,5 +1,5 @@
--- For comparison: the usual approximation, a hash of sixty buckets a window. The same arguments and the same reply as
--- ours, for one pair; its wait is right for a cost of one only.
+-- Purpose: a comparison with a common approximation. One hash holds 60 buckets per window.
+-- KEYS, ARGV, reply and units: those of the crate's check script, for one pair. The wait is correct only for cost 1.
 local call, pack, parse = redis.call, struct.pack, struct.unpack
 local key = KEYS[1]
 local quota, cost, window = parse('<I4I4I6i6', ARGV[1])

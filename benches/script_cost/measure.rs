@@ -1,4 +1,4 @@
-//! A connection that writes many calls at once and costs nearly nothing itself, and the server's own figures.
+//! Measures calls: a connection that pipelines many calls at little cost of its own, the server's figures, and statistics.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -8,31 +8,30 @@ use std::{
 
 use crate::server::Server;
 
-pub struct Wire {
+/// A read or write that takes longer fails.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A connection that writes many commands at once.
+pub struct Pipeline {
     stream: BufReader<TcpStream>,
     out: Vec<u8>,
     expected: usize,
-    /// Calls of scripts, and the microseconds of all of them, at every mark.
+    /// The calls of scripts and their microseconds, at each mark.
     marks: Vec<(f64, f64)>,
 }
 
-impl Wire {
-    pub fn at(server: &Server) -> Self {
-        let stream = TcpStream::connect(("127.0.0.1", server.port())).expect("the server answers");
+impl Pipeline {
+    pub fn connect(server: &Server) -> Self {
+        let stream = TcpStream::connect(("127.0.0.1", server.port())).expect("a connection");
         stream.set_nodelay(true).unwrap();
-        // Nothing here waits for ever.
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream.set_write_timeout(Some(Duration::from_secs(60))).unwrap();
-        Self {
-            stream: BufReader::with_capacity(1 << 16, stream),
-            out: Vec::new(),
-            expected: 0,
-            marks: Vec::new(),
-        }
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+        let stream = BufReader::with_capacity(1 << 16, stream);
+        Self { stream, out: Vec::new(), expected: 0, marks: Vec::new() }
     }
 
     pub fn queue(&mut self, words: &[&[u8]]) {
-        // Writing into memory never fails.
+        // A write into memory never fails.
         write!(self.out, "*{}\r\n", words.len()).unwrap();
         for word in words {
             write!(self.out, "${}\r\n", word.len()).unwrap();
@@ -42,47 +41,49 @@ impl Wire {
         self.expected += 1;
     }
 
-    /// Has the server tell what it has spent until here. A machine that is busy with other things takes the processor away
-    /// in the middle of a call: between two marks are so few calls that most pieces know nothing of it.
+    /// Queues a reading of the server's figures. The calls between two marks are one sample. A sample is short: on a busy
+    /// machine, most samples are then not interrupted.
     pub fn queue_mark(&mut self) {
         self.queue(&[b"INFO", b"commandstats"]);
     }
 
-    /// The microseconds of a call between every mark and the next one, and forgets the marks.
-    pub fn pieces(&mut self) -> Vec<f64> {
-        let pieces = self.marks.windows(2).map(|marks| (marks[1].1 - marks[0].1) / (marks[1].0 - marks[0].0));
-        let pieces = pieces.collect();
+    /// Returns the microseconds per call of each sample, and drops the marks.
+    pub fn samples(&mut self) -> Vec<f64> {
+        let samples =
+            self.marks.windows(2).map(|marks| (marks[1].1 - marks[0].1) / (marks[1].0 - marks[0].0));
+        let samples = samples.collect();
         self.marks.clear();
-        pieces
+        samples
     }
 
-    /// Something to do between two calls that is no script: every fiftieth script pays for the collection of garbage.
+    /// Queues commands that are not scripts, to pass time between two calls. Garbage collection does not count them: it runs
+    /// in one script call of fifty.
     pub fn queue_pings(&mut self, pings: usize) {
         self.out.extend_from_slice(&b"PING\r\n".repeat(pings));
         self.expected += pings;
     }
 
-    /// Sends what is queued if it is much, and drops the replies.
-    pub fn send_if_much(&mut self) {
+    /// Sends the queue if it is long, and drops the replies.
+    pub fn flush_if_full(&mut self) {
         if self.expected >= 256 {
-            self.send(|_| {});
+            self.flush(|_| {});
         }
     }
 
-    /// Sends what is queued, and hands on every reply but those to pings and marks.
-    pub fn send(&mut self, mut each: impl FnMut(&[u8])) {
-        self.stream.get_mut().write_all(&self.out).expect("the server reads");
+    /// Sends the queue, and calls the function with each reply, except for those to pings and marks.
+    pub fn flush(&mut self, mut each: impl FnMut(&[u8])) {
+        self.stream.get_mut().write_all(&self.out).expect("a write");
         self.out.clear();
         let mut line = Vec::new();
         for _ in 0..std::mem::take(&mut self.expected) {
             line.clear();
-            self.stream.read_until(b'\n', &mut line).expect("the server answers");
+            self.stream.read_until(b'\n', &mut line).expect("a reply");
             let text = &line[1..line.len() - 2];
             match line[0] {
                 b'$' => {
                     let length: usize = std::str::from_utf8(text).unwrap().parse().expect("a value");
                     line.resize(length + 2, 0);
-                    self.stream.read_exact(&mut line).expect("the server answers");
+                    self.stream.read_exact(&mut line).expect("a reply");
                     if line.starts_with(b"# Commandstats") {
                         self.marks.push(calls_and_micros(&line));
                     } else {
@@ -96,11 +97,11 @@ impl Wire {
         }
     }
 
-    /// One command, and its reply as a text.
+    /// Sends one command, and returns its reply as a text.
     pub fn ask(&mut self, words: &[&[u8]]) -> String {
         let mut text = String::new();
         self.queue(words);
-        self.send(|reply| text = String::from_utf8_lossy(reply).into_owned());
+        self.flush(|reply| text = String::from_utf8_lossy(reply).into_owned());
         text
     }
 
@@ -108,9 +109,9 @@ impl Wire {
         self.ask(words).parse().expect("a number")
     }
 
-    /// The server's clock, in microseconds.
+    /// Returns the server's clock, in microseconds.
     pub fn now_micros(&mut self) -> u64 {
-        // Two words in an array would be another kind of reply.
+        // The reply to TIME itself is an array, which `flush` does not read.
         self.number(&[
             b"EVAL",
             b"local t = redis.call('TIME') return t[1] .. string.format('%06d', t[2])",
@@ -118,12 +119,12 @@ impl Wire {
         ])
     }
 
-    /// The microseconds that a ping takes, everything included.
+    /// Returns the microseconds per ping, including the connection.
     pub fn pace_of_pings(&mut self) -> f64 {
         let start = Instant::now();
         for _ in 0..10 {
             self.queue_pings(10_000);
-            self.send(|_| {});
+            self.flush(|_| {});
         }
         start.elapsed().as_secs_f64() * 1e6 / 100_000.0
     }
@@ -131,7 +132,7 @@ impl Wire {
 
 fn calls_and_micros(info: &[u8]) -> (f64, f64) {
     let info = std::str::from_utf8(info).expect("a text");
-    // None is there until there was a call.
+    // The line is missing before the first call.
     let Some(line) = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:")) else {
         return (0.0, 0.0);
     };
@@ -142,34 +143,33 @@ fn calls_and_micros(info: &[u8]) -> (f64, f64) {
     (field("calls"), field("usec"))
 }
 
-/// The arguments of a check of one pair, at whatever time it comes.
-pub fn pair(quota: u32, cost: u32, window: u64, shape: i64) -> Vec<u8> {
-    pairs(quota, cost, [window], shape)
+/// Returns the arguments of a check of one pair, without a deadline.
+pub fn pair(quota: u32, cost: u32, window: u64, precision: i64) -> Vec<u8> {
+    pairs(quota, cost, [window], precision)
 }
 
-/// The same for several windows.
-pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, shape: i64) -> Vec<u8> {
+/// Returns the arguments of a check with one pair per window, without a deadline.
+pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, precision: i64) -> Vec<u8> {
     let pairs = windows.into_iter().flat_map(|window| {
         let numbers = [&quota.to_le_bytes()[..], &cost.to_le_bytes(), &window.to_le_bytes()[..6]].concat();
-        [numbers, shape.to_le_bytes()[..6].to_vec()].concat()
+        [numbers, precision.to_le_bytes()[..6].to_vec()].concat()
     });
     pairs.chain(u64::MAX.to_le_bytes()).collect()
 }
 
-/// A key of the length that the crate's have.
+/// Returns a key that is as long as the crate's keys.
 pub fn key(space: u64, number: usize) -> String {
     format!("tsw:1:{{{space:016x}{number:016x}}}:burst:log:10000000")
 }
 
-/// The median of what could be measured.
+/// Returns the median of all numbers.
 pub fn median(values: Vec<f64>) -> f64 {
     quantile(values, 2)
 }
 
-/// What a round is told by: the first quartile of its pieces. What a busy machine does to a piece makes it longer, and
-/// never shorter.
-pub fn undisturbed(pieces: Vec<f64>) -> f64 {
-    quantile(pieces, 4)
+/// Returns the figure of a round: the first quartile of its samples. A busy machine makes a sample longer, never shorter.
+pub fn undisturbed(samples: Vec<f64>) -> f64 {
+    quantile(samples, 4)
 }
 
 fn quantile(mut values: Vec<f64>, part: usize) -> f64 {
@@ -178,12 +178,12 @@ fn quantile(mut values: Vec<f64>, part: usize) -> f64 {
     values.get(values.len() / part).copied().unwrap_or(f64::NAN)
 }
 
-/// The median of what one took against the other in the same round.
+/// Returns the median of the ratios, each of two figures of the same round.
 pub fn ratio(of: &[f64], to: &[f64]) -> f64 {
     median(of.iter().zip(to).map(|(of, to)| of / to).collect())
 }
 
-/// The reply to a check of one pair: whether it admits, and what remains.
+/// Returns whether a reply to a check of one pair admits, and what remains.
 pub fn verdict(reply: &[u8]) -> (bool, u32) {
     if reply.len() < 37 {
         return (true, 0);

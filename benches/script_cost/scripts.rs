@@ -1,6 +1,10 @@
-//! What is compared: the algorithms of the crate, and the usual designs beside them.
+//! The scripts that are compared: those of the crate, and common designs beside them.
 
-use std::time::Duration;
+use std::{
+    io::{BufRead, BufReader, Write},
+    net::TcpStream,
+    time::Duration,
+};
 
 use redis::cmd;
 use tower_sliding_window::{
@@ -9,10 +13,11 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-use crate::{measure::Wire, server::Server};
+use crate::{measure::Pipeline, server::Server};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Design {
+    /// A script that does nothing.
     Nothing,
     Gcra,
     Log,
@@ -25,20 +30,10 @@ pub enum Design {
 
 use Design::{Buckets, Counter, Fixed, Gcra, HashBuckets, Log, Nothing, SortedSet};
 
-/// The scripts of the crate, put together as `src/backend/redis/script.rs` does it; see [`Texts::load`].
-macro_rules! lua {
-    ($($part:literal),*) => { concat!($(include_str!(concat!("../../lua/", $part)),)*) };
-}
-
-const CHECK: &str = lua!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua");
-const CHECK_INJECTED: &str =
-    lua!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "check.lua");
-const REFUND: &str = lua!("clock.lua", "records.lua", "refund.lua");
-
-/// The names by which the server knows the scripts.
-pub struct Texts {
+/// The hashes of the loaded scripts.
+pub struct Scripts {
     check: String,
-    /// On a clock that comes with the arguments: for a past that would take too long to wait for.
+    /// The check script on an injected clock.
     pub check_injected: String,
     pub refund: String,
     gcra: String,
@@ -63,8 +58,8 @@ impl Design {
         }
     }
 
-    /// The last number of a pair's arguments: the precision of buckets, of which there are 60 in a window.
-    pub fn shape(self, window: u64) -> i64 {
+    /// Returns the precision in the arguments of a pair: of buckets, 60 per window, or the code of another algorithm.
+    pub fn precision(self, window: u64) -> i64 {
         match self {
             Buckets => window.div_ceil(60) as i64,
             Counter => -1,
@@ -73,29 +68,19 @@ impl Design {
         }
     }
 
-    /// Whether it has sixty buckets in a window, and so wants one of at least 60 ms.
+    /// Returns whether the design has 60 buckets per window. Such a window is at least 60 ms long.
     pub fn has_buckets(self) -> bool {
         matches!(self, Buckets | HashBuckets)
     }
 }
 
-impl Texts {
-    /// # Panics
-    ///
-    /// If what the crate itself sends is not what is measured here.
-    pub fn load(server: &Server, wire: &mut Wire) -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(check_and_refund(&server.url()));
-        let mut connection = server.connection();
-        let texts = [CHECK, CHECK_INJECTED, REFUND];
-        let hashes = texts.map(|text| redis::Script::new(text).get_hash().to_owned());
-        let known: Vec<bool> =
-            cmd("SCRIPT").arg("EXISTS").arg(&hashes).query(&mut connection).expect("it is asked");
-        assert_eq!(known, [true; 3], "the crate sends other scripts than those that are measured");
-        let [check, check_injected, refund] = hashes;
-        cmd("FLUSHALL").exec(&mut connection).unwrap();
-
-        let mut load = |text: &str| wire.ask(&[b"SCRIPT", b"LOAD", text.as_bytes()]);
+impl Scripts {
+    /// Loads all scripts. The crate loads its own, so the benchmark measures exactly what the crate sends.
+    pub fn load(server: &Server, pipeline: &mut Pipeline) -> Self {
+        let hashes = hashes_sent_by_crate(server);
+        let [check, refund, check_injected] = hashes.try_into().expect("three scripts");
+        pipeline.ask(&[b"FLUSHALL"]);
+        let mut load = |text: &str| pipeline.ask(&[b"SCRIPT", b"LOAD", text.as_bytes()]);
         Self {
             check,
             check_injected,
@@ -118,9 +103,33 @@ impl Texts {
     }
 }
 
-/// Has the crate send each of its scripts once.
-async fn check_and_refund(url: &str) {
-    let backend = RedisBackend::connect(url).await.expect("the server of this benchmark answers");
+/// Calls each script of the crate once, and returns their hashes in this order, as the server's MONITOR shows them.
+fn hashes_sent_by_crate(server: &Server) -> Vec<String> {
+    const END: &str = "end of the calls";
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port())).expect("a connection");
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(b"MONITOR\r\n").expect("a write");
+    let mut lines = BufReader::new(stream).lines().map(|line| line.expect("a line"));
+    assert_eq!(lines.next().as_deref(), Some("+OK"));
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(call_every_script(&server.url()));
+    cmd("ECHO").arg(END).exec(&mut server.connection()).unwrap();
+
+    let mut hashes = Vec::new();
+    for line in lines.take_while(|line| !line.contains(END)) {
+        let Some((_, arguments)) = line.split_once(r#""EVALSHA" ""#) else { continue };
+        let hash = arguments.split('"').next().unwrap_or_default().to_owned();
+        if !hashes.contains(&hash) {
+            hashes.push(hash);
+        }
+    }
+    hashes
+}
+
+/// Runs a check, a refund, and a check on an injected clock.
+async fn call_every_script(url: &str) {
+    let backend = RedisBackend::connect(url).await.expect("a connection");
     let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
     let policy = policy.with_algorithm(Algorithm::SlidingLog).unwrap();
     let pair = Pair::new(PartitionKey::new("user", "alice"), policy, 2);

@@ -1,37 +1,36 @@
-//! What the script is held to, each figure with what was measured.
+//! The targets of the scripts: each figure with its limit and its goal.
 
 pub struct Target {
     name: String,
     measured: f64,
     unit: &'static str,
-    at_least: Option<f64>,
-    aim: Option<f64>,
+    limit: Option<f64>,
+    goal: Option<f64>,
 }
 
 impl Target {
-    pub fn new(name: &str, measured: f64, unit: &'static str, at_least: f64, aim: f64) -> Self {
-        let name = name.to_owned();
-        Self { name, measured, unit, at_least: Some(at_least), aim: Some(aim) }
+    pub fn new(name: &str, measured: f64, unit: &'static str, limit: f64, goal: f64) -> Self {
+        Self { name: name.to_owned(), measured, unit, limit: Some(limit), goal: Some(goal) }
     }
 
-    /// A figure that is worth knowing, and nothing more.
-    pub fn to_know(name: &str, measured: f64, unit: &'static str) -> Self {
-        Self { name: name.to_owned(), measured, unit, at_least: None, aim: None }
+    /// Returns a figure without a limit.
+    pub fn for_information(name: &str, measured: f64, unit: &'static str) -> Self {
+        Self { name: name.to_owned(), measured, unit, limit: None, goal: None }
     }
 
     fn verdict(&self) -> &'static str {
         let within = |bound: Option<f64>| bound.is_some_and(|bound| self.measured <= bound);
-        match self.at_least {
+        match self.limit {
             None => "",
-            Some(_) if within(self.aim) => "as aimed",
-            Some(_) if within(self.at_least) => "enough",
-            Some(_) => "MISSED",
+            Some(_) if within(self.goal) => "goal reached",
+            Some(_) if within(self.limit) => "within limit",
+            Some(_) => "LIMIT EXCEEDED",
         }
     }
 }
 
 pub fn print(targets: &[Target]) {
-    println!("\n{:80}{:>12}{:>12}{:>12}", "figure", "measured", "at least", "aim");
+    println!("\n{:80}{:>12}{:>12}{:>12}", "figure", "measured", "limit", "goal");
     for target in targets {
         let show = |value: f64| match target.unit {
             "x" => format!("{value:.3} x"),
@@ -43,8 +42,8 @@ pub fn print(targets: &[Target]) {
             "{:80}{:>12}{:>12}{:>12}  {}",
             target.name,
             show(target.measured),
-            bound(target.at_least),
-            bound(target.aim),
+            bound(target.limit),
+            bound(target.goal),
             target.verdict()
         );
     }

@@ -21,6 +21,7 @@ mod foreign_value;
 mod keys;
 mod large_log;
 mod lost_reply;
+mod lua_files;
 mod record_positions;
 mod resharding;
 mod script_cache;

@@ -122,7 +122,7 @@ async fn refunds_are_exact_at_every_position() {
                     let what = format!(
                         "{engine:?}: {count}, {per_instant} per instant, {expired} expired, position {position}"
                     );
-                    // One unit of the charge; then all units of another charge, of this one, of the previous and the next one.
+                    // One unit of this charge; then all units of a later, of this, of the previous and of the next charge.
                     let units = reference.charges[position].1;
                     if units > 1 {
                         reference.refund(position, 1).await;

@@ -1,6 +1,6 @@
-//! The scripts. Only this file knows their arguments and replies; `lua/README.md` is the contract.
+//! The scripts: their texts, arguments and replies. `lua/README.md` is the contract; no other file of the crate knows it.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use redis::{Cmd, Value, cmd};
 
@@ -12,10 +12,13 @@ use crate::{
     policy::{Algorithm, Policy},
 };
 
-/// Joins these files to one script, with this clock.
+/// The definitions of the names in the other files.
+const NAMES: &str = include_str!("../../../lua/names.lua");
+
+/// Assembles a script from these files, with this clock.
 macro_rules! script {
     ($clock:literal, $($part:literal),*) => {
-        Script::of(concat!(
+        Script::assemble(concat!(
             include_str!(concat!("../../../lua/", $clock)),
             $(include_str!(concat!("../../../lua/", $part)),)*
         ))
@@ -51,13 +54,16 @@ impl Scripts {
 
 /// One script and its hash.
 pub(super) struct Script {
-    text: &'static str,
+    text: String,
     sha1: String,
 }
 
 impl Script {
-    fn of(text: &'static str) -> Self {
-        Self { text, sha1: redis::Script::new(text).get_hash().to_owned() }
+    /// Expands the names in a source.
+    fn assemble(source: &str) -> Self {
+        let text = expand(source, &definitions(NAMES));
+        let sha1 = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, sha1 }
     }
 
     /// Returns the command that runs the script by its hash. The server must have loaded it.
@@ -67,18 +73,40 @@ impl Script {
 
     /// Returns the command that runs the script by its text, and loads it.
     pub(super) fn by_text(&self, call: &Call) -> Cmd {
-        call.command("EVAL", self.text)
+        call.command("EVAL", &self.text)
     }
+}
+
+/// Returns the expansion of each name. A definition is a line `NAME = expansion`.
+fn definitions(file: &str) -> HashMap<&str, &str> {
+    file.lines().filter(|line| !line.starts_with("--")).filter_map(|line| line.split_once(" = ")).collect()
+}
+
+/// Replaces each name in a source by its expansion. A name that is part of a longer word stays.
+fn expand(source: &str, names: &HashMap<&str, &str>) -> String {
+    let mut text = String::with_capacity(2 * source.len());
+    // Each piece is a word, which may be empty, and the character after it.
+    for piece in source.split_inclusive(ends_word) {
+        let word = piece.trim_end_matches(ends_word);
+        text.push_str(names.get(word).unwrap_or(&word));
+        text.push_str(&piece[word.len()..]);
+    }
+    text
+}
+
+/// Returns whether a character is not part of a word of Lua.
+fn ends_word(character: char) -> bool {
+    !(character.is_ascii_alphanumeric() || character == '_')
 }
 
 /// The keys and arguments of one call.
 pub(super) struct Call {
     keys: Vec<String>,
-    /// The fields of each pair; for a check followed by the deadline.
+    /// The fields of each pair. In a check, the deadline follows them.
     pairs: Vec<u8>,
-    /// None for a plain charge.
+    /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
-    /// Only for scripts with an injected clock.
+    /// The instant, if the scripts have an injected clock.
     at_micros: Option<u64>,
 }
 
@@ -89,9 +117,9 @@ impl Call {
         for Pair { policy, cost, .. } in check.pairs() {
             pairs.extend_from_slice(&policy.quota().to_le_bytes());
             pairs.extend_from_slice(&cost.to_le_bytes());
-            // A window is below 2^45 microseconds, and a precision is at most the window.
+            // A window is shorter than 2^45 microseconds.
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pairs.extend_from_slice(&shape(policy).to_le_bytes()[..6]);
+            pairs.extend_from_slice(&precision(policy).to_le_bytes()[..6]);
         }
         pairs.extend_from_slice(&u64::MAX.to_le_bytes());
         let purpose = match check.purpose() {
@@ -110,7 +138,7 @@ impl Call {
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
             pairs.extend_from_slice(&units.to_le_bytes());
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pairs.extend_from_slice(&shape(policy).to_le_bytes()[..6]);
+            pairs.extend_from_slice(&precision(policy).to_le_bytes()[..6]);
             // Instants are below 2^51 microseconds.
             pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..7]);
             pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
@@ -158,25 +186,26 @@ fn slot_of(keys: &[String]) -> u16 {
     keys.first().map_or(0, |key| slot::of_key(key))
 }
 
-/// Returns the algorithm of a policy as a number: the precision in microseconds for buckets, 0 for the log, and a negative
-/// number for the calendar windows.
-fn shape(policy: &Policy) -> i64 {
+/// Returns the precision of buckets, in microseconds. For another algorithm, returns the number that stands for it: 0 for the
+/// sliding log, and a negative number for the sliding counter and the fixed window.
+fn precision(policy: &Policy) -> i64 {
     match policy.algorithm() {
         Algorithm::SlidingLog => 0,
-        // At most the window.
+        // A precision is at most the window.
         Algorithm::SlidingBuckets { precision } => precision.as_micros() as i64,
         Algorithm::SlidingCounter => -1,
         Algorithm::FixedWindow => -2,
     }
 }
 
-/// Returns the reading of the server's clock in a reply to a check.
+/// Returns the clock reading in a reply to a check.
 pub(super) fn clock_reading(reply: &Value) -> Option<u64> {
     let Value::BulkString(bytes) = reply else { return None };
     bytes.first_chunk().map(|reading| u64::from_le_bytes(*reading))
 }
 
-/// Returns whether the script ran after the deadline of a check. Then it charged nothing, and the reply is a clock reading alone.
+/// Returns whether the deadline of a check was exceeded. In this case the script charged nothing, and the reply is the clock
+/// reading alone.
 pub(super) fn is_deadline_exceeded(reply: &Value) -> bool {
     matches!(reply, Value::BulkString(bytes) if bytes.len() == 8)
 }
@@ -204,7 +233,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     if !fields.0.is_empty() {
         return Err(broken());
     }
-    // A denied check has charged nothing.
+    // A denied check charges nothing, so its receipts mean nothing.
     if statuses.iter().any(|status| !status.retry_after().is_zero()) {
         receipts.clear();
     }
@@ -224,7 +253,7 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Status> {
     let (retry, next, reset) = (fields.micros()?, fields.micros()?, fields.micros()?);
     let retry_after = match verdict {
         0 => Wait::ZERO,
-        // A wait of zero would be an admission.
+        // A denial with a wait of zero would be an admission.
         1 if !retry.is_zero() => Wait::For(retry),
         2 => Wait::Never,
         _ => return None,
@@ -267,12 +296,42 @@ impl Fields<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use crate::{key::PartitionKey, policy::Policy};
 
     fn check() -> Check {
         let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
         Check::new([Pair::new(PartitionKey::new("user", "}{alice"), policy, 1)]).unwrap()
+    }
+
+    #[test]
+    fn expand_replaces_whole_words() {
+        let names = definitions("-- A = comment\nPEEK = 'p'\nLOG = key, tail\n\nPAIR_SIZE = 20\n");
+        assert_eq!(names.len(), 3);
+        let cases = [
+            ("", ""),
+            ("PEEK", "'p'"),
+            ("f(PEEK,LOG)", "f('p',key, tail)"),
+            ("PEEKS = _PEEK .. PEEK_1", "PEEKS = _PEEK .. PEEK_1"),
+            ("PAIR_SIZE * i - (PAIR_SIZE - 1)\n", "20 * i - (20 - 1)\n"),
+            ("größer LOG", "größer key, tail"),
+        ];
+        for (source, expanded) in cases {
+            assert_eq!(expand(source, &names), expanded);
+        }
+    }
+
+    #[test]
+    fn scripts_contain_no_unexpanded_name() {
+        let all = [Scripts::new(), Scripts::with_injected_clock()];
+        let names: HashSet<&str> = definitions(NAMES).into_keys().collect();
+        assert!(names.contains("CONTEXT"));
+        for script in all.iter().flat_map(|scripts| [&scripts.check, &scripts.refund]) {
+            let unexpanded = script.text.split(ends_word).find(|word| names.contains(word));
+            assert_eq!(unexpanded, None);
+        }
     }
 
     #[test]

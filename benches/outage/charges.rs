@@ -1,4 +1,4 @@
-//! What is charged that nobody was told of, and what is asked of Redis for nothing.
+//! Measures charges without a response, the commands for repeated denials, and the charges that a failover loses.
 
 use std::time::{Duration, Instant};
 
@@ -10,78 +10,76 @@ use tokio::{
 use tower_sliding_window::{Limiter, RedisBackend};
 
 use crate::{
-    Figure, alice, backend, limiter, policy,
+    Figure, HOUR, UNREACHED, alice, backend, limiter, policy,
     proxy::{Passing, Proxy},
     sentinel::Watched,
     server::{Engine, Server},
 };
 
-const HOUR: Duration = Duration::from_secs(3600);
-const PLENTY: u32 = 1_000_000_000;
-
 pub async fn figures() -> Vec<Figure> {
     vec![
-        Figure::new("charges after their deadline, of 2,000 checks in a hang", late().await, "0", "0"),
+        Figure::new("charges after their deadline, 2,000 checks in a hang", after_deadline().await, "0", "0"),
         Figure::new(
-            "charges that stand untold, of 500 checks on a line that breaks",
-            untold().await,
-            "those under way",
-            "the same, counted",
+            "charges without a response, 500 checks, replies are lost",
+            without_response().await,
+            "in flight",
+            "in flight, all counted",
         ),
         Figure::new(
-            "commands for a key over its limit, 10,000 refusals a second, 5 s",
-            over_its_limit().await,
-            "5, 1 a maximum age",
+            "commands for repeated denials, 10,000 per second for 5 s",
+            repeated_denials().await,
+            "5, 1 per maximum age",
             "the same",
         ),
         Figure::new(
             "charges lost by a failover to a replica",
             failover().await,
-            "what was not replicated",
+            "not replicated",
             "the same",
         ),
     ]
 }
 
 async fn used(limiter: &Limiter) -> u32 {
-    PLENTY - limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining()
+    UNREACHED - limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining()
 }
 
-async fn ask_at_once(limiter: &Limiter, checks: usize) -> usize {
-    let asked: JoinSet<bool> = (0..checks)
+/// Sends these checks at once, and returns how many got a decision.
+async fn send_checks(limiter: &Limiter, checks: usize) -> usize {
+    let checks: JoinSet<bool> = (0..checks)
         .map(|_| {
             let limiter = limiter.clone();
             async move { limiter.check(alice(), 1).await.is_ok() }
         })
         .collect();
-    asked.join_all().await.into_iter().filter(|decided| *decided).count()
+    checks.join_all().await.into_iter().filter(|decided| *decided).count()
 }
 
-async fn late() -> String {
+async fn after_deadline() -> String {
     let server = Server::start(Engine::Redis);
     let backend = backend(&server).await;
-    let limiter = limiter(&backend, policy(PLENTY, HOUR)).breaker(None).build().unwrap();
-    let patient = self::limiter(&backend, policy(PLENTY, HOUR)).deadline(Duration::from_secs(20));
+    let limiter = limiter(&backend, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
+    let patient = self::limiter(&backend, policy(UNREACHED, HOUR)).deadline(Duration::from_secs(20));
     let patient = patient.build().unwrap();
     patient.check(alice(), 1).await.unwrap();
     server.signal(libc::SIGSTOP);
-    let decided = ask_at_once(&limiter, 2_000).await;
+    let decided = send_checks(&limiter, 2_000).await;
     server.signal(libc::SIGCONT);
     sleep(Duration::from_millis(300)).await;
     format!("{}", used(&patient).await as usize - 1 - decided)
 }
 
-async fn untold() -> String {
+async fn without_response() -> String {
     let server = Server::start(Engine::Redis);
     let proxy = Proxy::before(&server).await;
     let through = RedisBackend::connect(&proxy.url()).await.unwrap();
-    let limiter = limiter(&through, policy(PLENTY, HOUR)).breaker(None).build().unwrap();
+    let limiter = limiter(&through, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
     limiter.check(alice(), 1).await.unwrap();
     proxy.pass(Passing::Questions);
-    let decided = ask_at_once(&limiter, 500).await;
-    let direct = self::limiter(&backend(&server).await, policy(PLENTY, HOUR)).build().unwrap();
-    let standing = used(&direct).await as usize - 1 - decided;
-    format!("{standing}, {} counted", through.unanswered_checks())
+    let decided = send_checks(&limiter, 500).await;
+    let direct = self::limiter(&backend(&server).await, policy(UNREACHED, HOUR)).build().unwrap();
+    let charges = used(&direct).await as usize - 1 - decided;
+    format!("{charges}, {} counted", through.unanswered_checks())
 }
 
 fn script_calls(connection: &mut Connection) -> u64 {
@@ -93,37 +91,38 @@ fn script_calls(connection: &mut Connection) -> u64 {
     calls("evalsha") + calls("eval")
 }
 
-async fn over_its_limit() -> String {
+async fn repeated_denials() -> String {
     let server = Server::start(Engine::Redis);
     let limiter = limiter(&backend(&server).await, policy(10, HOUR)).build().unwrap();
     limiter.check(alice(), 10).await.unwrap();
     let mut connection = server.connection();
     let before = script_calls(&mut connection);
-    let (start, mut refused) = (Instant::now(), 0_u32);
+    let (start, mut denied) = (Instant::now(), 0_u32);
     let mut ticks = interval(Duration::from_millis(1));
     while start.elapsed() < Duration::from_secs(5) {
         ticks.tick().await;
         for _ in 0..10 {
-            refused += u32::from(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+            denied += u32::from(!limiter.check(alice(), 1).await.unwrap().is_admitted());
         }
     }
-    format!("{} for {refused}", script_calls(&mut connection) - before)
+    format!("{} for {denied}", script_calls(&mut connection) - before)
 }
 
 async fn failover() -> String {
     let mut watched = Watched::start(Engine::Redis);
     let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
-    let limiter = limiter(&backend, policy(PLENTY, HOUR)).build().unwrap();
-    let mut told = 0;
+    let limiter = limiter(&backend, policy(UNREACHED, HOUR)).build().unwrap();
+    let mut charged = 0;
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(1) {
-        told += u32::from(limiter.check(alice(), 1).await.is_ok());
+        charged += u32::from(limiter.check(alice(), 1).await.is_ok());
     }
     let killed = Instant::now();
     watched.primary.kill();
     while limiter.peek(alice(), 0).await.is_err() {
         sleep(Duration::from_millis(5)).await;
     }
-    let took = killed.elapsed();
-    format!("{} of {told}, back in {took:.1?}", told.saturating_sub(used(&limiter).await))
+    let recovered = killed.elapsed();
+    let lost = charged.saturating_sub(used(&limiter).await);
+    format!("{lost} of {charged}, recovered in {recovered:.1?}")
 }

@@ -1,14 +1,14 @@
-//! What it costs to give units back to one of 10,000 charges.
+//! Measures refunds: units returned to one of 10,000 charges of a log.
 
 use crate::{
-    measure::{Wire, key, median, pair, undisturbed},
-    scripts::Texts,
+    measure::{Pipeline, key, median, pair, undisturbed},
+    scripts::{Design, Scripts},
 };
 
 const RECORDS: usize = 10_000;
 const ROUNDS: u64 = 5;
 
-/// Microseconds of a call.
+/// Microseconds per call. A whole refund returns all units of a charge.
 #[derive(Debug)]
 pub struct Refunds {
     pub newest: f64,
@@ -19,7 +19,7 @@ pub struct Refunds {
 }
 
 impl Refunds {
-    pub fn measure(wire: &mut Wire, texts: &Texts, window: u64) -> Self {
+    pub fn measure(pipeline: &mut Pipeline, scripts: &Scripts, window: u64) -> Self {
         let mut space = 0xc << 32;
         let mut of = |times: usize, whole: bool, charge: &dyn Fn(usize, usize) -> usize| {
             let rounds = (0..ROUNDS).map(|_| {
@@ -27,9 +27,9 @@ impl Refunds {
                 let log = Log { space, window };
                 let units = if whole { 1 } else { times as u32 + 1 };
                 let records = if whole { RECORDS + times } else { RECORDS };
-                let receipts = log.reserve(wire, texts, units, records);
+                let receipts = log.reserve(pipeline, scripts, units, records);
                 let refunded = (0..times).map(|time| &receipts[charge(time, records)]);
-                log.refund(wire, texts, refunded)
+                log.refund(pipeline, scripts, refunded)
             });
             median(rounds.collect())
         };
@@ -49,42 +49,48 @@ struct Log {
 }
 
 impl Log {
-    fn reserve(&self, wire: &mut Wire, texts: &Texts, units: u32, records: usize) -> Vec<Vec<u8>> {
+    /// Reserves these units for each record, and returns the receipts.
+    fn reserve(
+        &self,
+        pipeline: &mut Pipeline,
+        scripts: &Scripts,
+        units: u32,
+        records: usize,
+    ) -> Vec<Vec<u8>> {
         let key = key(self.space, 0);
-        let hash = texts.of(crate::scripts::Design::Log).as_bytes();
+        let hash = scripts.of(Design::Log).as_bytes();
         let arguments = pair(u32::MAX, units, self.window, 0);
         let mut receipts = Vec::new();
         while receipts.len() < records {
             for _ in 0..500 {
-                wire.queue(&[b"EVALSHA", hash, b"1", key.as_bytes(), &arguments, b"r"]);
+                pipeline.queue(&[b"EVALSHA", hash, b"1", key.as_bytes(), &arguments, b"r"]);
             }
-            wire.send(|reply| receipts.push(reply[37..].to_vec()));
+            pipeline.flush(|reply| receipts.push(reply[37..].to_vec()));
         }
         receipts
     }
 
-    /// Gives back one unit of each.
+    /// Refunds one unit to each charge.
     fn refund<'a>(
         &self,
-        wire: &mut Wire,
-        texts: &Texts,
+        pipeline: &mut Pipeline,
+        scripts: &Scripts,
         receipts: impl ExactSizeIterator<Item = &'a Vec<u8>>,
     ) -> f64 {
         let key = key(self.space, 0);
-        let in_a_piece = receipts.len().div_ceil(20);
-        wire.pieces();
-        wire.queue_mark();
+        let calls_per_sample = receipts.len().div_ceil(20);
+        pipeline.samples();
+        pipeline.queue_mark();
         for (number, receipt) in receipts.enumerate() {
-            // A receipt goes back as it came.
-            let one =
-                [&1_u32.to_le_bytes()[..], &self.window.to_le_bytes()[..6], &[0; 6], &receipt[..]].concat();
-            wire.queue(&[b"EVALSHA", texts.refund.as_bytes(), b"1", key.as_bytes(), &one]);
-            if (number + 1) % in_a_piece == 0 {
-                wire.queue_mark();
+            let window = &self.window.to_le_bytes()[..6];
+            let arguments = [&1_u32.to_le_bytes()[..], window, &[0; 6], &receipt[..]].concat();
+            pipeline.queue(&[b"EVALSHA", scripts.refund.as_bytes(), b"1", key.as_bytes(), &arguments]);
+            if (number + 1) % calls_per_sample == 0 {
+                pipeline.queue_mark();
             }
-            wire.send_if_much();
+            pipeline.flush_if_full();
         }
-        wire.send(|_| {});
-        undisturbed(wire.pieces())
+        pipeline.flush(|_| {});
+        undisturbed(pipeline.samples())
     }
 }

@@ -1,0 +1,76 @@
+-- The names that the loader expands in all other files of this folder. This file is not sent to Redis.
+--
+-- A line is `NAME = expansion`. The loader (src/backend/redis/script.rs) replaces every NAME by its expansion when it
+-- assembles a script. README.md, "Names", has the reason.
+-- Units: instants and windows in microseconds, usage and costs in quota units, sizes in bytes.
+
+-- Parameters that many functions share.
+-- What every deciding function needs. KEYS and ARGV are parameters, because a global costs two look-ups.
+CONTEXT = decide, decide_calendar, find_record, call, parse, pack, sub, KEYS, ARGV, now, extra_ttl
+-- What the search needs to read a log.
+READER = call, parse, sub
+-- One pair of a check, as ARGV has it.
+PAIR = quota, cost, window, precision
+-- One log as read: its key, its tail, the number of records in front of the blocks, and the number of blocks.
+LOG = key, tail, front, blocks
+-- Positions to search: from `low` up to, but not including, `high`; `probe` is the first to read.
+RANGE = low, high, probe
+
+-- In a search for an instant: the base and the units, which do not matter.
+ANY_UNITS = 0, 0
+-- In a search for units: the instant, which does not matter.
+ANY_INSTANT = 0
+
+-- Algorithms without a precision, as ARGV has them. A sliding log has the precision 0.
+SLIDING_COUNTER = -1
+
+-- ARGV of a check: the fields of a pair, their size, and the deadline.
+PAIR_FORMAT = '<I4I4I6i6'
+PAIR_SIZE = 20
+CLOCK_FORMAT = '<I8'
+RESERVE = 'r'
+PEEK = 'p'
+OVERAGE = 'o'
+
+-- ARGV of a refund: the fields of a pair, their size, and the place of the precision among them.
+REFUND_FORMAT = '<I4I6i6I7I7I3'
+REFUND_SIZE = 33
+PRECISION_FORMAT = '<i6'
+PRECISION_PLACE = 11
+
+-- The reply to a check: the status and the receipt of a pair, and the verdicts.
+STATUS_FORMAT = '<I8BI4I8I8I8'
+RECEIPT_FORMAT = '<I7I7I3'
+ADMIT = 0
+WAIT = 1
+NEVER = 2
+
+-- The tail of a log: the header, followed by records; with `c0`, by those that are packed already.
+HEADER_FORMAT = '<I7I7I7I7I5I5BI3'
+HEADER_AND_RECORDS_FORMAT = '<I7I7I7I7I5I5BI3c0'
+HEADER_RECORDS_AND_RECORD_FORMAT = '<I7I7I7I7I5I5BI3c0I7I5'
+HEADER_SIZE = 42
+RECORD_FORMAT = '<I7I5'
+RECORD_SIZE = 12
+BLOCK_RECORDS = 8
+BLOCK_SIZE = 96
+-- In the front byte, added to the number of records in front: a record may hold no units.
+EMPTY_RECORDS = 8
+-- Starts and totals are sums modulo 2^40.
+START_MODULUS = 1099511627776
+-- Live usage saturates at 2^39.
+MAX_USED = 549755813888
+-- A log holds at most 2^20 records.
+MAX_RECORDS = 1048576
+
+-- The value of a sliding counter or a fixed window.
+CALENDAR_FORMAT = '<I7I7I5I5'
+CALENDAR_SIZE = 24
+-- The usage of a calendar window saturates at 2^33 - 1, so every product of the counter stays below 2^53.
+MAX_CALENDAR_USED = 8589934591
+-- A sliding counter moves in at most 2^20 ticks per window.
+MAX_TICKS = 1048576
+
+-- Time to live of a log, in windows, and how often per window it is extended.
+LIFETIME = 1.25
+EXTENSIONS = 4
