@@ -19,8 +19,8 @@ use tokio::{
     time::sleep,
 };
 use tower_sliding_window::{
-    Decision, KeyExtractor, MemoryBackend, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend, header,
-    limit, peer_ip,
+    Decision, KeyExtractor, MemoryBackend, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend,
+    header, limit, peer_ip,
 };
 
 /// The time that open requests have after a stop signal.

@@ -24,8 +24,8 @@ use crate::{
 /// The builder of a [`RateLimitLayer`] for HTTP.
 ///
 /// A policy and a key are required. The cost is 1 by default, and everything else has a safe default. The calls come in any
-/// order. A key, a cost, policies and an outage rule have one method for a value and one, named `.._by`, for a closure over the
-/// request's [`Head`].
+/// order. Key, cost, policies and outage rule each have two methods: one for a value, and one named `.._by` for a closure. The
+/// closure takes the request's [`Head`].
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `.build()?`"]
 pub struct Builder {
@@ -59,8 +59,7 @@ impl RateLimitLayer {
     }
 
     /// Returns a builder for a layer over a limiter, which several layers may share. The policies of the limiter apply, in
-    /// addition to those of the layer. Settings of the limiter, such as its deadline, are set with
-    /// [`Limiter::builder`].
+    /// addition to those of the layer. Set the settings of the limiter, such as its deadline, with [`Limiter::builder`].
     pub fn with_limiter(limiter: Limiter) -> Builder {
         Builder::new(Source::Shared(limiter, None))
     }
@@ -137,16 +136,16 @@ impl Builder {
         Self { first: self.first.policy(policy), ..self }
     }
 
-    /// Chooses policies by the request, for example by its tier. They are added to those of [`policy`](Self::policy), which is
-    /// then optional, and of other selectors. A request for which no policy is chosen passes uncounted, if there are no others.
+    /// Chooses policies by the request, for example by its tier. The layer adds them to the policies of [`policy`](Self::policy),
+    /// which is then optional, and of other selectors. If a request has no policy at all, it passes uncounted.
     ///
-    /// All policies of one request need different names, and there are at most [`MAX_PAIRS`]. Otherwise, the request is rejected
+    /// One request may have at most [`MAX_PAIRS`] policies, all with different names. Otherwise, the layer rejects the request
     /// with [`Rejection::Misconfigured`], over HTTP with 500.
     pub fn policies(self, selector: impl PolicySelector) -> Self {
         self.first("policies", |limit| limit.policies(selector))
     }
 
-    /// Chooses policies by a closure; see [`policies`](Self::policies). `None` chooses no others.
+    /// Chooses policies by a closure; see [`policies`](Self::policies). `None` adds no policies.
     pub fn policies_by(self, choose: impl Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static) -> Self {
         self.first("policies_by", |limit| limit.policies_by(choose))
     }
@@ -169,10 +168,12 @@ impl Builder {
         self
     }
 
-    /// Plans the check of a request by a closure, in place of `key`, `missing_key`, `cost` and `policies`: for explicit pairs,
-    /// other policies, or an outage rule of its own. It returns a [`Draft`](crate::protocol::Draft), or what
-    /// [`IntoDraft`] lists. A key without policies of its own is checked against the policies of [`policy`](Self::policy), of
-    /// which there must then be at least one: otherwise, the request is rejected with [`Rejection::Misconfigured`].
+    /// Plans the check of a request by a closure, in place of `key`, `missing_key`, `cost` and `policies`. Use it for explicit
+    /// pairs of keys and policies, or for an outage rule per draft. The closure returns a [`Draft`](crate::protocol::Draft), or
+    /// another type that implements [`IntoDraft`].
+    ///
+    /// A key without policies of its own is checked against the policies of [`policy`](Self::policy). If there are none, the
+    /// layer rejects the request with [`Rejection::Misconfigured`].
     ///
     /// ```
     /// use std::time::Duration;
@@ -231,7 +232,7 @@ impl Builder {
         Self { outage: Some(rule), ..self }
     }
 
-    /// Sets the outage rule by a closure, which is called for every request with a key. It replaces the rule of
+    /// Sets the outage rule by a closure, which the layer calls for every request that it checks. It replaces the rule of
     /// [`outage`](Self::outage).
     ///
     /// ```
@@ -253,20 +254,20 @@ impl Builder {
         Self { outage_by: Some(Arc::new(rule)), ..self }
     }
 
-    /// Settles every charge by the amount that the closure returns for the response: the charge is replaced by the amount
-    /// actually used. The cost is then an estimate.
+    /// Settles every charge: replaces it by the amount used, which the closure returns for the response. The cost is then an
+    /// estimate.
     ///
-    /// The closure returns a `u32`, which replaces the charges of *all* policies of the request, those of further limits
-    /// included, or [`Costs`](crate::Costs), which name the policies to settle. It returns `None` if nothing is known. Then the charge stands,
-    /// as it does if the inner service fails or panics, or the request is dropped before its response. Two functions can be
-    /// used as they are:
+    /// The closure returns a `u32` or [`Costs`](crate::Costs). A `u32` replaces the charges of *all* policies of the request,
+    /// including those of further limits. [`Costs`](crate::Costs) replace only the charges of the policies that they name. If the
+    /// closure returns `None`, the charge stands. It also stands if the inner service fails or panics, or if the request is
+    /// dropped before its response. Two functions are ready to use:
     ///
     /// - [`actual_cost`](crate::settle::actual_cost) reads the [`ActualCost`](crate::settle::ActualCost) that the handler leaves.
-    /// - [`by_hand`](crate::settle::by_hand) leaves it to the handler, which takes the [`Reservation`](crate::Reservation) from
-    ///   its request.
+    /// - [`by_hand`](crate::settle::by_hand) leaves the settlement to the handler, which takes the
+    ///   [`Reservation`](crate::Reservation) from its request.
     ///
     /// Settling does not delay the response. The header fields of this response state the charge as it was made. An estimate of 0
-    /// is always admitted, and the amount used is then charged beyond the quota: do not let a client choose it.
+    /// is always admitted, and the amount used is then charged beyond the quota. Do not let a client choose the estimate.
     ///
     /// ```
     /// use std::time::Duration;
@@ -290,9 +291,9 @@ impl Builder {
 
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extensions.
     ///
-    /// The closure answers all [rejections](Rejection) and chooses the status. Only [`Rejection::Denied`] is a 429: an outage
-    /// that looks like a denial sends clients away that have not exceeded a limit. It returns an `http::Response` with a
-    /// complete body. In axum (feature `axum`), add `.into_response()` to what a handler would return.
+    /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`]. If an
+    /// outage looked like a denial, clients would wait although they have not exceeded a limit. The closure returns an
+    /// `http::Response` with a complete body. In axum (feature `axum`), add `.into_response()` to what a handler would return.
     ///
     /// ```
     /// use std::time::Duration;
@@ -366,10 +367,14 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::NoKey`] without a key, [`ConfigError::PlanAndPart`] if `plan_by` replaces a part that was set,
-    /// [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies, [`ConfigError::CannotSettle`] if the layer settles and the
-    /// backend cannot change charges, [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed, and the errors
-    /// of [`LimiterBuilder::build`] for the policies of all limits together.
+    /// Returns:
+    ///
+    /// - [`ConfigError::NoKey`] without a key
+    /// - [`ConfigError::PlanAndPart`] if `plan_by` replaces a part that was set
+    /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
+    /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
+    /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
+    /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
         let Self { limiter, has_key, unplanned, mut first, plan, others, .. } = self;
         match (&plan, unplanned) {

@@ -11,11 +11,11 @@ use crate::{
     shared::Shared,
 };
 
-/// A rate limit layer for tower services: it checks every request, and rejects those that exceed a limit.
+/// A rate limit layer for tower services. It checks every request, and rejects the requests that exceed a limit.
 ///
-/// `P` is the [`Protocol`](crate::protocol::Protocol) of the service. For HTTP it is [`Http`], whatever closures the layer
-/// contains, so the type in a struct is `RateLimitLayer`. Cloning is cheap. All clones, and all services that they make, share
-/// one state.
+/// `P` is the [`Protocol`](crate::protocol::Protocol) of the service. For HTTP, it is [`Http`], regardless of the closures of the
+/// layer. So the type in a struct is `RateLimitLayer`. Cloning is cheap. All clones, and all services that they make, share one
+/// state.
 ///
 /// ```
 /// use std::time::Duration;

@@ -29,23 +29,24 @@
 //! # Ok::<(), tower_sliding_window::ConfigError>(())
 //! ```
 //!
-//! The address is limited as well as the API key, because a client can invent a new API key for every request.
+//! The example limits the address as well as the API key, because a client can invent a new API key for every request.
 //! [`peer_ip`] reads the address; in axum, serve the app with `into_make_service_with_connect_info::<SocketAddr>()`.
 //!
-//! # What is guaranteed?
+//! # Guarantees
 //!
 //! - **Never too many.** No interval as long as the window contains more than the quota, wherever the interval begins.
 //! - **Never too few.** The sliding log, the default, denies a request only if the request would exceed the quota.
 //! - **Exact wait.** If there are no other charges, the same cost is admitted after the wait of a denial, and denied one
-//!   microsecond earlier. For a cost above the quota no wait helps, and the response contains none.
+//!   microsecond earlier. A [cached denial](outage::DenyCache) states a lower bound. For a cost above the quota, no wait
+//!   helps, and the response contains none.
 //! - **All or nothing.** An admitted request is charged to all policies. A denied request is charged to none.
 //! - **An outage is never a denial.** If the backend makes no decision within the deadline, the response is a 503, or what
 //!   you choose, and never a 429.
 //!
-//! For other algorithms, see [`guide::algorithms`]; for keys in several slots of a Redis cluster, see [`guide::cluster`]. If a
-//! client goes away during the check of its request, the charge may stand.
+//! For other algorithms, see [`guide::algorithms`]; for keys in several slots of a Redis cluster, see [`guide::cluster`]. If
+//! a client disconnects during the check of its request, the charge may stand.
 //!
-//! # Which backend?
+//! # Backends: in memory or Redis
 //!
 //! | for | backend | properties |
 //! | --- | --- | --- |
@@ -54,10 +55,11 @@
 //! | unit tests | `testing::FakeBackend` (feature `test-util`) | returns what the test configures, and records every check |
 //! | another store | your own [`Backend`](backend::Backend) | one method, written as an `async fn` |
 //!
-//! # Where does the layer go?
+//! # Layer order
 //!
-//! Add the layer around the routes to protect: in axum with `Router::layer`, or `Router::route_layer` for existing routes only;
-//! for any other service with `tower::ServiceBuilder`. Add it inside CORS: `.layer(limits).layer(cors)`. Clones share one state. Each nested layer makes a check of its own, and the header fields are joined.
+//! Add the layer around the routes to protect. In axum, use `Router::layer`, or `Router::route_layer` for existing routes
+//! only. For any other service, use `tower::ServiceBuilder`. Add the layer inside CORS: `.layer(limits).layer(cors)`. Clones
+//! of a layer share one state. Nested layers make one check each, and join their header fields.
 //!
 //! # Guide
 //!

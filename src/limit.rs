@@ -79,7 +79,7 @@ impl Limit {
         self
     }
 
-    /// Chooses further policies for this key by a closure. `None` chooses no others.
+    /// Chooses further policies for this key by a closure. `None` adds no policies.
     pub fn policies_by(self, choose: impl Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static) -> Self {
         self.policies(policy::from_fn(choose))
     }

@@ -24,7 +24,8 @@ fn crate_root_exports_few_names() {
     let exports = root.split("pub use crate::").skip(1).map(|rest| rest.split(';').next().unwrap());
     // The modules `redis` and `testing` are inline. Their exports are not exports of the root.
     let exports = exports.filter(|paths| !paths.starts_with("backend::"));
-    let words = exports.flat_map(|paths| paths.split([',', '{', '}', '\n', ' '])).filter(|word| !word.is_empty());
+    let words =
+        exports.flat_map(|paths| paths.split([',', '{', '}', '\n', ' '])).filter(|word| !word.is_empty());
     let names: Vec<&str> = words.filter(|word| !word.ends_with("::")).collect();
     assert!((25..=35).contains(&names.len()), "{}: {names:?}", names.len());
 }

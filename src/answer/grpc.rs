@@ -115,10 +115,17 @@ mod tests {
 
     #[test]
     fn grpc_web_is_not_grpc() {
-        for grpc in ["application/grpc", "application/grpc+proto", "Application/GRPC", "application/grpc; charset=utf-8"] {
+        for grpc in [
+            "application/grpc",
+            "application/grpc+proto",
+            "Application/GRPC",
+            "application/grpc; charset=utf-8",
+        ] {
             assert!(is_grpc(grpc.as_bytes()), "{grpc}");
         }
-        for other in ["application/grpc-web", "application/grpc-web+proto", "application/grp", "application/json", ""] {
+        for other in
+            ["application/grpc-web", "application/grpc-web+proto", "application/grp", "application/json", ""]
+        {
             assert!(!is_grpc(other.as_bytes()), "{other}");
         }
     }

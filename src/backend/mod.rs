@@ -2,7 +2,7 @@
 //!
 //! A backend knows policies and decisions. It knows nothing of requests, headers and responses.
 //!
-//! | | | |
+//! | for | backend | properties |
 //! | --- | --- | --- |
 //! | one process | [`MemoryBackend`] | exact, bounded, answers at once |
 //! | several processes | `RedisBackend` (feature `redis`) | the same decisions; one script call on the server's own clock |
@@ -27,12 +27,12 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 
 /// A backend decides a check: all pairs at one instant, all charged or none.
 ///
-/// The contract: a check is admitted if, for every pair with a cost above zero, the cost and the charges of the window that ends
-/// now do not exceed the quota. An admitted check charges every pair. A denied check changes nothing. The waits are exact, as
-/// [`Status`](crate::Status) defines them.
+/// The contract: a check is admitted if every pair with a cost above zero has room. A pair has room if its cost and the charges
+/// in the window that ends now do not exceed the quota. An admitted check charges every pair. A denied check changes nothing. The
+/// waits are exact, as [`Status`](crate::Status) defines them.
 ///
-/// Only [`check`](Self::check) is required. The other methods are for backends that can change charges; see
-/// [`changes_charges`](Self::changes_charges).
+/// Only [`check`](Self::check) is required. A backend that can change charges also implements
+/// [`changes_charges`](Self::changes_charges), [`refund`](Self::refund) and [`reset`](Self::reset).
 ///
 /// ```
 /// use std::time::Duration;
@@ -68,11 +68,11 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns a [`BackendError`] with a reason if it makes no decision. An error is never a denial.
+    /// Returns a [`BackendError`] with a reason if the backend makes no decision. An error is never a denial.
     fn check(&self, check: &Check) -> impl Future<Output = Result<Decision, BackendError>> + Send;
 
-    /// Decides at once, for backends that never wait. Returns `None` if this backend must wait. A limiter calls this first, and
-    /// calls [`check`](Self::check) only after `None`, which must have charged nothing.
+    /// Decides at once, for backends that never wait. Returns `None` if this backend must wait. A limiter calls this method
+    /// first, and calls [`check`](Self::check) only after `None`. If it returns `None`, it must have charged nothing.
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
         let _ = check;
         None
@@ -95,8 +95,8 @@ pub trait Backend: Send + Sync + 'static {
         async { Err(BackendError::new(Reason::Unsupported)) }
     }
 
-    /// Refunds units at once, for backends that never wait. Returns `None` if this backend must wait, and then nothing was done. A
-    /// limiter calls this first, and calls [`refund`](Self::refund) only after `None`.
+    /// Refunds units at once, for backends that never wait. Returns `None` if this backend must wait, and then it must have
+    /// changed nothing. A limiter calls this method first, and calls [`refund`](Self::refund) only after `None`.
     fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
         let _ = refund;
         None
@@ -113,10 +113,11 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Returns whether the denials of this backend hold. A denial holds if it stays true until its wait has passed, unless units
-    /// are refunded, the pair is reset, or its record is lost. It must also be true for every check of the same pair that leaves
-    /// no more of the quota. The clock of the backend must run at the rate of this process.
+    /// are refunded, the pair is reset, or its record is lost. It must also be true for every check of the same pair for which
+    /// the quota minus the cost is the same or smaller. The clock of the backend must run at the rate of this process.
     ///
-    /// A limiter may then repeat denials from its [deny cache](crate::outage::DenyCache). It calls this once, when it is built.
+    /// A limiter may then repeat denials from its [deny cache](crate::outage::DenyCache). It calls this method once, when it is
+    /// built.
     fn denials_hold(&self) -> bool {
         false
     }

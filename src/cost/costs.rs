@@ -76,14 +76,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_order_in_which_policies_are_named_makes_no_difference_and_the_later_amount_stands() {
+    fn order_of_names_has_no_effect_and_later_amount_wins() {
         let one = Costs::new().policy("b", 2).policy("a", 1).policy("c", 3);
         assert_eq!(one, Costs::new().policy("c", 9).policy("a", 1).policy("b", 2).policy("c", 3));
         assert_eq!(["a", "b", "c", "d"].map(|name| one.of(name)), [Some(1), Some(2), Some(3), None]);
     }
 
     #[test]
-    fn what_is_not_named_is_otherwise_or_nothing() {
+    fn unnamed_policy_has_other_amount_or_none() {
         let costs = Costs::new().policy("a", 1);
         assert_eq!(costs.of("b"), None);
         let costs = costs.otherwise(0);

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routes_that_meet_or_do_not_parse_are_errors() {
+    fn conflicting_or_invalid_route_is_an_error() {
         let costs = RouteCosts::new().route("/a/{x}", 2).unwrap();
         assert_eq!(
             costs.clone().route("/a/{y}", 3).unwrap_err().to_string(),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_route_names_costs_the_rest() {
+    fn unlisted_path_costs_other_amount() {
         let costs = RouteCosts::new().route("/free", 0).unwrap().otherwise(3);
         let cost = |path: &str| costs.cost(&(&http::Request::get(path).body(()).unwrap()).into());
         assert_eq!((cost("/free"), cost("/free/"), cost("/")), (0.into(), 3.into(), 3.into()));

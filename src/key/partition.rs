@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_of_bounded_size_and_still_tells_keys_apart() {
+    fn bounded_key_keeps_keys_distinct() {
         let long =
             |last: char| PartitionKey::new("header:x", "x".repeat(100_000) + &last.to_string()).bounded();
         assert!(long('a').as_bytes().len() <= MAX_KEPT);

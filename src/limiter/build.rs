@@ -67,7 +67,7 @@ impl LimiterBuilder {
         self
     }
 
-    /// Builds a limiter without policies of its own. Each check brings its policies, as in [`Limiter::check_pairs`].
+    /// Builds a limiter without policies of its own. Each check contains its policies, as in [`Limiter::check_pairs`].
     pub fn without_policies(mut self) -> Self {
         self.needs_policies = false;
         self
@@ -81,7 +81,7 @@ impl LimiterBuilder {
     }
 
     /// Sets the deadline of a check: 1 ms to 60 s. The default is [`DEFAULT_DEADLINE`](Limiter::DEFAULT_DEADLINE). If the
-    /// deadline passes, the outcome is a [`BackendError`] with [`Reason::Timeout`], regardless of what the backend does. The
+    /// deadline passes, the check returns a [`BackendError`] with [`Reason::Timeout`], regardless of what the backend does. The
     /// deadline also applies to each call of a settlement.
     ///
     /// [`BackendError`]: crate::backend::BackendError
@@ -92,8 +92,8 @@ impl LimiterBuilder {
     }
 
     /// Sets how many settlements may wait for a backend that does not answer at once: 1 to 2^20. The default is
-    /// [`DEFAULT_SETTLEMENT_QUEUE`](Limiter::DEFAULT_SETTLEMENT_QUEUE). A settlement that finds the queue full is lost: its
-    /// charge stands, and it is [counted](Limiter::lost_settlements).
+    /// [`DEFAULT_SETTLEMENT_QUEUE`](Limiter::DEFAULT_SETTLEMENT_QUEUE). If the queue is full, a settlement is lost: the charge
+    /// stands, and the limiter [counts](Limiter::lost_settlements) the loss.
     pub fn settlement_queue(mut self, settlements: usize) -> Self {
         self.queue = settlements;
         self
@@ -116,8 +116,8 @@ impl LimiterBuilder {
     }
 
     /// Sets how many checks may be in flight: 1 to 2^20. The default is
-    /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Beyond it, the outcome is at once an outage with
-    /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), and the store is not asked.
+    /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Any further check fails at once with
+    /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding).
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.max_in_flight = checks;
         self
@@ -132,9 +132,9 @@ impl LimiterBuilder {
         self
     }
 
-    /// Sets the memory of the [local fallback](OutageRule::LocalFallback): to choose the bound on partition keys, to share
-    /// local charges between several limiters, or to use a test's clock. By default, the limiter creates a memory of its own
-    /// when it makes the first local decision.
+    /// Sets the memory of the [local fallback](OutageRule::LocalFallback). Use it to choose the bound on partition keys, to share
+    /// local charges between limiters, or to set the clock in a test. By default, the limiter creates a memory of its own when it
+    /// makes the first local decision.
     pub fn local_memory(mut self, memory: MemoryBackend) -> Self {
         self.memory = Some(memory);
         self

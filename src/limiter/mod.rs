@@ -7,7 +7,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose},
     cost::{Costs, IntoCosts},
     decision::Decision,
-    deny_cache::{Denials, Miss, Lookup},
+    deny_cache::{Denials, Lookup, Miss},
     engine::Engine,
     error::ConfigError,
     key::{KeyError, PartitionKey},
@@ -79,9 +79,9 @@ struct Settings {
 
 /// # Errors
 ///
-/// All checks return a [`BackendError`] if the backend makes no decision within the deadline. The reason is
-/// [`Reason::Unsupported`] if the backend can only charge, and it is not asked then. A limiter that was built
-/// [without policies](LimiterBuilder::without_policies) has no policies to check, which is an error, too.
+/// All checks return a [`BackendError`] if the backend makes no decision within the deadline. If the backend can only charge,
+/// then peek, reserve and reset return [`Reason::Unsupported`] without asking it. If a limiter was built
+/// [without policies](LimiterBuilder::without_policies), the methods that take a key return an error: use those that take pairs.
 ///
 /// # When a check begins
 ///
@@ -99,8 +99,8 @@ impl Limiter {
     /// The default bound of the settlement queue: 1,024.
     pub const DEFAULT_SETTLEMENT_QUEUE: usize = 1_024;
 
-    /// The default bound of checks in flight: 4,096. With it, a store that takes 10 ms for each check answers 400,000 per
-    /// second, and one that takes the whole deadline 40,000. Each waiting check takes some kilobytes.
+    /// The default bound of checks in flight: 4,096. If each check takes 10 ms, this bound permits 400,000 checks per second. If
+    /// each check takes the whole deadline, it permits 40,000. Each waiting check needs a few kilobytes of memory.
     pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
 
     /// Returns a builder for a limiter over this backend.
@@ -108,7 +108,7 @@ impl Limiter {
         LimiterBuilder::new(backend)
     }
 
-    /// Charges the cost, if every policy has room for it. A policy that `cost` does not name costs 1 unit.
+    /// Charges the cost, if every policy has room for it. A policy costs 1 unit if `cost` does not name it.
     pub fn check(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
         CheckFuture(self.decide(self.own(&key, &cost.into_costs()), Purpose::Charge))
     }
@@ -133,7 +133,7 @@ impl Limiter {
     }
 
     /// Charges as [`check`](Self::check) does, and applies the [outage rule](LimiterBuilder::outage) if the backend makes no
-    /// decision: as a layer does.
+    /// decision, as a layer does.
     ///
     /// # Errors
     ///
@@ -145,9 +145,9 @@ impl Limiter {
         })
     }
 
-    /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. Policies that a
-    /// layer chooses by the request, and those of its further limits, do not belong to the limiter: use [`reset_pairs`](Self::reset_pairs) with
-    /// [`Policies::pairs`](crate::Policies::pairs) for them.
+    /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. The policies that a
+    /// layer chooses by the request, and those of its further limits, do not belong to the limiter. For these policies, use
+    /// [`reset_pairs`](Self::reset_pairs) with [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, key: PartitionKey) -> ResetFuture {
         match self.own(&key, &Costs::from(0)) {
             Ok(check) => self.clear(check),
@@ -169,7 +169,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check_pairs`](Self::check_pairs).
+    /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn peek_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
         Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Peek)))
     }
@@ -178,7 +178,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check_pairs`](Self::check_pairs).
+    /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
         Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, true, Some(OutageRule::FailClosed))))
     }
@@ -187,7 +187,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// As [`check_pairs`](Self::check_pairs).
+    /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn reset_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ResetFuture, ConfigError> {
         Ok(self.clear(self.of_pairs(pairs)?))
     }
@@ -202,9 +202,9 @@ impl Limiter {
         self.0.settings.namespace.as_str()
     }
 
-    /// Returns the number of lost settlements: those that found the queue full or no tokio runtime, those that waited when
-    /// their runtime ended, and those that the backend did not confirm. Their charges stand, or may stand, and leave with
-    /// their windows.
+    /// Returns the number of lost settlements. A settlement is lost if the queue is full, or if the backend does not confirm it.
+    /// It is also lost if there is no tokio runtime, or the runtime ends first. Then either the estimate or the amount used
+    /// counts, until the window of the charge has passed.
     pub fn lost_settlements(&self) -> u64 {
         self.0.queue.lost()
     }
@@ -361,11 +361,7 @@ impl Limiter {
         }
     }
 
-    fn decide_later(
-        &self,
-        check: Check,
-        miss: Option<Miss>,
-    ) -> BoxFuture<Result<Decision, BackendError>> {
+    fn decide_later(&self, check: Check, miss: Option<Miss>) -> BoxFuture<Result<Decision, BackendError>> {
         self.0.engine.clone().ask(check, self.0.guard.clone(), miss)
     }
 

@@ -100,7 +100,10 @@ mod imp {
     }
 
     pub(super) fn unknown_policy(name: &str) {
-        tracing::warn!(policy = name, "unknown policy: an amount names a policy that the check does not have");
+        tracing::warn!(
+            policy = name,
+            "unknown policy: an amount names a policy that the check does not have"
+        );
     }
 
     pub(super) fn misconfigured(error: &dyn Error) {

@@ -13,19 +13,19 @@ use crate::{backend::BackendError, error::ConfigError};
 /// The settings of the circuit breaker.
 ///
 /// The breaker opens after a number of failures in a row. While it is open, the store is not asked, and the
-/// [`OutageRule`](crate::OutageRule) applies within microseconds, with the reason of the failure that has opened the breaker.
-/// After `open_for`, the breaker is half-open: one check at a time probes the store. If the probe is answered, the breaker
-/// closes. If it fails, the breaker stays open for another `open_for`. If the client of the probe disconnects, the next check
-/// probes.
+/// [`OutageRule`](crate::OutageRule) applies within microseconds. The error has the reason of the failure that has opened the
+/// breaker. After `open_for`, the breaker is half-open: one check at a time asks the store, as a probe. If the store answers the
+/// probe, the breaker closes. If the probe fails, the breaker opens for another `open_for`. If the client of the probe
+/// disconnects, the next check is the probe.
 ///
-/// The pause does not grow: four probes per second are no burden for a store, and a longer pause would prolong the outage.
+/// `open_for` does not grow: four probes per second are no burden for a store, and a longer pause would prolong the outage.
 ///
 /// # Failures
 ///
-/// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check), checks that were rejected
-/// without asking, and checks that were dropped. Failures in a row open the breaker only if the store has also answered nothing
-/// for as long as the deadline. Otherwise, one dead node of a cluster would by chance cause a row of failures among the answers
-/// of the other nodes, and open the breaker for all of them.
+/// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check) and load shedding. A dropped
+/// check is not a failure. A row of failures opens the breaker only if the store has answered no check for the length of one
+/// deadline. Otherwise, one failed node of a cluster could cause a row of failures by chance, and stop the checks of all other
+/// nodes.
 ///
 /// Clones of a limiter share one breaker. Backends that answer at once, resets and settlements do not use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,8 +40,8 @@ const FAILURES: RangeInclusive<u32> = 1..=1_000_000;
 const OPEN_FOR: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60 * 60);
 
 impl Default for Breaker {
-    /// Returns 5 failures and 250 ms. The recovery of the store is noticed within a third of a second. While the store hangs, four
-    /// checks per second wait for the deadline, and all others do not wait.
+    /// Returns 5 failures and 250 ms. The limiter detects the recovery of the store within about a third of a second. While the
+    /// store hangs, at most four checks per second wait for the deadline, and all others do not wait.
     fn default() -> Self {
         Self { failures: 5, open_for: Duration::from_millis(250) }
     }

@@ -46,7 +46,7 @@ impl Guard {
         Instant::now() + self.deadline
     }
 
-    /// Asks the store until the deadline, if the breaker is closed and there is a place.
+    /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
     pub(crate) async fn ask<T>(
         self: Arc<Self>,
         asked: impl Future<Output = Result<T, BackendError>>,

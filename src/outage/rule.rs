@@ -19,9 +19,9 @@ use crate::error::ConfigError;
 ///
 /// # Why the default is to fail closed
 ///
-/// A limit protects something: a password from being guessed, a bill from growing, a database from being overloaded. If the
-/// limit failed open by default, an attacker could disable it by overloading the store. The local fallback needs the number of
-/// processes, which this crate cannot know.
+/// A limit protects something: a password from being guessed, a bill from growing, a database from being overloaded. If the limit
+/// failed open by default, an attacker could disable it by overloading the store. The local fallback cannot be the default,
+/// because this crate does not know the number of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OutageRule {
@@ -30,19 +30,20 @@ pub enum OutageRule {
     FailClosed,
     /// Admits the request uncounted, if the *store* cannot decide or too many checks are in flight.
     ///
-    /// If only this check cannot be decided, the request is rejected all the same: for the
-    /// [reasons](crate::backend::Reason::is_of_one_check) `CrossSlot`, `Full`, `ForeignValue` and `Unsupported`. A client could
-    /// cause some of them itself, for example by filling its own log, and so avoid its limit.
+    /// If the store cannot decide only this check, the layer rejects the request. This applies to the
+    /// [reasons](crate::backend::Reason::is_of_one_check) `CrossSlot`, `Full`, `ForeignValue` and `Unsupported`. Otherwise, a
+    /// client could avoid its limit, for example by filling its own log.
     FailOpen,
     /// Decides by this share of every quota, in the memory of this process.
     ///
-    /// With the right number of processes, their local decisions together admit no more than the quota in any window, within
-    /// the guarantee of the policy's [`Algorithm`](crate::Algorithm). The store and the local memory do not know each other's
-    /// charges. A window that contains the beginning or the end of an outage may therefore hold twice the quota, and three
-    /// times if the store also lost its data. A check whose deadline has passed may be charged in both.
+    /// If the number of processes is right, their local decisions together admit at most the quota in any window. This holds
+    /// within the guarantee of the policy's [`Algorithm`](crate::Algorithm). The store and the local memory do not know each
+    /// other's charges. Therefore, a window that contains the beginning or the end of an outage may contain twice the quota. If
+    /// the store has also lost its data, it may contain three times the quota. A check whose deadline has passed may be charged
+    /// in both.
     ///
-    /// If the share of a quota is 0, or the cost is above the share, a request with a cost above 0 is rejected. It may be
-    /// admitted when the store is back, so the response is a 503 without a wait.
+    /// If the share of a quota is 0, or the cost is above the share, the layer rejects a request with a cost above 0. The store
+    /// may admit it after the outage, so the response is a 503 without a wait.
     LocalFallback(Share),
 }
 

@@ -1,4 +1,4 @@
-//! Settlements: a charge is replaced by the amount actually used.
+//! Settlements, which replace a charge by the amount actually used.
 
 // The queue holds no limiter and no response.
 
@@ -35,23 +35,24 @@ pub(crate) use queue::Queue;
 /// [`Limiter::reserve`](crate::Limiter::reserve) returns one. A layer that [settles](crate::Builder::settle_by) leaves one in
 /// the extensions of every counted request; in axum it is an extractor (feature `axum`). Clones are the same handle.
 ///
-/// - **The first settlement** takes effect. A smaller amount is refunded at the place of the charge, so that no unit is
-///   counted twice or freed late. A larger amount is charged now, even beyond the quota, because the client has already used
-///   it.
+/// - **The first settlement** takes effect. If the amount is smaller, a refund reduces the original charge, so no unit is counted
+///   twice or freed late. If it is larger, the difference is charged now, even beyond the quota, because the client has already
+///   used it.
 /// - **A second settlement**, by any clone, has no effect.
 /// - **A late settlement** refunds nothing to a pair whose charge has left the window or was reset.
 /// - **A reservation that was admitted in an outage** has no charge in the store. A charge of the
 ///   [local fallback](crate::outage::LocalDecision) is settled in the memory of this process. A request that was admitted
 ///   [unchecked](crate::outage::Unchecked) has nothing to settle.
-/// - **A reservation that is never settled**, for example because its request is dropped, stands and leaves with its window.
+/// - **A reservation that is never settled**, for example because its request is dropped, keeps its charge until its window has
+///   passed.
 ///
-/// In Redis, a refund to one of the newest or oldest charges of a sliding log takes microseconds, regardless of the log's
-/// length. A refund in the middle of a log rewrites up to half of its records: about 4 ms of server time in a log of 10,000,
-/// and more than 0.1 s in one of 100,000. If requests are settled late in such logs, use
+/// In Redis, a refund to one of the newest or oldest charges of a sliding log takes microseconds, regardless of the log's length.
+/// A refund in the middle of a log rewrites up to half of its records. This takes about 4 ms of server time for 10,000 records,
+/// and more than 0.1 s for 100,000. If requests are settled late in such logs, use
 /// [sliding buckets](crate::Algorithm::SlidingBuckets).
 ///
-/// A charge that is settled to 0 between older and newer charges keeps its record until its window has passed, and counts
-/// towards the bound of a sliding log.
+/// If a charge between older and newer charges is settled to 0, its record stays until its window has passed. The record then
+/// still counts towards the bound of a sliding log.
 ///
 /// Settling never delays a response. If the backend does not answer at once, the settlement goes through a
 /// [bounded queue](crate::LimiterBuilder::settlement_queue), which a task on the current tokio runtime processes. It is sent
@@ -105,8 +106,7 @@ pub enum Settled {
     Already,
     /// There is no charge: the request was admitted [unchecked](crate::outage::Unchecked). The settlement had no effect.
     Uncharged,
-    /// The settlement may not have been applied, and is not sent again. The charge stands, or may stand. The settlement is
-    /// counted as lost.
+    /// The settlement may or may not have been applied, and is never resent. The limiter counts it as lost.
     Lost(BackendError),
 }
 
@@ -133,8 +133,8 @@ impl Reservation {
         Self(Arc::new(Held { queue, check, decision, charged, is_settled: AtomicBool::new(false) }))
     }
 
-    /// Returns the decision that has admitted the request, or `None` if the store made none: the local fallback has decided, or
-    /// the request was admitted unchecked.
+    /// Returns the decision of the store that has admitted the request. Returns `None` if the local fallback has admitted it, or
+    /// if it was admitted unchecked.
     pub fn decision(&self) -> Option<&Decision> {
         matches!(self.0.charged, Charged::Store).then_some(&self.0.decision)
     }
@@ -144,8 +144,8 @@ impl Reservation {
         self.0.is_settled.load(Ordering::Acquire)
     }
 
-    /// Replaces the charge by the amount used, in quota units, 0 to 2^32-1. Only the first call takes effect, regardless of
-    /// the clone. For a policy that is not named, the charge stands.
+    /// Replaces the charge by the amount used, in quota units, 0 to 2^32-1. Only the first call on any clone takes effect. If
+    /// `used` does not name a policy, the charge of that policy stands.
     ///
     /// The settlement begins at once. The returned future need not be kept or awaited.
     pub fn settle(&self, used: impl IntoCosts) -> Settlement {

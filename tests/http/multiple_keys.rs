@@ -188,7 +188,8 @@ fn builder_rejects_invalid_policies_of_keys() {
     };
     per_user(fake()).also(many(7)).build().unwrap();
     assert_eq!(text(per_user(fake()).also(many(8)).build()), "9 policies: a limiter needs 1 to 8 policies");
-    assert!(text(per_user(fake()).also(many(0)).build()).starts_with("no policy"));
+    let none = "a further limit has no policy: write `limit(key).policy(Policy::new(..)?)`";
+    assert_eq!(text(per_user(fake()).also(many(0)).build()), none);
     let no_policy_of_the_first = RateLimitLayer::builder(fake()).key(api_key()).also(many(1));
     assert!(text(no_policy_of_the_first.build()).starts_with("no policy"));
 }
@@ -265,7 +266,7 @@ async fn limit_counts_alone_beside_exempt_plan() {
     let answer = site.get("/a", &[ALICE]).await;
     assert_eq!((answer.status, answer.header("ratelimit")), (200, Some(r#""p";r=2;t=60"#)));
     assert_eq!(site.get("/a", &[]).await.status, 400);
-    assert!(text(builder().also(limit(api_key())).build()).starts_with("no policy"));
+    assert!(text(builder().also(limit(api_key())).build()).starts_with("a further limit has no policy"));
 }
 
 #[tokio::test]

@@ -313,7 +313,8 @@ fn builder_rejects_plan_beside_replaced_part() {
         for builder in [over_backend, over_limiter] {
             for error in [error(plan(set(builder()))), error(set(plan(builder())))] {
                 assert!(matches!(error, ConfigError::PlanAndPart { method } if method == name), "{error:?}");
-                let text = format!("`.{name}(..)` has no effect together with `.plan_by(..)`: remove one of them");
+                let text =
+                    format!("`.{name}(..)` has no effect together with `.plan_by(..)`: remove one of them");
                 assert_eq!(error.to_string(), text);
             }
         }

@@ -113,9 +113,9 @@ fn limiter_rejects_invalid_pairs_before_check() {
     let pair = |name: &str| Pair::new(alice(), policy(name, 5), 1);
     let nine: Vec<_> = (0..9).map(|i| pair(&i.to_string())).collect();
     for (pairs, text) in [
-        (vec![], "a check of 0 pairs"),
-        (nine, "a check of 9 pairs"),
-        (vec![pair("a"), pair("a")], r#"policy "a" is there twice"#),
+        (vec![], "check of 0 pairs"),
+        (nine, "check of 9 pairs"),
+        (vec![pair("a"), pair("a")], r#"policy "a" occurs twice"#),
     ] {
         let errors = [
             limiter.check_pairs(pairs.clone()).map(drop).unwrap_err(),
@@ -156,7 +156,7 @@ fn policy_set_requires_valid_size_and_unique_names() {
     let many = |count: u32| (0..count).map(|i| policy(&i.to_string(), 1)).collect::<Vec<_>>();
     assert!(text(vec![]).starts_with("no policy"));
     assert_eq!(text(many(9)), "9 policies: a limiter needs 1 to 8 policies");
-    assert!(text(vec![policy("a", 1), policy("a", 2)]).starts_with(r#"policy "a" is there twice"#));
+    assert!(text(vec![policy("a", 1), policy("a", 2)]).starts_with(r#"policy "a" occurs twice"#));
     assert_eq!(Policies::new(many(8)).unwrap().as_slice(), many(8));
     assert_eq!(Policies::from(policy("a", 1)), Policies::new([policy("a", 1)]).unwrap());
 }

@@ -8,7 +8,7 @@ use std::sync::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Costs, Limiter, LimiterBuilder, Policies, Policy, RateLimitLayer, backend::Reason, key, limit,
-    testing::FakeBackend,
+    peer_ip, testing::FakeBackend,
 };
 use tracing::{Event, Metadata, Subscriber, span};
 
@@ -177,4 +177,23 @@ fn peek_above_quota_causes_no_warning() {
     let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("p", 1)).build().unwrap();
     let steps: [Box<dyn FnOnce()>; 1] = [Box::new(move || drop(poll_once(limiter.peek(alice(), 9))))];
     assert_eq!(warning_counts(steps), [0]);
+}
+
+/// Without connect info, `peer_ip` finds no address, and the response does not state the cause.
+#[test]
+fn misconfigured_key_causes_one_warning() {
+    let limits = RateLimitLayer::builder(FakeBackend::admitting())
+        .policy(policy("requests", 10))
+        .key(peer_ip())
+        .build()
+        .unwrap();
+    let answer = |_: http::Request<()>| std::future::ready(Ok::<_, ()>(http::Response::new(())));
+    let service = limits.layer(service_fn(answer));
+    let step = || -> Box<dyn FnOnce()> {
+        let service = service.clone();
+        Box::new(move || {
+            assert_eq!(now(service.oneshot(http::Request::new(()))).unwrap().status(), 500);
+        })
+    };
+    assert_eq!(warning_counts([step(), step()]), [1, 1]);
 }

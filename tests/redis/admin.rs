@@ -158,16 +158,6 @@ impl Admin {
     pub fn writes(&mut self) -> u64 {
         self.number("persistence", "rdb_changes_since_last_save")
     }
-
-    /// The former name of [`query`](Self::query). Remove it when `tests/outage` no longer uses it.
-    pub fn ask<T: FromRedisValue>(&mut self, words: &[&str]) -> T {
-        self.query(words)
-    }
-
-    /// The former name of [`try_query`](Self::try_query). Remove it when `tests/outage` no longer uses it.
-    pub fn try_ask<T: FromRedisValue>(&mut self, words: &[&str]) -> redis::RedisResult<T> {
-        self.try_query(words)
-    }
 }
 
 /// A MONITOR connection, which receives every command that a server runs.

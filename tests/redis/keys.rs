@@ -165,7 +165,10 @@ async fn output_reveals_no_key_secret_or_password() {
         printed += &chain(&limiter.check(key(), 1).await.unwrap_err());
         printed += &events.text();
 
-        assert!(printed.contains("user=..") && printed.contains("is above the quota"), "{engine:?}: {printed}");
+        assert!(
+            printed.contains("user=..") && printed.contains("is above the quota"),
+            "{engine:?}: {printed}"
+        );
         for hidden in [KEY, "alice", "example.org", PASSWORD, SECRET] {
             assert!(!printed.contains(hidden), "{engine:?}: {hidden} in {printed}");
         }

@@ -1,14 +1,14 @@
-//! The Lua files as a reader sees them: before the loader expands their names.
+//! The Lua source files, before the loader expands their names.
 
 use std::{collections::HashMap, fs, path::Path};
 
-use super::look::Look;
+use super::admin::Admin;
 use crate::support::server::{Engine, Server};
 
-/// A name counts as one parameter.
+/// The maximum number of parameters of a Lua function. A name from `names.lua` counts as one.
 const MAX_PARAMETERS: usize = 6;
 
-/// The source of every file in `lua`, by its name.
+/// Returns the source of every file in `lua` by its name.
 fn files() -> HashMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -46,17 +46,18 @@ fn names(files: &HashMap<String, String>) -> Vec<String> {
 }
 
 fn has_word(text: &str, word: &str) -> bool {
-    text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_').any(|it| it == word)
+    text.split(|character: char| !character.is_ascii_alphanumeric() && character != '_')
+        .any(|found| found == word)
 }
 
 #[test]
 fn unexpanded_files_are_valid_lua() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let mut look = Look::at(&server);
+        let mut admin = Admin::at(&server);
         let mut load = |source: &str| {
             let wrapped = format!("local function file()\n{source}\nend\nreturn file");
-            look.try_ask::<String>(&["SCRIPT", "LOAD", &wrapped])
+            admin.try_query::<String>(&["SCRIPT", "LOAD", &wrapped])
         };
         load("return return").unwrap_err();
         for (name, source) in files() {
@@ -66,7 +67,7 @@ fn unexpanded_files_are_valid_lua() {
 }
 
 #[test]
-fn lua_functions_have_at_most_six_parameters() {
+fn lua_functions_have_few_parameters() {
     let mut functions = 0;
     for (name, source) in files() {
         for parameters in parameters(&source) {

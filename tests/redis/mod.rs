@@ -30,8 +30,3 @@ mod sharing;
 mod storage;
 mod time_to_live;
 mod tls;
-
-/// The former name of [`admin`]. Remove it when `tests/outage` no longer uses it.
-pub mod look {
-    pub use super::admin::Admin as Look;
-}

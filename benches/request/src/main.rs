@@ -47,7 +47,9 @@ fn total(scenario: &str, requests: u32) -> Result<i64, Box<dyn Error>> {
         .arg(env::current_exe()?)
         .args([scenario, &requests.to_string()])
         .output()
-        .map_err(|error| format!("valgrind: {error}; install it, for example with `apt-get install valgrind`"))?;
+        .map_err(|error| {
+            format!("valgrind: {error}; install it, for example with `apt-get install valgrind`")
+        })?;
     let text = String::from_utf8_lossy(&output.stderr);
     let line = text.lines().find_map(|line| line.split_once("Collected :"));
     let (_, collected) = line.ok_or_else(|| format!("valgrind has counted nothing:\n{text}"))?;
@@ -63,7 +65,11 @@ fn run(scenario: &str, requests: u32) -> Result<(), Box<dyn Error>> {
     let inner = tower::service_fn(|_: Request<()>| future::ready(Ok::<_, Infallible>(Response::new(()))));
     let request = || Request::get("/").header("x-api-key", "alice").body(());
     let built = (0..requests).map(|_| request()).collect::<Result<Vec<_>, _>>()?;
-    if scenario == "inner" { serve(inner, built) } else { serve(limits.layer(inner), built) }
+    if scenario == "inner" {
+        serve(inner, built)
+    } else {
+        serve(limits.layer(inner), built)
+    }
     Ok(())
 }
 

@@ -9,13 +9,13 @@ use super::{ConnectError, RedisBackend, Tls, Topology, url::reason_without_url};
 use crate::error::ConfigError;
 
 impl RedisBackend {
-    /// Connects to `redis://[user:password@]host[:port][/database]`, or to a Unix socket at `redis+unix:///path`. With the feature
-    /// `tls` also connects to `rediss://`; the server's certificate must be signed by a public authority.
+    /// Connects to `redis://[user:password@]host[:port][/database]`, or to a Unix socket at `redis+unix:///path`. With the
+    /// feature `tls`, also connects to `rediss://`. A public authority must have signed the server's certificate.
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] if the URL is invalid or the server does not answer within a second. For a service that may start before
-    /// its Redis, use [`lazy`](Self::lazy).
+    /// Returns [`ConnectError`] if the URL is invalid or the server does not answer within a second. For a service that may start
+    /// before its Redis, use [`lazy`](Self::lazy).
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::lazy(url)?.connected().await
     }
@@ -24,7 +24,7 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// The errors of [`connect`](Self::connect) and of [`lazy_with_tls`](Self::lazy_with_tls).
+    /// Returns the errors of [`connect`](Self::connect) and of [`lazy_with_tls`](Self::lazy_with_tls).
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub async fn connect_with_tls(url: &str, tls: Tls) -> Result<Self, ConnectError> {
@@ -47,19 +47,19 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if the URL is invalid, and [`ConfigError::RedisTls`] if it is `rediss://` and the feature
-    /// `tls` is off.
+    /// Returns [`ConfigError::RedisUrl`] if the URL is invalid, and [`ConfigError::RedisTls`] if it is `rediss://` and the
+    /// feature `tls` is off.
     pub fn lazy(url: &str) -> Result<Self, ConfigError> {
         Self::with_topology(&[url], &Tls::default(), || Topology::server(url, &Tls::default()))
     }
 
-    /// Connects on demand, as [`lazy`](Self::lazy), to a `rediss://` URL with your own authorities and client certificate.
+    /// Connects on demand, as [`lazy`](Self::lazy) does, to a `rediss://` URL with your own authorities and client certificate.
     ///
     /// If the process has installed no rustls `CryptoProvider` before the first connection, the backend installs that of ring.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if the URL is invalid, and [`ConfigError::RedisTls`] if it is not `rediss://`, or if a
+    /// Returns [`ConfigError::RedisUrl`] if the URL is invalid, and [`ConfigError::RedisTls`] if it is not `rediss://`, or if a
     /// certificate or the key is invalid.
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
@@ -67,18 +67,18 @@ impl RedisBackend {
         Self::with_topology(&[url], &tls, || Topology::server(url, &tls))
     }
 
-    /// Connects to the primary behind Sentinels, and follows it: if the connection is lost, or the server is no longer the
+    /// Connects to the primary behind Sentinels, and follows it. If the connection is lost, or the server is no longer the
     /// primary, the backend queries the Sentinels again.
     ///
     /// The URL of the primary has the service name as its host: `redis://[user:password@]service`. Each Sentinel has its own URL,
     /// such as `redis://10.0.0.1:26379`. The backend verifies the role of the server, so its user needs `+role`.
     ///
     /// During a network partition, a primary that is separated from its Sentinels does not know that it was replaced. The backend
-    /// uses it as long as it answers, and its charges since the failover are lost.
+    /// uses it as long as it answers. The charges that it receives after the failover are lost.
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] if a URL is invalid, there is no Sentinel, or no primary answers within a second.
+    /// Returns [`ConnectError`] if a URL is invalid, there is no Sentinel, or no primary answers within a second.
     pub async fn connect_sentinel(
         primary: &str,
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
@@ -86,12 +86,12 @@ impl RedisBackend {
         Self::lazy_sentinel(primary, sentinels)?.connected().await
     }
 
-    /// Connects on demand, as [`lazy`](Self::lazy), to the primary behind Sentinels. See
+    /// Connects on demand, as [`lazy`](Self::lazy) does, to the primary behind Sentinels. See
     /// [`connect_sentinel`](Self::connect_sentinel).
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if a URL is invalid, or there is no Sentinel.
+    /// Returns [`ConfigError::RedisUrl`] if a URL is invalid, or there is no Sentinel.
     pub fn lazy_sentinel(
         primary: &str,
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
@@ -101,24 +101,25 @@ impl RedisBackend {
         Self::with_topology(&urls, &Tls::default(), || Topology::sentinel(primary, &sentinels))
     }
 
-    /// Connects to a cluster by the URLs of some of its nodes. The user, password and other settings of the first URL apply to all
-    /// nodes. The backend follows slots that move and replicas that are promoted. The user needs `+asking` and
+    /// Connects to a cluster by the URLs of some of its nodes. The user, password and other settings of the first URL apply to
+    /// all nodes. The backend follows slots that move and replicas that are promoted. The user needs `+asking` and
     /// `+cluster|slots`.
     ///
     /// # Errors
     ///
-    /// [`ConnectError`] if a URL is invalid, there is no URL, or no node answers within a second.
+    /// Returns [`ConnectError`] if a URL is invalid or there is no URL. Also returns it if no node returns the slots within 500
+    /// ms, or none accepts a connection within a second.
     pub async fn connect_cluster(
         nodes: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, ConnectError> {
         Self::lazy_cluster(nodes)?.connected().await
     }
 
-    /// Connects on demand, as [`lazy`](Self::lazy), to a cluster. See [`connect_cluster`](Self::connect_cluster).
+    /// Connects on demand, as [`lazy`](Self::lazy) does, to a cluster. See [`connect_cluster`](Self::connect_cluster).
     ///
     /// # Errors
     ///
-    /// [`ConfigError::RedisUrl`] if a URL is invalid, or there is no URL.
+    /// Returns [`ConfigError::RedisUrl`] if a URL is invalid, or there is no URL.
     pub fn lazy_cluster(nodes: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
         Self::cluster(nodes, &Tls::default())
     }
@@ -128,7 +129,7 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// The errors of [`lazy_cluster`](Self::lazy_cluster) and of [`lazy_with_tls`](Self::lazy_with_tls).
+    /// Returns the errors of [`lazy_cluster`](Self::lazy_cluster) and of [`lazy_with_tls`](Self::lazy_with_tls).
     #[cfg(feature = "tls")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub fn lazy_cluster_with_tls(
@@ -143,7 +144,7 @@ impl RedisBackend {
         Self::with_topology(&nodes, tls, || Topology::cluster(&nodes, tls))
     }
 
-    /// Connects on demand, as [`lazy`](Self::lazy), over your own streams: through a tunnel, or in a simulated network. The
+    /// Connects on demand, as [`lazy`](Self::lazy) does, over your own streams: through a tunnel, or in a simulated network. The
     /// backend calls `connect` once per connection. The server must support RESP3 and require no password.
     ///
     /// ```

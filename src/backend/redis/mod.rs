@@ -60,10 +60,10 @@ use topology::Topology;
 /// | your own connection | | [`from_connection`](RedisBackend::from_connection) |
 /// | your own streams | | [`over_streams`](RedisBackend::over_streams) |
 ///
-/// Except for your own connection, the backend recovers by itself from: a restarted server, a flushed script cache, a lost or
-/// silent connection, a failover, slots that move, and a wrong password that is corrected. One attempt to connect is in progress
-/// at a time, for all checks that wait. A failed attempt is followed by a pause of up to 50 ms. Of all checks that find a script
-/// unknown, one loads it.
+/// The backend recovers by itself from a restarted server, a flushed script cache, a lost or hanging connection, a failover, and
+/// slots that move. It also recovers when a wrong password is corrected. This does not apply to your own connection. All waiting
+/// checks share one attempt to connect. After a failed attempt, the backend pauses for at most 50 ms. If a server does not know a
+/// script, one check loads it.
 ///
 /// Use a Redis instance of its own, with `maxmemory-policy noeviction`: the limit of an evicted key starts again from zero. With
 /// the feature `tracing`, the backend warns about a server that evicts keys, if the user has the permission `+info`. Replication
@@ -71,17 +71,19 @@ use topology::Topology;
 ///
 /// # Deadlines and retries
 ///
-/// A check carries its [deadline](crate::backend::Check::with_deadline) to the script, in the server's time. A script that runs after the
-/// deadline charges nothing and returns [`Reason::DeadlineExceeded`]; this happens when a server hangs and then runs the commands that
-/// have queued. The backend keeps a lower bound of the server's clock, taken from its replies. So no charge is made after its
-/// deadline, but a check may return [`Reason::DeadlineExceeded`] if its remaining time is shorter than a round trip. Three limits apply:
+/// A check carries its [deadline](crate::backend::Check::with_deadline) to the script, in the server's time. A script that runs
+/// after the deadline charges nothing and returns [`Reason::DeadlineExceeded`]. This happens when a server hangs and then runs
+/// its queued commands. The backend keeps a lower bound of the server's clock, taken from its replies. So no check is charged
+/// after its deadline. If the remaining time of a check is shorter than a round trip, the check may also return
+/// [`Reason::DeadlineExceeded`]. Three limits apply:
 ///
-/// - The two clocks must drift apart by no more than 500 ppm.
-/// - If the server's clock is set back, a charge may be made after its deadline, by at most that step, until the backend receives
-///   a reply that is at least ten seconds younger than the best earlier one. A step forward counts with the first reply.
+/// - The clocks of the process and of the server must drift apart by at most 500 ppm.
+/// - If the server's clock is set back, a check may be charged after its deadline, by at most the length of the step. This ends
+///   with the first reply that arrives at least ten seconds after the reply with the best bound. After a step forward, the first
+///   reply corrects the bound.
 /// - If your own connection switches to another server, the effect is the same as that of a clock step.
 ///
-/// The backend never sends a command again that may have run, so it never charges twice. A check without a reply may still have
+/// The backend never resends a command that may have run, so it never charges twice. A check without a reply may still have
 /// charged: [`unanswered_checks`](RedisBackend::unanswered_checks) counts these checks.
 ///
 /// # Permissions
@@ -95,19 +97,21 @@ use topology::Topology;
 /// | for a database other than 0 | `+select` |
 /// | for a cluster | `+cluster\|slots +asking` |
 /// | for Sentinel | `+role` |
+/// | for the warning about eviction | `+info` |
 ///
 /// If a permission is missing, a script may stop halfway, and its earlier writes stay.
 ///
-/// Redis stores only a hash of each partition key. Anyone who can read Redis may test whether a key belongs to a certain user or
-/// address, unless the hash is made [under a secret](RedisBackend::with_hash_secret).
+/// Redis stores only a hash of each partition key. Without a [secret](RedisBackend::with_hash_secret), an attacker who can read
+/// Redis may test whether a key belongs to a certain user or address.
 ///
 /// # Several partition keys in a cluster
 ///
 /// All policies of one partition key are in one slot, and in one call. A check of several partition keys in different slots takes
 /// one call per slot, in order. If a slot denies, a background task rolls back the charges of the slots before it, even if the
-/// check is dropped; the slots after it are only peeked at. So a check never admits too much, and its wait is correct. Until the
-/// rollback has run, another client may be denied because of the charge, and that denial may be
-/// [cached](crate::outage::DenyCache). The denial itself is not cached. For a pair that was rolled back, `reset_after` is an upper bound.
+/// check is dropped. The backend only peeks at the slots after it. So a check never admits too much, and its wait is correct.
+/// Until the rollback has run, Redis may deny another client because of the charge, and that denial may be
+/// [cached](crate::outage::DenyCache). The denial of the check itself is not cached. For a pair that was rolled back,
+/// `reset_after` is an upper bound.
 #[derive(Clone)]
 pub struct RedisBackend {
     topology: Topology,
@@ -124,9 +128,9 @@ pub struct RedisBackend {
 impl RedisBackend {
     /// Uses your own connection: a `MultiplexedConnection`, a `ConnectionManager`, or a `ClusterConnection`.
     ///
-    /// The connection decides how it reconnects. It must never send a command again that may have run, because the check would
-    /// be charged twice. A cluster client does so by default: build it with `.retries(0)`. A check of keys that are being
-    /// migrated to another node then returns [`Reason::Busy`] until the migration has finished.
+    /// The connection decides how it reconnects. It must never resend a command that may have run. Otherwise, Redis charges the
+    /// check twice. A `ClusterConnection` resends commands by default, so build it with `.retries(0)`. A check of keys that are
+    /// being migrated to another node then returns [`Reason::Busy`] until the migration has finished.
     ///
     /// A connection does not show which server replies. Therefore the backend learns the server's clock separately for each of
     /// the 16,384 slots: the first check of a slot takes two round trips.
@@ -134,15 +138,15 @@ impl RedisBackend {
         Self::new(Topology::external(connection))
     }
 
-    /// Hashes partition keys under a secret of at least 32 random bytes. Without the secret, a reader of Redis cannot find out
-    /// whose key it is by testing addresses, names and the like.
+    /// Hashes partition keys under a secret of at least 32 random bytes. Without the secret, an attacker who can read Redis
+    /// cannot test whether a key belongs to a certain user or address.
     ///
     /// All processes that share limits need the same secret. A new secret changes the names of all keys: every count starts again
     /// from zero, and the old counts expire with their windows.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::HashSecret`] if the secret is too short.
+    /// Returns [`ConfigError::HashSecret`] if the secret is too short.
     ///
     /// ```
     /// use tower_sliding_window::{ConfigError, RedisBackend};
@@ -178,9 +182,8 @@ impl RedisBackend {
         self.names.key(namespace, key, policy)
     }
 
-    /// Returns the number of rollbacks that may have failed, in a cluster: a slot was charged, another slot denied, and the units
-    /// of the first may not have been returned, because no reply came or the runtime ended. These charges expire with their
-    /// windows. Clones share the count.
+    /// Returns the number of rollbacks in a cluster that may have failed: the backend received no confirmation, or the runtime
+    /// ended first. The charges of such a check may stand until their windows have passed. Clones share the count.
     pub fn lost_rollbacks(&self) -> u64 {
         self.lost_rollbacks.load(Ordering::Relaxed)
     }

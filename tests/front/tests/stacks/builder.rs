@@ -119,7 +119,7 @@ async fn methods_take_values() {
     assert_eq!(costs, [("tier", 10), ("address", 3)]);
 
     let missing = RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("burst", 2)).build();
-    assert!(matches!(missing, Err(ConfigError::MissingKey)));
+    assert!(matches!(missing, Err(ConfigError::NoKey)));
 }
 
 #[tokio::test]
