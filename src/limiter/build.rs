@@ -93,7 +93,8 @@ impl LimiterBuilder {
 
     /// Sets how many settlements may wait for a backend that does not answer at once: 1 to 2^20. The default is
     /// [`DEFAULT_SETTLEMENT_QUEUE`](Limiter::DEFAULT_SETTLEMENT_QUEUE). If the queue is full, a settlement is lost: the charge
-    /// stands, and the limiter [counts](Limiter::lost_settlements) the loss.
+    /// stands, and the limiter [counts](Limiter::lost_settlements) the loss. As many settlements are in progress at once as checks
+    /// may be [in flight](Self::max_in_flight).
     pub fn settlement_queue(mut self, settlements: usize) -> Self {
         self.queue = settlements;
         self
@@ -207,7 +208,14 @@ impl LimiterBuilder {
             observe::new_limits(&store, &namespace, &all, Arc::downgrade(&alive));
         }
         Ok(Limiter(Arc::new(Inner {
-            queue: Queue::new(engine.clone(), deadline, queue, denials.clone(), warnings.clone()),
+            queue: Queue::new(
+                engine.clone(),
+                deadline,
+                queue,
+                max_in_flight,
+                denials.clone(),
+                warnings.clone(),
+            ),
             denials,
             settings: Settings { policies, namespace, deadline, rule },
             guard: Guard::new(breaker, deadline, max_in_flight),

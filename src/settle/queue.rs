@@ -27,9 +27,6 @@ use crate::{
     observe::{self, Warnings},
 };
 
-/// The number of settlements in progress at once.
-const WORKERS: usize = 8;
-
 /// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
 pub(crate) struct Queue {
     engine: Arc<dyn Engine>,
@@ -38,6 +35,9 @@ pub(crate) struct Queue {
     denials: Option<Arc<Denials>>,
     /// The largest number of waiting settlements.
     bound: usize,
+    /// The largest number of settlements in progress: as many as checks may be in flight. With fewer, a round trip of 20 ms
+    /// would limit the rate of settlements, but not that of checks, and the rest would be lost.
+    max_workers: usize,
     waiting: Mutex<Waiting>,
     /// Notified whenever a worker ends.
     idle: Notify,
@@ -77,6 +77,7 @@ impl Queue {
         engine: Arc<dyn Engine>,
         deadline: Duration,
         bound: usize,
+        max_workers: usize,
         denials: Option<Arc<Denials>>,
         warnings: Arc<Warnings>,
     ) -> Arc<Self> {
@@ -85,6 +86,7 @@ impl Queue {
             deadline,
             denials,
             bound,
+            max_workers,
             waiting: Mutex::default(),
             idle: Notify::new(),
             lost: AtomicU64::new(0),
@@ -148,7 +150,7 @@ impl Queue {
             return job.end(Err(BackendError::new(Reason::Full)));
         }
         waiting.jobs.push_back(job);
-        let worker = (waiting.workers < WORKERS).then(|| {
+        let worker = (waiting.workers < self.max_workers).then(|| {
             waiting.workers += 1;
             Worker { queue: self.clone(), has_retired: false }
         });

@@ -8,7 +8,12 @@ use std::{
     time::Duration,
 };
 
-use tokio::{runtime::Builder, sync::Semaphore, task::yield_now, time::Instant};
+use tokio::{
+    runtime::Builder,
+    sync::Semaphore,
+    task::yield_now,
+    time::{Instant, interval, sleep},
+};
 use tower_sliding_window::{
     Costs, Decision, Limiter, LimiterBuilder, Reservation,
     backend::{Backend, BackendError, Check, Purpose, Reason, Refund},
@@ -85,7 +90,7 @@ async fn settlement_runs_without_await() {
 #[tokio::test]
 async fn drain_waits_for_last_settlement() {
     let backend = Gate::closed();
-    let limiter = build(Limiter::builder(backend.clone()));
+    let limiter = build(Limiter::builder(backend.clone()).max_in_flight(8));
     now(limiter.drain());
     for _ in 0..20 {
         reserve(&limiter).await.settle(0);
@@ -103,16 +108,49 @@ async fn drain_waits_for_last_settlement() {
     }
     drained.await.unwrap();
     assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (20, 0));
-    assert_eq!(backend.max_in_flight.load(SeqCst), 8, "the queue sends at most eight settlements at once");
+    assert_eq!(backend.max_in_flight.load(SeqCst), 8, "as many settlements are in flight as checks may be");
     // The queue accepts later settlements.
     backend.open.add_permits(1);
     assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done));
 }
 
+/// Settlements are as fast as checks: with a few at once, a round trip of 20 ms would limit them to some hundreds per second.
+#[tokio::test(start_paused = true)]
+async fn settlements_keep_up_with_3000_per_second() {
+    /// A backend whose refunds take a round trip of 20 ms.
+    #[derive(Clone)]
+    struct Distant(FakeBackend);
+    impl Backend for Distant {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            self.0.check(check).await
+        }
+        fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
+            self.0.check_now(check)
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+        async fn refund(&self, _refund: &Refund) -> Result<(), BackendError> {
+            sleep(Duration::from_millis(20)).await;
+            Ok(())
+        }
+    }
+    let limiter = build(Limiter::builder(Distant(FakeBackend::admitting())));
+    let mut ticks = interval(Duration::from_millis(1));
+    for _ in 0..10_000 {
+        ticks.tick().await;
+        for _ in 0..3 {
+            drop(reserve(&limiter).await.settle(0));
+        }
+    }
+    limiter.drain().await;
+    assert_eq!(limiter.lost_settlements(), 0);
+}
+
 #[tokio::test]
 async fn full_queue_loses_only_new_settlements() {
     let backend = Gate::closed();
-    let limiter = build(Limiter::builder(backend.clone()).settlement_queue(3));
+    let limiter = build(Limiter::builder(backend.clone()).settlement_queue(3).max_in_flight(8));
     // Eight settlements are in flight, so the queue has room for three more.
     let mut settlements = Vec::new();
     for _ in 0..8 {
@@ -229,7 +267,7 @@ async fn queue_finishes_settlements_after_drop_of_limiter() {
 
 #[tokio::test]
 async fn panic_of_backend_loses_only_its_settlements() {
-    /// A backend that panics at the first eight refunds, which is the maximum in flight.
+    /// A backend that panics at the first eight refunds.
     #[derive(Clone)]
     struct Panics(FakeBackend, Arc<AtomicUsize>);
     impl Backend for Panics {
