@@ -3,14 +3,17 @@
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_sliding_window::{
     Admission, Costs, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policies,
-    PolicyTable, RateLimitLayer, Rejection, Reservation,
+    PolicyTable, RateLimitLayer, Rejection, Reservation, Wait,
     backend::{Backend, Pair, Purpose, Reason},
     by,
     key::KeyError,
     outage::{LocalDecision, Share, Unchecked},
     protocol::{By, Draft, IntoDraft, Protocol, RejectWith},
     settle::Settled,
-    testing::{FakeBackend, ManualClock},
+    testing::{
+        FakeAnswer::{Admit, Deny},
+        FakeBackend, ManualClock,
+    },
 };
 
 use super::{Later, MINUTE, SECOND, policy};
@@ -408,4 +411,26 @@ async fn plan_decides_everything_by_job() {
     let [tenant, user] =
         [("tenant", "acme"), ("user", "alice")].map(|(kind, value)| PartitionKey::new(kind, value));
     assert_eq!(pairs, [("per-user".to_owned(), user, 2), ("rows".to_owned(), tenant, 7)]);
+}
+
+#[tokio::test]
+async fn clone_of_protocol_keeps_every_closure() {
+    let backend = FakeBackend::scripted([Admit, Deny(Wait::For(SECOND))]);
+    let plan = |job: &Job| match job.tenant {
+        "root" => Draft::exempt(),
+        _ => Draft::check(tenant(job), job.rows),
+    };
+    // Without a reservation in the job, the layer settles it.
+    let protocol = by(plan)
+        .admit_with(|job: &mut Job, admission| job.decision = admission.decision().cloned())
+        .settle_by(|report: &Report| report.found.first().map(|(_, left)| left / 2))
+        .reject_with(|_, rejection| Err(name(rejection)));
+    let clone = protocol.clone();
+    drop(protocol);
+    let limits = RateLimitLayer::new(limiter_of_rows(backend.clone()), Reporting(clone));
+    let reports = run(&limits, [job("root", 9), job("acme", 40), job("acme", 40)]).await;
+    let left = || units([("rows", 60)]);
+    let settled = Report { found: left(), added: left(), ..Report::default() };
+    assert_eq!(reports, [Ok(Report::default()), Ok(settled), Err("denied")]);
+    assert_eq!(backend.refunds()[0].pairs[0].units, 10);
 }

@@ -161,3 +161,10 @@ async fn combined_keys_reject_malformed_part() {
     assert_eq!(both.get("/", &[ALICE, twice[0], twice[1]]).await.status, 400);
     assert_eq!(recorded_keys(&both_backend), []);
 }
+
+#[tokio::test]
+async fn empty_extension_value_is_missing_key() {
+    let (site, backend) = site(extension("user", |user: &User| user.0.clone())).await;
+    assert_eq!(site.get("/", &[("authorization", "token-of-")]).await.status, 400);
+    assert_eq!(recorded_keys(&backend), []);
+}

@@ -6,7 +6,7 @@ use tower::ServiceExt;
 use tower_sliding_window::{
     Builder, ConfigError, Costs, KeyExtractor, MemoryBackend, OutageRule, PartitionKey, Policies,
     RateLimitLayer, Rejection,
-    backend::{Backend, Pair, Reason},
+    backend::{Backend, Pair, Purpose, Reason},
     header,
     key::{self, MissingKey},
     limit, peer_ip,
@@ -339,4 +339,59 @@ async fn pairs_share_usage_with_policies_of_layer() {
     assert_eq!(site.get("/own-and-pairs", &[]).await.status, 429);
     let answer = site.get("/pairs", &[]).await;
     assert_eq!(answer.header("ratelimit"), Some(r#""pairs";r=7;t=60, "pairs";r=9;t=60"#));
+}
+
+#[tokio::test]
+async fn plan_of_pairs_keeps_settings_of_layer() {
+    let status = async |backend: &FakeBackend| {
+        let pair = Pair::new(key_of("user", "alice"), policy("pairs", 9, MINUTE), 4);
+        let limits = RateLimitLayer::builder(backend.clone())
+            .plan_by(move |_| Draft::pairs([pair.clone()]))
+            .outage_by(|_| OutageRule::FailOpen)
+            .settle_by(|_| Some(1))
+            .build()
+            .unwrap();
+        Site::serve(app().layer(limits)).await.get("/a", &[]).await.status
+    };
+    assert_eq!(status(&FakeBackend::unavailable(Reason::Connection)).await, 200);
+    let backend = FakeBackend::admitting();
+    assert_eq!(status(&backend).await, 200);
+    assert_eq!(backend.checks()[0].purpose, Purpose::Reserve);
+    assert_eq!(backend.refunds()[0].pairs[0].units, 3);
+}
+
+#[tokio::test]
+async fn joined_draft_reserves_if_one_part_reserves() {
+    let draft =
+        |user: &str| Draft::check_against(key_of("user", user), Policies::from(policy(user, 9, MINUTE)), 1);
+    for (draft, purpose) in [
+        (draft("a").and(draft("b")), Purpose::Charge),
+        (draft("a").reserve().and(draft("b")), Purpose::Reserve),
+        (draft("a").and(draft("b").reserve()), Purpose::Reserve),
+        (draft("a").and(Draft::exempt().reserve()), Purpose::Reserve),
+    ] {
+        let backend = FakeBackend::admitting();
+        let limits = RateLimitLayer::builder(backend.clone()).plan_by(move |_| draft.clone());
+        let site = Site::serve(app().layer(limits.build().unwrap())).await;
+        assert_eq!(site.get("/a", &[]).await.status, 200);
+        assert_eq!(backend.checks()[0].purpose, purpose);
+    }
+}
+
+#[tokio::test]
+async fn two_keys_with_one_policy_name_cause_server_error() {
+    let wrong = (StatusCode::INTERNAL_SERVER_ERROR, 0);
+    let draft = |user: &str, quota| {
+        Draft::check_against(key_of("user", user), Policies::from(policy("p", quota, MINUTE)), 1)
+    };
+    for other in [draft("bob", 9), draft("bob", 8), draft("alice", 8)] {
+        let (status, cause, checks) = planned(draft("alice", 9).and(other)).await;
+        assert_eq!((status, checks), wrong);
+        assert!(cause.unwrap().starts_with(r#"policy "p" occurs twice"#));
+    }
+
+    let backend = FakeBackend::admitting();
+    let chosen = limit(peer_ip()).policies_by(|_| Some(policy("per-user", 9, MINUTE).into()));
+    let site = Site::serve(app().layer(per_user(backend.clone()).also(chosen).build().unwrap())).await;
+    assert_eq!((site.get("/a", &[ALICE]).await.status, backend.checks().len()), (500, 0));
 }

@@ -209,7 +209,13 @@ async fn content_type_chooses_protocol_of_rejection() {
     for grpc in ["application/grpc", "application/grpc+proto", "Application/GRPC"] {
         assert_eq!(denied(grpc).await, (200, Some("8".to_owned())), "{grpc}");
     }
-    for http in ["application/json", "application/grp", "", "text/plain; note=application/grpc"] {
+    for http in [
+        "application/grpc-web+proto",
+        "application/json",
+        "application/grp",
+        "",
+        "text/plain; note=application/grpc",
+    ] {
         assert_eq!(denied(http).await, (429, None), "{http}");
     }
 }

@@ -1,10 +1,18 @@
 //! Custom rejections, and the header fields that the layer adds to them.
 
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
 use axum::{Json, Router, body::Body, response::IntoResponse, routing::get};
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
 use tower_sliding_window::{
-    Builder, Head, RateLimitLayer, Rejection, Wait,
+    Builder, Decision, Head, RateLimitLayer, Rejection, Wait,
+    answer::Answer,
     backend::Reason,
     testing::{FakeAnswer, FakeBackend},
 };
@@ -122,24 +130,87 @@ async fn rejection_returns_response_of_every_complete_body() {
     assert_eq!(answer(json).await, (429, r#""slow down""#.to_owned()));
 }
 
-#[tokio::test]
-async fn rejection_with_streaming_body_is_empty() {
-    /// A body whose bytes are not available yet.
-    struct Streaming;
-    impl axum::body::HttpBody for Streaming {
-        type Data = Bytes;
-        type Error = std::convert::Infallible;
-        fn poll_frame(
-            self: std::pin::Pin<&mut Self>,
-            _cx: &mut std::task::Context<'_>,
-        ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
-            std::task::Poll::Pending
+/// A body of these frames. `None` is a frame that is not available yet.
+struct Frames(Vec<Option<&'static str>>, http_body::SizeHint);
+
+impl http_body::Body for Frames {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        if self.0.is_empty() {
+            return Poll::Ready(None);
         }
+        let next = self.0.remove(0);
+        next.map_or(Poll::Pending, |bytes| Poll::Ready(Some(Ok(http_body::Frame::data(bytes.into())))))
     }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.1
+    }
+}
+
+/// Returns status, body and `Retry-After` of a rejection whose closure returns these frames.
+async fn framed(frames: &[Option<&'static str>], length: Option<u64>) -> (u16, String, Option<String>) {
+    let (frames, hint) = (frames.to_vec(), length.map(http_body::SizeHint::with_exact).unwrap_or_default());
     let site = site_with(FakeBackend::denying(SECOND), |builder| {
-        builder.rejection(|_, _| Response::builder().status(429).body(Body::new(Streaming)).unwrap())
+        builder.rejection(move |_, _| {
+            let body = Body::new(Frames(frames.clone(), hint));
+            Response::builder().status(429).body(body).unwrap()
+        })
     })
     .await;
     let answer = site.get("/", &[ALICE]).await;
-    assert_eq!((answer.status, &*answer.body, answer.header("retry-after")), (429, "", Some("1")));
+    (answer.status, answer.body.clone(), answer.header("retry-after").map(str::to_owned))
+}
+
+#[tokio::test]
+async fn rejection_with_streaming_body_is_empty() {
+    let empty = (429, String::new(), Some("1".to_owned()));
+    // The frames of the second body are available, but its length is unknown.
+    for (frames, length) in
+        [(&[None][..], None), (&[Some("slow "), Some("down")], None), (&[Some("slow "), None], Some(9))]
+    {
+        assert_eq!(framed(frames, length).await, empty);
+    }
+}
+
+#[tokio::test]
+async fn rejection_joins_frames_of_complete_body() {
+    let expected = (429, "slow down".to_owned(), Some("1".to_owned()));
+    assert_eq!(framed(&[Some("slow "), Some(""), Some("down")], Some(9)).await, expected);
+}
+
+/// An answer with header fields of its own.
+struct OwnFields;
+
+impl Answer for OwnFields {
+    fn reject(&self, _rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
+        Response::builder().status(420).body("own".into()).unwrap()
+    }
+
+    fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
+        headers.insert("x-remaining", decision.statuses()[0].remaining().into());
+    }
+}
+
+#[tokio::test]
+async fn custom_answer_replaces_header_fields() {
+    let shared: Arc<dyn Answer> = Arc::new(OwnFields);
+    let sets: [&dyn Fn(Builder) -> Builder; 2] =
+        [&|builder| builder.answer(OwnFields), &|builder| builder.answer(shared.clone())];
+    for set in sets {
+        let backend = FakeBackend::scripted([FakeAnswer::Admit, FakeAnswer::Deny(Wait::For(SECOND))]);
+        let site = site_with(backend, set).await;
+        for expected in [(200, "hello", Some("9")), (420, "own", Some("0"))] {
+            let answer = site.get("/", &[ALICE]).await;
+            assert_eq!((answer.status, &*answer.body, answer.header("x-remaining")), expected);
+            assert!(!answer.has_limit_fields(), "{answer:?}");
+        }
+        let answer = site.get("/", &[]).await;
+        assert_eq!((answer.status, answer.header("x-remaining")), (420, None));
+    }
 }

@@ -428,3 +428,33 @@ async fn layer_over_limiter_rejects_missing_key() {
     let rejection = response.extensions().get::<Rejection>();
     assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing))), "{rejection:?}");
 }
+
+#[test]
+fn layer_over_limiter_rejects_policies_of_further_limits() {
+    let limiter = limiter(FakeBackend::admitting());
+    let per_address = |name: &str| limit(peer_ip()).policy(policy(name, 9, MINUTE));
+    let builder = || builder_over(&limiter, 1).policy(policy("more", 20, MINUTE));
+    for (builder, duplicate) in [
+        (builder().also(per_address("ten")), "ten"),
+        (builder().also(per_address("more")), "more"),
+        (builder().also(per_address("p")).also(per_address("p")), "p"),
+    ] {
+        let error = error(builder);
+        assert!(matches!(&error, ConfigError::DuplicatePolicy { name } if name == duplicate), "{error:?}");
+    }
+    let with =
+        |count: u32| (0..count).fold(builder(), |builder, i| builder.also(per_address(&i.to_string())));
+    with(6).build().unwrap();
+    assert!(matches!(error(with(7)), ConfigError::TooManyPolicies { given: 9, .. }));
+}
+
+#[tokio::test]
+async fn limiter_of_layer_applies_outage_rule_of_layer() {
+    let down = || FakeBackend::unavailable(Reason::Connection);
+    let admits = async |limits: RateLimitLayer| limits.limiter().admit(alice(), 1).await.is_ok();
+    assert!(!admits(limits(down(), |builder| builder)).await);
+    assert!(admits(limits(down(), |builder| builder.outage(OutageRule::FailOpen))).await);
+    // A shared limiter keeps its own rule.
+    let shared = builder_over(&limiter(down()), 1).outage(OutageRule::FailOpen);
+    assert!(!admits(shared.build().unwrap()).await);
+}

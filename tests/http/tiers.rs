@@ -5,7 +5,7 @@ use http::Request;
 use tower_sliding_window::{
     Costs, Head, MemoryBackend, Policies, PolicyTable, RateLimitLayer,
     backend::{Backend, Pair},
-    limit, peer_ip,
+    header, limit, peer_ip,
     policy::{self, PolicySelector},
     testing::{FakeBackend, ManualClock},
 };
@@ -278,4 +278,16 @@ async fn closure_adds_policy_to_policies_of_layer() {
     }
     let pairs = |path: &str, cost| vec![("own".to_owned(), 1), (path.to_owned(), cost)];
     assert_eq!(recorded_costs(&backend), [pairs("/", 1), pairs("/search", 3)]);
+}
+
+#[tokio::test]
+async fn limit_without_chosen_policy_requires_its_key() {
+    let backend = FakeBackend::admitting();
+    let builder = || RateLimitLayer::builder(backend.clone()).key(api_key());
+    let first = builder().policies_by(|_| None).build().unwrap();
+    let further = limit(header("x-project").unwrap()).policies_by(|_| None);
+    let further = builder().policy(policy("own", 9, MINUTE)).also(further).build().unwrap();
+    assert_eq!(Site::serve(app().layer(first)).await.get("/", &[]).await.status, 400);
+    assert_eq!(Site::serve(app().layer(further)).await.get("/", &[ALICE]).await.status, 400);
+    assert_eq!(backend.checks(), []);
 }

@@ -24,7 +24,7 @@ use tower_sliding_window::{
     peer_ip,
     policy::PolicySelector,
     protocol::{AsError, By, Draft, Http, Protocol, RejectWith, SameBody, SettleBy},
-    settle::{ActualCost, Settled},
+    settle::{ActualCost, Settled, by_hand},
     testing::{FakeAnswer, FakeBackend, ManualClock, RecordedCheck, RecordedRefund},
 };
 
@@ -310,4 +310,33 @@ async fn layer_accepts_closures_without_clone() {
     let app = Router::new().route("/", get(async || "")).layer(limits.clone()).layer(limits);
     let response = app.clone().oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(response.headers()["retry-after"], "1");
+}
+
+#[tokio::test]
+async fn layer_with_same_body_passes_decision_and_reservation() {
+    let backend = FakeBackend::admitting();
+    let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(api_key());
+    let limits = builder.cost(4).settle_by(by_hand).build().unwrap();
+    let handler = async |decision: Decision, reservation: Reservation| {
+        reservation.settle(1);
+        decision.statuses()[0].remaining().to_string()
+    };
+    let router = Router::new().route("/", get(handler));
+    let request = Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
+    let response = limits.same_body().layer(router).oneshot(request).await.unwrap();
+    assert_eq!((response.status(), &*text(response.into_body()).await), (StatusCode::OK, "6"));
+    assert_eq!(backend.refunds()[0].pairs[0].units, 3);
+}
+
+#[tokio::test]
+async fn limited_body_ends_with_body_of_inner_service() {
+    let limits = RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE));
+    let limits = limits.key(api_key()).build().unwrap();
+    for (content, is_end) in [("", true), ("hello", false)] {
+        let router = Router::new().route("/", get(async move || content));
+        let request = Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
+        let body = limits.layer(router).oneshot(request).await.unwrap().into_body();
+        assert_eq!((body.is_end_stream(), body.size_hint().exact()), (is_end, Some(content.len() as u64)));
+        assert_eq!(text(body).await, content);
+    }
 }

@@ -1,7 +1,7 @@
 //! The warnings of the limiter, and their frequency.
 
 use std::sync::{
-    Arc,
+    Arc, LazyLock,
     atomic::{AtomicUsize, Ordering},
 };
 
@@ -10,7 +10,7 @@ use tower_sliding_window::{
     Algorithm, Costs, Limiter, LimiterBuilder, Policies, Policy, RateLimitLayer, backend::Reason, key, limit,
     peer_ip, testing::FakeBackend,
 };
-use tracing::{Event, Metadata, Subscriber, span};
+use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
 use super::{alice, now, policy, poll_once};
 use crate::http::{Later, MINUTE};
@@ -35,10 +35,21 @@ impl Subscriber for Warnings {
     fn exit(&self, _span: &span::Id) {}
 }
 
+/// Runs this function, and counts its warnings.
+///
+/// While a process has one subscriber, tracing asks only the thread that reaches an event first. If that thread has no
+/// subscriber, tracing disables the event for all threads. Therefore, two more subscribers exist.
+fn counting<T>(warnings: &Arc<AtomicUsize>, run: impl FnOnce() -> T) -> T {
+    static OTHERS: LazyLock<[Dispatch; 2]> =
+        LazyLock::new(|| [(); 2].map(|()| Dispatch::new(Warnings(Arc::default()))));
+    LazyLock::force(&OTHERS);
+    tracing::subscriber::with_default(Warnings(warnings.clone()), run)
+}
+
 /// Returns the number of warnings after each step.
 fn warning_counts(steps: impl IntoIterator<Item = Box<dyn FnOnce()>>) -> Vec<usize> {
     let warnings = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+    counting(&warnings, || {
         let after = |step: Box<dyn FnOnce()>| {
             step();
             warnings.load(Ordering::SeqCst)
@@ -50,7 +61,7 @@ fn warning_counts(steps: impl IntoIterator<Item = Box<dyn FnOnce()>>) -> Vec<usi
 #[test]
 fn cost_above_quota_causes_one_warning_per_policy() {
     let warnings = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+    counting(&warnings, || {
         let builder = Limiter::builder(FakeBackend::admitting());
         let limiter = builder.policy(policy("one", 1)).policy(policy("five", 5)).build().unwrap();
         let count = |cost| {
@@ -98,7 +109,7 @@ fn layer_searches_policy_names_of_all_keys() {
             .unwrap();
         let answer = |_: http::Request<()>| std::future::ready(Ok::<_, ()>(http::Response::new(())));
         let service = limits.layer(service_fn(answer));
-        tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+        counting(&warnings, || {
             for _ in 0..2 {
                 assert_eq!(now(service.clone().oneshot(http::Request::new(()))).unwrap().status(), 200);
             }
@@ -133,7 +144,7 @@ fn conflicting_policies_cause_one_warning() {
     let on = move || Limiter::builder(backend.clone());
     let warnings = Arc::new(AtomicUsize::new(0));
     let warning_count = || warnings.load(Ordering::SeqCst);
-    tracing::subscriber::with_default(Warnings(warnings.clone()), || {
+    counting(&warnings, || {
         let first = build(on(), minute(10));
         let same = build(on(), minute(10));
         let other_store = build(Limiter::builder(FakeBackend::admitting()), minute(11));

@@ -6,9 +6,9 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait,
     answer::Grpc,
-    backend::Reason,
+    backend::{Pair, Reason},
     header,
-    key::{Header, KeyError},
+    key::{Header, KeyError, MissingKey},
     outage::Share,
     protocol::Draft,
     testing::FakeAnswer::Deny,
@@ -350,4 +350,75 @@ fn outage_rule_adds_no_allocation() {
     for rule in [OutageRule::FailClosed, OutageRule::FailOpen, local(2)] {
         assert_eq!(allocations(Some(rule)), plain, "{rule:?}");
     }
+}
+
+#[tokio::test]
+async fn rule_of_draft_overrides_outage_closure() {
+    for (of_draft, of_closure, status) in [
+        (OutageRule::FailOpen, OutageRule::FailClosed, StatusCode::OK),
+        (OutageRule::FailClosed, OutageRule::FailOpen, StatusCode::SERVICE_UNAVAILABLE),
+    ] {
+        for builder in immediate_and_deferred(&FakeBackend::unavailable(Reason::Connection)) {
+            let builder = builder.policy(policy("ten", 10)).outage_by(move |_| of_closure);
+            let limits = builder.plan_by(move |_| Draft::check(alice(), 1).outage(of_draft)).build().unwrap();
+            assert_eq!(send(&limits, request("/")).await.1, status, "{of_draft:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn layer_calls_outage_closure_only_for_checks() {
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    let builder = || {
+        let builder = RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10));
+        builder.outage_by(|head| match head.uri.path() {
+            "/" => OutageRule::FailOpen,
+            path => panic!("{path} is not checked"),
+        })
+    };
+    let by_plan = builder().plan_by(|head| match head.uri.path() {
+        "/" => Draft::check(alice(), 1),
+        _ => Draft::exempt(),
+    });
+    let by_closure = builder().key(api_key()).exempt(|head| head.uri.path() != "/");
+    let by_key = builder().missing_key(MissingKey::Exempt).key_by(|head| match head.uri.path() {
+        "/" => Some(alice()),
+        _ => None,
+    });
+    for builder in [by_plan, by_closure, by_key] {
+        let limits = builder.build().unwrap();
+        let marks = unchecked(Reason::Connection);
+        assert_eq!(send(&limits, request("/")).await, (Some(marks.clone()), StatusCode::OK, marks));
+        let nothing = Marks::default();
+        assert_eq!(send(&limits, request("/health")).await, (Some(nothing.clone()), StatusCode::OK, nothing));
+    }
+    assert_eq!(backend.checks().len(), 3);
+}
+
+#[tokio::test]
+async fn reservation_ignores_outage_rule() {
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    for rule in [OutageRule::FailOpen, local(1)] {
+        for builder in [deferred(&backend), on(backend.clone())] {
+            let limiter = builder.outage(rule).build().unwrap();
+            let pairs = [Pair::new(alice(), policy("ten", 10), 1)];
+            let of_pairs = limiter.reserve_pairs(pairs).unwrap().await;
+            for reserved in [limiter.reserve(alice(), 1).await, of_pairs] {
+                assert!(matches!(
+                    reserved,
+                    Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection
+                ));
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn local_outcome_holds_error_of_store() {
+    let limiter = deferred(&FakeBackend::unavailable(Reason::Busy)).outage(local(5)).build().unwrap();
+    let admission = limiter.admit(alice(), 2).await.unwrap();
+    assert_eq!(admission.error().map(|error| error.reason()), Some(Reason::Busy));
+    let rejection = limiter.admit(alice(), 1).await.unwrap_err();
+    assert_eq!(rejection.error().map(|error| error.reason()), Some(Reason::Busy));
+    assert!(matches!(rejection, Rejection::LocalFallbackDenied(_)) && rejection.decision().is_none());
 }
