@@ -62,8 +62,14 @@ impl<T: Clone> SingleFlight<T> {
     }
 
     /// Starts an attempt. Returns None if one is in progress within its limit.
+    #[allow(dead_code, reason = "for a caller that does not wait, as the circuit breaker")]
     pub(crate) fn start(&self) -> Option<Attempt<T>> {
         self.join().0
+    }
+
+    /// Returns a waiter for the attempt in progress. None if there is none within its limit.
+    pub(crate) fn current(&self) -> Option<Waiter<T>> {
+        lock(&self.attempts).current_at(Instant::now()).map(Current::waiter)
     }
 
     /// Starts an attempt, unless one is in progress within its limit. Returns the attempt if this call has started it, and a
@@ -71,7 +77,7 @@ impl<T: Clone> SingleFlight<T> {
     pub(crate) fn join(&self) -> (Option<Attempt<T>>, Waiter<T>) {
         let now = Instant::now();
         let mut attempts = lock(&self.attempts);
-        if let Some(current) = attempts.current.as_ref().filter(|current| now < current.until) {
+        if let Some(current) = attempts.current_at(now) {
             return (None, current.waiter());
         }
         attempts.count += 1;
@@ -83,6 +89,12 @@ impl<T: Clone> SingleFlight<T> {
         drop(replaced);
         let attempt = Attempt { id, attempts: self.attempts.clone() };
         (Some(attempt), Waiter { until, outcome: receiver })
+    }
+}
+
+impl<T> Attempts<T> {
+    fn current_at(&self, now: Instant) -> Option<&Current<T>> {
+        self.current.as_ref().filter(|current| now < current.until)
     }
 }
 

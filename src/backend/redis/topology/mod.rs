@@ -17,6 +17,7 @@ mod script_cache;
 mod sentinel;
 mod server;
 mod server_state;
+mod slot_map;
 
 use cluster::Cluster;
 pub(super) use connection::Connection;
