@@ -46,9 +46,25 @@ pub(crate) struct Cluster(Arc<Shared>);
 struct Shared {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
-    /// How to connect to every node, apart from its address.
-    endpoint: Endpoint,
+    nodes: Nodes,
     state: Mutex<State>,
+}
+
+/// How to connect to the nodes.
+pub(super) enum Nodes {
+    /// As to this server, apart from the address.
+    Endpoint(Endpoint),
+    /// Over streams that the caller opens.
+    Streams(Box<dyn Fn(&Address) -> Target + Send + Sync>),
+}
+
+impl Nodes {
+    fn target(&self, address: &Address) -> Target {
+        match self {
+            Self::Endpoint(endpoint) => Target::Endpoint(endpoint.with_address(address)),
+            Self::Streams(streams) => streams(address),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -65,8 +81,12 @@ struct State {
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, endpoint: Endpoint) -> Self {
-        Self(Arc::new(Shared { seeds, endpoint, state: Mutex::default() }))
+    pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
+        Self(Arc::new(Shared { seeds, nodes, state: Mutex::default() }))
+    }
+
+    pub(super) fn has_streams(&self) -> bool {
+        matches!(self.0.nodes, Nodes::Streams(_))
     }
 
     pub(super) fn seeds(&self) -> &[Address] {
@@ -192,7 +212,7 @@ impl Shared {
     }
 
     fn server_in(&self, state: &mut State, address: &Address) -> Server {
-        let new = || Server::new(Target::Endpoint(self.endpoint.with_address(address)));
+        let new = || Server::new(self.nodes.target(address));
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
 
