@@ -61,7 +61,7 @@ use topology::Topology;
 /// | the primary behind Sentinels | [`connect_sentinel`](RedisBackend::connect_sentinel) | [`lazy_sentinel`](RedisBackend::lazy_sentinel) |
 /// | a cluster | [`connect_cluster`](RedisBackend::connect_cluster) | [`lazy_cluster`](RedisBackend::lazy_cluster) |
 /// | your own connection | | [`from_connection`](RedisBackend::from_connection) |
-/// | your own streams | | [`over_streams`](RedisBackend::over_streams) |
+/// | your own streams | | [`over_streams`](RedisBackend::over_streams), [`cluster_over_streams`](RedisBackend::cluster_over_streams) |
 ///
 /// The backend recovers by itself from a restarted server, a flushed script cache, a lost or hanging connection, a failover, and
 /// slots that move. It also recovers when a wrong password is corrected. This does not apply to your own connection. All waiting

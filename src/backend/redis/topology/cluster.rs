@@ -49,12 +49,28 @@ pub(crate) struct Cluster(Arc<Shared>);
 struct Shared {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
-    /// How to connect to every node, apart from its address.
-    endpoint: Endpoint,
+    nodes: Nodes,
     protection: Arc<SharedProtection>,
     /// The guard of the look-ups of slots without a known owner.
     guard: Arc<Guard>,
     state: Mutex<State>,
+}
+
+/// How to connect to the nodes.
+pub(super) enum Nodes {
+    /// As to this server, apart from the address.
+    Endpoint(Endpoint),
+    /// Over streams that the caller opens.
+    Streams(Box<dyn Fn(&Address) -> Target + Send + Sync>),
+}
+
+impl Nodes {
+    fn target(&self, address: &Address) -> Target {
+        match self {
+            Self::Endpoint(endpoint) => Target::Endpoint(endpoint.with_address(address)),
+            Self::Streams(streams) => streams(address),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -71,10 +87,14 @@ struct State {
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, endpoint: Endpoint) -> Self {
+    pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
         let protection = Arc::<SharedProtection>::default();
         let guard = Guard::new(protection.clone());
-        Self(Arc::new(Shared { seeds, endpoint, protection, guard, state: Mutex::default() }))
+        Self(Arc::new(Shared { seeds, nodes, protection, guard, state: Mutex::default() }))
+    }
+
+    pub(super) fn has_streams(&self) -> bool {
+        matches!(self.0.nodes, Nodes::Streams(_))
     }
 
     pub(super) fn guard(&self) -> &Arc<Guard> {
@@ -200,8 +220,7 @@ impl Shared {
     }
 
     fn server_in(&self, state: &mut State, address: &Address) -> Server {
-        let target = || Target::Endpoint(self.endpoint.with_address(address));
-        let new = || Server::new(target(), self.protection.clone());
+        let new = || Server::new(self.nodes.target(address), self.protection.clone());
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
 

@@ -20,9 +20,9 @@ mod sentinel;
 mod server;
 mod server_state;
 
-use cluster::Cluster;
+use cluster::{Cluster, Nodes};
 pub(super) use connection::Connection;
-use endpoint::Endpoint;
+use endpoint::{Address, Endpoint};
 use external::External;
 pub(super) use node::{Node, Redirect};
 use sentinel::Sentinels;
@@ -91,7 +91,22 @@ impl Topology {
         if first.info.redis_settings().db() != 0 {
             return Err(invalid("a cluster has no database other than 0: remove it from the URL"));
         }
-        Ok(Self::Cluster(Cluster::new(seeds, first)))
+        Ok(Self::Cluster(Cluster::new(seeds, Nodes::Endpoint(first))))
+    }
+
+    /// Returns a cluster behind streams that the caller opens to each node.
+    pub(super) fn cluster_streams<F, Fut, S>(seeds: Vec<Address>, connect: F) -> Self
+    where
+        F: Fn(String, u16) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let connect = Arc::new(connect);
+        let streams = move |(host, port): &Address| {
+            let (connect, host, port) = (connect.clone(), host.clone(), *port);
+            Target::Streams(Arc::new(move || connect(host.clone(), port)))
+        };
+        Self::Cluster(Cluster::new(seeds, Nodes::Streams(Box::new(streams))))
     }
 
     /// Returns the caller's own connection.
@@ -170,6 +185,7 @@ impl Topology {
                 let database = server.target().endpoint()?.info.redis_settings().db();
                 Some(format!("redis {self}/{database}"))
             }
+            Self::Cluster(cluster) if cluster.has_streams() => None,
             Self::Cluster(_) => Some(format!("redis {self}")),
             Self::External(_) => None,
         }
@@ -186,7 +202,7 @@ impl fmt::Display for Topology {
                 Target::Streams(_) => f.write_str("custom streams"),
             },
             Self::Cluster(cluster) => {
-                f.write_str("cluster")?;
+                f.write_str(if cluster.has_streams() { "cluster over custom streams" } else { "cluster" })?;
                 cluster.seeds().iter().try_for_each(|(host, port)| write!(f, " {host}:{port}"))
             }
             Self::External(_) => f.write_str("custom connection"),
