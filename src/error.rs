@@ -257,6 +257,12 @@ pub enum ConfigError {
         reason: String,
     },
 
+    /// A cluster has no node to connect to.
+    #[cfg(feature = "redis")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
+    #[error("missing cluster node: give the host and the port of at least one node")]
+    NoClusterNodes,
+
     /// The TLS settings of a Redis connection are invalid.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]

@@ -1,10 +1,18 @@
 //! Checks of several partition keys in a cluster: the backend splits a check by slot.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    io,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
-use tokio::time::{sleep, timeout};
+use tokio::{
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 use tower_sliding_window::{
-    PartitionKey, Policy, RedisBackend, Wait,
+    ConfigError, PartitionKey, Policy, RedisBackend, Wait,
     backend::{Backend, Check, Pair, Purpose, Reason, Refund},
 };
 
@@ -204,4 +212,49 @@ async fn replica_keeps_usage_after_failover() {
             "{engine:?}: {decision:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn cluster_over_streams_connects_to_owner_of_each_slot() {
+    let cluster = Cluster::start(Engine::Redis);
+    let opened = Arc::<Mutex<BTreeSet<u16>>>::default();
+    // The only known node is a replica, which owns no slot.
+    let seed = ("127.0.0.1", cluster.replicas()[0].port());
+    let backend_without = |dead: Option<u16>| {
+        let opened = opened.clone();
+        let connect = move |host: String, port| {
+            opened.lock().unwrap().insert(port);
+            async move {
+                if dead == Some(port) {
+                    return Err(io::ErrorKind::ConnectionRefused.into());
+                }
+                TcpStream::connect((host, port)).await
+            }
+        };
+        RedisBackend::cluster_over_streams([seed], connect).unwrap()
+    };
+    let backend = backend_without(None);
+    let ten = policy("ten", 10, HOUR);
+    for n in 0..20 {
+        let key = PartitionKey::new("user", n.to_string());
+        assert!(backend.check(&check([pair(&key, &ten, 1)])).await.unwrap().is_admitted(), "{n}");
+    }
+    let primaries: BTreeSet<u16> = cluster.primaries().iter().map(Server::port).collect();
+    assert!(opened.lock().unwrap().is_superset(&primaries), "{opened:?} and {primaries:?}");
+    assert!(format!("{backend:?}").contains("cluster over custom streams 127.0.0.1:"), "{backend:?}");
+
+    // The caller cannot open a stream to one of the nodes.
+    let backend = backend_without(primaries.first().copied());
+    let mut failed = 0;
+    for n in 0..20 {
+        let key = PartitionKey::new("user", n.to_string());
+        if let Err(error) = backend.check(&check([pair(&key, &ten, 1)])).await {
+            assert_eq!(error.reason(), Reason::Connection, "{error:?}");
+            failed += 1;
+        }
+    }
+    assert!((1..20).contains(&failed), "{failed}");
+    let none: [(String, u16); 0] = [];
+    let error = RedisBackend::cluster_over_streams(none, |host, port| TcpStream::connect((host, port)));
+    assert!(matches!(error, Err(ConfigError::NoClusterNodes)));
 }

@@ -162,6 +162,39 @@ impl RedisBackend {
         Self::new(Topology::streams(connect))
     }
 
+    /// Connects on demand, as [`lazy_cluster`](Self::lazy_cluster) does, to a cluster over your own streams. `nodes` are the hosts
+    /// and ports of some of its nodes. The backend calls `connect` once per connection, with the host and the port of a node as
+    /// `CLUSTER SLOTS` or a redirect names it. The servers must support RESP3 and require no password.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::NoClusterNodes`] if there is no node. If `connect` returns an error, a check of that node's keys
+    /// returns [`Reason::Connection`](crate::backend::Reason::Connection).
+    ///
+    /// ```
+    /// use tokio::net::TcpStream;
+    /// use tower_sliding_window::RedisBackend;
+    ///
+    /// let nodes = [("10.0.0.1", 7000), ("10.0.0.2", 7000)];
+    /// let backend = RedisBackend::cluster_over_streams(nodes, |host, port| TcpStream::connect((host, port)))?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn cluster_over_streams<F, Fut, S>(
+        nodes: impl IntoIterator<Item = (impl Into<String>, u16)>,
+        connect: F,
+    ) -> Result<Self, ConfigError>
+    where
+        F: Fn(String, u16) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = io::Result<S>> + Send + 'static,
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let nodes: Vec<(String, u16)> = nodes.into_iter().map(|(host, port)| (host.into(), port)).collect();
+        if nodes.is_empty() {
+            return Err(ConfigError::NoClusterNodes);
+        }
+        Ok(Self::new(Topology::cluster_streams(nodes, connect)))
+    }
+
     fn with_topology(
         urls: &[impl AsRef<str>],
         tls: &Tls,

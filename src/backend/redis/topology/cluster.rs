@@ -20,12 +20,14 @@ use tokio::{
 
 use super::{
     endpoint::{Address, Endpoint},
-    server::{Server, ServerConnection, Target, unless_same},
+    node::{Node, Redirect},
+    server::{Server, Target},
     server_state::ServerState,
     slot_map::{self, Report, Slots},
 };
 use crate::{
     backend::redis::error::requires_reconnect,
+    outage::{Guard, SharedProtection},
     single_flight::{Attempt, SingleFlight},
 };
 
@@ -57,10 +59,29 @@ pub(crate) struct Cluster(Arc<Shared>);
 struct Shared {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
-    /// How to connect to every node, apart from its address.
-    endpoint: Endpoint,
+    nodes: Nodes,
+    protection: Arc<SharedProtection>,
+    /// The guard of the look-ups of slots without a known owner.
+    guard: Arc<Guard>,
     refreshes: SingleFlight<()>,
     state: Mutex<State>,
+}
+
+/// How to connect to the nodes.
+pub(super) enum Nodes {
+    /// As to this server, apart from the address.
+    Endpoint(Endpoint),
+    /// Over streams that the caller opens.
+    Streams(Box<dyn Fn(&Address) -> Target + Send + Sync>),
+}
+
+impl Nodes {
+    fn target(&self, address: &Address) -> Target {
+        match self {
+            Self::Endpoint(endpoint) => Target::Endpoint(endpoint.with_address(address)),
+            Self::Streams(streams) => streams(address),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -79,9 +100,19 @@ struct State {
 }
 
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, endpoint: Endpoint) -> Self {
+    pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
+        let protection = Arc::<SharedProtection>::default();
+        let guard = Guard::new(protection.clone());
         let refreshes = SingleFlight::new(REFRESH_TIMEOUT);
-        Self(Arc::new(Shared { seeds, endpoint, refreshes, state: Mutex::default() }))
+        Self(Arc::new(Shared { seeds, nodes, protection, guard, refreshes, state: Mutex::default() }))
+    }
+
+    pub(super) fn has_streams(&self) -> bool {
+        matches!(self.0.nodes, Nodes::Streams(_))
+    }
+
+    pub(super) fn guard(&self) -> &Arc<Guard> {
+        &self.0.guard
     }
 
     pub(super) fn seeds(&self) -> &[Address] {
@@ -112,54 +143,56 @@ impl Cluster {
         outcome
     }
 
-    /// Returns the connection to the owner of a slot.
-    pub(super) async fn connection(&self, slot: u16) -> RedisResult<ServerConnection> {
-        let mut owner = self.0.state().owner(slot);
-        if owner.is_none() {
-            self.refresh(true).await?;
-            owner = self.0.state().owner(slot);
-        }
-        let server = owner.ok_or_else(|| self.0.state().owner_error())?;
+    /// Returns the owner of a slot, as far as it is known.
+    pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
+        let Some(server) = self.0.state().owner(slot) else { return Ok(None) };
         if !server.is_connected() {
             // Another node may have taken over its slots.
             self.refresh(false).await?;
         }
-        server.connection().await
+        Ok(Some(server))
     }
 
-    /// Returns the connection for a retry, after the server in the state `failed` has returned this error. None if a retry
-    /// cannot succeed.
+    /// Returns the owner of a slot. If it is not known, looks it up.
+    pub(super) async fn owner(&self, slot: u16) -> RedisResult<Server> {
+        if let Some(server) = self.known_owner(slot).await? {
+            return Ok(server);
+        }
+        self.refresh(true).await?;
+        let state = self.0.state();
+        state.owner(slot).ok_or_else(|| state.owner_error())
+    }
+
+    /// Returns the node for a retry, after the node in the state `failed` has returned this error. None if a retry cannot
+    /// succeed.
     pub(super) async fn redirect(
         &self,
         slot: u16,
         failed: &Arc<ServerState>,
         error: &RedisError,
-    ) -> Option<RedisResult<ServerConnection>> {
+    ) -> Option<RedisResult<Redirect>> {
         let is = |kind: ServerErrorKind| error.kind() == kind.into();
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
             let host = self.0.state().host(slot);
             let address = error.redirect_node().and_then(|(address, _)| parse(address, host.as_deref()))?;
             if is(ServerErrorKind::Ask) {
                 let server = self.0.server(&address);
-                return Some(server.connection().await.map(ServerConnection::asking));
+                return Some(Ok(Redirect::to(Node::Server { server, is_asking: true })));
             }
             let server = self.0.move_slot(slot, &address);
             // Usually other slots have moved too.
-            return Some(match self.refresh(false).await {
-                Ok(()) => server.connection().await,
-                Err(error) => Err(error),
-            });
+            return Some(self.refresh(false).await.map(|()| Redirect::to(Node::of(server))));
         }
         if is(ServerErrorKind::TryAgain) {
             sleep(TRY_AGAIN_DELAY).await;
-            return Some(self.connection(slot).await);
+            return Some(self.owner(slot).await.map(|server| Redirect::to(Node::of(server))));
         }
         if is(ServerErrorKind::ClusterDown) {
             self.0.refuse(failed);
         }
         if requires_reconnect(error) || is(ServerErrorKind::ClusterDown) {
             self.refresh(true).await.ok()?;
-            return unless_same(failed, self.connection(slot).await);
+            return Some(self.owner(slot).await.map(|server| Redirect::reconnect(Node::of(server))));
         }
         None
     }
@@ -210,7 +243,7 @@ impl Shared {
     }
 
     fn server_in(&self, state: &mut State, address: &Address) -> Server {
-        let new = || Server::new(Target::Endpoint(self.endpoint.with_address(address)));
+        let new = || Server::new(self.nodes.target(address), self.protection.clone());
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
 

@@ -25,6 +25,7 @@ use tokio::{
 use super::{endpoint::Endpoint, sentinel::Sentinels, server_state::ServerState};
 use crate::{
     backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls},
+    outage::{Guard, SharedProtection},
     single_flight::{Attempt, SingleFlight},
 };
 
@@ -45,6 +46,7 @@ pub(crate) struct Server(Arc<Shared>);
 
 struct Shared {
     target: Target,
+    guard: Arc<Guard>,
     state: Mutex<State>,
     attempts: SingleFlight<RedisResult<ServerConnection>>,
     eviction: EvictionCheck,
@@ -137,9 +139,15 @@ impl Target {
 }
 
 impl Server {
-    pub(super) fn new(target: Target) -> Self {
+    pub(super) fn new(target: Target, protection: Arc<SharedProtection>) -> Self {
         let (state, attempts) = (Mutex::new(State::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
-        Self(Arc::new(Shared { target, state, attempts, eviction: EvictionCheck::default() }))
+        let (guard, eviction) = (Guard::new(protection), EvictionCheck::default());
+        Self(Arc::new(Shared { target, guard, state, attempts, eviction }))
+    }
+
+    /// Returns the guard of the server, which outlives its connections.
+    pub(super) fn guard(&self) -> &Arc<Guard> {
+        &self.0.guard
     }
 
     pub(super) fn target(&self) -> &Target {
@@ -184,15 +192,6 @@ impl Server {
         }
         Err(timed_out())
     }
-}
-
-/// Returns the connection for a retry. None if it is the one whose server, in this state, has returned an error.
-pub(super) fn unless_same(
-    failed: &Arc<ServerState>,
-    connection: RedisResult<ServerConnection>,
-) -> Option<RedisResult<ServerConnection>> {
-    let is_same = connection.as_ref().is_ok_and(|connection| Arc::ptr_eq(&connection.state, failed));
-    (!is_same).then_some(connection)
 }
 
 impl ServerConnection {
