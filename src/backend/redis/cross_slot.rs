@@ -274,7 +274,7 @@ fn result(verdict: Verdict, check: &Check, slots: &[Slot<'_>]) -> Result<Decisio
         State::Charged(decision) | State::Denied(decision) => Some((slot.pairs, decision)),
         State::Asked(_) | State::Unknown(_) => None,
     });
-    Ok(decision(check, replies, verdict == Verdict::Admitted || check.purpose() == Purpose::Peek))
+    Ok(decision(check, replies, verdict == Verdict::Admitted))
 }
 
 /// Returns the decision of a check from the decisions of its slots. Pairs of a slot without a decision have no status.
