@@ -16,6 +16,7 @@ use crate::decision::Decision;
 mod error;
 #[cfg(feature = "test-util")]
 pub(crate) mod fake;
+mod generation;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;

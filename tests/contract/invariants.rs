@@ -168,9 +168,6 @@ impl<B: Backend> Run<'_, B> {
         let Some(last) = self.open.len().checked_sub(1) else { return Ok(()) };
         let index = self.open.remove(if which == usize::MAX { last } else { which % (last + 1) });
         let Reserved { check, receipts, handles } = &self.reservations[index];
-        if self.model.is_ambiguous(check, handles) {
-            return Ok(());
-        }
         let used: Vec<u32> =
             check.pairs().iter().zip(used.iter().cycle()).map(|(pair, used)| used.of(pair.cost)).collect();
         self.bench.clock.set_micros(self.now);

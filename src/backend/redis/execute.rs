@@ -89,7 +89,7 @@ impl Drop for Sent<'_> {
 impl RedisBackend {
     /// Decides a check whose keys are in one slot.
     pub(super) async fn check_in_slot(&self, check: &Check) -> Result<Decision, BackendError> {
-        let mut call = Call::check(check, &self.names, self.injected_micros());
+        let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
         // An overage is charged even after the deadline, and a peek after it does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());

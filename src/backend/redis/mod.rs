@@ -11,7 +11,7 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use crate::{
-    backend::{Backend, BackendError, Reason},
+    backend::{Backend, BackendError, Reason, generation::Generations},
     check::{Check, Refund},
     decision::Decision,
     error::ConfigError,
@@ -117,6 +117,7 @@ pub struct RedisBackend {
     topology: Topology,
     names: KeyNames,
     scripts: Arc<Scripts>,
+    generations: Arc<Generations>,
     /// Set by the first CROSSSLOT error.
     is_cluster: Arc<AtomicBool>,
     lost_rollbacks: Arc<AtomicU64>,
@@ -205,6 +206,7 @@ impl RedisBackend {
             topology,
             names: KeyNames::default(),
             scripts: Arc::new(Scripts::new()),
+            generations: Arc::new(Generations::new()),
             is_cluster: Arc::default(),
             lost_rollbacks: Arc::default(),
             unanswered: Arc::default(),

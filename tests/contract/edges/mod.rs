@@ -21,6 +21,9 @@ use crate::support::{
 
 const WINDOW: u64 = 10_000;
 
+/// The receipt of a pair with cost 0, which identifies no charge.
+const NO_CHARGE: Receipt = Receipt { generation: 0, at_micros: 0, ordinal: 0 };
+
 /// A backend on a controlled clock, with short methods for the tests.
 pub struct Bench<B> {
     backend: B,
