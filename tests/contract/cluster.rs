@@ -234,7 +234,7 @@ impl CrossSlotRun<'_> {
     ) -> Result<(), TestCaseError> {
         self.clock.set_micros(self.now);
         self.model.settle(self.now, &check, &handles, used);
-        refund_unused(&self.backend, &check, &receipts, used).await?;
+        refund_unused(&self.backend, self.now, &check, &receipts, used).await?;
         match check.overage(used) {
             Some(overage) => self.decide(&overage).await.map(drop),
             None => Ok(()),

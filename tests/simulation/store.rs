@@ -210,7 +210,7 @@ impl Store {
             }
         }
         fields.end()?;
-        Ok(resp::integer(1))
+        Ok(resp::integer(self.reported(now) as i64))
     }
 }
 

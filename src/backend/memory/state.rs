@@ -128,8 +128,8 @@ impl State {
         Ok(Some(Decision::with_receipts(clock, statuses, receipts)))
     }
 
-    /// Refunds units, each to its own charge.
-    pub(super) fn refund(&self, refund: &Refund) {
+    /// Refunds units, each to its own charge. Returns the instant.
+    pub(super) fn refund(&self, refund: &Refund) -> u64 {
         let mut locked = self.lock(refund.pairs().iter().map(|pair| &pair.key));
         let clock = self.clock.now_micros();
         for (i, pair) in refund.pairs().iter().enumerate() {
@@ -137,6 +137,7 @@ impl State {
             shard.refund(key, refund.namespace(), pair, clock);
             self.remove_if_idle(shard, key, clock);
         }
+        clock
     }
 
     /// Removes the usage of some pairs.

@@ -65,15 +65,16 @@ pub(super) async fn check(
     }
 }
 
-/// Refunds units slot by slot. An error in one slot does not stop the others.
+/// Refunds units slot by slot. An error in one slot does not stop the others. Returns the latest instant.
 pub(super) async fn refund(
     backend: &RedisBackend,
     refund: &Refund,
     slots: &[Vec<usize>],
-) -> Result<(), BackendError> {
-    let mut outcome = Ok(());
+) -> Result<u64, BackendError> {
+    let mut outcome = Ok(0);
     for pairs in slots {
-        outcome = outcome.and(backend.refund_in_slot(&refund.part(pairs)).await);
+        let refunded = backend.refund_in_slot(&refund.part(pairs)).await;
+        outcome = outcome.and_then(|latest: u64| Ok(latest.max(refunded?)));
     }
     outcome
 }

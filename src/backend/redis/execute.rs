@@ -104,12 +104,13 @@ impl RedisBackend {
         decision
     }
 
-    /// Refunds units whose keys are in one slot.
-    pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<(), BackendError> {
+    /// Refunds units whose keys are in one slot. Returns the instant, in microseconds of the server's clock.
+    pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<u64, BackendError> {
         let mut call = Call::refund(refund, &self.names, self.injected_micros());
         let slot = call.slot();
         let command = Command::Script(&self.scripts.refund, &mut call);
-        self.execute(Operation { slot, command, deadline: None, counts_unanswered: false }).await.map(drop)
+        let operation = Operation { slot, command, deadline: None, counts_unanswered: false };
+        script::refunded_at(&self.execute(operation).await?)
     }
 
     /// Deletes keys that are in one slot.

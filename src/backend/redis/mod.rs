@@ -275,7 +275,7 @@ impl Backend for RedisBackend {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let keys = || refund.pairs().iter().map(|pair| &pair.key);
         let outcome = match self.slots(keys()) {
             Some(slots) => return cross_slot::refund(self, refund, &slots).await,

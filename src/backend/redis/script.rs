@@ -245,6 +245,14 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     Ok(Decision::with_receipts(at_micros, statuses, receipts))
 }
 
+/// Parses the reply to a refund: the clock reading, in microseconds.
+pub(super) fn refunded_at(reply: &Value) -> Result<u64, BackendError> {
+    match reply {
+        Value::Int(micros) => u64::try_from(*micros).map_err(|_| BackendError::new(Reason::BrokenReply)),
+        _ => Err(BackendError::new(Reason::BrokenReply)),
+    }
+}
+
 fn receipt(fields: &mut Fields<'_>) -> Option<Receipt> {
     Some(Receipt {
         generation: fields.uint::<GENERATION_SIZE>()?,

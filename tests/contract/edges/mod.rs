@@ -78,7 +78,8 @@ impl<B: Backend> Bench<B> {
     /// Settles a reservation with the used units of each pair.
     fn settle(&self, (check, receipts): &(Check, Vec<Receipt>), used: &[u32]) {
         if let Some(refund) = Refund::of(check, receipts, used) {
-            self.runtime.block_on(self.backend.refund(&refund)).unwrap();
+            let at = self.runtime.block_on(self.backend.refund(&refund)).unwrap();
+            assert_eq!(at, self.clock.now_micros(), "the instant of the refund");
         }
         if let Some(overage) = check.overage(used) {
             assert!(self.run_check(&overage).is_admitted());
