@@ -115,17 +115,18 @@ async fn peek<'a>(
     Peeked(mem::take(&mut transaction.slots))
 }
 
-/// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others.
+/// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others. Returns the latest instant.
 pub(super) async fn refund(
     backend: &RedisBackend,
     refund: &Refund,
     slots: &[Vec<usize>],
-) -> Result<(), BackendError> {
+) -> Result<u64, BackendError> {
     let calls = slots.iter().map(|pairs| {
         let part = refund.part(pairs);
         async move { backend.refund_in_slot(&part).await }
     });
-    join(calls).await.into_iter().collect()
+    let instants = join(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(instants.into_iter().max().unwrap_or_default())
 }
 
 /// Deletes keys in all slots at the same time. A slot that fails or hangs does not affect the others.
