@@ -76,7 +76,8 @@ impl Command<'_> {
         };
         let scripts = &connection.server().scripts;
         let mut load = None;
-        for _ in 0..2 {
+        // Twice another call may load it: one that is stuck, and the one that replaces it.
+        for _ in 0..3 {
             let sent = Instant::now();
             let reply = connection.send(&script.by_hash(call)).await;
             if !is_unknown(&reply) {
@@ -223,7 +224,8 @@ impl RedisBackend {
                 }
                 (Ok(reply), None) => return Ok(reply),
                 (Err(error), _) => {
-                    let Some(redirect) = by_deadline(wait, self.topology.redirect(slot, &error)).await?
+                    let Some(redirect) =
+                        by_deadline(wait, self.topology.redirect(slot, connection.server(), &error)).await?
                     else {
                         return Err(unavailable(error));
                     };
