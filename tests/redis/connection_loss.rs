@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_millis(100);
 const MARGIN: Duration = Duration::from_millis(900);
 
 async fn short_and_long_deadline(server: &Server) -> (Limiter, Limiter) {
-    let builder = Limiter::builder(backend(server).await).policy(policy("hourly", 100, HOUR));
+    let builder = Limiter::builder(backend(server).await).breaker(None).policy(policy("hourly", 100, HOUR));
     (builder.clone().deadline(DEADLINE).build().unwrap(), builder.deadline(LONG_DEADLINE).build().unwrap())
 }
 

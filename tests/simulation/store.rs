@@ -18,9 +18,8 @@ use crate::contract::model::{Handle, Model};
 
 pub struct Store {
     model: Model,
-    /// The number of data losses.
-    generation: u64,
-    /// The charges with a receipt. The index is the ordinal of the receipt.
+    data_losses: u64,
+    /// The charges with a receipt. The index is the ordinal of the receipt, and the generation is that of the check.
     reserved: Vec<Reserved>,
     scripts: HashSet<String>,
     clock: Clock,
@@ -43,6 +42,8 @@ struct Reserved {
     pair: Pair,
     handle: Handle,
     generation: u64,
+    /// The number of data losses before the charge.
+    data_losses: u64,
 }
 
 /// The year 2023.
@@ -59,7 +60,7 @@ impl Store {
     pub fn new(drift: i64, mutation: Option<Mutation>, record: Record) -> Self {
         Self {
             model: Model::default(),
-            generation: 0,
+            data_losses: 0,
             reserved: Vec::new(),
             scripts: HashSet::new(),
             clock: Clock { offset: 0, drift },
@@ -74,7 +75,7 @@ impl Store {
         self.scripts.clear();
         self.paused_until = Duration::ZERO;
         if loses_data {
-            self.generation += 1;
+            self.data_losses += 1;
             self.model = Model::default();
         }
     }
@@ -129,7 +130,7 @@ impl Store {
         match arguments {
             // The lengths of refunds and checks never coincide.
             [refund] if refund.len() == 33 * count => self.refund(&keys, refund),
-            [check] if check.len() == 20 * count + 8 => self.check(&keys, check, Purpose::Charge),
+            [check] if check.len() == 20 * count + 15 => self.check(&keys, check, Purpose::Charge),
             [check, b"r"] => self.check(&keys, check, Purpose::Reserve),
             [check, b"o"] => self.check(&keys, check, Purpose::Overage),
             [check, b"p"] => self.check(&keys, check, Purpose::Peek),
@@ -145,7 +146,7 @@ impl Store {
             let (window, shape) = (fields.take(6)?, fields.take_signed(6)?);
             pairs.push(pair(key, quota as u32, cost as u32, window, shape)?);
         }
-        let deadline = fields.take(8)?;
+        let (deadline, generation) = (fields.take(8)?, fields.take(7)?);
         fields.end()?;
         let id = number(&pairs);
         let now = self.now();
@@ -168,19 +169,19 @@ impl Store {
         if purpose != Purpose::Peek {
             self.record.note(Event::Decided { id, reading: now, verdict });
         }
-        let receipts = (purpose == Purpose::Reserve).then(|| self.reserve(id, &check, &handles));
+        let receipts = (purpose == Purpose::Reserve).then(|| self.reserve(id, generation, &check, &handles));
         Ok(resp::bulk(&reply(&decision, self.reported(now), receipts.as_deref())))
     }
 
-    /// Returns the ordinals of the receipts for these charges, or zeros for a denied check.
-    fn reserve(&mut self, id: Id, check: &Check, handles: &[Handle]) -> Vec<u64> {
+    /// Returns the generations and the ordinals of the receipts for these charges, or zeros for a denied check.
+    fn reserve(&mut self, id: Id, generation: u64, check: &Check, handles: &[Handle]) -> Vec<(u64, u64)> {
         if handles.is_empty() {
-            return vec![0; check.pairs().len()];
+            return vec![(0, 0); check.pairs().len()];
         }
         let reserved = check.pairs().iter().zip(handles).map(|(pair, handle)| {
-            let generation = self.generation;
-            self.reserved.push(Reserved { id, pair: pair.clone(), handle: *handle, generation });
-            self.reserved.len() as u64 - 1
+            let data_losses = self.data_losses;
+            self.reserved.push(Reserved { id, pair: pair.clone(), handle: *handle, generation, data_losses });
+            (generation, self.reserved.len() as u64 - 1)
         });
         reserved.collect()
     }
@@ -190,8 +191,7 @@ impl Store {
         let now = self.now();
         for key in keys {
             let (units, window, shape) = (fields.take(4)? as u32, fields.take(6)?, fields.take_signed(6)?);
-            let _generation_and_instant = (fields.take(7)?, fields.take(7)?);
-            let ordinal = fields.take(3)?;
+            let (generation, _instant, ordinal) = (fields.take(7)?, fields.take(7)?, fields.take(3)?);
             let reserved = self.reserved.get(ordinal as usize).ok_or("no such receipt")?;
             let pair_of_key = pair(key, reserved.pair.policy.quota(), 0, window, shape)?;
             let left = reserved.pair.cost.checked_sub(units).ok_or("more than was charged")?;
@@ -200,14 +200,17 @@ impl Store {
             {
                 return Err("a receipt of another pair".to_owned());
             }
+            if generation != reserved.generation {
+                return Err("a receipt of another generation".to_owned());
+            }
             self.record.note(Event::Refunded { id: reserved.id, units });
-            if reserved.generation == self.generation {
+            if reserved.data_losses == self.data_losses {
                 let check = Check::new([reserved.pair.clone()]).map_err(|error| error.to_string())?;
                 self.model.settle(now, &check, &[reserved.handle], &[left]);
             }
         }
         fields.end()?;
-        Ok(resp::integer(1))
+        Ok(resp::integer(self.reported(now) as i64))
     }
 }
 
@@ -216,7 +219,7 @@ fn number(pairs: &[Pair]) -> Id {
     pairs.iter().find(|pair| pair.policy.name() == NUMBER).map_or(0, |pair| pair.cost)
 }
 
-fn reply(decision: &Decision, reading: u64, receipts: Option<&[u64]>) -> Vec<u8> {
+fn reply(decision: &Decision, reading: u64, receipts: Option<&[(u64, u64)]>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (i, status) in decision.statuses().iter().enumerate() {
         let (verdict, retry) = match status.retry_after() {
@@ -231,8 +234,10 @@ fn reply(decision: &Decision, reading: u64, receipts: Option<&[u64]>) -> Vec<u8>
             bytes.extend((wait.as_micros() as u64).to_le_bytes());
         }
         if let Some(receipts) = receipts {
-            bytes.extend([0; 14]);
-            bytes.extend(&receipts[i].to_le_bytes()[..3]);
+            let (generation, ordinal) = receipts[i];
+            bytes.extend(&generation.to_le_bytes()[..7]);
+            bytes.extend([0; 7]);
+            bytes.extend(&ordinal.to_le_bytes()[..3]);
         }
     }
     bytes

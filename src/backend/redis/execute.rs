@@ -123,7 +123,7 @@ impl RedisBackend {
         check: &Check,
         patience: Patience,
     ) -> Result<Decision, BackendError> {
-        let mut call = Call::check(check, &self.names, self.injected_micros());
+        let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
         // An overage is charged even after the deadline, and a peek after it does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
@@ -144,11 +144,12 @@ impl RedisBackend {
         decision
     }
 
-    /// Refunds units whose keys are in one slot.
-    pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<(), BackendError> {
+    /// Refunds units whose keys are in one slot. Returns the instant, in microseconds of the server's clock.
+    pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<u64, BackendError> {
         let mut call = Call::refund(refund, &self.names, self.injected_micros());
         let slot = call.slot();
-        self.change_in_slot(slot, Command::Script(&self.scripts.refund, &mut call)).await.map(drop)
+        let reply = self.change_in_slot(slot, Command::Script(&self.scripts.refund, &mut call)).await?;
+        script::refunded_at(&reply)
     }
 
     /// Deletes keys that are in one slot.
