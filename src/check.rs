@@ -1,6 +1,6 @@
 //! Checks, and the changes of a charge: what a limiter sends to a backend.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use tokio::time::Instant;
 
@@ -18,7 +18,22 @@ pub struct Check {
     purpose: Purpose,
     deadline: Option<Instant>,
     pairs: Box<[Pair]>,
+    across_slots: AcrossSlots,
 }
+
+/// The rules for a check whose keys are in several slots of a cluster, which no single call can decide.
+#[derive(Clone, Default)]
+pub(crate) struct AcrossSlots {
+    /// Whether the charges of some slots stay if another slot does not answer.
+    pub(crate) keeps_charges: bool,
+    /// Whether to peek first, because a pair was denied a moment ago.
+    pub(crate) peeks_first: bool,
+    /// Called with the pairs of a slot when their rollback begins and when it ends.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
+    pub(crate) on_rollback: Option<OnRollback>,
+}
+
+pub(crate) type OnRollback = Arc<dyn Fn(&Check) + Send + Sync>;
 
 /// The purpose of a check. A backend that does not [change charges](crate::backend::Backend::changes_charges) receives
 /// only plain charges.
@@ -133,7 +148,23 @@ impl Check {
     /// Creates a check of 1 to [`MAX_PAIRS`] different pairs, which were validated when the limiter was built.
     pub(crate) fn of_limiter(namespace: Namespace, pairs: Box<[Pair]>) -> Self {
         debug_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
-        Self { namespace, purpose: Purpose::default(), deadline: None, pairs }
+        let across_slots = AcrossSlots::default();
+        Self { namespace, purpose: Purpose::default(), deadline: None, pairs, across_slots }
+    }
+
+    /// Returns the same check with rules for several slots.
+    pub(crate) fn with_across_slots(self, across_slots: AcrossSlots) -> Self {
+        Self { across_slots, ..self }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(crate) fn across_slots(&self) -> &AcrossSlots {
+        &self.across_slots
+    }
+
+    /// Returns whether the pairs have different partition keys.
+    pub(crate) fn has_several_keys(&self) -> bool {
+        self.pairs.windows(2).any(|pairs| matches!(pairs, [a, b] if a.key != b.key))
     }
 
     /// Returns the same check with other pairs.
@@ -211,8 +242,8 @@ impl Check {
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
-        let Self { namespace, deadline, .. } = self;
-        Self { namespace: namespace.clone(), purpose, deadline: *deadline, pairs }
+        let Self { namespace, deadline, across_slots, .. } = self.clone();
+        Self { namespace, purpose, deadline, pairs, across_slots }
     }
 
     /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
@@ -220,9 +251,28 @@ impl Check {
         let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
         let pairs: Box<[Pair]> =
             pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();
-        let purpose = Purpose::Overage;
-        let namespace = self.namespace.clone();
-        (!pairs.is_empty()).then_some(Self { namespace, purpose, deadline: None, pairs })
+        if pairs.is_empty() {
+            return None;
+        }
+        Some(Self { purpose: Purpose::Overage, deadline: None, ..self.with_pairs(pairs) })
+    }
+}
+
+/// The rules do not change what is checked.
+impl PartialEq for AcrossSlots {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for AcrossSlots {}
+
+impl fmt::Debug for AcrossSlots {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcrossSlots")
+            .field("keeps_charges", &self.keeps_charges)
+            .field("peeks_first", &self.peeks_first)
+            .finish_non_exhaustive()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    check::{Pair, Receipt},
+    check::{Check, Pair, Receipt},
     policy::Policy,
 };
 
@@ -53,7 +53,12 @@ enum Origin {
     Backend,
     /// A backend, at several instants of several clocks: one for each slot of a cluster.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
-    Divided,
+    Divided {
+        /// The policies of the check.
+        policies: Box<[Policy]>,
+        /// The indices of the pairs that have a status.
+        known: Box<[usize]>,
+    },
     /// The deny cache, for a check of these policies.
     Cache(Box<[Policy]>),
 }
@@ -86,10 +91,19 @@ impl Decision {
         Self::of(Origin::Backend, at_micros, statuses.into(), receipts.into())
     }
 
-    /// Creates the decision of a check across several slots.
+    /// Creates the decision of a check across several slots. A denial may have the statuses of some pairs only: of those that
+    /// are `known`.
     #[cfg(feature = "redis")]
-    pub(crate) fn divided(at_micros: u64, statuses: Vec<Status>, receipts: Vec<Receipt>) -> Self {
-        Self::of(Origin::Divided, at_micros, statuses.into(), receipts.into())
+    pub(crate) fn divided(
+        at_micros: u64,
+        statuses: Vec<Status>,
+        receipts: Vec<Receipt>,
+        check: &Check,
+        known: Vec<usize>,
+    ) -> Self {
+        let policies = check.pairs().iter().map(|pair| pair.policy.clone()).collect();
+        let origin = Origin::Divided { policies, known: known.into() };
+        Self::of(origin, at_micros, statuses.into(), receipts.into())
     }
 
     /// Creates a denial from the deny cache, for a check of these policies: the statuses of the pairs that are known to deny.
@@ -114,7 +128,7 @@ impl Decision {
     }
 
     /// Returns the status of every pair, in the order of the check. A [cached](Self::is_cached) denial contains only the pairs
-    /// that are known to deny.
+    /// that are known to deny. A denial across several slots of a cluster contains only the pairs whose slots have replied.
     pub fn statuses(&self) -> &[Status] {
         &self.0.statuses
     }
@@ -143,17 +157,33 @@ impl Decision {
         matches!(self.0.origin, Origin::Cache(_))
     }
 
-    /// Returns whether the check was decided at several instants of several clocks.
-    pub(crate) fn is_divided(&self) -> bool {
-        matches!(self.0.origin, Origin::Divided)
+    /// Returns whether every pair of this check that must have a status has one.
+    pub(crate) fn is_complete(&self, check: &Check) -> bool {
+        match &self.0.origin {
+            Origin::Divided { known, .. } if !self.is_admitted() => known.len() == self.0.statuses.len(),
+            _ => self.0.statuses.len() == check.pairs().len(),
+        }
     }
 
-    /// Returns all policies of the check, in its order. A [cached](Self::is_cached) denial contains them even if it has no status
-    /// for their pairs.
+    /// Returns the pairs of this check that have a status, each with its status.
+    pub(crate) fn statuses_of<'a>(
+        &'a self,
+        check: &'a Check,
+    ) -> impl Iterator<Item = (&'a Pair, &'a Status)> {
+        self.0.statuses.iter().enumerate().filter_map(|(i, status)| {
+            let pair = match &self.0.origin {
+                Origin::Divided { known, .. } => *known.get(i)?,
+                Origin::Backend | Origin::Cache(_) => i,
+            };
+            Some((check.pairs().get(pair)?, status))
+        })
+    }
+
+    /// Returns all policies of the check, in its order, also those of pairs without a status.
     pub fn policies(&self) -> impl Iterator<Item = &Policy> {
         let (listed, known): (&[Policy], &[Status]) = match &self.0.origin {
-            Origin::Cache(policies) => (policies, &[]),
-            Origin::Backend | Origin::Divided => (&[], &self.0.statuses),
+            Origin::Cache(policies) | Origin::Divided { policies, .. } => (policies, &[]),
+            Origin::Backend => (&[], &self.0.statuses),
         };
         listed.iter().chain(known.iter().map(|status| &status.policy))
     }

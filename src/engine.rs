@@ -2,13 +2,15 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::time::Instant;
+
 use crate::{
     backend::{Backend, BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
     deny_cache::{Denials, Miss},
     now_or_later::BoxFuture,
-    outage::{Guard, within},
+    outage::{Guard, Protection, within},
 };
 
 pub(crate) type Outcome<T> = Result<T, BackendError>;
@@ -22,11 +24,13 @@ pub(crate) struct Change {
 pub(crate) trait Engine: Send + Sync {
     /// Returns the decision of a backend that never waits, or `None` if this backend must wait. In that case it did nothing.
     fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>>;
-    /// Asks a backend that must wait. The deny cache learns from the decision.
+    /// Asks a backend that must wait, through the guard unless the backend protects its servers itself. The deny cache learns
+    /// from the decision.
     fn ask(
         self: Arc<Self>,
         check: Check,
-        guard: Arc<Guard>,
+        deadline: Duration,
+        guard: Option<Arc<Guard>>,
         miss: Option<Miss>,
     ) -> BoxFuture<Outcome<Decision>>;
     fn forget(
@@ -41,6 +45,10 @@ pub(crate) trait Engine: Send + Sync {
     fn can_change(&self) -> bool;
     fn can_remember(&self) -> bool;
     fn name_of_store(&self) -> Option<String>;
+    /// Returns whether the backend protects its servers itself.
+    fn protects_servers(&self, protection: Protection) -> bool;
+    /// Waits for the backend's work in the background.
+    fn finish(self: Arc<Self>) -> BoxFuture<()>;
 }
 
 impl<B: Backend> Engine for B {
@@ -51,13 +59,18 @@ impl<B: Backend> Engine for B {
     fn ask(
         self: Arc<Self>,
         check: Check,
-        guard: Arc<Guard>,
+        deadline: Duration,
+        guard: Option<Arc<Guard>>,
         miss: Option<Miss>,
     ) -> BoxFuture<Outcome<Decision>> {
         Box::pin(async move {
             let sent = miss.map(Miss::send);
-            let check = check.with_deadline(guard.deadline());
-            let outcome = guard.ask(async { complete(&check, self.check(&check).await) }).await;
+            let check = check.with_deadline(Instant::now() + deadline);
+            let asked = async { complete(&check, self.check(&check).await) };
+            let outcome = match guard {
+                Some(guard) => guard.ask(deadline, asked).await,
+                None => within(deadline, asked).await,
+            };
             match sent {
                 Some(sent) => sent.learn(&check, outcome),
                 None => outcome,
@@ -121,15 +134,22 @@ impl<B: Backend> Engine for B {
     fn name_of_store(&self) -> Option<String> {
         self.store()
     }
+
+    fn protects_servers(&self, protection: Protection) -> bool {
+        self.protect(protection)
+    }
+
+    fn finish(self: Arc<Self>) -> BoxFuture<()> {
+        Box::pin(async move { self.drain().await })
+    }
 }
 
 /// Rejects a decision without a status for every pair, which would admit pairs that were not checked, and an admitted
 /// reservation without a receipt for every pair, which could not be settled.
 fn complete(check: &Check, outcome: Outcome<Decision>) -> Outcome<Decision> {
     outcome.and_then(|decision| {
-        let pairs = check.pairs().len();
         let reserved = check.purpose() == Purpose::Reserve && decision.is_admitted();
-        if decision.statuses().len() == pairs && (!reserved || decision.receipts().len() == pairs) {
+        if decision.is_complete(check) && (!reserved || decision.receipts().len() == check.pairs().len()) {
             Ok(decision)
         } else {
             Err(BackendError::new(Reason::BrokenReply))

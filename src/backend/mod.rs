@@ -11,7 +11,7 @@
 
 use std::future::Future;
 
-use crate::decision::Decision;
+use crate::{decision::Decision, outage::Protection};
 
 mod error;
 #[cfg(feature = "test-util")]
@@ -120,6 +120,22 @@ pub trait Backend: Send + Sync + 'static {
     /// built.
     fn denials_hold(&self) -> bool {
         false
+    }
+
+    /// Takes over the circuit breaker and the load shedding of a limiter: for a backend of several servers, of which one may fail
+    /// while the others answer. Returns whether it does. A limiter calls this method once, when it is built. After `false`, the
+    /// default, the limiter guards the backend as one server.
+    ///
+    /// A backend around another one may pass this call on to it.
+    fn protect(&self, protection: Protection) -> bool {
+        let _ = protection;
+        false
+    }
+
+    /// Waits until the backend has no work in the background, such as the rollback of a charge.
+    /// [`Limiter::drain`](crate::Limiter::drain) calls it. Returns at once by default.
+    fn drain(&self) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
     }
 
     /// Returns the name of the store, or `None` if it is not known. Backends of this process that share a store return the same

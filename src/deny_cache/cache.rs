@@ -141,6 +141,12 @@ impl Denials {
         invalidate
     }
 
+    /// Returns whether a pair of this check was denied within the largest age, even if its wait has passed.
+    pub(crate) fn was_denied_recently(&self, check: &Check) -> bool {
+        let Some(now) = self.now() else { return false };
+        !self.denied(check, now).is_empty()
+    }
+
     /// Invalidates one entry, and every denial that was asked for before.
     fn remove(&self, pair_key: &PairKey) {
         let invalidation = self.invalidations.fetch_add(1, Ordering::SeqCst) + 1;

@@ -84,13 +84,9 @@ impl Sent {
             Ok(decision) => decision,
             Err(error) => return refresh.and_then(|_| denials.repeat(check)).ok_or(error),
         };
-        let pairs = check.pairs().iter().zip(decision.statuses()).filter(|(pair, _)| pair.cost > 0);
-        for (pair, status) in pairs {
+        for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| pair.cost > 0) {
             if !status.retry_after().is_zero() {
-                // Each slot has a clock of its own, and a rollback may be in progress.
-                if !decision.is_divided() {
-                    denials.enter(pair, Known::new(pair, status, at, decision.at_micros()), invalidations);
-                }
+                denials.enter(pair, Known::new(pair, status, at, decision.at_micros()), invalidations);
             } else if refresh.is_some() {
                 denials.invalidate_if_denied(pair);
             }

@@ -5,12 +5,12 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::{Inner, Limiter, Settings};
 use crate::{
     backend::{Backend, memory::MemoryBackend},
-    check::{MAX_PAIRS, Namespace},
+    check::{MAX_PAIRS, Namespace, OnRollback},
     deny_cache::{Denials, DenyCache, check_deny_cache},
     engine::Engine,
     error::ConfigError,
     observe::{self, Warnings},
-    outage::{Breaker, Guard, Local, OutageRule, check_breaker},
+    outage::{Breaker, Guard, Local, OutageRule, Protection, check_breaker},
     policy::{Policy, distinct},
     settle::Queue,
 };
@@ -203,6 +203,9 @@ impl LimiterBuilder {
         let namespace = namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
         let store = engine.name_of_store();
         let denials = deny_cache.filter(|_| engine.can_remember()).map(Denials::new);
+        let protection = Protection { breaker, deadline, max_in_flight };
+        let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection));
+        let on_rollback = denials.clone().map(on_rollback);
         let (warnings, alive) = (Arc::<Warnings>::default(), Arc::new(()));
         if let Some(store) = store {
             observe::new_limits(&store, &namespace, &all, Arc::downgrade(&alive));
@@ -218,13 +221,21 @@ impl LimiterBuilder {
             ),
             denials,
             settings: Settings { policies, namespace, deadline, rule },
-            guard: Guard::new(breaker, deadline, max_in_flight),
+            guard,
+            on_rollback,
             local: memory.map(Local::in_memory).unwrap_or_default(),
             engine,
             warnings,
             _alive: alive,
         })))
     }
+}
+
+/// Returns what invalidates the cached denials of the pairs of a slot that is rolled back.
+fn on_rollback(denials: Arc<Denials>) -> OnRollback {
+    Arc::new(move |check| {
+        drop(denials.invalidate(check.pairs().iter().map(|pair| (&pair.key, &pair.policy))));
+    })
 }
 
 impl fmt::Debug for LimiterBuilder {

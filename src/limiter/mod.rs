@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     backend::{Backend, BackendError, Reason},
-    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose},
+    check::{AcrossSlots, Check, MAX_PAIRS, Namespace, OnRollback, Pair, Purpose},
     cost::{Costs, IntoCosts},
     decision::Decision,
     deny_cache::{Denials, Lookup, Miss},
@@ -60,9 +60,12 @@ struct Inner {
     settings: Settings,
     engine: Arc<dyn Engine>,
     queue: Arc<Queue>,
-    guard: Arc<Guard>,
+    /// `None` if the backend protects its servers itself.
+    guard: Option<Arc<Guard>>,
     /// `None` if the deny cache is off.
     denials: Option<Arc<Denials>>,
+    /// `None` if the deny cache is off.
+    on_rollback: Option<OnRollback>,
     local: Local,
     warnings: Arc<Warnings>,
     /// Alive as long as the limiter is.
@@ -209,10 +212,11 @@ impl Limiter {
         self.0.queue.lost()
     }
 
-    /// Waits until no settlement is queued or in progress. Call it at the end of a process, after the last response. Each
-    /// settlement takes at most two deadlines.
+    /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end
+    /// of a process, after the last response. Each settlement takes at most two deadlines, and each rollback at most six seconds.
     pub async fn drain(&self) {
         self.0.queue.drain().await;
+        self.0.engine.clone().finish().await;
     }
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
@@ -286,7 +290,8 @@ impl Limiter {
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(miss) => {
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
-                NowOrLater::Later(Waiting { store: self.decide_later(check, miss), rule, reserves, kept })
+                let store = self.decide_later(check, miss, rule);
+                NowOrLater::Later(Waiting { store, rule, reserves, kept })
             }
         }
     }
@@ -334,7 +339,10 @@ impl Limiter {
         };
         match self.decide_now(&check) {
             NowOrLater::Now(decided) => NowOrLater::Now(decided),
-            NowOrLater::Later(miss) => NowOrLater::Later(self.decide_later(check, miss)),
+            // Without a decision, the caller decides.
+            NowOrLater::Later(miss) => {
+                NowOrLater::Later(self.decide_later(check, miss, OutageRule::FailClosed))
+            }
         }
     }
 
@@ -361,8 +369,22 @@ impl Limiter {
         }
     }
 
-    fn decide_later(&self, check: Check, miss: Option<Miss>) -> BoxFuture<Result<Decision, BackendError>> {
-        self.0.engine.clone().ask(check, self.0.guard.clone(), miss)
+    fn decide_later(
+        &self,
+        mut check: Check,
+        miss: Option<Miss>,
+        rule: OutageRule,
+    ) -> BoxFuture<Result<Decision, BackendError>> {
+        let Inner { settings, engine, guard, denials, on_rollback, .. } = &*self.0;
+        if check.has_several_keys() {
+            let peeks_first = denials.as_ref().is_none_or(|denials| denials.was_denied_recently(&check));
+            check = check.with_across_slots(AcrossSlots {
+                keeps_charges: rule == OutageRule::FailOpen,
+                peeks_first,
+                on_rollback: on_rollback.clone(),
+            });
+        }
+        engine.clone().ask(check, settings.deadline, guard.clone(), miss)
     }
 
     fn clear(&self, check: Check) -> ResetFuture {

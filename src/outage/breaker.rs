@@ -24,10 +24,14 @@ use crate::{backend::BackendError, error::ConfigError};
 ///
 /// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check) and load shedding. A dropped
 /// check is not a failure. A row of failures opens the breaker only if the store has answered no check for the length of one
-/// deadline. Otherwise, one failed node of a cluster could cause a row of failures by chance, and stop the checks of all other
-/// nodes.
+/// deadline. Backends that answer at once, resets and settlements do not use the breaker.
 ///
-/// Clones of a limiter share one breaker. Backends that answer at once, resets and settlements do not use it.
+/// # One breaker per server
+///
+/// `RedisBackend` has a breaker for each of its servers: a failed node of a cluster does not stop the checks of the others. The
+/// limiters that share a backend also share its breakers. The strictest settings of all of them apply: the smallest number of
+/// failures, the longest `open_for`, and the shortest deadline. Any other backend has one breaker per limiter, which its clones
+/// share, unless the backend [protects](crate::backend::Backend::protect) its servers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breaker {
     /// The number of failures in a row that open the breaker: 1 to 1,000,000.
@@ -58,13 +62,9 @@ pub(crate) fn check_breaker(breaker: Breaker) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// The state of a circuit breaker.
-pub(super) struct Circuit {
-    settings: Breaker,
-    /// The time without an answer before the breaker opens.
-    silence: Duration,
-    state: Mutex<State>,
-}
+/// A circuit breaker. Its settings belong to the guard, because several limiters may share the server that it protects.
+#[derive(Default)]
+pub(super) struct Circuit(Mutex<State>);
 
 #[derive(Default)]
 struct State {
@@ -78,7 +78,8 @@ struct State {
 
 struct Open {
     until: Instant,
-    is_probing: bool,
+    /// The start of the probe, while there is one.
+    probe: Option<Instant>,
     /// The failure that has opened the breaker, or the failure of the probe.
     error: BackendError,
 }
@@ -93,30 +94,36 @@ pub(super) struct Ticket {
 pub(super) enum Report<'a> {
     Answered,
     Failed(&'a BackendError),
-    /// The check was dropped.
+    /// The check was dropped before its deadline.
     Dropped,
 }
 
 impl Circuit {
-    pub(super) fn new(settings: Breaker, silence: Duration) -> Self {
-        Self { settings, silence, state: Mutex::default() }
-    }
-
-    /// Returns the permission to ask the store, or the error while the breaker is open.
-    pub(super) fn enter(&self) -> Result<Ticket, BackendError> {
+    /// Returns the permission to ask the store, or the error while the breaker is open. A probe that is older than this deadline
+    /// belongs to a runtime that does not run: the next check takes its place.
+    pub(super) fn enter(&self, deadline: impl FnOnce() -> Duration) -> Result<Ticket, BackendError> {
         let mut state = self.state();
-        let ticket = Ticket { epoch: state.epoch };
-        match &mut state.open {
-            None => Ok(ticket),
-            Some(open) if open.is_probing || Instant::now() < open.until => Err(open.error.clone().unasked()),
-            Some(open) => {
-                open.is_probing = true;
-                Ok(ticket)
+        if let Some(open) = &mut state.open {
+            let now = Instant::now();
+            let is_probing = open.probe.is_some_and(|began| now - began < deadline());
+            if is_probing || now < open.until {
+                return Err(open.error.clone().unasked());
+            }
+            if open.probe.replace(now).is_some() {
+                // The report of the old probe is ignored.
+                state.epoch += 1;
             }
         }
+        Ok(Ticket { epoch: state.epoch })
     }
 
-    pub(super) fn leave(&self, ticket: Ticket, report: Report<'_>) {
+    /// Records the outcome of a check. `silence` is the time without an answer before the breaker opens.
+    pub(super) fn leave(
+        &self,
+        ticket: Ticket,
+        report: Report<'_>,
+        settings: impl FnOnce() -> (Option<Breaker>, Duration),
+    ) {
         let mut state = self.state();
         if ticket.epoch != state.epoch {
             return;
@@ -131,19 +138,20 @@ impl Circuit {
                 state.answered = Some(Instant::now());
             }
             Report::Failed(error) => {
+                let (Some(breaker), silence) = settings() else { return };
                 let now = Instant::now();
                 // A failed probe keeps the breaker open.
                 state.failures = state.failures.saturating_add(1);
-                let is_silent = state.answered.is_none_or(|answered| now - answered >= self.silence);
-                if state.failures >= self.settings.failures && is_silent {
+                let is_silent = state.answered.is_none_or(|answered| now - answered >= silence);
+                if state.failures >= breaker.failures && is_silent {
                     state.epoch += 1;
-                    let until = now + self.settings.open_for;
-                    state.open = Some(Open { until, is_probing: false, error: error.clone() });
+                    let until = now + breaker.open_for;
+                    state.open = Some(Open { until, probe: None, error: error.clone() });
                 }
             }
             Report::Dropped => {
                 if let Some(open) = &mut state.open {
-                    open.is_probing = false;
+                    open.probe = None;
                 }
             }
         }
@@ -151,6 +159,6 @@ impl Circuit {
 
     // No code that holds the lock can panic or wait.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

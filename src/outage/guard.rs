@@ -1,9 +1,9 @@
-//! The guard of a store: circuit breaker, load shedding and deadline.
+//! The guard of a server: circuit breaker, load shedding and deadline.
 
 use std::{
     future::Future,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -13,75 +13,158 @@ use tokio::time::Instant;
 
 use super::{
     Breaker,
-    breaker::{Circuit, Report},
+    breaker::{Circuit, Report, Ticket},
 };
-use crate::{
-    backend::{BackendError, Reason},
-    outage::breaker::Ticket,
-};
+use crate::backend::{BackendError, Reason};
 
-/// The guard of a store that does not answer at once. Clones of a limiter share it.
+/// The settings by which a limiter protects its service from a store that fails. A backend that
+/// [protects](crate::backend::Backend::protect) its servers itself receives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Protection {
+    /// The circuit breaker, or `None` if the limiter has none.
+    pub breaker: Option<Breaker>,
+    /// The deadline of a check.
+    pub deadline: Duration,
+    /// The largest number of checks in flight.
+    pub max_in_flight: usize,
+}
+
+/// The protection of all servers of a backend: the strictest settings of the limiters that share it.
+#[derive(Default)]
+pub(crate) struct SharedProtection(Mutex<Option<Protection>>);
+
+/// The guard of one server, or of a backend that is guarded as a whole.
 pub(crate) struct Guard {
-    circuit: Option<Circuit>,
-    deadline: Duration,
+    protection: Arc<SharedProtection>,
+    circuit: Circuit,
     in_flight: AtomicUsize,
-    max_in_flight: usize,
 }
 
 /// A check in flight. Dropping it releases its place.
-struct Pass {
+pub(crate) struct Pass {
     guard: Arc<Guard>,
-    /// `None` once its outcome is reported, or if there is no breaker.
+    deadline: Option<Instant>,
+    /// `None` once its outcome is reported.
     ticket: Option<Ticket>,
 }
 
-impl Guard {
-    pub(crate) fn new(breaker: Option<Breaker>, deadline: Duration, max_in_flight: usize) -> Arc<Self> {
-        let circuit = breaker.map(|breaker| Circuit::new(breaker, deadline));
-        Arc::new(Self { circuit, deadline, in_flight: AtomicUsize::new(0), max_in_flight })
+impl Protection {
+    fn strictest(self, other: Self) -> Self {
+        let breaker = match (self.breaker, other.breaker) {
+            (Some(a), Some(b)) => {
+                Some(Breaker { failures: a.failures.min(b.failures), open_for: a.open_for.max(b.open_for) })
+            }
+            (a, b) => a.or(b),
+        };
+        Self {
+            breaker,
+            deadline: self.deadline.min(other.deadline),
+            max_in_flight: self.max_in_flight.min(other.max_in_flight),
+        }
+    }
+}
+
+impl SharedProtection {
+    /// Adds the settings of a limiter.
+    pub(crate) fn add(&self, new: Protection) {
+        let mut settings = self.settings();
+        *settings = Some(settings.map_or(new, |old| old.strictest(new)));
     }
 
-    /// Returns the deadline of a check that begins now.
-    pub(crate) fn deadline(&self) -> Instant {
-        Instant::now() + self.deadline
+    // No code that holds the lock can panic or wait.
+    fn settings(&self) -> MutexGuard<'_, Option<Protection>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn breaker(&self) -> (Option<Breaker>, Duration) {
+        self.settings().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
+    }
+
+    fn max_in_flight(&self) -> usize {
+        self.settings().map_or(usize::MAX, |settings| settings.max_in_flight)
+    }
+}
+
+impl Guard {
+    /// Returns the guard of one of the servers that share this protection.
+    pub(crate) fn new(protection: Arc<SharedProtection>) -> Arc<Self> {
+        Arc::new(Self { protection, circuit: Circuit::default(), in_flight: AtomicUsize::new(0) })
+    }
+
+    /// Adds the settings of a limiter to those that this guard shares.
+    #[cfg(feature = "redis")]
+    pub(crate) fn protect(&self, protection: Protection) {
+        self.protection.add(protection);
+    }
+
+    /// Returns the guard of a whole backend.
+    pub(crate) fn of_backend(protection: Protection) -> Arc<Self> {
+        let shared = SharedProtection::default();
+        shared.add(protection);
+        Self::new(Arc::new(shared))
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
     pub(crate) async fn ask<T>(
         self: Arc<Self>,
+        deadline: Duration,
         asked: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
-        let deadline = self.deadline;
-        let mut pass = self.enter()?;
+        let pass = self.enter(None)?;
         let outcome = within(deadline, asked).await;
-        pass.report(match &outcome {
-            Err(error) if !error.reason().is_of_one_check() => Report::Failed(error),
-            _ => Report::Answered,
-        });
+        pass.finish(outcome.as_ref().err());
         outcome
     }
 
-    fn enter(self: Arc<Self>) -> Result<Pass, BackendError> {
-        let ticket = self.circuit.as_ref().map(Circuit::enter).transpose()?;
+    /// Starts a check, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
+    pub(crate) fn enter(self: &Arc<Self>, deadline: Option<Instant>) -> Result<Pass, BackendError> {
+        let ticket = self.circuit.enter(|| self.protection.breaker().1)?;
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        let max = self.max_in_flight;
         // From here on, dropping it releases the place.
-        let pass = Pass { guard: self, ticket };
-        if others < max { Ok(pass) } else { Err(BackendError::new(Reason::Overloaded).unasked()) }
+        let pass = Pass { guard: self.clone(), deadline, ticket: Some(ticket) };
+        if others < self.protection.max_in_flight() {
+            Ok(pass)
+        } else {
+            Err(BackendError::new(Reason::Overloaded).unasked())
+        }
     }
 }
 
 impl Pass {
+    /// Returns whether this check is in flight at this guard.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_of(&self, guard: &Arc<Guard>) -> bool {
+        Arc::ptr_eq(&self.guard, guard)
+    }
+
+    /// Ends the check with its outcome: an error, or `None` for an answer.
+    pub(crate) fn finish(mut self, error: Option<&BackendError>) {
+        self.report(match error {
+            Some(error) if !error.reason().is_of_one_check() => Report::Failed(error),
+            _ => Report::Answered,
+        });
+    }
+
+    /// Reports that the deadline has passed. The check may still be in flight.
+    pub(crate) fn time_out(&mut self) {
+        self.report(Report::Failed(&BackendError::new(Reason::Timeout)));
+    }
+
     fn report(&mut self, report: Report<'_>) {
-        if let (Some(circuit), Some(ticket)) = (&self.guard.circuit, self.ticket.take()) {
-            circuit.leave(ticket, report);
+        if let Some(ticket) = self.ticket.take() {
+            self.guard.circuit.leave(ticket, report, || self.guard.protection.breaker());
         }
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.report(Report::Dropped);
+        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            self.time_out();
+        } else {
+            self.report(Report::Dropped);
+        }
         self.guard.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

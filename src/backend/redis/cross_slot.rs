@@ -1,31 +1,58 @@
-//! A check over several slots of a cluster: one call and one clock per slot.
+//! A check over several slots of a cluster: one call and one clock per slot, all at the same time.
 //!
 //! A single server decides a check in one call, with any keys. A cluster rejects a call whose keys are in several slots with
-//! `CROSSSLOT`, before it runs. From then on a check is split by slot. The slots are called in order, by these rules:
+//! `CROSSSLOT`, before it runs. Such a check is split by slot. Each slot has a state:
 //!
-//! | check | slots before | call | if it denies | if it fails |
-//! | --- | --- | --- | --- | --- |
-//! | charge, reserve | all admit | reserve | roll back the slots before, peek at the slots after | roll back, return the error |
-//! | charge, reserve | one denies | peek | | return the error |
-//! | peek | any | peek | | return the error |
-//! | overage | any | overage | never | charge the slots after, then return the error |
+//! | state | meaning |
+//! | --- | --- |
+//! | asked | no reply yet |
+//! | charged | it admits, and has charged its pairs |
+//! | denied | it denies, and has charged nothing |
+//! | unknown | it has failed, or has not replied by the deadline |
 //!
-//! So a check never admits too much. Between a charge and its rollback, another client may be denied because of it.
+//! The states of all slots give the result of the check, and what happens to the slots that have charged:
+//!
+//! | states | result | charges |
+//! | --- | --- | --- |
+//! | all charged | admitted | stay |
+//! | one denied, others in any state | denied | rolled back |
+//! | one unknown, none denied; to fail open | unavailable | stay, so that a healthy limit still fills |
+//! | one unknown, none denied; otherwise | unavailable | rolled back |
+//! | any; the check was dropped | | rolled back |
+//!
+//! A slot that has not replied when the check ends is rolled back when it replies that it has charged. Rollbacks run in the
+//! background and survive the check.
+//!
+//! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies. So a
+//! client over its limit does not charge and roll back the other slots with every request, and does not starve those who share
+//! them.
 
-use std::{mem, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    mem,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use tokio::{runtime::Handle, time::timeout};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout_at},
+};
 
-use super::{RedisBackend, keys::KeyNames, slot};
+use super::{
+    RedisBackend,
+    execute::Patience,
+    keys::KeyNames,
+    rollback::{Late, Rollback},
+    slot,
+};
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
 };
-
-/// The timeout of the rollback of one slot. No request waits for it.
-const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Groups the indices of partition keys by slot, in the order of the first key of each slot.
 pub(super) fn group_by_slot<'a>(
@@ -43,124 +70,244 @@ pub(super) fn group_by_slot<'a>(
     slots.into_iter().map(|(_, pairs)| pairs).collect()
 }
 
-/// Decides a check slot by slot; `slots` holds the indices of its pairs.
+/// Decides a check in all its slots; `slots` holds the indices of its pairs.
 pub(super) async fn check(
     backend: &RedisBackend,
     check: &Check,
     slots: &[Vec<usize>],
 ) -> Result<Decision, BackendError> {
-    let mut transaction = Transaction { backend, state: State::Admitted, replies: Vec::new() };
-    let mut overage_error = None;
-    for pairs in slots {
-        let part = check.part(pairs, transaction.state.purpose(check.purpose()));
-        match backend.check_in_slot(&part).await {
-            Ok(decision) => transaction.add(Reply { pairs, part, decision }),
-            Err(error) if part.purpose() == Purpose::Overage => overage_error = Some(error),
-            Err(error) => return Err(error),
+    match check.purpose() {
+        Purpose::Charge | Purpose::Reserve => {}
+        Purpose::Peek => return peek(backend, check, slots, check.deadline()).await.into_result(check),
+        Purpose::Overage => {
+            // An overage is charged in every slot that can be reached.
+            let calls = slots.iter().map(|pairs| {
+                let part = check.part(pairs, Purpose::Overage);
+                async move { backend.check_in_slot(&part, Patience::Caller).await }
+            });
+            let replies = join(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+            return Ok(decision(check, slots.iter().zip(&replies), true));
         }
     }
-    match overage_error {
-        Some(error) => Err(error),
-        None => Ok(transaction.finish(check)),
+    if check.across_slots().peeks_first {
+        // A slot that does not reply must leave time for the charge.
+        let now = Instant::now();
+        let by = check.deadline().map(|deadline| now + deadline.saturating_duration_since(now) / 2);
+        let peeked = peek(backend, check, slots, by).await;
+        if peeked.is_denied() {
+            return peeked.into_result(check);
+        }
     }
+    let mut transaction = Transaction::start(backend, check, slots, Purpose::Reserve);
+    until(check.deadline(), poll_fn(|cx| transaction.poll_replies(cx))).await;
+    transaction.end(check)
 }
 
-/// Refunds units slot by slot. An error in one slot does not stop the others.
+/// Peeks at all slots at the same time. A slot that has not replied by this instant is unknown.
+async fn peek<'a>(
+    backend: &'a RedisBackend,
+    check: &Check,
+    slots: &'a [Vec<usize>],
+    by: Option<Instant>,
+) -> Peeked<'a> {
+    let mut transaction = Transaction::start(backend, check, slots, Purpose::Peek);
+    until(by, poll_fn(|cx| transaction.poll_replies(cx))).await;
+    Peeked(mem::take(&mut transaction.slots))
+}
+
+/// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others.
 pub(super) async fn refund(
     backend: &RedisBackend,
     refund: &Refund,
     slots: &[Vec<usize>],
 ) -> Result<(), BackendError> {
-    let mut outcome = Ok(());
-    for pairs in slots {
-        outcome = outcome.and(backend.refund_in_slot(&refund.part(pairs)).await);
-    }
-    outcome
+    let calls = slots.iter().map(|pairs| {
+        let part = refund.part(pairs);
+        async move { backend.refund_in_slot(&part).await }
+    });
+    join(calls).await.into_iter().collect()
 }
 
-/// Deletes keys slot by slot. An error in one slot does not stop the others.
+/// Deletes keys in all slots at the same time. A slot that fails or hangs does not affect the others.
 pub(super) async fn reset(
     backend: &RedisBackend,
     check: &Check,
     slots: &[Vec<usize>],
 ) -> Result<(), BackendError> {
-    let mut outcome = Ok(());
-    for pairs in slots {
-        outcome = outcome.and(backend.reset_in_slot(&check.part(pairs, check.purpose())).await);
-    }
-    outcome
+    let calls = slots.iter().map(|pairs| {
+        let part = check.part(pairs, check.purpose());
+        async move { backend.reset_in_slot(&part).await }
+    });
+    join(calls).await.into_iter().collect()
 }
 
-/// Whether the slots so far have admitted.
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// The state of a slot: the first table above.
 enum State {
-    /// All have.
-    Admitted,
-    /// One has not.
-    Denied,
+    Asked(Late),
+    /// In a peek: it admits.
+    Charged(Decision),
+    Denied(Decision),
+    Unknown(BackendError),
 }
 
-impl State {
-    /// Returns the purpose of the next call: the table above.
-    fn purpose(self, check: Purpose) -> Purpose {
-        match (check, self) {
-            (Purpose::Charge | Purpose::Reserve, Self::Admitted) => Purpose::Reserve,
-            (Purpose::Charge | Purpose::Reserve, Self::Denied) | (Purpose::Peek, _) => Purpose::Peek,
-            (Purpose::Overage, _) => Purpose::Overage,
+/// The result of a check: the second table above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Admitted,
+    Denied,
+    Unavailable,
+}
+
+impl Verdict {
+    /// Returns the result of a check whose deadline has passed or whose slots have all replied.
+    fn of(slots: &[Slot<'_>]) -> Self {
+        let has = |is: fn(&State) -> bool| slots.iter().any(|slot| is(&slot.state));
+        if has(|state| matches!(state, State::Denied(_))) {
+            Self::Denied
+        } else if has(|state| matches!(state, State::Asked(_) | State::Unknown(_))) {
+            Self::Unavailable
+        } else {
+            Self::Admitted
+        }
+    }
+
+    /// Returns whether the charges stay. `keeps_charges` is set to fail open.
+    fn keeps(self, keeps_charges: bool) -> bool {
+        match self {
+            Self::Admitted => true,
+            Self::Denied => false,
+            Self::Unavailable => keeps_charges,
         }
     }
 }
 
-/// A check in progress. Unless it ends in the state `Admitted`, dropping it rolls back its charges, in a task of its own: the
-/// check may be dropped at any point.
-struct Transaction<'a> {
-    backend: &'a RedisBackend,
-    state: State,
-    replies: Vec<Reply<'a>>,
-}
-
-/// The decision of one slot.
-struct Reply<'a> {
+struct Slot<'a> {
     /// The indices of its pairs.
     pairs: &'a [usize],
     part: Check,
-    decision: Decision,
+    state: State,
+}
+
+/// A check in progress. If it is dropped before its end, its charges are rolled back.
+struct Transaction<'a> {
+    backend: &'a RedisBackend,
+    slots: Vec<Slot<'a>>,
 }
 
 impl<'a> Transaction<'a> {
-    fn add(&mut self, reply: Reply<'a>) {
-        if !reply.decision.is_admitted() {
-            self.state = State::Denied;
-        }
-        self.replies.push(reply);
+    fn start(backend: &'a RedisBackend, check: &Check, slots: &'a [Vec<usize>], purpose: Purpose) -> Self {
+        let patience = if purpose == Purpose::Peek { Patience::Caller } else { Patience::Late };
+        let slots = slots.iter().map(|pairs| {
+            let part = check.part(pairs, purpose);
+            let (backend, asked) = (backend.clone(), part.clone());
+            let reply = Box::pin(async move { backend.check_in_slot(&asked, patience).await });
+            Slot { pairs, part, state: State::Asked(reply) }
+        });
+        Self { backend, slots: slots.collect() }
     }
 
-    fn finish(mut self, check: &Check) -> Decision {
-        let is_admitted = self.state == State::Admitted;
-        let mut pairs: Vec<Option<(Status, Option<Receipt>)>> = vec![None; check.pairs().len()];
-        for Reply { pairs: indices, decision, .. } in &self.replies {
-            for (n, (index, status)) in indices.iter().zip(decision.statuses()).enumerate() {
-                // The status of a slot that admits includes the charge, which is rolled back or was never made.
-                let status = if decision.is_admitted() && !is_admitted {
-                    without_charge(status, &check.pairs()[*index])
-                } else {
-                    status.clone()
-                };
-                pairs[*index] = Some((status, decision.receipts().get(n).copied()));
+    /// Is ready when all slots have replied.
+    fn poll_replies(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut is_complete = true;
+        for Slot { state, .. } in &mut self.slots {
+            let State::Asked(reply) = state else { continue };
+            match reply.as_mut().poll(cx) {
+                Poll::Pending => is_complete = false,
+                Poll::Ready(Ok(decision)) if decision.is_admitted() => *state = State::Charged(decision),
+                Poll::Ready(Ok(decision)) => *state = State::Denied(decision),
+                Poll::Ready(Err(error)) => *state = State::Unknown(error),
             }
         }
-        let at_micros = self.replies.iter().map(|reply| reply.decision.at_micros()).max().unwrap_or(0);
-        if is_admitted {
-            // The charges stay.
-            self.replies.clear();
-        }
-        let (statuses, receipts): (Vec<_>, Vec<_>) = pairs.into_iter().flatten().unzip();
-        let receipts: Vec<Receipt> = match check.purpose() {
-            Purpose::Reserve if is_admitted => receipts.into_iter().flatten().collect(),
-            _ => Vec::new(),
-        };
-        Decision::divided(at_micros, statuses, receipts)
+        if is_complete { Poll::Ready(()) } else { Poll::Pending }
     }
+
+    fn end(mut self, check: &Check) -> Result<Decision, BackendError> {
+        let verdict = Verdict::of(&self.slots);
+        let result = result(verdict, check, &self.slots);
+        if verdict.keeps(check.across_slots().keeps_charges) {
+            // Dropping a slot that has not replied counts it as unanswered.
+            self.slots.clear();
+        }
+        result
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        for Slot { part, state, .. } in mem::take(&mut self.slots) {
+            match state {
+                _ if part.purpose() == Purpose::Peek => {}
+                State::Asked(reply) => Rollback::of_late(self.backend, part, reply),
+                State::Charged(decision) => Rollback::of_charge(self.backend, &part, &decision),
+                State::Denied(_) | State::Unknown(_) => {}
+            }
+        }
+    }
+}
+
+/// The slots of a check after a peek.
+struct Peeked<'a>(Vec<Slot<'a>>);
+
+impl Peeked<'_> {
+    fn is_denied(&self) -> bool {
+        Verdict::of(&self.0) == Verdict::Denied
+    }
+
+    fn into_result(self, check: &Check) -> Result<Decision, BackendError> {
+        result(Verdict::of(&self.0), check, &self.0)
+    }
+}
+
+fn result(verdict: Verdict, check: &Check, slots: &[Slot<'_>]) -> Result<Decision, BackendError> {
+    if verdict == Verdict::Unavailable {
+        let errors = slots.iter().filter_map(|slot| match &slot.state {
+            State::Unknown(error) => Some(error.clone()),
+            State::Asked(_) => Some(BackendError::new(Reason::Timeout)),
+            State::Charged(_) | State::Denied(_) => None,
+        });
+        // An error of this check alone comes first: no outage rule may admit the check.
+        let mut errors: Vec<BackendError> = errors.collect();
+        errors.sort_by_key(|error| !error.reason().is_of_one_check());
+        return Err(errors.into_iter().next().unwrap_or_else(|| BackendError::new(Reason::Other)));
+    }
+    let replies = slots.iter().filter_map(|slot| match &slot.state {
+        State::Charged(decision) | State::Denied(decision) => Some((slot.pairs, decision)),
+        State::Asked(_) | State::Unknown(_) => None,
+    });
+    Ok(decision(check, replies, verdict == Verdict::Admitted || check.purpose() == Purpose::Peek))
+}
+
+/// Returns the decision of a check from the decisions of its slots. Pairs of a slot without a decision have no status.
+fn decision<'a, P: AsRef<[usize]>>(
+    check: &Check,
+    replies: impl Iterator<Item = (P, &'a Decision)>,
+    is_charged: bool,
+) -> Decision {
+    let mut pairs: Vec<Option<(Status, Option<Receipt>)>> = vec![None; check.pairs().len()];
+    let mut at_micros = 0;
+    for (indices, decision) in replies {
+        at_micros = at_micros.max(decision.at_micros());
+        for (n, (index, status)) in indices.as_ref().iter().zip(decision.statuses()).enumerate() {
+            let (Some(place), Some(pair)) = (pairs.get_mut(*index), check.pairs().get(*index)) else {
+                continue;
+            };
+            // The status of a slot that admits includes the charge, which is rolled back.
+            let status = if decision.is_admitted() && !is_charged {
+                without_charge(status, pair)
+            } else {
+                status.clone()
+            };
+            *place = Some((status, decision.receipts().get(n).copied()));
+        }
+    }
+    let known: Vec<usize> = (0..pairs.len()).filter(|i| pairs[*i].is_some()).collect();
+    let (statuses, receipts): (Vec<_>, Vec<_>) = pairs.into_iter().flatten().unzip();
+    let is_admitted = statuses.iter().all(|status| status.retry_after().is_zero());
+    let receipts: Vec<Receipt> = match check.purpose() {
+        Purpose::Reserve if is_admitted => receipts.into_iter().flatten().collect(),
+        _ => Vec::new(),
+    };
+    Decision::divided(at_micros, statuses, receipts, check, known)
 }
 
 /// Returns the status of a pair without the charge that it includes. Its `reset_after` is then an upper bound.
@@ -177,59 +324,64 @@ fn without_charge(status: &Status, pair: &Pair) -> Status {
     Status::new(pair, remaining, status.retry_after(), next, reset)
 }
 
-impl Drop for Transaction<'_> {
-    fn drop(&mut self) {
-        let replies = mem::take(&mut self.replies).into_iter();
-        // Only a slot that has reserved has receipts.
-        let refunds: Vec<Refund> = replies
-            .filter_map(|Reply { part, decision, .. }| {
-                Refund::of(&part, decision.receipts(), &vec![0; part.pairs().len()])
-            })
-            .collect();
-        if refunds.is_empty() {
-            return;
-        }
-        let rollback = Rollback { backend: self.backend.clone(), refunds };
-        if let Ok(runtime) = Handle::try_current() {
-            runtime.spawn(rollback.run());
-        }
+/// Runs a future until the deadline. Outside tokio there is no deadline.
+async fn until(deadline: Option<Instant>, future: impl Future<Output = ()>) {
+    match deadline {
+        // The error means that the deadline has passed.
+        Some(deadline) if Handle::try_current().is_ok() => drop(timeout_at(deadline, future).await),
+        _ => future.await,
     }
 }
 
-/// Refunds that have not run yet. If it is dropped, as at the end of the runtime, the rest is counted as lost.
-struct Rollback {
-    backend: RedisBackend,
-    refunds: Vec<Refund>,
-}
-
-impl Rollback {
-    async fn run(mut self) {
-        while let Some(refund) = self.refunds.last() {
-            let outcome = timeout(ROLLBACK_TIMEOUT, self.backend.refund_in_slot(refund)).await;
-            let outcome = outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
-            self.refunds.pop();
-            if let Err(error) = outcome {
-                self.backend.count_lost_rollbacks(1, &error);
+/// Runs some futures at the same time. Returns their outputs in order.
+async fn join<T>(futures: impl Iterator<Item = impl Future<Output = T> + Send>) -> Vec<T> {
+    let mut running: Vec<(Pin<Box<dyn Future<Output = T> + Send + '_>>, Option<T>)> =
+        futures.map(|future| (Box::pin(future) as _, None)).collect();
+    poll_fn(|cx| {
+        for (future, output) in running.iter_mut().filter(|(_, output)| output.is_none()) {
+            if let Poll::Ready(value) = future.as_mut().poll(cx) {
+                *output = Some(value);
             }
         }
-    }
-}
-
-impl Drop for Rollback {
-    fn drop(&mut self) {
-        if !self.refunds.is_empty() {
-            self.backend.count_lost_rollbacks(self.refunds.len(), &BackendError::new(Reason::Other));
-        }
-    }
+        if running.iter().all(|(_, output)| output.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, output)| output).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Policy;
 
     #[test]
     fn keys_are_grouped_in_the_order_of_their_slots() {
         let keys = ["a", "b", "a"].map(|value| PartitionKey::new("user", value));
         assert_eq!(group_by_slot(&KeyNames::default(), keys.iter()), [vec![0, 2], vec![1]]);
+    }
+
+    /// The second table above, for all states of three slots.
+    #[test]
+    fn verdict_follows_from_the_states_of_the_slots() {
+        let policy = Policy::new("p", 5, Duration::from_secs(1)).unwrap();
+        let pair = Pair::new(PartitionKey::new("user", "a"), policy, 1);
+        let check = Check::new([pair.clone()]).unwrap();
+        let decided = |wait| Decision::new(0, [Status::new(&pair, 0, wait, Duration::ZERO, Duration::ZERO)]);
+        let state = |of: usize| match of {
+            0 => State::Charged(decided(crate::Wait::ZERO)),
+            1 => State::Denied(decided(crate::Wait::Never)),
+            2 => State::Unknown(BackendError::new(Reason::Connection)),
+            _ => State::Asked(Box::pin(std::future::pending())),
+        };
+        for states in (0..64).map(|n| [n % 4, n / 4 % 4, n / 16]) {
+            let slots = states.map(|of| Slot { pairs: &[], part: check.clone(), state: state(of) });
+            let verdict = Verdict::of(&slots);
+            let expected = match states {
+                [0, 0, 0] => (Verdict::Admitted, true, true),
+                _ if states.contains(&1) => (Verdict::Denied, false, false),
+                _ => (Verdict::Unavailable, true, false),
+            };
+            assert_eq!((verdict, verdict.keeps(true), verdict.keeps(false)), expected, "{states:?}");
+        }
     }
 }

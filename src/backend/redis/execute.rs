@@ -1,24 +1,45 @@
 //! Execution of one command: on the server of its slot, with redirects and retries, but never again once it may have run.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    io,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     RedisBackend,
     error::unavailable,
     script::{self, Call, Script},
-    topology::Connection,
+    topology::{Connection, Node, Redirect, ServerState},
 };
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
+    outage::Pass,
 };
 
 /// The largest number of times that a command is sent which has not run.
 const MAX_ATTEMPTS: usize = 6;
+
+/// How long a check waits for its reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// Until the caller drops it.
+    Caller,
+    /// Until a moment after its deadline: a reply that comes late may contain a charge that must be rolled back.
+    Late,
+}
+
+/// How long after its deadline a check waits for a late reply.
+const LATE_REPLY: Duration = Duration::from_secs(1);
 
 /// A command for the server of one slot.
 struct Operation<'a> {
@@ -28,6 +49,14 @@ struct Operation<'a> {
     deadline: Option<Instant>,
     /// Whether the operation counts as an unanswered check if no reply comes.
     counts_unanswered: bool,
+    /// The wait of a check, which needs a pass of its server. `None` for the change of a charge.
+    wait: Option<CheckWait>,
+}
+
+#[derive(Clone, Copy)]
+struct CheckWait {
+    deadline: Option<Instant>,
+    patience: Patience,
 }
 
 enum Command<'a> {
@@ -88,15 +117,25 @@ impl Drop for Sent<'_> {
 
 impl RedisBackend {
     /// Decides a check whose keys are in one slot.
-    pub(super) async fn check_in_slot(&self, check: &Check) -> Result<Decision, BackendError> {
+    pub(super) async fn check_in_slot(
+        &self,
+        check: &Check,
+        patience: Patience,
+    ) -> Result<Decision, BackendError> {
         let mut call = Call::check(check, &self.names, self.injected_micros());
         // An overage is charged even after the deadline, and a peek after it does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
         let slot = call.slot();
         let command = Command::Script(&self.scripts.check, &mut call);
-        let reply = self.execute(Operation { slot, command, deadline, counts_unanswered: charges }).await?;
+        let wait = CheckWait { deadline: check.deadline(), patience };
+        let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
+        let operation = Operation { slot, command, deadline, counts_unanswered: charges, wait };
+        let (reply, pass) = self.execute(operation).await?;
         let decision = script::decision(check, &reply);
+        if let Some(pass) = pass {
+            pass.finish(decision.as_ref().err());
+        }
         if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
             // The script has run, and its outcome is unknown.
             self.unanswered.fetch_add(1, Ordering::Relaxed);
@@ -108,29 +147,60 @@ impl RedisBackend {
     pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<(), BackendError> {
         let mut call = Call::refund(refund, &self.names, self.injected_micros());
         let slot = call.slot();
-        let command = Command::Script(&self.scripts.refund, &mut call);
-        self.execute(Operation { slot, command, deadline: None, counts_unanswered: false }).await.map(drop)
+        self.change_in_slot(slot, Command::Script(&self.scripts.refund, &mut call)).await.map(drop)
     }
 
     /// Deletes keys that are in one slot.
     pub(super) async fn reset_in_slot(&self, pairs: &Check) -> Result<(), BackendError> {
         let (slot, command) = script::reset(pairs, &self.names);
-        let command = Command::Plain(&command);
-        self.execute(Operation { slot, command, deadline: None, counts_unanswered: false }).await.map(drop)
+        self.change_in_slot(slot, Command::Plain(&command)).await.map(drop)
+    }
+
+    async fn change_in_slot(&self, slot: u16, command: Command<'_>) -> Result<Value, BackendError> {
+        let operation = Operation { slot, command, deadline: None, counts_unanswered: false, wait: None };
+        self.execute(operation).await.map(|(reply, _)| reply)
     }
 
     /// Sends a command to the server of its slot until a reply comes. It is sent again only after an error by which the server
-    /// has not run it.
-    async fn execute(&self, operation: Operation<'_>) -> Result<Value, BackendError> {
-        let Operation { slot, mut command, deadline, counts_unanswered } = operation;
-        let mut connection = self.topology.connection(slot).await.map_err(unavailable)?;
+    /// has not run it. The pass of a check is returned, because the caller knows whether the reply is valid.
+    async fn execute(&self, operation: Operation<'_>) -> Result<(Value, Option<Pass>), BackendError> {
+        let mut pass = None;
+        match self.attempt(operation, &mut pass).await {
+            Ok(reply) => Ok((reply, pass)),
+            Err(error) => {
+                if let Some(pass) = pass {
+                    pass.finish(Some(&error));
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Sends a command until a reply comes. `pass` is that of the node that is asked.
+    async fn attempt(
+        &self,
+        operation: Operation<'_>,
+        pass: &mut Option<Pass>,
+    ) -> Result<Value, BackendError> {
+        let Operation { slot, mut command, deadline, counts_unanswered, wait } = operation;
+        let mut node = self.owner(slot, wait).await?;
+        let mut failed: Option<Arc<ServerState>> = None;
         let mut last_error = BackendError::new(Reason::Other);
         for _ in 0..MAX_ATTEMPTS {
+            if let Some(wait) = wait
+                && pass.is_none()
+            {
+                *pass = Some(node.guard().enter(wait.deadline)?);
+            }
+            let connection = by_deadline(wait, node.connection()).await?.map_err(unavailable)?;
+            if failed.take().is_some_and(|failed| Arc::ptr_eq(&failed, connection.server())) {
+                break;
+            }
             if let (Command::Script(_, call), Some(deadline)) = (&mut command, deadline) {
                 call.set_deadline(connection.server().clock.lower_bound_at(deadline));
             }
             let mut sent = Sent { unanswered: counts_unanswered.then_some(&self.unanswered) };
-            let reply = command.send(&connection).await;
+            let reply = with_patience(wait, command.send(&connection), pass).await;
             let received = Instant::now();
             if reply.as_ref().map_or_else(is_reply, |_| true) {
                 sent.unanswered = None;
@@ -151,15 +221,74 @@ impl RedisBackend {
                     }
                 }
                 (Ok(reply), None) => return Ok(reply),
-                (Err(error), _) => match self.topology.redirect(slot, &connection, &error).await {
-                    Some(redirected) => {
-                        connection = redirected.map_err(unavailable)?;
-                        last_error = unavailable(error);
+                (Err(error), _) => {
+                    let Some(redirect) = by_deadline(wait, self.topology.redirect(slot, &error)).await?
+                    else {
+                        return Err(unavailable(error));
+                    };
+                    let has_moved = is_redirect(&error);
+                    last_error = unavailable(error);
+                    let Redirect { node: next, needs_new_connection } = redirect.map_err(unavailable)?;
+                    failed = needs_new_connection.then(|| connection.server().clone());
+                    if let Some(pass) = pass.take_if(|pass| !pass.is_of(next.guard())) {
+                        // A node that redirects has answered.
+                        pass.finish(Some(&last_error).filter(|_| !has_moved));
                     }
-                    None => return Err(unavailable(error)),
-                },
+                    node = next;
+                }
             }
         }
         Err(last_error)
     }
+
+    /// Returns the node that has the keys of a slot. Looking it up needs a pass of its own.
+    async fn owner(&self, slot: u16, wait: Option<CheckWait>) -> Result<Node, BackendError> {
+        if let Some(node) = self.topology.known_owner(slot).await.map_err(unavailable)? {
+            return Ok(node);
+        }
+        let guard = self.topology.look_up_guard();
+        let pass = wait.map(|wait| guard.enter(wait.deadline)).transpose()?;
+        let looked_up = by_deadline(wait, self.topology.owner(slot)).await;
+        let owner = looked_up.and_then(|owner| owner.map_err(unavailable));
+        if let Some(pass) = pass {
+            pass.finish(owner.as_ref().err());
+        }
+        owner
+    }
+}
+
+/// Runs a step before anything is sent. A check that waits for late replies does not wait for such a step.
+async fn by_deadline<T>(wait: Option<CheckWait>, step: impl Future<Output = T>) -> Result<T, BackendError> {
+    match wait {
+        Some(CheckWait { deadline: Some(deadline), patience: Patience::Late }) => {
+            timeout_at(deadline, step).await.map_err(|_| BackendError::new(Reason::Timeout))
+        }
+        _ => Ok(step.await),
+    }
+}
+
+/// Waits for a reply. If it comes late, the guard hears of the deadline when it passes.
+async fn with_patience(
+    wait: Option<CheckWait>,
+    reply: impl Future<Output = RedisResult<Value>>,
+    pass: &mut Option<Pass>,
+) -> RedisResult<Value> {
+    let Some(CheckWait { deadline: Some(deadline), patience: Patience::Late }) = wait else {
+        return reply.await;
+    };
+    let mut reply = pin!(reply);
+    if let Ok(reply) = timeout_at(deadline, &mut reply).await {
+        return reply;
+    }
+    if let Some(pass) = pass {
+        pass.time_out();
+    }
+    let late = timeout_at(deadline + LATE_REPLY, reply).await;
+    late.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+}
+
+/// Returns whether a node has answered that another node has the slot.
+fn is_redirect(error: &RedisError) -> bool {
+    let kinds = [ServerErrorKind::Moved, ServerErrorKind::Ask, ServerErrorKind::TryAgain];
+    kinds.into_iter().any(|kind| error.kind() == kind.into())
 }

@@ -16,7 +16,7 @@ use crate::{
     decision::Decision,
     error::ConfigError,
     key::PartitionKey,
-    observe,
+    outage::Protection,
     policy::Policy,
 };
 
@@ -26,6 +26,7 @@ mod error;
 mod eviction;
 mod execute;
 mod keys;
+mod rollback;
 mod script;
 mod slot;
 #[cfg(feature = "tls")]
@@ -37,7 +38,9 @@ mod topology;
 mod url;
 
 pub use error::ConnectError;
+use execute::Patience;
 use keys::KeyNames;
+use rollback::Rollbacks;
 use script::Scripts;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
@@ -107,19 +110,32 @@ use topology::Topology;
 /// # Several partition keys in a cluster
 ///
 /// All policies of one partition key are in one slot, and in one call. A check of several partition keys in different slots takes
-/// one call per slot, in order. If a slot denies, a background task rolls back the charges of the slots before it, even if the
-/// check is dropped. The backend only peeks at the slots after it. So a check never admits too much, and its wait is correct.
-/// Until the rollback has run, Redis may deny another client because of the charge, and that denial may be
-/// [cached](crate::outage::DenyCache). The denial of the check itself is not cached. For a pair that was rolled back,
-/// `reset_after` is an upper bound.
+/// one call per slot, all at the same time:
+///
+/// | replies of the slots | result of the check | slots that have charged |
+/// | --- | --- | --- |
+/// | all admit | admitted | |
+/// | one denies | denied, whatever the other slots do | are rolled back in the background |
+/// | none denies, one fails or hangs | [`BackendError`], and the [outage rule](crate::OutageRule) applies | keep their charges to fail open, so that a healthy limit still fills; otherwise they are rolled back |
+///
+/// So a check never admits too much. If a pair was denied within the `max_age` of the [deny cache](crate::outage::DenyCache), the
+/// limiter peeks at all slots first and charges them only if none denies; without a deny cache, always. Therefore a client over
+/// its limit causes at most one rollback per `max_age` and process. Until a rollback has run, Redis may deny another client
+/// because of the charge. A denial has the statuses of the slots that have replied within the deadline. For a pair that was
+/// rolled back, `reset_after` is an upper bound. [`Limiter::drain`](crate::Limiter::drain) waits for all rollbacks.
+///
+/// # Failures of one server
+///
+/// Each server has a [circuit breaker](crate::outage::Breaker) and a bound on the checks in flight: a node that fails or hangs
+/// affects only the checks that need it. Your own connection does not report which server fails, so it counts as one server.
 #[derive(Clone)]
 pub struct RedisBackend {
     topology: Topology,
     names: KeyNames,
     scripts: Arc<Scripts>,
-    /// Set by the first CROSSSLOT error.
+    /// Whether a check of several keys may need several calls. Set by the first CROSSSLOT error.
     is_cluster: Arc<AtomicBool>,
-    lost_rollbacks: Arc<AtomicU64>,
+    rollbacks: Arc<Rollbacks>,
     unanswered: Arc<AtomicU64>,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
@@ -185,7 +201,7 @@ impl RedisBackend {
     /// Returns the number of rollbacks in a cluster that may have failed: the backend received no confirmation, or the runtime
     /// ended first. The charges of such a check may stand until their windows have passed. Clones share the count.
     pub fn lost_rollbacks(&self) -> u64 {
-        self.lost_rollbacks.load(Ordering::Relaxed)
+        self.rollbacks.lost()
     }
 
     /// Returns the number of checks that were sent and got no reply: the deadline passed, the connection was lost, or the caller
@@ -195,18 +211,13 @@ impl RedisBackend {
         self.unanswered.load(Ordering::Relaxed)
     }
 
-    fn count_lost_rollbacks(&self, slots: usize, error: &BackendError) {
-        self.lost_rollbacks.fetch_add(slots as u64, Ordering::Relaxed);
-        observe::lost_rollback(slots, error);
-    }
-
     fn new(topology: Topology) -> Self {
         Self {
+            is_cluster: Arc::new(topology.is_cluster().into()),
             topology,
             names: KeyNames::default(),
             scripts: Arc::new(Scripts::new()),
-            is_cluster: Arc::default(),
-            lost_rollbacks: Arc::default(),
+            rollbacks: Arc::default(),
             unanswered: Arc::default(),
             #[cfg(feature = "test-util")]
             injected_clock: None,
@@ -261,7 +272,7 @@ impl Backend for RedisBackend {
         let keys = || check.pairs().iter().map(|pair| &pair.key);
         let outcome = match self.slots(keys()) {
             Some(slots) => return cross_slot::check(self, check, &slots).await,
-            None => self.check_in_slot(check).await,
+            None => self.check_in_slot(check, Patience::Caller).await,
         };
         match self.slots_after(&outcome, keys()) {
             Some(slots) => cross_slot::check(self, check, &slots).await,
@@ -295,6 +306,17 @@ impl Backend for RedisBackend {
             Some(slots) => cross_slot::reset(self, pairs, &slots).await,
             None => outcome,
         }
+    }
+
+    /// Protects each server on its own. The strictest settings of the limiters that share this backend apply to all servers.
+    fn protect(&self, protection: Protection) -> bool {
+        self.topology.protect(protection);
+        true
+    }
+
+    /// Waits until all rollbacks have ended.
+    async fn drain(&self) {
+        self.rollbacks.drain().await;
     }
 
     /// Returns true on the server's own clock. A test may move an injected clock at any time.

@@ -22,10 +22,13 @@ use tokio::{
 
 use super::{
     endpoint::{Address, Endpoint},
-    server::{Server, ServerConnection, Target, unless_same},
-    server_state::ServerState,
+    node::{Node, Redirect},
+    server::{Server, Target},
 };
-use crate::backend::redis::error::requires_reconnect;
+use crate::{
+    backend::redis::error::requires_reconnect,
+    outage::{Guard, SharedProtection},
+};
 
 /// The timeout of one node's reply to `CLUSTER SLOTS`.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
@@ -47,6 +50,9 @@ struct Shared {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
     nodes: Nodes,
+    protection: Arc<SharedProtection>,
+    /// The guard of the look-ups of slots without a known owner.
+    guard: Arc<Guard>,
     state: Mutex<State>,
 }
 
@@ -82,11 +88,17 @@ struct State {
 
 impl Cluster {
     pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
-        Self(Arc::new(Shared { seeds, nodes, state: Mutex::default() }))
+        let protection = Arc::<SharedProtection>::default();
+        let guard = Guard::new(protection.clone());
+        Self(Arc::new(Shared { seeds, nodes, protection, guard, state: Mutex::default() }))
     }
 
     pub(super) fn has_streams(&self) -> bool {
         matches!(self.0.nodes, Nodes::Streams(_))
+    }
+
+    pub(super) fn guard(&self) -> &Arc<Guard> {
+        &self.0.guard
     }
 
     pub(super) fn seeds(&self) -> &[Address] {
@@ -117,51 +129,47 @@ impl Cluster {
         outcome
     }
 
-    /// Returns the connection to the owner of a slot.
-    pub(super) async fn connection(&self, slot: u16) -> RedisResult<ServerConnection> {
-        let mut owner = self.0.state().owner(slot);
-        if owner.is_none() {
-            self.refresh(true).await?;
-            owner = self.0.state().owner(slot);
-        }
-        let server = owner.ok_or_else(|| self.0.state().owner_error())?;
+    /// Returns the owner of a slot, as far as it is known.
+    pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
+        let Some(server) = self.0.state().owner(slot) else { return Ok(None) };
         if !server.is_connected() {
             // Another node may have taken over its slots.
             self.refresh(false).await?;
         }
-        server.connection().await
+        Ok(Some(server))
     }
 
-    /// Returns the connection for a retry, after the server in the state `failed` has returned this error. None if a retry
-    /// cannot succeed.
-    pub(super) async fn redirect(
-        &self,
-        slot: u16,
-        failed: &Arc<ServerState>,
-        error: &RedisError,
-    ) -> Option<RedisResult<ServerConnection>> {
+    /// Returns the owner of a slot. If it is not known, looks it up.
+    pub(super) async fn owner(&self, slot: u16) -> RedisResult<Server> {
+        if let Some(server) = self.known_owner(slot).await? {
+            return Ok(server);
+        }
+        self.refresh(true).await?;
+        let state = self.0.state();
+        state.owner(slot).ok_or_else(|| state.owner_error())
+    }
+
+    /// Returns the node for a retry, after a node has returned this error. None if a retry cannot succeed.
+    pub(super) async fn redirect(&self, slot: u16, error: &RedisError) -> Option<RedisResult<Redirect>> {
         let is = |kind: ServerErrorKind| error.kind() == kind.into();
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
             let host = self.0.state().host(slot);
             let address = error.redirect_node().and_then(|(address, _)| parse(address, host.as_deref()))?;
             if is(ServerErrorKind::Ask) {
                 let server = self.0.server(&address);
-                return Some(server.connection().await.map(ServerConnection::asking));
+                return Some(Ok(Redirect::to(Node::Server { server, is_asking: true })));
             }
             let server = self.0.move_slot(slot, &address);
             // Usually other slots have moved too.
-            return Some(match self.refresh(false).await {
-                Ok(()) => server.connection().await,
-                Err(error) => Err(error),
-            });
+            return Some(self.refresh(false).await.map(|()| Redirect::to(Node::of(server))));
         }
         if is(ServerErrorKind::TryAgain) {
             sleep(TRY_AGAIN_DELAY).await;
-            return Some(self.connection(slot).await);
+            return Some(self.owner(slot).await.map(|server| Redirect::to(Node::of(server))));
         }
         if requires_reconnect(error) || is(ServerErrorKind::ClusterDown) {
             self.refresh(true).await.ok()?;
-            return unless_same(failed, self.connection(slot).await);
+            return Some(self.owner(slot).await.map(|server| Redirect::reconnect(Node::of(server))));
         }
         None
     }
@@ -212,7 +220,7 @@ impl Shared {
     }
 
     fn server_in(&self, state: &mut State, address: &Address) -> Server {
-        let new = || Server::new(self.nodes.target(address));
+        let new = || Server::new(self.nodes.target(address), self.protection.clone());
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
 

@@ -9,19 +9,23 @@ use std::{
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
 
 use super::server_state::ServerState;
-use crate::backend::redis::slot::SLOTS;
+use crate::{backend::redis::slot::SLOTS, outage::Guard};
 
 /// The caller's own connection, with the state of the server of each slot.
 #[derive(Clone)]
 pub(crate) struct External {
     connection: Arc<dyn Commands>,
+    /// One for the connection: it does not report which server fails.
+    guard: Arc<Guard>,
     /// By slot: this may be a cluster, and the connection does not report which server has replied.
     servers: Arc<[OnceLock<Arc<ServerState>>]>,
 }
 
 /// The caller's own connection, for the commands of one slot.
+#[derive(Clone)]
 pub(crate) struct ExternalConnection {
     connection: Arc<dyn Commands>,
+    pub(super) guard: Arc<Guard>,
     pub(super) server: Arc<ServerState>,
 }
 
@@ -43,14 +47,18 @@ where
 impl External {
     pub(super) fn new(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         let servers = (0..SLOTS).map(|_| OnceLock::new()).collect();
-        Self { connection: Arc::new(connection), servers }
+        Self { connection: Arc::new(connection), guard: Guard::new(Arc::default()), servers }
+    }
+
+    pub(super) fn guard(&self) -> &Arc<Guard> {
+        &self.guard
     }
 
     /// Returns the connection for the commands of a slot.
     pub(super) fn connection(&self, slot: u16) -> ExternalConnection {
         let server = self.servers.get(usize::from(slot));
         let server = server.map(|server| server.get_or_init(Arc::default).clone()).unwrap_or_default();
-        ExternalConnection { connection: self.connection.clone(), server }
+        ExternalConnection { connection: self.connection.clone(), guard: self.guard.clone(), server }
     }
 
     /// Returns the connection for a retry after this error. None if a retry cannot succeed.

@@ -6,12 +6,14 @@ use redis::{ErrorKind, IntoConnectionInfo, RedisError, RedisResult, aio::Connect
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{error::requires_reconnect, tls::Tls};
+use crate::outage::{Guard, Protection};
 
 mod clock;
 mod cluster;
 mod connection;
 mod endpoint;
 mod external;
+mod node;
 mod pending;
 mod script_cache;
 mod sentinel;
@@ -22,8 +24,10 @@ use cluster::{Cluster, Nodes};
 pub(super) use connection::Connection;
 use endpoint::{Address, Endpoint};
 use external::External;
+pub(super) use node::{Node, Redirect};
 use sentinel::Sentinels;
-use server::{Server, Target, unless_same};
+use server::{Server, Target};
+pub(super) use server_state::ServerState;
 
 /// The servers of a backend. Clones share their connections.
 ///
@@ -42,7 +46,7 @@ pub(super) enum Topology {
 impl Topology {
     /// Returns a single server.
     pub(super) fn server(url: &str, tls: &Tls) -> RedisResult<Self> {
-        Ok(Self::Server(Server::new(Target::Endpoint(Endpoint::from_url(url, tls)?))))
+        Ok(Self::of(Target::Endpoint(Endpoint::from_url(url, tls)?)))
     }
 
     /// Returns a single server behind streams that the caller opens.
@@ -52,7 +56,11 @@ impl Topology {
         Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        Self::Server(Server::new(Target::Streams(Arc::new(connect))))
+        Self::of(Target::Streams(Arc::new(connect)))
+    }
+
+    fn of(target: Target) -> Self {
+        Self::Server(Server::new(target, Arc::default()))
     }
 
     /// Returns the primary that Sentinels monitor. The URL of the primary has the service name as its host.
@@ -67,7 +75,7 @@ impl Topology {
                 "missing Sentinel: give at least one URL",
             )));
         }
-        Ok(Self::Server(Server::new(Target::Sentinels(Sentinels::new(sentinels, service, primary)))))
+        Ok(Self::of(Target::Sentinels(Sentinels::new(sentinels, service, primary))))
     }
 
     /// Returns a cluster. The URLs name some of its servers; the settings of the first apply to all.
@@ -115,34 +123,59 @@ impl Topology {
         }
     }
 
-    /// Returns the connection to the server that has the keys of a slot.
-    pub(super) async fn connection(&self, slot: u16) -> RedisResult<Connection> {
+    /// Returns whether a check of several keys may need several calls, because this is a cluster.
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Self::Cluster(_))
+    }
+
+    /// Adds the settings of a limiter to the protection of all servers.
+    pub(super) fn protect(&self, protection: Protection) {
         match self {
-            Self::Server(server) => server.connection().await.map(Connection::Server),
-            Self::Cluster(cluster) => cluster.connection(slot).await.map(Connection::Server),
-            Self::External(external) => Ok(Connection::External(external.connection(slot))),
+            Self::Server(server) => server.guard().protect(protection),
+            Self::Cluster(cluster) => cluster.guard().protect(protection),
+            Self::External(external) => external.guard().protect(protection),
         }
     }
 
-    /// Returns the connection for a retry of a command that has not run, because the server of `failed` has returned this
-    /// error: to another server, or to the same one. None if a retry cannot succeed.
-    pub(super) async fn redirect(
-        &self,
-        slot: u16,
-        failed: &Connection,
-        error: &RedisError,
-    ) -> Option<RedisResult<Connection>> {
-        let redirected = match self {
-            Self::Server(server) if requires_reconnect(error) => {
-                unless_same(failed.server(), server.connection().await)
+    /// Returns the node that has the keys of a slot, or `None` if it must be looked up.
+    pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Node>> {
+        match self {
+            Self::Server(server) => Ok(Some(Node::of(server.clone()))),
+            Self::Cluster(cluster) => Ok(cluster.known_owner(slot).await?.map(Node::of)),
+            Self::External(external) => Ok(Some(Node::External(external.connection(slot)))),
+        }
+    }
+
+    /// Looks up the node that has the keys of a slot.
+    pub(super) async fn owner(&self, slot: u16) -> RedisResult<Node> {
+        match self {
+            Self::Server(server) => Ok(Node::of(server.clone())),
+            Self::Cluster(cluster) => cluster.owner(slot).await.map(Node::of),
+            Self::External(external) => Ok(Node::External(external.connection(slot))),
+        }
+    }
+
+    /// Returns the guard of such look-ups.
+    pub(super) fn look_up_guard(&self) -> &Arc<Guard> {
+        match self {
+            Self::Server(server) => server.guard(),
+            Self::Cluster(cluster) => cluster.guard(),
+            Self::External(external) => external.guard(),
+        }
+    }
+
+    /// Returns the node for a retry of a command that has not run, because a node has returned this error. None if a retry
+    /// cannot succeed.
+    pub(super) async fn redirect(&self, slot: u16, error: &RedisError) -> Option<RedisResult<Redirect>> {
+        match self {
+            Self::Server(server) => {
+                requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::of(server.clone()))))
             }
-            Self::Server(_) => None,
-            Self::Cluster(cluster) => cluster.redirect(slot, failed.server(), error).await,
+            Self::Cluster(cluster) => cluster.redirect(slot, error).await,
             Self::External(external) => {
-                return external.redirect(slot, error).map(Connection::External).map(Ok);
+                external.redirect(slot, error).map(|connection| Ok(Redirect::to(Node::External(connection))))
             }
-        };
-        redirected.map(|connection| connection.map(Connection::Server))
+        }
     }
 
     /// Returns the server's address and database. None if they are unknown.

@@ -23,7 +23,10 @@ use tokio::{
 };
 
 use super::{endpoint::Endpoint, sentinel::Sentinels, server_state::ServerState};
-use crate::backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls};
+use crate::{
+    backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls},
+    outage::{Guard, SharedProtection},
+};
 
 /// The timeout of one attempt to connect. A check waits for it only within its own deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -40,6 +43,7 @@ pub(crate) struct Server(Arc<Shared>);
 
 struct Shared {
     target: Target,
+    guard: Arc<Guard>,
     state: Mutex<State>,
     eviction: EvictionCheck,
 }
@@ -125,9 +129,14 @@ impl Target {
 }
 
 impl Server {
-    pub(super) fn new(target: Target) -> Self {
-        let state = Mutex::new(State::Disconnected);
-        Self(Arc::new(Shared { target, state, eviction: EvictionCheck::default() }))
+    pub(super) fn new(target: Target, protection: Arc<SharedProtection>) -> Self {
+        let (guard, state) = (Guard::new(protection), Mutex::new(State::Disconnected));
+        Self(Arc::new(Shared { target, guard, state, eviction: EvictionCheck::default() }))
+    }
+
+    /// Returns the guard of the server, which outlives its connections.
+    pub(super) fn guard(&self) -> &Arc<Guard> {
+        &self.0.guard
     }
 
     pub(super) fn target(&self) -> &Target {
@@ -165,15 +174,6 @@ impl Server {
             )))
         })
     }
-}
-
-/// Returns the connection for a retry. None if it is the one whose server, in this state, has returned an error.
-pub(super) fn unless_same(
-    failed: &Arc<ServerState>,
-    connection: RedisResult<ServerConnection>,
-) -> Option<RedisResult<ServerConnection>> {
-    let is_same = connection.as_ref().is_ok_and(|connection| Arc::ptr_eq(&connection.state, failed));
-    (!is_same).then_some(connection)
 }
 
 impl ServerConnection {
