@@ -103,6 +103,8 @@ mod now_or_later;
 mod observe;
 mod service;
 mod shared;
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]
+mod single_flight;
 
 // The public interface. A type that most users name is also at the root.
 pub mod answer;

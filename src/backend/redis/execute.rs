@@ -222,7 +222,8 @@ impl RedisBackend {
                 }
                 (Ok(reply), None) => return Ok(reply),
                 (Err(error), _) => {
-                    let Some(redirect) = by_deadline(wait, self.topology.redirect(slot, &error)).await?
+                    let Some(redirect) =
+                        by_deadline(wait, self.topology.redirect(slot, connection.server(), &error)).await?
                     else {
                         return Err(unavailable(error));
                     };

@@ -5,42 +5,52 @@
 //! the clock of that node would remain unknown.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
-    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value, cmd, from_redis_value};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, pipe};
 use tokio::{
     runtime::Handle,
-    sync::watch,
     task::JoinSet,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::{
     endpoint::{Address, Endpoint},
     node::{Node, Redirect},
     server::{Server, Target},
+    server_state::ServerState,
+    slot_map::{self, Report, Slots},
 };
 use crate::{
     backend::redis::error::requires_reconnect,
     outage::{Guard, SharedProtection},
+    single_flight::{Attempt, SingleFlight},
 };
 
-/// The timeout of one node's reply to `CLUSTER SLOTS`.
+/// The time limit of a refresh of the slots.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(500);
-/// The number of nodes that a refresh queries at the same time.
+/// The number of refreshes that a check waits for, if they are replaced or end with their runtime.
+const MAX_REFRESHES: usize = 3;
+/// The number of nodes that a refresh queries at the same time, at first.
 const REFRESH_CONCURRENCY: usize = 3;
+/// After each such time, a refresh queries as many nodes more. Nodes that hang do not delay it.
+const REFRESH_STAGGER: Duration = Duration::from_millis(100);
+/// The largest number of nodes that a refresh queries. The next refresh begins with others.
+const MAX_QUERIED_NODES: usize = 12;
+/// The largest number of reports that a refresh waits for.
+const MAX_WANTED_REPORTS: usize = 3;
+/// After the first report that counts, a refresh waits at most this long for others.
+const REPORT_WAIT: Duration = Duration::from_millis(50);
 /// The shortest time between the starts of two refreshes.
 const REFRESH_INTERVAL: Duration = Duration::from_millis(100);
+/// A node that has refused a command is not believed for this long, unless it says that the cluster is ok.
+const REFUSAL_AGE: Duration = Duration::from_secs(10);
 /// The delay of a retry while the keys of a check are being migrated, so that some are here and some there.
 const TRY_AGAIN_DELAY: Duration = Duration::from_millis(5);
-
-/// Ranges of slots in ascending order, each with its owner.
-type Slots = Vec<(RangeInclusive<u16>, Address)>;
 
 /// A cluster.
 #[derive(Clone)]
@@ -53,6 +63,7 @@ struct Shared {
     protection: Arc<SharedProtection>,
     /// The guard of the look-ups of slots without a known owner.
     guard: Arc<Guard>,
+    refreshes: SingleFlight<()>,
     state: Mutex<State>,
 }
 
@@ -75,12 +86,14 @@ impl Nodes {
 
 #[derive(Default)]
 struct State {
-    servers: HashMap<Address, Server>,
+    servers: BTreeMap<Address, Server>,
     slots: Slots,
-    /// The owners of single slots that have moved since the last refresh.
-    moved: HashMap<u16, Address>,
-    /// The refresh in progress.
-    refresh: Option<watch::Receiver<()>>,
+    /// The owners of single slots that have moved, with the instants of the redirects. They are newer than the last refresh.
+    moved: HashMap<u16, (Address, Instant)>,
+    /// The nodes that have answered CLUSTERDOWN, and when.
+    refused: HashMap<Address, Instant>,
+    /// A number by which different processes query different nodes first.
+    rotation: usize,
     refresh_started: Option<Instant>,
     /// The error of the last refresh, if it has failed.
     refresh_error: Option<RedisError>,
@@ -90,7 +103,8 @@ impl Cluster {
     pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
         let protection = Arc::<SharedProtection>::default();
         let guard = Guard::new(protection.clone());
-        Self(Arc::new(Shared { seeds, nodes, protection, guard, state: Mutex::default() }))
+        let refreshes = SingleFlight::new(REFRESH_TIMEOUT);
+        Self(Arc::new(Shared { seeds, nodes, protection, guard, refreshes, state: Mutex::default() }))
     }
 
     pub(super) fn has_streams(&self) -> bool {
@@ -149,8 +163,14 @@ impl Cluster {
         state.owner(slot).ok_or_else(|| state.owner_error())
     }
 
-    /// Returns the node for a retry, after a node has returned this error. None if a retry cannot succeed.
-    pub(super) async fn redirect(&self, slot: u16, error: &RedisError) -> Option<RedisResult<Redirect>> {
+    /// Returns the node for a retry, after the node in the state `failed` has returned this error. None if a retry cannot
+    /// succeed.
+    pub(super) async fn redirect(
+        &self,
+        slot: u16,
+        failed: &Arc<ServerState>,
+        error: &RedisError,
+    ) -> Option<RedisResult<Redirect>> {
         let is = |kind: ServerErrorKind| error.kind() == kind.into();
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
             let host = self.0.state().host(slot);
@@ -167,6 +187,9 @@ impl Cluster {
             sleep(TRY_AGAIN_DELAY).await;
             return Some(self.owner(slot).await.map(|server| Redirect::to(Node::of(server))));
         }
+        if is(ServerErrorKind::ClusterDown) {
+            self.0.refuse(failed);
+        }
         if requires_reconnect(error) || is(ServerErrorKind::ClusterDown) {
             self.refresh(true).await.ok()?;
             return Some(self.owner(slot).await.map(|server| Redirect::reconnect(Node::of(server))));
@@ -180,30 +203,30 @@ impl Cluster {
         let runtime = Handle::try_current().map_err(|_| {
             RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
         })?;
-        let mut refresh = {
-            let mut state = self.0.state();
-            match &state.refresh {
-                // The channel is closed when the refresh ends.
-                Some(refresh) if refresh.has_changed().is_ok() => refresh.clone(),
-                _ if state.refresh_started.is_some_and(|started| started.elapsed() < REFRESH_INTERVAL) => {
-                    return Ok(());
+        for _ in 0..MAX_REFRESHES {
+            let waiter = {
+                let mut state = self.0.state();
+                let is_recent = |started: Instant| started.elapsed() < REFRESH_INTERVAL;
+                match self.0.refreshes.current() {
+                    Some(waiter) => waiter,
+                    None if state.refresh_started.is_some_and(is_recent) => return Ok(()),
+                    None => {
+                        let (refresh, waiter) = self.0.refreshes.join();
+                        if let Some(refresh) = refresh {
+                            state.refresh_started = Some(Instant::now());
+                            let shared = self.0.clone();
+                            runtime.spawn(async move {
+                                shared.refresh(&refresh).await;
+                                refresh.finish(());
+                            });
+                        }
+                        waiter
+                    }
                 }
-                _ => {
-                    let (running, refresh) = watch::channel(());
-                    state.refresh = Some(refresh.clone());
-                    state.refresh_started = Some(Instant::now());
-                    let shared = self.0.clone();
-                    runtime.spawn(async move {
-                        shared.refresh().await;
-                        drop(running);
-                    });
-                    refresh
-                }
+            };
+            if !waits || waiter.outcome().await.is_some() {
+                break;
             }
-        };
-        if waits {
-            // No value is ever sent: this returns when the channel is closed.
-            let _ = refresh.changed().await;
         }
         Ok(())
     }
@@ -224,60 +247,144 @@ impl Shared {
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
 
+    /// Records that a node has refused a command with CLUSTERDOWN.
+    fn refuse(&self, failed: &Arc<ServerState>) {
+        let mut state = self.state();
+        let address = state.servers.iter().find(|(_, server)| server.has_state(failed));
+        if let Some(address) = address.map(|(address, _)| address.clone()) {
+            state.refused.insert(address, Instant::now());
+        }
+    }
+
     /// Records the new owner of a slot, and returns it. Both happen under one lock, so that a recorded owner always exists.
     fn move_slot(&self, slot: u16, address: &Address) -> Server {
         let mut state = self.state();
-        state.moved.insert(slot, address.clone());
+        // A redirect to a node that refuses commands may come from a node that is out of date.
+        if !state.has_refused(address) {
+            state.moved.insert(slot, (address.clone(), Instant::now()));
+        }
         self.server_in(&mut state, address)
     }
 
-    /// Queries the nodes, a few at a time, until one returns the slots.
-    async fn refresh(self: &Arc<Self>) {
-        let mut nodes: Vec<Address> = self.state().servers.keys().cloned().collect();
-        // The order of the map is random, so that different processes begin with different nodes.
-        nodes.extend(self.seeds.iter().filter(|seed| !self.state().servers.contains_key(*seed)).cloned());
+    /// Queries several nodes at the same time, and merges their reports. Ends when enough nodes have reported.
+    async fn refresh(self: &Arc<Self>, refresh: &Attempt<()>) {
+        let started = Instant::now();
+        let (nodes, wanted) = self.nodes_to_query();
         let mut nodes = nodes.into_iter();
-        let mut queries: JoinSet<RedisResult<Slots>> = JoinSet::new();
-        loop {
-            while queries.len() < REFRESH_CONCURRENCY
+        let mut queries: JoinSet<(Address, RedisResult<Report>)> = JoinSet::new();
+        let (mut reports, mut counted, mut error) = (Vec::new(), 0, None);
+        let (mut concurrency, mut next_stagger) = (REFRESH_CONCURRENCY, started + REFRESH_STAGGER);
+        let mut end = started + REFRESH_TIMEOUT;
+        while counted < wanted {
+            while queries.len() < concurrency
                 && let Some(node) = nodes.next()
             {
                 let server = self.server(&node);
                 queries.spawn(async move {
-                    let slots = timeout(REFRESH_TIMEOUT, query_slots(&server, &node.0)).await;
-                    slots.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+                    let report = query(&server, &node.0).await;
+                    (node, report)
                 });
             }
-            match queries.join_next().await {
-                None => return,
-                Some(Ok(Ok(slots))) => return self.update(slots),
-                Some(Ok(Err(error))) => self.state().refresh_error = Some(error),
+            match timeout_at(end.min(next_stagger), queries.join_next()).await {
+                Ok(None) => break,
+                Ok(Some(Ok((node, Ok(report))))) => {
+                    if self.state().believes(&node, &report) {
+                        counted += 1;
+                        end = end.min(Instant::now() + REPORT_WAIT);
+                    }
+                    reports.push((node, report));
+                }
+                Ok(Some(Ok((_, Err(failure))))) => error = Some(failure),
                 // The runtime is shutting down.
-                Some(Err(_)) => {}
+                Ok(Some(Err(_))) => {}
+                Err(_) if Instant::now() >= end => break,
+                Err(_) => {
+                    concurrency += REFRESH_CONCURRENCY;
+                    next_stagger += REFRESH_STAGGER;
+                }
             }
         }
+        let mut state = self.state();
+        // A replaced refresh that comes late supplies the slots only while there are none.
+        if !refresh.is_current() && !state.slots.is_empty() {
+            return;
+        }
+        state.rotation = state.rotation.wrapping_add(started.elapsed().as_nanos() as usize);
+        if reports.is_empty() {
+            let timed_out = || io::Error::from(io::ErrorKind::TimedOut).into();
+            state.refresh_error = Some(error.unwrap_or_else(timed_out));
+            return;
+        }
+        self.update(&mut state, &reports, started);
     }
 
-    /// Replaces the slots, adds the new nodes, and removes the nodes without slots.
-    fn update(&self, slots: Slots) {
-        let mut state = self.state();
-        state.servers.retain(|address, _| slots.iter().any(|(_, owner)| owner == address));
-        for (_, owner) in &slots {
-            self.server_in(&mut state, owner);
+    /// Returns the nodes that a refresh queries, and how many of them must report.
+    fn nodes_to_query(&self) -> (Vec<Address>, usize) {
+        let state = self.state();
+        let mut nodes: Vec<Address> = state.servers.keys().cloned().collect();
+        let primaries = nodes.len();
+        if primaries > 0 {
+            nodes.rotate_left(state.rotation % primaries);
         }
-        state.slots = slots;
-        state.moved.clear();
+        nodes.extend(self.seeds.iter().filter(|seed| !state.servers.contains_key(*seed)).cloned());
+        let known = if primaries > 0 { primaries } else { nodes.len() };
+        nodes.sort_by_key(|node| {
+            (state.has_refused(node), !state.servers.get(node).is_some_and(Server::is_connected))
+        });
+        nodes.truncate(MAX_QUERIED_NODES);
+        (nodes, (known / 2 + 1).min(MAX_WANTED_REPORTS))
+    }
+
+    /// Updates the slots, adds the new nodes, and removes the nodes without slots.
+    fn update(&self, state: &mut State, reports: &[(Address, Report)], started: Instant) {
+        for (node, report) in reports {
+            if report.is_ok == Some(true) && state.refused.get(node).is_some_and(|refused| *refused < started)
+            {
+                state.refused.remove(node);
+            }
+        }
+        state.refused.retain(|_, refused| refused.elapsed() < REFUSAL_AGE);
+        let mut believed: Vec<&Report> = reports
+            .iter()
+            .filter(|(node, report)| state.believes(node, report))
+            .map(|(_, report)| report)
+            .collect();
+        if believed.is_empty() {
+            // No node says that the cluster is ok. The map so far is as good as their reports, but better than none.
+            if !state.slots.is_empty() {
+                return;
+            }
+            believed = reports.iter().map(|(_, report)| report).collect();
+        }
+        state.slots = slot_map::merge(&believed, &state.slots, |owner| state.has_refused(owner));
+        // A redirect since the start of the refresh is newer.
+        state.moved.retain(|_, (_, moved)| *moved >= started);
+        let State { servers, slots, moved, .. } = &mut *state;
+        servers.retain(|address, _| {
+            slots.iter().any(|(_, owner)| owner == address)
+                || moved.values().any(|(owner, _)| owner == address)
+        });
+        let owners: Vec<Address> = slots.iter().map(|(_, owner)| owner.clone()).collect();
+        for owner in &owners {
+            self.server_in(state, owner);
+        }
         state.refresh_error = None;
     }
 }
 
 impl State {
     fn address(&self, slot: u16) -> Option<&Address> {
-        let of_range = || {
-            let range = self.slots.partition_point(|(slots, _)| *slots.end() < slot);
-            self.slots.get(range).filter(|(slots, _)| slots.contains(&slot)).map(|(_, owner)| owner)
-        };
-        self.moved.get(&slot).or_else(of_range)
+        let moved = self.moved.get(&slot).map(|(owner, _)| owner);
+        moved.or_else(|| slot_map::owner(&self.slots, slot))
+    }
+
+    fn has_refused(&self, node: &Address) -> bool {
+        self.refused.get(node).is_some_and(|refused| refused.elapsed() < REFUSAL_AGE)
+    }
+
+    /// Returns whether a node's report counts: it says that the cluster is ok, or it has not refused a command.
+    fn believes(&self, node: &Address, report: &Report) -> bool {
+        report.is_ok.unwrap_or_else(|| !self.has_refused(node))
     }
 
     fn owner(&self, slot: u16) -> Option<Server> {
@@ -299,33 +406,17 @@ impl State {
     }
 }
 
-/// Queries a node for the slots (`CLUSTER SLOTS`).
-async fn query_slots(server: &Server, host: &str) -> RedisResult<Slots> {
-    let mut command = cmd("CLUSTER");
-    command.arg("SLOTS");
-    let reply = server.connection().await?.send(&command).await?;
-    parse_slots(reply, host)
-        .ok_or_else(|| RedisError::from((ErrorKind::UnexpectedReturnType, "invalid reply to CLUSTER SLOTS")))
-}
-
-/// Parses the reply to `CLUSTER SLOTS`. Returns None if the reply is invalid or empty.
-fn parse_slots(reply: Value, host: &str) -> Option<Slots> {
-    let ranges: Vec<Vec<Value>> = from_redis_value(reply).ok()?;
-    let mut slots = Vec::with_capacity(ranges.len());
-    for range in ranges {
-        let mut range = range.into_iter();
-        let first: u16 = from_redis_value(range.next()?).ok()?;
-        let last: u16 = from_redis_value(range.next()?).ok()?;
-        // The primary comes first. More fields follow its port.
-        let mut primary = from_redis_value::<Vec<Value>>(range.next()?).ok()?.into_iter();
-        let named: Option<String> = from_redis_value(primary.next()?).ok()?;
-        let port: u16 = from_redis_value(primary.next()?).ok()?;
-        let named = named.filter(|named| !named.is_empty() && named != "?");
-        // A node that does not know its own host omits it: the host is the one of this connection.
-        slots.push((first..=last, (named.unwrap_or_else(|| host.to_owned()), port)));
+/// Queries a node for its view of the cluster. The user needs the permission for the slots only.
+async fn query(server: &Server, host: &str) -> RedisResult<Report> {
+    let mut commands = pipe();
+    for subcommand in ["SLOTS", "INFO", "NODES"] {
+        commands.cmd("CLUSTER").arg(subcommand);
     }
-    slots.sort_unstable_by_key(|(slots, _)| *slots.start());
-    (!slots.is_empty()).then_some(slots)
+    let mut replies = server.connection().await?.send_all(&commands).await?.into_iter();
+    let mut next = || replies.next().unwrap_or_else(|| Err(RedisError::from((ErrorKind::Parse, "no reply"))));
+    let (slots, info, nodes) = (next()?, next(), next());
+    Report::parse(slots, info, nodes, host)
+        .ok_or_else(|| RedisError::from((ErrorKind::UnexpectedReturnType, "invalid reply to CLUSTER SLOTS")))
 }
 
 /// Parses the address of a redirect, `host:port`. An empty host means the host of the server that has redirected.

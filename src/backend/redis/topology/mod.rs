@@ -19,6 +19,7 @@ mod script_cache;
 mod sentinel;
 mod server;
 mod server_state;
+mod slot_map;
 
 use cluster::{Cluster, Nodes};
 pub(super) use connection::Connection;
@@ -164,14 +165,19 @@ impl Topology {
         }
     }
 
-    /// Returns the node for a retry of a command that has not run, because a node has returned this error. None if a retry
-    /// cannot succeed.
-    pub(super) async fn redirect(&self, slot: u16, error: &RedisError) -> Option<RedisResult<Redirect>> {
+    /// Returns the node for a retry of a command that has not run, because the node in the state `failed` has returned this
+    /// error. None if a retry cannot succeed.
+    pub(super) async fn redirect(
+        &self,
+        slot: u16,
+        failed: &Arc<ServerState>,
+        error: &RedisError,
+    ) -> Option<RedisResult<Redirect>> {
         match self {
             Self::Server(server) => {
                 requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::of(server.clone()))))
             }
-            Self::Cluster(cluster) => cluster.redirect(slot, error).await,
+            Self::Cluster(cluster) => cluster.redirect(slot, failed, error).await,
             Self::External(external) => {
                 external.redirect(slot, error).map(|connection| Ok(Redirect::to(Node::External(connection))))
             }

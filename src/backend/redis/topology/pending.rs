@@ -1,6 +1,7 @@
 //! Commands without a reply: how long a server has been silent while a command waits for it.
 
 use std::{
+    collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -12,36 +13,64 @@ use tokio::time::Instant;
 const MIN_WAIT: Duration = Duration::from_millis(5);
 
 /// The commands of one server that wait for a reply.
+///
+/// The server's silence is the time since its last reply during which a command was waiting. The time in which no command waits
+/// is not silence.
 #[derive(Debug, Default)]
-pub(super) struct PendingCommands {
-    /// When the oldest command was sent since the last reply.
-    since: Mutex<Option<Instant>>,
+pub(super) struct PendingCommands(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The commands that wait: when each was sent, and its number.
+    waiting: BTreeSet<(Instant, u64)>,
+    /// The number of commands so far.
+    count: u64,
+    /// The silence up to `counted_until`.
+    silence: Duration,
+    counted_until: Option<Instant>,
 }
 
 /// A command that waits for its reply. If it is dropped before the reply, it may have run.
 pub(super) struct PendingCommand<'a> {
     commands: &'a PendingCommands,
-    sent: Instant,
+    id: (Instant, u64),
     on_drop: Option<&'a (dyn Fn(Duration) + Sync)>,
 }
 
 impl PendingCommands {
-    /// Starts to wait for a reply. If the command is dropped before, `on_drop` gets the time since which the server is silent.
+    /// Starts to wait for a reply. If the command is dropped before, `on_drop` gets the silence of the server.
     pub(super) fn start<'a>(&'a self, on_drop: &'a (dyn Fn(Duration) + Sync)) -> PendingCommand<'a> {
-        let sent = Instant::now();
-        self.since().get_or_insert(sent);
-        PendingCommand { commands: self, sent, on_drop: Some(on_drop) }
+        let mut state = self.state();
+        state.count += 1;
+        let id = (Instant::now(), state.count);
+        state.waiting.insert(id);
+        PendingCommand { commands: self, id, on_drop: Some(on_drop) }
     }
 
-    fn since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    // No code that holds the lock can panic or wait.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Counts the time up to now in which a command was waiting.
+    fn count_silence(&mut self, now: Instant) {
+        if let Some((oldest, _)) = self.waiting.first() {
+            let since = self.counted_until.map_or(*oldest, |counted| counted.max(*oldest));
+            self.silence += now.saturating_duration_since(since);
+        }
+        self.counted_until = Some(now);
     }
 }
 
 impl PendingCommand<'_> {
     /// Ends the wait: the server has replied, or the connection is lost.
     pub(super) fn finish(mut self) {
-        *self.commands.since() = None;
+        let mut state = self.commands.state();
+        state.waiting.remove(&self.id);
+        state.silence = Duration::ZERO;
+        state.counted_until = Some(Instant::now());
         self.on_drop = None;
     }
 }
@@ -49,42 +78,86 @@ impl PendingCommand<'_> {
 impl Drop for PendingCommand<'_> {
     fn drop(&mut self) {
         let Some(on_drop) = self.on_drop else { return };
-        let since = {
-            let mut since = self.commands.since();
-            if *since == Some(self.sent) && self.sent.elapsed() < MIN_WAIT {
-                *since = None;
+        let silence = {
+            let (mut state, now) = (self.commands.state(), Instant::now());
+            let has_waited = now.saturating_duration_since(self.id.0) >= MIN_WAIT;
+            if has_waited {
+                state.count_silence(now);
             }
-            *since
+            state.waiting.remove(&self.id);
+            if !has_waited {
+                state.count_silence(now);
+            }
+            state.silence
         };
-        on_drop(since.map_or(Duration::ZERO, |since| since.elapsed()));
+        on_drop(silence);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::advance;
+
     use super::*;
 
+    const MILLI: Duration = Duration::from_millis(1);
     const SECOND: Duration = Duration::from_secs(1);
+
+    /// Commands of one server, and the silence that the last dropped one has seen.
+    #[derive(Default)]
+    struct Silence(PendingCommands, Mutex<Duration>);
+
+    impl Silence {
+        /// Returns the silence after a command that is dropped after this time.
+        async fn after(&self, wait: Duration) -> Duration {
+            let on_drop = |silence| *self.1.lock().unwrap() = silence;
+            let command = self.0.start(&on_drop);
+            advance(wait).await;
+            drop(command);
+            *self.1.lock().unwrap()
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn short_waits_are_not_silence() {
-        let (pending, silence) = (PendingCommands::default(), Mutex::new(Duration::ZERO));
-        let on_drop = |so_far| *silence.lock().unwrap() = so_far;
-        let silence_after = async |wait| {
-            let command = pending.start(&on_drop);
-            tokio::time::advance(wait).await;
-            drop(command);
-            *silence.lock().unwrap()
-        };
-        for _ in 0..3 {
-            assert_eq!(silence_after(Duration::from_millis(1)).await, Duration::ZERO);
-            tokio::time::advance(SECOND).await;
+        let silence = Silence::default();
+        for _ in 0..10 {
+            assert_eq!(silence.after(MILLI).await, Duration::ZERO);
+            advance(SECOND).await;
         }
-        assert_eq!(silence_after(100 * MIN_WAIT).await, 100 * MIN_WAIT);
-        // The server has been silent since, and a short wait sees that.
-        tokio::time::advance(SECOND).await;
-        assert!(silence_after(Duration::from_millis(1)).await > SECOND);
-        pending.start(&on_drop).finish();
-        assert_eq!(silence_after(Duration::from_millis(1)).await, Duration::ZERO);
+        assert_eq!(silence.after(100 * MIN_WAIT).await, 100 * MIN_WAIT);
+        silence.0.start(&|_| {}).finish();
+        assert_eq!(silence.after(MILLI).await, Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_time_is_not_silence() {
+        let silence = Silence::default();
+        assert_eq!(silence.after(100 * MILLI).await, 100 * MILLI);
+        advance(3 * SECOND).await;
+        assert_eq!(silence.after(10 * MILLI).await, 110 * MILLI);
+        advance(3 * SECOND).await;
+        // A server that never replies is silent in the end, however rarely it is asked.
+        for checks in 1..=5 {
+            assert_eq!(silence.after(100 * MILLI).await, (110 + 100 * checks) * MILLI);
+            advance(SECOND).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn overlapping_waits_count_once() {
+        let (silence, ignore) = (Silence::default(), |_| {});
+        let long = silence.0.start(&ignore);
+        for waited in 1..=5 {
+            assert_eq!(silence.after(100 * MILLI).await, waited * 100 * MILLI);
+        }
+        // A short wait sees the silence of the command that still waits.
+        advance(SECOND).await;
+        assert_eq!(silence.after(MILLI).await, SECOND + 501 * MILLI);
+        // A reply shows that the server is alive, though another command still waits.
+        silence.0.start(&ignore).finish();
+        advance(10 * MILLI).await;
+        assert_eq!(silence.after(20 * MILLI).await, 30 * MILLI);
+        drop(long);
     }
 }

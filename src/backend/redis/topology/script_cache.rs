@@ -1,61 +1,60 @@
 //! A server's script cache: when a script is unknown, one check loads it and the others wait.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use tokio::{
-    sync::broadcast::{self, error::TryRecvError},
-    time::Instant,
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
+use tokio::time::Instant;
+
+use crate::single_flight::{Attempt, SingleFlight};
+
+/// The time limit of a load. After it, the next check that finds the script unknown loads it.
+const LOAD_LIMIT: Duration = Duration::from_millis(500);
+
 /// The script cache of one server.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ScriptCache {
-    /// The load in progress. A `broadcast` wakes its waiters in the order in which they came.
-    loading: Mutex<Option<broadcast::Receiver<()>>>,
+    loads: SingleFlight<()>,
     last_loaded: Mutex<Option<Instant>>,
 }
 
 /// The right to load a script. Dropping it wakes the checks that wait, whether the load has succeeded or not.
-pub(crate) struct ScriptLoad(
-    #[expect(dead_code, reason = "dropping it closes the channel")] broadcast::Sender<()>,
-);
+pub(crate) type ScriptLoad = Attempt<()>;
+
+impl Default for ScriptCache {
+    fn default() -> Self {
+        Self { loads: SingleFlight::new(LOAD_LIMIT), last_loaded: Mutex::default() }
+    }
+}
 
 impl ScriptCache {
     /// Starts to load a script, for a call that was sent at this instant and failed with NOSCRIPT. Returns None, after a wait,
     /// if another call has loaded it or has tried to.
     pub(crate) async fn start_load(&self, sent: Instant) -> Option<ScriptLoad> {
-        let mut other = {
-            let mut loading = lock(&self.loading);
-            // No value is ever sent. The channel is empty while the load is in progress, and closed afterwards.
-            let state = loading.as_mut().map(broadcast::Receiver::try_recv);
-            match &*loading {
-                _ if lock(&self.last_loaded).is_some_and(|loaded| loaded > sent) => return None,
-                Some(other) if state == Some(Err(TryRecvError::Empty)) => other.resubscribe(),
-                _ => {
-                    let (load, waiters) = broadcast::channel(1);
-                    *loading = Some(waiters);
-                    return Some(ScriptLoad(load));
-                }
-            }
-        };
-        let _ = other.recv().await;
-        None
+        let (load, waiter) = self.loads.join();
+        // A load is recorded before it ends, so this sees every load that has ended before this call joined.
+        if self.last_loaded().is_some_and(|loaded| loaded > sent) {
+            return None;
+        }
+        if load.is_none() {
+            waiter.outcome().await;
+        }
+        load
     }
 
     /// Records that the server knows the script now.
     pub(crate) fn record_load(&self) {
-        *lock(&self.last_loaded) = Some(Instant::now());
+        *self.last_loaded() = Some(Instant::now());
     }
-}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    fn last_loaded(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.last_loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -66,7 +65,7 @@ mod tests {
         let sent = Instant::now();
         let load = cache.start_load(sent).await.expect("the first call loads it");
         let mut other = Box::pin(cache.start_load(sent));
-        assert!(tokio::time::timeout(SECOND, &mut other).await.is_err(), "the second call waits");
+        assert!(tokio::time::timeout(LOAD_LIMIT, &mut other).await.is_err(), "the second call waits");
         // The load ends without success.
         drop(load);
         assert!(other.await.is_none());
@@ -77,5 +76,16 @@ mod tests {
         assert!(cache.start_load(sent).await.is_none(), "it was loaded after this call was sent");
         tokio::time::advance(SECOND).await;
         assert!(cache.start_load(Instant::now()).await.is_some(), "the server has lost it again");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn undriven_load_is_replaced_after_its_limit() {
+        let cache = ScriptCache::default();
+        let sent = Instant::now();
+        let stuck = cache.start_load(sent).await.expect("the first call loads it");
+        assert!(cache.start_load(sent).await.is_none(), "the second call waits for the limit");
+        assert!(sent.elapsed() < LOAD_LIMIT + SECOND, "{:?}", sent.elapsed());
+        assert!(cache.start_load(sent).await.is_some(), "another call loads it");
+        drop(stuck);
     }
 }

@@ -1,6 +1,7 @@
 //! A connection that the backend owns: made on demand, and made again after a loss.
 
 use std::{
+    future::pending,
     hash::{DefaultHasher, Hash, Hasher},
     io,
     pin::Pin,
@@ -9,7 +10,7 @@ use std::{
 };
 
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, ProtocolVersion, PushKind, RedisConnectionInfo,
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, ProtocolVersion, PushKind, RedisConnectionInfo,
     RedisError, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, pipe,
@@ -17,7 +18,6 @@ use redis::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     runtime::Handle,
-    sync::broadcast,
     task::AbortHandle,
     time::{Instant, timeout},
 };
@@ -26,10 +26,13 @@ use super::{endpoint::Endpoint, sentinel::Sentinels, server_state::ServerState};
 use crate::{
     backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls},
     outage::{Guard, SharedProtection},
+    single_flight::{Attempt, SingleFlight},
 };
 
 /// The timeout of one attempt to connect. A check waits for it only within its own deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The number of attempts that a check waits for, if they are replaced or end with their runtime.
+const MAX_ATTEMPTS: usize = 3;
 /// A connection is dropped when a command is abandoned after the server has been silent for this long. The server may be gone
 /// without closing the connection, and another server may have replaced it.
 const MAX_SILENCE: Duration = Duration::from_millis(500);
@@ -45,6 +48,7 @@ struct Shared {
     target: Target,
     guard: Arc<Guard>,
     state: Mutex<State>,
+    attempts: SingleFlight<RedisResult<ServerConnection>>,
     eviction: EvictionCheck,
 }
 
@@ -65,9 +69,21 @@ pub(super) trait Streams: Send + Sync {
 
 type Connecting = Pin<Box<dyn Future<Output = RedisResult<(MultiplexedConnection, Driver)>> + Send>>;
 
-/// The task that moves the bytes of a connection. It is aborted with the last clone of the connection; otherwise a stream that
-/// accepts no more bytes would keep it forever.
+/// A task that runs as long as a connection can move bytes. It is aborted with the last clone of the connection; otherwise a
+/// stream that accepts no more bytes would keep it forever.
 pub(super) struct Driver(AbortHandle);
+
+impl Driver {
+    /// Returns a task beside the one that moves the bytes, if the client crate owns that one. It ends with their runtime.
+    fn companion() -> Self {
+        Self(tokio::spawn(pending::<()>()).abort_handle())
+    }
+
+    /// Returns whether the connection can move no more bytes.
+    fn is_gone(&self) -> bool {
+        self.0.is_finished()
+    }
+}
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -92,15 +108,10 @@ where
     }
 }
 
-/// The outcome of an attempt to connect. A `broadcast` wakes its waiters in the order in which they came. A `watch` does not,
-/// and a simulated network must repeat a run exactly.
-type Attempt = broadcast::Receiver<RedisResult<ServerConnection>>;
-
 enum State {
     Disconnected,
     /// The last attempt has failed. The next one starts at this instant or later.
     Failed(Instant, RedisError),
-    Connecting(Attempt),
     Connected(ServerConnection),
 }
 
@@ -113,8 +124,7 @@ pub(crate) struct ServerConnection {
     connected_at: Instant,
     /// Whether to send ASKING before each command: the slot is being migrated to this server.
     is_asking: bool,
-    /// None if the client crate owns the task.
-    _driver: Option<Arc<Driver>>,
+    driver: Arc<Driver>,
 }
 
 impl Target {
@@ -130,8 +140,9 @@ impl Target {
 
 impl Server {
     pub(super) fn new(target: Target, protection: Arc<SharedProtection>) -> Self {
-        let (guard, state) = (Guard::new(protection), Mutex::new(State::Disconnected));
-        Self(Arc::new(Shared { target, guard, state, eviction: EvictionCheck::default() }))
+        let (state, attempts) = (Mutex::new(State::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
+        let (guard, eviction) = (Guard::new(protection), EvictionCheck::default());
+        Self(Arc::new(Shared { target, guard, state, attempts, eviction }))
     }
 
     /// Returns the guard of the server, which outlives its connections.
@@ -144,7 +155,12 @@ impl Server {
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        matches!(&*self.0.state(), State::Connected(_))
+        self.0.state().connection().is_some()
+    }
+
+    /// Returns whether this state is the one of the connection.
+    pub(super) fn has_state(&self, state: &Arc<ServerState>) -> bool {
+        matches!(&*self.0.state(), State::Connected(connection) if Arc::ptr_eq(&connection.state, state))
     }
 
     /// Returns the connection. If there is none, connects, or waits for the attempt in progress.
@@ -152,27 +168,29 @@ impl Server {
         let runtime = Handle::try_current().map_err(|_| {
             RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
         })?;
-        let mut attempt = match &mut *self.0.state() {
-            State::Connected(connection) => return Ok(connection.clone()),
-            // The outcome is sent after the state has changed, so this subscription cannot miss it.
-            State::Connecting(attempt) => attempt.resubscribe(),
-            State::Failed(until, error) if Instant::now() < *until => return Err(error.clone()),
-            state @ (State::Disconnected | State::Failed(..)) => {
-                let (outcome, attempt) = broadcast::channel(1);
-                *state = State::Connecting(attempt.resubscribe());
-                // A task of its own: the check that starts the attempt may be dropped at its deadline.
-                runtime.spawn(self.0.clone().connect(outcome));
-                attempt
+        for _ in 0..MAX_ATTEMPTS {
+            let waiter = {
+                let state = self.0.state();
+                match &*state {
+                    State::Failed(until, error) if Instant::now() < *until => return Err(error.clone()),
+                    state => {
+                        if let Some(connection) = state.connection() {
+                            return Ok(connection.clone());
+                        }
+                    }
+                }
+                let (attempt, waiter) = self.0.attempts.join();
+                if let Some(attempt) = attempt {
+                    // A task of its own: the check that starts the attempt may be dropped at its deadline.
+                    runtime.spawn(self.0.clone().connect(attempt));
+                }
+                waiter
+            };
+            if let Some(outcome) = waiter.outcome().await {
+                return outcome;
             }
-        };
-        // An attempt ends without an outcome if its runtime shuts down.
-        attempt.recv().await.unwrap_or_else(|_| {
-            self.0.abandon(&attempt);
-            Err(RedisError::from((
-                ErrorKind::Io,
-                "connection attempt cancelled: its tokio runtime has shut down",
-            )))
-        })
+        }
+        Err(timed_out())
     }
 }
 
@@ -189,13 +207,25 @@ impl ServerConnection {
 
     /// Sends a command once.
     pub(super) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
+        self.watch(self.request(command)).await
+    }
+
+    /// Sends several commands at once. The outer error is that of the connection.
+    pub(super) async fn send_all(&self, commands: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
+        let mut connection = self.connection.clone();
+        let replies = self.watch(connection.req_packed_commands(commands, 0, commands.len())).await?;
+        Ok(replies.into_iter().map(Value::extract_error).collect())
+    }
+
+    /// Disconnects if a request shows that the connection is lost.
+    async fn watch<T>(&self, request: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
         let on_drop = |silence| {
             if silence >= MAX_SILENCE {
                 self.disconnect();
             }
         };
         let pending = self.state.pending.start(&on_drop);
-        let reply = self.request(command).await;
+        let reply = request.await;
         pending.finish();
         if let Err(error) = &reply {
             // A new connection is kept for a moment; otherwise every check would reconnect.
@@ -233,6 +263,16 @@ impl ServerConnection {
     }
 }
 
+impl State {
+    /// Returns the connection, unless the runtime that moved its bytes has shut down.
+    fn connection(&self) -> Option<&ServerConnection> {
+        match self {
+            Self::Connected(connection) if !connection.driver.is_gone() => Some(connection),
+            _ => None,
+        }
+    }
+}
+
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -246,36 +286,33 @@ impl Shared {
         }
     }
 
-    fn abandon(&self, attempt: &Attempt) {
-        let mut state = self.state();
-        if matches!(&*state, State::Connecting(other) if other.same_channel(attempt)) {
-            *state = State::Disconnected;
-        }
-    }
-
-    async fn connect(self: Arc<Self>, waiters: broadcast::Sender<RedisResult<ServerConnection>>) {
-        let attempt = async {
+    async fn connect(self: Arc<Self>, attempt: Attempt<RedisResult<ServerConnection>>) {
+        let connecting = async {
             match &self.target {
                 Target::Endpoint(endpoint) => self.open(endpoint).await,
                 Target::Sentinels(sentinels) => self.open(&sentinels.resolve().await?).await,
                 Target::Streams(streams) => {
                     let (state, config) = self.configure(true);
                     let (connection, driver) = streams.connect(config).await?;
-                    Ok(self.initialize(state, connection, Some(driver)).await)
+                    Ok(self.initialize(state, connection, driver).await)
                 }
             }
         };
         let started = Instant::now();
-        let outcome = timeout(CONNECT_TIMEOUT, attempt).await;
-        let outcome = outcome.unwrap_or_else(|_| {
-            Err(io::Error::new(io::ErrorKind::TimedOut, "connection timed out after 1 s").into())
-        });
-        *self.state() = match &outcome {
-            Ok(connection) => State::Connected(connection.clone()),
-            Err(error) => State::Failed(Instant::now() + backoff(started.elapsed()), error.clone()),
-        };
-        // Every waiter may have gone.
-        let _ = waiters.send(outcome);
+        let outcome = timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(timed_out()));
+        let mut state = self.state();
+        match &outcome {
+            // A replaced attempt whose connection comes late supplies it only while there is none.
+            Ok(connection) if attempt.is_current() || state.connection().is_none() => {
+                *state = State::Connected(connection.clone());
+            }
+            Err(error) if attempt.is_current() && state.connection().is_none() => {
+                *state = State::Failed(Instant::now() + backoff(started.elapsed()), error.clone());
+            }
+            _ => {}
+        }
+        drop(state);
+        attempt.finish(outcome);
     }
 
     async fn open(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
@@ -297,7 +334,7 @@ impl Shared {
         let is_resp3 = endpoint.info.redis_settings().protocol().supports_resp3();
         let (state, config) = self.configure(is_resp3);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(self.initialize(state, connection, None).await)
+        Ok(self.initialize(state, connection, Driver::companion()).await)
     }
 
     /// Returns an empty server state, and a configuration that disconnects this state when the connection is lost.
@@ -325,16 +362,20 @@ impl Shared {
         self: &Arc<Self>,
         state: Arc<ServerState>,
         mut connection: MultiplexedConnection,
-        driver: Option<Driver>,
+        driver: Driver,
     ) -> ServerConnection {
         let time = cmd("TIME").query_async::<(u64, u64)>(&mut connection).await;
         if let Ok((seconds, micros)) = time {
             state.clock.record(seconds.saturating_mul(1_000_000).saturating_add(micros), Instant::now());
         }
         let (server, connected_at) = (Arc::downgrade(self), Instant::now());
-        let _driver = driver.map(Arc::new);
-        ServerConnection { connection, state, server, connected_at, is_asking: false, _driver }
+        let driver = Arc::new(driver);
+        ServerConnection { connection, state, server, connected_at, is_asking: false, driver }
     }
+}
+
+fn timed_out() -> RedisError {
+    io::Error::new(io::ErrorKind::TimedOut, "connection timed out after 1 s").into()
 }
 
 /// Returns the pause after a failed attempt. It is random, because many processes lose the same server at the same time.
