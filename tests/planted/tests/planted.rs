@@ -84,3 +84,27 @@ fn dev_probe() {
     }
     println!("{totals:#?}");
 }
+
+#[test]
+fn dev_bugs() {
+    let var = |name: &str| std::env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
+    let seeds = var("SIMULATION_SEEDS").unwrap_or(10);
+    let only = std::env::var("BUG").ok();
+    for bug in bugs::BUGS.iter().filter(|bug| only.as_ref().is_none_or(|only| bug.name.contains(only))) {
+        let start = std::time::Instant::now();
+        let mut found: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for seed in 0..seeds {
+            let plan = Plan::of(seed);
+            planted::switch(Some(bug.name));
+            let entries = run(&plan);
+            planted::switch(None);
+            for violation in rules::check_rules(&plan, &entries) {
+                let seeds = found.entry(format!("{:?}", violation.rule)).or_default();
+                if seeds.last() != Some(&seed) {
+                    seeds.push(seed);
+                }
+            }
+        }
+        println!("{} ({}), {:?}: {found:?}", bug.name, bug.rule, start.elapsed());
+    }
+}

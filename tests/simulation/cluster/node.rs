@@ -327,6 +327,10 @@ impl Cluster {
                 if self.nodes[node].scripts.contains(&*text(hash)?) {
                     return self.run(node, call);
                 }
+                if let ScriptCall::Check { check, .. } = ScriptCall::decode(call)? {
+                    let (id, slot) = (number(check.pairs()), slot(&keys[0]));
+                    self.record.note(Event::UnknownScript { id, slot });
+                }
                 Ok(resp::error("NOSCRIPT No matching script."))
             }
             [b"EVAL", script, ref call @ ..] => {

@@ -135,7 +135,7 @@ impl Plan {
         let over_limit = random.one_in(2).then_some(0);
         let latencies = (0..clients).map(|_| [(); NODES].map(|()| random.millis(1..12))).collect();
         let node_timeout = random.millis(200..500);
-        let has_permissions = !random.one_in(4);
+        let has_permissions = !random.one_in(3);
         let steps = steps(&mut random.fork(), clients, node_timeout, has_permissions);
         let idle = (0..2).map(|_| {
             let at = random.millis(1_500..6_000);
@@ -209,6 +209,15 @@ fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) 
             _ => (Step::Isolate(shard), Step::Rejoin(shard)),
         };
         steps.extend([(begin, fault), (end, repair)]);
+        // Sometimes the first connections after the fault are lost.
+        if random.one_in(3) {
+            let until = end + random.millis(100..600);
+            for (client, node) in (0..clients).flat_map(|client| [(client, shard), (client, SHARDS + shard)])
+            {
+                steps.push((begin, Step::SwallowConnections(client, node)));
+                steps.push((until.min(REPAIRED), Step::AcceptConnections(client, node)));
+            }
+        }
         // Sometimes the replica is not able to take over.
         let failover = begin + timeout + random.millis(20..100);
         if failover < end && !random.one_in(4) {
@@ -222,7 +231,6 @@ fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) 
                 (Step::Hold(client, node), Step::Release(client, node)),
                 (Step::Hold(client, node), Step::Release(client, node)),
                 (Step::Partition(client, node), Step::Repair(client, node)),
-                (Step::SwallowConnections(client, node), Step::AcceptConnections(client, node)),
             ]);
             steps.extend([(begin, fault), (end, repair)]);
         }

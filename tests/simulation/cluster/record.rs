@@ -53,6 +53,11 @@ pub enum Event {
         node: usize,
         slot: u16,
     },
+    /// A node does not know the script of a check.
+    UnknownScript {
+        id: Id,
+        slot: u16,
+    },
     /// A node has replied with an error.
     Refused {
         node: usize,

@@ -86,6 +86,8 @@ struct Events {
     ran: BTreeMap<Id, Vec<(Duration, Ran)>>,
     /// All checks and resets that were executed, in their order.
     in_order: Vec<Executed>,
+    /// The first arrival of each check in each slot.
+    asked: BTreeMap<(Id, u16), Duration>,
     refunds: BTreeMap<(Id, u16), Vec<Refunded>>,
     settling: BTreeMap<Id, (Duration, u32)>,
     settled: BTreeMap<Id, bool>,
@@ -93,6 +95,7 @@ struct Events {
     resets: Vec<(Duration, u16)>,
     stopped: Vec<Stopped>,
     connections: Vec<Connection>,
+    open_streams: BTreeMap<(usize, usize), usize>,
     unknown_commands: Vec<String>,
 }
 
@@ -126,7 +129,9 @@ impl Events {
                 Event::Settling { id, used } => drop(events.settling.insert(id, (at, used))),
                 Event::Settled { id, is_done } => drop(events.settled.insert(id, is_done)),
                 Event::Resetting { client, slots } => events.resetting.push((at, client, slots)),
+                Event::UnknownScript { id, slot } => drop(events.asked.entry((id, slot)).or_insert(at)),
                 Event::Ran(ran) => {
+                    events.asked.entry((ran.id, ran.slot)).or_insert(at);
                     events.ran.entry(ran.id).or_default().push((at, ran));
                     events.in_order.push(Executed::Check(at, ran));
                 }
@@ -139,14 +144,16 @@ impl Events {
                     events.in_order.push(Executed::Reset { node, slot });
                 }
                 Event::Connected { client, node } => {
+                    // Commands without a reply may keep a stream open that has been replaced.
+                    events.end_connection(client, node, at);
+                    *events.open_streams.entry((client, node)).or_default() += 1;
                     events.connections.push(Connection { client, node, from: at, to: None });
                 }
                 Event::Disconnected { client, node } => {
-                    let is_same = |other: &&mut Connection| {
-                        (other.client, other.node) == (client, node) && other.to.is_none()
-                    };
-                    if let Some(connection) = events.connections.iter_mut().find(is_same) {
-                        connection.to = Some(at);
+                    let open = events.open_streams.entry((client, node)).or_default();
+                    *open -= 1;
+                    if *open == 0 {
+                        events.end_connection(client, node, at);
                     }
                 }
                 Event::Stopped(stopped) => events.stopped.push(stopped),
@@ -155,6 +162,13 @@ impl Events {
             }
         }
         events
+    }
+
+    fn end_connection(&mut self, client: usize, node: usize, at: Duration) {
+        let connections = self.connections.iter_mut();
+        connections
+            .filter(|other| (other.client, other.node) == (client, node) && other.to.is_none())
+            .for_each(|connection| connection.to = Some(at));
     }
 
     fn ran(&self, id: Id) -> &[(Duration, Ran)] {
@@ -371,7 +385,7 @@ fn check_health(health: &Health, events: &Events, check: &Checked<'_>, report: &
         return;
     }
     for slot in &started.slots {
-        let was_asked = events.ran(started.id).iter().any(|(_, ran)| ran.slot == *slot);
+        let was_asked = events.asked.contains_key(&(started.id, *slot));
         if is_healthy(slot, *at + DEADLINE / 2) && !was_asked {
             report(Rule::HealthySlotsAreAsked, format!("slot {slot} of {check:?}"));
         }
@@ -383,7 +397,7 @@ fn check_slots(health: &Health, events: &Events, check: &Checked<'_>, report: &m
     let Checked { at, started, .. } = check;
     let slots = started.slots.iter().map(|slot| {
         let node = health.node(started.client, *slot, *at, *at + DEADLINE / 2)?;
-        let (asked, _) = events.ran(started.id).iter().find(|(_, ran)| ran.slot == *slot)?;
+        let asked = events.asked.get(&(started.id, *slot))?;
         Some(*asked > *at + health.latency(started.client, node) + SLACK)
     });
     let late: Option<Vec<bool>> = slots.collect();
