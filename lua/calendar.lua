@@ -1,7 +1,7 @@
 -- Purpose: part of the check script. Decides a pair whose algorithm is the sliding counter or the fixed window, and the
 -- pairs after it. README.md has the layout.
 -- KEYS: KEYS[i] is the string of pair `i`.
--- ARGV: [2] the purpose. The fields of pair `i` are parameters.
+-- ARGV: [1] the generation in the last 7 bytes; [2] the purpose. The fields of pair `i` are parameters.
 -- Reply: the statuses of pair `i` and of the pairs after it, in order.
 -- Units: instants, windows, ticks and waits in microseconds, usage in quota units.
 
@@ -11,8 +11,8 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
   local key, purpose = KEYS[i], ARGV[2]
   local slides = precision == SLIDING_COUNTER
   -- `current` is the usage of the calendar window, and `previous` that of the window before. `is_first` is whether a
-  -- charge would be the first in its calendar window.
-  local at, generation, current, previous, is_first = now, now, 0, 0, true
+  -- charge would be the first in its calendar window. If nothing is used, `generation` is nil.
+  local at, current, previous, is_first, generation = now, 0, 0, true
   local value = call('GET', key)
   if value then
     if #value ~= CALENDAR_SIZE then error('FOREIGNVALUE ' .. key) end
@@ -27,7 +27,7 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
       elseif windows_passed == 1 and slides then
         previous = stored_current
       end
-      if current + previous > 0 then generation = stored_generation else generation = at end
+      if current + previous > 0 then generation = stored_generation end
     end
   end
   -- A sliding counter moves in ticks. `left` of `whole` ticks remain of the window: the share of `previous` that
@@ -65,9 +65,12 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
     admitted, full, others = decide(i + 1, admitted, full, CONTEXT)
   end
 
+  local receipt = ''
+  if purpose == RESERVE then receipt = NO_CHARGE end
   if admitted and not full and cost > 0 then
     current = math.min(current + cost, MAX_CALENDAR_USED)
     if purpose ~= PEEK then
+      generation = generation or sub(ARGV[1], -GENERATION_SIZE)
       local stored = pack(CALENDAR_FORMAT, generation, at, current, previous)
       if is_first then
         -- All charges of a calendar window leave at the same instant. So the first one sets the time to live.
@@ -78,6 +81,7 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
         call('SETRANGE', key, 0, stored)
       end
     end
+    if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end
   local previous_share = math.ceil(previous * left / whole)
   local remaining, next_after, reset_after = math.max(0, quota - current - previous_share), window, 0
@@ -91,6 +95,5 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
   end
   if slides and current > 0 then reset_after = begin + 2 * window - now end
   local status = pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after)
-  if purpose == RESERVE then status = status .. pack(RECEIPT_FORMAT, generation, at, 0) end
-  return admitted, full, status .. others
+  return admitted, full, status .. receipt .. others
 end

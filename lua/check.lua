@@ -1,7 +1,7 @@
 -- Purpose: the last part of the check script. Decides one check of 1 to 8 pairs, and charges all pairs or none.
 -- KEYS: one key per pair.
--- ARGV: [1] the pairs, 20 bytes each, and then the deadline, 8 bytes; [2] the purpose: absent or empty to charge, `r`
---   to reserve, `p` to peek, `o` to charge an overage.
+-- ARGV: [1] the pairs, 20 bytes each, then the deadline, 8 bytes, and the generation, 7 bytes; [2] the purpose: absent
+--   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage.
 -- Reply: if the deadline is exceeded, the clock reading alone, 8 bytes. If a log is full, the text `full`. Otherwise
 --   one status per pair, each followed by a receipt if the purpose is `r`. README.md has the fields.
 -- Units: instants in microseconds, costs in quota units.

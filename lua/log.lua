@@ -1,7 +1,7 @@
 -- Purpose: part of the check script. Decides a pair whose algorithm is sliding log or sliding buckets, and the pairs
 --   after it.
 -- KEYS: KEYS[i] is the LIST of pair `i`.
--- ARGV: [1] pair `i` at byte 20 * i - 19; [2] the purpose.
+-- ARGV: [1] pair `i` at byte 20 * i - 19, and the generation in the last 7 bytes; [2] the purpose.
 -- Reply: the statuses of pair `i` and of the pairs after it, in order.
 -- Units: instants, windows and waits in microseconds, usage in quota units.
 
@@ -90,16 +90,17 @@ local function decide(i, admitted, full, CONTEXT)
   end
 
   -- The instant of the record: of a bucket, its end.
-  local record_at, ordinal = at, 0
+  local record_at, ordinal, receipt = at, 0, ''
+  if purpose == RESERVE then receipt = NO_CHARGE end
   if precision > 0 then record_at = at - at % precision + precision end
   -- Usage saturates. Only an overage can reach this limit.
   if purpose == OVERAGE then cost = math.min(cost, MAX_USED - used) end
   if admitted and not full and cost > 0 then
     if used == 0 then
-      generation, oldest = at, record_at
+      generation, oldest = sub(ARGV[1], -GENERATION_SIZE), record_at
       if purpose ~= PEEK then
         if tail then call('UNLINK', key) end
-        call('RPUSH', key, pack(HEADER_FORMAT, at, at, record_at, record_at, 0, cost, 0, 1))
+        call('RPUSH', key, pack(HEADER_FORMAT, generation, at, record_at, record_at, 0, cost, 0, 1))
       end
     else
       if purpose == RESERVE and precision == 0 and newest == at then
@@ -135,11 +136,11 @@ local function decide(i, admitted, full, CONTEXT)
       call('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
     end
     used, newest = used + cost, record_at
+    if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, record_at, ordinal) end
   end
   local remaining, next_after, reset_after = quota - used, window, 0
   if remaining < 0 then remaining = 0 end
   if used > 0 then next_after, reset_after = oldest + window - now, newest + window - now end
   local status = pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after)
-  if purpose == RESERVE then status = status .. pack(RECEIPT_FORMAT, generation or 0, record_at, ordinal) end
-  return admitted, full, status .. others
+  return admitted, full, status .. receipt .. others
 end

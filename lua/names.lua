@@ -24,31 +24,34 @@ ANY_INSTANT = 0
 -- Algorithms without a precision, as ARGV has them. A sliding log has the precision 0.
 SLIDING_COUNTER = -1
 
--- ARGV of a check: the fields of a pair, their size, and the deadline.
+-- ARGV of a check: the fields of a pair, their size, the deadline, and the size of the generation, which comes last.
 PAIR_FORMAT = '<I4I4I6i6'
 PAIR_SIZE = 20
 CLOCK_FORMAT = '<I8'
+GENERATION_SIZE = 7
 RESERVE = 'r'
 PEEK = 'p'
 OVERAGE = 'o'
 
 -- ARGV of a refund: the fields of a pair, their size, and the place of the precision among them.
-REFUND_FORMAT = '<I4I6i6I7I7I3'
+REFUND_FORMAT = '<I4I6i6c7I7I3'
 REFUND_SIZE = 33
 PRECISION_FORMAT = '<i6'
 PRECISION_PLACE = 11
 
--- The reply to a check: the status and the receipt of a pair, and the verdicts.
+-- The reply to a check: the status and the receipt of a pair, the receipt without a charge, and the verdicts.
 STATUS_FORMAT = '<I8BI4I8I8I8'
-RECEIPT_FORMAT = '<I7I7I3'
+RECEIPT_FORMAT = '<c7I7I3'
+NO_CHARGE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 ADMIT = 0
 WAIT = 1
 NEVER = 2
 
--- The tail of a log: the header, followed by records; with `c0`, by those that are packed already.
-HEADER_FORMAT = '<I7I7I7I7I5I5BI3'
-HEADER_AND_RECORDS_FORMAT = '<I7I7I7I7I5I5BI3c0'
-HEADER_RECORDS_AND_RECORD_FORMAT = '<I7I7I7I7I5I5BI3c0I7I5'
+-- The tail of a log: the header, followed by records; with `c0`, by those that are packed already. A generation is `c7`, a
+-- string, because a number of 56 bits is not exact in Lua.
+HEADER_FORMAT = '<c7I7I7I7I5I5BI3'
+HEADER_AND_RECORDS_FORMAT = '<c7I7I7I7I5I5BI3c0'
+HEADER_RECORDS_AND_RECORD_FORMAT = '<c7I7I7I7I5I5BI3c0I7I5'
 HEADER_SIZE = 42
 RECORD_FORMAT = '<I7I5'
 RECORD_SIZE = 12
@@ -64,7 +67,7 @@ MAX_USED = 549755813888
 MAX_RECORDS = 1048576
 
 -- The value of a sliding counter or a fixed window.
-CALENDAR_FORMAT = '<I7I7I5I5'
+CALENDAR_FORMAT = '<c7I7I5I5'
 CALENDAR_SIZE = 24
 -- The usage of a calendar window saturates at 2^33 - 1, so every product of the counter stays below 2^53.
 MAX_CALENDAR_USED = 8589934591

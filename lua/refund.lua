@@ -2,7 +2,7 @@
 --   charge that has left its window, or whose generation differs, receives no refund.
 -- KEYS: one key per pair.
 -- ARGV: [1] the pairs, 33 bytes each: the units to refund, the window, the precision, and the receipt of the charge.
--- Reply: 1.
+-- Reply: the clock reading.
 -- Units: instants and windows in microseconds, refunds in quota units.
 --
 -- Every pair is read before the first one is written. Refunds are rarer than checks, so these functions capture the
@@ -177,4 +177,4 @@ local function refund_from(i)
 end
 
 refund_from(1)
-return 1
+return now

@@ -54,16 +54,23 @@ pub enum Purpose {
 
 /// The place of a charge, in the terms of the backend that has made it.
 ///
-/// A receipt identifies one charge of one pair as long as that charge counts.
+/// A receipt identifies one charge of one pair as long as that charge counts. A pair with cost 0 has no charge: all fields of
+/// its receipt are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receipt {
-    /// The instant at which the pair's record was created, in microseconds: its generation. A record that was lost,
-    /// reset, or empty in between is another one.
+    /// The generation of the pair's record: a random number of 56 bits, 0 to 2^56-1. A record that was lost, reset, or empty
+    /// in between has another generation. So a refund never reaches a charge of another record.
     pub generation: u64,
-    /// The instant at which the charge is recorded, in microseconds.
+    /// The instant at which the charge is recorded, in microseconds. For sliding buckets, it is the end of the bucket, and
+    /// for the other algorithms the instant of the decision.
     pub at_micros: u64,
     /// Its place among the charges of this instant, from 0.
     pub ordinal: u32,
+}
+
+impl Receipt {
+    /// The receipt of a pair with cost 0.
+    pub(crate) const NO_CHARGE: Self = Self { generation: 0, at_micros: 0, ordinal: 0 };
 }
 
 /// A refund: units that are returned to the place of their charge. For every pair, at most the charge.

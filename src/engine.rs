@@ -39,9 +39,11 @@ pub(crate) trait Engine: Send + Sync {
         deadline: Duration,
         denials: Option<Arc<Denials>>,
     ) -> BoxFuture<Outcome<()>>;
-    /// Makes the changes that need no waiting, and removes them from `change`.
-    fn change_now(&self, change: &mut Change) -> Outcome<()>;
-    fn change(self: Arc<Self>, change: Change, deadline: Duration) -> BoxFuture<Outcome<()>>;
+    /// Makes the changes that need no waiting, and removes them from `change`. Returns the latest instant of these changes, or 0
+    /// if there were none.
+    fn change_now(&self, change: &mut Change) -> Outcome<u64>;
+    /// Makes the changes. Returns their latest instant.
+    fn change(self: Arc<Self>, change: Change, deadline: Duration) -> BoxFuture<Outcome<u64>>;
     fn can_change(&self) -> bool;
     fn can_remember(&self) -> bool;
     fn name_of_store(&self) -> Option<String>;
@@ -91,8 +93,8 @@ impl<B: Backend> Engine for B {
         })
     }
 
-    fn change_now(&self, change: &mut Change) -> Outcome<()> {
-        let mut outcome = Ok(());
+    fn change_now(&self, change: &mut Change) -> Outcome<u64> {
+        let mut outcome = Ok(0);
         if let Some(refund) = change.refund.take() {
             match self.refund_now(&refund) {
                 Some(done) => outcome = done,
@@ -101,23 +103,23 @@ impl<B: Backend> Engine for B {
         }
         if let Some(overage) = change.overage.take() {
             match self.check_now(&overage) {
-                Some(done) => outcome = outcome.and(complete(&overage, done).map(drop)),
+                Some(done) => outcome = latest(outcome, charged_at(&overage, done)),
                 None => change.overage = Some(overage),
             }
         }
         outcome
     }
 
-    fn change(self: Arc<Self>, change: Change, deadline: Duration) -> BoxFuture<Outcome<()>> {
+    fn change(self: Arc<Self>, change: Change, deadline: Duration) -> BoxFuture<Outcome<u64>> {
         Box::pin(async move {
-            let mut outcome = Ok(());
+            let mut outcome = Ok(0);
             if let Some(refund) = change.refund {
                 outcome = within(deadline, self.refund(&refund)).await;
             }
             // The overage is charged even if the refund has failed.
             if let Some(overage) = change.overage {
                 let done = within(deadline, self.check(&overage)).await;
-                outcome = outcome.and(complete(&overage, done).map(drop));
+                outcome = latest(outcome, charged_at(&overage, done));
             }
             outcome
         })
@@ -142,6 +144,16 @@ impl<B: Backend> Engine for B {
     fn finish(self: Arc<Self>) -> BoxFuture<()> {
         Box::pin(async move { self.drain().await })
     }
+}
+
+/// Returns the later of two instants in microseconds, or the first error.
+pub(crate) fn latest(one: Outcome<u64>, other: Outcome<u64>) -> Outcome<u64> {
+    Ok(one?.max(other?))
+}
+
+/// Returns the instant of a decision that is complete.
+fn charged_at(check: &Check, outcome: Outcome<Decision>) -> Outcome<u64> {
+    complete(check, outcome).map(|decision| decision.at_micros())
 }
 
 /// Rejects a decision without a status for every pair, which would admit pairs that were not checked, and an admitted

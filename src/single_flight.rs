@@ -62,7 +62,6 @@ impl<T: Clone> SingleFlight<T> {
     }
 
     /// Starts an attempt. Returns None if one is in progress within its limit.
-    #[allow(dead_code, reason = "for a caller that does not wait, as the circuit breaker")]
     pub(crate) fn start(&self) -> Option<Attempt<T>> {
         self.join().0
     }

@@ -143,6 +143,9 @@ fn calls_and_micros(info: &[u8]) -> (f64, f64) {
     (field("calls"), field("usec"))
 }
 
+/// The generation of every check. The times do not depend on it.
+const GENERATION: [u8; 7] = *b"generat";
+
 /// Returns the arguments of a check of one pair, without a deadline.
 pub fn pair(quota: u32, cost: u32, window: u64, precision: i64) -> Vec<u8> {
     pairs(quota, cost, [window], precision)
@@ -154,7 +157,7 @@ pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, prec
         let numbers = [&quota.to_le_bytes()[..], &cost.to_le_bytes(), &window.to_le_bytes()[..6]].concat();
         [numbers, precision.to_le_bytes()[..6].to_vec()].concat()
     });
-    pairs.chain(u64::MAX.to_le_bytes()).collect()
+    pairs.chain(u64::MAX.to_le_bytes()).chain(GENERATION).collect()
 }
 
 /// Returns a key that is as long as the crate's keys.

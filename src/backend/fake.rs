@@ -185,7 +185,7 @@ impl Backend for FakeBackend {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let outcome = self.script().refund(refund);
         match outcome {
             Some(outcome) => outcome,
@@ -193,7 +193,7 @@ impl Backend for FakeBackend {
         }
     }
 
-    fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
+    fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {
         let mut script = self.script();
         match script.settlements {
             FakeAnswer::Hang => None,
@@ -243,13 +243,14 @@ impl Script {
         }
     }
 
-    fn refund(&mut self, refund: &Refund) -> Option<Result<(), BackendError>> {
+    /// Returns the answer to this refund, or `None` if it hangs. The clock of this backend stands at 0.
+    fn refund(&mut self, refund: &Refund) -> Option<Result<u64, BackendError>> {
         let (namespace, pairs) = (refund.namespace().to_owned(), refund.pairs().to_vec());
         self.refunds.push(RecordedRefund { namespace, pairs });
         match self.settlements {
             FakeAnswer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
             FakeAnswer::Hang => None,
-            _ => Some(Ok(())),
+            _ => Some(Ok(0)),
         }
     }
 }

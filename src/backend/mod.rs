@@ -16,6 +16,7 @@ use crate::{decision::Decision, outage::Protection};
 mod error;
 #[cfg(feature = "test-util")]
 pub(crate) mod fake;
+mod generation;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -87,17 +88,20 @@ pub trait Backend: Send + Sync + 'static {
     /// Refunds units, each to its charge. A charge that has left its window, or whose record has another generation, receives
     /// nothing. A refund is sent once and never resent, because it may have been applied.
     ///
+    /// Returns the instant of the refund, in microseconds of the clock of the backend, as
+    /// [`Decision::at_micros`] does for a check. If several clocks were read, returns the largest reading.
+    ///
     /// # Errors
     ///
     /// Returns a [`BackendError`] with a reason if it may not have been applied.
-    fn refund(&self, refund: &Refund) -> impl Future<Output = Result<(), BackendError>> + Send {
+    fn refund(&self, refund: &Refund) -> impl Future<Output = Result<u64, BackendError>> + Send {
         let _ = refund;
         async { Err(BackendError::new(Reason::Unsupported)) }
     }
 
     /// Refunds units at once, for backends that never wait. Returns `None` if this backend must wait, and then it must have
     /// changed nothing. A limiter calls this method first, and calls [`refund`](Self::refund) only after `None`.
-    fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
+    fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {
         let _ = refund;
         None
     }

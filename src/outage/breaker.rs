@@ -8,7 +8,11 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{backend::BackendError, error::ConfigError};
+use crate::{
+    backend::BackendError,
+    error::ConfigError,
+    single_flight::{Attempt, SingleFlight},
+};
 
 /// The settings of the circuit breaker.
 ///
@@ -78,16 +82,17 @@ struct State {
 
 struct Open {
     until: Instant,
-    /// The start of the probe, while there is one.
-    probe: Option<Instant>,
+    /// A probe that is older than the deadline belongs to a runtime that does not run: the next check replaces it.
+    probes: SingleFlight<()>,
     /// The failure that has opened the breaker, or the failure of the probe.
     error: BackendError,
 }
 
 /// The permission to ask the store once.
-#[derive(Clone, Copy)]
 pub(super) struct Ticket {
     epoch: u64,
+    /// The probe, if the breaker is half-open. Dropping it lets the next check be the probe.
+    probe: Option<Attempt<()>>,
 }
 
 /// The outcome of a check, for the breaker.
@@ -99,25 +104,21 @@ pub(super) enum Report<'a> {
 }
 
 impl Circuit {
-    /// Returns the permission to ask the store, or the error while the breaker is open. A probe that is older than this deadline
-    /// belongs to a runtime that does not run: the next check takes its place.
-    pub(super) fn enter(&self, deadline: impl FnOnce() -> Duration) -> Result<Ticket, BackendError> {
-        let mut state = self.state();
-        if let Some(open) = &mut state.open {
-            let now = Instant::now();
-            let is_probing = open.probe.is_some_and(|began| now - began < deadline());
-            if is_probing || now < open.until {
-                return Err(open.error.clone().unasked());
+    /// Returns the permission to ask the store, or the error while the breaker is open.
+    pub(super) fn enter(&self) -> Result<Ticket, BackendError> {
+        let state = self.state();
+        let probe = match &state.open {
+            None => None,
+            Some(open) => {
+                let probe = (Instant::now() >= open.until).then(|| open.probes.start()).flatten();
+                Some(probe.ok_or_else(|| open.error.clone().unasked())?)
             }
-            if open.probe.replace(now).is_some() {
-                // The report of the old probe is ignored.
-                state.epoch += 1;
-            }
-        }
-        Ok(Ticket { epoch: state.epoch })
+        };
+        Ok(Ticket { epoch: state.epoch, probe })
     }
 
-    /// Records the outcome of a check. `silence` is the time without an answer before the breaker opens.
+    /// Records the outcome of a check. The settings have the deadline of a check: if the server has answered no check for so
+    /// long, failures open the breaker.
     pub(super) fn leave(
         &self,
         ticket: Ticket,
@@ -125,7 +126,8 @@ impl Circuit {
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
     ) {
         let mut state = self.state();
-        if ticket.epoch != state.epoch {
+        let is_replaced = ticket.probe.as_ref().is_some_and(|probe| !probe.is_current());
+        if ticket.epoch != state.epoch || is_replaced {
             return;
         }
         match report {
@@ -138,22 +140,19 @@ impl Circuit {
                 state.answered = Some(Instant::now());
             }
             Report::Failed(error) => {
-                let (Some(breaker), silence) = settings() else { return };
+                let (Some(breaker), deadline) = settings() else { return };
                 let now = Instant::now();
                 // A failed probe keeps the breaker open.
                 state.failures = state.failures.saturating_add(1);
-                let is_silent = state.answered.is_none_or(|answered| now - answered >= silence);
+                let is_silent = state.answered.is_none_or(|answered| now - answered >= deadline);
                 if state.failures >= breaker.failures && is_silent {
                     state.epoch += 1;
                     let until = now + breaker.open_for;
-                    state.open = Some(Open { until, probe: None, error: error.clone() });
+                    state.open =
+                        Some(Open { until, probes: SingleFlight::new(deadline), error: error.clone() });
                 }
             }
-            Report::Dropped => {
-                if let Some(open) = &mut state.open {
-                    open.probe = None;
-                }
-            }
+            Report::Dropped => {}
         }
     }
 

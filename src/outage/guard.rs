@@ -119,7 +119,7 @@ impl Guard {
 
     /// Starts a check, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
     pub(crate) fn enter(self: &Arc<Self>, deadline: Option<Instant>) -> Result<Pass, BackendError> {
-        let ticket = self.circuit.enter(|| self.protection.breaker().1)?;
+        let ticket = self.circuit.enter()?;
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on, dropping it releases the place.
         let pass = Pass { guard: self.clone(), deadline, ticket: Some(ticket) };

@@ -69,7 +69,7 @@ pub(crate) use queue::Queue;
 ///
 /// let reservation = limiter.reserve(PartitionKey::new("user", "alice"), 1_000).await?;
 /// // The model has answered with 317 tokens.
-/// assert!(matches!(reservation.settle(317).await, Settled::Done));
+/// assert!(matches!(reservation.settle(317).await, Settled::Done { .. }));
 /// assert!(matches!(reservation.settle(0).await, Settled::Already));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
@@ -101,7 +101,12 @@ enum Charged {
 #[non_exhaustive]
 pub enum Settled {
     /// The amount used has replaced the charge, as far as the charge still counts.
-    Done,
+    Done {
+        /// The instant of the change, in microseconds of the clock of the backend, as [`Decision::at_micros`] is for a check:
+        /// the latest one if there were several changes. If the amount equals the charge, nothing changes, and this is the
+        /// instant of the reservation.
+        at_micros: u64,
+    },
     /// The reservation was settled before, by this handle or a clone. This settlement had no effect.
     Already,
     /// There is no charge: the request was admitted [unchecked](crate::outage::Unchecked). The settlement had no effect.
@@ -162,6 +167,9 @@ impl Reservation {
         let used: Vec<u32> = used.collect();
         let change =
             Change { refund: Refund::of(check, decision.receipts(), &used), overage: check.overage(&used) };
+        if change.refund.is_none() && change.overage.is_none() {
+            return Settlement::now(Settled::Done { at_micros: decision.at_micros() });
+        }
         match charged {
             Charged::Local(memory) => queue.settle_at_once(memory, change),
             Charged::Store | Charged::Nothing => queue.settle(change),

@@ -23,7 +23,7 @@ use crate::{
     backend::{BackendError, Reason, memory::MemoryBackend},
     check::Refund,
     deny_cache::{Denials, Invalidation},
-    engine::{Change, Engine},
+    engine::{Change, Engine, latest},
     observe::{self, Warnings},
 };
 
@@ -59,7 +59,7 @@ struct Job {
     /// The invalidation of the deny cache. `None` without a refund.
     invalidation: Option<Invalidation>,
     /// The result of the part that needed no waiting.
-    begun: Result<(), BackendError>,
+    begun: Result<u64, BackendError>,
     /// `None` once the result is sent.
     confirmation: Option<oneshot::Sender<Settled>>,
     queue: Arc<Queue>,
@@ -161,9 +161,10 @@ impl Queue {
         }
     }
 
-    fn settled(&self, outcome: Result<(), BackendError>) -> Settled {
+    /// Returns the result of a settlement, from the instant of its changes. Counts a loss.
+    fn settled(&self, outcome: Result<u64, BackendError>) -> Settled {
         match outcome {
-            Ok(()) => Settled::Done,
+            Ok(at_micros) => Settled::Done { at_micros },
             Err(error) => {
                 self.lose(&error);
                 Settled::Lost(error)
@@ -232,17 +233,17 @@ impl Job {
         self.end(outcome);
     }
 
-    fn end(mut self, outcome: Result<(), BackendError>) {
+    fn end(mut self, outcome: Result<u64, BackendError>) {
         self.confirm(outcome);
     }
 
-    fn confirm(&mut self, outcome: Result<(), BackendError>) {
+    fn confirm(&mut self, outcome: Result<u64, BackendError>) {
         if let Some(confirmation) = self.confirmation.take() {
             // The invalidation comes first: the caller may use the refunded units at once.
             self.invalidation = None;
-            let begun = std::mem::replace(&mut self.begun, Ok(()));
+            let begun = std::mem::replace(&mut self.begun, Ok(0));
             // The receiver may have been dropped.
-            let _ = confirmation.send(self.queue.settled(begun.and(outcome)));
+            let _ = confirmation.send(self.queue.settled(latest(begun, outcome)));
         }
     }
 }

@@ -12,8 +12,6 @@ pub struct Account {
     charges: Vec<Charge>,
     /// The instant of the last charge, even after a refund.
     last: u64,
-    /// The instant of the first charge since the usage was zero.
-    pub born: u64,
 }
 
 #[derive(Clone)]
@@ -27,7 +25,7 @@ struct Charge {
 impl Account {
     pub fn new(policy: &Policy) -> Self {
         let window = policy.window().as_micros() as u64;
-        Self { window, algorithm: policy.algorithm(), charges: Vec::new(), last: 0, born: 0 }
+        Self { window, algorithm: policy.algorithm(), charges: Vec::new(), last: 0 }
     }
 
     /// Returns the usage at this instant, in parts of a unit.
@@ -81,9 +79,6 @@ impl Account {
             (self.charges, self.last) = (Vec::new(), 0);
         }
         let now = at.max(self.last);
-        if self.used(now) == 0 {
-            self.born = now;
-        }
         self.charges.push(Charge { id, at: now, units: u64::from(cost) });
         self.last = now;
     }
@@ -95,10 +90,6 @@ impl Account {
         if !self.is_foreign(at) && self.share(self.charges[index].at, now) > 0 {
             self.charges[index].units = u64::from(used);
         }
-    }
-
-    pub fn holds(&self, id: usize) -> bool {
-        self.charges.iter().any(|charge| charge.id == id)
     }
 
     /// Returns the shortest wait until `reached`. Usage never rises during a wait, so the condition then stays true.

@@ -232,12 +232,9 @@ impl CrossSlotRun<'_> {
         (check, receipts, handles): (Check, Vec<Receipt>, Vec<Handle>),
         used: &[u32],
     ) -> Result<(), TestCaseError> {
-        if self.model.is_ambiguous(&check, &handles) {
-            return Ok(());
-        }
         self.clock.set_micros(self.now);
         self.model.settle(self.now, &check, &handles, used);
-        refund_unused(&self.backend, &check, &receipts, used).await?;
+        refund_unused(&self.backend, self.now, &check, &receipts, used).await?;
         match check.overage(used) {
             Some(overage) => self.decide(&overage).await.map(drop),
             None => Ok(()),

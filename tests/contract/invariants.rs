@@ -168,15 +168,12 @@ impl<B: Backend> Run<'_, B> {
         let Some(last) = self.open.len().checked_sub(1) else { return Ok(()) };
         let index = self.open.remove(if which == usize::MAX { last } else { which % (last + 1) });
         let Reserved { check, receipts, handles } = &self.reservations[index];
-        if self.model.is_ambiguous(check, handles) {
-            return Ok(());
-        }
         let used: Vec<u32> =
             check.pairs().iter().zip(used.iter().cycle()).map(|(pair, used)| used.of(pair.cost)).collect();
         self.bench.clock.set_micros(self.now);
         self.model.settle(self.now, check, handles, &used);
         self.ledger.settled(self.now, check, index, &used);
-        refund_unused(self.bench.backend, check, receipts, &used).await?;
+        refund_unused(self.bench.backend, self.now, check, receipts, &used).await?;
         let mut overage = None;
         if let Some(check) = check.overage(&used) {
             let (decision, _) = self.run_check(&check).await?;
@@ -205,15 +202,19 @@ impl<B: Backend> Run<'_, B> {
     }
 }
 
-/// Refunds the unused units.
+/// Refunds the unused units, and requires the refund to return this instant.
 pub async fn refund_unused<B: Backend>(
     backend: &B,
+    now: u64,
     check: &Check,
     receipts: &[Receipt],
     used: &[u32],
 ) -> Result<(), TestCaseError> {
     match Refund::of(check, receipts, used) {
-        Some(refund) => backend.refund(&refund).await.map_err(failed),
+        Some(refund) => {
+            let at = backend.refund(&refund).await.map_err(failed)?;
+            require(at == now, "a refund returns its instant")
+        }
         None => Ok(()),
     }
 }

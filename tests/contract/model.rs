@@ -22,13 +22,9 @@ pub struct Model {
 /// The identity of a record. The quota is no part of it.
 pub type Name = (PartitionKey, String, Duration, Algorithm);
 
-/// Identifies a charge in the model.
+/// Identifies a charge in the model: its number.
 #[derive(Clone, Copy, Debug)]
-pub struct Handle {
-    id: usize,
-    /// The instant at which the generation of the account began.
-    born: u64,
-}
+pub struct Handle(usize);
 
 pub fn name(key: &PartitionKey, policy: &Policy) -> Name {
     (key.clone(), policy.name().to_owned(), policy.window(), policy.algorithm())
@@ -50,7 +46,7 @@ impl Model {
                     self.foreign += usize::from(account.is_foreign(now));
                     account.charge(now, id, pair.cost);
                 }
-                handles.push(Handle { id, born: account.born });
+                handles.push(Handle(id));
             }
         }
         (decision, handles)
@@ -96,19 +92,9 @@ impl Model {
             if *used < pair.cost
                 && let Some(account) = self.accounts.get_mut(&name(&pair.key, &pair.policy))
             {
-                account.settle(now, handle.id, *used);
+                account.settle(now, handle.0, *used);
             }
         }
-    }
-
-    /// Returns whether the record of a charge is lost and a new record began in the same microsecond. A receipt cannot
-    /// distinguish these two records.
-    pub fn is_ambiguous(&self, check: &Check, handles: &[Handle]) -> bool {
-        check.pairs().iter().zip(handles).any(|(pair, handle)| {
-            let account = self.accounts.get(&name(&pair.key, &pair.policy));
-            let other = |account: &Account| account.born == handle.born && !account.holds(handle.id);
-            pair.cost > 0 && account.is_some_and(other)
-        })
     }
 
     pub fn reset(&mut self, check: &Check) {

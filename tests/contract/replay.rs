@@ -35,7 +35,7 @@ pub async fn without_denials<B: Backend>(
             }
             EventKind::Settled { reservation, used, overage } => {
                 let (check, receipts) = &reservations[*reservation];
-                refund_unused(bench.backend, check, receipts, used).await?;
+                refund_unused(bench.backend, event.at, check, receipts, used).await?;
                 if let (Some(check), Some(overage)) = (check.overage(used), overage) {
                     let replayed = bench.backend.check(&check).await.map_err(failed)?;
                     require(same_decision(&replayed, overage), trace)?;

@@ -17,7 +17,7 @@ async fn reserved_and_denied() -> (super::Remote, tower_sliding_window::Limiter,
 #[tokio::test(start_paused = true)]
 async fn refund_invalidates_cached_denial() {
     let (_remote, limiter, reservation) = reserved_and_denied().await;
-    assert!(matches!(reservation.settle(9).await, Settled::Done));
+    assert!(matches!(reservation.settle(9).await, Settled::Done { .. }));
     assert!(check(&limiter, 1).await.is_admitted());
     assert!(!check(&limiter, 1).await.is_cached());
 }
@@ -63,7 +63,7 @@ async fn refund_keeps_cached_denials_of_other_keys() {
 async fn settlement_without_refund_keeps_cached_denial() {
     for used in [10, 12] {
         let (_remote, limiter, reservation) = reserved_and_denied().await;
-        assert!(matches!(reservation.settle(used).await, Settled::Done));
+        assert!(matches!(reservation.settle(used).await, Settled::Done { .. }));
         assert!(check(&limiter, 1).await.is_cached());
     }
 }
@@ -95,7 +95,7 @@ async fn denial_in_flight_during_refund_leaves_no_entry() {
         if reset {
             limiter.reset(alice()).await.unwrap();
         } else {
-            assert!(matches!(reservation.settle(5).await, Settled::Done));
+            assert!(matches!(reservation.settle(5).await, Settled::Done { .. }));
         }
         let slow = slow.await.unwrap().unwrap();
         assert_eq!((slow.is_admitted(), slow.is_cached()), (false, false));
@@ -116,7 +116,7 @@ async fn refund_end_invalidates_denial_cached_meanwhile() {
                 if reset {
                     limiter.reset(alice()).await.unwrap();
                 } else {
-                    assert!(matches!(reservation.settle(5).await, Settled::Done));
+                    assert!(matches!(reservation.settle(5).await, Settled::Done { .. }));
                 }
             }
         });

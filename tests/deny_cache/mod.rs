@@ -124,7 +124,7 @@ impl Backend for Remote {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let [request, reply] = self.settings().change_latency;
         delay(request).await;
         self.fault().await?;

@@ -263,8 +263,8 @@ fn fake_backend_records_settlements() {
     let limiter = limiter(&backend);
     let reserve = || now(limiter.reserve(alice(), 5)).unwrap();
     let (first, second) = (reserve(), reserve());
-    assert!(matches!(now(first.settle(2)), Settled::Done));
-    assert!(matches!(now(second.settle(9)), Settled::Done));
+    assert!(matches!(now(first.settle(2)), Settled::Done { .. }));
+    assert!(matches!(now(second.settle(9)), Settled::Done { .. }));
 
     let refunds = backend.refunds();
     assert_eq!((refunds.len(), refunds[0].namespace.as_str()), (1, "shop"));

@@ -218,7 +218,7 @@ async fn work(job: Job) -> Result<Report, &'static str> {
         return Err("the inner service failed");
     }
     if let Some(reservation) = job.reservation {
-        assert!(matches!(reservation.settle(job.rows / 2).await, Settled::Done));
+        assert!(matches!(reservation.settle(job.rows / 2).await, Settled::Done { .. }));
     }
     let found = job.decision.as_ref().map(remaining).unwrap_or_default();
     let (found_unchecked, found_local) = (job.unchecked.is_some(), job.local.is_some());

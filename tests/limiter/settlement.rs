@@ -55,7 +55,7 @@ fn settlement_refunds_surplus_and_charges_overage() {
     ] {
         let backend = FakeBackend::admitting();
         let reservation = reserve(&fake(&backend), tokens(500));
-        assert!(matches!(now(reservation.settle(used.clone())), Settled::Done));
+        assert!(matches!(now(reservation.settle(used.clone())), Settled::Done { .. }));
         assert_eq!(refunds_and_overages(&backend), (refunds, overages), "{used:?}");
     }
 }
@@ -92,7 +92,7 @@ fn concurrent_settlements_refund_once() {
     let reservation = reserve(&fake(&backend), 5);
     let done = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8)
-            .map(|_| scope.spawn(|| usize::from(matches!(now(reservation.settle(0)), Settled::Done))))
+            .map(|_| scope.spawn(|| usize::from(matches!(now(reservation.settle(0)), Settled::Done { .. }))))
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum::<usize>()
     });
@@ -186,7 +186,7 @@ fn settlement_after_window_refunds_nothing() {
     let reservation = reserve(&limiter, 4);
     clock.advance(MINUTE);
     now(limiter.check(alice(), 9)).unwrap();
-    assert!(matches!(now(reservation.settle(0)), Settled::Done));
+    assert!(matches!(now(reservation.settle(0)), Settled::Done { .. }));
     assert_eq!(remaining(&limiter), 1);
 }
 
@@ -198,7 +198,7 @@ fn settlement_after_reset_refunds_nothing() {
     // The microsecond of its creation identifies a record.
     clock.advance(Duration::from_micros(1));
     now(limiter.check(alice(), 9)).unwrap();
-    assert!(matches!(now(reservation.settle(0)), Settled::Done));
+    assert!(matches!(now(reservation.settle(0)), Settled::Done { .. }));
     assert_eq!(remaining(&limiter), 1);
 }
 

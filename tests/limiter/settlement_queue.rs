@@ -64,7 +64,7 @@ impl Backend for Gate {
     fn changes_charges(&self) -> bool {
         true
     }
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         self.max_in_flight.fetch_max(self.in_flight.fetch_add(1, SeqCst) + 1, SeqCst);
         self.open.acquire().await.unwrap().forget();
         self.in_flight.fetch_sub(1, SeqCst);
@@ -84,7 +84,7 @@ async fn settlement_runs_without_await() {
     assert_eq!(backend.refunds()[0].pairs[0].units, 3);
     assert_eq!(backend.checks()[2].pairs[0].cost, 2);
     assert_eq!(limiter.lost_settlements(), 0);
-    assert!(matches!(reserve(&limiter).await.settle(2).await, Settled::Done));
+    assert!(matches!(reserve(&limiter).await.settle(2).await, Settled::Done { .. }));
 }
 
 #[tokio::test]
@@ -111,7 +111,7 @@ async fn drain_waits_for_last_settlement() {
     assert_eq!(backend.max_in_flight.load(SeqCst), 8, "as many settlements are in flight as checks may be");
     // The queue accepts later settlements.
     backend.open.add_permits(1);
-    assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done));
+    assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done { .. }));
 }
 
 /// Settlements are as fast as checks: with a few at once, a round trip of 20 ms would limit them to some hundreds per second.
@@ -130,9 +130,9 @@ async fn settlements_keep_up_with_3000_per_second() {
         fn changes_charges(&self) -> bool {
             true
         }
-        async fn refund(&self, _refund: &Refund) -> Result<(), BackendError> {
+        async fn refund(&self, _refund: &Refund) -> Result<u64, BackendError> {
             sleep(Duration::from_millis(20)).await;
-            Ok(())
+            Ok(0)
         }
     }
     let limiter = build(Limiter::builder(Distant(FakeBackend::admitting())));
@@ -165,7 +165,7 @@ async fn full_queue_loses_only_new_settlements() {
     let mut outcomes = Vec::new();
     for settlement in settlements {
         outcomes.push(match settlement.await {
-            Settled::Done => "done",
+            Settled::Done { .. } => "done",
             Settled::Lost(error) if error.reason() == Reason::Full => "full",
             other => panic!("{other:?}"),
         });
@@ -250,7 +250,7 @@ fn end_of_runtime_loses_queued_settlements() {
     let runtime = Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
         limiter.drain().await;
-        assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done));
+        assert!(matches!(reserve(&limiter).await.settle(0).await, Settled::Done { .. }));
     });
     assert_eq!((backend.fake.refunds().len(), limiter.lost_settlements()), (1, 20));
 }
@@ -261,7 +261,7 @@ async fn queue_finishes_settlements_after_drop_of_limiter() {
     let limiter = build(Limiter::builder(Later(backend.clone())));
     let settlement = reserve(&limiter).await.settle(0);
     drop(limiter);
-    assert!(matches!(settlement.await, Settled::Done));
+    assert!(matches!(settlement.await, Settled::Done { .. }));
     assert_eq!(backend.refunds().len(), 1);
 }
 
@@ -277,7 +277,7 @@ async fn panic_of_backend_loses_only_its_settlements() {
         fn changes_charges(&self) -> bool {
             true
         }
-        async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+        async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
             yield_now().await;
             assert!(self.1.fetch_add(1, SeqCst) >= 8, "intended panic");
             self.0.refund(refund).await
@@ -332,7 +332,7 @@ async fn immediate_refund_failure_keeps_delayed_overage() {
         fn changes_charges(&self) -> bool {
             true
         }
-        fn refund_now(&self, _refund: &Refund) -> Option<Result<(), BackendError>> {
+        fn refund_now(&self, _refund: &Refund) -> Option<Result<u64, BackendError>> {
             Some(Err(BackendError::new(Reason::ReadOnly)))
         }
     }
@@ -341,4 +341,48 @@ async fn immediate_refund_failure_keeps_delayed_overage() {
     let outcome = reservation.settle(used).await;
     assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::ReadOnly));
     assert_eq!((backend.checks().len(), limiter.lost_settlements()), (2, 1));
+}
+
+#[tokio::test]
+async fn settlement_returns_instant_of_latest_change() {
+    /// A backend that refunds and charges overages at these instants. It refunds at once if `refunds_now` is set.
+    struct Clocks {
+        fake: FakeBackend,
+        refund: u64,
+        overage: u64,
+        refunds_now: bool,
+    }
+    impl Backend for Clocks {
+        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+            yield_now().await;
+            let decision = self.fake.check(check).await?;
+            let at = if check.purpose() == Purpose::Overage { self.overage } else { 3 };
+            Ok(Decision::with_receipts(at, decision.statuses(), decision.receipts()))
+        }
+        fn changes_charges(&self) -> bool {
+            true
+        }
+        async fn refund(&self, _refund: &Refund) -> Result<u64, BackendError> {
+            Ok(self.refund)
+        }
+        fn refund_now(&self, _refund: &Refund) -> Option<Result<u64, BackendError>> {
+            self.refunds_now.then_some(Ok(self.refund))
+        }
+    }
+    let instant = async |refund, overage, refunds_now, change: fn(Costs) -> Costs| {
+        let fake = FakeBackend::admitting();
+        let (_limiter, reservation, used) = reserve_two(Clocks { fake, refund, overage, refunds_now }).await;
+        match reservation.settle(change(used)).await {
+            Settled::Done { at_micros } => at_micros,
+            other => panic!("{other:?}"),
+        }
+    };
+    for refunds_now in [false, true] {
+        assert_eq!(instant(7, 9, refunds_now, |used| used).await, 9);
+        assert_eq!(instant(9, 7, refunds_now, |used| used).await, 9);
+        assert_eq!(instant(7, 9, refunds_now, |used| used.policy("more", 5)).await, 7);
+        assert_eq!(instant(7, 9, refunds_now, |used| used.policy("less", 5)).await, 9);
+        // Without a change, it is the instant of the reservation.
+        assert_eq!(instant(7, 9, refunds_now, |_| Costs::from(5)).await, 3);
+    }
 }

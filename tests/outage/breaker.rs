@@ -347,7 +347,7 @@ async fn only_resets_and_settlements_bypass_open_breaker() {
     assert_eq!(outcome(limiter.peek(alice(), 1).await), REJECTED_BY_BREAKER);
     assert!(!limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().was_asked());
     limiter.reset(alice()).await.unwrap();
-    assert!(matches!(reservation.settle(1).await, tower_sliding_window::settle::Settled::Done));
+    assert!(matches!(reservation.settle(1).await, tower_sliding_window::settle::Settled::Done { .. }));
     let purposes: Vec<_> = backend.checks().iter().map(|check| check.purpose).collect();
     assert_eq!(purposes, [Purpose::Reserve, Purpose::Peek, Purpose::Reserve, Purpose::Charge]);
     assert_eq!((backend.resets().len(), backend.refunds().len()), (1, 1));

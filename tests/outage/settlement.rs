@@ -58,7 +58,7 @@ async fn unchecked_reservation_settles_nothing() {
     assert!(matches!(unchecked.settle(0).await, Settled::Uncharged));
     assert!(matches!(unchecked.settle(100).await, Settled::Already));
     assert_eq!((backend.refunds().len(), backend.checks().len()), (0, 2));
-    assert!(matches!(checked.settle(0).await, Settled::Done));
+    assert!(matches!(checked.settle(0).await, Settled::Done { .. }));
     assert_eq!((backend.refunds().len(), limits.limiter().lost_settlements()), (1, 0));
 }
 
@@ -73,10 +73,10 @@ async fn local_reservation_settles_in_local_memory_only() {
     assert!(first.decision().is_none());
     // The share is exhausted until the refund.
     assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(matches!(first.settle(0).await, Settled::Done));
+    assert!(matches!(first.settle(0).await, Settled::Done { .. }));
     let second = send().await.extensions().get::<Reservation>().unwrap().clone();
     // The overage is charged beyond the share.
-    assert!(matches!(second.settle(8).await, Settled::Done));
+    assert!(matches!(second.settle(8).await, Settled::Done { .. }));
     assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(backend.refunds().len(), 0);
     assert!(

@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_millis(100);
 const MARGIN: Duration = Duration::from_millis(900);
 
 async fn short_and_long_deadline(server: &Server) -> (Limiter, Limiter) {
-    let builder = Limiter::builder(backend(server).await).policy(policy("hourly", 100, HOUR));
+    let builder = Limiter::builder(backend(server).await).breaker(None).policy(policy("hourly", 100, HOUR));
     (builder.clone().deadline(DEADLINE).build().unwrap(), builder.deadline(LONG_DEADLINE).build().unwrap())
 }
 
@@ -137,48 +137,6 @@ async fn backend_reconnects_to_demoted_server() {
     }
 }
 
-/// The connection's task ends with its runtime.
-#[test]
-fn backend_outlives_runtime_that_connected_it() {
-    let server = Server::start(Engine::Redis);
-    let runtime =
-        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let first = runtime();
-    let limiter = first.block_on(async {
-        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
-        limiter
-    });
-    drop(first);
-    let second = runtime();
-    let outcomes = second.block_on(async {
-        let mut outcomes = Vec::new();
-        for _ in 0..2 {
-            outcomes.push(limiter.check(alice(), 1).await.map(|decision| decision.is_admitted()));
-        }
-        outcomes
-    });
-    // The first check may fail and reconnect.
-    assert!(matches!(outcomes[1], Ok(true)), "{outcomes:?}");
-}
-
-/// The first runtime ends during a connection attempt. The backend does not wait for that attempt.
-#[test]
-fn backend_outlives_runtime_with_pending_connect() {
-    let server = Server::start(Engine::Redis);
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let backend = RedisBackend::lazy(&server.url()).unwrap();
-    let limiter =
-        Limiter::builder(backend).policy(policy("hourly", 100, HOUR)).deadline(DEADLINE).build().unwrap();
-    server.signal(libc::SIGSTOP);
-    assert_eq!(reason(runtime().block_on(limiter.check(alice(), 1))), Reason::Timeout);
-    server.signal(libc::SIGCONT);
-    let second = runtime();
-    // The first check may fail and reconnect, and a busy machine may miss a deadline.
-    let admitted = (0..20).any(|_| second.block_on(limiter.check(alice(), 1)).is_ok());
-    assert!(admitted);
-}
-
 /// A dropped check says nothing about the server, so the backend keeps its connection.
 #[tokio::test]
 async fn dropped_checks_keep_connection_open() {
@@ -195,6 +153,27 @@ async fn dropped_checks_keep_connection_open() {
     }
     limiter.check(alice(), 1).await.unwrap();
     assert_eq!(admin.number("stats", "total_connections_received"), connections, "the same connection");
+}
+
+/// The time between two unanswered checks is not silence of the server.
+#[tokio::test]
+async fn idle_time_between_drops_keeps_connection_open() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
+        limiter.check(alice(), 1).await.unwrap();
+        let mut admin = Admin::at(&server);
+        let connections = admin.number("stats", "total_connections_received");
+        for waited in [100, 20].map(Duration::from_millis) {
+            admin.query::<()>(&["CLIENT", "PAUSE", "150"]);
+            let check = tokio::time::timeout(waited, limiter.check(alice(), 1)).await;
+            assert!(check.is_err(), "{engine:?}: the server is paused");
+            tokio::time::sleep(Duration::from_millis(700)).await;
+        }
+        limiter.check(alice(), 1).await.unwrap();
+        let new = admin.number("stats", "total_connections_received") - connections;
+        assert_eq!(new, 0, "{engine:?}: the same connection");
+    }
 }
 
 /// Polls a future once. Returns its output if it is ready.

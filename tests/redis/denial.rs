@@ -104,7 +104,7 @@ async fn denials_peeks_and_unknown_refunds_replicate_nothing() {
 /// Returns a refund of an unknown charge, from another generation.
 async fn unknown_refund(backend: &RedisBackend, policies: &[Policy]) -> Refund {
     let now = peek(backend, policies, 0).await.at_micros();
-    let receipt = Receipt { generation: now - 3_600_000_000, at_micros: now, ordinal: 0 };
+    let receipt = Receipt { generation: 7, at_micros: now, ordinal: 0 };
     let receipts = vec![receipt; policies.len()];
     Refund::of(&check(policies, 1, Purpose::Reserve), &receipts, &vec![0; policies.len()]).unwrap()
 }

@@ -4,16 +4,25 @@
 use std::time::Duration;
 
 use redis::{Connection, pipe};
-use tower_sliding_window::{Algorithm, Wait, backend::Backend};
+use tower_sliding_window::{
+    Algorithm, Policy, RedisBackend, Wait,
+    backend::{Backend, Purpose, Receipt, Refund},
+};
 
 use super::{
     admin::Admin,
-    rig::{HOUR, alice, limiter, policy, remaining, reserve, with_manual_clock},
+    rig::{
+        HOUR, alice, check, every_algorithm, limiter, peek, policy, remaining, reserve, with_manual_clock,
+    },
 };
 use crate::support::server::{Engine, Server};
 
+/// A generation for written records. Lua cannot represent its 56 bits as a number.
+pub const GENERATION: u64 = (1 << 56) - 1;
+
 /// A log of charges or of buckets.
 pub struct Log<'a> {
+    /// A number of 56 bits.
     pub generation: u64,
     pub last: u64,
     /// The total of the units before the oldest record, modulo 2^40.
@@ -60,14 +69,15 @@ pub fn write_log(connection: &mut Connection, key: &str, log: &Log<'_>) {
 /// Writes a log of charges of cost 1 at these instants, none of them expired.
 pub fn write_charges_of_one(connection: &mut Connection, key: &str, instants: &[u64]) {
     let records: Vec<(u64, u64)> = instants.iter().map(|at| (*at, 1)).collect();
-    let log =
-        Log { generation: instants[0], last: instants[instants.len() - 1], before: 0, records: &records };
+    let last = instants[instants.len() - 1];
+    let log = Log { generation: GENERATION, last, before: 0, records: &records };
     write_log(connection, key, &log);
 }
 
 /// The stored value of a sliding counter or a fixed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
+    /// A number of 56 bits.
     pub generation: u64,
     pub last: u64,
     /// The usage of the calendar window of the last charge.
@@ -104,25 +114,71 @@ fn assert_same_list(admin: &mut Admin, written: &str, log: &Log<'_>) {
     admin.query::<()>(&["DEL", "copy"]);
 }
 
+/// Reserves these units, and returns the generation of the receipt.
+async fn generation_of(backend: &RedisBackend, policies: &[Policy], units: u32) -> u64 {
+    reserve(backend, policies, units).await.decision.receipts()[0].generation
+}
+
+#[tokio::test]
+async fn scripts_keep_every_bit_of_generation() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        let (backend, _clock) = with_manual_clock(&server).await;
+        for policy in every_algorithm(20, HOUR) {
+            admin.query::<()>(&["FLUSHALL"]);
+            let policies = [policy];
+            let refund = async |receipt: &Receipt| {
+                let charge = check(&policies, 3, Purpose::Reserve);
+                backend.refund(&Refund::of(&charge, &[*receipt], &[0]).unwrap()).await.unwrap();
+                20 - peek(&backend, &policies, 0).await.statuses()[0].remaining()
+            };
+            let receipt = reserve(&backend, &policies, 3).await.decision.receipts()[0];
+            let key = admin.only_key();
+            write_generation(&mut admin, &key, GENERATION);
+            // A charge writes the generation that it has read.
+            let next = reserve(&backend, &policies, 2).await.decision.receipts()[0];
+            assert_eq!(next.generation, GENERATION, "{engine:?} {policies:?}");
+            for other in [GENERATION - 1, GENERATION ^ 1 << 55, 0, receipt.generation] {
+                assert_eq!(refund(&Receipt { generation: other, ..receipt }).await, 5, "{policies:?}");
+            }
+            assert_eq!(refund(&Receipt { generation: GENERATION, ..receipt }).await, 2, "{policies:?}");
+            let last = reserve(&backend, &policies, 1).await.decision.receipts()[0];
+            assert_eq!(last.generation, GENERATION, "{engine:?} {policies:?}");
+        }
+    }
+}
+
+/// Replaces the generation of a stored pair.
+fn write_generation(admin: &mut Admin, key: &str, generation: u64) {
+    let generation = &generation.to_le_bytes()[..7];
+    if admin.query::<String>(&["TYPE", key]) == "string" {
+        redis::cmd("SETRANGE").arg(key).arg(0).arg(generation).exec(&mut admin.0).unwrap();
+    } else {
+        let mut tail: Vec<u8> = admin.query(&["LINDEX", key, "-1"]);
+        tail[..7].copy_from_slice(generation);
+        redis::cmd("LSET").arg(key).arg(-1).arg(tail).exec(&mut admin.0).unwrap();
+    }
+}
+
 #[tokio::test]
 async fn checks_write_the_documented_log_layout() {
     let server = Server::start(Engine::Redis);
     let (backend, clock) = with_manual_clock(&server).await;
-    let limiter = limiter(backend, [policy("hourly", 10_000, HOUR)]);
+    let policies = [policy("hourly", 10_000, HOUR)];
     let mut admin = Admin::at(&server);
-    let mut records = Vec::new();
+    let (mut records, mut generation) = (Vec::new(), None);
     for units in 1..=30 {
-        limiter.check(alice(), units).await.unwrap();
+        // The first charge sets the generation.
+        let reserved = generation_of(&backend, &policies, units).await;
+        let generation = *generation.get_or_insert(reserved);
+        assert_eq!(reserved, generation);
         let now = clock.now_micros();
         records.push((now, u64::from(units)));
         clock.advance(Duration::from_micros(7_654_321));
 
         let key = admin.only_key();
-        assert_same_list(
-            &mut admin,
-            &key,
-            &Log { generation: records[0].0, last: now, before: 0, records: &records },
-        );
+        assert_same_list(&mut admin, &key, &Log { generation, last: now, before: 0, records: &records });
     }
 }
 
@@ -132,12 +188,14 @@ async fn checks_write_the_documented_bucket_layout() {
     let (backend, clock) = with_manual_clock(&server).await;
     let precision = Duration::from_micros(100_000_007);
     let buckets = policy("hourly", 10_000, HOUR).with_algorithm(Algorithm::SlidingBuckets { precision });
-    let limiter = limiter(backend, [buckets.unwrap()]);
+    let policies = [buckets.unwrap()];
     let mut admin = Admin::at(&server);
-    let (generation, precision) = (clock.now_micros(), precision.as_micros() as u64);
-    let mut records: Vec<(u64, u64)> = Vec::new();
+    let precision = precision.as_micros() as u64;
+    let (mut records, mut generation): (Vec<(u64, u64)>, _) = (Vec::new(), None);
     for units in 1..=80 {
-        limiter.check(alice(), units).await.unwrap();
+        let reserved = generation_of(&backend, &policies, units).await;
+        let generation = *generation.get_or_insert(reserved);
+        assert_eq!(reserved, generation);
         let now = clock.now_micros();
         let end = (now / precision + 1) * precision;
         match records.last_mut() {
@@ -160,8 +218,7 @@ async fn checks_write_the_documented_window_layout() {
         for (algorithm, is_sliding) in [(Algorithm::SlidingCounter, true), (Algorithm::FixedWindow, false)] {
             admin.query::<()>(&["FLUSHALL"]);
             let (backend, clock) = with_manual_clock(&server).await;
-            let limiter =
-                limiter(backend, [policy("hourly", 10_000, HOUR).with_algorithm(algorithm).unwrap()]);
+            let policies = [policy("hourly", 10_000, HOUR).with_algorithm(algorithm).unwrap()];
             let window = HOUR.as_micros() as u64;
             let mut expected = Windows { generation: 0, last: 0, current: 0, previous: 0 };
             // Several charges in each calendar window, then one window without charges, then several windows.
@@ -172,12 +229,12 @@ async fn checks_write_the_documented_window_layout() {
                     1 if is_sliding => (expected.previous, expected.current) = (expected.current, 0),
                     _ => (expected.previous, expected.current) = (0, 0),
                 }
-                if expected.previous + expected.current == 0 {
-                    expected.generation = now;
-                }
+                let generation = generation_of(&backend, &policies, units).await;
+                let begins = expected.previous + expected.current == 0;
+                assert_eq!(generation != expected.generation, begins, "{engine:?} {algorithm:?}");
+                expected.generation = generation;
                 expected.current += u64::from(units);
                 expected.last = now;
-                limiter.check(alice(), units).await.unwrap();
                 let key = admin.only_key();
                 let value: Vec<u8> = admin.query(&["GET", &key]);
                 assert_eq!(value, windows_value(&expected), "{engine:?} {algorithm:?} {expected:?}");
@@ -211,7 +268,7 @@ async fn checks_read_the_documented_window_layout() {
             let limiter = limiter(backend.clone(), [of(algorithm)]);
             limiter.check(alice(), 1).await.unwrap();
             let key = admin.only_key();
-            let windows = Windows { generation: begin - 9, last: begin + 5, current: 7, previous: 400 };
+            let windows = Windows { generation: GENERATION, last: begin + 5, current: 7, previous: 400 };
             let windows =
                 Windows { previous: if algorithm == Algorithm::FixedWindow { 0 } else { 400 }, ..windows };
             write_windows(&mut admin.0, &key, &windows);
@@ -232,7 +289,7 @@ async fn overused_window_blocks_all_of_the_next_window() {
         let limiter = limiter(backend, [counter.with_algorithm(Algorithm::SlidingCounter).unwrap()]);
         limiter.check(alice(), 1).await.unwrap();
         let (key, begin) = (admin.only_key(), clock.now_micros());
-        let windows = Windows { generation: begin - 900, last: begin + 5, current: 1, previous: 10_000 };
+        let windows = Windows { generation: GENERATION, last: begin + 5, current: 1, previous: 10_000 };
         write_windows(&mut admin.0, &key, &windows);
         for passed in [5, 500, 999] {
             clock.set_micros(begin + passed);
@@ -259,7 +316,7 @@ async fn refund_returns_no_more_than_window_holds() {
         let second = reserve(&backend, &policies, 20).await;
         let key = admin.only_key();
         let mut stored = Windows {
-            generation: clock.now_micros() - 1_000,
+            generation: first.decision.receipts()[0].generation,
             last: clock.now_micros(),
             current: 20,
             previous: 10,

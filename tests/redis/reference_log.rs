@@ -10,7 +10,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    layout::{Log, write_log},
+    layout::{GENERATION, Log, write_log},
     rig::{check, peek},
 };
 
@@ -31,7 +31,7 @@ impl<'a> ReferenceLog<'a> {
 
     /// Writes a log of these charges, after this many units that have expired. Moves the clock to the last charge.
     pub async fn write(&mut self, admin: &mut Admin, before: u64, charges: Vec<(u64, u64)>) {
-        (self.generation, self.charges) = (charges[0].0, charges);
+        (self.generation, self.charges) = (GENERATION, charges);
         let last = self.charges[self.charges.len() - 1].0;
         self.clock.set_micros(last);
         // A charge creates the key, and so gives its name.
@@ -46,14 +46,15 @@ impl<'a> ReferenceLog<'a> {
     }
 
     pub async fn charge(&mut self, units: u32) {
-        let decision = self.backend.check(&check(&self.policies, units, Purpose::Charge)).await.unwrap();
-        assert!(decision.is_admitted());
-        let now = self.clock.now_micros();
         self.expire();
-        if self.used() == 0 {
-            (self.generation, self.charges) = (now, Vec::new());
+        let begins = self.used() == 0;
+        let purpose = if begins { Purpose::Reserve } else { Purpose::Charge };
+        let decision = self.backend.check(&check(&self.policies, units, purpose)).await.unwrap();
+        assert!(decision.is_admitted());
+        if begins {
+            (self.generation, self.charges) = (decision.receipts()[0].generation, Vec::new());
         }
-        self.charges.push((now, u64::from(units)));
+        self.charges.push((self.clock.now_micros(), u64::from(units)));
     }
 
     /// Refunds this many units of one charge, as the client that reserved them would.

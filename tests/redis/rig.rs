@@ -68,7 +68,7 @@ pub async fn peek(backend: &impl Backend, policies: &[Policy], cost: u32) -> Dec
 
 /// Returns a limiter without a deny cache: every check reaches the server.
 pub fn limiter<const N: usize>(backend: impl Backend, policies: [Policy; N]) -> Limiter {
-    let builder = Limiter::builder(backend).deadline(LONG_DEADLINE).deny_cache(None);
+    let builder = Limiter::builder(backend).breaker(None).deadline(LONG_DEADLINE).deny_cache(None);
     policies.into_iter().fold(builder, |builder, policy| builder.policy(policy)).build().unwrap()
 }
 

@@ -10,7 +10,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    layout::{Log, Windows, write_log, write_windows},
+    layout::{GENERATION, Log, Windows, write_log, write_windows},
     rig::{
         HOUR, Reserved, alice, backend, check, every_algorithm, limiter, peek, policy, remaining, reserve,
         with_manual_clock,
@@ -346,11 +346,11 @@ async fn future_records_live_until_they_expire() {
                     write_log(
                         &mut admin.0,
                         &key,
-                        &Log { generation: now, last: ahead, before: 0, records: &records },
+                        &Log { generation: GENERATION, last: ahead, before: 0, records: &records },
                     );
                 }
                 _ => {
-                    let windows = Windows { generation: now, last: ahead, current: 7, previous: 0 };
+                    let windows = Windows { generation: GENERATION, last: ahead, current: 7, previous: 0 };
                     write_windows(&mut admin.0, &key, &windows);
                 }
             }

@@ -172,7 +172,7 @@ impl Client {
             // The overage also needs the number of the check.
             used_of = used_of.policy(NUMBER, 2 * id);
         }
-        let is_done = matches!(reservation.settle(used_of).await, Settled::Done);
+        let is_done = matches!(reservation.settle(used_of).await, Settled::Done { .. });
         self.record.note(Event::Settled { id, is_done });
     }
 }

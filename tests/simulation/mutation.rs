@@ -92,7 +92,7 @@ impl Backend for RepeatsCheck {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         self.0.refund(refund).await
     }
 }
@@ -108,7 +108,7 @@ impl Backend for RefundsTwice {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         self.0.refund(refund).await?;
         self.0.refund(refund).await
     }
@@ -143,7 +143,7 @@ impl Backend for ContinuesCancelledCheck {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         self.0.refund(refund).await
     }
 }

@@ -9,8 +9,8 @@ use tower_sliding_window::{
 
 /// A script call.
 pub enum ScriptCall {
-    /// A check with its deadline, in microseconds of the server's clock.
-    Check { check: Check, deadline: u64 },
+    /// A check with its deadline, in microseconds of the server's clock, and the generation of the pairs that begin empty.
+    Check { check: Check, deadline: u64, generation: u64 },
     /// The refunds of some pairs.
     Refund(Vec<RefundOfPair>),
 }
@@ -21,7 +21,14 @@ pub struct RefundOfPair {
     pub units: u32,
     window: u64,
     shape: i64,
-    /// The ordinal of the receipt.
+    pub receipt: Receipt,
+}
+
+/// The receipt of a charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Receipt {
+    pub generation: u64,
+    pub at: u64,
     pub ordinal: u32,
 }
 
@@ -33,7 +40,7 @@ impl ScriptCall {
         match arguments {
             // The lengths of refunds and checks never coincide.
             [refund] if refund.len() == 33 * count => Self::refund(&keys, refund),
-            [check] if check.len() == 20 * count + 8 => Self::check(&keys, check, Purpose::Charge),
+            [check] if check.len() == 20 * count + 15 => Self::check(&keys, check, Purpose::Charge),
             [check, b"r"] => Self::check(&keys, check, Purpose::Reserve),
             [check, b"o"] => Self::check(&keys, check, Purpose::Overage),
             [check, b"p"] => Self::check(&keys, check, Purpose::Peek),
@@ -49,10 +56,10 @@ impl ScriptCall {
             let (window, shape) = (fields.take(6)?, fields.take_signed(6)?);
             pairs.push(pair(key, quota as u32, cost as u32, window, shape)?);
         }
-        let deadline = fields.take(8)?;
+        let (deadline, generation) = (fields.take(8)?, fields.take(7)?);
         fields.end()?;
         let check = Check::new(pairs).map_err(|error| error.to_string())?.with_purpose(purpose);
-        Ok(Self::Check { check, deadline })
+        Ok(Self::Check { check, deadline, generation })
     }
 
     fn refund(keys: &[String], argument: &[u8]) -> Result<Self, String> {
@@ -60,9 +67,9 @@ impl ScriptCall {
         let mut refunds = Vec::new();
         for key in keys {
             let (units, window, shape) = (fields.take(4)? as u32, fields.take(6)?, fields.take_signed(6)?);
-            let _generation_and_instant = (fields.take(7)?, fields.take(7)?);
-            let ordinal = fields.take(3)? as u32;
-            refunds.push(RefundOfPair { key: key.clone(), units, window, shape, ordinal });
+            let (generation, at) = (fields.take(7)?, fields.take(7)?);
+            let receipt = Receipt { generation, at, ordinal: fields.take(3)? as u32 };
+            refunds.push(RefundOfPair { key: key.clone(), units, window, shape, receipt });
         }
         fields.end()?;
         Ok(Self::Refund(refunds))
@@ -88,8 +95,8 @@ pub fn keys_and_arguments<'a, 'b>(call: &'a [&'b [u8]]) -> Result<(Vec<String>, 
     Ok((keys.iter().map(|key| text(key)).collect::<Result<Vec<_>, _>>()?, arguments))
 }
 
-/// Encodes the reply to a check. `receipts` are the ordinals of the receipts of a reservation.
-pub fn reply(decision: &Decision, reading: u64, receipts: Option<&[u64]>) -> Vec<u8> {
+/// Encodes the reply to a check. `receipts` are those of a reservation.
+pub fn reply(decision: &Decision, reading: u64, receipts: Option<&[Receipt]>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (i, status) in decision.statuses().iter().enumerate() {
         let (verdict, retry) = match status.retry_after() {
@@ -104,8 +111,10 @@ pub fn reply(decision: &Decision, reading: u64, receipts: Option<&[u64]>) -> Vec
             bytes.extend((wait.as_micros() as u64).to_le_bytes());
         }
         if let Some(receipts) = receipts {
-            bytes.extend([0; 14]);
-            bytes.extend(&receipts[i].to_le_bytes()[..3]);
+            let Receipt { generation, at, ordinal } = receipts[i];
+            bytes.extend(&generation.to_le_bytes()[..7]);
+            bytes.extend(&at.to_le_bytes()[..7]);
+            bytes.extend(&ordinal.to_le_bytes()[..3]);
         }
     }
     bytes

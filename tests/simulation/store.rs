@@ -17,16 +17,15 @@ use super::{
     plan::NUMBER,
     record::{Event, Id, Record, Verdict},
     resp,
-    script::{self, RefundOfPair, ScriptCall, text},
+    script::{self, Receipt, RefundOfPair, ScriptCall, text},
     server::{Execute, Session},
 };
 use crate::contract::model::{Handle, Model};
 
 pub struct Store {
     model: Model,
-    /// The number of data losses.
-    generation: u64,
-    /// The charges with a receipt. The index is the ordinal of the receipt.
+    data_losses: u64,
+    /// The charges with a receipt. The index is the ordinal of the receipt, and the generation is that of the check.
     reserved: Vec<Reserved>,
     scripts: HashSet<String>,
     clock: Clock,
@@ -49,6 +48,8 @@ struct Reserved {
     pair: Pair,
     handle: Handle,
     generation: u64,
+    /// The number of data losses before the charge.
+    data_losses: u64,
 }
 
 /// The year 2023.
@@ -65,7 +66,7 @@ impl Store {
     pub fn new(drift: i64, mutation: Option<Mutation>, record: Record) -> Self {
         Self {
             model: Model::default(),
-            generation: 0,
+            data_losses: 0,
             reserved: Vec::new(),
             scripts: HashSet::new(),
             clock: Clock { offset: 0, drift },
@@ -80,7 +81,7 @@ impl Store {
         self.scripts.clear();
         self.paused_until = Duration::ZERO;
         if loses_data {
-            self.generation += 1;
+            self.data_losses += 1;
             self.model = Model::default();
         }
     }
@@ -128,12 +129,12 @@ impl Store {
 
     fn run(&mut self, call: &[&[u8]]) -> Result<Vec<u8>, String> {
         match ScriptCall::decode(call)? {
-            ScriptCall::Check { check, deadline } => self.check(check, deadline),
+            ScriptCall::Check { check, deadline, generation } => self.check(check, deadline, generation),
             ScriptCall::Refund(refunds) => self.refund(&refunds),
         }
     }
 
-    fn check(&mut self, mut check: Check, deadline: u64) -> Result<Vec<u8>, String> {
+    fn check(&mut self, mut check: Check, deadline: u64, generation: u64) -> Result<Vec<u8>, String> {
         let (id, purpose) = (number(check.pairs()), check.purpose());
         let now = self.now();
         if now > deadline && self.mutation != Some(Mutation::ServerIgnoresDeadlines) {
@@ -156,19 +157,19 @@ impl Store {
         if purpose != Purpose::Peek {
             self.record.note(Event::Decided { id, reading: now, verdict });
         }
-        let receipts = (purpose == Purpose::Reserve).then(|| self.reserve(id, &check, &handles));
+        let receipts = (purpose == Purpose::Reserve).then(|| self.reserve(id, generation, &check, &handles));
         Ok(resp::bulk(&script::reply(&decision, self.reported(now), receipts.as_deref())))
     }
 
-    /// Returns the ordinals of the receipts for these charges, or zeros for a denied check.
-    fn reserve(&mut self, id: Id, check: &Check, handles: &[Handle]) -> Vec<u64> {
+    /// Returns the receipts for these charges, or zeros for a denied check.
+    fn reserve(&mut self, id: Id, generation: u64, check: &Check, handles: &[Handle]) -> Vec<Receipt> {
         if handles.is_empty() {
-            return vec![0; check.pairs().len()];
+            return vec![Receipt::default(); check.pairs().len()];
         }
         let reserved = check.pairs().iter().zip(handles).map(|(pair, handle)| {
-            let generation = self.generation;
-            self.reserved.push(Reserved { id, pair: pair.clone(), handle: *handle, generation });
-            self.reserved.len() as u64 - 1
+            let data_losses = self.data_losses;
+            self.reserved.push(Reserved { id, pair: pair.clone(), handle: *handle, generation, data_losses });
+            Receipt { generation, at: 0, ordinal: self.reserved.len() as u32 - 1 }
         });
         reserved.collect()
     }
@@ -176,15 +177,19 @@ impl Store {
     fn refund(&mut self, refunds: &[RefundOfPair]) -> Result<Vec<u8>, String> {
         let now = self.now();
         for refund in refunds {
-            let reserved = self.reserved.get(refund.ordinal as usize).ok_or("no such receipt")?;
+            let reserved = self.reserved.get(refund.receipt.ordinal as usize);
+            let reserved = reserved.ok_or("no such receipt")?;
             let left = refund.left(&reserved.pair)?;
+            if refund.receipt.generation != reserved.generation {
+                return Err("a receipt of another generation".to_owned());
+            }
             self.record.note(Event::Refunded { id: reserved.id, units: refund.units });
-            if reserved.generation == self.generation {
+            if reserved.data_losses == self.data_losses {
                 let check = Check::new([reserved.pair.clone()]).map_err(|error| error.to_string())?;
                 self.model.settle(now, &check, &[reserved.handle], &[left]);
             }
         }
-        Ok(resp::integer(1))
+        Ok(resp::integer(self.reported(now) as i64))
     }
 }
 

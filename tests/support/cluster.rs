@@ -15,6 +15,19 @@ use super::server::{Engine, Server};
 const PRIMARIES: usize = 3;
 const SLOTS: usize = 16_384;
 
+/// The options of a node.
+pub const OPTIONS: [&str; 8] = [
+    "--cluster-enabled",
+    "yes",
+    "--cluster-node-timeout",
+    "2000",
+    // Replicas sync without delay, and may take over whatever the age of their data.
+    "--repl-diskless-sync-delay",
+    "0",
+    "--cluster-replica-validity-factor",
+    "0",
+];
+
 /// The maximum wait for the nodes to agree.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -27,18 +40,14 @@ pub struct Cluster {
 impl Cluster {
     /// Starts a cluster. Waits until every node knows all others and every replica follows its primary.
     pub fn start(engine: Engine) -> Self {
-        let options = [
-            "--cluster-enabled",
-            "yes",
-            "--cluster-node-timeout",
-            "2000",
-            // Replicas sync without delay, and may take over whatever the age of their data.
-            "--repl-diskless-sync-delay",
-            "0",
-            "--cluster-replica-validity-factor",
-            "0",
-        ];
-        let nodes = (0..2 * PRIMARIES).map(|_| Server::with_options(engine, &options)).collect();
+        let nodes: Vec<_> = (0..2 * PRIMARIES).map(|_| Server::with_options(engine, &OPTIONS)).collect();
+        let addresses: Vec<_> = nodes.iter().map(|node| [node.port(), node.port() + 10_000]).collect();
+        Self::of(nodes, &addresses)
+    }
+
+    /// Forms a cluster of these nodes, which find each other at these ports: for clients, and of the cluster bus. Waits as
+    /// [`start`](Self::start) does.
+    pub fn of(nodes: Vec<Server>, addresses: &[[u16; 2]]) -> Self {
         let cluster = Self { nodes };
         for (i, node) in cluster.nodes.iter().enumerate() {
             let mut connection = node.connection();
@@ -48,8 +57,8 @@ impl Cluster {
                 let slots: Vec<usize> = (0..SLOTS).filter(|slot| slot * PRIMARIES / SLOTS == i).collect();
                 cmd("CLUSTER").arg("ADDSLOTS").arg(slots).exec(&mut connection).unwrap();
             }
-            for other in &cluster.nodes[..i] {
-                cmd("CLUSTER").arg("MEET").arg("127.0.0.1").arg(other.port()).exec(&mut connection).unwrap();
+            for other in &addresses[..i] {
+                cmd("CLUSTER").arg("MEET").arg("127.0.0.1").arg(other).exec(&mut connection).unwrap();
             }
         }
         cluster.wait("the nodes do not meet", || cluster.nodes.iter().all(knows_all));

@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 
 use super::forecast::{Forecast, monotonic_instant};
-use crate::check::Receipt;
+use crate::{backend::generation::Generations, check::Receipt};
 
 /// The largest number of records in a log.
 const MAX_RECORDS: usize = 1 << 20;
@@ -19,7 +19,7 @@ const MAX_USED: u64 = 1 << 39;
 
 /// The charges of one partition key under one policy, oldest first. The newest record always holds units.
 pub(super) struct Log {
-    /// The instant of the first charge since the usage was 0.
+    /// Drawn by the first charge since the usage was 0.
     generation: u64,
     /// The instant of the last charge. It stays after a refund.
     last: u64,
@@ -71,8 +71,15 @@ impl Log {
         reading(now, expired, self.start(expired))
     }
 
-    /// Records a charge, and drops expired records.
-    pub(super) fn charge(&mut self, clock: u64, window: u64, precision: u64, cost: u32) -> Receipt {
+    /// Records a charge, and drops expired records. If nothing is used, a generation begins.
+    pub(super) fn charge(
+        &mut self,
+        clock: u64,
+        window: u64,
+        precision: u64,
+        cost: u32,
+        generations: &Generations,
+    ) -> Receipt {
         let Reading { now, expired, before, .. } = self.read(clock, window, precision);
         if expired > 0 {
             // All records of an instant expire together.
@@ -81,7 +88,7 @@ impl Log {
         }
         let used = self.total.wrapping_sub(before);
         if used == 0 {
-            self.generation = now;
+            self.generation = generations.draw();
             self.records.clear();
             self.removed = 0;
         }

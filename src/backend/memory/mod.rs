@@ -111,14 +111,12 @@ impl Backend for MemoryBackend {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
-        self.0.refund(refund);
-        Ok(())
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
+        Ok(self.0.refund(refund))
     }
 
-    fn refund_now(&self, refund: &Refund) -> Option<Result<(), BackendError>> {
-        self.0.refund(refund);
-        Some(Ok(()))
+    fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {
+        Some(Ok(self.0.refund(refund)))
     }
 
     async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {

@@ -7,6 +7,7 @@ use std::{
 
 use super::usage::Usage;
 use crate::{
+    backend::generation::Generations,
     check::{Check, Pair, Receipt, RefundPair},
     key::PartitionKey,
     policy::Policy,
@@ -42,12 +43,19 @@ impl Shard {
     }
 
     /// Charges a pair, and stores it if it is new.
-    pub(super) fn charge(&mut self, key: &PartitionKey, check: &Check, pair: &Pair, clock: u64) -> Receipt {
+    pub(super) fn charge(
+        &mut self,
+        key: &PartitionKey,
+        check: &Check,
+        pair: &Pair,
+        clock: u64,
+        generations: &Generations,
+    ) -> Receipt {
         if let Some(partition) = self.partitions.get_mut(key) {
-            return partition.slot(check, pair).usage.charge(clock, &pair.policy, pair.cost);
+            return partition.slot(check, pair).usage.charge(clock, &pair.policy, pair.cost, generations);
         }
         let mut partition = Partition { slots: Vec::new(), due: 0 };
-        let receipt = partition.slot(check, pair).usage.charge(clock, &pair.policy, pair.cost);
+        let receipt = partition.slot(check, pair).usage.charge(clock, &pair.policy, pair.cost, generations);
         partition.due = partition.idle_at().unwrap_or(clock);
         self.due.insert((partition.due, key.clone()));
         self.partitions.insert(key.clone(), partition);

@@ -15,7 +15,7 @@ use super::{
     usage::{Reading, Usage},
 };
 use crate::{
-    backend::{BackendError, Reason},
+    backend::{BackendError, Reason, generation::Generations},
     check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
@@ -37,6 +37,7 @@ pub(super) struct State {
     pub(super) keep_idle: u64,
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
+    generations: Generations,
     /// The number of partition keys in all shards.
     keys: AtomicUsize,
 }
@@ -60,6 +61,7 @@ impl State {
             keep_idle: keep_idle.as_micros() as u64,
             shards: std::array::from_fn(|_| Mutex::default()),
             hasher: RandomState::new(),
+            generations: Generations::new(),
             keys: AtomicUsize::new(0),
         }
     }
@@ -116,8 +118,8 @@ impl State {
         let mut receipts = Vec::new();
         for (i, pair) in pairs.iter().enumerate() {
             let receipt = match pair.cost {
-                0 => Receipt { generation: 0, at_micros: 0, ordinal: 0 },
-                _ => locked.charge(i, check, pair, clock),
+                0 => Receipt::NO_CHARGE,
+                _ => locked.charge(i, check, pair, clock, &self.generations),
             };
             if purpose == Purpose::Reserve {
                 receipts.push(receipt);
@@ -126,8 +128,8 @@ impl State {
         Ok(Some(Decision::with_receipts(clock, statuses, receipts)))
     }
 
-    /// Refunds units, each to its own charge.
-    pub(super) fn refund(&self, refund: &Refund) {
+    /// Refunds units, each to its own charge. Returns the instant.
+    pub(super) fn refund(&self, refund: &Refund) -> u64 {
         let mut locked = self.lock(refund.pairs().iter().map(|pair| &pair.key));
         let clock = self.clock.now_micros();
         for (i, pair) in refund.pairs().iter().enumerate() {
@@ -135,6 +137,7 @@ impl State {
             shard.refund(key, refund.namespace(), pair, clock);
             self.remove_if_idle(shard, key, clock);
         }
+        clock
     }
 
     /// Removes the usage of some pairs.
@@ -213,9 +216,16 @@ impl Locked<'_> {
         self.shard(index).usage(&self.keys[index], check.namespace(), &pair.policy)
     }
 
-    fn charge(&mut self, index: usize, check: &Check, pair: &Pair, clock: u64) -> Receipt {
+    fn charge(
+        &mut self,
+        index: usize,
+        check: &Check,
+        pair: &Pair,
+        clock: u64,
+        generations: &Generations,
+    ) -> Receipt {
         let (shard, key) = self.shard_mut(index);
-        shard.charge(key, check, pair, clock)
+        shard.charge(key, check, pair, clock, generations)
     }
 
     /// Returns how many of the partition keys with a cost are not stored yet.

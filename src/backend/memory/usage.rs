@@ -8,6 +8,7 @@ use super::{
     windows::{self, Windows},
 };
 use crate::{
+    backend::generation::Generations,
     check::{Pair, Receipt},
     decision::{Status, Wait},
     policy::{Algorithm, Policy},
@@ -68,11 +69,17 @@ impl Usage {
     }
 
     /// Charges a cost, and drops expired charges.
-    pub(super) fn charge(&mut self, clock: u64, policy: &Policy, cost: u32) -> Receipt {
+    pub(super) fn charge(
+        &mut self,
+        clock: u64,
+        policy: &Policy,
+        cost: u32,
+        generations: &Generations,
+    ) -> Receipt {
         let window = policy.window_micros();
         match self {
-            Self::Log(log) => log.charge(clock, window, precision(policy), cost),
-            Self::Windows(windows) => windows.charge(clock, window, carries(policy), cost),
+            Self::Log(log) => log.charge(clock, window, precision(policy), cost, generations),
+            Self::Windows(windows) => windows.charge(clock, window, carries(policy), cost, generations),
         }
     }
 

@@ -4,7 +4,7 @@
 //! not count. Apart from that, both algorithms are the same.
 
 use super::forecast::{Forecast, monotonic_instant};
-use crate::check::Receipt;
+use crate::{backend::generation::Generations, check::Receipt};
 
 /// The largest number of ticks in a calendar window.
 const MAX_TICKS: u64 = 1 << 20;
@@ -15,7 +15,7 @@ const MAX_USED: u64 = (1 << 33) - 1;
 
 /// The sums of the charges of one partition key under one policy.
 pub(super) struct Windows {
-    /// The instant of the first charge since the usage was 0.
+    /// Drawn by the first charge since the usage was 0.
     generation: u64,
     /// The instant of the last charge. The two sums are as of this instant.
     last: u64,
@@ -55,11 +55,18 @@ impl Windows {
         Reading { clock, now, window, carries, current, previous }
     }
 
-    /// Adds a charge.
-    pub(super) fn charge(&mut self, clock: u64, window: u64, carries: bool, cost: u32) -> Receipt {
+    /// Adds a charge. If nothing is used, a generation begins.
+    pub(super) fn charge(
+        &mut self,
+        clock: u64,
+        window: u64,
+        carries: bool,
+        cost: u32,
+        generations: &Generations,
+    ) -> Receipt {
         let reading = self.read(clock, window, carries);
         let Reading { now, current, previous, .. } = reading.charged(u64::from(cost));
-        let generation = if reading.is_unused() { now } else { self.generation };
+        let generation = if reading.is_unused() { generations.draw() } else { self.generation };
         *self = Self { generation, last: now, current, previous };
         Receipt { generation, at_micros: now, ordinal: 0 }
     }

@@ -115,17 +115,18 @@ async fn peek<'a>(
     Peeked(mem::take(&mut transaction.slots))
 }
 
-/// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others.
+/// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others. Returns the latest instant.
 pub(super) async fn refund(
     backend: &RedisBackend,
     refund: &Refund,
     slots: &[Vec<usize>],
-) -> Result<(), BackendError> {
+) -> Result<u64, BackendError> {
     let calls = slots.iter().map(|pairs| {
         let part = refund.part(pairs);
         async move { backend.refund_in_slot(&part).await }
     });
-    join(calls).await.into_iter().collect()
+    let instants = join(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(instants.into_iter().max().unwrap_or_default())
 }
 
 /// Deletes keys in all slots at the same time. A slot that fails or hangs does not affect the others.
@@ -274,7 +275,7 @@ fn result(verdict: Verdict, check: &Check, slots: &[Slot<'_>]) -> Result<Decisio
         State::Charged(decision) | State::Denied(decision) => Some((slot.pairs, decision)),
         State::Asked(_) | State::Unknown(_) => None,
     });
-    Ok(decision(check, replies, verdict == Verdict::Admitted || check.purpose() == Purpose::Peek))
+    Ok(decision(check, replies, verdict == Verdict::Admitted))
 }
 
 /// Returns the decision of a check from the decisions of its slots. Pairs of a slot without a decision have no status.

@@ -76,7 +76,8 @@ impl Command<'_> {
         };
         let scripts = &connection.server().scripts;
         let mut load = None;
-        for _ in 0..2 {
+        // Twice another call may load it: one that is stuck, and the one that replaces it.
+        for _ in 0..3 {
             let sent = Instant::now();
             let reply = connection.send(&script.by_hash(call)).await;
             if !is_unknown(&reply) {
@@ -122,7 +123,7 @@ impl RedisBackend {
         check: &Check,
         patience: Patience,
     ) -> Result<Decision, BackendError> {
-        let mut call = Call::check(check, &self.names, self.injected_micros());
+        let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
         // An overage is charged even after the deadline, and a peek after it does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
@@ -143,11 +144,12 @@ impl RedisBackend {
         decision
     }
 
-    /// Refunds units whose keys are in one slot.
-    pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<(), BackendError> {
+    /// Refunds units whose keys are in one slot. Returns the instant, in microseconds of the server's clock.
+    pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<u64, BackendError> {
         let mut call = Call::refund(refund, &self.names, self.injected_micros());
         let slot = call.slot();
-        self.change_in_slot(slot, Command::Script(&self.scripts.refund, &mut call)).await.map(drop)
+        let reply = self.change_in_slot(slot, Command::Script(&self.scripts.refund, &mut call)).await?;
+        script::refunded_at(&reply)
     }
 
     /// Deletes keys that are in one slot.

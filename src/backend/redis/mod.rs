@@ -11,7 +11,7 @@ use std::{
 use redis::aio::ConnectionLike;
 
 use crate::{
-    backend::{Backend, BackendError, Reason},
+    backend::{Backend, BackendError, Reason, generation::Generations},
     check::{Check, Refund},
     decision::Decision,
     error::ConfigError,
@@ -133,6 +133,7 @@ pub struct RedisBackend {
     topology: Topology,
     names: KeyNames,
     scripts: Arc<Scripts>,
+    generations: Arc<Generations>,
     /// Whether a check of several keys may need several calls. Set by the first CROSSSLOT error.
     is_cluster: Arc<AtomicBool>,
     rollbacks: Arc<Rollbacks>,
@@ -217,6 +218,7 @@ impl RedisBackend {
             topology,
             names: KeyNames::default(),
             scripts: Arc::new(Scripts::new()),
+            generations: Arc::new(Generations::new()),
             rollbacks: Arc::default(),
             unanswered: Arc::default(),
             #[cfg(feature = "test-util")]
@@ -284,7 +286,7 @@ impl Backend for RedisBackend {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let keys = || refund.pairs().iter().map(|pair| &pair.key);
         let outcome = match self.slots(keys()) {
             Some(slots) => return cross_slot::refund(self, refund, &slots).await,

@@ -15,6 +15,9 @@ use crate::{
 /// The definitions of the names in the other files.
 const NAMES: &str = include_str!("../../../lua/names.lua");
 
+/// The size of a generation in bytes.
+const GENERATION_SIZE: usize = 7;
+
 /// Assembles a script from these files, with this clock.
 macro_rules! script {
     ($clock:literal, $($part:literal),*) => {
@@ -102,7 +105,7 @@ fn ends_word(character: char) -> bool {
 /// The keys and arguments of one call.
 pub(super) struct Call {
     keys: Vec<String>,
-    /// The fields of each pair. In a check, the deadline follows them.
+    /// The fields of each pair. In a check, the deadline and the generation follow them.
     pairs: Vec<u8>,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
@@ -111,9 +114,9 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Returns the call that decides a check. It has no deadline yet.
-    pub(super) fn check(check: &Check, names: &KeyNames, at_micros: Option<u64>) -> Self {
-        let mut pairs = Vec::with_capacity(20 * check.pairs().len() + 8);
+    /// Returns the call that decides a check. Each pair that begins empty gets this generation. The call has no deadline yet.
+    pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
+        let mut pairs = Vec::with_capacity(20 * check.pairs().len() + 8 + GENERATION_SIZE);
         for Pair { policy, cost, .. } in check.pairs() {
             pairs.extend_from_slice(&policy.quota().to_le_bytes());
             pairs.extend_from_slice(&cost.to_le_bytes());
@@ -122,6 +125,7 @@ impl Call {
             pairs.extend_from_slice(&precision(policy).to_le_bytes()[..6]);
         }
         pairs.extend_from_slice(&u64::MAX.to_le_bytes());
+        pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
         let purpose = match check.purpose() {
             Purpose::Charge => None,
             Purpose::Reserve => Some("r"),
@@ -139,8 +143,8 @@ impl Call {
             pairs.extend_from_slice(&units.to_le_bytes());
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
             pairs.extend_from_slice(&precision(policy).to_le_bytes()[..6]);
-            // Instants are below 2^51 microseconds.
-            pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..7]);
+            // Generations have 56 bits, and instants are below 2^51 microseconds.
+            pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..GENERATION_SIZE]);
             pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
             // A log holds at most 2^20 records.
             pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
@@ -152,7 +156,8 @@ impl Call {
 
     /// Sets the deadline of a check, in microseconds of the server's clock. A check that runs later charges nothing.
     pub(super) fn set_deadline(&mut self, micros: u64) {
-        if let Some(deadline) = self.pairs.last_chunk_mut() {
+        let generation = self.pairs.len().saturating_sub(GENERATION_SIZE);
+        if let Some(deadline) = self.pairs[..generation].last_chunk_mut() {
             *deadline = micros.to_le_bytes();
         }
     }
@@ -240,9 +245,17 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     Ok(Decision::with_receipts(at_micros, statuses, receipts))
 }
 
+/// Parses the reply to a refund: the clock reading, in microseconds.
+pub(super) fn refunded_at(reply: &Value) -> Result<u64, BackendError> {
+    match reply {
+        Value::Int(micros) => u64::try_from(*micros).map_err(|_| BackendError::new(Reason::BrokenReply)),
+        _ => Err(BackendError::new(Reason::BrokenReply)),
+    }
+}
+
 fn receipt(fields: &mut Fields<'_>) -> Option<Receipt> {
     Some(Receipt {
-        generation: fields.uint::<7>()?,
+        generation: fields.uint::<GENERATION_SIZE>()?,
         at_micros: fields.uint::<7>()?,
         ordinal: fields.uint::<3>()? as u32,
     })

@@ -1,11 +1,11 @@
 //! Peeks, overages, settlements and reset.
 
 use tower_sliding_window::{
-    Algorithm, Wait,
+    Algorithm, Policy, Wait,
     backend::{Purpose, Refund},
 };
 
-use super::{PRECISION, WINDOW, edges, every_policy, policy};
+use super::{NO_CHARGE, PRECISION, WINDOW, edges, every_policy, policy};
 
 edges! {
     peek_matches_charge_and_charges_nothing: |bench| {
@@ -44,15 +44,31 @@ edges! {
             let pairs = [("a", five, 5), ("b", five, 0)];
             let now = bench.clock.now_micros();
             let admitted = bench.check_as(Purpose::Reserve, &pairs);
-            assert_eq!(admitted.receipts().len(), 2);
-            let first = admitted.receipts()[0];
+            let [first, second] = admitted.receipts() else { panic!("two receipts") };
             let at = match five.algorithm() {
                 Algorithm::SlidingBuckets { .. } => now - 1_000 + PRECISION,
                 _ => now,
             };
-            assert_eq!((first.generation, first.at_micros, first.ordinal), (now, at, 0));
+            assert_eq!((first.at_micros, first.ordinal), (at, 0));
+            assert!(first.generation < 1 << 56);
+            assert_eq!(*second, NO_CHARGE);
             assert!(bench.check_as(Purpose::Reserve, &pairs).receipts().is_empty());
             assert!(bench.check(&[("c", five, 1)]).receipts().is_empty());
+        }
+    }
+
+    zero_cost_pair_has_zero_receipt: |bench| {
+        for five in &every_policy("five", 5) {
+            let receipts = |pairs: &[(&str, &Policy, u32)]| bench.check_as(Purpose::Reserve, pairs).receipts().to_vec();
+            assert_eq!(receipts(&[("a", five, 0)]), [NO_CHARGE], "{five:?}");
+            // The usage of the pair does not matter.
+            assert!(bench.admits("a", five, 5));
+            assert_eq!(receipts(&[("a", five, 0)]), [NO_CHARGE], "{five:?}");
+            let both = receipts(&[("a", five, 0), ("b", five, 1)]);
+            assert_eq!((both.len(), both[0]), (2, NO_CHARGE), "{five:?}");
+            assert_ne!(both[1], NO_CHARGE, "{five:?}");
+            bench.move_clock(3 * WINDOW as i64);
+            assert_eq!(receipts(&[("a", five, 0)]), [NO_CHARGE], "{five:?}");
         }
     }
 
@@ -155,15 +171,15 @@ edges! {
             bench.settle(&all, &[0]);
             assert_eq!(bench.used("a", ten), 0);
             bench.move_clock(-1_500);
+            let offset = if matches!(ten.algorithm(), Algorithm::SlidingBuckets { .. }) { 2_000 } else { 0 };
             let (_, receipts) = bench.reserve("a", ten, 10);
-            assert_eq!(receipts[0].generation, at, "{ten:?}");
+            assert_eq!(receipts[0].at_micros, at + offset, "{ten:?}");
             // A later refund does not advance the last instant.
             bench.move_clock(3_000);
             let more = bench.build_check(&[("a", ten, 10)]);
             bench.settle(&(more, receipts), &[4]);
             bench.move_clock(-3_000);
             let (_, receipts) = bench.reserve("a", ten, 1);
-            let offset = if matches!(ten.algorithm(), Algorithm::SlidingBuckets { .. }) { 2_000 } else { 0 };
             assert_eq!(receipts[0].at_micros, at + offset, "{ten:?}");
         }
     }
@@ -221,6 +237,24 @@ edges! {
             bench.settle(&old, &[0]);
             assert_eq!(bench.used("a", ten), 6, "{ten:?}");
         }
+    }
+
+    refund_never_reaches_generation_of_same_microsecond: |bench| {
+        let every = every_policy("ten", 10);
+        let mut reached = 0;
+        for round in 0..1_000 {
+            let ten = &every[round % every.len()];
+            let old = bench.reserve("a", ten, 10);
+            bench.reset(&[("a", ten, 0)]);
+            let new = bench.reserve("a", ten, 10);
+            bench.settle(&old, &[0]);
+            reached += u32::from(bench.admits("a", ten, 1));
+            // The new charge receives its own refund.
+            bench.settle(&new, &[3]);
+            assert_eq!(bench.used("a", ten), 3, "{ten:?}");
+            bench.reset(&[("a", ten, 0)]);
+        }
+        assert_eq!(reached, 0, "refunds that reached another generation");
     }
 
     record_of_another_clock_ignores_refund: |bench| {

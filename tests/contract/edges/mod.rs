@@ -21,6 +21,9 @@ use crate::support::{
 
 const WINDOW: u64 = 10_000;
 
+/// The receipt of a pair with cost 0, which identifies no charge.
+const NO_CHARGE: Receipt = Receipt { generation: 0, at_micros: 0, ordinal: 0 };
+
 /// A backend on a controlled clock, with short methods for the tests.
 pub struct Bench<B> {
     backend: B,
@@ -75,7 +78,8 @@ impl<B: Backend> Bench<B> {
     /// Settles a reservation with the used units of each pair.
     fn settle(&self, (check, receipts): &(Check, Vec<Receipt>), used: &[u32]) {
         if let Some(refund) = Refund::of(check, receipts, used) {
-            self.runtime.block_on(self.backend.refund(&refund)).unwrap();
+            let at = self.runtime.block_on(self.backend.refund(&refund)).unwrap();
+            assert_eq!(at, self.clock.now_micros(), "the instant of the refund");
         }
         if let Some(overage) = check.overage(used) {
             assert!(self.run_check(&overage).is_admitted());

@@ -34,7 +34,7 @@ impl<B: Backend> Backend for Later<B> {
         self.0.changes_charges()
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<(), BackendError> {
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         tokio::task::yield_now().await;
         self.0.refund(refund).await
     }

@@ -1,0 +1,52 @@
+//! Generations: the random numbers that tell apart the lives of a pair.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    process,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+/// The number of bits of a generation.
+const BITS: u32 = 56;
+
+/// A source of generations. Clones of a backend share one.
+pub(super) struct Generations {
+    /// Its keys come from the operating system.
+    hasher: RandomState,
+    /// Processes that were forked may have the same keys.
+    process: u32,
+    /// How many generations were drawn.
+    drawn: AtomicU64,
+}
+
+impl Generations {
+    pub(super) fn new() -> Self {
+        Self { hasher: RandomState::new(), process: process::id(), drawn: AtomicU64::new(0) }
+    }
+
+    /// Returns a random number of 56 bits.
+    pub(super) fn draw(&self) -> u64 {
+        let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);
+        self.hasher.hash_one((self.process, drawn)) >> (u64::BITS - BITS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn sources_draw_different_numbers_of_56_bits() {
+        let sources = [(); 4].map(|()| Generations::new());
+        let drawn: Vec<u64> = (0..1_000).flat_map(|_| sources.iter().map(Generations::draw)).collect();
+        assert_eq!(drawn.iter().collect::<HashSet<_>>().len(), 4_000);
+        // Every bit is set in about half of the numbers.
+        for bit in 0..u64::BITS {
+            let set = drawn.iter().filter(|generation| *generation >> bit & 1 == 1).count();
+            let expected = if bit < BITS { 1_700..2_300 } else { 0..1 };
+            assert!(expected.contains(&set), "bit {bit} is set in {set} of 4,000");
+        }
+    }
+}

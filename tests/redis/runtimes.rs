@@ -1,0 +1,154 @@
+//! Several runtimes that share a backend: one that has ended, and one that is not driven any more.
+
+use std::{future::poll_fn, pin::Pin, task::Poll, time::Duration};
+
+use tokio::{
+    runtime::{Builder, Runtime},
+    task::yield_now,
+    time::sleep,
+};
+use tower_sliding_window::{Limiter, RedisBackend};
+
+use super::{
+    admin::Admin,
+    rig::{HOUR, alice, concurrently, limiter, policy},
+};
+use crate::support::{
+    cluster::Cluster,
+    server::{Engine, Server},
+};
+
+/// Longer than the time limit of an attempt to connect, which is the longest of all.
+const LIMIT: Duration = Duration::from_millis(1_100);
+
+/// A busy machine exceeds the default deadline of 100 ms.
+const DEADLINE: Duration = Duration::from_millis(500);
+
+fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Polls a future once.
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) {
+    poll_fn(|context| {
+        let _ = future.as_mut().poll(context);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// Makes 40 checks, one after another.
+async fn checks(limiter: &Limiter) {
+    for check in 0..40 {
+        let decision = limiter.check(alice(), 1).await;
+        assert!(decision.is_ok(), "check {check}: {decision:?}");
+    }
+}
+
+fn with_deadline(backend: RedisBackend) -> Limiter {
+    let builder = Limiter::builder(backend).policy(policy("hourly", 1_000, HOUR)).breaker(None);
+    builder.deadline(DEADLINE).build().unwrap()
+}
+
+/// Starts a check on a runtime, runs the tasks of the runtime for a few rounds, and then drives it no more. After the time
+/// limit, all checks of another runtime must be answered. The rounds are too few for a complete connection.
+fn test_undriven(rounds: std::ops::RangeInclusive<u32>, backend: impl Fn() -> RedisBackend) {
+    for rounds in rounds {
+        let limiter = with_deadline(backend());
+        let undriven = runtime();
+        let mut check = Box::pin(limiter.check(alice(), 1));
+        undriven.block_on(async {
+            poll_once(check.as_mut()).await;
+            for _ in 0..rounds {
+                yield_now().await;
+            }
+        });
+        runtime().block_on(async {
+            sleep(LIMIT).await;
+            checks(&limiter).await;
+        });
+        drop(check);
+    }
+}
+
+#[test]
+fn undriven_connect_blocks_no_other_runtime() {
+    let server = Server::start(Engine::Redis);
+    test_undriven(0..=1, || RedisBackend::lazy(&server.url()).unwrap());
+}
+
+#[test]
+fn undriven_refresh_blocks_no_other_runtime() {
+    let cluster = Cluster::start(Engine::Redis);
+    test_undriven(0..=3, || RedisBackend::lazy_cluster(cluster.nodes.iter().map(Server::url)).unwrap());
+}
+
+#[test]
+fn undriven_script_load_blocks_no_other_check() {
+    let server = Server::start(Engine::Redis);
+    let (driven, undriven) = (runtime(), runtime());
+    let limiter = limiter(
+        driven.block_on(RedisBackend::connect(&server.url())).unwrap(),
+        [policy("hourly", 1_000, HOUR)],
+    );
+    let mut check = Box::pin(limiter.check(alice(), 1));
+    // The server does not know the script. The second poll loads it.
+    for _ in 0..2 {
+        undriven.block_on(poll_once(check.as_mut()));
+        driven.block_on(async { sleep(Duration::from_millis(100)).await });
+    }
+    let mut admin = Admin::at(&server);
+    assert_eq!((admin.calls("evalsha").failed, admin.calls("eval").all), (1, 1));
+    admin.query::<()>(&["SCRIPT", "FLUSH"]);
+    driven.block_on(async {
+        let waiting = concurrently((0..40).map(|_| limiter.check(alice(), 1)));
+        let outcomes = tokio::time::timeout(LIMIT, waiting).await.expect("the load is replaced");
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    });
+    assert_eq!(admin.calls("eval").all, 2, "one of the checks loads the script");
+    drop(check);
+}
+
+/// As consecutive tests do, each with a runtime of its own.
+fn test_ended(backend: impl Fn() -> RedisBackend) {
+    let limiter = limiter(backend(), [policy("hourly", 1_000, HOUR)]);
+    for runtimes in 0..5 {
+        let multi_thread = || Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let runtime = if runtimes % 2 == 0 { runtime() } else { multi_thread() };
+        let decision = runtime.block_on(limiter.check(alice(), 1));
+        assert!(decision.is_ok(), "runtime {runtimes}: {decision:?}");
+    }
+}
+
+#[test]
+fn first_check_after_ended_runtime_succeeds() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        test_ended(|| RedisBackend::lazy(&server.url()).unwrap());
+        test_ended(|| RedisBackend::lazy(&format!("{}?protocol=resp2", server.url())).unwrap());
+        let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", server.port());
+        let sentinel = Server::sentinel(engine, &configuration);
+        test_ended(|| RedisBackend::lazy_sentinel("redis://limits/", [sentinel.url()]).unwrap());
+    }
+}
+
+#[test]
+fn first_cluster_check_after_ended_runtime_succeeds() {
+    let cluster = Cluster::start(Engine::Redis);
+    test_ended(|| RedisBackend::lazy_cluster([cluster.nodes[0].url()]).unwrap());
+}
+
+/// The first runtime ends during an attempt to connect. The backend does not wait for that attempt.
+#[test]
+fn check_survives_end_of_runtime_that_connects() {
+    let server = Server::start(Engine::Redis);
+    let limiter = limiter(RedisBackend::lazy(&server.url()).unwrap(), [policy("hourly", 1_000, HOUR)]);
+    for _ in 0..4 {
+        let first = runtime();
+        let mut check = Box::pin(limiter.check(alice(), 1));
+        first.block_on(poll_once(check.as_mut()));
+        drop((first, check));
+        let decision = runtime().block_on(limiter.check(alice(), 1));
+        assert!(decision.is_ok(), "{decision:?}");
+    }
+}
