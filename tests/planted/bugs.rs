@@ -196,4 +196,16 @@ pub const BUGS: &[Bug] = &[
             waiting: Mutex::default(),",
         )],
     },
+    Bug {
+        name: "a receipt refunds another generation",
+        rule: "SettledOnce",
+        changes: &[(
+            "backend/generation.rs",
+            "let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);",
+            "if PLANTED {
+                 return 0;
+             }
+             let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);",
+        )],
+    },
 ];

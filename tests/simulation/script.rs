@@ -77,6 +77,12 @@ impl ScriptCall {
 }
 
 impl RefundOfPair {
+    /// Returns the name of the quota policy.
+    pub fn policy(&self) -> Result<String, String> {
+        let pair = pair(&self.key, 1, 0, self.window, self.shape)?;
+        Ok(pair.policy.name().to_owned())
+    }
+
     /// Returns how many units are left of the charge of a pair, or an error if the receipt is of another pair.
     pub fn left(&self, of: &Pair) -> Result<u32, String> {
         let pair = pair(&self.key, of.policy.quota(), 0, self.window, self.shape)?;

@@ -42,6 +42,9 @@ use crate::simulation::{
     server::PORT,
 };
 
+/// The time after which an impatient caller gives up.
+const QUICKLY: Duration = Duration::from_millis(6);
+
 #[derive(Clone)]
 pub struct Client {
     pub number: usize,
@@ -102,6 +105,20 @@ impl Client {
             }
             if let Some((_, end)) = self.plan.idle.iter().find(|(begin, end)| (*begin..*end).contains(&now)) {
                 sleep(*end - now).await;
+                // The callers give up at once.
+                for _ in 0..8 {
+                    started += 1;
+                    let mut call = process.new_call(&mut random, started);
+                    (call.started.cancelled_after, call.started.reserves) = (Some(QUICKLY), false);
+                    call.settles = None;
+                    callers.spawn(process.clone().call(call));
+                }
+            }
+            if random.one_in(30) {
+                started += 2;
+                let [first, second] =
+                    [started - 1, started].map(|number| process.new_call(&mut random, number));
+                callers.spawn(process.clone().renew(first, second));
             }
             if random.one_in(60) {
                 callers.spawn(process.clone().reset(process.keys(&mut random)));
@@ -197,7 +214,7 @@ impl Process {
     async fn call(self, call: Call) {
         let Call { started, keys, settles } = call;
         let Started { id, limiter, cost, rule, reserves, cancelled_after, .. } = started;
-        let number = Policy::new(NUMBER, u32::MAX, Duration::from_millis(1)).unwrap();
+        let number = number_policy();
         let pairs = keys.into_iter().flat_map(|(key, policy)| {
             [Pair::new(key.clone(), policy, cost), Pair::new(key, number.clone(), id)]
         });
@@ -236,6 +253,39 @@ impl Process {
         record.note(Event::Settled { id, is_done });
     }
 
+    /// Reserves, resets and reserves again at the same time, so that all happen in one microsecond of the server's clock. Then
+    /// settles the first reservation.
+    async fn renew(self, mut first: Call, mut second: Call) {
+        let (key, policy) = first.keys.swap_remove(0);
+        let slots = self.slots(&[(key.clone(), policy.clone())]);
+        for call in [&mut first, &mut second] {
+            let started = &mut call.started;
+            (started.limiter, started.rule) = (0, OutageRule::FailClosed);
+            (started.reserves, started.cancelled_after, started.slots) = (true, None, slots.clone());
+            started.cost = 4;
+        }
+        let ids = [first.started.id, second.started.id];
+        let reserve = async |started: Started| {
+            let (id, number) = (started.id, number_policy());
+            self.client.record.note(Event::Started(started));
+            let pairs = [Pair::new(key.clone(), policy.clone(), 4), Pair::new(key.clone(), number, id)];
+            let result = self.limiters[0].reserve_pairs(pairs).unwrap().await;
+            let outcome = match &result {
+                Ok(reservation) => Outcome::Charged { reading: reservation.decision().unwrap().at_micros() },
+                Err(rejection) => rejected(rejection.clone()),
+            };
+            self.client.record.note(Event::Completed { id, outcome });
+            result.ok()
+        };
+        let reset = self.clone().reset(vec![(key.clone(), policy.clone())]);
+        let (reservation, (), _) = tokio::join!(reserve(first.started), reset, reserve(second.started));
+        let Some(reservation) = reservation else { return };
+        self.client.record.note(Event::Settling { id: ids[0], used: 0 });
+        let used = Costs::new().policy(policy.name().to_owned(), 0);
+        let is_done = matches!(reservation.settle(used).await, Settled::Done { .. });
+        self.client.record.note(Event::Settled { id: ids[0], is_done });
+    }
+
     async fn reset(self, keys: Vec<(PartitionKey, Policy)>) {
         let slots = self.slots(&keys);
         let pairs: Vec<Pair> = keys.into_iter().map(|(key, policy)| Pair::new(key, policy, 0)).collect();
@@ -243,6 +293,10 @@ impl Process {
         // A reset may fail during a fault.
         let _ = self.limiters[0].reset_pairs(pairs).unwrap().await;
     }
+}
+
+fn number_policy() -> Policy {
+    Policy::new(NUMBER, u32::MAX, Duration::from_millis(1)).unwrap()
 }
 
 /// A stream that is counted while it is open.

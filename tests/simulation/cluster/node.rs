@@ -20,7 +20,7 @@ use crate::{
         plan::NUMBER,
         record::Verdict,
         resp,
-        script::{self, RefundOfPair, ScriptCall, keys_and_arguments, text},
+        script::{self, Receipt, RefundOfPair, ScriptCall, keys_and_arguments, text},
         server::{Execute, PORT, Session},
         store::{Clock, number},
     },
@@ -35,8 +35,8 @@ pub struct Cluster {
     view: View,
     /// What the nodes knew at the start.
     first: View,
-    /// The charges with a receipt. The index is the ordinal of the receipt.
-    reserved: Vec<Reserved>,
+    /// The charges with a receipt, by slot, policy and receipt. As on a server, a later charge may have the same receipt.
+    reserved: BTreeMap<(u16, String, Receipt), Reserved>,
     lineages: u64,
     serials: u64,
     plan: Plan,
@@ -85,6 +85,10 @@ struct Migration {
 struct Data {
     lineage: u64,
     model: Model,
+    /// By policy: the generation and the next receipt of a pair since the last reset.
+    receipts: BTreeMap<String, Receipt>,
+    /// The serial number of the last reset. Earlier charges are gone.
+    last_reset: u64,
     /// All changes, so that a replica can repeat them.
     log: Vec<Change>,
 }
@@ -147,6 +151,16 @@ impl View {
 }
 
 impl Data {
+    /// Returns the receipt of the next charge of a pair. If the pair is empty, it begins with this generation.
+    fn receipt(&mut self, policy: &str, generation: u64, at: u64) -> Receipt {
+        let next = self.receipts.entry(policy.to_owned()).or_insert(Receipt { generation, at, ordinal: 0 });
+        if next.at != at {
+            (next.at, next.ordinal) = (at, 0);
+        }
+        next.ordinal += 1;
+        Receipt { ordinal: next.ordinal - 1, ..*next }
+    }
+
     fn change(&mut self, change: Change) -> Vec<Handle> {
         let handles = match &change.what {
             What::Charge(check) => self.model.check(change.now, check).1,
@@ -156,6 +170,8 @@ impl Data {
             }
             What::Reset => {
                 self.model = Model::default();
+                self.receipts.clear();
+                self.last_reset = change.serial;
                 Vec::new()
             }
         };
@@ -179,7 +195,16 @@ impl Cluster {
             clock: Clock { offset, drift: 0 },
         };
         let nodes = plan.clocks.map(node).into();
-        Self { nodes, first: view.clone(), view, reserved: Vec::new(), lineages: 0, serials: 0, plan, record }
+        Self {
+            nodes,
+            first: view.clone(),
+            view,
+            reserved: BTreeMap::new(),
+            lineages: 0,
+            serials: 0,
+            plan,
+            record,
+        }
     }
 
     pub fn primary(&self, shard: usize) -> usize {
@@ -222,7 +247,7 @@ impl Cluster {
         let replicated = failed_at.saturating_sub(self.plan.lag);
         let mut data = BTreeMap::new();
         for (slot, of_old) in &self.nodes[old].data {
-            let mut of_new = Data { lineage: of_old.lineage, ..Data::default() };
+            let mut of_new = Data { receipts: of_old.receipts.clone(), ..Data::default() };
             for change in of_old.log.iter().filter(|change| change.at <= replicated) {
                 let what = match &change.what {
                     What::Charge(check) => What::Charge(check.clone()),
@@ -321,20 +346,18 @@ impl Cluster {
             [b"CLUSTER", b"NODES"] => Ok(self.cluster_nodes(node)),
             [b"EVALSHA", hash, ref call @ ..] => {
                 let (keys, _) = keys_and_arguments(call)?;
+                self.note_asked(call)?;
                 if let Some(error) = self.refuse(node, is_asking, &keys) {
                     return Ok(error);
                 }
                 if self.nodes[node].scripts.contains(&*text(hash)?) {
                     return self.run(node, call);
                 }
-                if let ScriptCall::Check { check, .. } = ScriptCall::decode(call)? {
-                    let (id, slot) = (number(check.pairs()), slot(&keys[0]));
-                    self.record.note(Event::UnknownScript { id, slot });
-                }
                 Ok(resp::error("NOSCRIPT No matching script."))
             }
             [b"EVAL", script, ref call @ ..] => {
                 let (keys, _) = keys_and_arguments(call)?;
+                self.note_asked(call)?;
                 if let Some(error) = self.refuse(node, is_asking, &keys) {
                     return Ok(error);
                 }
@@ -357,6 +380,14 @@ impl Cluster {
                 command.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>()
             )),
         }
+    }
+
+    fn note_asked(&self, call: &[&[u8]]) -> Result<(), String> {
+        let (keys, _) = keys_and_arguments(call)?;
+        if let (ScriptCall::Check { check, .. }, [key, ..]) = (ScriptCall::decode(call)?, &keys[..]) {
+            self.record.note(Event::Asked { id: number(check.pairs()), slot: slot(key) });
+        }
+        Ok(())
     }
 
     /// Returns the error of a node that does not execute a command with these keys.
@@ -416,12 +447,14 @@ impl Cluster {
         let (keys, _) = keys_and_arguments(call)?;
         let slot = slot(keys.first().ok_or("no key")?);
         match ScriptCall::decode(call)? {
-            ScriptCall::Check { check, deadline } => Ok(self.check(node, slot, check, deadline)),
+            ScriptCall::Check { check, deadline, generation } => {
+                Ok(self.check(node, slot, check, (deadline, generation)))
+            }
             ScriptCall::Refund(refunds) => self.refund(node, slot, &refunds),
         }
     }
 
-    fn check(&mut self, node: usize, slot: u16, check: Check, deadline: u64) -> Vec<u8> {
+    fn check(&mut self, node: usize, slot: u16, check: Check, (deadline, generation): (u64, u64)) -> Vec<u8> {
         let (id, purpose, now) = (number(check.pairs()), check.purpose(), self.now(node));
         let lineage = self.data(node, slot).lineage;
         let ran = |verdict| Event::Ran(Ran { id, node, slot, lineage, reading: now, purpose, verdict });
@@ -444,9 +477,12 @@ impl Cluster {
         let receipts = (purpose == Purpose::Reserve).then(|| {
             let pairs = check.pairs().iter().enumerate();
             let receipts = pairs.map(|(i, pair)| {
-                let Some(handle) = handles.get(i) else { return 0 };
-                self.reserved.push(Reserved { id, pair: pair.clone(), handle: *handle, serial });
-                self.reserved.len() as u64 - 1
+                let Some(handle) = handles.get(i) else { return Receipt::default() };
+                let policy = pair.policy.name();
+                let receipt = self.data(node, slot).receipt(policy, generation, now);
+                let reserved = Reserved { id, pair: pair.clone(), handle: *handle, serial };
+                self.reserved.insert((slot, policy.to_owned(), receipt), reserved);
+                receipt
             });
             receipts.collect::<Vec<_>>()
         });
@@ -458,7 +494,8 @@ impl Cluster {
         let mut noted = None;
         let mut is_rollback = false;
         for refund in refunds {
-            let reserved = self.reserved.get(refund.ordinal as usize).ok_or("no such receipt")?;
+            let policy = refund.policy()?;
+            let reserved = self.reserved.get(&(slot, policy, refund.receipt)).ok_or("no such receipt")?;
             let left = refund.left(&reserved.pair)?;
             if reserved.pair.policy.name() == NUMBER {
                 is_rollback = true;
@@ -468,15 +505,16 @@ impl Cluster {
             let (serial, handle) = (reserved.serial, reserved.handle);
             let check = Check::new([reserved.pair.clone()]).map_err(|error| error.to_string())?;
             // A failover may have lost the charge.
-            let log = &self.data(node, slot).log;
-            if log.binary_search_by_key(&serial, |change| change.serial).is_ok() {
+            let Data { log, last_reset, .. } = self.data(node, slot);
+            let is_known = log.binary_search_by_key(&serial, |change| change.serial).is_ok();
+            if is_known && serial > *last_reset {
                 self.change(node, slot, now, What::Settle(check, handle, left));
             }
         }
         if let Some((id, units)) = noted {
             self.record.note(Event::Refunded { id, node, slot, units, is_rollback });
         }
-        Ok(resp::integer(1))
+        Ok(resp::integer(now as i64))
     }
 
     /// Returns the map that a node reports, and the name of a node that does not exist.

@@ -136,11 +136,8 @@ impl Plan {
         let latencies = (0..clients).map(|_| [(); NODES].map(|()| random.millis(1..12))).collect();
         let node_timeout = random.millis(200..500);
         let has_permissions = !random.one_in(3);
-        let steps = steps(&mut random.fork(), clients, node_timeout, has_permissions);
-        let idle = (0..2).map(|_| {
-            let at = random.millis(1_500..6_000);
-            (at, at + random.millis(600..900))
-        });
+        let mut steps = steps(&mut random.fork(), clients, node_timeout, has_permissions);
+        let idle = idle_times(&mut random.fork(), clients, &mut steps);
         Self {
             seed,
             clients,
@@ -150,7 +147,7 @@ impl Plan {
             address,
             pauses,
             over_limit,
-            idle: idle.collect(),
+            idle,
             latencies,
             node_timeout,
             lag: random.millis(0..30),
@@ -197,7 +194,7 @@ fn spans(random: &mut Random, gap: Range<u64>, lengths: &[Range<u64>]) -> Vec<(D
 fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) -> Vec<(Duration, Step)> {
     let mut steps = Vec::new();
     // At most one shard has a fault at a time, so that the others are healthy.
-    for (begin, end) in spans(random, 100..900, &[60..200, 300..1_200, 1_200..2_500]) {
+    for (begin, end) in spans(random, 100..900, &[60..200, 300..1_200, 1_200..2_500, 3_500..5_000]) {
         let shard = random.between(0..SHARDS as u64) as usize;
         let (fault, repair) = match random.between(0..8) {
             0 | 1 => {
@@ -252,6 +249,23 @@ fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) 
             (end, step(Phase::Moved)),
         ]);
     }
-    steps.sort_by_key(|(at, _)| *at);
     steps
+}
+
+/// Returns times in which no client calls. Before each, a check of a primary gets no reply in time.
+fn idle_times(
+    random: &mut Random,
+    clients: usize,
+    steps: &mut Vec<(Duration, Step)>,
+) -> Vec<(Duration, Duration)> {
+    let mut idle = Vec::new();
+    for (begin, end) in spans(random, 800..3_000, &[700..900]) {
+        let link = (random.between(0..clients as u64) as usize, random.between(0..SHARDS as u64) as usize);
+        let held = begin.saturating_sub(millis(150));
+        steps.push((held, Step::Hold(link.0, link.1)));
+        steps.push((begin + millis(20), Step::Release(link.0, link.1)));
+        idle.push((begin, end));
+    }
+    steps.sort_by_key(|(at, _)| *at);
+    idle
 }

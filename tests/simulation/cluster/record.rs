@@ -53,8 +53,8 @@ pub enum Event {
         node: usize,
         slot: u16,
     },
-    /// A node does not know the script of a check.
-    UnknownScript {
+    /// A check has arrived at a node, which may refuse it.
+    Asked {
         id: Id,
         slot: u16,
     },

@@ -79,6 +79,9 @@ pub const RECOVERY: Duration = Duration::from_millis(2_500);
 /// The time after which replies that were held have arrived.
 const HELD: Duration = Duration::from_millis(250);
 
+/// A younger connection may be one of two that were opened at the same time.
+const ESTABLISHED: Duration = Duration::from_millis(250);
+
 #[derive(Default)]
 struct Events {
     started: BTreeMap<Id, (Duration, Started)>,
@@ -129,9 +132,10 @@ impl Events {
                 Event::Settling { id, used } => drop(events.settling.insert(id, (at, used))),
                 Event::Settled { id, is_done } => drop(events.settled.insert(id, is_done)),
                 Event::Resetting { client, slots } => events.resetting.push((at, client, slots)),
-                Event::UnknownScript { id, slot } => drop(events.asked.entry((id, slot)).or_insert(at)),
+                Event::Asked { id, slot } => {
+                    events.asked.entry((id, slot)).or_insert(at);
+                }
                 Event::Ran(ran) => {
-                    events.asked.entry((ran.id, ran.slot)).or_insert(at);
                     events.ran.entry(ran.id).or_default().push((at, ran));
                     events.in_order.push(Executed::Check(at, ran));
                 }
@@ -398,6 +402,11 @@ fn check_slots(health: &Health, events: &Events, check: &Checked<'_>, report: &m
     let slots = started.slots.iter().map(|slot| {
         let node = health.node(started.client, *slot, *at, *at + DEADLINE / 2)?;
         let asked = events.asked.get(&(started.id, *slot))?;
+        let is_connected = |connection: &&Connection| {
+            let Connection { client, node: to, from, .. } = connection;
+            (*client, *to) == (started.client, node) && *from < *at
+        };
+        events.connections.iter().find(is_connected)?;
         Some(*asked > *at + health.latency(started.client, node) + SLACK)
     });
     let late: Option<Vec<bool>> = slots.collect();
@@ -537,6 +546,11 @@ fn check_settlements(health: &Health, events: &Events, report: &mut Report<'_>) 
             }
         }
     }
+    for ((id, slot), refunds) in &events.refunds {
+        if !events.settling.contains_key(id) && refunds.iter().any(|refund| !refund.is_rollback) {
+            report(Rule::SettledOnce, format!("{id} was refunded in slot {slot}, but not settled"));
+        }
+    }
     for stopped in &events.stopped {
         let own =
             |id: &Id| events.started.get(id).is_some_and(|(_, started)| started.client == stopped.client);
@@ -563,6 +577,7 @@ fn check_resets(health: &Health, events: &Events, report: &mut Report<'_>) {
 fn check_connections(health: &Health, events: &Events, report: &mut Report<'_>) {
     for Connection { client, node, from, to } in &events.connections {
         if let Some(to) = to
+            && *to > *from + ESTABLISHED
             && health.keeps_connection(*client, *node, *from, *to, HELD)
         {
             let what = format!("client {client} to node {node}, from {from:?} to {to:?}");
