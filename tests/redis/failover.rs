@@ -1,12 +1,16 @@
 //! Failover to another primary: the backend finds it without a restart, and charges no check twice.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{Arc, atomic::AtomicU16},
+    time::{Duration, Instant},
+};
 
 use tokio::{task::spawn_blocking, time::sleep};
 use tower_sliding_window::{Limiter, RedisBackend, backend::Reason, redis::ConnectError};
 
 use super::{
     admin::Admin,
+    proxy::relay,
     rig::{HOUR, alice, concurrently, limiter, policy, remaining},
 };
 use crate::support::{
@@ -162,6 +166,43 @@ async fn backend_rejects_replica_named_by_sentinel() {
     let sentinel = Server::sentinel(Engine::Redis, &configuration);
     let error = RedisBackend::connect_sentinel("redis://limits/", [sentinel.url()]).await.unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+}
+
+/// A Sentinel that is out of date answers first, and names a server that considers itself a primary.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn majority_of_sentinels_names_the_primary() {
+    for engine in Engine::ALL {
+        let [old, new] = [Server::start(engine), Server::start(engine)];
+        let sentinel = |primary: &Server, epoch: u32| {
+            let port = primary.port();
+            let configuration =
+                format!("sentinel monitor limits 127.0.0.1 {port} 1\nsentinel config-epoch limits {epoch}\n");
+            Server::sentinel(engine, &configuration)
+        };
+        let others = [sentinel(&new, 4), sentinel(&new, 4)];
+        // Even an epoch of its own that is higher does not outvote the others.
+        for epoch in [3, 5] {
+            let stale = sentinel(&old, epoch);
+            let mut urls = vec![stale.url()];
+            for other in &others {
+                let port = Arc::new(AtomicU16::new(other.port()));
+                let port = relay(port, Duration::from_millis(20), |_| false).await;
+                urls.push(format!("redis://127.0.0.1:{port}"));
+            }
+            let backend = RedisBackend::connect_sentinel("redis://limits/", &urls).await.unwrap();
+            with_default_deadline(backend).check(alice(), 1).await.unwrap();
+            assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?} {epoch}");
+        }
+        // One of the others hangs. Of the two answers, the newer one counts.
+        let stale = sentinel(&old, 3);
+        others[0].signal(libc::SIGSTOP);
+        let start = Instant::now();
+        let urls = [stale.url(), others[0].url(), others[1].url()];
+        let backend = RedisBackend::connect_sentinel("redis://limits/", urls).await.unwrap();
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        with_default_deadline(backend).check(alice(), 1).await.unwrap();
+        assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?}");
+    }
 }
 
 /// Servers before Redis 6 do not support HELLO.

@@ -11,11 +11,6 @@ use std::{
 
 use redis::cmd;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        TcpListener, TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
     task::spawn_blocking,
     time::{interval, sleep},
 };
@@ -23,6 +18,7 @@ use tower_sliding_window::{Limiter, RedisBackend, backend::BackendError};
 
 use super::{
     admin::Admin,
+    proxy::relay,
     rig::{HOUR, alice, concurrently, policy},
 };
 use crate::support::{
@@ -47,52 +43,6 @@ struct Isolating {
 /// The address from which a node connects to the others. The relays know the nodes by it.
 fn source(node: usize) -> Ipv4Addr {
     Ipv4Addr::new(127, 0, 0, 10 + node as u8)
-}
-
-/// Forwards the connections to a port. `is_cut` decides by the address of the client whether to close a connection.
-async fn relay(
-    target: Arc<AtomicU16>,
-    delay: Duration,
-    is_cut: impl Fn(std::net::IpAddr) -> bool + Clone + Send + Sync + 'static,
-) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((client, from)) = listener.accept().await {
-            let (target, is_cut) = (target.clone(), is_cut.clone());
-            tokio::spawn(async move {
-                let Ok(server) = TcpStream::connect(("127.0.0.1", target.load(Ordering::SeqCst))).await
-                else {
-                    return;
-                };
-                let ((from_client, to_client), (from_server, to_server)) =
-                    (client.into_split(), server.into_split());
-                let is_cut = || is_cut(from.ip());
-                tokio::select! {
-                    () = forward(from_client, to_server, delay, &is_cut) => {}
-                    () = forward(from_server, to_client, Duration::ZERO, &is_cut) => {}
-                }
-            });
-        }
-    });
-    port
-}
-
-async fn forward(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    delay: Duration,
-    is_cut: &(dyn Fn() -> bool + Sync),
-) {
-    let mut bytes = vec![0; 65_536];
-    while let Ok(length @ 1..) = from.read(&mut bytes).await {
-        if !delay.is_zero() {
-            sleep(delay).await;
-        }
-        if is_cut() || to.write_all(&bytes[..length]).await.is_err() {
-            return;
-        }
-    }
 }
 
 impl Isolating {

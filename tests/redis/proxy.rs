@@ -1,13 +1,21 @@
 //! A fault injection proxy between the client and the server. It forwards all bytes until a test chooses a fault.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU8, Ordering},
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU16, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    time::sleep,
 };
 
 use crate::support::server::Server;
@@ -126,6 +134,53 @@ async fn forward(
                 }
                 _ => return,
             },
+        }
+    }
+}
+
+/// Starts a relay that forwards connections to a port, and returns its own port. Requests take longer by this delay. `is_cut`
+/// decides by the address of the client whether to close a connection.
+pub async fn relay(
+    target: Arc<AtomicU16>,
+    delay: Duration,
+    is_cut: impl Fn(IpAddr) -> bool + Clone + Send + Sync + 'static,
+) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((client, from)) = listener.accept().await {
+            let (target, is_cut) = (target.clone(), is_cut.clone());
+            tokio::spawn(async move {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", target.load(Ordering::SeqCst))).await
+                else {
+                    return;
+                };
+                let ((from_client, to_client), (from_server, to_server)) =
+                    (client.into_split(), server.into_split());
+                let is_cut = || is_cut(from.ip());
+                tokio::select! {
+                    () = copy(from_client, to_server, delay, &is_cut) => {}
+                    () = copy(from_server, to_client, Duration::ZERO, &is_cut) => {}
+                }
+            });
+        }
+    });
+    port
+}
+
+async fn copy(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    delay: Duration,
+    is_cut: &(dyn Fn() -> bool + Sync),
+) {
+    let mut bytes = vec![0; 65_536];
+    while let Ok(length @ 1..) = from.read(&mut bytes).await {
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
+        if is_cut() || to.write_all(&bytes[..length]).await.is_err() {
+            return;
         }
     }
 }

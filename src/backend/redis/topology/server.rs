@@ -3,7 +3,7 @@
 use std::{
     future::pending,
     hash::{DefaultHasher, Hash, Hasher},
-    io,
+    io, mem,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
@@ -13,7 +13,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, ProtocolVersion, PushKind, RedisConnectionInfo,
     RedisError, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
-    cmd, pipe,
+    cmd, from_redis_value, pipe,
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -31,6 +31,8 @@ use crate::{
 
 /// The timeout of one attempt to connect. A check waits for it only within its own deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time in which a server confirms that it is a primary, if another server may be the primary as well.
+const ROLE_TIMEOUT: Duration = Duration::from_millis(300);
 /// The number of attempts that a check waits for, if they are replaced or end with their runtime.
 const MAX_ATTEMPTS: usize = 3;
 /// A connection is dropped when a command is abandoned after the server has been silent for this long. The server may be gone
@@ -290,7 +292,7 @@ impl Shared {
         let connecting = async {
             match &self.target {
                 Target::Endpoint(endpoint) => self.open(endpoint).await,
-                Target::Sentinels(sentinels) => self.open(&sentinels.resolve().await?).await,
+                Target::Sentinels(sentinels) => self.open_primary(sentinels.resolve().await?).await,
                 Target::Streams(streams) => {
                     let (state, config) = self.configure(true);
                     let (connection, driver) = streams.connect(config).await?;
@@ -327,6 +329,37 @@ impl Shared {
             self.eviction.start(&opened.connection, endpoint.info.addr());
         }
         outcome
+    }
+
+    /// Opens a connection to the first of these servers that confirms that it is a primary.
+    async fn open_primary(self: &Arc<Self>, candidates: Vec<Endpoint>) -> RedisResult<ServerConnection> {
+        let mut outcome = Err(timed_out());
+        let mut candidates = candidates.into_iter().peekable();
+        let mut is_first = true;
+        while let Some(candidate) = candidates.next() {
+            // The last one has all the time that is left.
+            let limit = if candidates.peek().is_some() { ROLE_TIMEOUT } else { CONNECT_TIMEOUT };
+            let opened = timeout(limit, self.open_confirmed(&candidate)).await;
+            let opened = opened.unwrap_or_else(|_| Err(timed_out()));
+            if opened.is_ok() || mem::take(&mut is_first) {
+                outcome = opened;
+            }
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
+
+    async fn open_confirmed(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
+        let opened = self.open(endpoint).await?;
+        let role: Vec<Value> = cmd("ROLE").query_async(&mut opened.connection.clone()).await?;
+        let role = role.into_iter().next().and_then(|role| from_redis_value::<String>(role).ok());
+        if role.as_deref() == Some("master") {
+            return Ok(opened);
+        }
+        let text = "the server that the Sentinels name is not a primary";
+        Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text)))
     }
 
     async fn open_once(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
