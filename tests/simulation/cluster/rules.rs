@@ -403,8 +403,8 @@ fn check_slots(health: &Health, events: &Events, check: &Checked<'_>, report: &m
         let node = health.node(started.client, *slot, *at, *at + DEADLINE / 2)?;
         let asked = events.asked.get(&(started.id, *slot))?;
         let is_connected = |connection: &&Connection| {
-            let Connection { client, node: to, from, .. } = connection;
-            (*client, *to) == (started.client, node) && *from < *at
+            let Connection { client, node: other, from, to } = connection;
+            (*client, *other) == (started.client, node) && from < at && to.is_none_or(|to| to > *at)
         };
         events.connections.iter().find(is_connected)?;
         Some(*asked > *at + health.latency(started.client, node) + SLACK)
