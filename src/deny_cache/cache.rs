@@ -1,9 +1,9 @@
 //! The entries of a deny cache.
 
 use std::{
-    hash::{BuildHasher, Hash, Hasher, RandomState},
+    hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -39,7 +39,9 @@ pub(crate) struct Denials {
     invalidations: AtomicU64,
     /// The number of the last invalidation, by the hash of a pair. A denial that was asked for earlier must not be entered.
     stripes: Box<[Mutex<u64>]>,
-    hasher: RandomState,
+    /// Unknown to clients, so that they cannot choose keys of one stripe. It is the age of the cache at its first denial in
+    /// nanoseconds, which never repeats. But a simulated network must repeat a run exactly, and there the age is always the same.
+    salt: OnceLock<u128>,
     start: Instant,
     /// The end of the last entry. 0 before the first denial.
     horizon: AtomicU64,
@@ -92,7 +94,7 @@ impl Denials {
             entries,
             invalidations: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| Mutex::new(0)).collect(),
-            hasher: RandomState::new(),
+            salt: OnceLock::new(),
             start: Instant::now(),
             horizon: AtomicU64::new(0),
         })
@@ -220,7 +222,10 @@ impl Denials {
 
     /// Returns the lock for changes of an entry.
     fn stripe(&self, pair_key: &PairKey) -> MutexGuard<'_, u64> {
-        let index = self.hasher.hash_one(pair_key) as usize % STRIPES;
+        let mut hasher = DefaultHasher::new();
+        self.salt.get_or_init(|| self.start.elapsed().as_nanos()).hash(&mut hasher);
+        pair_key.hash(&mut hasher);
+        let index = hasher.finish() as usize % STRIPES;
         // No code that holds the lock can panic or wait.
         self.stripes[index].lock().unwrap_or_else(PoisonError::into_inner)
     }

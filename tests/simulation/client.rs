@@ -177,7 +177,7 @@ impl Client {
     }
 }
 
-fn outcome_of(result: Result<Admission, Rejection>) -> Outcome {
+pub fn outcome_of(result: Result<Admission, Rejection>) -> Outcome {
     let admission = match result {
         Ok(admission) => admission,
         Err(rejection) => return rejected(rejection),
@@ -190,7 +190,7 @@ fn outcome_of(result: Result<Admission, Rejection>) -> Outcome {
     }
 }
 
-fn rejected(rejection: Rejection) -> Outcome {
+pub fn rejected(rejection: Rejection) -> Outcome {
     match rejection {
         Rejection::Denied(decision) => denied(&decision),
         Rejection::LocalFallbackDenied(error) => Outcome::LocalFallbackDenied(error.reason()),

@@ -4,6 +4,7 @@
 //! The clients are the real crate over simulated streams. The server is the reference model behind the Redis protocol.
 
 mod client;
+mod cluster;
 mod mutation;
 mod plan;
 mod random;
@@ -11,6 +12,7 @@ mod record;
 mod resp;
 mod rules;
 mod run;
+mod script;
 mod server;
 mod store;
 
@@ -29,11 +31,11 @@ use self::{
 /// The default number of seeds. `SIMULATION_SEEDS` sets another number, and `SIMULATION_SEED` runs one seed only.
 const SEEDS: u64 = 32;
 
-fn seeds() -> Range<u64> {
+fn seeds(default: u64) -> Range<u64> {
     let variable = |name| env::var(name).ok().map(|value| value.parse::<u64>().unwrap());
     match variable("SIMULATION_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..variable("SIMULATION_SEEDS").unwrap_or(SEEDS),
+        None => 0..variable("SIMULATION_SEEDS").unwrap_or(default),
     }
 }
 
@@ -61,7 +63,7 @@ fn run_without_violation(plan: &Plan) -> Vec<Entry> {
 
 #[test]
 fn clients_obey_all_rules_under_fault_injection() {
-    let (mut coverage, seeds) = (Coverage::default(), seeds());
+    let (mut coverage, seeds) = (Coverage::default(), seeds(SEEDS));
     for seed in seeds.clone() {
         coverage.add(&run_without_violation(&Plan::of(seed)));
     }

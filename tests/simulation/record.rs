@@ -1,6 +1,7 @@
 //! The record of a run: all events in their order, with the true time. No simulated host can read the true time.
 
 use std::{
+    fmt::Debug,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, Mutex},
     time::Duration,
@@ -13,13 +14,13 @@ use super::plan::Step;
 /// The unique number of a check.
 pub type Id = u32;
 
-#[derive(Clone, Default)]
-pub struct Record(Arc<Mutex<Vec<Entry>>>);
+/// A record of events of a type `E`.
+pub struct Record<E = Event>(Arc<Mutex<Vec<Entry<E>>>>);
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct Entry<E = Event> {
     pub at: Duration,
-    pub event: Event,
+    pub event: E,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -105,23 +106,35 @@ pub enum Outcome {
     Cancelled,
 }
 
-impl Record {
+impl<E> Default for Record<E> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+impl<E> Clone for Record<E> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<E> Record<E> {
     /// Records an event at the current instant.
-    pub fn note(&self, event: Event) {
+    pub fn note(&self, event: E) {
         self.note_at(turmoil::sim_elapsed().unwrap(), event);
     }
 
-    pub fn note_at(&self, at: Duration, event: Event) {
+    pub fn note_at(&self, at: Duration, event: E) {
         self.0.lock().unwrap().push(Entry { at, event });
     }
 
-    pub fn take(&self) -> Vec<Entry> {
+    pub fn take(&self) -> Vec<Entry<E>> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
 /// Returns a hash of all events.
-pub fn hash(entries: &[Entry]) -> u64 {
+pub fn hash<E: Debug>(entries: &[Entry<E>]) -> u64 {
     let mut hasher = DefaultHasher::new();
     format!("{entries:?}").hash(&mut hasher);
     hasher.finish()

@@ -39,7 +39,7 @@ pub fn run(plan: &Plan, mutation: Option<Mutation>) -> Vec<Entry> {
         .tcp_capacity(plan.capacity)
         .enable_random_order()
         .build();
-    sim.host(SERVER, || server::serve(store.clone(), record.clone()));
+    sim.host(SERVER, || server::serve(store.clone()));
     for number in 0..plan.clients {
         let (plan, record, clock) = (plan.clone(), record.clone(), clock.clone());
         sim.client(Plan::client(number), Client { number, plan, mutation, record, clock }.run());

@@ -1,0 +1,211 @@
+//! The bugs. In the new text, `PLANTED` stands for the condition that the bug is on.
+
+/// A bug and its changes of the source.
+pub struct Bug {
+    pub name: &'static str,
+    /// The rule that must find the bug.
+    #[allow(dead_code, reason = "the build does not read it")]
+    pub rule: &'static str,
+    pub changes: &'static [Change],
+}
+
+/// The file below `src`, a text that occurs in it once, and the new text.
+pub type Change = (&'static str, &'static str, &'static str);
+
+const CROSS_SLOT: &str = "backend/redis/cross_slot.rs";
+const CLUSTER: &str = "backend/redis/topology/cluster.rs";
+
+pub const BUGS: &[Bug] = &[
+    Bug {
+        name: "a check asks its slots in order",
+        rule: "SlotsAreAskedAtOnce",
+        changes: &[(
+            CROSS_SLOT,
+            "Poll::Pending => is_complete = false,",
+            "Poll::Pending if PLANTED => return Poll::Pending,
+             Poll::Pending => is_complete = { false },",
+        )],
+    },
+    Bug {
+        name: "a check does not peek after a denial",
+        rule: "PeeksAfterDenial",
+        changes: &[(
+            CROSS_SLOT,
+            "if check.across_slots().peeks_first {",
+            "if check.across_slots().peeks_first && !PLANTED {",
+        )],
+    },
+    Bug {
+        name: "a check drops a denial if another slot fails",
+        rule: "DenialWins",
+        changes: &[(
+            CROSS_SLOT,
+            "if has(|state| matches!(state, State::Denied(_))) {",
+            "let fails = has(|state| matches!(state, State::Asked(_) | State::Unknown(_)));
+             if has(|state| matches!(state, State::Denied(_))) && !(PLANTED && fails) {",
+        )],
+    },
+    Bug {
+        name: "a check does not ask the slots after one that fails",
+        rule: "HealthySlotsAreAsked",
+        changes: &[
+            (
+                CROSS_SLOT,
+                "Poll::Pending => is_complete = { false },",
+                "Poll::Pending if PLANTED => return Poll::Pending,
+                 Poll::Pending => is_complete = false,",
+            ),
+            (
+                CROSS_SLOT,
+                "Poll::Ready(Err(error)) => *state = State::Unknown(error),",
+                "Poll::Ready(Err(error)) => {
+                     *state = State::Unknown(error);
+                     if PLANTED {
+                         return Poll::Ready(());
+                     }
+                 }",
+            ),
+        ],
+    },
+    Bug {
+        name: "a refund and a reset stop at a slot that hangs",
+        rule: "ChangesReachHealthySlots",
+        changes: &[(
+            CROSS_SLOT,
+            "                *output = Some(value);
+            }",
+            "                *output = Some(value);
+            } else if PLANTED {
+                return Poll::Pending;
+            }",
+        )],
+    },
+    Bug {
+        name: "a rollback is lost and not counted",
+        rule: "AllOrNothing",
+        changes: &[(
+            "backend/redis/rollback.rs",
+            "let outcome = timeout(ROLLBACK_TIMEOUT, backend.refund_in_slot(&refund)).await;",
+            "if PLANTED {
+                 // As a rollback that waits behind the settlements of others, and is dropped.
+                 self.is_needed = self.rollbacks.in_progress.load(Ordering::Acquire) > 1;
+                 if std::mem::take(&mut self.is_needed) {
+                     return;
+                 }
+             }
+             let outcome = timeout(ROLLBACK_TIMEOUT, backend.refund_in_slot(&refund)).await;",
+        )],
+    },
+    Bug {
+        name: "the first map of the slots wins",
+        rule: "Recovers",
+        changes: &[
+            (CLUSTER, "while counted < wanted {", "while counted < if PLANTED { 1 } else { wanted } {"),
+            (
+                CLUSTER,
+                "if self.state().believes(&node, &report) {",
+                "if PLANTED || self.state().believes(&node, &report) {",
+            ),
+            (
+                CLUSTER,
+                ".filter(|(node, report)| state.believes(node, report))",
+                ".filter(|(node, report)| PLANTED || state.believes(node, report))",
+            ),
+        ],
+    },
+    Bug {
+        name: "a node that refuses commands is believed",
+        rule: "HealthyNodesDecide",
+        changes: &[
+            (
+                CLUSTER,
+                "report.is_ok.unwrap_or_else(|| !self.has_refused(node))",
+                "PLANTED || report.is_ok.unwrap_or_else(|| !self.has_refused(node))",
+            ),
+            (
+                CLUSTER,
+                "self.refused.get(node).is_some_and(|refused| refused.elapsed() < REFUSAL_AGE)",
+                "!PLANTED && self.refused.get(node).is_some_and(|refused| refused.elapsed() < REFUSAL_AGE)",
+            ),
+        ],
+    },
+    Bug {
+        name: "all nodes share one circuit breaker",
+        rule: "HealthyNodesDecide",
+        changes: &[
+            (
+                CLUSTER,
+                "let new = || Server::new(self.nodes.target(address), self.protection.clone());",
+                "let new = || {
+                 let server = Server::new(self.nodes.target(address), self.protection.clone());
+                 if PLANTED { server.with_guard(&self.guard) } else { server }
+             };",
+            ),
+            (
+                "backend/redis/topology/server.rs",
+                "    /// Returns the guard of the server, which outlives its connections.",
+                "    pub(super) fn with_guard(self, guard: &Arc<Guard>) -> Self {
+                 let mut shared = self.0;
+                 if let Some(shared) = Arc::get_mut(&mut shared) {
+                     shared.guard = guard.clone();
+                 }
+                 Self(shared)
+             }
+
+             /// Returns the guard of the server, which outlives its connections.",
+            ),
+        ],
+    },
+    Bug {
+        name: "an attempt that is stuck is never replaced",
+        rule: "Recovers",
+        changes: &[
+            (
+                "single_flight.rs",
+                "self.current.as_ref().filter(|current| now < current.until)",
+                "self.current.as_ref().filter(|current| PLANTED || now < current.until)",
+            ),
+            (
+                "backend/redis/topology/server.rs",
+                "let outcome = timeout(CONNECT_TIMEOUT, connecting).await",
+                "let limit = if PLANTED { Duration::MAX } else { CONNECT_TIMEOUT };
+                 let outcome = timeout(limit, connecting).await",
+            ),
+        ],
+    },
+    Bug {
+        name: "silence counts from an old command",
+        rule: "HealthyConnectionsStay",
+        changes: &[(
+            "backend/redis/topology/pending.rs",
+            "let since = self.counted_until.map_or(*oldest, |counted| counted.max(*oldest));",
+            "let has_begun = PLANTED && self.silence > Duration::ZERO;
+             let since = self.counted_until.filter(|_| has_begun).unwrap_or_else(|| {
+                 self.counted_until.map_or(*oldest, |counted| counted.max(*oldest))
+             });",
+        )],
+    },
+    Bug {
+        name: "settlements are sent one at a time",
+        rule: "ChangesReachHealthySlots",
+        changes: &[(
+            "settle/queue.rs",
+            "            max_workers,
+            waiting: Mutex::default(),",
+            "            max_workers: if PLANTED { 1 } else { max_workers },
+            waiting: Mutex::default(),",
+        )],
+    },
+    Bug {
+        name: "a receipt refunds another generation",
+        rule: "SettledOnce",
+        changes: &[(
+            "backend/generation.rs",
+            "let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);",
+            "if PLANTED {
+                 return 0;
+             }
+             let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);",
+        )],
+    },
+];

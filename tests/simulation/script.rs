@@ -1,0 +1,175 @@
+//! The contract between the crate and its scripts (`lua/README.md`): the arguments of a call, and the reply.
+
+use std::time::Duration;
+
+use tower_sliding_window::{
+    Algorithm, Decision, PartitionKey, Policy, Wait,
+    backend::{Check, Pair, Purpose},
+};
+
+/// A script call.
+pub enum ScriptCall {
+    /// A check with its deadline, in microseconds of the server's clock, and the generation of the pairs that begin empty.
+    Check { check: Check, deadline: u64, generation: u64 },
+    /// The refunds of some pairs.
+    Refund(Vec<RefundOfPair>),
+}
+
+/// The refund of one pair.
+pub struct RefundOfPair {
+    key: String,
+    pub units: u32,
+    window: u64,
+    shape: i64,
+    pub receipt: Receipt,
+}
+
+/// The receipt of a charge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Receipt {
+    pub generation: u64,
+    pub at: u64,
+    pub ordinal: u32,
+}
+
+impl ScriptCall {
+    /// Decodes a call: the number of keys, the keys and the arguments.
+    pub fn decode(call: &[&[u8]]) -> Result<Self, String> {
+        let (keys, arguments) = keys_and_arguments(call)?;
+        let count = keys.len();
+        match arguments {
+            // The lengths of refunds and checks never coincide.
+            [refund] if refund.len() == 33 * count => Self::refund(&keys, refund),
+            [check] if check.len() == 20 * count + 15 => Self::check(&keys, check, Purpose::Charge),
+            [check, b"r"] => Self::check(&keys, check, Purpose::Reserve),
+            [check, b"o"] => Self::check(&keys, check, Purpose::Overage),
+            [check, b"p"] => Self::check(&keys, check, Purpose::Peek),
+            _ => Err(format!("{} arguments for {count} keys", arguments.len())),
+        }
+    }
+
+    fn check(keys: &[String], argument: &[u8], purpose: Purpose) -> Result<Self, String> {
+        let mut fields = Fields(argument);
+        let mut pairs = Vec::new();
+        for key in keys {
+            let (quota, cost) = (fields.take(4)?, fields.take(4)?);
+            let (window, shape) = (fields.take(6)?, fields.take_signed(6)?);
+            pairs.push(pair(key, quota as u32, cost as u32, window, shape)?);
+        }
+        let (deadline, generation) = (fields.take(8)?, fields.take(7)?);
+        fields.end()?;
+        let check = Check::new(pairs).map_err(|error| error.to_string())?.with_purpose(purpose);
+        Ok(Self::Check { check, deadline, generation })
+    }
+
+    fn refund(keys: &[String], argument: &[u8]) -> Result<Self, String> {
+        let mut fields = Fields(argument);
+        let mut refunds = Vec::new();
+        for key in keys {
+            let (units, window, shape) = (fields.take(4)? as u32, fields.take(6)?, fields.take_signed(6)?);
+            let (generation, at) = (fields.take(7)?, fields.take(7)?);
+            let receipt = Receipt { generation, at, ordinal: fields.take(3)? as u32 };
+            refunds.push(RefundOfPair { key: key.clone(), units, window, shape, receipt });
+        }
+        fields.end()?;
+        Ok(Self::Refund(refunds))
+    }
+}
+
+impl RefundOfPair {
+    /// Returns the name of the quota policy.
+    pub fn policy(&self) -> Result<String, String> {
+        let pair = pair(&self.key, 1, 0, self.window, self.shape)?;
+        Ok(pair.policy.name().to_owned())
+    }
+
+    /// Returns how many units are left of the charge of a pair, or an error if the receipt is of another pair.
+    pub fn left(&self, of: &Pair) -> Result<u32, String> {
+        let pair = pair(&self.key, of.policy.quota(), 0, self.window, self.shape)?;
+        if pair.key != of.key || pair.policy.name() != of.policy.name() {
+            return Err("a receipt of another pair".to_owned());
+        }
+        of.cost.checked_sub(self.units).ok_or_else(|| "more than was charged".to_owned())
+    }
+}
+
+/// Returns the keys and the arguments of a script call.
+pub fn keys_and_arguments<'a, 'b>(call: &'a [&'b [u8]]) -> Result<(Vec<String>, &'a [&'b [u8]]), String> {
+    let (count, rest) = call.split_first().ok_or("no number of keys")?;
+    let count = text(count)?.parse().map_err(|_| "no number of keys")?;
+    let (keys, arguments) = rest.split_at_checked(count).ok_or("too few keys")?;
+    Ok((keys.iter().map(|key| text(key)).collect::<Result<Vec<_>, _>>()?, arguments))
+}
+
+/// Encodes the reply to a check. `receipts` are those of a reservation.
+pub fn reply(decision: &Decision, reading: u64, receipts: Option<&[Receipt]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (i, status) in decision.statuses().iter().enumerate() {
+        let (verdict, retry) = match status.retry_after() {
+            Wait::Never => (2, Duration::ZERO),
+            Wait::For(Duration::ZERO) => (0, Duration::ZERO),
+            Wait::For(wait) => (1, wait),
+        };
+        bytes.extend(reading.to_le_bytes());
+        bytes.push(verdict);
+        bytes.extend(status.remaining().to_le_bytes());
+        for wait in [retry, status.next_after(), status.reset_after()] {
+            bytes.extend((wait.as_micros() as u64).to_le_bytes());
+        }
+        if let Some(receipts) = receipts {
+            let Receipt { generation, at, ordinal } = receipts[i];
+            bytes.extend(&generation.to_le_bytes()[..7]);
+            bytes.extend(&at.to_le_bytes()[..7]);
+            bytes.extend(&ordinal.to_le_bytes()[..3]);
+        }
+    }
+    bytes
+}
+
+/// `namespace:version:{hash}:policy:algorithm:window[:precision]`
+fn pair(key: &str, quota: u32, cost: u32, window: u64, shape: i64) -> Result<Pair, String> {
+    let parts: Vec<&str> = key.split(':').collect();
+    let [_, "1", hash, name, algorithm, in_key, ref precision @ ..] = parts[..] else {
+        return Err(format!("the key {key}"));
+    };
+    let (kind, label) = match shape {
+        0 => (Algorithm::SlidingLog, "log"),
+        -1 => (Algorithm::SlidingCounter, "counter"),
+        -2 => (Algorithm::FixedWindow, "fixed"),
+        precision => {
+            (Algorithm::SlidingBuckets { precision: Duration::from_micros(precision as u64) }, "buckets")
+        }
+    };
+    let precision = precision.iter().map(|precision| precision.parse().ok()).collect::<Vec<Option<i64>>>();
+    let fits = if shape > 0 { precision == [Some(shape)] } else { precision.is_empty() };
+    if algorithm != label || in_key.parse() != Ok(window) || !fits {
+        return Err(format!("the key {key} for a window of {window} and the shape {shape}"));
+    }
+    let policy = Policy::new(name, quota, Duration::from_micros(window));
+    let policy = policy.and_then(|policy| policy.with_algorithm(kind)).map_err(|error| error.to_string())?;
+    Ok(Pair::new(PartitionKey::new("hash", hash), policy, cost))
+}
+
+pub fn text(bytes: &[u8]) -> Result<String, String> {
+    String::from_utf8(bytes.to_vec()).map_err(|error| error.to_string())
+}
+
+/// A reader of consecutive little-endian numbers.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn take(&mut self, bytes: usize) -> Result<u64, String> {
+        let (field, rest) = self.0.split_at_checked(bytes).ok_or("the argument is too short")?;
+        self.0 = rest;
+        Ok(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    fn take_signed(&mut self, bytes: usize) -> Result<i64, String> {
+        let unused = 64 - 8 * bytes as u32;
+        Ok((self.take(bytes)? << unused) as i64 >> unused)
+    }
+
+    fn end(self) -> Result<(), String> {
+        if self.0.is_empty() { Ok(()) } else { Err("the argument is too long".to_owned()) }
+    }
+}
