@@ -157,6 +157,11 @@ impl Decision {
         matches!(self.0.origin, Origin::Cache(_))
     }
 
+    /// Returns whether the check was decided at several instants of several clocks.
+    pub(crate) fn is_divided(&self) -> bool {
+        matches!(self.0.origin, Origin::Divided { .. })
+    }
+
     /// Returns whether every pair of this check that must have a status has one.
     pub(crate) fn is_complete(&self, check: &Check) -> bool {
         match &self.0.origin {

@@ -6,19 +6,19 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter, sync::Cache, sync::DefaultLifecycle};
 use tokio::time::Instant;
 
 use super::{
-    DenyCache,
-    entry::{Entry, Known, room},
+    DenyCache, Micros,
+    asks::Permission,
+    entry::{Denial, Entry, Found, room},
 };
 use crate::{
     check::{Check, Pair},
-    decision::{Decision, Status},
+    decision::Decision,
     key::PartitionKey,
     policy::Policy,
 };
@@ -27,10 +27,13 @@ use crate::{
 const STRIPES: usize = 256;
 /// The number of shards of the entries, each with a lock of its own. A small cache has one shard.
 const SHARDS: usize = 16;
+/// The time at which a cache is created. Every age can be subtracted from it.
+const ORIGIN: Micros = 3_600_000_000;
 
 /// The cached denials of a limiter.
 pub(crate) struct Denials {
-    max_age: Duration,
+    /// In microseconds.
+    pub(super) max_age: u64,
     entries: Cache<PairKey, Arc<Entry>>,
     /// The number of invalidations so far.
     invalidations: AtomicU64,
@@ -40,11 +43,12 @@ pub(crate) struct Denials {
     /// nanoseconds, which never repeats. But a simulated network must repeat a run exactly, and there the age is always the same.
     salt: OnceLock<u128>,
     start: Instant,
-    /// The end of the last entry, in microseconds from the start. 0 before the first denial.
+    /// The end of the last entry. 0 before the first denial.
     horizon: AtomicU64,
 }
 
 /// The key of an entry. The quota is not a part of it, because usage does not depend on the quota.
+#[derive(Clone)]
 struct PairKey {
     key: PartitionKey,
     policy: Policy,
@@ -60,9 +64,8 @@ pub(crate) struct Invalidation {
 /// A pair with a cached denial.
 pub(super) struct Denied<'a> {
     pair: &'a Pair,
-    known: Known,
     pub(super) entry: Arc<Entry>,
-    pub(super) needs_refresh: bool,
+    pub(super) found: Found,
 }
 
 impl Denials {
@@ -87,7 +90,7 @@ impl Denials {
             Err(_) => Cache::new(entries),
         };
         Arc::new(Self {
-            max_age,
+            max_age: max_age.as_micros() as u64,
             entries,
             invalidations: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| Mutex::new(0)).collect(),
@@ -110,26 +113,64 @@ impl Denials {
     }
 
     /// Enters the denial of a pair that was asked for after this number of invalidations.
-    pub(super) fn enter(&self, pair: &Pair, known: Known, invalidations: u64) {
+    pub(super) fn enter(
+        &self,
+        pair: &Pair,
+        denial: Denial,
+        invalidations: u64,
+        permission: Option<&Permission>,
+    ) {
         let pair_key = PairKey::of(&pair.key, &pair.policy);
         let last_invalidation = self.stripe(&pair_key);
         if *last_invalidation > invalidations {
             return;
         }
+        let until = denial.usage.sent + self.max_age;
         let old = self.entries.get(&pair_key);
-        let Some(entry) = Entry::with(old.as_deref(), known, self.max_age) else { return };
+        if let Some(old) = &old
+            && !permission.is_some_and(|permission| permission.covers(&old.asks))
+        {
+            old.asks.record(denial.usage.sent);
+        }
+        let now = self.micros(Instant::now());
+        let Some(entry) = Entry::with(old.as_deref(), denial, now, self.max_age) else { return };
         self.entries.insert(pair_key, Arc::new(entry));
-        let until = known.until(self.max_age).saturating_duration_since(self.start);
-        self.horizon.fetch_max(until.as_micros() as u64 + 1, Ordering::Release);
+        self.horizon.fetch_max(until, Ordering::Release);
     }
 
-    /// Invalidates the entry of a pair that it denies, because the store has just admitted the pair.
-    pub(super) fn invalidate_if_denied(&self, pair: &Pair) {
+    /// Learns that the store admits a pair. This invalidates an entry that denies it.
+    pub(super) fn admitted(&self, pair: &Pair) {
+        let Some(now) = self.now() else { return };
         let pair_key = PairKey::of(&pair.key, &pair.policy);
         let entry = self.entries.get(&pair_key);
-        if entry.is_some_and(|entry| entry.find(room(pair), Instant::now(), self.max_age).is_some()) {
+        if entry.is_some_and(|entry| entry.find(room(pair), now, self.max_age).is_some()) {
             self.remove(&pair_key);
         }
+    }
+
+    /// Learns that the store has charged a pair: its waits may be longer now.
+    pub(super) fn charged(&self, pair: &Pair) {
+        if self.now().is_none() {
+            return;
+        }
+        let pair_key = PairKey::of(&pair.key, &pair.policy);
+        if self.entries.get(&pair_key).is_some_and(|entry| entry.charged().is_some()) {
+            let _stripe = self.stripe(&pair_key);
+            let charged = self.entries.get(&pair_key).and_then(|entry| entry.charged());
+            if let Some(charged) = charged {
+                self.entries.insert(pair_key, Arc::new(charged));
+            }
+        }
+    }
+
+    /// Returns whether the store has denied a pair of a check that was sent within the last maximum age, even if the wait has
+    /// passed since, or the denial is invalidated.
+    pub(crate) fn was_denied_recently(&self, check: &Check) -> bool {
+        let Some(now) = self.now() else { return false };
+        check.pairs().iter().filter(|pair| pair.cost > 0).any(|pair| {
+            let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy));
+            entry.is_some_and(|entry| now < entry.last_denied() + self.max_age)
+        })
     }
 
     /// Invalidates the entries of these pairs now and when the returned guard is dropped.
@@ -143,40 +184,40 @@ impl Denials {
         invalidate
     }
 
-    /// Returns whether a pair of this check was denied within the largest age, even if its wait has passed.
-    pub(crate) fn was_denied_recently(&self, check: &Check) -> bool {
-        let Some(now) = self.now() else { return false };
-        !self.denied(check, now).is_empty()
-    }
-
     /// Invalidates one entry, and every denial that was asked for before.
     fn remove(&self, pair_key: &PairKey) {
         let invalidation = self.invalidations.fetch_add(1, Ordering::SeqCst) + 1;
         let mut last_invalidation = self.stripe(pair_key);
         *last_invalidation = invalidation.max(*last_invalidation);
-        self.entries.remove(pair_key);
+        if let Some(entry) = self.entries.get(pair_key) {
+            self.entries.insert(pair_key.clone(), Arc::new(entry.invalidated()));
+        }
     }
 
     /// Returns the pairs of a check with a cached denial.
-    pub(super) fn denied<'a>(&self, check: &'a Check, now: Instant) -> Vec<Denied<'a>> {
+    pub(super) fn denied<'a>(&self, check: &'a Check, now: Micros) -> Vec<Denied<'a>> {
         let pairs = check.pairs().iter().filter(|pair| pair.cost > 0);
         let denied = pairs.filter_map(|pair| {
             let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy))?;
             let found = entry.find(room(pair), now, self.max_age)?;
-            Some(Denied { pair, known: found.known, entry, needs_refresh: found.needs_refresh })
+            Some(Denied { pair, entry, found })
         });
         denied.collect()
     }
 
     /// Returns the time, or `None` if all entries have expired.
-    pub(super) fn now(&self) -> Option<Instant> {
+    pub(super) fn now(&self) -> Option<Micros> {
         let horizon = self.horizon.load(Ordering::Acquire);
         if horizon == 0 {
             return None;
         }
-        let now = Instant::now();
-        let elapsed = now.saturating_duration_since(self.start);
-        (elapsed < Duration::from_micros(horizon)).then_some(now)
+        let now = self.micros(Instant::now());
+        (now < horizon).then_some(now)
+    }
+
+    /// Returns an instant as a number, rounded down.
+    pub(super) fn micros(&self, instant: Instant) -> Micros {
+        ORIGIN + instant.saturating_duration_since(self.start).as_micros() as u64
     }
 
     /// Returns the lock for changes of an entry.
@@ -191,10 +232,11 @@ impl Denials {
 }
 
 /// Builds the denial of a check from the pairs that deny it.
-pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Instant) -> Decision {
-    let at_micros = denied.iter().map(|denied| denied.known.at_micros()).max().unwrap_or_default();
-    let statuses: Box<[Status]> = denied.iter().map(|denied| denied.known.status(denied.pair, now)).collect();
-    Decision::cached(at_micros, statuses, check.pairs().iter().map(|pair| pair.policy.clone()).collect())
+pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Decision {
+    let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
+    let statuses = denied.iter().map(|denied| denied.entry.status(denied.pair, &denied.found, now));
+    let policies = check.pairs().iter().map(|pair| pair.policy.clone()).collect();
+    Decision::cached(at_micros, statuses.collect(), policies)
 }
 
 impl Invalidation {
@@ -231,5 +273,39 @@ impl Hash for PairKey {
         self.policy.name().hash(state);
         self.policy.window_micros().hash(state);
         self.policy.algorithm().hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::decision::{Status, Wait};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn denial_is_recent_until_max_age() {
+        let denials = Denials::new(DenyCache { max_age: SECOND, max_entries: 8 });
+        let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
+        let check = |user| {
+            let key = PartitionKey::new("user", user);
+            Check::new([Pair::new(key, policy.clone(), 1)]).unwrap()
+        };
+        let asked = check("a");
+        let pair = &asked.pairs()[0];
+        assert!(!denials.was_denied_recently(&check("a")));
+        let wait = SECOND / 10;
+        let status = Status::new(pair, 0, Wait::For(wait), wait, wait);
+        denials.enter(pair, Denial::new(pair, &status, denials.micros(Instant::now()), 0, false), 0, None);
+        // Neither the end of the wait nor an invalidation changes when the pair was denied.
+        tokio::time::advance(SECOND / 2).await;
+        assert!(denials.repeat(&check("a")).is_none());
+        assert!(denials.was_denied_recently(&check("a")) && !denials.was_denied_recently(&check("b")));
+        drop(denials.invalidate([(&pair.key, &pair.policy)].into_iter()));
+        assert!(denials.was_denied_recently(&check("a")));
+        tokio::time::advance(SECOND / 2).await;
+        assert!(!denials.was_denied_recently(&check("a")));
     }
 }

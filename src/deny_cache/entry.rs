@@ -1,167 +1,385 @@
 //! The cached denials of one pair: which costs it denies, and until when.
+//!
+//! Usage only falls as time passes, and a charge only delays its fall, so the wait of a cost is also a lower bound for every
+//! larger cost. Between two costs that are admitted at the same instant, every cost is admitted at that instant.
+//!
+//! # When a denial of one cost confirms the waits of the others
+//!
+//! Let `F` be the future usage, if there are no other charges. In the log and the buckets, a new charge leaves the window no earlier
+//! than any older charge. In the fixed window, all charges leave at once. So if refunds and charges change `F` to `G`, and
+//! `G >= F` at one instant, then `G >= F` at every later instant: the refunded units would have left before the new ones leave.
+//! Every wait of `F` is then still a lower bound. So a later denial confirms the waits if the usage that it reports is at least an
+//! upper bound of `F` at its instant. Such upper bounds are the usage as of the last denial, if it was below the quota and
+//! therefore known, and what a cost leaves free whose wait has passed.
+//!
+//! If the usage is not below the quota, its excess is not known. It exceeds the quota only after an overage or under a smaller
+//! quota. Then the denial confirms the waits too, but for eight maximum ages at most, and each cost is asked for again in turn.
+//! The sliding counter falls all the time and its usage is rounded, and instants of several clocks cannot be compared: in these
+//! cases nothing is confirmed, and each wait is valid for one maximum age.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::time::Instant;
-
+use super::{Micros, asks::Asks};
 use crate::{
     check::Pair,
     decision::{Status, Wait},
+    policy::Algorithm,
 };
 
 /// The largest number of costs per pair, each with a wait of its own.
-const MAX_KNOWN: usize = 4;
+const MAX_KNOWN: usize = 32;
+/// The largest age, in maximum ages, of a wait that was confirmed while the usage was not below the quota.
+const MAX_UNPROVEN_AGES: u64 = 8;
 
 /// A denial of one pair by the store.
-///
-/// More units than `room` are used. Therefore it denies every cost that leaves no more room than that, for any quota.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Known {
-    /// The quota less the denied cost. Below zero if no wait helps.
-    room: i64,
+pub(super) struct Denial {
+    /// The quota less the denied cost. `None` if the cost is above the quota.
+    room: Option<u32>,
+    wait: u64,
+    algorithm: Algorithm,
+    window: u64,
+    pub(super) usage: Usage,
+}
+
+/// The usage of one pair as of a denial.
+#[derive(Clone, Copy)]
+pub(super) struct Usage {
     /// The send time of the check. The store has decided later, so the denial holds at least for its wait from here.
-    sent: Instant,
-    at_micros: u64,
-    /// The units that were used, at least.
+    pub(super) sent: Micros,
+    /// The store's clock.
+    at: u64,
+    next: u64,
+    reset: u64,
+    /// The units that are used, at least.
     used: u32,
-    wait: Wait,
-    next: Duration,
-    reset: Duration,
+    /// Whether no more than these are used.
+    is_exact: bool,
+    /// Whether `at` may be the clock of another server.
+    is_divided: bool,
 }
 
 /// The denials of one pair. An entry is replaced as a whole and never changed.
 pub(super) struct Entry {
+    /// The usage as of the newest denial.
+    newest: Usage,
     known: Box<[Known]>,
-    /// Whether a check is refreshing the entry.
-    is_refreshing: AtomicBool,
+    is_invalidated: bool,
+    pub(super) asks: Arc<Asks>,
+}
+
+/// The wait of one cost.
+///
+/// More units than `room` are used. Therefore every cost that leaves no more room than that is denied, for any quota.
+#[derive(Clone, Copy)]
+struct Known {
+    room: u32,
+    /// Whether this is the wait of the cost itself, and not only a lower bound.
+    is_exact: bool,
+    /// Whether no more than `room` is used after the wait, as of the newest denial: a charge meanwhile would have delayed the
+    /// instant at which nothing is used.
+    bounds_usage: bool,
+    /// Whether this was a lower bound as of the newest denial, so that the next one may confirm it.
+    is_current: bool,
+    /// When the wait ends at the earliest.
+    until: Micros,
+    /// When the wait ends, on the store's clock.
+    ends_at: u64,
+    /// The send time of the check that asked for this cost, and of the last one that confirmed its wait.
+    asked: Micros,
+    confirmed: Micros,
 }
 
 /// The result of a search in an entry.
+#[derive(Clone, Copy)]
 pub(super) struct Found {
-    pub(super) known: Known,
-    /// Whether one check should ask the store: the denial is old, or it is that of another cost.
-    pub(super) needs_refresh: bool,
+    /// What is left of the wait, in microseconds. `None` if no wait helps.
+    wait: Option<u64>,
+    used: u32,
+    /// Whether the wait of this cost is known. Otherwise it is a lower bound.
+    pub(super) is_exact: bool,
+    /// Whether one check should ask the store, because the denial soon reaches its maximum age.
+    pub(super) is_old: bool,
 }
 
-/// The permission to refresh these entries. Meanwhile, other checks are answered from them.
-pub(super) struct Refresh(Vec<Arc<Entry>>);
-
-/// Returns the quota of a pair less its cost.
-pub(super) fn room(pair: &Pair) -> i64 {
-    i64::from(pair.policy.quota()) - i64::from(pair.cost)
+/// What a newer denial says about the waits that are known.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// They are lower bounds still.
+    Confirmed,
+    /// Nothing contradicts them.
+    Plausible,
+    /// They are valid until their maximum age.
+    Unknown,
+    /// Units were returned, keys were lost, or the clock was stepped.
+    Contradicted,
 }
 
-impl Known {
-    pub(super) fn new(pair: &Pair, status: &Status, sent: Instant, at_micros: u64) -> Self {
+/// Returns the quota of a pair less its cost. `None` if the cost is above the quota.
+pub(super) fn room(pair: &Pair) -> Option<u32> {
+    pair.policy.quota().checked_sub(pair.cost)
+}
+
+impl Denial {
+    pub(super) fn new(pair: &Pair, status: &Status, sent: Micros, at: u64, is_divided: bool) -> Self {
         Self {
             room: room(pair),
-            sent,
-            at_micros,
-            used: pair.policy.quota().saturating_sub(status.remaining()),
-            wait: status.retry_after(),
-            next: status.next_after(),
-            reset: status.reset_after(),
+            wait: match status.retry_after() {
+                Wait::For(wait) => capped(wait),
+                Wait::Never => 0,
+            },
+            algorithm: pair.policy.algorithm(),
+            window: pair.policy.window_micros(),
+            usage: Usage {
+                sent,
+                at,
+                next: capped(status.next_after()),
+                reset: capped(status.reset_after()),
+                used: pair.policy.quota().saturating_sub(status.remaining()),
+                is_exact: status.remaining() > 0,
+                is_divided,
+            },
         }
     }
 
-    pub(super) fn at_micros(&self) -> u64 {
-        self.at_micros
+    /// Returns whether a later charge would delay the instant at which nothing is used.
+    fn charges_delay_reset(&self) -> bool {
+        match self.algorithm {
+            Algorithm::SlidingLog | Algorithm::FixedWindow => true,
+            // Unless the newest bucket has ended, the charge belongs to it.
+            Algorithm::SlidingBuckets { .. } => self.usage.reset <= self.window,
+            Algorithm::SlidingCounter => false,
+        }
     }
 
-    /// Returns the instant at which the denial expires.
-    pub(super) fn until(&self, max_age: Duration) -> Instant {
-        self.sent
-            + match self.wait {
-                Wait::For(wait) => wait.min(max_age),
-                Wait::Never => max_age,
-            }
-    }
-
-    fn holds(&self, now: Instant, max_age: Duration) -> bool {
-        now < self.until(max_age)
-    }
-
-    fn age(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.sent)
-    }
-
-    /// Returns the status of a pair that this denies.
-    pub(super) fn status(&self, pair: &Pair, now: Instant) -> Status {
-        let age = self.age(now);
-        let left = |wait: Duration| wait.saturating_sub(age);
-        let quota = pair.policy.quota();
-        let retry = match self.wait {
-            _ if pair.cost > quota => Wait::Never,
-            // This is not zero, because the denial holds.
-            Wait::For(wait) => Wait::For(left(wait)),
-            Wait::Never => Wait::Never,
+    /// Returns the waits that this denial states: that of its cost, and that of the quota as a cost.
+    fn known(&self) -> impl Iterator<Item = Known> + use<> {
+        let Usage { sent, at, reset, .. } = self.usage;
+        let known = |room, wait| Known {
+            room,
+            is_exact: true,
+            bounds_usage: self.charges_delay_reset(),
+            is_current: true,
+            until: sent + wait,
+            ends_at: at.saturating_add(wait),
+            asked: sent,
+            confirmed: sent,
         };
-        let wait = match retry {
-            Wait::For(wait) => wait,
-            Wait::Never => left(self.reset),
-        };
-        // If units have left meanwhile, the next instant is unknown. The cost of this check is free after its wait.
-        let next = [left(self.next), wait, pair.policy.window()].into_iter().find(|wait| !wait.is_zero());
-        let remaining = quota.saturating_sub(self.used);
-        Status::new(pair, remaining, retry, next.unwrap_or_default(), left(self.reset).max(wait))
+        let own = self.room.map(|room| known(room, self.wait));
+        let quota = self.room.filter(|room| *room > 0).map(|_| known(0, reset));
+        [own, quota].into_iter().flatten()
+    }
+}
+
+impl Usage {
+    /// Returns when nothing is used, on the store's clock.
+    fn resets_at(&self) -> u64 {
+        self.at.saturating_add(self.reset)
     }
 }
 
 impl Entry {
     /// Returns the entry with a further denial, or `None` if the entry has a newer denial of the same cost.
-    pub(super) fn with(old: Option<&Self>, new: Known, max_age: Duration) -> Option<Self> {
-        let now = Instant::now();
-        let old = old.map_or(&[][..], |entry| &entry.known);
-        if old.iter().any(|known| known.room == new.room && known.sent > new.sent) {
-            return None;
-        }
-        let others = old.iter().filter(|known| known.room != new.room && known.holds(now, max_age));
-        let mut known: Vec<Known> = others.copied().collect();
-        if known.len() == MAX_KNOWN
-            && let Some((oldest, _)) = known.iter().enumerate().min_by_key(|(_, known)| known.sent)
-        {
-            known.swap_remove(oldest);
-        }
-        known.push(new);
-        Some(Self { known: known.into(), is_refreshing: AtomicBool::new(false) })
-    }
-
-    /// Finds a denial of a pair that leaves this room: that of its own cost, or else of the largest smaller cost, whose wait is
-    /// the longest lower bound.
-    pub(super) fn find(&self, room: i64, now: Instant, max_age: Duration) -> Option<Found> {
-        let holding = || self.known.iter().filter(|known| known.holds(now, max_age));
-        let known = *holding().filter(|known| known.room >= room).min_by_key(|known| known.room)?;
-        let is_old = known.age(now) >= max_age - max_age / 8;
-        // A denial without a wait needs no refresh.
-        let is_of_another = known.room != room && room >= 0 && holding().count() < MAX_KNOWN;
-        Some(Found { known, needs_refresh: is_old || is_of_another })
-    }
-}
-
-impl Refresh {
-    /// Takes the permission, unless another check is refreshing one of the entries.
-    pub(super) fn of(entries: Vec<Arc<Entry>>) -> Option<Self> {
-        let mut refresh = Self(Vec::with_capacity(entries.len()));
-        for entry in entries {
-            if entry.is_refreshing.swap(true, Ordering::AcqRel) {
+    pub(super) fn with(old: Option<&Self>, new: Denial, now: Micros, max_age: u64) -> Option<Self> {
+        let asks = old.map_or_else(|| Asks::new(new.usage.sent), |old| old.asks.clone());
+        let Some(old) = old.filter(|old| !old.is_invalidated) else {
+            let known = new.known().collect();
+            return Some(Self { newest: new.usage, known, is_invalidated: false, asks });
+        };
+        let is_late = old.newest.sent > new.usage.sent;
+        let mut known = if is_late {
+            if old.known.iter().any(|known| Some(known.room) == new.room && known.asked > new.usage.sent) {
                 return None;
             }
-            refresh.0.push(entry);
+            old.known.to_vec()
+        } else {
+            old.known_after(&new, now, max_age)
+        };
+        known.retain(|known| known.holds(now, max_age));
+        for mut new in new.known() {
+            new.is_current = !is_late;
+            new.is_exact = !is_late;
+            new.bounds_usage &= !is_late;
+            let same = known.iter_mut().find(|known| known.room == new.room);
+            match same {
+                Some(same) if same.asked > new.asked => {}
+                Some(same) => *same = new,
+                None => {
+                    if known.len() == MAX_KNOWN
+                        && let Some((oldest, _)) =
+                            known.iter().enumerate().min_by_key(|(_, known)| known.asked)
+                    {
+                        known.swap_remove(oldest);
+                    }
+                    known.push(new);
+                }
+            }
         }
-        Some(refresh)
+        let newest = if is_late { old.newest } else { new.usage };
+        Some(Self { newest, known: known.into(), is_invalidated: false, asks })
+    }
+
+    /// Returns the entry after a charge, if this changes it: the waits are lower bounds now.
+    pub(super) fn charged(&self) -> Option<Self> {
+        if !self.known.iter().any(|known| known.is_exact) {
+            return None;
+        }
+        let known = self.known.iter().map(|known| Known { is_exact: false, ..*known }).collect();
+        Some(Self { newest: self.newest, known, is_invalidated: false, asks: self.asks.clone() })
+    }
+
+    /// Returns the entry without its denials. It still shows when the pair was last denied.
+    pub(super) fn invalidated(&self) -> Self {
+        Self { newest: self.newest, known: [].into(), is_invalidated: true, asks: self.asks.clone() }
+    }
+
+    /// Returns when the store was last asked with the result that it denied the pair.
+    pub(super) fn last_denied(&self) -> Micros {
+        self.newest.sent
+    }
+
+    /// Returns the known waits after a newer denial.
+    fn known_after(&self, new: &Denial, now: Micros, max_age: u64) -> Vec<Known> {
+        let verdict = self.verdict(new, now, max_age);
+        let new = &new.usage;
+        if verdict == Verdict::Contradicted {
+            return Vec::new();
+        }
+        let is_charged = if self.newest.is_divided || new.is_divided {
+            new.used > self.newest.used
+        } else {
+            new.resets_at() != self.newest.resets_at()
+                || self.usage_bound(new.at).is_some_and(|bound| new.used > bound)
+        };
+        // All costs are asked for in turn, four per maximum age.
+        let round = refresh_age(max_age) * self.known.len().max(4) as u64 / 4;
+        let known = self.known.iter().map(|known| {
+            let mut known = *known;
+            known.is_exact &= !is_charged;
+            known.bounds_usage &= !is_charged;
+            let age = new.sent.saturating_sub(known.asked);
+            known.is_current &= match verdict {
+                Verdict::Confirmed => true,
+                Verdict::Plausible => age < MAX_UNPROVEN_AGES * max_age,
+                Verdict::Unknown | Verdict::Contradicted => false,
+            };
+            if known.is_current {
+                known.is_exact &= verdict == Verdict::Confirmed || age < round;
+                // If the store's clock was stepped forward, the wait ends earlier.
+                known.until = known.until.min(new.sent + known.ends_at.saturating_sub(new.at));
+                known.confirmed = new.sent;
+            }
+            known
+        });
+        known.collect()
+    }
+
+    fn verdict(&self, new: &Denial, now: Micros, max_age: u64) -> Verdict {
+        let Denial { room, wait, algorithm, usage: new, .. } = new;
+        let old = &self.newest;
+        let valid = || self.known.iter().filter(|known| known.holds(now, max_age));
+        // Fewer units are used than these waits require.
+        if new.is_exact && valid().any(|known| known.room >= new.used) {
+            return Verdict::Contradicted;
+        }
+        if old.is_divided || new.is_divided {
+            return Verdict::Unknown;
+        }
+        let ends_earlier = |room: u32| {
+            let ends_at = new.at.saturating_add(*wait);
+            valid().any(|known| known.room >= room && known.ends_at > ends_at)
+        };
+        let resets_earlier = new.resets_at() < old.resets_at() && old.resets_at() > new.at;
+        let falls_earlier = || {
+            let is_early = new.at < old.at.saturating_add(old.next);
+            is_early && old.is_exact && new.is_exact && new.used < old.used
+        };
+        if new.at < old.at || resets_earlier || falls_earlier() || room.is_some_and(ends_earlier) {
+            return Verdict::Contradicted;
+        }
+        if *algorithm == Algorithm::SlidingCounter {
+            return Verdict::Unknown;
+        }
+        match self.usage_bound(new.at) {
+            Some(bound) if new.used >= bound => Verdict::Confirmed,
+            None if !old.is_exact && !new.is_exact && new.used >= old.used => Verdict::Plausible,
+            _ => Verdict::Unknown,
+        }
+    }
+
+    /// Returns an upper bound of the usage at an instant of the store's clock, if nothing was charged since the newest denial.
+    fn usage_bound(&self, at: u64) -> Option<u32> {
+        let passed = self.known.iter().filter(|known| known.bounds_usage && known.ends_at <= at);
+        let passed = passed.map(|known| known.room);
+        passed.chain(self.newest.is_exact.then_some(self.newest.used)).min()
+    }
+
+    /// Finds the denial of a pair that leaves this room: that of its own cost, or else the longest lower bound.
+    pub(super) fn find(&self, room: Option<u32>, now: Micros, max_age: u64) -> Option<Found> {
+        if self.is_invalidated {
+            return None;
+        }
+        let Some(room) = room else {
+            let age = now.saturating_sub(self.newest.sent);
+            let found = Found {
+                wait: None,
+                used: self.newest.used,
+                is_exact: true,
+                is_old: age >= refresh_age(max_age),
+            };
+            return (age < max_age).then_some(found);
+        };
+        let valid = || self.known.iter().filter(|known| known.holds(now, max_age));
+        let no_larger = || valid().filter(|known| known.room >= room);
+        let longest = no_larger().max_by_key(|known| (known.until, known.confirmed))?;
+        let is_exact = no_larger().filter(|known| known.is_exact).any(|smaller| {
+            let larger = || valid().filter(|known| known.is_exact && known.room <= room);
+            smaller.room == room || larger().any(|larger| larger.ends_at == smaller.ends_at)
+        });
+        let confirmed = no_larger().map(|known| known.confirmed).max()?;
+        Some(Found {
+            wait: Some(longest.until - now),
+            used: self.newest.used.max(longest.room + 1),
+            is_exact,
+            is_old: now.saturating_sub(confirmed) >= refresh_age(max_age),
+        })
+    }
+
+    /// Returns the status of a pair with this denial.
+    pub(super) fn status(&self, pair: &Pair, found: &Found, now: Micros) -> Status {
+        let age = now.saturating_sub(self.newest.sent);
+        let reset = self.newest.reset.saturating_sub(age);
+        let wait = found.wait.unwrap_or(reset);
+        // If units have left meanwhile, the next instant is unknown. The cost of this check is free after its wait.
+        let next = [self.newest.next.saturating_sub(age), wait, pair.policy.window_micros()];
+        let next = next.into_iter().find(|wait| *wait > 0).unwrap_or_default();
+        let retry = found.wait.map_or(Wait::Never, |wait| Wait::For(Duration::from_micros(wait)));
+        let remaining = pair.policy.quota().saturating_sub(found.used);
+        Status::new(
+            pair,
+            remaining,
+            retry,
+            Duration::from_micros(next),
+            Duration::from_micros(reset.max(wait)),
+        )
+    }
+
+    pub(super) fn at_micros(&self) -> u64 {
+        self.newest.at
     }
 }
 
-impl Drop for Refresh {
-    fn drop(&mut self) {
-        for entry in &self.0 {
-            entry.is_refreshing.store(false, Ordering::Release);
-        }
+/// Returns a wait in microseconds, of at most some hundred years: a backend may return any wait.
+fn capped(wait: Duration) -> u64 {
+    wait.as_micros().min(1 << 52) as u64
+}
+
+/// Returns the age at which an entry is refreshed, in microseconds.
+fn refresh_age(max_age: u64) -> u64 {
+    max_age - max_age / 8
+}
+
+impl Known {
+    fn holds(&self, now: Micros, max_age: u64) -> bool {
+        now < self.until && now < self.confirmed + max_age
     }
 }

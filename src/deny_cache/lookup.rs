@@ -5,8 +5,9 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{
-    cache::{Denials, decision},
-    entry::{Known, Refresh},
+    asks::Permission,
+    cache::{Denials, Denied, decision},
+    entry::Denial,
 };
 use crate::{
     backend::BackendError,
@@ -27,8 +28,8 @@ pub(crate) enum Lookup {
 /// A check that the store must be asked.
 pub(crate) struct Miss {
     denials: Arc<Denials>,
-    /// The refresh of the entries that deny the check, if there are any.
-    refresh: Option<Refresh>,
+    /// The permission to ask although a cached denial answers the check.
+    permission: Option<Permission>,
 }
 
 /// A check that is being sent.
@@ -49,20 +50,24 @@ impl Denials {
         if denied.is_empty() {
             return Lookup::Miss(Miss::new(self.clone(), None));
         }
-        // One entry that needs no refresh is enough.
-        if denied.iter().all(|denied| denied.needs_refresh) {
-            let entries = denied.iter().map(|denied| denied.entry.clone()).collect();
-            if let Some(refresh) = Refresh::of(entries) {
-                return Lookup::Miss(Miss::new(self.clone(), Some(refresh)));
-            }
+        let asks = |denied: &Denied<'_>| denied.entry.asks.clone();
+        // One entry that needs no refresh is enough for the verdict. The wait is the longest, so it needs those of all pairs.
+        let permission = if denied.iter().all(|denied| denied.found.is_old) {
+            Permission::to_refresh(denied.iter().map(asks).collect(), now)
+        } else {
+            let unknown = denied.iter().filter(|denied| !denied.found.is_exact);
+            Permission::to_ask(unknown.map(asks).collect(), now, self.max_age)
+        };
+        if permission.is_some() {
+            return Lookup::Miss(Miss::new(self.clone(), permission));
         }
         Lookup::Hit(decision(check, &denied, now))
     }
 }
 
 impl Miss {
-    pub(super) fn new(denials: Arc<Denials>, refresh: Option<Refresh>) -> Self {
-        Self { denials, refresh }
+    pub(super) fn new(denials: Arc<Denials>, permission: Option<Permission>) -> Self {
+        Self { denials, permission }
     }
 
     /// Marks the send time of the check. Call it right before sending: a denial is valid from here on.
@@ -73,22 +78,27 @@ impl Miss {
 }
 
 impl Sent {
-    /// Enters the denials of a decision. If a refresh gets no decision, it repeats the cached denial.
+    /// Enters the denials of a decision. If a permitted ask gets no decision, it repeats the cached denial.
     pub(crate) fn learn(
         self,
         check: &Check,
         outcome: Result<Decision, BackendError>,
     ) -> Result<Decision, BackendError> {
-        let Self { miss: Miss { denials, refresh }, at, invalidations } = self;
+        let Self { miss: Miss { denials, permission }, at, invalidations } = self;
         let decision = match outcome {
             Ok(decision) => decision,
-            Err(error) => return refresh.and_then(|_| denials.repeat(check)).ok_or(error),
+            Err(error) => return permission.and_then(|_| denials.repeat(check)).ok_or(error),
         };
+        let sent = denials.micros(at);
         for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| pair.cost > 0) {
             if !status.retry_after().is_zero() {
-                denials.enter(pair, Known::new(pair, status, at, decision.at_micros()), invalidations);
-            } else if refresh.is_some() {
-                denials.invalidate_if_denied(pair);
+                let denial = Denial::new(pair, status, sent, decision.at_micros(), decision.is_divided());
+                denials.enter(pair, denial, invalidations, permission.as_ref());
+            } else if permission.is_some() {
+                denials.admitted(pair);
+            }
+            if decision.is_admitted() {
+                denials.charged(pair);
             }
         }
         Ok(decision)

@@ -7,6 +7,7 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use crate::error::ConfigError;
 
+mod asks;
 mod cache;
 mod entry;
 mod lookup;
@@ -14,11 +15,14 @@ mod lookup;
 pub(crate) use cache::{Denials, Invalidation};
 pub(crate) use lookup::{Lookup, Miss};
 
+/// A local instant in microseconds since an origin before the cache was created.
+type Micros = u64;
+
 /// The settings of the deny cache: repeated denials are answered without the store.
 ///
 /// A client over a limit stays over it until its wait has passed. The limiter caches the denial and repeats it, at the same cost
 /// or a larger one, without asking the store. A client that sends 10,000 requests per second over its limit costs the store one
-/// command per second. The verdict is the store's own: the cache estimates nothing and never admits.
+/// command per second, and at most four with many costs. The verdict is the store's own: the cache estimates nothing and never admits.
 ///
 /// The cache is used for backends that do not answer at once and whose
 /// [denials hold](crate::backend::Backend::denials_hold), such as `RedisBackend`. It contains denials of charges and
@@ -28,8 +32,13 @@ pub(crate) use lookup::{Lookup, Miss};
 ///
 /// [`Decision::is_cached`](crate::Decision::is_cached) marks a cached denial. It has the statuses of the pairs that are known to
 /// deny, and no others. Its waits are the rest of the waits of the store, counted from the send time of the check. Therefore
-/// they are lower bounds, short by at most a round trip if there are no other charges. If neither this cost nor three others
-/// are known, the wait is that of a smaller cost and may be shorter. The remaining quota is as of the store's denial.
+/// they are lower bounds, short by at most a round trip if there are no other charges. The remaining quota is as of the store's
+/// newest denial.
+///
+/// The cache keeps the waits of 32 costs for each pair. If a check is denied and the wait of its cost is not known, the limiter
+/// asks the store, at most four times per second and pair, or per `max_age` if that is shorter. Beyond that rate, the cached denial
+/// has the longest wait that is known for a smaller cost. With such a wait, a client may retry too early and be rejected again.
+/// Only a check that is not known to be denied is always sent.
 ///
 /// # Staleness
 ///
@@ -38,12 +47,19 @@ pub(crate) use lookup::{Lookup, Miss};
 /// invalidate the entry at once, and so does an admission by the store. A settlement or a reset without an answer may be applied
 /// later; then, too, the denial is wrong for at most `max_age`. A changed quota takes effect at once.
 ///
+/// A denial of one cost confirms the waits of all other costs, if it proves that no units were returned: the usage has not fallen
+/// early. Therefore one check per `max_age` is enough for many costs. While the usage is not below the quota, the store's answer
+/// does not show by how much it exceeds it. If it does exceed the quota, after an overage or under a smaller quota, and another
+/// process then returns units, then the repeated wait of a larger cost may be too long for up to eight `max_age`. The verdict
+/// is not affected. With a sliding counter, in a check across slots of a cluster, or after units have left the window, each wait
+/// may need a question of its own once per `max_age`.
+///
 /// After seven eighths of `max_age`, one check refreshes the entry. Other checks are denied until it is answered. If it is not
 /// answered, it is denied as well, as long as the entry is valid.
 ///
 /// # Memory
 ///
-/// 7 kB before the first denial. An entry takes some 250 bytes, and at most 1 kB for long keys and several costs. Only denied
+/// 7 kB before the first denial. An entry takes some 350 bytes, and at most 2 kB for long keys and many costs. Only denied
 /// pairs have entries. At `max_entries`, the entries that are used least are evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenyCache {
@@ -57,7 +73,7 @@ const MAX_AGE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::f
 const MAX_ENTRIES: RangeInclusive<usize> = 1..=1 << 20;
 
 impl Default for DenyCache {
-    /// Returns 1 s and 16,384 entries: refunds by other processes are seen within a second, and the worst case takes 16 MB.
+    /// Returns 1 s and 16,384 entries: refunds by other processes are seen within a second, and the worst case takes 32 MB.
     fn default() -> Self {
         Self { max_age: Duration::from_secs(1), max_entries: 1 << 14 }
     }

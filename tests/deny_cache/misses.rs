@@ -209,16 +209,17 @@ fn entry_takes_at_most_documented_memory() {
             true
         }
     }
-    let limiter = || on(Denier).deny_cache(with_max_age(MINUTE)).build().unwrap();
+    let on = || Limiter::builder(Denier).policy(policy("p", 40, MINUTE));
+    let limiter = || on().deny_cache(with_max_age(MINUTE)).build().unwrap();
     let empty = allocation_counter::measure(|| std::mem::forget(limiter())).bytes_current;
-    let without =
-        allocation_counter::measure(|| std::mem::forget(on(Denier).deny_cache(None).build().unwrap()));
+    let without = allocation_counter::measure(|| std::mem::forget(on().deny_cache(None).build().unwrap()));
     let empty = empty - without.bytes_current;
     assert!(empty < 8_000, "{empty} bytes for an empty cache");
-    for (name, costs, most) in [("", 1..=1, 280), (&*"x".repeat(1_000), 7..=10, 600)] {
+    // At these numbers of entries a hash table has not just grown.
+    for (entries, name, costs, most) in
+        [(12_000, "", 1..=1, 380), (3_000, &*"x".repeat(1_000), 9..=40, 2_000)]
+    {
         let limiter = limiter();
-        // At this number of entries a hash table has not just grown.
-        let entries = 12_000;
         let counted = allocation_counter::measure(|| {
             for i in 0..entries {
                 for cost in costs.clone().rev() {

@@ -6,6 +6,7 @@ mod hits;
 mod invalidation;
 mod misses;
 mod outages;
+mod waits;
 mod wire;
 
 use std::{

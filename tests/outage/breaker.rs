@@ -1,6 +1,13 @@
 //! The circuit breaker: closed, open, half-open and probes.
 
-use std::{error::Error, future::pending, time::Duration};
+use std::{
+    error::Error,
+    future::{Future, pending},
+    pin::pin,
+    sync::{Arc, Mutex},
+    task::{Context, Waker},
+    time::Duration,
+};
 
 use tokio::{
     task::yield_now,
@@ -9,7 +16,7 @@ use tokio::{
 use tower_sliding_window::{
     Decision, Limiter, PartitionKey, Status, Wait,
     backend::{Backend, BackendError, Check, Purpose, Reason},
-    outage::Breaker,
+    outage::{Breaker, Protection},
     testing::FakeAnswer::{self, Admit, Hang, Unavailable},
     testing::FakeBackend,
 };
@@ -146,6 +153,62 @@ async fn cancelled_probe_passes_to_next_check() {
     assert!(probe.await.unwrap_err().is_cancelled());
     assert_eq!(check(&limiter).await, Ok(true));
     assert_eq!(backend.checks().len(), 7);
+}
+
+/// The runtime of the probe does not run.
+#[tokio::test(start_paused = true)]
+async fn stuck_probe_is_replaced_after_its_deadline() {
+    let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Admit, DOWN]);
+    for _ in 0..3 {
+        assert_eq!(check(&limiter).await, FAILED);
+    }
+    advance(SECOND).await;
+    let mut stuck = pin!(check(&limiter));
+    // The fake backend answers at the second poll.
+    for _ in 0..2 {
+        assert!(stuck.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    for _ in 0..9 {
+        advance(SECOND / 100).await;
+        assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
+    }
+    advance(SECOND / 10).await;
+    assert_eq!(check(&limiter).await, Ok(true));
+    // The end of the old probe does not open the breaker again.
+    assert_eq!(stuck.await, Err((Reason::Timeout, true)));
+    assert_eq!(check(&limiter).await, FAILED);
+    assert_eq!(backend.checks().len(), 6);
+}
+
+/// A backend may have several servers, of which one fails.
+#[tokio::test(start_paused = true)]
+async fn backend_may_protect_its_servers_itself() {
+    struct Protects(Arc<Mutex<Vec<Protection>>>);
+
+    impl Backend for Protects {
+        async fn check(&self, _: &Check) -> Result<Decision, BackendError> {
+            yield_now().await;
+            Err(BackendError::new(Reason::Connection))
+        }
+
+        fn protect(&self, protection: Protection) -> bool {
+            self.0.lock().unwrap().push(protection);
+            true
+        }
+    }
+
+    let given = Arc::<Mutex<Vec<Protection>>>::default();
+    let builder = on(Protects(given.clone())).breaker(THREE_FAILURES).max_in_flight(2).deadline(SECOND);
+    let limiter = builder.build().unwrap();
+    let given = given.lock().unwrap().clone();
+    let protection = given.first().unwrap();
+    assert_eq!((given.len(), protection.breaker), (1, Some(THREE_FAILURES)));
+    assert_eq!((protection.max_in_flight, protection.deadline), (2, SECOND));
+    // The limiter has no breaker and sheds no load.
+    let checks = (0..20).map(|_| limiter.check(alice(), 1));
+    for outcome in tokio::task::JoinSet::from_iter(checks).join_all().await {
+        assert_eq!(crate::outage::outcome(outcome), FAILED);
+    }
 }
 
 #[tokio::test(start_paused = true)]

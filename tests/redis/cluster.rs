@@ -26,11 +26,11 @@ use crate::support::{
 };
 
 /// Returns a user and an address whose slots are on different nodes.
-fn keys() -> [PartitionKey; 2] {
+pub fn keys() -> [PartitionKey; 2] {
     [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.2")]
 }
 
-fn pair(key: &PartitionKey, policy: &Policy, cost: u32) -> Pair {
+pub fn pair(key: &PartitionKey, policy: &Policy, cost: u32) -> Pair {
     Pair::new(key.clone(), policy.clone(), cost)
 }
 
@@ -44,7 +44,7 @@ async fn start(engine: Engine) -> (Cluster, RedisBackend) {
     (cluster, backend)
 }
 
-async fn remaining(backend: &RedisBackend, key: &PartitionKey, policy: &Policy) -> u32 {
+pub async fn remaining(backend: &RedisBackend, key: &PartitionKey, policy: &Policy) -> u32 {
     let decision = backend.check(&check([pair(key, policy, 0)])).await.unwrap();
     decision.statuses()[0].remaining()
 }
@@ -84,14 +84,14 @@ async fn check_charges_all_slots_or_none() {
         let denied = backend.check(&both).await.unwrap();
         let statuses = denied.statuses();
         assert!(!denied.is_admitted());
-        // The first slot was charged. The decision reports its status without that charge.
+        // The slot of the user has charged. The decision reports its status without that charge.
         assert_eq!((statuses[0].remaining(), statuses[0].retry_after()), (4, Wait::ZERO), "{engine:?}");
         assert_eq!(statuses[1].remaining(), 0);
         assert_eq!(denied.retry_after(), statuses[1].retry_after());
         assert!(denied.receipts().is_empty());
         wait_for_rollback(&backend, &user, &ten, 4).await;
 
-        // If the first slot denies, the check only peeks at the later slots, and their waits are exact.
+        // If both slots deny, both waits are exact.
         let both = check([pair(&address, &two, 1), pair(&user, &ten, 5)]);
         let denied = backend.check(&both).await.unwrap();
         assert!(denied.statuses().iter().all(|status| !status.retry_after().is_zero()), "{denied:?}");

@@ -8,7 +8,7 @@ mod reference_log;
 pub mod rig;
 
 mod access;
-mod cluster;
+pub mod cluster;
 mod connecting;
 mod connection_loss;
 mod cost;
@@ -25,6 +25,7 @@ mod lost_reply;
 mod lua_files;
 mod record_positions;
 mod resharding;
+mod rollback;
 mod runtimes;
 mod script_cache;
 mod server_errors;

@@ -43,7 +43,7 @@ impl RedisBackend {
     /// [`Reason::Connection`](crate::backend::Reason::Connection).
     ///
     /// Over RESP2 (Redis 5, or `?protocol=resp2`), the backend notices a lost connection only when a check fails on it. The
-    /// connection runs on the tokio runtime of the check that has started it.
+    /// connection runs on the tokio runtime of the check that has started it; see [runtimes](Self#runtimes).
     ///
     /// # Errors
     ///
@@ -71,7 +71,11 @@ impl RedisBackend {
     /// primary, the backend queries the Sentinels again.
     ///
     /// The URL of the primary has the service name as its host: `redis://[user:password@]service`. Each Sentinel has its own URL,
-    /// such as `redis://10.0.0.1:26379`. The backend verifies the role of the server, so its user needs `+role`.
+    /// such as `redis://10.0.0.1:26379`.
+    ///
+    /// The backend queries all Sentinels at once. The primary is the one that most of the answering Sentinels name. If there is no
+    /// majority, the newest configuration counts. The backend verifies the role of the server, so its user needs `+role`. If a
+    /// Sentinel URL has a user, that user needs `+sentinel|master`.
     ///
     /// During a network partition, a primary that is separated from its Sentinels does not know that it was replaced. The backend
     /// uses it as long as it answers. The charges that it receives after the failover are lost.
@@ -102,8 +106,11 @@ impl RedisBackend {
     }
 
     /// Connects to a cluster by the URLs of some of its nodes. The user, password and other settings of the first URL apply to
-    /// all nodes. The backend follows slots that move and replicas that are promoted. The user needs `+asking` and
-    /// `+cluster|slots`.
+    /// all nodes. The user needs `+asking` and `+cluster|slots`.
+    ///
+    /// The backend follows slots that move and replicas that are promoted. It queries several nodes, at most twelve at a time, and
+    /// the newest owner of each slot wins. With the [permissions](Self#permissions) `+cluster|info` and `+cluster|nodes`, it also
+    /// recognizes a node that is cut off from the cluster.
     ///
     /// # Errors
     ///

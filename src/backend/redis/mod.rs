@@ -99,10 +99,13 @@ use topology::Topology;
 /// | for [`SlidingCounter`](crate::Algorithm) and [`FixedWindow`](crate::Algorithm) | `+get +set +setrange` |
 /// | for a database other than 0 | `+select` |
 /// | for a cluster | `+cluster\|slots +asking` |
+/// | for a cluster, optional | `+cluster\|info +cluster\|nodes` |
 /// | for Sentinel | `+role` |
 /// | for the warning about eviction | `+info` |
 ///
-/// If a permission is missing, a script may stop halfway, and its earlier writes stay.
+/// If a permission is missing, a script may stop halfway, and its earlier writes stay. The optional permissions show which node of
+/// a cluster is out of date: a node counts only if it says that the cluster is ok, and the newest owner of a slot wins. Without
+/// them, slots return to a node that has answered CLUSTERDOWN only if two nodes name it as the owner.
 ///
 /// Redis stores only a hash of each partition key. Without a [secret](RedisBackend::with_hash_secret), an attacker who can read
 /// Redis may test whether a key belongs to a certain user or address.
@@ -123,6 +126,17 @@ use topology::Topology;
 /// its limit causes at most one rollback per `max_age` and process. Until a rollback has run, Redis may deny another client
 /// because of the charge. A denial has the statuses of the slots that have replied within the deadline. For a pair that was
 /// rolled back, `reset_after` is an upper bound. [`Limiter::drain`](crate::Limiter::drain) waits for all rollbacks.
+///
+/// # Runtimes
+///
+/// A connection belongs to the tokio runtime of the check that has made it. If this runtime has shut down, the next check makes a
+/// new connection before it sends anything. If this runtime is not driven while it connects, the next check connects instead,
+/// after one second. The limit is 500 ms to look up slots, and to load a script. Two cases remain:
+///
+/// - A connection moves no bytes while its runtime is idle or blocked. Checks on other runtimes then time out. After they have
+///   waited for 500 ms in total, the backend makes a new connection.
+/// - On a runtime whose time is paused (`tokio::time::pause`), time passes while a reply is on its way: a check may reach its
+///   deadline at once.
 ///
 /// # Failures of one server
 ///

@@ -430,6 +430,22 @@ fn parse(address: &str, host: Option<&str>) -> Option<Address> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::redis::tls::Tls;
+
+    /// A node that is out of date names the old owner, which has refused a command.
+    #[test]
+    fn redirect_to_refused_node_leaves_the_map() {
+        let endpoint = Endpoint::from_url("redis://127.0.0.1/", &Tls::default()).unwrap();
+        let cluster = Cluster::new(Vec::new(), Nodes::Endpoint(endpoint));
+        let [old, new] = ["old", "new"].map(|host| (host.to_owned(), 6379));
+        cluster.0.move_slot(7, &new);
+        cluster.0.state().refused.insert(old.clone(), Instant::now());
+        cluster.0.move_slot(7, &old);
+        assert_eq!(cluster.0.state().address(7), Some(&new));
+        cluster.0.state().refused.clear();
+        cluster.0.move_slot(7, &old);
+        assert_eq!(cluster.0.state().address(7), Some(&old));
+    }
 
     #[test]
     fn redirect_address_may_omit_its_host() {

@@ -1,0 +1,102 @@
+//! The checks that are sent to the store although a cached denial answers them: one at a time per entry, at a bounded rate.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::Micros;
+
+/// The largest number of asks per entry and period.
+const MAX_ASKS: usize = 4;
+/// The largest number of asks in one eighth of a period. A refresh, which has no bound, comes seven eighths of a maximum age after
+/// the last ask. So this bound leaves room for it.
+const MAX_ASKS_AT_ONCE: usize = 3;
+const SECOND: u64 = 1_000_000;
+
+/// The asks of one pair. All successive entries of the pair share them.
+pub(super) struct Asks(Mutex<Recent>);
+
+#[derive(Default)]
+struct Recent {
+    is_asking: bool,
+    /// The last asks, in any order. The instant 0 is long past.
+    at: [Micros; MAX_ASKS],
+}
+
+/// The permission to ask the store on behalf of these pairs. Meanwhile, other checks are answered from their entries.
+pub(super) struct Permission(Vec<Arc<Asks>>);
+
+impl Asks {
+    /// Creates the asks of a pair whose first one was sent at `now`.
+    pub(super) fn new(now: Micros) -> Arc<Self> {
+        let asks = Self(Mutex::default());
+        asks.record(now);
+        Arc::new(asks)
+    }
+
+    /// Records an ask that needed no permission, because no cached denial answered the check.
+    pub(super) fn record(&self, now: Micros) {
+        self.recent().record(now);
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        // No code that holds the lock can panic or wait.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts an ask, unless one is in progress or, with a period, the rate is reached.
+    fn start(&self, now: Micros, period: Option<u64>) -> bool {
+        let mut recent = self.recent();
+        if recent.is_asking || period.is_some_and(|period| recent.is_at_bound(now, period)) {
+            return false;
+        }
+        recent.is_asking = true;
+        recent.record(now);
+        true
+    }
+}
+
+impl Recent {
+    fn record(&mut self, now: Micros) {
+        if let Some(oldest) = self.at.iter_mut().min() {
+            *oldest = now;
+        }
+    }
+
+    fn is_at_bound(&self, now: Micros, period: u64) -> bool {
+        let within = |time: u64| self.at.iter().filter(|at| now < **at + time).count();
+        within(period) >= MAX_ASKS || within(period / 8) >= MAX_ASKS_AT_ONCE
+    }
+}
+
+impl Permission {
+    /// Permits a refresh of all these pairs, unless an ask of one of them is in progress.
+    pub(super) fn to_refresh(all: Vec<Arc<Asks>>, now: Micros) -> Option<Self> {
+        let mut permission = Self(Vec::with_capacity(all.len()));
+        for asks in all {
+            if !asks.start(now, None) {
+                return None;
+            }
+            permission.0.push(asks);
+        }
+        Some(permission)
+    }
+
+    /// Permits an ask for those of these pairs whose rate allows it: four in a second, or in `max_age` if that is shorter.
+    pub(super) fn to_ask(any: Vec<Arc<Asks>>, now: Micros, max_age: u64) -> Option<Self> {
+        let period = max_age.min(SECOND);
+        let allowed: Vec<_> = any.into_iter().filter(|asks| asks.start(now, Some(period))).collect();
+        (!allowed.is_empty()).then_some(Self(allowed))
+    }
+
+    /// Returns whether this is a permission for the pair with these asks.
+    pub(super) fn covers(&self, asks: &Arc<Asks>) -> bool {
+        self.0.iter().any(|other| Arc::ptr_eq(other, asks))
+    }
+}
+
+impl Drop for Permission {
+    fn drop(&mut self) {
+        for asks in &self.0 {
+            asks.recent().is_asking = false;
+        }
+    }
+}
