@@ -4,7 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use tower_sliding_window::{Algorithm, PartitionKey, Policy};
 
-use crate::simulation::random::Random;
+use crate::simulation::{random::Random, run::TICK};
 
 /// The number of primaries. Each has one replica: node `n` begins as the primary of shard `n`, and node `SHARDS + n` is its
 /// replica.
@@ -90,6 +90,19 @@ pub enum Step {
     },
 }
 
+/// What a run is about.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    /// Faults of shards, links, maps and slots.
+    Mixed,
+    /// A primary is cut off from the other nodes for a long time.
+    Isolation,
+    /// The clients are idle at times.
+    Idle,
+    /// Primaries hang, and are not replaced.
+    Hang,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Lie {
     /// The map at the start.
@@ -120,6 +133,7 @@ const REPAIRED: Duration = millis(7_000);
 impl Plan {
     pub fn of(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0xc1a5_7e12);
+        let kind = [Kind::Mixed, Kind::Isolation, Kind::Idle, Kind::Hang, Kind::Mixed][seed as usize % 5];
         let clients = random.between(2..4) as usize;
         let window = random.millis(400..1_600);
         let mut policies = [ROUTE, ADDRESS].map(|name| {
@@ -133,11 +147,38 @@ impl Plan {
         let [route, address] = policies;
         let pauses = (0..clients).map(|_| random.one_of(&[millis(15), millis(30), millis(60)])).collect();
         let over_limit = random.one_in(2).then_some(0);
-        let latencies = (0..clients).map(|_| [(); NODES].map(|()| random.millis(1..12))).collect();
+        let mut latencies: Vec<_> =
+            (0..clients).map(|_| [(); NODES].map(|()| random.millis(1..12))).collect();
         let node_timeout = random.millis(200..500);
-        let has_permissions = !random.one_in(3);
-        let mut steps = steps(&mut random.fork(), clients, node_timeout, has_permissions);
-        let idle = idle_times(&mut random.fork(), clients, &mut steps);
+        let has_permissions = if kind == Kind::Isolation { seed / 5 % 2 == 1 } else { !random.one_in(3) };
+        let (mut steps, mut idle) = (Vec::new(), Vec::new());
+        match kind {
+            Kind::Mixed => {
+                of_shards(&mut random.fork(), clients, node_timeout, &mut steps);
+                of_links(&mut random.fork(), clients, &mut steps);
+                of_slots(&mut random.fork(), &mut steps);
+                if has_permissions {
+                    of_maps(&mut random.fork(), &mut steps);
+                }
+            }
+            Kind::Isolation => {
+                let shard = random.between(0..SHARDS as u64) as usize;
+                // The old primary replies first.
+                latencies.iter_mut().for_each(|nodes| nodes[shard] = TICK);
+                let begin = BEGIN + random.millis(0..500);
+                let failover = begin + node_timeout + millis(50);
+                let isolate = [(begin, Step::Isolate(shard)), (failover, Step::Failover(shard))];
+                steps.extend(isolate.into_iter().chain([(REPAIRED, Step::Rejoin(shard))]));
+            }
+            Kind::Idle => idle = of_idle_times(&mut random.fork(), clients, &mut steps),
+            Kind::Hang => {
+                for (begin, end) in spans(&mut random.fork(), 50..400, &[300..2_000]) {
+                    let shard = random.between(0..SHARDS as u64) as usize;
+                    steps.extend([(begin, Step::Hang(shard)), (end, Step::Resume(shard))]);
+                }
+            }
+        }
+        steps.sort_by_key(|(at, _)| *at);
         Self {
             seed,
             clients,
@@ -191,10 +232,9 @@ fn spans(random: &mut Random, gap: Range<u64>, lengths: &[Range<u64>]) -> Vec<(D
     }
 }
 
-fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) -> Vec<(Duration, Step)> {
-    let mut steps = Vec::new();
+fn of_shards(random: &mut Random, clients: usize, timeout: Duration, steps: &mut Vec<(Duration, Step)>) {
     // At most one shard has a fault at a time, so that the others are healthy.
-    for (begin, end) in spans(random, 100..900, &[60..200, 300..1_200, 1_200..2_500, 3_500..5_000]) {
+    for (begin, end) in spans(random, 100..900, &[60..200, 300..1_200, 1_200..2_500]) {
         let shard = random.between(0..SHARDS as u64) as usize;
         let (fault, repair) = match random.between(0..8) {
             0 | 1 => {
@@ -221,6 +261,9 @@ fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) 
             steps.push((failover, Step::Failover(shard)));
         }
     }
+}
+
+fn of_links(random: &mut Random, clients: usize, steps: &mut Vec<(Duration, Step)>) {
     for client in 0..clients {
         for (begin, end) in spans(random, 200..3_000, &[10..90, 90..400, 400..1_500]) {
             let node = random.between(0..NODES as u64) as usize;
@@ -232,13 +275,17 @@ fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) 
             steps.extend([(begin, fault), (end, repair)]);
         }
     }
-    if may_lie {
-        for (begin, end) in spans(random, 0..2_000, &[1_000..3_000]) {
-            let node = random.between(0..NODES as u64) as usize;
-            let lie = random.one_of(&[Lie::OldMap, Lie::MissingNode]);
-            steps.extend([(begin, Step::Lie(node, lie)), (end, Step::EndLie(node))]);
-        }
+}
+
+fn of_maps(random: &mut Random, steps: &mut Vec<(Duration, Step)>) {
+    for (begin, end) in spans(random, 0..2_000, &[1_000..3_000]) {
+        let node = random.between(0..NODES as u64) as usize;
+        let lie = random.one_of(&[Lie::OldMap, Lie::MissingNode]);
+        steps.extend([(begin, Step::Lie(node, lie)), (end, Step::EndLie(node))]);
     }
+}
+
+fn of_slots(random: &mut Random, steps: &mut Vec<(Duration, Step)>) {
     for (begin, end) in spans(random, 500..4_000, &[20..200]) {
         let (route, shard) = (random.between(0..2), random.between(0..SHARDS as u64) as usize);
         let step = |phase| Step::Migrate { route, shard, phase };
@@ -249,23 +296,21 @@ fn steps(random: &mut Random, clients: usize, timeout: Duration, may_lie: bool) 
             (end, step(Phase::Moved)),
         ]);
     }
-    steps
 }
 
-/// Returns times in which no client calls. Before each, a check of a primary gets no reply in time.
-fn idle_times(
+/// Returns times in which no client calls. Before each, checks of a primary get no reply in time.
+fn of_idle_times(
     random: &mut Random,
     clients: usize,
     steps: &mut Vec<(Duration, Step)>,
 ) -> Vec<(Duration, Duration)> {
-    let mut idle = Vec::new();
-    for (begin, end) in spans(random, 800..3_000, &[700..900]) {
-        let link = (random.between(0..clients as u64) as usize, random.between(0..SHARDS as u64) as usize);
-        let held = begin.saturating_sub(millis(150));
-        steps.push((held, Step::Hold(link.0, link.1)));
-        steps.push((begin + millis(20), Step::Release(link.0, link.1)));
-        idle.push((begin, end));
+    let idle = spans(random, 300..700, &[800..1_000]);
+    for (begin, _) in &idle {
+        let (client, node) =
+            (random.between(0..clients as u64) as usize, random.between(0..SHARDS as u64) as usize);
+        steps.push((*begin - millis(150), Step::Hold(client, node)));
+        // All checks have ended.
+        steps.push((*begin + DEADLINE + millis(30), Step::Release(client, node)));
     }
-    steps.sort_by_key(|(at, _)| *at);
     idle
 }
