@@ -70,15 +70,31 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a refund and a reset stop at a slot that hangs",
         rule: "ChangesReachHealthySlots",
-        changes: &[(
-            CROSS_SLOT,
-            "                *output = Some(value);
-            }",
-            "                *output = Some(value);
-            } else if PLANTED {
-                return Poll::Pending;
-            }",
-        )],
+        changes: &[
+            (
+                CROSS_SLOT,
+                "let instants = join_all(calls).await",
+                "if PLANTED {
+                     let mut latest = 0;
+                     for call in calls {
+                         latest = latest.max(call.await?);
+                     }
+                     return Ok(latest);
+                 }
+                 let instants = join_all( calls).await",
+            ),
+            (
+                CROSS_SLOT,
+                "join_all(calls).await.into_iter().collect()",
+                "if PLANTED {
+                     for call in calls {
+                         call.await?;
+                     }
+                     return Ok(());
+                 }
+                 join_all( calls).await.into_iter().collect()",
+            ),
+        ],
     },
     Bug {
         name: "a rollback is lost and not counted",
