@@ -17,7 +17,7 @@
 //! | all charged | admitted | stay |
 //! | one denied, others in any state | denied | rolled back |
 //! | one unknown, none denied; to fail open | unavailable | stay, so that a healthy limit still fills |
-//! | one unknown, none denied; otherwise | unavailable | rolled back |
+//! | one unknown, none denied; otherwise, or if the error is of this check alone | unavailable | rolled back |
 //! | any; the check was dropped | | rolled back |
 //!
 //! A slot that has not replied when the check ends is rolled back when it replies that it has charged. Rollbacks run in the
@@ -225,7 +225,9 @@ impl<'a> Transaction<'a> {
     fn end(mut self, check: &Check) -> Result<Decision, BackendError> {
         let verdict = Verdict::of(&self.slots);
         let result = result(verdict, check, &self.slots);
-        if verdict.keeps(check.across_slots().keeps_charges) {
+        // An error of this check alone rejects it, also to fail open.
+        let is_rejected = result.as_ref().is_err_and(|error| error.reason().is_of_one_check());
+        if !is_rejected && verdict.keeps(check.across_slots().keeps_charges) {
             // Dropping a slot that has not replied counts it as unanswered.
             self.slots.clear();
         }
