@@ -134,17 +134,24 @@ impl Events {
         self.decided_checks.iter().filter(of).map(|(_, _, reading, _)| *reading)
     }
 
-    /// Returns whether a cached denial is correct. The store must have denied the same or a smaller cost at this reading of its
-    /// clock, and the denial must not have reached its maximum age.
+    /// Returns whether a cached denial is correct. The store must have denied the pair at this reading of its clock, and this
+    /// denial must not have reached its maximum age. It may be the denial of a larger cost, which confirms earlier ones. The store
+    /// must also have denied the same or a smaller cost, then or before.
     fn has_matching_denial(&self, started: &Started, reading: u64) -> bool {
         let is_fresh = |other: &Started| started.at <= other.at + DenyCache::default().max_age;
-        self.decided_checks.iter().any(|(_, id, decided, verdict)| {
-            (*decided, *verdict) == (reading, Verdict::Denied)
-                && self.started.get(id).is_some_and(|other| {
-                    is_fresh(other)
-                        && (other.client, other.tenant) == (started.client, started.tenant)
-                        && other.cost <= started.cost
-                })
+        let denied = || {
+            self.decided_checks
+                .iter()
+                .filter(|(.., verdict)| *verdict == Verdict::Denied)
+                .filter_map(|(at, id, decided, _)| Some((*at, *decided, self.started.get(id)?)))
+        };
+        let is_of_pair = |other: &Started| (other.client, other.tenant) == (started.client, started.tenant);
+        denied().any(|(newest, decided, other)| {
+            decided == reading
+                && is_of_pair(other)
+                && is_fresh(other)
+                && denied()
+                    .any(|(at, _, other)| at <= newest && is_of_pair(other) && other.cost <= started.cost)
         })
     }
 
