@@ -98,7 +98,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "the first map of the slots wins",
-        rule: "Recovers",
+        rule: "HealthyNodesDecide",
         changes: &[
             (CLUSTER, "while counted < wanted {", "while counted < if PLANTED { 1 } else { wanted } {"),
             (
