@@ -30,11 +30,11 @@
 use std::{
     future::{Future, poll_fn},
     mem,
-    pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
     time::{Instant, timeout_at},
@@ -85,7 +85,7 @@ pub(super) async fn check(
                 let part = check.part(pairs, Purpose::Overage);
                 async move { backend.check_in_slot(&part, Patience::Caller).await }
             });
-            let replies = join(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+            let replies = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
             return Ok(decision(check, slots.iter().zip(&replies), true));
         }
     }
@@ -125,7 +125,7 @@ pub(super) async fn refund(
         let part = refund.part(pairs);
         async move { backend.refund_in_slot(&part).await }
     });
-    let instants = join(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let instants = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(instants.into_iter().max().unwrap_or_default())
 }
 
@@ -139,7 +139,7 @@ pub(super) async fn reset(
         let part = check.part(pairs, check.purpose());
         async move { backend.reset_in_slot(&part).await }
     });
-    join(calls).await.into_iter().collect()
+    join_all(calls).await.into_iter().collect()
 }
 
 /// The state of a slot: the first table above.
@@ -332,22 +332,6 @@ async fn until(deadline: Option<Instant>, future: impl Future<Output = ()>) {
         Some(deadline) if Handle::try_current().is_ok() => drop(timeout_at(deadline, future).await),
         _ => future.await,
     }
-}
-
-/// Runs some futures at the same time. Returns their outputs in order.
-async fn join<T>(futures: impl Iterator<Item = impl Future<Output = T> + Send>) -> Vec<T> {
-    let mut running: Vec<(Pin<Box<dyn Future<Output = T> + Send + '_>>, Option<T>)> =
-        futures.map(|future| (Box::pin(future) as _, None)).collect();
-    poll_fn(|cx| {
-        for (future, output) in running.iter_mut().filter(|(_, output)| output.is_none()) {
-            if let Poll::Ready(value) = future.as_mut().poll(cx) {
-                *output = Some(value);
-            }
-        }
-        if running.iter().all(|(_, output)| output.is_some()) { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    running.into_iter().filter_map(|(_, output)| output).collect()
 }
 
 #[cfg(test)]

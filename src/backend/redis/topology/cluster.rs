@@ -70,7 +70,7 @@ struct Shared {
 /// How to connect to the nodes.
 pub(super) enum Nodes {
     /// As to this server, apart from the address.
-    Endpoint(Endpoint),
+    Endpoint(Box<Endpoint>),
     /// Over streams that the caller opens.
     Streams(Box<dyn Fn(&Address) -> Target + Send + Sync>),
 }
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn redirect_to_refused_node_leaves_the_map() {
         let endpoint = Endpoint::from_url("redis://127.0.0.1/", &Tls::default()).unwrap();
-        let cluster = Cluster::new(Vec::new(), Nodes::Endpoint(endpoint));
+        let cluster = Cluster::new(Vec::new(), Nodes::Endpoint(Box::new(endpoint)));
         let [old, new] = ["old", "new"].map(|host| (host.to_owned(), 6379));
         cluster.0.move_slot(7, &new);
         cluster.0.state().refused.insert(old.clone(), Instant::now());

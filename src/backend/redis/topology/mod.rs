@@ -92,7 +92,7 @@ impl Topology {
         if first.info.redis_settings().db() != 0 {
             return Err(invalid("a cluster has no database other than 0: remove it from the URL"));
         }
-        Ok(Self::Cluster(Cluster::new(seeds, Nodes::Endpoint(first))))
+        Ok(Self::Cluster(Cluster::new(seeds, Nodes::Endpoint(Box::new(first)))))
     }
 
     /// Returns a cluster behind streams that the caller opens to each node.
