@@ -70,15 +70,30 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "a refund and a reset stop at a slot that hangs",
         rule: "ChangesReachHealthySlots",
-        changes: &[(
-            CROSS_SLOT,
-            "                *output = Some(value);
-            }",
-            "                *output = Some(value);
-            } else if PLANTED {
-                return Poll::Pending;
-            }",
-        )],
+        changes: &[
+            (
+                CROSS_SLOT,
+                "let instants = join_all(calls).await.into_iter()",
+                "let mut in_order = Vec::new();
+                 let mut calls = calls;
+                 while PLANTED && let Some(call) = calls.next() {
+                     in_order.push(call.await);
+                 }
+                 in_order.extend(join_all(calls).await);
+                 let instants = in_order.into_iter()",
+            ),
+            (
+                CROSS_SLOT,
+                "join_all(calls).await.into_iter().collect()",
+                "let mut in_order = Vec::new();
+                 let mut calls = calls;
+                 while PLANTED && let Some(call) = calls.next() {
+                     in_order.push(call.await);
+                 }
+                 in_order.extend(join_all(calls).await);
+                 in_order.into_iter().collect()",
+            ),
+        ],
     },
     Bug {
         name: "a rollback is lost and not counted",

@@ -137,15 +137,18 @@ impl Plan {
         let clients = random.between(2..4) as usize;
         let window = random.millis(400..1_600);
         let mut policies = [ROUTE, ADDRESS].map(|name| {
+            let many = if kind == Kind::Hang { 20 } else { 1 };
             let quota = if name == ROUTE { random.between(20..120) } else { random.between(8..40) };
-            Policy::new(name, quota as u32, window).unwrap()
+            Policy::new(name, many * quota as u32, window).unwrap()
         });
         if random.one_in(3) {
             let algorithm = Algorithm::SlidingBuckets { precision: window / 8 };
             policies = policies.map(|policy| policy.with_algorithm(algorithm).unwrap());
         }
         let [route, address] = policies;
-        let pauses = (0..clients).map(|_| random.one_of(&[millis(15), millis(30), millis(60)])).collect();
+        let pauses =
+            if kind == Kind::Hang { &[millis(10)][..] } else { &[millis(15), millis(30), millis(60)] };
+        let pauses = (0..clients).map(|_| random.one_of(pauses)).collect();
         let over_limit = random.one_in(2).then_some(0);
         let mut latencies: Vec<_> =
             (0..clients).map(|_| [(); NODES].map(|()| random.millis(1..12))).collect();
