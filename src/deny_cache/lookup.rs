@@ -70,6 +70,11 @@ impl Miss {
         Self { denials, permission }
     }
 
+    /// Returns whether a cached denial answers the check if the store does not.
+    pub(crate) fn has_cached_denial(&self) -> bool {
+        self.permission.is_some()
+    }
+
     /// Marks the send time of the check. Call it right before sending: a denial is valid from here on.
     pub(crate) fn send(self) -> Sent {
         let invalidations = self.denials.invalidations();

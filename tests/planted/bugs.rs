@@ -73,26 +73,25 @@ pub const BUGS: &[Bug] = &[
         changes: &[
             (
                 CROSS_SLOT,
-                "let instants = join_all(calls).await",
-                "if PLANTED {
-                     let mut latest = 0;
-                     for call in calls {
-                         latest = latest.max(call.await?);
-                     }
-                     return Ok(latest);
+                "let instants = join_all(calls).await.into_iter()",
+                "let mut in_order = Vec::new();
+                 let mut calls = calls;
+                 while PLANTED && let Some(call) = calls.next() {
+                     in_order.push(call.await);
                  }
-                 let instants = join_all( calls).await",
+                 in_order.extend(join_all(calls).await);
+                 let instants = in_order.into_iter()",
             ),
             (
                 CROSS_SLOT,
                 "join_all(calls).await.into_iter().collect()",
-                "if PLANTED {
-                     for call in calls {
-                         call.await?;
-                     }
-                     return Ok(());
+                "let mut in_order = Vec::new();
+                 let mut calls = calls;
+                 while PLANTED && let Some(call) = calls.next() {
+                     in_order.push(call.await);
                  }
-                 join_all( calls).await.into_iter().collect()",
+                 in_order.extend(join_all(calls).await);
+                 in_order.into_iter().collect()",
             ),
         ],
     },
@@ -114,7 +113,7 @@ pub const BUGS: &[Bug] = &[
     },
     Bug {
         name: "the first map of the slots wins",
-        rule: "Recovers",
+        rule: "HealthyNodesDecide",
         changes: &[
             (CLUSTER, "while counted < wanted {", "while counted < if PLANTED { 1 } else { wanted } {"),
             (

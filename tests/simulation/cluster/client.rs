@@ -182,7 +182,7 @@ impl Process {
             _ => random.between(1..plan.addresses),
         };
         let mut keys = vec![(Plan::address(address), plan.address.clone())];
-        if random.one_in(2) {
+        if plan.routes > 0 && random.one_in(2) {
             let route = (Plan::route(random.between(0..plan.routes)), plan.route.clone());
             keys.insert(random.between(0..2) as usize, route);
         }

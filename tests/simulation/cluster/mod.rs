@@ -1,5 +1,7 @@
-//! The simulation of a cluster: several nodes with slots, epochs and failovers. Nodes crash, hang, lie, or are cut off from the
-//! other nodes, and slots move.
+//! The simulation of a cluster: several nodes with slots, epochs and failovers. Nodes crash, hang, report a wrong map, or are cut
+//! off from the other nodes, and slots move.
+//!
+//! `tests/planted` runs it against a copy of the crate with planted bugs.
 
 mod client;
 mod health;
@@ -9,44 +11,133 @@ mod record;
 mod rules;
 mod run;
 
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+};
+
 use self::{
-    plan::Plan,
-    record::Entry,
-    rules::{Violation, check_rules},
+    plan::{Plan, Step},
+    record::{Entry, Event, Outcome},
+    rules::check_rules,
     run::run,
 };
-use super::seeds;
+use super::{record::hash, seeds};
 
-/// The number of seeds. `SIMULATION_SEEDS` sets another number, and `SIMULATION_SEED` runs one seed only.
+/// The default number of seeds.
 const SEEDS: u64 = 50;
 
-/// Runs a plan. Returns its events and the violations of the rules.
-fn run_plan(plan: &Plan) -> (Vec<Entry>, Vec<Violation>) {
-    let entries = run(plan);
-    let violations = check_rules(plan, &entries);
-    (entries, violations)
-}
+/// The number of threads, each with a run of its own.
+const THREADS: usize = 2;
 
 #[test]
 fn cluster_clients_obey_all_rules_under_fault_injection() {
-    let mut failed = Vec::new();
-    let start = std::time::Instant::now();
-    for seed in seeds(SEEDS) {
-        let (entries, violations) = run_plan(&Plan::of(seed));
-        let mut kinds = std::collections::BTreeMap::new();
-        for violation in &violations {
-            kinds.entry(violation.rule).or_insert_with(Vec::new).push(violation.clone());
+    let seeds = seeds(SEEDS);
+    let (next, coverage) = (AtomicU64::new(seeds.start), Mutex::new(Coverage::default()));
+    let failed = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end {
+                        return;
+                    }
+                    let plan = Plan::of(seed);
+                    let entries = run(&plan);
+                    coverage.lock().unwrap().add(&entries);
+                    let violations = check_rules(&plan, &entries);
+                    if !violations.is_empty() {
+                        let hash = hash(&entries);
+                        let what =
+                            format!("SIMULATION_SEED={seed} replays the run {hash:x}: {violations:#?}");
+                        failed.lock().unwrap().push(what);
+                    }
+                }
+            });
         }
-        println!(
-            "seed {seed}: {} events, {:?}",
-            entries.len(),
-            kinds.iter().map(|(r, v)| (*r, v.len())).collect::<Vec<_>>()
-        );
-        for (rule, violations) in kinds {
-            println!("   {rule:?} {:?}", violations[0]);
-            failed.push(seed);
+    });
+    let failed = failed.into_inner().unwrap();
+    assert!(failed.is_empty(), "{} runs: {}", failed.len(), failed.join("\n"));
+    let coverage = coverage.into_inner().unwrap();
+    println!("{coverage:#?}");
+    if seeds.end - seeds.start >= SEEDS {
+        coverage.assert_complete();
+    }
+}
+
+/// The number of events in all runs together, by kind.
+#[derive(Debug, Default)]
+struct Coverage(BTreeMap<&'static str, usize>);
+
+impl Coverage {
+    fn add(&mut self, entries: &[Entry]) {
+        for entry in entries {
+            let kind = match &entry.event {
+                Event::Completed { outcome, .. } => match outcome {
+                    Outcome::Charged { .. } => "charged",
+                    Outcome::Denied { .. } => "denied",
+                    Outcome::CacheHit { .. } => "cache hit",
+                    Outcome::Local { .. } => "local",
+                    Outcome::Unchecked(_) => "unchecked",
+                    Outcome::LocalFallbackDenied(_) => "local fallback denied",
+                    Outcome::Unavailable(_) => "unavailable",
+                    Outcome::Cancelled => "cancelled",
+                },
+                Event::Refunded { is_rollback: true, .. } => "rollback",
+                Event::Refunded { is_rollback: false, .. } => "refund",
+                Event::Refused { code, .. } => code,
+                Event::Promoted { .. } => "promoted",
+                Event::Reset { .. } => "reset",
+                Event::Step(Step::Lie(..), _) => "lie",
+                Event::Step(Step::Isolate(_), _) => "isolated",
+                Event::Step(Step::Hang(_), _) => "hang",
+                Event::Step(Step::Crash { .. }, _) => "crash",
+                Event::Step(Step::SwallowConnections(..), _) => "swallowed connections",
+                _ => continue,
+            };
+            *self.0.entry(kind).or_default() += 1;
         }
     }
-    println!("{:?}", start.elapsed());
-    assert!(failed.is_empty(), "{failed:?}");
+
+    /// Asserts that every kind of event has occurred often enough.
+    fn assert_complete(&self) {
+        let often = [
+            "charged",
+            "denied",
+            "cache hit",
+            "local",
+            "unchecked",
+            "unavailable",
+            "cancelled",
+            "rollback",
+            "refund",
+            "reset",
+        ];
+        let sometimes = ["MOVED", "CLUSTERDOWN", "promoted", "lie", "isolated", "hang", "crash"];
+        let rarely = ["local fallback denied", "ASK", "TRYAGAIN", "swallowed connections"];
+        let expected = [(&often[..], 500), (&sometimes[..], 25), (&rarely[..], 3)];
+        for (kinds, many) in expected {
+            for kind in kinds {
+                assert!(self.0.get(kind).is_some_and(|count| *count >= many), "{kind}: {self:#?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn same_seed_replays_same_cluster_run() {
+    // Each run has its own thread.
+    let run_seed = |seed| thread::spawn(move || run(&Plan::of(seed)));
+    for seed in [0, 2, 6] {
+        let [first, second] = [run_seed(seed), run_seed(seed)].map(|run| run.join().unwrap());
+        if let Some((a, b)) = first.iter().zip(&second).find(|(a, b)| a != b) {
+            panic!("seed {seed}: {a:?} and {b:?}");
+        }
+        assert_eq!(hash(&first), hash(&second), "seed {seed}");
+    }
 }

@@ -188,6 +188,25 @@ impl Events {
         self.ran(id).iter().filter(|(_, ran)| ran.verdict == Verdict::Charged && ran.purpose != Purpose::Peek)
     }
 
+    /// Returns whether the deny cache may deny a check that starts at this instant. If a check refreshes a cached denial and gets
+    /// no reply, the cache denies it, or the outage rule applies if the denial has expired meanwhile. The charges are rolled back
+    /// in both cases.
+    fn may_have_cached_denial(&self, at: Duration, started: &Started) -> bool {
+        let oldest = at.saturating_sub(DenyCache::default().max_age + DEADLINE);
+        self.in_order.iter().any(|executed| match executed {
+            Executed::Check(decided, ran) => {
+                ran.verdict == Verdict::Denied
+                    && (oldest..=at).contains(decided)
+                    && started.slots.contains(&ran.slot)
+                    && self.started.get(&ran.id).is_some_and(|(_, other)| {
+                        (other.client, other.limiter) == (started.client, started.limiter)
+                            && other.cost <= started.cost
+                    })
+            }
+            Executed::Reset { .. } => false,
+        })
+    }
+
     fn is_rolled_back(&self, id: Id, slot: u16) -> bool {
         self.refunds(id, slot).iter().any(|refund| refund.is_rollback)
     }
@@ -339,21 +358,7 @@ fn check_outcome(events: &Events, check: &Checked<'_>, report: &mut Report<'_>) 
             started.slots.iter().all(charged_in) && ran.iter().any(|(_, ran)| ran.reading == *reading)
         }
         Outcome::Denied { .. } => ran.iter().any(|(_, ran)| ran.verdict == Verdict::Denied),
-        Outcome::CacheHit { .. } => {
-            let oldest = at.saturating_sub(DenyCache::default().max_age + DEADLINE);
-            events.in_order.iter().any(|executed| match executed {
-                Executed::Check(decided, ran) => {
-                    ran.verdict == Verdict::Denied
-                        && (oldest..=*at).contains(decided)
-                        && started.slots.contains(&ran.slot)
-                        && events.started.get(&ran.id).is_some_and(|(_, other)| {
-                            (other.client, other.limiter) == (started.client, started.limiter)
-                                && other.cost <= started.cost
-                        })
-                }
-                Executed::Reset { .. } => false,
-            })
-        }
+        Outcome::CacheHit { .. } => events.may_have_cached_denial(*at, started),
         _ => true,
     };
     if !is_from_nodes {
@@ -476,7 +481,7 @@ fn by_start(started: &BTreeMap<Id, (Duration, Started)>) -> Vec<(Id, (Duration, 
 fn check_standing(plan: &Plan, health: &Health, events: &Events, report: &mut Report<'_>) {
     // By client: the charges that stand without an admission, and those among them whose reply has arrived.
     let (mut standing, mut answered) = (vec![0; plan.clients], vec![Vec::new(); plan.clients]);
-    for (id, (_, started)) in &events.started {
+    for (id, (start, started)) in &events.started {
         let Some((end, outcome)) = events.outcomes.get(id) else { continue };
         let is_admitted = matches!(outcome, Outcome::Charged { .. });
         let is_denied = events.ran(*id).iter().any(|(_, ran)| ran.verdict == Verdict::Denied);
@@ -485,7 +490,11 @@ fn check_standing(plan: &Plan, health: &Health, events: &Events, report: &mut Re
             if is_admitted && is_rolled_back {
                 report(Rule::AllOrNothing, format!("{started:?} was admitted and rolled back: {ran:?}"));
             }
-            if matches!(outcome, Outcome::Unchecked(_)) && is_rolled_back && !is_denied {
+            if matches!(outcome, Outcome::Unchecked(_))
+                && is_rolled_back
+                && !is_denied
+                && !events.may_have_cached_denial(*start, started)
+            {
                 report(Rule::FailOpenKeepsCharges, format!("{started:?}: {ran:?}"));
             }
             let is_kept = matches!(outcome, Outcome::Unchecked(_)) && started.slots.len() > 1;
