@@ -28,6 +28,9 @@ pub(crate) struct AcrossSlots {
     pub(crate) keeps_charges: bool,
     /// Whether to peek first, because a pair was denied a moment ago.
     pub(crate) peeks_first: bool,
+    /// For each pair, whether it was denied a moment ago: its slot is charged before the others. Empty if no denial is known.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
+    pub(crate) denied: Vec<bool>,
     /// Called with the pairs of a slot when their rollback begins and when it ends.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
     pub(crate) on_rollback: Option<OnRollback>,

@@ -163,14 +163,16 @@ impl Denials {
         }
     }
 
-    /// Returns whether the store has denied a pair of a check that was sent within the last maximum age, even if the wait has
-    /// passed since, or the denial is invalidated.
-    pub(crate) fn was_denied_recently(&self, check: &Check) -> bool {
-        let Some(now) = self.now() else { return false };
-        check.pairs().iter().filter(|pair| pair.cost > 0).any(|pair| {
-            let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy));
+    /// Returns, for each pair of a check, whether the store has denied it in a check that was sent within the last maximum age,
+    /// even if the wait has passed since, or the denial is invalidated. Empty if no pair was denied.
+    pub(crate) fn denied_recently(&self, check: &Check) -> Vec<bool> {
+        let Some(now) = self.now() else { return Vec::new() };
+        let was_denied = |pair: &Pair| {
+            let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy)).filter(|_| pair.cost > 0);
             entry.is_some_and(|entry| now < entry.last_denied() + self.max_age)
-        })
+        };
+        let denied: Vec<bool> = check.pairs().iter().map(was_denied).collect();
+        if denied.contains(&true) { denied } else { Vec::new() }
     }
 
     /// Invalidates the entries of these pairs now and when the returned guard is dropped.
@@ -295,17 +297,18 @@ mod tests {
         };
         let asked = check("a");
         let pair = &asked.pairs()[0];
-        assert!(!denials.was_denied_recently(&check("a")));
+        let was_denied = |key| denials.denied_recently(&check(key)).contains(&true);
+        assert!(!was_denied("a"));
         let wait = SECOND / 10;
         let status = Status::new(pair, 0, Wait::For(wait), wait, wait);
         denials.enter(pair, Denial::new(pair, &status, denials.micros(Instant::now()), 0, false), 0, None);
         // Neither the end of the wait nor an invalidation changes when the pair was denied.
         tokio::time::advance(SECOND / 2).await;
         assert!(denials.repeat(&check("a")).is_none());
-        assert!(denials.was_denied_recently(&check("a")) && !denials.was_denied_recently(&check("b")));
+        assert!(was_denied("a") && !was_denied("b"));
         drop(denials.invalidate([(&pair.key, &pair.policy)].into_iter()));
-        assert!(denials.was_denied_recently(&check("a")));
+        assert!(was_denied("a"));
         tokio::time::advance(SECOND / 2).await;
-        assert!(!denials.was_denied_recently(&check("a")));
+        assert!(!was_denied("a"));
     }
 }

@@ -378,12 +378,14 @@ impl Limiter {
     ) -> BoxFuture<Result<Decision, BackendError>> {
         let Inner { settings, engine, guard, denials, on_rollback, .. } = &*self.0;
         if check.has_several_keys() {
-            let peeks_first = denials.as_ref().is_none_or(|denials| denials.was_denied_recently(&check));
+            let denied = denials.as_ref().map(|denials| denials.denied_recently(&check));
             // If no answer comes, a cached denial may deny the check instead of the outage rule.
             let may_fail_open = !miss.as_ref().is_some_and(Miss::has_cached_denial);
             check = check.with_across_slots(AcrossSlots {
                 keeps_charges: rule == OutageRule::FailOpen && may_fail_open,
-                peeks_first,
+                // Without a deny cache, no denial is known.
+                peeks_first: denied.as_ref().is_none_or(|denied| !denied.is_empty()),
+                denied: denied.unwrap_or_default(),
                 on_rollback: on_rollback.clone(),
             });
         }

@@ -23,9 +23,9 @@
 //! A slot that was asked and has not replied when the check ends is rolled back when it replies that it has charged. Rollbacks
 //! run in the background and survive the check.
 //!
-//! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies. So a
-//! client over its limit does not charge and roll back the other slots with every request, and does not starve those who share
-//! them.
+//! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies: first the
+//! slot of that pair, and then the others. So a client over its limit does not charge and roll back the other slots with every
+//! request, and does not starve those who share them.
 
 use std::{
     future::poll_fn,
@@ -101,9 +101,10 @@ pub(super) async fn check(
         if !peek.may_admit() {
             peek.replies(check.deadline()).await;
         }
-        if !peek.may_admit() {
-            return peek.end(check);
+        if peek.may_admit() {
+            peek.charge_in_two_steps(check).await;
         }
+        return peek.end(check);
     }
     let mut transaction = Transaction::start(backend, check, slots, Purpose::Reserve);
     transaction.replies(check.deadline()).await;
@@ -184,6 +185,22 @@ struct Slot<'a> {
     state: State,
 }
 
+impl<'a> Slot<'a> {
+    /// Starts to ask a slot.
+    fn ask(backend: &RedisBackend, check: &Check, pairs: &'a [usize], purpose: Purpose) -> Self {
+        let part = check.part(pairs, purpose);
+        let (backend, asked) = (backend.clone(), part.clone());
+        let is_pending = Arc::<AtomicBool>::default();
+        let flag = is_pending.clone();
+        let reply = Box::pin(async move {
+            let is_peek = asked.purpose() == Purpose::Peek;
+            let patience = if is_peek { Patience::Caller } else { Patience::Late(&flag) };
+            backend.check_in_slot(&asked, patience).await
+        });
+        Self { pairs, part, state: State::Asked(Late { reply, is_pending }) }
+    }
+}
+
 /// A check in progress. If it is dropped before its end, its charges are rolled back.
 struct Transaction<'a> {
     backend: &'a RedisBackend,
@@ -192,19 +209,32 @@ struct Transaction<'a> {
 
 impl<'a> Transaction<'a> {
     fn start(backend: &'a RedisBackend, check: &Check, slots: &'a [Vec<usize>], purpose: Purpose) -> Self {
-        let slots = slots.iter().map(|pairs| {
-            let part = check.part(pairs, purpose);
-            let (backend, asked) = (backend.clone(), part.clone());
-            let is_pending = Arc::<AtomicBool>::default();
-            let flag = is_pending.clone();
-            let reply = Box::pin(async move {
-                let is_peek = asked.purpose() == Purpose::Peek;
-                let patience = if is_peek { Patience::Caller } else { Patience::Late(&flag) };
-                backend.check_in_slot(&asked, patience).await
-            });
-            Slot { pairs, part, state: State::Asked(Late { reply, is_pending }) }
-        });
+        let slots = slots.iter().map(|pairs| Slot::ask(backend, check, pairs, purpose));
         Self { backend, slots: slots.collect() }
+    }
+
+    /// Charges the slots after a peek: first those with a pair that was denied a moment ago, and then the others. So if the peek
+    /// admits many checks at the same time, only those charge the other slots that have had room in the first.
+    async fn charge_in_two_steps(&mut self, check: &Check) {
+        for slot in &mut self.slots {
+            if let State::Asked(_) = slot.state {
+                slot.state = State::Unknown(BackendError::new(Reason::Timeout));
+            }
+        }
+        let denied = &check.across_slots().denied;
+        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
+        self.charge(check, was_denied).await;
+        if Verdict::of(&self.slots) != Verdict::Denied {
+            self.charge(check, |slot| slot.part.purpose() == Purpose::Peek).await;
+        }
+    }
+
+    /// Charges some of the slots that were peeked at.
+    async fn charge(&mut self, check: &Check, is_chosen: impl Fn(&Slot<'_>) -> bool) {
+        for slot in self.slots.iter_mut().filter(|slot| is_chosen(slot)) {
+            *slot = Slot::ask(self.backend, check, slot.pairs, Purpose::Reserve);
+        }
+        self.replies(check.deadline()).await;
     }
 
     /// Waits for the replies of all slots until an instant.

@@ -18,7 +18,7 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::Notify,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep, timeout_at},
 };
 
 use super::RedisBackend;
@@ -32,6 +32,9 @@ use crate::{
 
 /// The timeout of the rollback of one slot. No request waits for it.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pause before a rollback is sent again to a busy server.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long after the deadline of its check a late reply may come.
 const LATE_REPLY: Duration = Duration::from_secs(1);
@@ -205,7 +208,13 @@ impl Rollback {
     async fn run(self, backend: RedisBackend, refund: Refund) {
         let end = Instant::now() + ROLLBACK_TIMEOUT;
         let outcome = timeout_at(end, backend.refund_in_slot(&refund)).await;
-        let outcome = outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
+        let mut outcome = outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
+        // A busy server has not run the refund: for example, if the cluster is down while a replica takes over.
+        while outcome.as_ref().is_err_and(|error| error.reason() == Reason::Busy) && Instant::now() < end {
+            sleep(BUSY_PAUSE).await;
+            let again = timeout_at(end, backend.refund_in_slot(&refund)).await;
+            outcome = again.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
+        }
         let state = self.rollbacks.in_progress().remove(self.id);
         // A rollback that was written off is lost already.
         if let (Some(_), Err(error)) = (state, outcome) {
