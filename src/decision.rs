@@ -30,7 +30,7 @@ impl Wait {
 
 /// The result of one check: admitted or denied, with a status for every pair.
 ///
-/// A check is admitted if every pair admits. Then all pairs were charged, at one instant. If a pair does not admit, nothing was
+/// A check is admitted if every pair admits. Then all pairs were charged, at one instant: in a cluster, at one instant for each slot. If a pair does not admit, nothing was
 /// charged and nothing was written. If the store cannot decide, the result is not a decision but a
 /// [`BackendError`](crate::backend::BackendError).
 ///
@@ -121,7 +121,7 @@ impl Decision {
     }
 
     /// Returns the time until the same check would be admitted, if there are no other charges: the largest wait of all pairs,
-    /// because all must admit. Zero if the check was admitted.
+    /// because all must admit. Zero if the check was admitted. If a slot of a cluster has not replied, it is a lower bound.
     pub fn retry_after(&self) -> Wait {
         let waits = self.0.statuses.iter().map(|status| status.retry_after);
         waits.max().unwrap_or(Wait::ZERO)

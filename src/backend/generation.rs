@@ -2,7 +2,6 @@
 
 use std::{
     hash::{BuildHasher, RandomState},
-    process,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -13,21 +12,19 @@ const BITS: u32 = 56;
 pub(super) struct Generations {
     /// Its keys come from the operating system.
     hasher: RandomState,
-    /// Processes that were forked may have the same keys.
-    process: u32,
     /// How many generations were drawn.
     drawn: AtomicU64,
 }
 
 impl Generations {
     pub(super) fn new() -> Self {
-        Self { hasher: RandomState::new(), process: process::id(), drawn: AtomicU64::new(0) }
+        Self { hasher: RandomState::new(), drawn: AtomicU64::new(0) }
     }
 
     /// Returns a random number of 56 bits.
     pub(super) fn draw(&self) -> u64 {
         let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);
-        self.hasher.hash_one((self.process, drawn)) >> (u64::BITS - BITS)
+        self.hasher.hash_one(drawn) >> (u64::BITS - BITS)
     }
 }
 

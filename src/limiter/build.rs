@@ -110,7 +110,8 @@ impl LimiterBuilder {
         self
     }
 
-    /// Configures the circuit breaker. The default is [`Breaker::default`]. `None` disables it: every check asks the store.
+    /// Configures the circuit breaker. The default is [`Breaker::default`]. `None` disables it: every check asks the store. If
+    /// limiters share a `RedisBackend`, the strictest settings of all of them apply, also after one of them is dropped.
     pub fn breaker(mut self, breaker: impl Into<Option<Breaker>>) -> Self {
         self.breaker = breaker.into();
         self
@@ -118,13 +119,15 @@ impl LimiterBuilder {
 
     /// Sets how many checks may be in flight: 1 to 2^20. The default is
     /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Any further check fails at once with
-    /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding).
+    /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding). `RedisBackend` counts
+    /// the checks of each server; in a cluster, each slot of a check counts.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.max_in_flight = checks;
         self
     }
 
-    /// Configures the deny cache. The default is [`DenyCache::default`]. `None` disables it: every check asks the store.
+    /// Configures the deny cache. The default is [`DenyCache::default`]. `None` disables it: every check asks the store. Then a
+    /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both.
     ///
     /// The cache has no effect for a backend that answers at once, or whose [denials do not
     /// hold](Backend::denials_hold).

@@ -214,7 +214,7 @@ impl Limiter {
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end
     /// of a process, after the last response. Each settlement takes at most two deadlines, and each rollback at most a deadline and six
-    /// seconds.
+    /// seconds. A rollback whose runtime does not run is then counted as lost.
     pub async fn drain(&self) {
         self.0.queue.drain().await;
         self.0.engine.clone().finish().await;

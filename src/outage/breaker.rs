@@ -126,19 +126,20 @@ impl Circuit {
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
     ) {
         let mut state = self.state();
-        let is_replaced = ticket.probe.as_ref().is_some_and(|probe| !probe.is_current());
-        if ticket.epoch != state.epoch || is_replaced {
+        if ticket.epoch != state.epoch {
             return;
         }
         match report {
             Report::Answered => {
-                // If the breaker was open, this was the probe.
+                // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
                 if state.open.take().is_some() {
                     state.epoch += 1;
                 }
                 state.failures = 0;
                 state.answered = Some(Instant::now());
             }
+            // Another check has replaced this probe.
+            Report::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => {}
             Report::Failed(error) => {
                 let (Some(breaker), deadline) = settings() else { return };
                 let now = Instant::now();

@@ -174,9 +174,15 @@ pub(crate) async fn within<T>(
     deadline: Duration,
     asked: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
+    let outcome = until(Instant::now() + deadline, asked).await;
+    outcome.unwrap_or_else(|| Err(BackendError::new(Reason::Timeout)))
+}
+
+/// Runs a future until an instant. Returns `None` if the instant comes first. Outside tokio, the instant has no effect.
+pub(crate) async fn until<T>(end: Instant, future: impl Future<Output = T>) -> Option<T> {
     // Without a runtime there is no timer, and creating one would panic.
     if tokio::runtime::Handle::try_current().is_err() {
-        return asked.await;
+        return Some(future.await);
     }
-    tokio::time::timeout(deadline, asked).await.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)))
+    tokio::time::timeout_at(end, future).await.ok()
 }

@@ -16,7 +16,7 @@ pub(crate) use breaker::check_breaker;
 pub use guard::Protection;
 pub(crate) use guard::{Guard, within};
 #[cfg(feature = "redis")]
-pub(crate) use guard::{Pass, SharedProtection};
+pub(crate) use guard::{Pass, SharedProtection, until};
 pub(crate) use local::{Local, Locally};
 pub use rule::{OutageRule, Share};
 

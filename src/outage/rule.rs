@@ -30,6 +30,8 @@ pub enum OutageRule {
     FailClosed,
     /// Admits the request uncounted, if the *store* cannot decide or too many checks are in flight.
     ///
+    /// In a cluster, the charges of a check across slots stay in the slots that have answered, so that their limits still fill.
+    ///
     /// If the store cannot decide only this check, the layer rejects the request. This applies to the
     /// [reasons](crate::backend::Reason::is_of_one_check) `CrossSlot`, `Full`, `ForeignValue` and `Unsupported`. Otherwise, a
     /// client could avoid its limit, for example by filling its own log.

@@ -100,15 +100,16 @@ pub const BUGS: &[Bug] = &[
         rule: "AllOrNothing",
         changes: &[(
             "backend/redis/rollback.rs",
-            "let outcome = timeout(ROLLBACK_TIMEOUT, backend.refund_in_slot(&refund)).await;",
+            "let outcome = timeout_at(end, backend.refund_in_slot(&refund)).await;",
             "if PLANTED {
                  // As a rollback that waits behind the settlements of others, and is dropped.
-                 self.is_needed = self.rollbacks.in_progress.load(Ordering::Acquire) > 1;
-                 if std::mem::take(&mut self.is_needed) {
+                 let mut in_progress = self.rollbacks.in_progress();
+                 if in_progress.charged > 1 {
+                     in_progress.remove(self.id);
                      return;
                  }
              }
-             let outcome = timeout(ROLLBACK_TIMEOUT, backend.refund_in_slot(&refund)).await;",
+             let outcome = timeout_at(end, backend.refund_in_slot(&refund)).await;",
         )],
     },
     Bug {

@@ -25,6 +25,7 @@ mod lost_reply;
 mod lua_files;
 mod record_positions;
 mod resharding;
+mod review;
 mod rollback;
 mod runtimes;
 mod script_cache;

@@ -20,25 +20,23 @@
 //! | one unknown, none denied; otherwise, or if the error is of this check alone | unavailable | rolled back |
 //! | any; the check was dropped | | rolled back |
 //!
-//! A slot that has not replied when the check ends is rolled back when it replies that it has charged. Rollbacks run in the
-//! background and survive the check.
+//! A slot that was asked and has not replied when the check ends is rolled back when it replies that it has charged. Rollbacks
+//! run in the background and survive the check.
 //!
 //! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies. So a
 //! client over its limit does not charge and roll back the other slots with every request, and does not starve those who share
 //! them.
 
 use std::{
-    future::{Future, poll_fn},
+    future::poll_fn,
     mem,
+    sync::{Arc, atomic::AtomicBool},
     task::{Context, Poll},
     time::Duration,
 };
 
 use futures_util::future::join_all;
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout_at},
-};
+use tokio::time::Instant;
 
 use super::{
     RedisBackend,
@@ -52,6 +50,7 @@ use crate::{
     check::{Check, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
+    outage::until,
 };
 
 /// Groups the indices of partition keys by slot, in the order of the first key of each slot.
@@ -78,7 +77,11 @@ pub(super) async fn check(
 ) -> Result<Decision, BackendError> {
     match check.purpose() {
         Purpose::Charge | Purpose::Reserve => {}
-        Purpose::Peek => return peek(backend, check, slots, check.deadline()).await.into_result(check),
+        Purpose::Peek => {
+            let mut peek = Transaction::start(backend, check, slots, Purpose::Peek);
+            peek.replies(check.deadline()).await;
+            return peek.end(check);
+        }
         Purpose::Overage => {
             // An overage is charged in every slot that can be reached.
             let calls = slots.iter().map(|pairs| {
@@ -90,29 +93,21 @@ pub(super) async fn check(
         }
     }
     if check.across_slots().peeks_first {
-        // A slot that does not reply must leave time for the charge.
+        let mut peek = Transaction::start(backend, check, slots, Purpose::Peek);
+        // A slot that does not reply must leave time for the charge, if the others admit.
         let now = Instant::now();
-        let by = check.deadline().map(|deadline| now + deadline.saturating_duration_since(now) / 2);
-        let peeked = peek(backend, check, slots, by).await;
-        if peeked.is_denied() {
-            return peeked.into_result(check);
+        let half = check.deadline().map(|deadline| now + deadline.saturating_duration_since(now) / 2);
+        peek.replies(half).await;
+        if !peek.may_admit() {
+            peek.replies(check.deadline()).await;
+        }
+        if !peek.may_admit() {
+            return peek.end(check);
         }
     }
     let mut transaction = Transaction::start(backend, check, slots, Purpose::Reserve);
-    until(check.deadline(), poll_fn(|cx| transaction.poll_replies(cx))).await;
+    transaction.replies(check.deadline()).await;
     transaction.end(check)
-}
-
-/// Peeks at all slots at the same time. A slot that has not replied by this instant is unknown.
-async fn peek<'a>(
-    backend: &'a RedisBackend,
-    check: &Check,
-    slots: &'a [Vec<usize>],
-    by: Option<Instant>,
-) -> Peeked<'a> {
-    let mut transaction = Transaction::start(backend, check, slots, Purpose::Peek);
-    until(by, poll_fn(|cx| transaction.poll_replies(cx))).await;
-    Peeked(mem::take(&mut transaction.slots))
 }
 
 /// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others. Returns the latest instant.
@@ -197,14 +192,35 @@ struct Transaction<'a> {
 
 impl<'a> Transaction<'a> {
     fn start(backend: &'a RedisBackend, check: &Check, slots: &'a [Vec<usize>], purpose: Purpose) -> Self {
-        let patience = if purpose == Purpose::Peek { Patience::Caller } else { Patience::Late };
         let slots = slots.iter().map(|pairs| {
             let part = check.part(pairs, purpose);
             let (backend, asked) = (backend.clone(), part.clone());
-            let reply = Box::pin(async move { backend.check_in_slot(&asked, patience).await });
-            Slot { pairs, part, state: State::Asked(reply) }
+            let is_pending = Arc::<AtomicBool>::default();
+            let flag = is_pending.clone();
+            let reply = Box::pin(async move {
+                let is_peek = asked.purpose() == Purpose::Peek;
+                let patience = if is_peek { Patience::Caller } else { Patience::Late(&flag) };
+                backend.check_in_slot(&asked, patience).await
+            });
+            Slot { pairs, part, state: State::Asked(Late { reply, is_pending }) }
         });
         Self { backend, slots: slots.collect() }
+    }
+
+    /// Waits for the replies of all slots until an instant.
+    async fn replies(&mut self, end: Option<Instant>) {
+        let replies = poll_fn(|cx| self.poll_replies(cx));
+        match end {
+            // `None` means that the end has come.
+            Some(end) => drop(until(end, replies).await),
+            None => replies.await,
+        }
+    }
+
+    /// Returns whether a slot has replied, and none that has replied denies.
+    fn may_admit(&self) -> bool {
+        Verdict::of(&self.slots) != Verdict::Denied
+            && self.slots.iter().any(|slot| matches!(slot.state, State::Charged(_)))
     }
 
     /// Is ready when all slots have replied.
@@ -212,7 +228,7 @@ impl<'a> Transaction<'a> {
         let mut is_complete = true;
         for Slot { state, .. } in &mut self.slots {
             let State::Asked(reply) = state else { continue };
-            match reply.as_mut().poll(cx) {
+            match reply.reply.as_mut().poll(cx) {
                 Poll::Pending => is_complete = false,
                 Poll::Ready(Ok(decision)) if decision.is_admitted() => *state = State::Charged(decision),
                 Poll::Ready(Ok(decision)) => *state = State::Denied(decision),
@@ -241,23 +257,10 @@ impl Drop for Transaction<'_> {
             match state {
                 _ if part.purpose() == Purpose::Peek => {}
                 State::Asked(reply) => Rollback::of_late(self.backend, part, reply),
-                State::Charged(decision) => Rollback::of_charge(self.backend, &part, &decision),
+                State::Charged(decision) => Rollback::of_charge(self.backend, part, &decision),
                 State::Denied(_) | State::Unknown(_) => {}
             }
         }
-    }
-}
-
-/// The slots of a check after a peek.
-struct Peeked<'a>(Vec<Slot<'a>>);
-
-impl Peeked<'_> {
-    fn is_denied(&self) -> bool {
-        Verdict::of(&self.0) == Verdict::Denied
-    }
-
-    fn into_result(self, check: &Check) -> Result<Decision, BackendError> {
-        result(Verdict::of(&self.0), check, &self.0)
     }
 }
 
@@ -327,15 +330,6 @@ fn without_charge(status: &Status, pair: &Pair) -> Status {
     Status::new(pair, remaining, status.retry_after(), next, reset)
 }
 
-/// Runs a future until the deadline. Outside tokio there is no deadline.
-async fn until(deadline: Option<Instant>, future: impl Future<Output = ()>) {
-    match deadline {
-        // The error means that the deadline has passed.
-        Some(deadline) if Handle::try_current().is_ok() => drop(timeout_at(deadline, future).await),
-        _ => future.await,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -358,7 +352,7 @@ mod tests {
             0 => State::Charged(decided(crate::Wait::ZERO)),
             1 => State::Denied(decided(crate::Wait::Never)),
             2 => State::Unknown(BackendError::new(Reason::Connection)),
-            _ => State::Asked(Box::pin(std::future::pending())),
+            _ => State::Asked(Late { reply: Box::pin(std::future::pending()), is_pending: Arc::default() }),
         };
         for states in (0..64).map(|n| [n % 4, n / 4 % 4, n / 16]) {
             let slots = states.map(|of| Slot { pairs: &[], part: check.clone(), state: state(of) });

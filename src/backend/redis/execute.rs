@@ -1,17 +1,15 @@
 //! Execution of one command: on the server of its slot, with redirects and retries, but never again once it may have run.
 
 use std::{
-    io,
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::{
     RedisBackend,
@@ -23,23 +21,21 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
-    outage::Pass,
+    outage::{Pass, until},
 };
 
 /// The largest number of times that a command is sent which has not run.
 const MAX_ATTEMPTS: usize = 6;
 
 /// How long a check waits for its reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Patience {
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Patience<'a> {
     /// Until the caller drops it.
     Caller,
-    /// Until a moment after its deadline: a reply that comes late may contain a charge that must be rolled back.
-    Late,
+    /// Also after its deadline: a reply that comes late may contain a charge that must be rolled back. The flag is set while a
+    /// command has no reply.
+    Late(&'a AtomicBool),
 }
-
-/// How long after its deadline a check waits for a late reply.
-const LATE_REPLY: Duration = Duration::from_secs(1);
 
 /// A command for the server of one slot.
 struct Operation<'a> {
@@ -50,13 +46,13 @@ struct Operation<'a> {
     /// Whether the operation counts as an unanswered check if no reply comes.
     counts_unanswered: bool,
     /// The wait of a check, which needs a pass of its server. `None` for the change of a charge.
-    wait: Option<CheckWait>,
+    wait: Option<CheckWait<'a>>,
 }
 
 #[derive(Clone, Copy)]
-struct CheckWait {
+struct CheckWait<'a> {
     deadline: Option<Instant>,
-    patience: Patience,
+    patience: Patience<'a>,
 }
 
 enum Command<'a> {
@@ -121,7 +117,7 @@ impl RedisBackend {
     pub(super) async fn check_in_slot(
         &self,
         check: &Check,
-        patience: Patience,
+        patience: Patience<'_>,
     ) -> Result<Decision, BackendError> {
         let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
         // An overage is charged even after the deadline, and a peek after it does no harm.
@@ -206,6 +202,9 @@ impl RedisBackend {
             let received = Instant::now();
             if reply.as_ref().map_or_else(is_reply, |_| true) {
                 sent.unanswered = None;
+                if let Some(CheckWait { patience: Patience::Late(is_pending), .. }) = wait {
+                    is_pending.store(false, Ordering::Relaxed);
+                }
             }
             drop(sent);
             match (reply, deadline) {
@@ -245,7 +244,7 @@ impl RedisBackend {
     }
 
     /// Returns the node that has the keys of a slot. Looking it up needs a pass of its own.
-    async fn owner(&self, slot: u16, wait: Option<CheckWait>) -> Result<Node, BackendError> {
+    async fn owner(&self, slot: u16, wait: Option<CheckWait<'_>>) -> Result<Node, BackendError> {
         if let Some(node) = self.topology.known_owner(slot).await.map_err(unavailable)? {
             return Ok(node);
         }
@@ -261,10 +260,13 @@ impl RedisBackend {
 }
 
 /// Runs a step before anything is sent. A check that waits for late replies does not wait for such a step.
-async fn by_deadline<T>(wait: Option<CheckWait>, step: impl Future<Output = T>) -> Result<T, BackendError> {
+async fn by_deadline<T>(
+    wait: Option<CheckWait<'_>>,
+    step: impl Future<Output = T>,
+) -> Result<T, BackendError> {
     match wait {
-        Some(CheckWait { deadline: Some(deadline), patience: Patience::Late }) => {
-            timeout_at(deadline, step).await.map_err(|_| BackendError::new(Reason::Timeout))
+        Some(CheckWait { deadline: Some(deadline), patience: Patience::Late(_) }) => {
+            until(deadline, step).await.ok_or_else(|| BackendError::new(Reason::Timeout))
         }
         _ => Ok(step.await),
     }
@@ -272,22 +274,21 @@ async fn by_deadline<T>(wait: Option<CheckWait>, step: impl Future<Output = T>) 
 
 /// Waits for a reply. If it comes late, the guard hears of the deadline when it passes.
 async fn with_patience(
-    wait: Option<CheckWait>,
+    wait: Option<CheckWait<'_>>,
     reply: impl Future<Output = RedisResult<Value>>,
     pass: &mut Option<Pass>,
 ) -> RedisResult<Value> {
-    let Some(CheckWait { deadline: Some(deadline), patience: Patience::Late }) = wait else {
-        return reply.await;
-    };
+    let Some(CheckWait { deadline, patience: Patience::Late(is_pending) }) = wait else { return reply.await };
+    is_pending.store(true, Ordering::Relaxed);
+    let Some(deadline) = deadline else { return reply.await };
     let mut reply = pin!(reply);
-    if let Ok(reply) = timeout_at(deadline, &mut reply).await {
+    if let Some(reply) = until(deadline, &mut reply).await {
         return reply;
     }
     if let Some(pass) = pass {
         pass.time_out();
     }
-    let late = timeout_at(deadline + LATE_REPLY, reply).await;
-    late.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
+    reply.await
 }
 
 /// Returns whether a node has answered that another node has the slot.

@@ -123,7 +123,7 @@ use topology::Topology;
 ///
 /// So a check never admits too much. If a pair was denied within the `max_age` of the [deny cache](crate::outage::DenyCache), the
 /// limiter peeks at all slots first and charges them only if none denies; without a deny cache, always. Therefore a client over
-/// its limit causes at most one rollback per `max_age` and process. Until a rollback has run, Redis may deny another client
+/// its limit causes at most one rollback per `max_age` and process, and one for each check that is in flight at that time. Until a rollback has run, Redis may deny another client
 /// because of the charge. A denial has the statuses of the slots that have replied within the deadline. For a pair that was
 /// rolled back, `reset_after` is an upper bound. [`Limiter::drain`](crate::Limiter::drain) waits for all rollbacks.
 ///

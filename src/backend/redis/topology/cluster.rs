@@ -349,14 +349,19 @@ impl Shared {
             .filter(|(node, report)| state.believes(node, report))
             .map(|(_, report)| report)
             .collect();
+        let mut needs_two = false;
         if believed.is_empty() {
-            // No node says that the cluster is ok. The map so far is as good as their reports, but better than none.
-            if !state.slots.is_empty() {
+            // No node says that the cluster is ok. Nodes that have refused a command, and that the user may not query, may have
+            // a new map: a slot moves if two of them agree. The map so far is as good as the other reports, but better than none.
+            needs_two = !state.slots.is_empty();
+            let unknown = reports.iter().filter(|(_, report)| !needs_two || report.is_ok.is_none());
+            believed = unknown.map(|(_, report)| report).collect();
+            if believed.is_empty() {
                 return;
             }
-            believed = reports.iter().map(|(_, report)| report).collect();
         }
-        state.slots = slot_map::merge(&believed, &state.slots, |owner| state.has_refused(owner));
+        let has_refused = |owner: &Address| needs_two || state.has_refused(owner);
+        state.slots = slot_map::merge(&believed, &state.slots, has_refused);
         // A redirect since the start of the refresh is newer.
         state.moved.retain(|_, (_, moved)| *moved >= started);
         let State { servers, slots, moved, .. } = &mut *state;

@@ -1,0 +1,711 @@
+//! Findings of review 1. Each test states the behavior that `semantics.md` or the docs require.
+
+use std::{
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{Arc, atomic::AtomicU16},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use http::{Request, StatusCode};
+use tokio::time::{interval, sleep, timeout};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend,
+    backend::{Backend, Check, Pair},
+    header, limit,
+    outage::{Breaker, DenyCache},
+};
+
+use super::{
+    admin::Admin,
+    proxy::relay,
+    rig::{HOUR, LONG_DEADLINE, alice, concurrently, policy},
+};
+use crate::support::{
+    cluster::{Cluster, slot},
+    server::{Engine, Server},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn owner(key: &PartitionKey) -> usize {
+    usize::from(slot(key)) * 3 / 16_384
+}
+
+/// Returns keys of a kind whose slots belong to a primary.
+fn keys_on(kind: &'static str, primary: usize) -> impl Iterator<Item = PartitionKey> {
+    (0..).map(move |n| PartitionKey::new(kind, n.to_string())).filter(move |key| owner(key) == primary)
+}
+
+fn pair(key: &PartitionKey, policy: &Policy, cost: u32) -> Pair {
+    Pair::new(key.clone(), policy.clone(), cost)
+}
+
+async fn backend(cluster: &Cluster) -> RedisBackend {
+    RedisBackend::connect_cluster([cluster.nodes[0].url()]).await.unwrap()
+}
+
+async fn used(limiter: &Limiter, key: &PartitionKey, policy: &Policy) -> u32 {
+    let decision = limiter.check_pairs([pair(key, policy, 0)]).unwrap().await.unwrap();
+    policy.quota() - decision.statuses()[0].remaining()
+}
+
+/// Counts the calls of scripts on a node.
+fn evalsha(node: &Server) -> u64 {
+    Admin::at(node).calls("evalsha").all
+}
+
+/// "A client over its limit causes at most one rollback per maximum age and process."
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn over_limit_client_causes_few_rollbacks() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
+    let honest = keys_on("address", 1).nth(1).unwrap();
+    // The abuser may use 10 of the 30 units a second of the route; the honest client needs 15.
+    let (of_route, of_address) = (policy("route", 30, SECOND), policy("address", 10, SECOND));
+    let (of_both, many) = ((of_route.clone(), of_address.clone()), policy("address", 1_000, SECOND));
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let abuse: Vec<_> = (0..64)
+        .map(|_| {
+            let (limiter, route, address, stop) =
+                (limiter.clone(), route.clone(), address.clone(), stop.clone());
+            let (of_route, of_address) = of_both.clone();
+            tokio::spawn(async move {
+                let (mut admitted, mut sent) = (0, 0);
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let pairs = [pair(&route, &of_route, 1), pair(&address, &of_address, 1)];
+                    let decision = limiter.check_pairs(pairs).unwrap().await.unwrap();
+                    sent += 1;
+                    admitted += u32::from(decision.is_admitted());
+                    sleep(Duration::from_millis(2)).await;
+                }
+                (admitted, sent)
+            })
+        })
+        .collect();
+    sleep(2 * SECOND).await;
+    let mut pace = interval(SECOND / 15);
+    let (mut denied, mut asked) = (0, 0);
+    let refunds_before = evalsha(&cluster.nodes[0]);
+    let start = Instant::now();
+    while start.elapsed() < 6 * SECOND {
+        pace.tick().await;
+        let pairs = [pair(&route, &of_route, 1), pair(&honest, &many, 1)];
+        let decision = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        asked += 1;
+        denied += u32::from(!decision.is_admitted());
+    }
+    let calls = evalsha(&cluster.nodes[0]) - refunds_before;
+    stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    let mut abuser = (0, 0);
+    for task in abuse {
+        let (admitted, sent) = task.await.unwrap();
+        abuser = (abuser.0 + admitted, abuser.1 + sent);
+    }
+    println!(
+        "RESULT over_limit: honest denied {denied} of {asked}; calls on the node of the route {calls}; abuser {abuser:?}"
+    );
+    assert_eq!(denied, 0, "of {asked}; {calls} calls");
+}
+
+/// As above: the wait of each denial is short, and one client asks for a moment after it, in turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn short_waits_cause_few_rollbacks() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
+    let (of_route, of_address) = (policy("route", 1_000_000, HOUR), policy("address", 20, SECOND));
+    let (start, mut admitted, mut denied, mut cached) = (Instant::now(), 0, 0, 0);
+    let before = evalsha(&cluster.nodes[0]);
+    while start.elapsed() < 5 * SECOND {
+        let pairs = [pair(&route, &of_route, 1), pair(&address, &of_address, 1)];
+        let decision = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        admitted += u64::from(decision.is_admitted());
+        denied += u64::from(!decision.is_admitted() && !decision.is_cached());
+        cached += u64::from(decision.is_cached());
+        sleep(Duration::from_millis(1)).await;
+    }
+    limiter.drain().await;
+    let calls = evalsha(&cluster.nodes[0]) - before;
+    println!(
+        "RESULT short waits: {admitted} admitted, {denied} denied by the store, {cached} cached, {calls} calls on the route"
+    );
+    // One rollback in each second, and a peek and a charge for each admission, and a peek for each denial.
+    assert!(calls - admitted < 2 * 6 + admitted + denied && (calls - admitted) / 2 <= 6, "{calls} calls");
+}
+
+/// As above: the costs of the client fall, so that no denial in the cache covers the next one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn falling_costs_cause_few_rollbacks() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
+    let (of_route, of_address) = (policy("route", 1_000, HOUR), policy("address", 100, HOUR));
+    assert!(limiter.check_pairs([pair(&address, &of_address, 100)]).unwrap().await.unwrap().is_admitted());
+    let check =
+        |cost| limiter.check_pairs([pair(&route, &of_route, 1), pair(&address, &of_address, cost)]).unwrap();
+    assert!(!check(100).await.unwrap().is_admitted());
+    limiter.drain().await;
+    let before = evalsha(&cluster.nodes[0]);
+    let start = Instant::now();
+    for cost in (1..100).rev() {
+        assert!(!check(cost).await.unwrap().is_admitted());
+    }
+    let took = start.elapsed();
+    limiter.drain().await;
+    let calls = evalsha(&cluster.nodes[0]) - before;
+    println!("RESULT falling: {calls} calls on the node of the route in {took:?}");
+    // With a peek first: at most one call for each check. A charge and its rollback are two.
+    assert!(calls <= 110, "{calls} calls in {took:?}");
+}
+
+/// A check that the layer rejects charges nothing: the error is that of one check, so the layer does not fail open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rejected_check_keeps_no_charges() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let layer = RateLimitLayer::builder(backend.clone())
+        .policy(policy("own", 20, HOUR))
+        .outage(OutageRule::FailOpen)
+        .deadline(2 * SECOND)
+        .key(header("x-api-key").unwrap())
+        .also(limit(header("x-other").unwrap()).policy(policy("shared", 20, HOUR)))
+        .build()
+        .unwrap();
+    let send = async |own: &str, other: &str| {
+        let request = Request::get("/").header("x-api-key", own).header("x-other", other).body(()).unwrap();
+        let ok = async |_: Request<()>| Ok::<_, std::convert::Infallible>(http::Response::new(()));
+        layer.layer(service_fn(ok)).oneshot(request).await.unwrap().status()
+    };
+    let find = |policy: &str| {
+        let of = |n: usize| Admin::at(&cluster.nodes[n]).keys().into_iter().find(|key| key.contains(policy));
+        (0..3).find_map(|n| of(n).map(|key| (n, key))).unwrap()
+    };
+    let mut n = 0;
+    let (own, shared) = loop {
+        cluster.flush();
+        assert_eq!(send(&n.to_string(), "other").await, StatusCode::OK);
+        let (own, shared) = (find(":own:"), find(":shared:"));
+        if own.0 != shared.0 {
+            break (own, shared);
+        }
+        n += 1;
+    };
+    // The attacker's own key has a foreign value (or its log is full).
+    Admin::at(&cluster.nodes[own.0]).query::<()>(&["DEL", &own.1]);
+    Admin::at(&cluster.nodes[own.0]).query::<()>(&["SET", &own.1, "foreign"]);
+    let key = |n: usize, key: &str| Admin::at(&cluster.nodes[n]).query::<()>(&["DEL", key]);
+    key(shared.0, &shared.1);
+    for _ in 0..10 {
+        let status = send(&n.to_string(), "other").await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    }
+    sleep(SECOND).await;
+    backend.drain().await;
+    // Another client of the shared key has its full quota of 20.
+    key(own.0, &own.1);
+    let mut admitted = 0;
+    for _ in 0..20 {
+        admitted += u32::from(send(&n.to_string(), "other").await == StatusCode::OK);
+    }
+    println!("RESULT rejected_check_keeps_no_charges: {admitted} of 20 admitted after 10 rejected requests");
+    assert_eq!(admitted, 20, "rejected requests have charged the shared key");
+}
+
+/// Outside tokio, a check returns an error, as it does in one slot.
+#[test]
+fn check_across_slots_outside_tokio_returns_error() {
+    let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let ten = policy("ten", 10, HOUR);
+    for pairs in [vec![pair(&a, &ten, 1)], vec![pair(&a, &ten, 1), pair(&b, &ten, 1)]] {
+        let backend = RedisBackend::lazy_cluster(["redis://127.0.0.1:1/"]).unwrap();
+        let limiter = Limiter::builder(backend).without_policies().build().unwrap();
+        let slots = pairs.len();
+        let mut check = Box::pin(limiter.check_pairs(pairs).unwrap());
+        let mut poll = || Pin::new(&mut check).poll(&mut Context::from_waker(Waker::noop()));
+        let polled = catch_unwind(AssertUnwindSafe(&mut poll));
+        println!("RESULT outside tokio, {slots} slots: {polled:?}");
+        assert!(matches!(polled, Ok(Poll::Ready(Err(_)))), "{slots} slots: panicked {}", polled.is_err());
+    }
+}
+
+/// Two limiters share a backend. The deadline of one is shorter than the round trip. The other's probes are answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn breaker_closes_although_another_limiter_has_a_short_deadline() {
+    let server = Server::start(Engine::Redis);
+    let port = relay(Arc::new(AtomicU16::new(server.port())), Duration::from_millis(200), |_| false).await;
+    let backend = RedisBackend::connect(&format!("redis://127.0.0.1:{port}/")).await.unwrap();
+    let limiter = |deadline| {
+        let builder = Limiter::builder(backend.clone()).policy(policy("many", 1_000_000, HOUR));
+        builder.deadline(deadline).deny_cache(None).build().unwrap()
+    };
+    let (hasty, patient) = (limiter(Duration::from_millis(10)), limiter(2 * SECOND));
+    patient.check(alice(), 1).await.unwrap();
+    sleep(Duration::from_millis(300)).await;
+    for _ in 0..6 {
+        assert!(hasty.check(alice(), 1).await.is_err());
+    }
+    // From here on, only the patient limiter is used, at 40 checks a second.
+    let start = Instant::now();
+    let mut pace = interval(SECOND / 40);
+    let mut tasks = Vec::new();
+    while start.elapsed() < 6 * SECOND {
+        pace.tick().await;
+        let (patient, at) = (patient.clone(), start.elapsed());
+        tasks.push(tokio::spawn(async move { (at, patient.check(alice(), 1).await.is_ok()) }));
+    }
+    let (mut ok, mut late_failures) = (0, 0);
+    for task in tasks {
+        let (at, is_ok) = task.await.unwrap();
+        ok += u32::from(is_ok);
+        late_failures += u32::from(!is_ok && at > 2 * SECOND);
+    }
+    println!("RESULT short deadline: {ok} answered, {late_failures} rejected after the first two seconds");
+    assert_eq!(late_failures, 0, "{ok} answered");
+}
+
+/// A cluster without a quorum for a moment, and a user with the documented permissions only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn documented_permissions_are_enough_after_failover() {
+    let mut cluster = Cluster::start(Engine::Redis);
+    for node in &cluster.nodes {
+        let words = "ACL SETUSER limiter reset on >secret ~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink \
+                     +pexpire +cluster|slots +asking";
+        Admin::at(node).query::<()>(&words.split_whitespace().collect::<Vec<_>>());
+    }
+    let mut limiters = Vec::new();
+    for user in ["", "limiter:secret@"] {
+        let urls = cluster.primaries().iter().map(|node| format!("redis://{user}127.0.0.1:{}/", node.port()));
+        let backend = RedisBackend::connect_cluster(urls).await.unwrap();
+        let builder = Limiter::builder(backend).policy(policy("many", 1_000_000, HOUR)).without_policies();
+        limiters.push(builder.deny_cache(None).deadline(Duration::from_millis(300)).build().unwrap());
+    }
+    let keys: Vec<_> = (0..3).map(|n| keys_on("user", n).next().unwrap()).collect();
+    let many = policy("many", 1_000_000, HOUR);
+    let run = |limiter: Limiter| {
+        let (keys, many) = (keys.clone(), many.clone());
+        tokio::spawn(async move {
+            // The last error of each key.
+            let (start, mut last) = (Instant::now(), [Duration::ZERO; 3]);
+            let mut pace = interval(SECOND / 20);
+            while start.elapsed() < 25 * SECOND {
+                pace.tick().await;
+                for (n, key) in keys.iter().enumerate() {
+                    if limiter.check_pairs([pair(key, &many, 1)]).unwrap().await.is_err() {
+                        last[n] = start.elapsed();
+                    }
+                }
+            }
+            last
+        })
+    };
+    let tasks: Vec<_> = limiters.into_iter().map(run).collect();
+    sleep(SECOND / 2).await;
+    cluster.kill(0);
+    let took = tokio::task::block_in_place(|| cluster.fail_over(0));
+    let mut outcomes = Vec::new();
+    for task in tasks {
+        outcomes.push(task.await.unwrap());
+    }
+    println!(
+        "RESULT permissions: failed over in {took:?} from 0.5 s; last errors [all, documented only]: {outcomes:?}"
+    );
+    let recovered = took + SECOND / 2;
+    for (user, last) in outcomes.iter().enumerate() {
+        for (n, last) in last.iter().enumerate() {
+            assert!(*last < recovered + 3 * SECOND, "user {user}, node {n}: {last:?} after {recovered:?}");
+        }
+    }
+}
+
+/// A client over its limit, another slot hung, no deny cache: the breaker of the hung node opens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peeks_open_breaker_of_hung_node() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend).without_policies().deny_cache(None);
+    let limiter = limiter.deadline(Duration::from_millis(200)).build().unwrap();
+    let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let one = policy("one", 1, HOUR);
+    for key in [&hung, &healthy] {
+        limiter.check_pairs([pair(key, &policy("warm", 9, HOUR), 1)]).unwrap().await.unwrap();
+    }
+    assert!(limiter.check_pairs([pair(&healthy, &one, 1)]).unwrap().await.unwrap().is_admitted());
+    for node in &cluster.nodes {
+        // No failover.
+        Admin::at(node).set("cluster-node-timeout", "60000");
+    }
+    cluster.nodes[0].signal(libc::SIGSTOP);
+    let mut waits = Vec::new();
+    let mut pace = interval(SECOND / 20);
+    for _ in 0..200 {
+        pace.tick().await;
+        let start = Instant::now();
+        let pairs = [pair(&hung, &one, 1), pair(&healthy, &one, 1)];
+        let denied = limiter.check_pairs(pairs).unwrap().await;
+        assert!(!denied.unwrap().is_admitted());
+        waits.push(start.elapsed());
+    }
+    cluster.nodes[0].signal(libc::SIGCONT);
+    let slow = waits.iter().filter(|wait| **wait > Duration::from_millis(50)).count();
+    println!("RESULT peeks: {slow} of {} denials waited for the hung node: {waits:?}", waits.len());
+    assert!(slow < 50, "{slow} of {}", waits.len());
+}
+
+/// A hung node loses no rollback of a healthy node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hung_node_loses_no_rollback_of_another() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend.clone()).without_policies();
+    let limiter = limiter.deadline(2 * SECOND).build().unwrap();
+    let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let many = policy("many", 1_000_000, HOUR);
+    for key in [&hung, &healthy] {
+        limiter.check_pairs([pair(key, &many, 1)]).unwrap().await.unwrap();
+    }
+    cluster.nodes[0].signal(libc::SIGSTOP);
+    let checks =
+        (0..4_000).map(|_| limiter.check_pairs([pair(&hung, &many, 1), pair(&healthy, &many, 1)]).unwrap());
+    let ok = concurrently(checks).await.into_iter().filter(Result::is_ok).count();
+    limiter.drain().await;
+    cluster.nodes[0].signal(libc::SIGCONT);
+    sleep(2 * SECOND).await;
+    println!("RESULT hung, before: {ok} ok, {} lost", backend.lost_rollbacks());
+    let used = used(&limiter, &healthy, &many).await;
+    println!("RESULT hung: {ok} ok, {used} used of 1, {} lost", backend.lost_rollbacks());
+    assert_eq!((used, backend.lost_rollbacks()), (1, 0));
+}
+
+/// "each rollback at most six seconds"
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drain_ends_while_a_node_hangs() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let many = policy("many", 1_000_000, HOUR);
+    let check = Check::new([pair(&hung, &many, 1), pair(&healthy, &many, 1)]).unwrap();
+    assert!(backend.check(&check).await.unwrap().is_admitted());
+    cluster.nodes[0].signal(libc::SIGSTOP);
+    // A check without a deadline, which its caller drops.
+    timeout(SECOND / 5, backend.check(&check)).await.expect_err("no reply");
+    let drained = timeout(12 * SECOND, backend.drain()).await;
+    cluster.nodes[0].signal(libc::SIGCONT);
+    println!("RESULT drain, no deadline: {drained:?}");
+    drained.expect("drain ends");
+}
+
+/// A runtime that is not driven holds a rollback. Another runtime drains.
+#[test]
+fn drain_ends_while_another_runtime_is_not_driven() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (undriven, driven) = (runtime(), runtime());
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = driven.block_on(backend(&cluster));
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(SECOND).build().unwrap();
+    let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let many = policy("many", 1_000_000, HOUR);
+    let both = || limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap();
+    driven.block_on(async { both().await.unwrap() });
+    undriven.block_on(async {
+        let mut check = Box::pin(both());
+        poll_fn(|cx| {
+            let _ = Pin::new(&mut check).poll(cx);
+            Poll::Ready(())
+        })
+        .await;
+        // The check is dropped here: its rollback runs on this runtime.
+    });
+    let drained = driven.block_on(async { timeout(8 * SECOND, limiter.drain()).await });
+    println!("RESULT drain, undriven: {drained:?}");
+    drained.expect("drain ends");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_checks_leave_no_charges() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let keys: Vec<_> = (0..3).map(|n| keys_on("k", n).next().unwrap()).collect();
+    let many = policy("many", 1_000_000, HOUR);
+    let all = || limiter.check_pairs(keys.iter().map(|key| pair(key, &many, 1)).collect::<Vec<_>>()).unwrap();
+    assert!(all().await.unwrap().is_admitted());
+    let (mut admitted, mut random) = (1, 12_345_u64);
+    for round in 0..50 {
+        let tasks: Vec<_> = (0..20)
+            .map(|_| {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let micros = (random >> 33) % 12_000;
+                let check = all();
+                tokio::spawn(async move {
+                    let until = tokio::time::Instant::now() + Duration::from_micros(micros);
+                    tokio::select! {
+                        biased;
+                        decision = check => u32::from(decision.is_ok_and(|decision| decision.is_admitted())),
+                        () = async { while tokio::time::Instant::now() < until { tokio::task::yield_now().await } } => 0,
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            admitted += task.await.unwrap();
+        }
+        if round % 10 == 0 {
+            limiter.drain().await;
+        }
+    }
+    limiter.drain().await;
+    let mut usage = Vec::new();
+    for key in &keys {
+        usage.push(used(&limiter, key, &many).await);
+    }
+    println!(
+        "RESULT dropped: {admitted} admitted of 1001, usage {usage:?}, lost {}, unanswered {}",
+        backend.lost_rollbacks(),
+        backend.unanswered_checks()
+    );
+    assert_eq!(usage, [admitted; 3]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_check_in_flight_may_need_two_slots_of_one_server() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend).without_policies().max_in_flight(1).deadline(2 * SECOND);
+    let limiter = limiter.build().unwrap();
+    let mut keys = keys_on("k", 0);
+    let (a, b) = (keys.next().unwrap(), keys.next().unwrap());
+    let many = policy("many", 1_000, HOUR);
+    let outcome = limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap().await;
+    println!("RESULT in flight: {outcome:?}");
+    assert!(outcome.is_ok(), "{outcome:?}");
+}
+
+/// The round trip is longer than half the deadline.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_over_limit_is_denied_by_a_distant_cluster() {
+    let cluster = Cluster::start(Engine::Redis);
+    let delay = Duration::from_millis(130);
+    let backend = RedisBackend::cluster_over_streams(
+        [("127.0.0.1", cluster.nodes[0].port())],
+        move |host, port| async move {
+            let _ = host;
+            let relay = relay(Arc::new(AtomicU16::new(port)), delay, |_| false).await;
+            tokio::net::TcpStream::connect(("127.0.0.1", relay)).await
+        },
+    )
+    .unwrap();
+    let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let (many, one) = (policy("many", 1_000, HOUR), policy("one", 1, HOUR));
+    let limiter = |cache: Option<DenyCache>| {
+        let builder = Limiter::builder(backend.clone()).without_policies().breaker(None::<Breaker>);
+        builder.deny_cache(cache).deadline(Duration::from_millis(200)).build().unwrap()
+    };
+    for key in [&a, &b] {
+        let patient =
+            Limiter::builder(backend.clone()).without_policies().deadline(LONG_DEADLINE).build().unwrap();
+        patient.check_pairs([pair(key, &many, 1)]).unwrap().await.unwrap();
+    }
+    let both = |limiter: &Limiter| limiter.check_pairs([pair(&a, &many, 1), pair(&b, &one, 1)]).unwrap();
+    let cached = limiter(Some(DenyCache::default()));
+    let first = both(&cached).await.map(|decision| decision.is_admitted());
+    let uncached = limiter(None);
+    let mut outcomes = Vec::new();
+    for _ in 0..3 {
+        outcomes.push(
+            both(&uncached).await.map(|decision| decision.is_admitted()).map_err(|error| error.reason()),
+        );
+    }
+    println!("RESULT distant: with cache {first:?}, without {outcomes:?}");
+    assert!(outcomes.iter().all(|outcome| *outcome == Ok(false)), "{outcomes:?}");
+}
+
+/// The outage rules while the node of one slot is stopped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_rules_apply_across_slots() {
+    use tower_sliding_window::outage::Share;
+    for rule in [OutageRule::FailOpen, OutageRule::FailClosed, OutageRule::LocalFallback(Share::whole())] {
+        let cluster = Cluster::start(Engine::Redis);
+        let backend = backend(&cluster).await;
+        let layer = RateLimitLayer::builder(backend.clone())
+            .policy(policy("own", 1_000, HOUR))
+            .outage(rule)
+            .key(header("x-api-key").unwrap())
+            .also(limit(header("x-other").unwrap()).policy(policy("shared", 10, HOUR)))
+            .build()
+            .unwrap();
+        let send = async |own: &str, other: &str| {
+            let request =
+                Request::get("/").header("x-api-key", own).header("x-other", other).body(()).unwrap();
+            let ok = async |_: Request<()>| Ok::<_, std::convert::Infallible>(http::Response::new(()));
+            layer.layer(service_fn(ok)).oneshot(request).await.unwrap().status().as_u16()
+        };
+        let find = |policy: &str| {
+            let of =
+                |n: usize| Admin::at(&cluster.nodes[n]).keys().into_iter().find(|key| key.contains(policy));
+            (0..3).find_map(|n| of(n).map(|key| (n, key))).unwrap()
+        };
+        let mut n = 0;
+        let (own, shared) = loop {
+            cluster.flush();
+            assert_eq!(send(&n.to_string(), "other").await, 200);
+            let (own, shared) = (find(":own:"), find(":shared:"));
+            if own.0 != shared.0 {
+                break (own, shared);
+            }
+            n += 1;
+        };
+        Admin::at(&cluster.nodes[shared.0]).query::<()>(&["DEL", &shared.1]);
+        cluster.nodes[own.0].signal(libc::SIGSTOP);
+        let (mut statuses, start) = (std::collections::BTreeMap::<u16, u32>::new(), Instant::now());
+        for _ in 0..50 {
+            *statuses.entry(send(&n.to_string(), "other").await).or_default() += 1;
+        }
+        let took = start.elapsed();
+        let drained = timeout(10 * SECOND, backend.drain()).await;
+        cluster.nodes[own.0].signal(libc::SIGCONT);
+        sleep(SECOND).await;
+        backend.drain().await;
+        let mut after = std::collections::BTreeMap::<u16, u32>::new();
+        for _ in 0..20 {
+            *after.entry(send(&n.to_string(), "other").await).or_default() += 1;
+        }
+        println!(
+            "RESULT rules {rule:?}: {statuses:?} in {took:?}, {drained:?}; after {after:?}; lost {}, unanswered {}",
+            backend.lost_rollbacks(),
+            backend.unanswered_checks()
+        );
+    }
+}
+
+/// Checks that are denied, dropped and admitted at random leave what was admitted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_and_denied_checks_leave_admitted_charges() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let other = Limiter::builder(backend.clone()).without_policies().deny_cache(None).max_in_flight(64);
+    let other = other.deadline(SECOND).build().unwrap();
+    let keys: Vec<_> = (0..3).map(|n| keys_on("k", n).next().unwrap()).collect();
+    let policies = [policy("p", 1_000_000, HOUR), policy("p", 150, HOUR), policy("p", 1_000, HOUR)];
+    let mut random = 777_u64;
+    let mut next = move |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    let mut admitted = 0;
+    for _ in 0..50 {
+        let tasks: Vec<_> = (0..20)
+            .map(|i| {
+                let limiter = if i % 2 == 0 { &limiter } else { &other };
+                let cost = 1 + next(3) as u32;
+                let pairs = keys.iter().zip(&policies).map(|(key, policy)| pair(key, policy, cost));
+                let check = limiter.check_pairs(pairs.collect::<Vec<_>>()).unwrap();
+                let limit = Duration::from_micros(next(15_000));
+                tokio::spawn(async move {
+                    let until = tokio::time::Instant::now() + limit;
+                    tokio::select! {
+                        biased;
+                        decision = check => if decision.is_ok_and(|decision| decision.is_admitted()) { cost } else { 0 },
+                        () = async { while tokio::time::Instant::now() < until { tokio::task::yield_now().await } } => 0,
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            admitted += task.await.unwrap();
+        }
+    }
+    limiter.drain().await;
+    let mut usage = Vec::new();
+    for (key, policy) in keys.iter().zip(&policies) {
+        usage.push(used(&limiter, key, policy).await);
+    }
+    println!(
+        "RESULT dropped and denied: {admitted} units, usage {usage:?}, lost {}, unanswered {}",
+        backend.lost_rollbacks(),
+        backend.unanswered_checks()
+    );
+    assert_eq!(usage, [admitted; 3]);
+}
+
+/// Reads and drops on several runtimes that share a backend; the runtimes end while rollbacks are in progress.
+#[test]
+fn ended_runtimes_count_lost_rollbacks() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let main = runtime();
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = main.block_on(backend(&cluster));
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(SECOND).build().unwrap();
+    let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let many = policy("many", 1_000_000, HOUR);
+    let both = || limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap();
+    let mut admitted = u32::from(main.block_on(async { both().await.unwrap() }).is_admitted());
+    for round in 0..40 {
+        let ending = runtime();
+        let (mut first, mut outcome) = (None, 0);
+        ending.block_on(async {
+            outcome += u32::from(both().await.is_ok_and(|decision| decision.is_admitted()));
+            let mut check = Box::pin(both());
+            for _ in 0..round {
+                let is_done = poll_fn(|cx| Poll::Ready(Pin::new(&mut check).poll(cx))).await;
+                if let Poll::Ready(decision) = is_done {
+                    outcome += u32::from(decision.is_ok_and(|decision| decision.is_admitted()));
+                    return;
+                }
+                tokio::task::yield_now().await;
+            }
+            first = Some(check);
+        });
+        admitted += outcome;
+        if round % 2 == 0 {
+            drop(first);
+            drop(ending);
+        } else {
+            drop(ending);
+            drop(first);
+        }
+    }
+    let drained = main.block_on(async { timeout(5 * SECOND, limiter.drain()).await });
+    let usage = main.block_on(async {
+        sleep(SECOND / 5).await;
+        [used(&limiter, &a, &many).await, used(&limiter, &b, &many).await]
+    });
+    let (lost, unanswered) = (backend.lost_rollbacks(), backend.unanswered_checks());
+    println!(
+        "RESULT runtimes: {drained:?}, {admitted} admitted, usage {usage:?}, lost {lost}, unanswered {unanswered}"
+    );
+    drained.unwrap();
+    for usage in usage {
+        assert!(usage >= admitted && u64::from(usage - admitted) <= lost + unanswered);
+    }
+}
+
+/// A check that is dropped before anything was sent sends nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_dropped_while_connecting_sends_nothing() {
+    let cluster = Cluster::start(Engine::Redis);
+    let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
+    let many = policy("many", 1_000_000, HOUR);
+    let backend = RedisBackend::lazy_cluster([cluster.nodes[0].url()]).unwrap();
+    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let mut check = Box::pin(limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap());
+    poll_fn(|cx| {
+        let _ = Pin::new(&mut check).poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+    drop(check);
+    limiter.drain().await;
+    sleep(SECOND).await;
+    let calls = [0, 1].map(|n| evalsha(&cluster.nodes[n]) + Admin::at(&cluster.nodes[n]).calls("eval").all);
+    println!("RESULT dropped while connecting: script calls {calls:?}");
+    assert_eq!(calls, [0, 0]);
+}
