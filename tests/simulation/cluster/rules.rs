@@ -188,22 +188,27 @@ impl Events {
         self.ran(id).iter().filter(|(_, ran)| ran.verdict == Verdict::Charged && ran.purpose != Purpose::Peek)
     }
 
-    /// Returns whether the deny cache may deny a check that starts at this instant. If a check refreshes a cached denial and gets
-    /// no reply, the cache denies it, or the outage rule applies if the denial has expired meanwhile. The charges are rolled back
-    /// in both cases.
+    /// Returns whether the deny cache may deny a check that starts at this instant: a node has denied a pair of the check within
+    /// the maximum age, and the same or a smaller cost then or before. The denial of a larger cost confirms earlier ones.
+    ///
+    /// If a check refreshes a cached denial and gets no reply, the cache denies it, or the outage rule applies if the denial has
+    /// expired meanwhile. The charges are rolled back in both cases.
     fn may_have_cached_denial(&self, at: Duration, started: &Started) -> bool {
         let oldest = at.saturating_sub(DenyCache::default().max_age + DEADLINE);
-        self.in_order.iter().any(|executed| match executed {
-            Executed::Check(decided, ran) => {
-                ran.verdict == Verdict::Denied
-                    && (oldest..=at).contains(decided)
-                    && started.slots.contains(&ran.slot)
-                    && self.started.get(&ran.id).is_some_and(|(_, other)| {
-                        (other.client, other.limiter) == (started.client, started.limiter)
-                            && other.cost <= started.cost
-                    })
-            }
-            Executed::Reset { .. } => false,
+        let denied = |of: u16| {
+            self.in_order.iter().filter_map(move |executed| match executed {
+                Executed::Check(decided, ran) if ran.verdict == Verdict::Denied && ran.slot == of => {
+                    let (_, other) = self.started.get(&ran.id)?;
+                    let is_same = (other.client, other.limiter) == (started.client, started.limiter);
+                    is_same.then_some((*decided, other.cost))
+                }
+                _ => None,
+            })
+        };
+        started.slots.iter().any(|slot| {
+            denied(*slot).filter(|(newest, _)| (oldest..=at).contains(newest)).any(|(newest, _)| {
+                denied(*slot).any(|(decided, cost)| decided <= newest && cost <= started.cost)
+            })
         })
     }
 
