@@ -4,12 +4,18 @@
 //! cargo bench --bench outage
 //! ```
 //!
-//! The benchmark starts its own servers, stops and kills them, and takes about a minute. Times are wall time, and longer on a busy
+//! The benchmark starts its own servers, stops and kills them, and takes less than three minutes. Times are wall time, and longer on a busy
 //! machine. The tests check the same limits with larger tolerances.
-#![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
+#![allow(missing_docs, unreachable_pub, dead_code, unused_imports, clippy::unwrap_used, clippy::expect_used)]
 
 mod admissions;
 mod charges;
+#[path = "../../tests/support/cluster.rs"]
+mod cluster;
+#[path = "../../tests/support/cluster_rows.rs"]
+mod cluster_rows;
+#[path = "../../tests/support/delay.rs"]
+mod delay;
 mod latency;
 #[path = "../../tests/redis/proxy.rs"]
 mod proxy;
@@ -17,6 +23,7 @@ mod proxy;
 mod sentinel;
 #[path = "../../tests/support/server.rs"]
 mod server;
+mod slots;
 
 use std::time::Duration;
 
@@ -70,6 +77,7 @@ fn main() {
         let mut figures = latency::figures().await;
         figures.extend(charges::figures().await);
         figures.extend(admissions::figures().await);
+        figures.extend(slots::figures().await);
         figures
     });
     println!("{:66}{:>34}{:>24}{:>24}", "figure", "measured", "limit", "goal");

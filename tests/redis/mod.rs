@@ -9,6 +9,7 @@ pub mod rig;
 
 mod access;
 pub mod cluster;
+mod cluster_slots;
 mod connecting;
 mod connection_loss;
 mod cost;

@@ -1,5 +1,7 @@
 //! Servers, clusters and Sentinels that several tests use.
 
 pub mod cluster;
+pub mod cluster_rows;
+pub mod delay;
 pub mod sentinel;
 pub mod server;
