@@ -228,6 +228,7 @@ pub async fn units_back_beside_hung_slot() -> u32 {
 
 /// Sends 3,000 reservations a second to a server that is 20 ms away, and settles each. Returns how many were admitted, and how
 /// many settlements were lost.
+#[allow(dead_code, reason = "only the benchmark uses it")]
 pub async fn lost_settlements(duration: Duration) -> (usize, u64) {
     let server = Server::start(Engine::Redis);
     let proxy = DelayProxy::before(&server, Duration::from_millis(20)).await;
