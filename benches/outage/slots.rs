@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub async fn figures() -> Vec<Figure> {
-    let honest = units_of_honest_client(Duration::from_secs(5)).await;
+    let honest = units_of_honest_client().await;
     let denied = passes_beside_dead_slot(true).await;
     let filled = passes_beside_dead_slot(false).await;
     let not_asked = healthy_checks_not_asked(40).await;
