@@ -187,7 +187,7 @@ impl Builder {
     /// let limits = RateLimitLayer::builder(MemoryBackend::new())
     ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
     ///     .plan_by(move |head| {
-    ///         let user = head.extension::<User>().ok_or(KeyError::Missing)?;
+    ///         let user = head.extension::<User>().ok_or_else(|| KeyError::missing("user"))?;
     ///         let user = PartitionKey::new("user", user.id.to_be_bytes());
     ///         let requests = Draft::check(user.clone(), 1);
     ///         Ok(match head.uri.path() {

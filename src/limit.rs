@@ -140,7 +140,7 @@ impl Limit {
 
     /// Returns the key that counts, or `None` if the request is exempt from this limit.
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        self.missing_key.apply(self.key.extract(head)?)
+        self.missing_key.apply(self.key.extract(head)?, || self.key.missing(head))
     }
 
     /// Returns the policies of a request, or `None` if there are none.

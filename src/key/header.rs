@@ -43,6 +43,10 @@ impl KeyExtractor for Header {
         let value = first.map(|value| value.as_bytes()).filter(|value| !value.is_empty());
         Ok(value.map(|value| PartitionKey::new(&self.kind, value)))
     }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        format!("header {:?}", self.name.as_str())
+    }
 }
 
 #[cfg(test)]

@@ -65,6 +65,15 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// does not guess.
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError>;
 
+    /// Returns what this request lacks, for the text of [`KeyError::Missing`]: `header "x-api-key"`. The layer calls it only to
+    /// reject a request for which [`extract`](Self::extract) returned `None`. The client reads the text in the 400.
+    ///
+    /// By default, it returns an empty string: the text then names nothing.
+    fn missing(&self, head: &Head<'_>) -> String {
+        let _ = head;
+        String::new()
+    }
+
     /// Uses this key, or the other one if a request has no key of this kind.
     ///
     /// The kind is a part of every key, so one client's header cannot equal another client's address. If this key is
@@ -95,8 +104,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
 #[non_exhaustive]
 pub enum KeyError {
     /// The request has no key.
-    #[error("missing rate limit key")]
-    Missing,
+    #[error("missing rate limit key{}", not_found(.what))]
+    Missing {
+        /// What the request lacks, for example `header "x-api-key"`. May be empty.
+        what: String,
+    },
     /// The request has a key that cannot be read.
     #[error("malformed rate limit key: {what}: {why}")]
     Malformed {
@@ -111,6 +123,25 @@ pub enum KeyError {
         /// The missing part of the set-up.
         what: String,
     },
+}
+
+impl KeyError {
+    /// Creates the error of a request without a key. `what` names what it lacks, for example `header "x-tenant"`. The client
+    /// reads the name in the 400.
+    ///
+    /// ```
+    /// use tower_sliding_window::key::KeyError;
+    ///
+    /// let error = KeyError::missing(r#"header "x-tenant""#);
+    /// assert_eq!(error.to_string(), r#"missing rate limit key: header "x-tenant" not found"#);
+    /// ```
+    pub fn missing(what: impl Into<String>) -> Self {
+        Self::Missing { what: what.into() }
+    }
+}
+
+fn not_found(what: &str) -> String {
+    if what.is_empty() { String::new() } else { format!(": {what} not found") }
 }
 
 /// Converts the return value of a key closure: a [`PartitionKey`], or an `Option` or a `Result` of one.
@@ -154,6 +185,10 @@ impl<K: IntoKey> IntoKey for Result<K, KeyError> {
 impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         (**self).extract(head)
+    }
+
+    fn missing(&self, head: &Head<'_>) -> String {
+        (**self).missing(head)
     }
 }
 

@@ -426,7 +426,7 @@ async fn layer_over_limiter_rejects_missing_key() {
     let response = limits.layer(Probe::new().0).oneshot(Request::new(())).await.unwrap();
     assert_eq!((response.status().as_u16(), backend.checks().len()), (400, 0));
     let rejection = response.extensions().get::<Rejection>();
-    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing))), "{rejection:?}");
+    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing { .. }))), "{rejection:?}");
 }
 
 #[test]
