@@ -217,6 +217,31 @@ pub enum ConfigError {
         prefix: u8,
     },
 
+    /// The text is not an IP address or network.
+    #[error(
+        "network {network:?}: it must be an IP address or a network in CIDR notation, such as \"10.0.0.0/8\""
+    )]
+    Network {
+        /// The given text.
+        network: String,
+    },
+
+    /// The trusted proxies of [`client_ip`](crate::key::client_ip) are invalid.
+    #[error("trusted proxies: {reason}")]
+    TrustedProxies {
+        /// The problem.
+        reason: String,
+    },
+
+    /// The header contains the address that a proxy reports, and a client can write it.
+    #[error(
+        "header {name:?} as a key: a client can write any address into it; use `key::client_ip().behind(..)`, which states the trusted proxies"
+    )]
+    ForwardedHeader {
+        /// The given name.
+        name: String,
+    },
+
     /// A route cannot be parsed or conflicts with another route.
     #[error("route {route:?}: {source}")]
     Route {

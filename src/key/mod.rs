@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | the value of a header | [`header`] |
 //! | the address of the peer | [`peer_ip`] |
+//! | the address of the client behind trusted proxies | [`client_ip`] |
 //! | a value that an earlier layer has verified | [`extension`] |
 //! | anything else | a closure: [`Builder::key_by`](crate::Builder::key_by), or [`from_fn`] where a value is needed |
 //! | one key, or else another | [`KeyExtractor::or`] |
@@ -16,15 +17,20 @@ use std::sync::Arc;
 
 use crate::head::Head;
 
+mod address;
+mod client_ip;
 mod combine;
 mod extension;
+mod forwarded;
 mod header;
 mod missing;
 mod partition;
 mod peer_ip;
 
+pub use client_ip::{ClientIp, TrustedProxies, client_ip};
 use combine::{And, Or};
 pub use extension::extension;
+pub use forwarded::ForwardedHeader;
 pub use header::{Header, header};
 pub use missing::MissingKey;
 pub use partition::PartitionKey;
