@@ -242,6 +242,22 @@ pub enum ConfigError {
         name: String,
     },
 
+    /// The name of a cookie is not a token.
+    #[error("cookie name {name:?}: it must be ASCII letters, digits and !#$%&'*+-.^_`|~")]
+    CookieName {
+        /// The given name.
+        name: String,
+    },
+
+    /// A route does not have the syntax of axum 0.8, or lacks a parameter.
+    #[error("route {route:?}: {reason}")]
+    RouteSyntax {
+        /// The given route.
+        route: String,
+        /// The problem.
+        reason: String,
+    },
+
     /// A route cannot be parsed or conflicts with another route.
     #[error("route {route:?}: {source}")]
     Route {

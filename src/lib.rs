@@ -71,7 +71,7 @@
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
 //! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost) |
 //! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
-//! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`Head`], [`Builder::key_by`] |
+//! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
 //! | How do I test my service? | [`guide::testing`] | `FakeBackend`, `ManualClock` |
 //! | What does a client see? | | [`answer`], [`Builder::rejection`], [`Rejection`] |
 //! | How does a handler read the decision? | | [`Decision`], [`Http`](protocol::Http#extensions) |
@@ -101,6 +101,7 @@ mod limit;
 mod limiter;
 mod now_or_later;
 mod observe;
+mod pattern;
 mod service;
 mod shared;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]

@@ -5,10 +5,15 @@
 //!
 //! | key | extractor |
 //! | --- | --- |
-//! | the value of a header | [`header`] |
-//! | the address of the peer | [`peer_ip`] |
-//! | the address of the client behind trusted proxies | [`client_ip`] |
-//! | a value that an earlier layer has verified | [`extension`] |
+//! | the value of a header | [`header`](header()) |
+//! | the address of the peer | [`peer_ip`](peer_ip()) |
+//! | the address of the client behind trusted proxies | [`client_ip`](client_ip()) |
+//! | a value that an earlier layer has verified | [`extension`](extension()) |
+//! | the value of a cookie | [`cookie`](cookie()) |
+//! | the method | [`method`] |
+//! | the route that axum has matched (feature `axum`) | `matched_route` |
+//! | a parameter of the path | [`path_param`] |
+//! | the same key for all requests | [`constant`] |
 //! | anything else | a closure: [`Builder::key_by`](crate::Builder::key_by), or [`from_fn`] where a value is needed |
 //! | one key, or else another | [`KeyExtractor::or`] |
 //! | two keys together | [`KeyExtractor::and`] |
@@ -20,21 +25,29 @@ use crate::head::Head;
 mod address;
 mod client_ip;
 mod combine;
+mod cookie;
 mod extension;
 mod forwarded;
 mod header;
 mod missing;
 mod partition;
 mod peer_ip;
+mod request;
+mod route;
 
 pub use client_ip::{ClientIp, TrustedProxies, client_ip};
 use combine::{And, Or};
+pub use cookie::{Cookie, cookie};
 pub use extension::extension;
 pub use forwarded::ForwardedHeader;
 pub use header::{Header, header};
 pub use missing::MissingKey;
 pub use partition::PartitionKey;
 pub use peer_ip::{PeerIp, peer_ip};
+pub use request::{constant, method};
+#[cfg(feature = "axum")]
+pub use route::matched_route;
+pub use route::{PathParam, path_param};
 
 /// Extracts the partition key from the [`Head`] of a request.
 ///
