@@ -34,6 +34,6 @@ impl<'a> Pattern<'a> {
     }
 
     pub(crate) fn error(self, reason: impl Into<String>) -> ConfigError {
-        ConfigError::RouteSyntax { route: self.0.to_owned(), reason: reason.into() }
+        ConfigError::InvalidRoute { route: self.0.to_owned(), reason: reason.into() }
     }
 }

@@ -59,6 +59,16 @@ impl Costs {
         self.named.iter().map(|(name, _)| &**name)
     }
 
+    /// Returns the amounts as a short text: `1`, or `requests=1 tokens=50`.
+    pub(super) fn summary(&self) -> String {
+        let named = self.named.iter().map(|(name, units)| format!("{name}={units}"));
+        let otherwise = self.otherwise.map(|units| match self.named.is_empty() {
+            true => units.to_string(),
+            false => format!("otherwise={units}"),
+        });
+        named.chain(otherwise).collect::<Vec<_>>().join(" ")
+    }
+
     fn place(&self, name: &str) -> Result<usize, usize> {
         self.named.binary_search_by(|(there, _)| (**there).cmp(name))
     }

@@ -14,6 +14,7 @@ use tower_sliding_window::{
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
+use crate::redis_server::events::Events;
 
 fn app() -> Router {
     Router::new().route("/", get(async || "hello"))
@@ -171,6 +172,31 @@ async fn every_rule_rejects_unknown_peer_with_server_error() {
         assert!(!answer.has_limit_fields(), "{answer:?}");
         assert_eq!(answer.json(), json!({ "title": "Internal server error", "status": 500 }));
         assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn event_of_unknown_peer_names_missing_call() {
+    // Two more subscribers exist: tracing would otherwise ask only the first thread that reaches the event.
+    let (events, others) = (Events::default(), [(); 2].map(|()| tracing::Dispatch::new(Events::default())));
+    let guard = tracing::subscriber::set_default(events.clone());
+    for key in [Arc::new(peer_ip()) as Arc<dyn KeyExtractor>, Arc::new(key::client_ip())] {
+        let limits = RateLimitLayer::builder(FakeBackend::admitting())
+            .policy(policy("ten", 10, MINUTE))
+            .key(key)
+            .build()
+            .unwrap();
+        let site = Site::serve_without_connect_info(app().layer(limits)).await;
+        for _ in 0..2 {
+            assert_eq!(site.get("/", &[]).await.status, 500);
+        }
+    }
+    drop((guard, others));
+    let text = events.text();
+    let named: Vec<_> = text.lines().filter(|line| line.contains("misconfigured rate limit")).collect();
+    assert_eq!(named.len(), 2, "one event per limiter: {text}");
+    for line in named {
+        assert!(line.contains("`into_make_service_with_connect_info::<SocketAddr>()`"), "{line}");
     }
 }
 
