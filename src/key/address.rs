@@ -10,13 +10,17 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::KeyError;
 use crate::error::ConfigError;
 
-const NO_PEER: &str = if cfg!(feature = "axum") {
-    "the request's extensions contain no peer address: in axum, serve the app with \
-     `into_make_service_with_connect_info::<SocketAddr>()`; elsewhere, insert a `std::net::SocketAddr`"
+/// What the server needs, so that the address of the peer is in the request's extensions.
+const AXUM: &str = if cfg!(feature = "axum") {
+    "serve the app with `into_make_service_with_connect_info::<SocketAddr>()`"
 } else {
-    "the request's extensions contain no peer address: in axum, enable the feature `axum` of tower-sliding-window and \
-     serve the app with `into_make_service_with_connect_info::<SocketAddr>()`; in tonic, enable the feature `tonic`; \
-     elsewhere, insert a `std::net::SocketAddr`"
+    "enable the feature `axum` of tower-sliding-window, and serve the app with \
+     `into_make_service_with_connect_info::<SocketAddr>()`"
+};
+const TONIC: &str = if cfg!(feature = "tonic") {
+    "serve over TCP"
+} else {
+    "enable the feature `tonic` of tower-sliding-window, and serve over TCP"
 };
 
 /// Returns the canonical address of the peer: an IPv4-mapped IPv6 address becomes the IPv4 address.
@@ -32,7 +36,12 @@ pub(super) fn peer_address(extensions: &Extensions) -> Result<IpAddr, KeyError> 
     });
     match plain {
         Some(address) => Ok(address.ip().to_canonical()),
-        None => Err(KeyError::Misconfigured { what: NO_PEER.to_owned() }),
+        None => Err(KeyError::Misconfigured {
+            what: format!(
+                "the request's extensions contain no peer address: in axum, {AXUM}; in tonic, {TONIC}; elsewhere, insert a \
+                 `std::net::SocketAddr`"
+            ),
+        }),
     }
 }
 
