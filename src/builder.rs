@@ -187,7 +187,7 @@ impl Builder {
     /// let limits = RateLimitLayer::builder(MemoryBackend::new())
     ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
     ///     .plan_by(move |head| {
-    ///         let user = head.extension::<User>().ok_or(KeyError::Missing)?;
+    ///         let user = head.extension::<User>().ok_or_else(|| KeyError::missing("user"))?;
     ///         let user = PartitionKey::new("user", user.id.to_be_bytes());
     ///         let requests = Draft::check(user.clone(), 1);
     ///         Ok(match head.uri.path() {
@@ -333,6 +333,11 @@ impl Builder {
         self.limiter("namespace", |limiter| limiter.namespace(namespace))
     }
 
+    /// Makes the name of a region a part of every key; see [`LimiterBuilder::region`].
+    pub fn region(self, region: impl Into<String>) -> Self {
+        self.limiter("region", |limiter| limiter.region(region))
+    }
+
     /// Sets the deadline of a check; see [`LimiterBuilder::deadline`].
     pub fn deadline(self, deadline: Duration) -> Self {
         self.limiter("deadline", |limiter| limiter.deadline(deadline))
@@ -374,6 +379,8 @@ impl Builder {
     /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
+    /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy
+    /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
         let Self { limiter, has_key, unplanned, mut first, plan, others, .. } = self;
@@ -421,6 +428,18 @@ impl Builder {
                 limiter
             }
         };
+        if plan.is_none() {
+            let of_first: Vec<Policy> =
+                limiter.policies().iter().chain(first.own_policies()).cloned().collect();
+            let of_others = others.iter().flat_map(Limit::own_policies);
+            let names: Vec<&str> = of_first.iter().chain(of_others).map(Policy::name).collect();
+            let is_chosen = first.chooses_policies() || others.iter().any(Limit::chooses_policies);
+            let names = (!is_chosen).then_some(&*names);
+            first.check_costs(&of_first, names)?;
+            for limit in &others {
+                limit.check_costs(limit.own_policies(), names)?;
+            }
+        }
         let http = Http {
             plan: plan.map_or_else(|| Plan::Limit(first.sealed()), Plan::By),
             others: others.into_iter().map(Limit::sealed).collect(),

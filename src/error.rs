@@ -113,6 +113,13 @@ pub enum ConfigError {
         namespace: String,
     },
 
+    /// The name of the region is empty, too long, or not printable ASCII.
+    #[error("region {region:?}: it must be 1 to 64 printable ASCII characters (space to `~`)")]
+    Region {
+        /// The given name.
+        region: String,
+    },
+
     /// The deadline of a check is out of range.
     #[error("deadline {deadline:?}: it must be 1 ms to 60 s")]
     Deadline {
@@ -217,6 +224,78 @@ pub enum ConfigError {
         prefix: u8,
     },
 
+    /// The text is not an IP address or network.
+    #[error(
+        "network {network:?}: it must be an IP address or a network in CIDR notation, such as \"10.0.0.0/8\""
+    )]
+    Network {
+        /// The given text.
+        network: String,
+    },
+
+    /// The trusted proxies of [`client_ip`](crate::key::client_ip) are invalid.
+    #[error("trusted proxies: {reason}")]
+    TrustedProxies {
+        /// The problem.
+        reason: String,
+    },
+
+    /// The header contains the address that a proxy reports, and a client can write it.
+    #[error(
+        "header {name:?} as a key: a client can write any address into it; use `key::client_ip().behind(..)`, which states the trusted proxies"
+    )]
+    ForwardedHeader {
+        /// The given name.
+        name: String,
+    },
+
+    /// The name of a cookie is not a token.
+    #[error("cookie name {name:?}: it must be ASCII letters, digits and !#$%&'*+-.^_`|~")]
+    CookieName {
+        /// The given name.
+        name: String,
+    },
+
+    /// A route does not have the syntax of axum 0.8, lacks a parameter, or has two costs.
+    #[error("route {route:?}: {reason}")]
+    InvalidRoute {
+        /// The given route.
+        route: String,
+        /// The problem.
+        reason: String,
+    },
+
+    /// The number of bytes per quota unit is zero.
+    #[error("cost by content length: {bytes} bytes per quota unit: it must be 1 to {}", u64::MAX)]
+    BytesPerUnit {
+        /// The given number.
+        bytes: u64,
+    },
+
+    /// A constant cost is above a quota, so that the request could never be admitted.
+    #[error("cost {cost}{}: it must be 0 to {quota}, the quota of policy {policy:?}", of_requests(.requests))]
+    CostAboveQuota {
+        /// The requests that have this cost, for example `GET /search`. Empty for all requests.
+        requests: String,
+        /// The name of the policy.
+        policy: String,
+        /// The given cost in quota units.
+        cost: u32,
+        /// The quota in quota units.
+        quota: u32,
+    },
+
+    /// A constant cost names a policy that the layer does not have.
+    #[error("cost for policy {name:?}{}: no such policy; the policies are {known:?}", of_requests(.requests))]
+    CostWithoutPolicy {
+        /// The requests that have this cost, for example `GET /search`. Empty for all requests.
+        requests: String,
+        /// The name that is not known.
+        name: String,
+        /// The names of the policies.
+        known: Vec<String>,
+    },
+
     /// A route cannot be parsed or conflicts with another route.
     #[error("route {route:?}: {source}")]
     Route {
@@ -271,4 +350,8 @@ pub enum ConfigError {
         /// The problem, without any key.
         reason: String,
     },
+}
+
+fn of_requests(requests: &str) -> String {
+    if requests.is_empty() { String::new() } else { format!(" of {requests}") }
 }

@@ -66,12 +66,12 @@
 //! | question | guide | types |
 //! | --- | --- | --- |
 //! | Which algorithm? Which policies? | [`guide::algorithms`] | [`Policy`], [`Algorithm`], [`PolicyTable`] |
-//! | Whose usage is counted? | [`guide::keys`] | [`header`], [`extension`], [`peer_ip`], [`limit`], [`KeyExtractor`] |
+//! | Whose usage is counted? | [`guide::keys`] | [`header`], [`extension`], [`peer_ip`], [`limit`], [`key`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
 //! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost) |
 //! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
-//! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`Head`], [`Builder::key_by`] |
+//! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
 //! | How do I test my service? | [`guide::testing`] | `FakeBackend`, `ManualClock` |
 //! | What does a client see? | | [`answer`], [`Builder::rejection`], [`Rejection`] |
 //! | How does a handler read the decision? | | [`Decision`], [`Http`](protocol::Http#extensions) |
@@ -82,7 +82,7 @@
 //! A feature adds items, and never changes the meaning of an existing one.
 //!
 //! - `redis` (default): `RedisBackend`. `tls`: `rediss://`, your own certificate authorities, client certificates.
-//! - `axum`: [`Decision`] and [`Reservation`] as extractors; `peer_ip` reads `ConnectInfo`.
+//! - `axum`: [`Decision`] and [`Reservation`] as extractors; `key::matched_route`; `peer_ip` reads `ConnectInfo`.
 //! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `tracing`: warnings. `test-util`: [`guide::testing`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
@@ -101,6 +101,7 @@ mod limit;
 mod limiter;
 mod now_or_later;
 mod observe;
+mod pattern;
 mod service;
 mod shared;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]

@@ -3,7 +3,8 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    cost::{self, CostFunction, IntoCosts},
+    cost::{self, CostFunction, Costs, IntoCosts},
+    error::ConfigError,
     head::Head,
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
@@ -122,6 +123,18 @@ impl Limit {
         Self { set, ..self }
     }
 
+    /// Compares the constant costs of this limit with the quotas of these policies, and the names of the costs with `names`, the
+    /// names of all policies of the layer. `names` is `None` if the policies depend on the request.
+    pub(crate) fn check_costs(&self, policies: &[Policy], names: Option<&[&str]>) -> Result<(), ConfigError> {
+        let mut checked = Ok(());
+        self.cost.constants(&mut |requests, costs| {
+            if checked.is_ok() {
+                checked = check_costs(requests, costs, policies, names);
+            }
+        });
+        checked
+    }
+
     /// Returns the draft of this limit.
     pub(crate) fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
         Ok(match (self.extract(head)?, self.choose(head)) {
@@ -140,7 +153,7 @@ impl Limit {
 
     /// Returns the key that counts, or `None` if the request is exempt from this limit.
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        self.missing_key.apply(self.key.extract(head)?)
+        self.missing_key.apply(self.key.extract(head)?, || self.key.missing(head))
     }
 
     /// Returns the policies of a request, or `None` if there are none.
@@ -151,6 +164,35 @@ impl Limit {
             Some(policies) => Some(Policies::unchecked([policies.as_slice(), chosen.as_slice()].concat())),
         })
     }
+}
+
+fn check_costs(
+    requests: &str,
+    costs: &Costs,
+    policies: &[Policy],
+    names: Option<&[&str]>,
+) -> Result<(), ConfigError> {
+    let requests = || requests.to_owned();
+    for policy in policies {
+        let (cost, quota) = (costs.of(policy.name()).unwrap_or(1), policy.quota());
+        if cost > quota {
+            let policy = policy.name().to_owned();
+            return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
+        }
+    }
+    for name in costs.names() {
+        if let Some(names) = names
+            && !names.contains(&name)
+        {
+            let known = names.iter().map(|&name| name.to_owned()).collect();
+            return Err(ConfigError::CostWithoutPolicy {
+                requests: requests(),
+                name: name.to_owned(),
+                known,
+            });
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Limit {

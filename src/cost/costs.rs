@@ -15,8 +15,8 @@ use std::borrow::Cow;
 /// ```
 ///
 /// For a policy that is not named, a request costs 1 unit, and a [settlement](crate::Reservation::settle) leaves the charge
-/// unchanged, unless [`otherwise`](Self::otherwise) sets an amount. If no policy of the check has a given name, the limiter
-/// logs one warning (feature `tracing`), because the name may be misspelt.
+/// unchanged, unless [`otherwise`](Self::otherwise) sets an amount. If the layer has no policy with a given name, which
+/// may be misspelt, a constant cost is an error when the layer is built. Otherwise, the limiter logs one warning (feature `tracing`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
     /// The amount for policies that are not named.
@@ -57,6 +57,16 @@ impl Costs {
     /// Returns the names.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.named.iter().map(|(name, _)| &**name)
+    }
+
+    /// Returns the amounts as a short text: `1`, or `requests=1 tokens=50`.
+    pub(super) fn summary(&self) -> String {
+        let named = self.named.iter().map(|(name, units)| format!("{name}={units}"));
+        let otherwise = self.otherwise.map(|units| match self.named.is_empty() {
+            true => units.to_string(),
+            false => format!("otherwise={units}"),
+        });
+        named.chain(otherwise).collect::<Vec<_>>().join(" ")
     }
 
     fn place(&self, name: &str) -> Result<usize, usize> {

@@ -22,11 +22,24 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
             None => self.second.extract(head),
         }
     }
+
+    fn missing(&self, head: &Head<'_>) -> String {
+        let mut names = vec![self.first.missing(head), self.second.missing(head)];
+        names.retain(|name| !name.is_empty());
+        names.join(" or ")
+    }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         let Some(first) = self.first.extract(head)? else { return Ok(None) };
         Ok(self.second.extract(head)?.map(|second| first.and(&second)))
+    }
+
+    fn missing(&self, head: &Head<'_>) -> String {
+        match self.first.extract(head) {
+            Ok(None) => self.first.missing(head),
+            _ => self.second.missing(head),
+        }
     }
 }

@@ -49,4 +49,8 @@ where
         let value = value.filter(|value| !value.as_ref().is_empty());
         Ok(value.map(|value| PartitionKey::new(&self.kind, value)))
     }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        format!("extension {:?}", self.kind)
+    }
 }

@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 
-use super::{KeyError, KeyExtractor, PartitionKey};
+use super::{KeyError, KeyExtractor, PartitionKey, forwarded::reports_address};
 use crate::{error::ConfigError, head::Head};
 
 /// The value of a header as the key. Returned by [`header`].
@@ -24,10 +24,15 @@ pub struct Header {
 ///
 /// # Errors
 ///
-/// Returns [`ConfigError::HeaderName`] if the name is not a valid header name.
+/// Returns [`ConfigError::HeaderName`] if the name is not a valid header name. Returns [`ConfigError::ForwardedHeader`] for a
+/// header in which proxies report the address of the client, such as `x-forwarded-for`: use
+/// [`client_ip`](super::client_ip), which trusts only the stated proxies.
 pub fn header(name: &str) -> Result<Header, ConfigError> {
     let name = HeaderName::try_from(name)
         .map_err(|source| ConfigError::HeaderName { name: name.to_owned(), source })?;
+    if reports_address(&name) {
+        return Err(ConfigError::ForwardedHeader { name: name.as_str().to_owned() });
+    }
     let kind = format!("header:{name}").into();
     Ok(Header { name, kind })
 }
@@ -42,6 +47,10 @@ impl KeyExtractor for Header {
         }
         let value = first.map(|value| value.as_bytes()).filter(|value| !value.is_empty());
         Ok(value.map(|value| PartitionKey::new(&self.kind, value)))
+    }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        format!("header {:?}", self.name.as_str())
     }
 }
 
@@ -77,5 +86,15 @@ mod tests {
     fn invalid_name_is_an_error() {
         let error = header("x api key").unwrap_err();
         assert_eq!(error.to_string(), r#"header name "x api key": not a valid HTTP field name"#);
+    }
+
+    #[test]
+    fn header_of_proxy_is_an_error() {
+        for name in ["X-Forwarded-For", "forwarded", "CF-Connecting-IP", "x-real-ip"] {
+            let error = header(name).unwrap_err();
+            assert!(matches!(error, ConfigError::ForwardedHeader { .. }), "{error:?}");
+            let text = format!("header {:?} as a key: a client can write any address", name.to_lowercase());
+            assert!(error.to_string().starts_with(&text), "{error}");
+        }
     }
 }

@@ -21,13 +21,18 @@ pub enum MissingKey {
 }
 
 impl MissingKey {
-    /// Applies the rule: returns the key that counts, or `None` if the request is exempt.
-    pub(crate) fn apply(&self, key: Option<PartitionKey>) -> Result<Option<PartitionKey>, KeyError> {
+    /// Applies the rule: returns the key that counts, or `None` if the request is exempt. `what` returns what a request
+    /// without a key lacks.
+    pub(crate) fn apply(
+        &self,
+        key: Option<PartitionKey>,
+        what: impl FnOnce() -> String,
+    ) -> Result<Option<PartitionKey>, KeyError> {
         match (key, self) {
             (Some(key), _) => Ok(Some(key)),
             (None, Self::Shared(key)) => Ok(Some(key.clone())),
             (None, Self::Exempt) => Ok(None),
-            (None, Self::Reject) => Err(KeyError::Missing),
+            (None, Self::Reject) => Err(KeyError::Missing { what: what() }),
         }
     }
 }

@@ -5,9 +5,15 @@
 //!
 //! | key | extractor |
 //! | --- | --- |
-//! | the value of a header | [`header`] |
-//! | the address of the peer | [`peer_ip`] |
-//! | a value that an earlier layer has verified | [`extension`] |
+//! | the value of a header | [`header`](header()) |
+//! | the address of the peer | [`peer_ip`](peer_ip()) |
+//! | the address of the client behind trusted proxies | [`client_ip`](client_ip()) |
+//! | a value that an earlier layer has verified | [`extension`](extension()) |
+//! | the value of a cookie | [`cookie`](cookie()) |
+//! | the method | [`method`] |
+//! | the route that axum has matched (feature `axum`) | `matched_route` |
+//! | a parameter of the path | [`path_param`] |
+//! | the same key for all requests | [`constant`] |
 //! | anything else | a closure: [`Builder::key_by`](crate::Builder::key_by), or [`from_fn`] where a value is needed |
 //! | one key, or else another | [`KeyExtractor::or`] |
 //! | two keys together | [`KeyExtractor::and`] |
@@ -16,19 +22,32 @@ use std::sync::Arc;
 
 use crate::head::Head;
 
+mod address;
+mod client_ip;
 mod combine;
+mod cookie;
 mod extension;
+mod forwarded;
 mod header;
 mod missing;
 mod partition;
 mod peer_ip;
+mod request;
+mod route;
 
+pub use client_ip::{ClientIp, TrustedProxies, client_ip};
 use combine::{And, Or};
+pub use cookie::{Cookie, cookie};
 pub use extension::extension;
+pub use forwarded::ForwardedHeader;
 pub use header::{Header, header};
 pub use missing::MissingKey;
 pub use partition::PartitionKey;
 pub use peer_ip::{PeerIp, peer_ip};
+pub use request::{constant, method};
+#[cfg(feature = "axum")]
+pub use route::matched_route;
+pub use route::{PathParam, path_param};
 
 /// Extracts the partition key from the [`Head`] of a request.
 ///
@@ -65,6 +84,15 @@ pub trait KeyExtractor: Send + Sync + 'static {
     /// does not guess.
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError>;
 
+    /// Returns what this request lacks, for the text of [`KeyError::Missing`]: `header "x-api-key"`. The layer calls it only to
+    /// reject a request for which [`extract`](Self::extract) returned `None`. The client reads the text in the 400.
+    ///
+    /// By default, it returns an empty string: the text then names nothing.
+    fn missing(&self, head: &Head<'_>) -> String {
+        let _ = head;
+        String::new()
+    }
+
     /// Uses this key, or the other one if a request has no key of this kind.
     ///
     /// The kind is a part of every key, so one client's header cannot equal another client's address. If this key is
@@ -95,8 +123,11 @@ pub trait KeyExtractor: Send + Sync + 'static {
 #[non_exhaustive]
 pub enum KeyError {
     /// The request has no key.
-    #[error("missing rate limit key")]
-    Missing,
+    #[error("missing rate limit key{}", not_found(.what))]
+    Missing {
+        /// What the request lacks, for example `header "x-api-key"`. May be empty.
+        what: String,
+    },
     /// The request has a key that cannot be read.
     #[error("malformed rate limit key: {what}: {why}")]
     Malformed {
@@ -111,6 +142,25 @@ pub enum KeyError {
         /// The missing part of the set-up.
         what: String,
     },
+}
+
+impl KeyError {
+    /// Creates the error of a request without a key. `what` names what it lacks, for example `header "x-tenant"`. The client
+    /// reads the name in the 400.
+    ///
+    /// ```
+    /// use tower_sliding_window::key::KeyError;
+    ///
+    /// let error = KeyError::missing(r#"header "x-tenant""#);
+    /// assert_eq!(error.to_string(), r#"missing rate limit key: header "x-tenant" not found"#);
+    /// ```
+    pub fn missing(what: impl Into<String>) -> Self {
+        Self::Missing { what: what.into() }
+    }
+}
+
+fn not_found(what: &str) -> String {
+    if what.is_empty() { String::new() } else { format!(": {what} not found") }
 }
 
 /// Converts the return value of a key closure: a [`PartitionKey`], or an `Option` or a `Result` of one.
@@ -154,6 +204,10 @@ impl<K: IntoKey> IntoKey for Result<K, KeyError> {
 impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         (**self).extract(head)
+    }
+
+    fn missing(&self, head: &Head<'_>) -> String {
+        (**self).missing(head)
     }
 }
 

@@ -1,21 +1,19 @@
 //! The address of the peer.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-
-#[cfg(feature = "axum")]
-use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
-use http::Extensions;
-
-use super::{KeyError, KeyExtractor, PartitionKey};
+use super::{
+    KeyError, KeyExtractor, PartitionKey,
+    address::{Ipv6Prefix, peer_address},
+};
 use crate::{error::ConfigError, head::Head};
 
 /// The peer's address as the key. Returned by [`peer_ip`].
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIp {
-    ipv6_prefix: u8,
+    ipv6_prefix: Ipv6Prefix,
 }
 
-/// Counts by the address of the peer, which a client cannot forge. Behind a proxy, this is the address of the proxy.
+/// Counts by the address of the peer, which a client cannot forge. Behind a proxy, this is the address of the proxy: use
+/// [`client_ip`](super::client_ip).
 ///
 /// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is mapped into
 /// IPv6 counts as the IPv4 address.
@@ -26,7 +24,7 @@ pub struct PeerIp {
 /// misconfigured, and the layer rejects the request with [`KeyError::Misconfigured`]. Requests without an address never share
 /// a key.
 pub fn peer_ip() -> PeerIp {
-    PeerIp { ipv6_prefix: 64 }
+    PeerIp { ipv6_prefix: Ipv6Prefix::default() }
 }
 
 impl PeerIp {
@@ -36,51 +34,21 @@ impl PeerIp {
     ///
     /// Returns [`ConfigError::Ipv6Prefix`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
-        if (1..=128).contains(&prefix) {
-            Ok(Self { ipv6_prefix: prefix })
-        } else {
-            Err(ConfigError::Ipv6Prefix { prefix })
-        }
-    }
-
-    /// Returns the address itself, or the first address of its IPv6 network.
-    fn group(self, address: IpAddr) -> IpAddr {
-        // Mapped addresses first: masked as IPv6, all of IPv4 would be one group.
-        match address.to_canonical() {
-            IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) => {
-                Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - self.ipv6_prefix))).into()
-            }
-        }
+        Ok(Self { ipv6_prefix: Ipv6Prefix::new(prefix)? })
     }
 }
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let peer = peer(head.extensions).ok_or_else(|| KeyError::Misconfigured {
-            what: "the request's extensions contain no peer address; in axum, serve the app with \
-                   `into_make_service_with_connect_info::<SocketAddr>()`"
-                .to_owned(),
-        })?;
-        Ok(Some(PartitionKey::new("peer-ip", self.group(peer.ip()).to_string())))
+        let address = peer_address(head.extensions)?;
+        Ok(Some(PartitionKey::new("peer-ip", self.ipv6_prefix.group(address).to_string())))
     }
-}
-
-fn peer(extensions: &Extensions) -> Option<SocketAddr> {
-    let plain = extensions.get::<SocketAddr>().copied();
-    #[cfg(feature = "axum")]
-    let plain = plain
-        .or_else(|| extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0))
-        .or_else(|| extensions.get::<MockConnectInfo<SocketAddr>>().map(|info| info.0));
-    #[cfg(feature = "tonic")]
-    let plain = plain.or_else(|| {
-        extensions.get::<tonic::transport::server::TcpConnectInfo>().and_then(|info| info.remote_addr())
-    });
-    plain
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     fn key(extractor: PeerIp, address: &str) -> PartitionKey {

@@ -9,6 +9,7 @@ use crate::{
     deny_cache::{Denials, DenyCache, check_deny_cache},
     engine::Engine,
     error::ConfigError,
+    key::PartitionKey,
     observe::{self, Warnings},
     outage::{Breaker, Guard, Local, OutageRule, Protection, check_breaker},
     policy::{Policy, distinct},
@@ -25,6 +26,7 @@ pub struct LimiterBuilder {
     needs_policies: bool,
     settles: bool,
     namespace: Option<String>,
+    region: Option<String>,
     deadline: Duration,
     queue: usize,
     rule: OutageRule,
@@ -49,6 +51,7 @@ impl LimiterBuilder {
             needs_policies: true,
             settles: false,
             namespace: None,
+            region: None,
             deadline: Limiter::DEFAULT_DEADLINE,
             queue: Limiter::DEFAULT_SETTLEMENT_QUEUE,
             rule: OutageRule::default(),
@@ -77,6 +80,16 @@ impl LimiterBuilder {
     /// and space. The default is `"tsw"`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Makes the name of a region a part of every key: 1 to 64 printable ASCII characters. By default, keys have no region.
+    ///
+    /// If several regions share one store, each region then counts for itself: a client has the whole quota in *every* region.
+    /// Without a region, all of them count together, exactly. [The guide](crate::guide::keys#region-as-part-of-every-key) compares
+    /// both. The methods of the limiter add the region to the keys that they take.
+    pub fn region(mut self, region: impl Into<String>) -> Self {
+        self.region = Some(region.into());
         self
     }
 
@@ -161,7 +174,7 @@ impl LimiterBuilder {
     /// # Errors
     ///
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
-    /// [`ConfigError::Namespace`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
+    /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
     /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
     /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
@@ -171,6 +184,7 @@ impl LimiterBuilder {
             needs_policies,
             settles,
             namespace,
+            region,
             deadline,
             queue,
             rule,
@@ -204,6 +218,7 @@ impl LimiterBuilder {
             return Err(ConfigError::CannotSettle);
         }
         let namespace = namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
+        let region = region.map(region_key).transpose()?;
         let store = engine.name_of_store();
         let denials = deny_cache.filter(|_| engine.can_remember()).map(Denials::new);
         let protection = Protection { breaker, deadline, max_in_flight };
@@ -223,7 +238,7 @@ impl LimiterBuilder {
                 warnings.clone(),
             ),
             denials,
-            settings: Settings { policies, namespace, deadline, rule },
+            settings: Settings { policies, namespace, region, deadline, rule },
             guard,
             on_rollback,
             local: memory.map(Local::in_memory).unwrap_or_default(),
@@ -231,6 +246,16 @@ impl LimiterBuilder {
             warnings,
             _alive: alive,
         })))
+    }
+}
+
+/// Returns the first part of every key.
+fn region_key(region: String) -> Result<PartitionKey, ConfigError> {
+    let printable = region.bytes().all(|b| (b' '..=b'~').contains(&b));
+    if printable && (1..=64).contains(&region.len()) {
+        Ok(PartitionKey::new("region", region))
+    } else {
+        Err(ConfigError::Region { region })
     }
 }
 

@@ -76,6 +76,8 @@ struct Inner {
 struct Settings {
     policies: Vec<Policy>,
     namespace: Namespace,
+    /// The first part of every key.
+    region: Option<PartitionKey>,
     deadline: Duration,
     rule: OutageRule,
 }
@@ -311,7 +313,8 @@ impl Limiter {
     }
 
     fn of_limiter(&self, key: &PartitionKey, costs: &Costs) -> Check {
-        let pairs: Box<[Pair]> = pairs(key, self.policies(), costs).collect();
+        let in_region = self.0.settings.region.as_ref().map(|region| region.and(key));
+        let pairs: Box<[Pair]> = pairs(in_region.as_ref().unwrap_or(key), self.policies(), costs).collect();
         self.0.warnings.unknown_policies(costs, &pairs);
         Check::of_limiter(self.0.settings.namespace.clone(), pairs)
     }
@@ -326,6 +329,12 @@ impl Limiter {
     }
 
     fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
+        let mut pairs = pairs.into();
+        if let Some(region) = &self.0.settings.region {
+            for pair in &mut pairs {
+                pair.key = region.and(&pair.key);
+            }
+        }
         Ok(Check::new(pairs)?.in_namespace(self.0.settings.namespace.clone()))
     }
 

@@ -1,12 +1,18 @@
 //! The cost of requests.
 
-use axum::{Router, routing::get};
+use axum::{
+    Router,
+    routing::{get, post},
+};
 use tower_sliding_window::{
     Builder, CostFunction, Costs, MemoryBackend, RateLimitLayer, RouteCosts, cost,
     testing::{FakeBackend, ManualClock},
 };
 
-use super::{ALICE, MINUTE, api_key, policy, wire::Site};
+use super::{
+    ALICE, MINUTE, api_key, policy,
+    wire::{Site, request_with_body},
+};
 
 fn app() -> Router {
     Router::new()
@@ -78,6 +84,50 @@ async fn layer_admits_smaller_cost_after_denying_larger_cost() {
 }
 
 #[tokio::test]
+async fn route_table_distinguishes_methods() {
+    let costs = RouteCosts::new().get("/", 2).unwrap().route("/", 3).unwrap();
+    let costs = costs.get("/users/{id}", 4).unwrap().otherwise(9);
+    let requests = [
+        ("GET", "/?a"),
+        ("HEAD", "/"),
+        ("POST", "/"),
+        ("GET", "/users/7"),
+        ("HEAD", "/users/7"),
+        ("GET", "/free"),
+    ];
+    assert_eq!(recorded_costs(costs, &requests).await, [2, 2, 3, 4, 4, 9]);
+}
+
+#[tokio::test]
+async fn content_length_sets_cost_of_upload() {
+    let backend = FakeBackend::admitting();
+    let by_size = cost::by_content_length(1024).unwrap();
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("units", 100, MINUTE))
+        .key(api_key())
+        .cost(
+            RouteCosts::new()
+                .post("/upload/{id}", by_size)
+                .unwrap()
+                .post("/strict", by_size.otherwise(50))
+                .unwrap(),
+        )
+        .build()
+        .unwrap();
+    let upload = || post(async |_: String| "");
+    let app = Router::new().route("/upload/{id}", upload()).route("/strict", upload());
+    let site = Site::serve(app.layer(limits)).await;
+    for (path, length) in
+        [("/upload/7", 1), ("/upload/7", 1024), ("/upload/7", 1025), ("/strict", 2500), ("/strict", 0)]
+    {
+        let body = "x".repeat(length);
+        assert_eq!(request_with_body(site.address(), "POST", path, &[ALICE], &body).await.status, 200);
+    }
+    let costs: Vec<u32> = backend.checks().iter().map(|check| check.pairs[0].cost).collect();
+    assert_eq!(costs, [1, 1, 2, 3, 50]);
+}
+
+#[tokio::test]
 async fn each_policy_charges_its_own_cost() {
     let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("requests", 3, MINUTE))
@@ -107,7 +157,7 @@ async fn each_policy_charges_its_own_cost() {
 
 #[tokio::test]
 async fn layer_accepts_costs_per_policy_and_per_route() {
-    let of_tokens = |units| Costs::new().policy("ten", units).policy("unknown", 9);
+    let of_tokens = |units| Costs::new().policy("ten", units).otherwise(9);
     assert_eq!(recorded_costs(of_tokens(4), &[("GET", "/")]).await, [4]);
     let table = RouteCosts::new().route("/search", of_tokens(7)).unwrap().otherwise(of_tokens(2));
     assert_eq!(recorded_costs(table, &[("GET", "/search"), ("GET", "/")]).await, [7, 2]);

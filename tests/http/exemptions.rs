@@ -53,7 +53,7 @@ async fn plan_sets_key_cost_and_exemption() {
         .plan_by(|head| match head.uri.path() {
             "/health" => Ok(Draft::exempt()),
             "/" => Ok(Draft::check(PartitionKey::new("all", "all"), 3)),
-            _ => Err(KeyError::Missing),
+            _ => Err(KeyError::missing("")),
         })
         .build()
         .unwrap();

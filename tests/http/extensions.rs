@@ -89,7 +89,7 @@ async fn missing_key_response_holds_rejection_without_decision() {
     let response = send(&app(), None).await;
     assert!(response.extensions().get::<Decision>().is_none());
     let rejection = response.extensions().get::<Rejection>();
-    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing))), "{rejection:?}");
+    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing { .. }))), "{rejection:?}");
 }
 
 #[tokio::test]

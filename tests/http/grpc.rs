@@ -15,7 +15,7 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, Reservation, Wait,
+    KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, Reservation, RouteCosts, Wait,
     answer::{Grpc, HttpOrGrpc},
     backend::{Backend, Reason},
     peer_ip,
@@ -277,6 +277,28 @@ async fn service_settles_call_by_reservation_in_extensions() {
         (status.code(), text(status.metadata(), "ratelimit")),
         (Code::ResourceExhausted, Some(r#""units";r=6;t=60"#))
     );
+}
+
+#[tokio::test]
+async fn grpc_method_has_its_own_cost() {
+    let service = "grpc.health.v1.Health";
+    for (costs, expected) in [
+        (RouteCosts::new().grpc(service, "Check", 3).unwrap().grpc_service(service, 2).unwrap(), 3),
+        (RouteCosts::new().grpc(service, "Watch", 3).unwrap().grpc_service(service, 2).unwrap(), 2),
+        (RouteCosts::new().grpc("grpc.health.v2.Health", "Check", 3).unwrap(), 1),
+    ] {
+        let backend = FakeBackend::admitting();
+        let limits = RateLimitLayer::builder(backend.clone())
+            .policy(policy("units", 10, MINUTE))
+            .key(peer_ip())
+            .cost(costs)
+            .answer(Grpc)
+            .build()
+            .unwrap();
+        let site = GrpcSite::serve(limits).await;
+        call(site.address, None).await.unwrap();
+        assert_eq!(backend.checks()[0].pairs[0].cost, expected);
+    }
 }
 
 #[tokio::test]

@@ -103,7 +103,7 @@ fn name(rejection: &Rejection) -> &'static str {
         Rejection::Denied(_) => "denied",
         Rejection::Unavailable(_) => "unavailable",
         Rejection::LocalFallbackDenied(_) => "local fallback denied",
-        Rejection::Key(KeyError::Missing) => "missing key",
+        Rejection::Key(KeyError::Missing { .. }) => "missing key",
         Rejection::Key(KeyError::Malformed { .. }) => "malformed key",
         Rejection::Key(_) => "unknown key",
         Rejection::Misconfigured(_) => "misconfigured",
@@ -191,7 +191,7 @@ fn limits_with_rejection(backend: impl Backend) -> RateLimitLayer<Reporting> {
 fn limits_with_plan(backend: impl Backend) -> RateLimitLayer<Reporting> {
     layer(Limiter::builder(backend).without_policies(), |job| match job.tenant {
         "root" => Ok(Draft::exempt()),
-        "" => Err(KeyError::Missing),
+        "" => Err(KeyError::missing("")),
         _ => {
             let rows = Policies::from(policy("rows", 100, MINUTE));
             let pair = Pair::new(user(job), policy("per-user", 5, MINUTE), 2);
@@ -318,7 +318,7 @@ async fn plan_has_rule_for_missing_key_of_job() {
     let rules: [(&str, Rule, [Option<&str>; 4]); 3] = [
         (
             "reject",
-            || Err(KeyError::Missing),
+            || Err(KeyError::missing("")),
             [Some("missing key"), Some("missing key"), Some("missing key"), None],
         ),
         ("exempt", || Ok(Draft::exempt()), [None; 4]),

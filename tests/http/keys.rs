@@ -123,6 +123,82 @@ async fn closure_extracts_key_alone_and_combined() {
 }
 
 #[tokio::test]
+async fn cookie_value_becomes_key() {
+    let (site, backend) = site(key::cookie("session").unwrap()).await;
+    assert_eq!(site.get("/", &[("cookie", "theme=dark; session=31d4")]).await.status, 200);
+    assert_eq!(site.get("/", &[("cookie", "theme=dark"), ("cookie", "session=31d4")]).await.status, 200);
+    assert_eq!(recorded_keys(&backend), [key("cookie:session", "31d4"), key("cookie:session", "31d4")]);
+    let missing = site.get("/", &[("cookie", "session=")]).await;
+    assert_eq!(missing.json()["detail"], r#"missing rate limit key: cookie "session" not found"#);
+    let twice = site.get("/", &[("cookie", "session=1; session=2")]).await;
+    assert_eq!(
+        twice.json()["detail"],
+        "malformed rate limit key: cookie session: the cookie occurs more than once"
+    );
+    assert_eq!((missing.status, twice.status, recorded_keys(&backend).len()), (400, 400, 2));
+}
+
+#[tokio::test]
+async fn method_and_constant_become_keys() {
+    let (site, backend) = site(key::method().and(key::constant("limit", "global"))).await;
+    for (method, status) in [("GET", 200), ("POST", 405), ("get", 405), ("INVENTED", 405)] {
+        assert_eq!(site.send(method, "/", &[]).await.status, status, "{method}");
+    }
+    let expected =
+        ["GET", "POST", "other", "other"].map(|method| key("method", method).and(&key("limit", "global")));
+    assert_eq!(recorded_keys(&backend), expected);
+}
+
+/// Serves two routes with a parameter, one of them in a nested router, and returns the backend.
+async fn site_with_routes(key: impl KeyExtractor) -> (Site, FakeBackend) {
+    let backend = FakeBackend::admitting();
+    let limits =
+        RateLimitLayer::builder(backend.clone()).policy(policy("ten", 10, MINUTE)).key(key).build().unwrap();
+    let orders = Router::new().route("/orders/{id}", get(async || ""));
+    let app = Router::new().route("/tenants/{tenant}", get(async || "")).nest("/api", orders).layer(limits);
+    (Site::serve(app).await, backend)
+}
+
+#[tokio::test]
+async fn matched_route_becomes_key() {
+    let (site, backend) = site_with_routes(key::matched_route()).await;
+    for path in ["/tenants/acme?a=b", "/tenants/other", "/api/orders/7"] {
+        assert_eq!(site.get(path, &[]).await.status, 200, "{path}");
+    }
+    let expected =
+        ["/tenants/{tenant}", "/tenants/{tenant}", "/api/orders/{id}"].map(|route| key("route", route));
+    assert_eq!(recorded_keys(&backend), expected);
+    let missing = site.get("/unknown", &[]).await;
+    assert_eq!((missing.status, recorded_keys(&backend).len()), (400, 3));
+    assert_eq!(missing.json()["detail"], "missing rate limit key: matched route not found");
+}
+
+#[tokio::test]
+async fn path_parameter_is_decoded_and_becomes_key() {
+    let param = key::path_param("tenant", ["/tenants/{tenant}"]).unwrap();
+    let (site, backend) = site_with_routes(param).await;
+    for path in ["/tenants/acme", "/tenants/%61c%6De", "/tenants/a%2Fb?tenant=c"] {
+        assert_eq!(site.get(path, &[]).await.status, 200, "{path}");
+    }
+    assert_eq!(recorded_keys(&backend), ["acme", "acme", "a/b"].map(|tenant| key("path:tenant", tenant)));
+    let missing = site.get("/api/orders/7", &[]).await;
+    assert_eq!(missing.json()["detail"], r#"missing rate limit key: path parameter "tenant" not found"#);
+}
+
+#[test]
+fn invalid_route_of_path_parameter_is_an_error() {
+    let text = |routes: &[&str]| key::path_param("id", routes).unwrap_err().to_string();
+    assert_eq!(text(&["users/{id}"]), r#"route "users/{id}": it must begin with `/`"#);
+    assert_eq!(
+        text(&["/users/:id"]),
+        r#"route "/users/:id": segment ":id" has the syntax of axum 0.7: write `{name}`"#
+    );
+    assert_eq!(text(&["/users/{id}", "/{other}"]), r#"route "/{other}": it must contain the parameter {id}"#);
+    assert!(text(&["/users/{id}", "/users/{id}"]).starts_with(r#"route "/users/{id}": Insertion failed"#));
+    key::path_param("id", ["/users/{id}", "/files/{*id}"]).unwrap();
+}
+
+#[tokio::test]
 async fn combined_keys_nest() {
     let tenant = || header("x-tenant").unwrap();
     let acme = ("x-tenant", "acme");

@@ -1,17 +1,20 @@
 //! Requests with a missing key, a malformed key or an unknown peer, and the rules for them.
 
+use std::sync::Arc;
+
 use axum::{Router, routing::get};
 use serde_json::json;
 use tower_sliding_window::{
     Head, KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer,
     backend::Backend,
-    header,
-    key::{KeyError, MissingKey},
+    extension, header,
+    key::{self, KeyError, MissingKey},
     limit, peer_ip,
     testing::{FakeBackend, ManualClock},
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
+use crate::redis_server::events::Events;
 
 fn app() -> Router {
     Router::new().route("/", get(async || "hello"))
@@ -59,10 +62,42 @@ async fn default_rule_rejects_missing_key() {
         assert!(!answer.has_limit_fields(), "{answer:?}");
         assert_eq!(answer.header("content-type"), Some("application/problem+json"));
         assert_eq!(answer.header("cache-control"), Some("no-store"));
-        let detail = "missing rate limit key";
+        let detail = r#"missing rate limit key: header "x-api-key" not found"#;
         assert_eq!(answer.json(), json!({ "title": "Bad request", "status": 400, "detail": detail }));
     }
     assert_eq!(backend.checks(), []);
+}
+
+#[tokio::test]
+async fn rejection_names_what_is_missing() {
+    let tenant = || header("x-tenant").unwrap();
+    let user = || extension("user", |user: &String| user.clone());
+    let closure = || key::from_fn(|_| None::<PartitionKey>);
+    let acme = ("x-tenant", "acme");
+    let (none, alice) = ("missing rate limit key", [ALICE]);
+    // For each key: the header fields of the request, and the detail of the response.
+    let cases: [(Arc<dyn KeyExtractor>, &[(&str, &str)], &str); 7] = [
+        (Arc::new(api_key().and(tenant())), &alice, r#": header "x-tenant" not found"#),
+        (Arc::new(api_key().and(tenant())), &[acme], r#": header "x-api-key" not found"#),
+        (Arc::new(user().or(tenant())), &alice, r#": extension "user" or header "x-tenant" not found"#),
+        (Arc::new(closure()), &[], ""),
+        (Arc::new(closure().or(tenant())), &[], r#": header "x-tenant" not found"#),
+        (
+            Arc::new(key::from_fn(|_| Err::<PartitionKey, _>(KeyError::missing("a token")))),
+            &[],
+            ": a token not found",
+        ),
+        (Arc::new(Arc::new(tenant())), &[], r#": header "x-tenant" not found"#),
+    ];
+    for (key, headers, detail) in cases {
+        let limits = RateLimitLayer::builder(FakeBackend::admitting())
+            .policy(policy("ten", 10, MINUTE))
+            .key(key)
+            .build()
+            .unwrap();
+        let answer = Site::serve(app().layer(limits)).await.get("/", headers).await;
+        assert_eq!((answer.status, &answer.json()["detail"]), (400, &json!(format!("{none}{detail}"))));
+    }
 }
 
 #[tokio::test]
@@ -137,6 +172,31 @@ async fn every_rule_rejects_unknown_peer_with_server_error() {
         assert!(!answer.has_limit_fields(), "{answer:?}");
         assert_eq!(answer.json(), json!({ "title": "Internal server error", "status": 500 }));
         assert_eq!(backend.checks(), [], "{rule:?}");
+    }
+}
+
+#[tokio::test]
+async fn event_of_unknown_peer_names_missing_call() {
+    // Two more subscribers exist: tracing would otherwise ask only the first thread that reaches the event.
+    let (events, others) = (Events::default(), [(); 2].map(|()| tracing::Dispatch::new(Events::default())));
+    let guard = tracing::subscriber::set_default(events.clone());
+    for key in [Arc::new(peer_ip()) as Arc<dyn KeyExtractor>, Arc::new(key::client_ip())] {
+        let limits = RateLimitLayer::builder(FakeBackend::admitting())
+            .policy(policy("ten", 10, MINUTE))
+            .key(key)
+            .build()
+            .unwrap();
+        let site = Site::serve_without_connect_info(app().layer(limits)).await;
+        for _ in 0..2 {
+            assert_eq!(site.get("/", &[]).await.status, 500);
+        }
+    }
+    drop((guard, others));
+    let text = events.text();
+    let named: Vec<_> = text.lines().filter(|line| line.contains("misconfigured rate limit")).collect();
+    assert_eq!(named.len(), 2, "one event per limiter: {text}");
+    for line in named {
+        assert!(line.contains("`into_make_service_with_connect_info::<SocketAddr>()`"), "{line}");
     }
 }
 

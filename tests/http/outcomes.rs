@@ -23,7 +23,7 @@ fn plan(head: &Head<'_>) -> Result<Draft, KeyError> {
     let local = |processes| OutageRule::LocalFallback(Share::among(processes).unwrap());
     let checked = Draft::check(alice.clone(), 2);
     match head.uri.path() {
-        "/missing" => Err(KeyError::Missing),
+        "/missing" => Err(KeyError::missing("")),
         "/malformed" => Err(KeyError::Malformed { what: "user".to_owned(), why: "two values".to_owned() }),
         "/unknown-peer" => Err(KeyError::Misconfigured { what: "no connect info".to_owned() }),
         "/misconfigured" => Ok(Draft::pairs(vec![Pair::new(alice, policy("twice", 9, MINUTE), 1); 2])),
@@ -67,7 +67,7 @@ fn name(rejection: &Rejection) -> &'static str {
         Rejection::Denied(_) => "denied",
         Rejection::Unavailable(_) => "unavailable",
         Rejection::LocalFallbackDenied(_) => "local fallback denied",
-        Rejection::Key(KeyError::Missing) => "missing key",
+        Rejection::Key(KeyError::Missing { .. }) => "missing key",
         Rejection::Key(KeyError::Malformed { .. }) => "malformed key",
         Rejection::Key(KeyError::Misconfigured { .. }) => "unknown peer",
         Rejection::Misconfigured(_) => "misconfigured",

@@ -7,6 +7,7 @@ use serde_json::json;
 use tower_sliding_window::{
     Decision, MemoryBackend, RateLimitLayer, RouteCosts, Wait,
     backend::Reason,
+    cost,
     testing::{
         FakeAnswer::{Admit, Deny},
         FakeBackend, ManualClock,
@@ -22,7 +23,8 @@ async fn site() -> Site {
         .policy(policy("burst", 2, SECOND))
         .policy(policy("sustained", 5, MINUTE))
         .key(api_key())
-        .cost(RouteCosts::new().route("/three", 3).unwrap())
+        // A constant cost above the quota would be an error.
+        .cost(RouteCosts::new().route("/three", cost::from_fn(|_| 3)).unwrap())
         .build()
         .unwrap();
     let app = Router::new()

@@ -7,8 +7,8 @@ use http::{Request, Response};
 use tokio::time::advance;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, ConfigError, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies,
-    RateLimitLayer, Rejection, Wait,
+    Builder, ConfigError, Costs, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies,
+    RateLimitLayer, Rejection, RouteCosts, Wait,
     answer::Problem,
     backend::{Backend, BackendError, Check, Pair, Reason},
     key::{KeyError, MissingKey},
@@ -184,6 +184,114 @@ async fn namespaces_separate_layers_on_one_store() {
     assert_eq!(send(&shop_again).await, left(8));
 }
 
+#[tokio::test]
+async fn regions_count_separately_on_one_store() {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let per_address =
+        || limit(peer_ip()).policy(policy("per-address", 5, MINUTE)).missing_key(MissingKey::Exempt);
+    let of = |region: &'static str| {
+        let limits = limits(backend.clone(), |builder| builder.region(region));
+        (limits.clone(), limits.limiter().clone())
+    };
+    let ((eu, limiter), (us, _)) = (of("eu"), of("us"));
+    assert_eq!(send(&eu).await, left(9));
+    assert_eq!(send(&us).await, left(9));
+    assert_eq!(send(&eu).await, left(8));
+    // The limiter adds the region to the key.
+    assert_eq!(limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining(), 8);
+    let pair = Pair::new(alice(), policy("ten", 10, MINUTE), 1);
+    assert!(limiter.check_pairs([pair]).unwrap().await.unwrap().is_admitted());
+    assert_eq!(send(&eu).await, left(6));
+    limiter.reset(alice()).await.unwrap();
+    assert_eq!((send(&eu).await, send(&us).await), (left(9), left(8)));
+
+    let fake = FakeBackend::admitting();
+    let with_address = limits(fake.clone(), |builder| builder.region("eu").also(per_address()));
+    let mut request = request_of("alice");
+    request.extensions_mut().insert("192.0.2.1:1".parse::<SocketAddr>().unwrap());
+    assert_eq!(with_address.layer(Probe::new().0).oneshot(request).await.unwrap().status(), 200);
+    let keys: Vec<_> = fake.checks()[0].pairs.iter().map(|pair| pair.key.clone()).collect();
+    let region = PartitionKey::new("region", "eu");
+    assert_eq!(keys, [region.and(&alice()), region.and(&PartitionKey::new("peer-ip", "192.0.2.1"))]);
+
+    for name in ["", "ü", &"x".repeat(65)] {
+        let text = format!("region {name:?}: it must be 1 to 64 printable ASCII characters (space to `~`)");
+        assert_eq!(
+            error(
+                RateLimitLayer::builder(fake.clone())
+                    .policy(policy("p", 1, MINUTE))
+                    .key(api_key())
+                    .region(name)
+            )
+            .to_string(),
+            text
+        );
+    }
+}
+
+#[test]
+fn constant_cost_above_quota_is_an_error() {
+    let builder =
+        || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE)).key(api_key());
+    let text = |builder: Builder| error(builder).to_string();
+    let routes = |units: u32| RouteCosts::new().get("/search", units).unwrap().post("/", 5).unwrap();
+    let range = "it must be 0 to 10, the quota of policy \"ten\"";
+    assert_eq!(text(builder().cost(11)), format!("cost 11: {range}"));
+    assert_eq!(text(builder().cost(Costs::new().policy("ten", 12))), format!("cost 12: {range}"));
+    assert_eq!(text(builder().cost(routes(13))), format!("cost 13 of GET /search: {range}"));
+    assert_eq!(
+        text(builder().cost(routes(1).otherwise(14))),
+        format!("cost 14 of all other routes: {range}")
+    );
+    let per_address = || limit(peer_ip()).policy(policy("per-address", 20, MINUTE));
+    assert_eq!(
+        text(builder().also(per_address().cost(21))),
+        "cost 21: it must be 0 to 20, the quota of policy \"per-address\""
+    );
+    assert_eq!(text(builder_over(&limiter(FakeBackend::admitting()), 11)), format!("cost 11: {range}"));
+    for valid in [
+        builder().cost(10),
+        builder().cost_by(|_| 11),
+        builder().cost(routes(10)).also(per_address().cost(20)),
+        builder().policies_by(|_| None).cost(10),
+    ] {
+        valid.build().unwrap();
+    }
+}
+
+#[test]
+fn constant_cost_for_unknown_policy_is_an_error() {
+    let builder =
+        || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE)).key(api_key());
+    let per_address = || limit(peer_ip()).policy(policy("per-address", 20, MINUTE));
+    let of = |name: &'static str| Costs::new().policy(name, 2);
+    let text = |builder: Builder| error(builder).to_string();
+    let known = "no such policy; the policies are [\"ten\", \"per-address\"]";
+    assert_eq!(
+        text(builder().also(per_address()).cost(of("tne"))),
+        format!("cost for policy \"tne\": {known}")
+    );
+    assert_eq!(
+        text(builder().also(per_address().cost(of("tne")))),
+        format!("cost for policy \"tne\": {known}")
+    );
+    let routes = RouteCosts::new().delete("/x", of("tne")).unwrap();
+    assert_eq!(
+        text(builder().also(per_address()).cost(routes)),
+        format!("cost for policy \"tne\" of DELETE /x: {known}")
+    );
+    for valid in [
+        builder().also(per_address()).cost(of("ten")),
+        builder().also(per_address()).cost(of("per-address")),
+        // A selector may choose a policy of this name.
+        builder().policies_by(|_| None).cost(of("chosen")),
+        builder().also(per_address().policies_by(|_| None)).cost(of("chosen")),
+        builder().cost_by(move |_| of("unknown")),
+    ] {
+        valid.build().unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn builder_accepts_settings_after_key() {
     let backend = FakeBackend::hanging();
@@ -333,7 +441,8 @@ fn builder_rejects_plan_beside_replaced_part() {
 #[test]
 fn builder_rejects_settings_of_shared_limiter() {
     let limiter = limiter(FakeBackend::admitting());
-    let settings: [(&str, Call); 7] = [
+    let settings: [(&str, Call); 8] = [
+        ("region", |builder| builder.region("eu")),
         ("namespace", |builder| builder.namespace("shop")),
         ("deadline", |builder| builder.deadline(SECOND)),
         ("breaker", |builder| builder.breaker(None)),
@@ -426,7 +535,7 @@ async fn layer_over_limiter_rejects_missing_key() {
     let response = limits.layer(Probe::new().0).oneshot(Request::new(())).await.unwrap();
     assert_eq!((response.status().as_u16(), backend.checks().len()), (400, 0));
     let rejection = response.extensions().get::<Rejection>();
-    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing))), "{rejection:?}");
+    assert!(matches!(rejection, Some(Rejection::Key(KeyError::Missing { .. }))), "{rejection:?}");
 }
 
 #[test]

@@ -193,7 +193,7 @@ impl Protocol<Request<()>, Response<Bytes>, Infallible> for Terse {
     fn plan(&self, request: &Request<()>) -> Result<Draft, KeyError> {
         match Head::from(request).header(ALICE.0) {
             Some(user) => Ok(Draft::check(PartitionKey::new("user", user), 1)),
-            None => Err(KeyError::Missing),
+            None => Err(KeyError::missing("user")),
         }
     }
 
@@ -218,7 +218,7 @@ fn custom_protocol_changes_response_type() {
     let denied = send(FakeBackend::denying(7 * SECOND), request_of("alice")).unwrap_err();
     assert_eq!(denied, r#"rate limit exceeded: policy "ten"; retry after 7s"#);
     let missing = send(FakeBackend::admitting(), Request::new(())).unwrap_err();
-    assert_eq!(missing, "missing rate limit key");
+    assert_eq!(missing, "missing rate limit key: user not found");
 }
 
 /// Reads a response's body to its end.

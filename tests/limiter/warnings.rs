@@ -103,7 +103,7 @@ fn layer_searches_policy_names_of_all_keys() {
             .policy(policy("requests", 10))
             .key_by(|_| alice())
             .policies(Policies::from(policy("tokens", 10)))
-            .cost(Costs::new().policy(name, 2))
+            .cost_by(move |_| Costs::new().policy(name, 2))
             .also(limit(key::from_fn(|_| alice())).policy(policy("all", 10)))
             .build()
             .unwrap();

@@ -1,7 +1,7 @@
 //! Tests that need real servers: stored data, commands on the wire, and server failures.
 
 pub mod admin;
-mod events;
+pub mod events;
 mod layout;
 pub mod proxy;
 mod reference_log;

@@ -1,0 +1,110 @@
+//! The key in a cookie.
+
+use http::header::COOKIE;
+
+use super::{KeyError, KeyExtractor, PartitionKey};
+use crate::{error::ConfigError, head::Head};
+
+/// The value of a cookie as the key. Returned by [`cookie`].
+#[derive(Clone, Debug)]
+pub struct Cookie {
+    name: Box<str>,
+    kind: Box<str>,
+}
+
+/// Counts by the value of this cookie (RFC 6265), byte for byte: a session, for example.
+///
+/// A request without the cookie, or with an empty value, has no key of this kind. A request with several cookies of this name is
+/// malformed, because another part of the service might read another one of them.
+///
+/// **An unverified cookie is not an identity**, as for [`header`](super::header()): the client writes it. Limit by a cookie alone
+/// only if an earlier layer rejects wrong values. Otherwise, also limit the address.
+///
+/// ```
+/// use tower_sliding_window::{KeyExtractor, PartitionKey, key::cookie};
+///
+/// let request = http::Request::get("/").header("cookie", "theme=dark; session=31d4").body(()).unwrap();
+/// let session = cookie("session")?.extract(&(&request).into()).unwrap();
+/// assert_eq!(session, Some(PartitionKey::new("cookie:session", "31d4")));
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+///
+/// # Errors
+///
+/// Returns [`ConfigError::CookieName`] unless the name is a token (RFC 9110): ASCII letters, digits and ``!#$%&'*+-.^_`|~``.
+pub fn cookie(name: &str) -> Result<Cookie, ConfigError> {
+    let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    if name.is_empty() || !name.bytes().all(is_token) {
+        return Err(ConfigError::CookieName { name: name.to_owned() });
+    }
+    Ok(Cookie { name: name.into(), kind: format!("cookie:{name}").into() })
+}
+
+impl KeyExtractor for Cookie {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        // HTTP/2 may send each cookie in a line of its own.
+        let lines = head.headers.get_all(COOKIE).iter();
+        let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+        let mut values = pairs.filter_map(|pair| {
+            let value = pair.trim_ascii().strip_prefix(self.name.as_bytes())?;
+            value.trim_ascii_start().strip_prefix(b"=").map(<[u8]>::trim_ascii)
+        });
+        let (first, second) = (values.next(), values.next());
+        if second.is_some() {
+            let what = format!("cookie {}", self.name);
+            return Err(KeyError::Malformed { what, why: "the cookie occurs more than once".to_owned() });
+        }
+        Ok(first.filter(|value| !value.is_empty()).map(|value| PartitionKey::new(&self.kind, value)))
+    }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        format!("cookie {:?}", &*self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extract(lines: &[&str]) -> Result<Option<PartitionKey>, KeyError> {
+        let mut request = http::Request::builder();
+        for line in lines {
+            request = request.header(COOKIE, *line);
+        }
+        cookie("id").unwrap().extract(&(&request.body(()).unwrap()).into())
+    }
+
+    #[test]
+    fn value_of_cookie_is_key() {
+        let alice = Ok(Some(PartitionKey::new("cookie:id", "alice")));
+        for lines in
+            [&["id=alice"][..], &["a=1; id=alice ;b"], &["a=id=bob", " id = alice;"], &["idx=1;id=alice"]]
+        {
+            assert_eq!(extract(lines), alice, "{lines:?}");
+        }
+        for lines in [&[][..], &["id"], &["id="], &["ID=alice; xid=alice; id2=alice"], &[""]] {
+            assert_eq!(extract(lines), Ok(None), "{lines:?}");
+        }
+        assert_eq!(extract(&["id=a=b"]), Ok(Some(PartitionKey::new("cookie:id", "a=b"))));
+    }
+
+    #[test]
+    fn repeated_cookie_is_malformed() {
+        for lines in [&["id=alice; id=bob"][..], &["id=alice", "id="]] {
+            let error = extract(lines).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "malformed rate limit key: cookie id: the cookie occurs more than once",
+                "{lines:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn invalid_cookie_name_is_an_error() {
+        for name in ["", "a b", "a=b", "é"] {
+            let error = cookie(name).unwrap_err();
+            assert!(matches!(error, ConfigError::CookieName { .. }), "{error:?}");
+        }
+    }
+}

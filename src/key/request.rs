@@ -1,0 +1,76 @@
+//! Keys from the request line, and a key for all requests.
+
+use http::Method;
+
+use super::{KeyError, KeyExtractor, PartitionKey};
+use crate::head::Head;
+
+/// The method as the key.
+#[derive(Clone)]
+struct RequestMethod;
+
+/// One key for all requests.
+#[derive(Clone)]
+struct Constant(PartitionKey);
+
+/// Counts by the method of the request.
+///
+/// The methods of RFC 9110 and `PATCH` are separate keys. All other methods share the key `other`: a client can invent methods,
+/// and would otherwise get a new quota with each of them.
+///
+/// ```
+/// use tower_sliding_window::{KeyExtractor, PartitionKey, key, peer_ip};
+///
+/// let reads_and_writes = peer_ip().and(key::method());
+///
+/// let request = http::Request::post("/").body(()).unwrap();
+/// assert_eq!(key::method().extract(&(&request).into())?, Some(PartitionKey::new("method", "POST")));
+/// # Ok::<(), tower_sliding_window::key::KeyError>(())
+/// ```
+pub fn method() -> impl KeyExtractor + Clone {
+    RequestMethod
+}
+
+/// Counts all requests together, under a key of this kind and value: a global limit.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, key, limit, peer_ip};
+///
+/// let second = Duration::from_secs(1);
+/// let limits = RateLimitLayer::builder(MemoryBackend::new())
+///     .policy(Policy::new("per-address", 10, second)?)
+///     .key(peer_ip())
+///     .also(limit(key::constant("limit", "global")).policy(Policy::new("global", 10_000, second)?))
+///     .build()?;
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+///
+/// In a Redis cluster, all of these requests reach one slot.
+pub fn constant<V: AsRef<[u8]>>(kind: &str, value: V) -> impl KeyExtractor + Clone + use<V> {
+    Constant(PartitionKey::new(kind, value))
+}
+
+impl KeyExtractor for RequestMethod {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        const METHODS: [Method; 9] = [
+            Method::GET,
+            Method::HEAD,
+            Method::POST,
+            Method::PUT,
+            Method::DELETE,
+            Method::CONNECT,
+            Method::OPTIONS,
+            Method::TRACE,
+            Method::PATCH,
+        ];
+        let name = if METHODS.contains(head.method) { head.method.as_str() } else { "other" };
+        Ok(Some(PartitionKey::new("method", name)))
+    }
+}
+
+impl KeyExtractor for Constant {
+    fn extract(&self, _head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        Ok(Some(self.0.clone()))
+    }
+}

@@ -1,0 +1,119 @@
+//! Keys from the route of a request.
+
+use std::sync::Arc;
+
+use percent_encoding::percent_decode_str;
+
+use super::{KeyError, KeyExtractor, PartitionKey};
+use crate::{error::ConfigError, head::Head, pattern::Pattern};
+
+/// The route that axum has matched, as the key.
+#[cfg(feature = "axum")]
+#[derive(Clone)]
+struct MatchedRoute;
+
+/// Counts by the route that axum has matched, such as `/users/{id}`: one key for all users, unlike the path.
+///
+/// The extractor reads axum's `MatchedPath`. Add the layer with `Router::layer`, `Router::route_layer` or `MethodRouter::layer`.
+/// A layer around the whole router runs before axum matches a route. A request to no route, which the fallback answers, has no
+/// key of this kind: set [`missing_key`](crate::Builder::missing_key), use [`or`](KeyExtractor::or), or add the layer with
+/// `Router::route_layer`.
+///
+/// ```
+/// use std::time::Duration;
+/// use axum::{Router, routing::get};
+/// use tower_sliding_window::{KeyExtractor, MemoryBackend, Policy, RateLimitLayer, key, peer_ip};
+///
+/// let route = key::matched_route().or(key::constant("route", "none"));
+/// let limits = RateLimitLayer::builder(MemoryBackend::new())
+///     .policy(Policy::new("per-address-and-route", 20, Duration::from_secs(1))?)
+///     .key(peer_ip().and(route))
+///     .build()?;
+/// let app: Router = Router::new().route("/users/{id}", get(async || "hello")).layer(limits);
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+pub fn matched_route() -> impl KeyExtractor + Clone {
+    MatchedRoute
+}
+
+#[cfg(feature = "axum")]
+impl KeyExtractor for MatchedRoute {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        let route = head.extensions.get::<axum::extract::MatchedPath>();
+        Ok(route.map(|route| PartitionKey::new("route", route.as_str())))
+    }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        "matched route".to_owned()
+    }
+}
+
+/// A parameter of the path as the key. Returned by [`path_param`].
+#[derive(Clone)]
+pub struct PathParam {
+    name: Box<str>,
+    kind: Box<str>,
+    routes: Arc<matchit::Router<()>>,
+}
+
+/// Counts by a parameter of the path, such as the tenant in `/tenants/{tenant}/orders`.
+///
+/// Routes have the syntax of axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path that the layer receives:
+/// inside a nested router, axum has removed the prefix. A request to any other path has no key of this kind, and neither has one
+/// with an empty value. The value is percent-decoded, so `%61lice` and `alice` are one key.
+///
+/// **The client chooses the path.** If it can invent a new value, it gets a new quota. Limit by a parameter alone only if an
+/// earlier layer rejects wrong values. Otherwise, also limit the address.
+///
+/// ```
+/// use tower_sliding_window::{KeyExtractor, PartitionKey, key};
+///
+/// let by_tenant = key::path_param("tenant", ["/tenants/{tenant}", "/tenants/{tenant}/{*rest}"])?;
+///
+/// let request = http::Request::get("/tenants/acme/orders?page=2").body(()).unwrap();
+/// let tenant = by_tenant.extract(&(&request).into()).unwrap();
+/// assert_eq!(tenant, Some(PartitionKey::new("path:tenant", "acme")));
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+///
+/// # Errors
+///
+/// Returns [`ConfigError::InvalidRoute`] unless each route begins with `/`, has no segment that begins with `:` or `*`, and contains
+/// the parameter. Returns [`ConfigError::Route`] if a route cannot be parsed, or conflicts with another one.
+pub fn path_param<R: AsRef<str>>(
+    name: &str,
+    routes: impl IntoIterator<Item = R>,
+) -> Result<PathParam, ConfigError> {
+    let mut router = matchit::Router::new();
+    for route in routes {
+        let pattern = Pattern::new(route.as_ref())?;
+        if !pattern.has_parameter(name) {
+            return Err(pattern.error(format!("it must contain the parameter {{{name}}}")));
+        }
+        pattern.insert(&mut router, ())?;
+    }
+    Ok(PathParam { name: name.into(), kind: format!("path:{name}").into(), routes: Arc::new(router) })
+}
+
+impl KeyExtractor for PathParam {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        let Ok(found) = self.routes.at(head.uri.path()) else { return Ok(None) };
+        let value = found.params.get(&*self.name).filter(|value| !value.is_empty());
+        Ok(value.map(|value| {
+            let decoded: Vec<u8> = percent_decode_str(value).collect();
+            PartitionKey::new(&self.kind, decoded)
+        }))
+    }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        format!("path parameter {:?}", &*self.name)
+    }
+}
+
+impl std::fmt::Debug for PathParam {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PathParam").field("name", &self.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,39 @@
+//! Patterns of routes, in the syntax of axum 0.8.
+
+use crate::error::ConfigError;
+
+/// A pattern that begins with `/` and has no segment in the syntax of axum 0.7.
+#[derive(Clone, Copy)]
+pub(crate) struct Pattern<'a>(&'a str);
+
+impl<'a> Pattern<'a> {
+    pub(crate) fn new(route: &'a str) -> Result<Self, ConfigError> {
+        let pattern = Self(route);
+        if !route.starts_with('/') {
+            return Err(pattern.error("it must begin with `/`"));
+        }
+        for (mark, syntax) in [(':', "{name}"), ('*', "{*name}")] {
+            if let Some(segment) = route.split('/').find(|segment| segment.starts_with(mark)) {
+                return Err(pattern
+                    .error(format!("segment {segment:?} has the syntax of axum 0.7: write `{syntax}`")));
+            }
+        }
+        Ok(pattern)
+    }
+
+    /// Returns whether the pattern contains `{name}` or `{*name}`.
+    pub(crate) fn has_parameter(self, name: &str) -> bool {
+        let segments = || self.0.split('/');
+        segments()
+            .any(|segment| segment.contains(&format!("{{{name}}}")) || segment == format!("{{*{name}}}"))
+    }
+
+    pub(crate) fn insert<T>(self, router: &mut matchit::Router<T>, value: T) -> Result<(), ConfigError> {
+        let route = || self.0.to_owned();
+        router.insert(self.0, value).map_err(|source| ConfigError::Route { route: route(), source })
+    }
+
+    pub(crate) fn error(self, reason: impl Into<String>) -> ConfigError {
+        ConfigError::InvalidRoute { route: self.0.to_owned(), reason: reason.into() }
+    }
+}
