@@ -3,6 +3,7 @@
 mod composition;
 mod cors;
 mod costs;
+mod dialects;
 mod exemptions;
 mod extensions;
 mod extractor;
