@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use crate::{
-    answer::{Answer, IntoAnswer, Problem},
+    answer::{Answer, Dialect, IntoAnswer, Problem, WithFields},
     backend::{Backend, memory::MemoryBackend},
     check::MAX_PAIRS,
     cost::{CostFunction, IntoCosts},
@@ -42,6 +42,8 @@ pub struct Builder {
     settle: Option<SettleFn>,
     reject: Option<RejectFn>,
     answer: Arc<dyn Answer>,
+    dialect: Option<Dialect>,
+    max_jitter: Option<Duration>,
 }
 
 /// The limiter of the layer.
@@ -80,6 +82,8 @@ impl Builder {
             settle: None,
             reject: None,
             answer: Arc::new(Problem),
+            dialect: None,
+            max_jitter: None,
         }
     }
 
@@ -328,6 +332,47 @@ impl Builder {
         Self { answer: Arc::new(answer), ..self }
     }
 
+    /// Sets the dialect of the rate limit fields of all responses. The default is [`Dialect::Draft11`], or the fields of an
+    /// [`answer`](Self::answer) that has fields of its own; a dialect replaces these.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, answer::{Dialect, Reset}, peer_ip};
+    ///
+    /// // X-RateLimit-Limit: 10, X-RateLimit-Remaining: 9, X-RateLimit-Reset: 1
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .dialect(Dialect::XRateLimit(Reset::Seconds))
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn dialect(self, dialect: Dialect) -> Self {
+        Self { dialect: Some(dialect), ..self }
+    }
+
+    /// Adds a random time, from zero to `max`, to the wait in `Retry-After`, so that clients that were denied together do not
+    /// return together. The sum is rounded up to whole seconds, so use seconds. The default is zero.
+    ///
+    /// The field never states less than the exact wait. The wait in a body, the `t` of `RateLimit`, and the wait over gRPC have no
+    /// jitter. The fields of an [`answer`](Self::answer) that has fields of its own are replaced, as by
+    /// [`dialect`](Self::dialect).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .retry_after_jitter(Duration::from_secs(5))
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn retry_after_jitter(self, max: Duration) -> Self {
+        Self { max_jitter: Some(max), ..self }
+    }
+
     /// Sets the namespace, which separates two applications on one store; see [`LimiterBuilder::namespace`].
     pub fn namespace(self, namespace: impl Into<String>) -> Self {
         self.limiter("namespace", |limiter| limiter.namespace(namespace))
@@ -440,6 +485,14 @@ impl Builder {
                 limit.check_costs(limit.own_policies(), names)?;
             }
         }
+        let answer = match (self.dialect, self.max_jitter) {
+            (None, None) => self.answer,
+            (dialect, max_jitter) => Arc::new(WithFields {
+                answer: self.answer,
+                dialect: dialect.unwrap_or_default(),
+                max_jitter: max_jitter.unwrap_or_default(),
+            }),
+        };
         let http = Http {
             plan: plan.map_or_else(|| Plan::Limit(first.sealed()), Plan::By),
             others: others.into_iter().map(Limit::sealed).collect(),
@@ -448,7 +501,7 @@ impl Builder {
             outage_by: self.outage_by,
             settle: self.settle,
             reject: self.reject,
-            answer: self.answer,
+            answer,
         };
         Ok(RateLimitLayer::new(limiter, http))
     }

@@ -73,7 +73,7 @@
 //! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
 //! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
 //! | How do I test my service? | [`guide::testing`] | `FakeBackend`, `ManualClock` |
-//! | What does a client see? | | [`answer`], [`Builder::rejection`], [`Rejection`] |
+//! | What does a client see? | [`guide::responses`] | [`Dialect`](answer::Dialect), [`Builder::rejection`], [`Rejection`] |
 //! | How does a handler read the decision? | | [`Decision`], [`Http`](protocol::Http#extensions) |
 //! | How do I limit a job or an outgoing call? | | [`Limiter`], [`by`] |
 //!
@@ -82,7 +82,8 @@
 //! A feature adds items, and never changes the meaning of an existing one.
 //!
 //! - `redis` (default): `RedisBackend`. `tls`: `rediss://`, your own certificate authorities, client certificates.
-//! - `axum`: [`Decision`] and [`Reservation`] as extractors; `key::matched_route`; `peer_ip` reads `ConnectInfo`.
+//! - `axum`: [`Decision`] and [`Reservation`] as extractors; [`Rejection`] as a response; `key::matched_route`; `peer_ip` reads
+//!   `ConnectInfo`.
 //! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `tracing`: warnings. `test-util`: [`guide::testing`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]

@@ -1,37 +1,111 @@
 //! The header fields of a decision. This is the only place where a wait is rounded.
 //!
 //! The formats are those of the IETF draft "RateLimit header fields for HTTP", revision 11, and of RFC 9110 for
-//! `Retry-After`.
+//! `Retry-After`. The legacy fields have no standard.
 
-use std::time::Duration;
+use std::{
+    cmp::Reverse,
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use sfv::{KeyRef, ListSerializer, StringRef};
 
 use crate::{
-    decision::{Decision, Wait},
+    decision::{Decision, Status, Wait},
     policy::Policy,
 };
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const LEGACY: [HeaderName; 3] = [
+    HeaderName::from_static("x-ratelimit-limit"),
+    HeaderName::from_static("x-ratelimit-remaining"),
+    HeaderName::from_static("x-ratelimit-reset"),
+];
 
-/// Adds `RateLimit-Policy` and `RateLimit`, and for a denial `Retry-After`. The fields of nested layers are kept.
-pub(super) fn add(headers: &mut HeaderMap, decision: &Decision) {
+/// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
+pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
     append_members(headers, RATELIMIT_POLICY, policies(decision));
     append_members(headers, RATELIMIT, limits(decision));
+}
+
+/// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `reset` formats the time
+/// until nothing is used.
+pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: impl Fn(Duration) -> u64) {
+    let limits_most =
+        |status: &&Status| (status.retry_after(), Reverse(status.remaining()), status.reset_after());
+    if let Some(status) = visible(decision).max_by_key(limits_most) {
+        add_unless_smaller(headers, LEGACY, status, reset(status.reset_after()).into());
+    }
+}
+
+/// Adds `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*` for every status, named after its policy.
+pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
+    for status in visible(decision) {
+        let name = |part: &str| {
+            HeaderName::from_bytes(format!("x-ratelimit-{part}-{}", status.policy().name()).as_bytes())
+        };
+        let Ok(reset) = HeaderValue::try_from(duration(status.reset_after())) else { continue };
+        if let (Ok(limit), Ok(remaining), Ok(name)) = (name("limit"), name("remaining"), name("reset")) {
+            add_unless_smaller(headers, [limit, remaining, name], status, reset);
+        }
+    }
+}
+
+/// Adds `Retry-After` to a denial, unless no wait helps or the field already has a larger value. A random time of at most
+/// `max_jitter` is added to the wait.
+pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, max_jitter: Duration) {
     if let (false, Wait::For(wait)) = (decision.is_admitted(), decision.retry_after()) {
+        let seconds = whole_seconds(wait.saturating_add(random_up_to(max_jitter)));
         let current = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        let seconds = whole_seconds(wait);
         if current.is_none_or(|current: u64| current < seconds) {
             headers.insert(RETRY_AFTER, seconds.into());
         }
     }
 }
 
+/// Sets the fields of a limit, its remaining quota and its reset, unless the response has the fields of a smaller remaining quota.
+fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &Status, reset: HeaderValue) {
+    let [limit, remaining, reset_name] = names;
+    let current = headers.get(&remaining).and_then(|value| value.to_str().ok()?.parse().ok());
+    if current.is_none_or(|current: u64| u64::from(status.remaining()) < current) {
+        headers.insert(limit, status.limit().into());
+        headers.insert(remaining, status.remaining().into());
+        headers.insert(reset_name, reset);
+    }
+}
+
+/// Returns the statuses of the policies that responses may show.
+fn visible(decision: &Decision) -> impl Iterator<Item = &Status> {
+    decision.statuses().iter().filter(|status| !status.policy().is_hidden())
+}
+
+/// Returns a random time of at most `max`.
+fn random_up_to(max: Duration) -> Duration {
+    // At most 2^64-1 microseconds, which is far beyond any wait.
+    let micros = max.as_micros().min(u128::from(u64::MAX - 1)) as u64;
+    if micros == 0 {
+        return Duration::ZERO;
+    }
+    // Every `RandomState` has other keys, which come from the operating system.
+    Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
+}
+
+/// Formats a duration such as `7s`, `6m0s` or `1h0m30s`: in whole seconds, rounded up, without leading units of 0.
+fn duration(wait: Duration) -> String {
+    let seconds = whole_seconds(wait);
+    match (seconds / 3_600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, seconds) => format!("{seconds}s"),
+        (0, minutes, seconds) => format!("{minutes}m{seconds}s"),
+        (hours, minutes, seconds) => format!("{hours}h{minutes}m{seconds}s"),
+    }
+}
+
 /// Formats `"burst";q=10;w=1` for every policy. `w` is omitted if the window is not a whole number of seconds.
 fn policies(decision: &Decision) -> Option<String> {
-    let policies = decision.policies().map(|policy| (policy, policy));
+    let policies = decision.policies().filter(|policy| !policy.is_hidden()).map(|policy| (policy, policy));
     list(policies, |policy, member| {
         let member = member.parameter(KeyRef::constant("q"), policy.quota());
         let window = policy.window();
@@ -44,7 +118,7 @@ fn policies(decision: &Decision) -> Option<String> {
 
 /// Formats `"burst";r=7;t=1` for every status: within `t` seconds, the client can use no more than `r`.
 fn limits(decision: &Decision) -> Option<String> {
-    let statuses = decision.statuses().iter().map(|status| (status.policy(), status));
+    let statuses = visible(decision).map(|status| (status.policy(), status));
     list(statuses, |status, member| {
         let member = member.parameter(KeyRef::constant("r"), status.remaining());
         if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {
@@ -86,7 +160,7 @@ pub(super) fn whole_seconds(wait: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{check::Pair, decision::Status, key::PartitionKey};
+    use crate::{check::Pair, key::PartitionKey};
 
     fn status(name: &str, window: Duration, remaining: u32, retry: Wait, next: Duration) -> Status {
         let policy = Policy::new(name, 10, window).unwrap();
@@ -95,7 +169,8 @@ mod tests {
     }
 
     fn fields(decision: &Decision, mut headers: HeaderMap) -> Vec<(String, String)> {
-        add(&mut headers, decision);
+        add_draft_11(&mut headers, decision);
+        add_retry_after(&mut headers, decision, Duration::ZERO);
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }
@@ -157,5 +232,32 @@ mod tests {
             assert!(fields.contains(&pair("ratelimit", r#""inner";r=1;t=1, "p";r=0;t=7"#)), "{fields:?}");
             assert!(fields.contains(&pair("retry-after", expected)), "{fields:?}");
         }
+    }
+
+    #[test]
+    fn duration_has_no_leading_units_of_zero() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (7, "7s"),
+            (60, "1m0s"),
+            (360, "6m0s"),
+            (3_630, "1h0m30s"),
+            (86_400 + 61, "24h1m1s"),
+            (u64::from(u32::MAX), "1193046h28m15s"),
+        ] {
+            assert_eq!(duration(Duration::from_secs(seconds)), text);
+        }
+        assert_eq!(duration(MICRO), "1s");
+    }
+
+    #[test]
+    fn jitter_lies_between_zero_and_its_maximum() {
+        let drawn: Vec<Duration> = (0..1_000).map(|_| random_up_to(3 * MICRO)).collect();
+        for micros in 0..4 {
+            let times = drawn.iter().filter(|time| **time == micros * MICRO).count();
+            assert!((150..350).contains(&times), "{micros} us: {times} of 1,000");
+        }
+        assert_eq!(random_up_to(Duration::ZERO), Duration::ZERO);
+        let _ = random_up_to(Duration::MAX);
     }
 }

@@ -79,12 +79,10 @@ fn status(rejection: &Rejection) -> Status {
 }
 
 fn exhausted(decision: &Decision) -> Status {
-    let violations =
-        decision.statuses().iter().filter(|status| !status.retry_after().is_zero()).map(|status| {
-            let policy = status.policy();
-            let description = format!("{} units in {:?}", policy.quota(), policy.window());
-            QuotaViolation::new(policy.name(), description)
-        });
+    let violations = decision.violated().filter(|policy| !policy.is_hidden()).map(|policy| {
+        let description = format!("{} units in {:?}", policy.quota(), policy.window());
+        QuotaViolation::new(policy.name(), description)
+    });
     let mut details = ErrorDetails::with_quota_failure(violations.collect::<Vec<_>>());
     let mut metadata = MetadataMap::new();
     let pushback = match decision.retry_after() {

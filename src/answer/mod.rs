@@ -9,7 +9,8 @@
 //! | `HttpOrGrpc` (feature `tonic`) | HTTP and gRPC on one port |
 //!
 //! [`Builder::rejection`](crate::Builder::rejection) replaces only the response of rejected requests, and keeps the header
-//! fields.
+//! fields. [`Builder::dialect`](crate::Builder::dialect) chooses other header fields. See
+//! [the guide](crate::guide::responses).
 
 use std::sync::Arc;
 
@@ -18,11 +19,16 @@ use http::{HeaderMap, Response};
 
 use crate::{decision::Decision, head::Head, limiter::Rejection};
 
+mod dialect;
 mod fields;
 #[cfg(feature = "tonic")]
 mod grpc;
+#[cfg(feature = "axum")]
+mod into_response;
 mod problem;
 
+pub(crate) use dialect::WithFields;
+pub use dialect::{Dialect, Reset};
 #[cfg(feature = "tonic")]
 pub use grpc::{Grpc, HttpOrGrpc};
 pub use problem::Problem;
@@ -42,10 +48,9 @@ pub trait Answer: Send + Sync + 'static {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes>;
 
     /// Adds the fields of a decision to the headers of a response, regardless of which code built the response. By default,
-    /// `RateLimit-Policy` and `RateLimit` of the IETF draft "RateLimit header fields for HTTP" (-11), and `Retry-After` (RFC
-    /// 9110) for a denial.
+    /// those of [`Dialect::Draft11`], and `Retry-After` (RFC 9110) for a denial.
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
-        fields::add(headers, decision);
+        Dialect::Draft11.add_fields(decision, headers);
     }
 }
 

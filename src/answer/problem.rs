@@ -20,7 +20,7 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// | misconfigured key or check | 500 Internal Server Error | the same; it does not state the cause |
 ///
 /// Every response to a decided request, admitted or denied, has the fields `RateLimit-Policy` and `RateLimit` of the IETF draft
-/// "RateLimit header fields for HTTP" (-11). They state the charge as it was made, before it is settled. A 429 has
+/// "RateLimit header fields for HTTP" (-11), or those of another [`Dialect`](super::Dialect). They state the charge as it was made, before it is settled. A 429 has
 /// `Retry-After` in whole seconds, rounded up, unless no wait helps. `Retry-After` is the wait of the policies that deny; the
 /// `t` of another policy may be longer, because the client need not wait for it. For a denial from the
 /// [deny cache](crate::outage::DenyCache), `RateLimit-Policy` lists all policies, and `RateLimit` those that are known to deny.
@@ -28,8 +28,9 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Problem;
 
-impl Answer for Problem {
-    fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
+impl Problem {
+    /// Builds the response of a rejected request, without the header fields of a decision.
+    pub(crate) fn response(rejection: &Rejection) -> Response<Bytes> {
         let (status, problem) = problem(rejection);
         // This cannot fail: the value contains no map, and a vector accepts every write.
         let body = serde_json::to_vec(&problem).unwrap_or_default();
@@ -38,6 +39,12 @@ impl Answer for Problem {
         response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM_JSON);
         response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
         response
+    }
+}
+
+impl Answer for Problem {
+    fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
+        Self::response(rejection)
     }
 }
 
@@ -78,7 +85,9 @@ fn problem(rejection: &Rejection) -> (StatusCode, Body<'_>) {
         Rejection::Key(error) => (StatusCode::BAD_REQUEST, None, "Bad request", error.to_string()),
     };
     let violated_policies = match rejection {
-        Rejection::Denied(decision) => decision.violated().map(Policy::name).collect(),
+        Rejection::Denied(decision) => {
+            decision.violated().filter(|policy| !policy.is_hidden()).map(Policy::name).collect()
+        }
         _ => Vec::new(),
     };
     (status, Body { kind, title, status: status.as_u16(), detail, violated_policies })

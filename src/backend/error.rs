@@ -33,7 +33,8 @@ pub enum Reason {
     Busy,
     /// The keys of the check are in different slots of a cluster.
     CrossSlot,
-    /// A bound is reached: on the partition keys of a memory backend, on the records of one log, or on the settlement queue.
+    /// A bound is reached: on the partition keys of a memory backend that can evict none, on the records of one log, or on the
+    /// settlement queue.
     Full,
     /// A key of the check contains a value that this version of the crate has not written.
     ForeignValue,

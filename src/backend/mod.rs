@@ -22,7 +22,7 @@ pub(crate) mod memory;
 pub(crate) mod redis;
 
 pub use error::{BackendError, Reason};
-pub use memory::MemoryBackend;
+pub use memory::{MemoryBackend, WhenFull};
 
 pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
 

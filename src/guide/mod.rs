@@ -9,6 +9,7 @@
 //! | How do I charge what a request has actually used? | [`settling`] |
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
+//! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
 //! | How do I test a limited service? | [`testing`] |
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
@@ -37,6 +38,9 @@ pub mod outages {}
 
 #[doc = include_str!("proxies.md")]
 pub mod proxies {}
+
+#[doc = include_str!("responses.md")]
+pub mod responses {}
 
 #[doc = include_str!("settling.md")]
 pub mod settling {}

@@ -152,6 +152,9 @@ impl LimiterBuilder {
     /// Sets the memory of the [local fallback](OutageRule::LocalFallback). Use it to choose the bound on partition keys, to share
     /// local charges between limiters, or to set the clock in a test. By default, the limiter creates a memory of its own when it
     /// makes the first local decision.
+    ///
+    /// At its bound on keys, it behaves as the backend does: see
+    /// [Bound on partition keys](MemoryBackend#bound-on-partition-keys).
     pub fn local_memory(mut self, memory: MemoryBackend) -> Self {
         self.memory = Some(memory);
         self

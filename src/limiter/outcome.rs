@@ -73,7 +73,8 @@ impl Admission {
 
 /// The reason why a request is rejected. Only [`Denied`](Self::Denied) is caused by the client, and only it is a 429.
 ///
-/// A rejection is in the extensions of the response, regardless of which code built the body.
+/// A rejection is in the extensions of the response, regardless of which code built the body. With the feature `axum`, it is also a
+/// response that a handler may return.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {

@@ -53,6 +53,7 @@ struct Inner {
     quota: NonZeroU32,
     window_micros: u64,
     algorithm: Algorithm,
+    is_hidden: bool,
     warned: AtomicBool,
 }
 
@@ -123,6 +124,7 @@ impl Policy {
             // At most 366 days, or 3.2e13 microseconds.
             window_micros: window.as_micros() as u64,
             algorithm: Algorithm::default(),
+            is_hidden: false,
             warned: AtomicBool::new(false),
         })))
     }
@@ -173,19 +175,49 @@ impl Policy {
         }
     }
 
+    /// Returns this policy, hidden from responses: header fields, problem details and gRPC details never contain its name, its
+    /// quota or its usage. A request that it denies still receives a 429 with the exact `Retry-After`. Use it for a limit of which
+    /// the remaining quota helps an attacker, such as a limit of logins by user.
+    ///
+    /// Decisions, rejections and log events contain hidden policies. The usage of a policy does not depend on whether it is
+    /// hidden.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::Policy;
+    ///
+    /// let logins = Policy::new("logins", 5, Duration::from_secs(900))?.hidden();
+    /// assert!(logins.is_hidden());
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn hidden(self) -> Self {
+        Self(Arc::new(Inner { is_hidden: true, ..self.inner(self.0.quota, self.0.algorithm) }))
+    }
+
+    /// Returns whether this policy is [hidden](Self::hidden) from responses.
+    pub fn is_hidden(&self) -> bool {
+        self.0.is_hidden
+    }
+
     /// Returns the same policy with another quota.
     pub(crate) fn with_quota(&self, quota: NonZeroU32) -> Self {
         self.with(quota, self.0.algorithm)
     }
 
     fn with(&self, quota: NonZeroU32, algorithm: Algorithm) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(self.inner(quota, algorithm)))
+    }
+
+    fn inner(&self, quota: NonZeroU32, algorithm: Algorithm) -> Inner {
+        Inner {
             name: self.0.name.clone(),
             quota,
             window_micros: self.0.window_micros,
             algorithm,
+            is_hidden: self.0.is_hidden,
             warned: AtomicBool::new(false),
-        }))
+        }
     }
 
     /// Returns the name, 1 to 64 printable ASCII characters.

@@ -1,4 +1,4 @@
-//! The bounds of the memory backend: keys, memory and eviction.
+//! The bounds of the memory backend: keys and memory.
 
 use std::{sync::Barrier, thread, time::Duration};
 
@@ -6,7 +6,7 @@ use allocation_counter::measure;
 use tokio::runtime::Runtime;
 use tower_sliding_window::{
     ConfigError, Limiter, MemoryBackend, PartitionKey, Policy,
-    backend::{Backend, Check, Pair, Reason},
+    backend::{Backend, Check, Pair, Reason, WhenFull},
     testing::ManualClock,
 };
 
@@ -46,7 +46,7 @@ fn full_memory_returns_error_for_new_key_only() {
 }
 
 #[test]
-fn full_memory_evicts_idle_keys_only() {
+fn full_memory_removes_idle_keys_only() {
     let (backend, clock) = bounded(100);
     for key in 0..50 {
         assert_eq!(check(&backend, key, 1), Ok(true));
@@ -105,7 +105,7 @@ fn abandoned_keys_leave_almost_nothing_stored() {
 }
 
 #[test]
-fn memory_never_evicts_busy_key() {
+fn memory_never_removes_busy_key() {
     let (backend, clock) = bounded(1_000);
     for _ in 0..100 {
         assert_eq!((check(&backend, 0, 2), check(&backend, 0, 1)), (Ok(true), Ok(false)));
@@ -152,6 +152,7 @@ fn only_backend_clones_share_state() {
 #[test]
 fn key_bound_counts_key_once_for_several_policies() {
     let (backend, clock) = bounded(10);
+    let backend = backend.when_full(WhenFull::Reject);
     let policies = ["short", "long"].map(|name| Policy::new(name, 5, WINDOW).unwrap());
     let both = |key: u32| {
         let key = PartitionKey::new("key", key.to_le_bytes());

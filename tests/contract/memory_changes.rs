@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use allocation_counter::measure;
 use tower_sliding_window::{
     Algorithm, Decision, MemoryBackend, PartitionKey, Policy, Status,
-    backend::{Backend, Check, Pair, Purpose, Reason, Receipt, Refund},
+    backend::{Backend, Check, Pair, Purpose, Reason, Receipt, Refund, WhenFull},
     testing::ManualClock,
 };
 
@@ -132,6 +132,7 @@ fn charges_in_one_bucket_share_one_counter() {
 fn memory_keeps_key_exactly_until_reset_after() {
     for policy in every_algorithm() {
         let (backend, clock) = bounded(1);
+        let backend = backend.when_full(WhenFull::Reject);
         let window = WINDOW.as_micros() as u64;
         // An instant at which a bucket, a calendar window and three windows begin.
         clock.set_micros((clock.now_micros() / (window * 3) + 1) * (window * 3));
@@ -151,6 +152,7 @@ fn memory_keeps_key_exactly_until_reset_after() {
 fn peek_reports_key_bound_and_stores_nothing() {
     for policy in every_algorithm() {
         let (backend, clock) = bounded(2);
+        let backend = backend.when_full(WhenFull::Reject);
         let peek = |key, cost| run_check(&backend, check_of(key, &policy, cost), Purpose::Peek);
         for key in 0..100 {
             assert!(peek(key, 1).unwrap().is_admitted());

@@ -9,6 +9,7 @@ mod invariants;
 mod ledger;
 mod memory;
 mod memory_changes;
+mod memory_eviction;
 pub mod model;
 mod replay;
 

@@ -29,6 +29,21 @@ async fn admitted(limits: RateLimitLayer) -> usize {
     admitted
 }
 
+/// A mistake, as the docs of `header` state: a limit by an unverified header alone.
+#[tokio::test]
+async fn invented_keys_cause_no_outage_for_new_customer() {
+    let backend = MemoryBackend::with_max_keys(1_000).unwrap().with_clock(&ManualClock::new());
+    let limits = RateLimitLayer::builder(backend.clone())
+        .policy(policy("per-key", 10, MINUTE))
+        .key(header("x-api-key").unwrap())
+        .build()
+        .unwrap();
+    // Each request has a new key, as that of a new customer would be.
+    assert_eq!(admitted(limits).await, REQUESTS);
+    let evicted = (REQUESTS - 1_000) as u64;
+    assert_eq!((backend.keys(), backend.evicted_keys(), backend.evicted_units()), (1_000, evicted, evicted));
+}
+
 /// The limits of the README, on a stopped clock.
 #[tokio::test]
 async fn readme_limits_invented_keys_by_address() {

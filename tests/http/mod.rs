@@ -4,6 +4,7 @@ mod client_ip;
 mod composition;
 mod cors;
 mod costs;
+mod dialects;
 mod exemptions;
 mod extensions;
 mod extractor;

@@ -6,7 +6,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait,
     answer::Grpc,
-    backend::{Pair, Reason},
+    backend::{Pair, Reason, WhenFull},
     header,
     key::{Header, KeyError, MissingKey},
     outage::Share,
@@ -315,7 +315,8 @@ async fn full_local_memory_rejects_request() {
     let limiter =
         deferred(&backend).outage(OutageRule::LocalFallback(Share::whole())).local_memory(memory.clone());
     let limiter = limiter.build().unwrap();
-    assert!(limiter.admit(alice(), 1).await.unwrap().local().is_some());
+    // Half of the quota of 10 is in use, so the key is not evicted.
+    assert!(limiter.admit(alice(), 5).await.unwrap().local().is_some());
     let bob = PartitionKey::new("user", "bob");
     let verdict = limiter.admit(bob, 1).await;
     // The error is the reason of the store.
@@ -323,7 +324,33 @@ async fn full_local_memory_rejects_request() {
         matches!(&verdict, Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection),
         "{verdict:?}"
     );
-    assert_eq!(memory.keys(), 1);
+    assert_eq!((memory.keys(), memory.evicted_keys()), (1, 0));
+}
+
+#[tokio::test]
+async fn full_local_memory_evicts_key_below_half_of_share() {
+    let memory = MemoryBackend::with_max_keys(1).unwrap();
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    let halves = |memory: &MemoryBackend| {
+        deferred(&backend)
+            .outage(OutageRule::LocalFallback(Share::among(2).unwrap()))
+            .local_memory(memory.clone())
+            .build()
+            .unwrap()
+    };
+    let limiter = halves(&memory);
+    let bob = PartitionKey::new("user", "bob");
+    assert!(limiter.admit(alice(), 2).await.unwrap().local().is_some());
+    assert!(limiter.admit(bob, 3).await.unwrap().local().is_some());
+    assert_eq!((memory.keys(), memory.evicted_keys(), memory.evicted_units()), (1, 1, 2));
+    // 3 units are more than half of the share of 5, but not of the quota.
+    assert!(limiter.admit(alice(), 1).await.is_err());
+
+    let memory = MemoryBackend::with_max_keys(1).unwrap().when_full(WhenFull::Reject);
+    let limiter = halves(&memory);
+    assert!(limiter.admit(alice(), 1).await.unwrap().local().is_some());
+    assert!(limiter.admit(PartitionKey::new("user", "bob"), 1).await.is_err());
+    assert_eq!((memory.keys(), memory.evicted_keys()), (1, 0));
 }
 
 #[test]

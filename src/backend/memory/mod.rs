@@ -1,6 +1,10 @@
 //! The memory backend: exact decisions in this process.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use crate::{
     backend::{Backend, BackendError},
@@ -24,13 +28,54 @@ use state::State;
 
 /// A backend in the memory of this process: exact, bounded, and without a background task.
 ///
-/// Clones share their state. Each check removes a few idle partition keys. If the number of keys has reached its bound and none is
-/// idle, a check of a *new* key returns [`Reason::Full`](crate::backend::Reason::Full); checks of the stored keys continue.
+/// Clones share their state. Each check removes a few idle partition keys.
 ///
 /// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only a new key at the
-/// bound takes longer: it searches all keys for idle ones.
+/// bound takes longer: it searches all shards for idle keys that are due.
+///
+/// # Bound on partition keys
+///
+/// The number of keys has a bound. A client that invents keys, such as values of an
+/// [unverified header](crate::header), can reach it. At the bound, a *new* key needs the room of another one:
+///
+/// 1. The backend removes idle keys.
+/// 2. If there is none, it samples eight keys. Each key counts by its largest share of a quota in use, over its policies. The
+///    backend evicts the sampled key with the smallest share, if the share is below one half, and the key does not belong to the
+///    current check. [`evicted_keys`](Self::evicted_keys) and [`evicted_units`](Self::evicted_units) count what was lost.
+/// 3. If no sampled key qualifies, the check returns [`Reason::Full`](crate::backend::Reason::Full). Checks of the stored keys
+///    continue.
+///
+/// The usage of an evicted key starts from zero. So under an attack, a client may be admitted to almost half of a quota again. A
+/// key that uses half of a quota or more is never evicted: a client at its limit cannot reset its own key by inventing others.
+///
+/// Invented keys whose first charge is already half of the quota, such as those of a quota of 1, are never evicted either. They
+/// fill the backend, and new keys are rejected with `Full` until the window has passed. Against such an attack, limit what a
+/// client can invent: see [Unverified headers](crate::guide::keys#unverified-headers-limit-the-address-as-well).
+///
+/// [`when_full`](Self::when_full) disables evictions.
+///
+/// ```
+/// use tower_sliding_window::{MemoryBackend, backend::WhenFull};
+///
+/// let backend = MemoryBackend::with_max_keys(10_000)?.when_full(WhenFull::Reject);
+/// assert_eq!(backend.evicted_keys(), 0);
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
 #[derive(Clone)]
 pub struct MemoryBackend(Arc<State>);
+
+/// What a [`MemoryBackend`] does with a new partition key at its bound, if no key is idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum WhenFull {
+    /// Evicts a key that uses less than half of each of its quotas, if one is among eight sampled keys. The default; see
+    /// [Bound on partition keys](MemoryBackend#bound-on-partition-keys).
+    #[default]
+    Evict,
+    /// Evicts nothing: the check returns [`Reason::Full`](crate::backend::Reason::Full). No usage is ever lost, and a client that
+    /// invents keys can cause the rejection of every new key.
+    Reject,
+}
 
 impl MemoryBackend {
     /// The default bound on the number of partition keys.
@@ -42,7 +87,7 @@ impl MemoryBackend {
         reason = "a default would not show that two backends do not share their state"
     )]
     pub fn new() -> Self {
-        Self::build(Self::DEFAULT_MAX_KEYS, Clock::system(), Duration::ZERO)
+        Self::build(Self::DEFAULT_MAX_KEYS, Clock::system(), Duration::ZERO, false)
     }
 
     /// Returns a backend for at most `max_keys` partition keys in use at the same time.
@@ -58,16 +103,40 @@ impl MemoryBackend {
         if !(1..=max).contains(&max_keys) {
             return Err(ConfigError::MaxKeys { given: max_keys, max });
         }
-        Ok(Self::build(max_keys, Clock::system(), Duration::ZERO))
+        Ok(Self::build(max_keys, Clock::system(), Duration::ZERO, false))
     }
 
-    fn build(max_keys: usize, clock: Clock, keep_idle: Duration) -> Self {
-        Self(Arc::new(State::new(max_keys, clock, keep_idle)))
+    fn build(max_keys: usize, clock: Clock, keep_idle: Duration, rejects_when_full: bool) -> Self {
+        Self(Arc::new(State::new(max_keys, clock, keep_idle, rejects_when_full)))
+    }
+
+    /// Sets what this backend and its clones do with a new key at the bound. The default is [`WhenFull::Evict`].
+    #[must_use]
+    pub fn when_full(self, rule: WhenFull) -> Self {
+        self.0.rejects_when_full.store(rule == WhenFull::Reject, Ordering::Relaxed);
+        self
     }
 
     /// Returns the number of stored partition keys, including idle ones.
     pub fn keys(&self) -> usize {
         self.0.keys()
+    }
+
+    /// Returns the number of partition keys that were evicted because the bound was reached. Idle keys do not count: they are
+    /// removed without a loss.
+    pub fn evicted_keys(&self) -> u64 {
+        self.0.evicted_keys()
+    }
+
+    /// Returns the quota units that the evicted keys had in use, over all their policies. Clients may use these units again before
+    /// their window has passed.
+    pub fn evicted_units(&self) -> u64 {
+        self.0.evicted_units()
+    }
+
+    #[cfg(feature = "test-util")]
+    fn rejects_when_full(&self) -> bool {
+        self.0.rejects_when_full.load(Ordering::Relaxed)
     }
 }
 
@@ -87,14 +156,14 @@ impl MemoryBackend {
     #[must_use]
     pub fn with_clock(self, clock: &ManualClock) -> Self {
         let keep_idle = Duration::from_micros(self.0.keep_idle);
-        Self::build(self.0.max_keys, Clock::Manual(clock.clone()), keep_idle)
+        Self::build(self.0.max_keys, Clock::Manual(clock.clone()), keep_idle, self.rejects_when_full())
     }
 
     /// Returns an empty backend of the same size that keeps idle keys for this time. Use it in tests that move the clock backward:
     /// an idle key may then be in use again.
     #[must_use]
     pub fn keep_idle_for(self, time: Duration) -> Self {
-        Self::build(self.0.max_keys, self.0.clock.clone(), time)
+        Self::build(self.0.max_keys, self.0.clock.clone(), time, self.rejects_when_full())
     }
 }
 

@@ -1,9 +1,8 @@
 //! A shard of the partition keys, under one lock. Each check removes a few idle keys.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
+
+use indexmap::IndexMap;
 
 use super::usage::Usage;
 use crate::{
@@ -16,7 +15,8 @@ use crate::{
 /// Some of the partition keys of a memory backend.
 #[derive(Default)]
 pub(super) struct Shard {
-    partitions: HashMap<PartitionKey, Partition>,
+    /// A map with indices, so that a random key is found without a search.
+    partitions: IndexMap<PartitionKey, Partition>,
     /// Every partition once, by the instant of its next inspection: at the latest when it is idle. The inspection updates this
     /// instant, so that a charge need not.
     due: BTreeSet<(u64, PartitionKey)>,
@@ -31,6 +31,7 @@ struct Partition {
 
 struct Slot {
     namespace: Arc<str>,
+    /// With the quota of the last charge.
     policy: Policy,
     usage: Usage,
 }
@@ -114,8 +115,39 @@ impl Shard {
                 self.due.insert((idle_at, key));
                 false
             }
-            None => self.partitions.remove(&key).is_some(),
+            None => self.partitions.swap_remove(&key).is_some(),
         }
+    }
+
+    /// Returns the earliest instant at which a partition key is due.
+    pub(super) fn first_due(&self) -> Option<u64> {
+        self.due.first().map(|(due, _)| *due)
+    }
+
+    /// Returns up to `max` partition keys, each with its largest share of a quota in use at `now`. If there are more keys, chooses
+    /// them by `random`, which returns a number below its argument; one key may then be chosen twice.
+    pub(super) fn sample(
+        &self,
+        max: usize,
+        now: u64,
+        mut random: impl FnMut(usize) -> usize,
+    ) -> impl Iterator<Item = (&PartitionKey, f64)> {
+        let stored = self.partitions.len();
+        let indices = (0..stored.min(max)).map(move |i| if stored > max { random(stored) } else { i });
+        indices.filter_map(move |index| {
+            let (key, partition) = self.partitions.get_index(index)?;
+            Some((key, partition.share(now)))
+        })
+    }
+
+    /// Evicts a partition key if its largest share of a quota in use is below `max_share`. Returns the units that it had in use,
+    /// over all its policies, or `None` if it stays.
+    pub(super) fn evict(&mut self, key: &PartitionKey, now: u64, max_share: f64) -> Option<u64> {
+        let partition = self.partitions.get(key).filter(|partition| partition.share(now) < max_share)?;
+        let units = partition.slots.iter().map(|slot| slot.used(now)).sum();
+        self.due.remove(&(partition.due, key.clone()));
+        self.partitions.swap_remove(key);
+        Some(units)
     }
 }
 
@@ -123,6 +155,11 @@ impl Partition {
     /// Returns the slot of a pair, and adds it if it is new.
     fn slot(&mut self, check: &Check, pair: &Pair) -> &mut Slot {
         let found = self.slots.iter().position(|slot| slot.is_of(check.namespace(), &pair.policy));
+        if let Some(slot) = found.and_then(|index| self.slots.get_mut(index))
+            && slot.policy.quota() != pair.policy.quota()
+        {
+            slot.policy = pair.policy.clone();
+        }
         let index = found.unwrap_or_else(|| {
             // From their first check on, most keys have as many slots as the limiter has policies.
             self.slots.reserve_exact(1);
@@ -140,6 +177,12 @@ impl Partition {
     fn idle_at(&self) -> Option<u64> {
         self.slots.iter().map(Slot::idle_at).max()
     }
+
+    /// Returns the largest share of a quota in use, over all policies. 1 is a whole quota.
+    fn share(&self, now: u64) -> f64 {
+        let share = |slot: &Slot| slot.used(now) as f64 / f64::from(slot.policy.quota());
+        self.slots.iter().map(share).fold(0.0, f64::max)
+    }
 }
 
 impl Slot {
@@ -150,5 +193,10 @@ impl Slot {
 
     fn idle_at(&self) -> u64 {
         self.usage.idle_at(&self.policy)
+    }
+
+    /// Returns the usage at `now`, in quota units.
+    fn used(&self, now: u64) -> u64 {
+        self.usage.read(now, &self.policy).used()
     }
 }

@@ -4,7 +4,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -26,6 +26,10 @@ const SHARDS: usize = 64;
 /// The number of due partition keys that a check inspects per shard. More than one, so that keys are removed faster than they are
 /// added.
 const INSPECTIONS_PER_CHECK: usize = 4;
+/// The number of partition keys that are sampled for an eviction.
+const SAMPLED_KEYS: usize = 8;
+/// A partition key is evicted only if less than this share of each of its quotas is in use.
+const MAX_EVICTED_SHARE: f64 = 0.5;
 
 /// The state that the clones of a backend share.
 pub(super) struct State {
@@ -35,11 +39,31 @@ pub(super) struct State {
     pub(super) max_keys: usize,
     /// How long an idle key is kept, in microseconds. 0 except in tests that move the clock backward.
     pub(super) keep_idle: u64,
+    /// Whether a new key at the bound is rejected, and no key evicted.
+    pub(super) rejects_when_full: AtomicBool,
     shards: [Mutex<Shard>; SHARDS],
     hasher: RandomState,
     generations: Generations,
-    /// The number of partition keys in all shards.
+    /// The number of partition keys in all shards, and of those that are about to be added.
     keys: AtomicUsize,
+    /// No partition key is due before this instant.
+    next_due: AtomicU64,
+    /// How many random numbers were drawn.
+    drawn: AtomicU64,
+    evicted_keys: AtomicU64,
+    evicted_units: AtomicU64,
+}
+
+/// The result of an attempt to decide a check.
+enum Attempt {
+    Decided(Decision),
+    /// Only the lack of room for new partition keys prevents the admission.
+    NoRoom {
+        /// How many keys too many there would be.
+        missing: usize,
+        /// The shard of the first new key.
+        shard: usize,
+    },
 }
 
 /// The locked shards of some pairs. They are locked in ascending order, so that no two callers deadlock.
@@ -47,22 +71,29 @@ struct Locked<'a> {
     guards: Vec<MutexGuard<'a, Shard>>,
     /// The partition keys of the pairs, as they are stored.
     keys: Vec<PartitionKey>,
+    /// The index of the shard of each pair.
+    shard_of_pair: [usize; MAX_PAIRS],
     /// The index of the guard of each pair.
     guard_of_pair: [usize; MAX_PAIRS],
 }
 
 impl State {
-    pub(super) fn new(max_keys: usize, clock: Clock, keep_idle: Duration) -> Self {
+    pub(super) fn new(max_keys: usize, clock: Clock, keep_idle: Duration, rejects_when_full: bool) -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         Self {
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             clock,
             max_keys,
             keep_idle: keep_idle.as_micros() as u64,
+            rejects_when_full: AtomicBool::new(rejects_when_full),
             shards: std::array::from_fn(|_| Mutex::default()),
             hasher: RandomState::new(),
             generations: Generations::new(),
             keys: AtomicUsize::new(0),
+            next_due: AtomicU64::new(u64::MAX),
+            drawn: AtomicU64::new(0),
+            evicted_keys: AtomicU64::new(0),
+            evicted_units: AtomicU64::new(0),
         }
     }
 
@@ -71,21 +102,100 @@ impl State {
         self.keys.load(Ordering::Relaxed)
     }
 
-    /// Decides a check.
-    pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        if let Some(decision) = self.try_decide(check)? {
-            return Ok(decision);
-        }
-        // There is no room for a new key. Remove the idle keys of all shards, and try once more.
-        let idle_since = self.idle_since(self.clock.now_micros());
-        for shard in &self.shards {
-            self.remove_idle(&mut lock(shard), idle_since, usize::MAX);
-        }
-        self.try_decide(check)?.ok_or_else(|| BackendError::new(Reason::Full))
+    /// Returns how many partition keys were evicted.
+    pub(super) fn evicted_keys(&self) -> u64 {
+        self.evicted_keys.load(Ordering::Relaxed)
     }
 
-    /// Decides a check. Returns `None` if only the lack of room for a new partition key prevents its admission.
-    fn try_decide(&self, check: &Check) -> Result<Option<Decision>, BackendError> {
+    /// Returns how many quota units the evicted keys had in use.
+    pub(super) fn evicted_units(&self) -> u64 {
+        self.evicted_units.load(Ordering::Relaxed)
+    }
+
+    /// Decides a check.
+    pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
+        match self.try_decide(check, &mut 0)? {
+            Attempt::Decided(decision) => Ok(decision),
+            Attempt::NoRoom { .. } => self.decide_at_bound(check),
+        }
+    }
+
+    /// Decides a check for which there was no room: removes the idle keys of all shards, and then evicts keys.
+    #[cold]
+    fn decide_at_bound(&self, check: &Check) -> Result<Decision, BackendError> {
+        self.remove_all_idle();
+        // The room of evicted keys. Until this check needs it, no other check takes it.
+        let mut room = 0;
+        let decided = loop {
+            match self.try_decide(check, &mut room) {
+                Ok(Attempt::Decided(decision)) => break Ok(decision),
+                Ok(Attempt::NoRoom { missing, shard }) => match self.make_room(check, missing, shard) {
+                    None => break Err(BackendError::new(Reason::Full)),
+                    // Fewer than are missing if other checks have evicted or charged them. Then try again.
+                    Some(made) => room += made,
+                },
+                Err(error) => break Err(error),
+            }
+        };
+        // A peek has evicted nothing.
+        if room > 0 && check.purpose() != Purpose::Peek {
+            self.keys.fetch_sub(room, Ordering::Relaxed);
+        }
+        decided
+    }
+
+    /// Evicts `missing` partition keys that do not belong to the check: of the sampled keys, those with the smallest shares of
+    /// their quotas in use. A peek evicts nothing. Returns how many were evicted, or `None` if the sample has too few.
+    ///
+    /// The sample is of the shard of the new key, so that the shards keep their sizes. Clients cannot choose it, because the hash
+    /// is random. If the shard has few keys, the sample continues in the next ones.
+    fn make_room(&self, check: &Check, missing: usize, shard: usize) -> Option<usize> {
+        if self.rejects_when_full.load(Ordering::Relaxed) {
+            return None;
+        }
+        let clock = self.clock.now_micros();
+        let own: Vec<PartitionKey> = check.pairs().iter().map(|pair| pair.key.bounded()).collect();
+        let mut sample: Vec<(f64, usize, PartitionKey)> = Vec::with_capacity(SAMPLED_KEYS);
+        let mut left = SAMPLED_KEYS;
+        for shard in (shard..SHARDS).chain(0..shard) {
+            for (key, share) in lock(&self.shards[shard]).sample(left, clock, |below| self.random(below)) {
+                left -= 1;
+                let is_sampled = sample.iter().any(|(_, _, sampled)| sampled == key);
+                if share < MAX_EVICTED_SHARE && !is_sampled && !own.contains(key) {
+                    sample.push((share, shard, key.clone()));
+                }
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        if sample.len() < missing {
+            return None;
+        }
+        if check.purpose() == Purpose::Peek {
+            return Some(missing);
+        }
+        sample.sort_unstable_by(|(share, ..), (other, ..)| share.total_cmp(other));
+        let evict = |(_, shard, key): &(f64, usize, PartitionKey)| {
+            lock(&self.shards[*shard]).evict(key, clock, MAX_EVICTED_SHARE)
+        };
+        let mut evicted = 0;
+        for units in sample.iter().filter_map(evict).take(missing) {
+            evicted += 1;
+            self.evicted_keys.fetch_add(1, Ordering::Relaxed);
+            self.evicted_units.fetch_add(units, Ordering::Relaxed);
+        }
+        Some(evicted)
+    }
+
+    /// Returns a random number below a bound. Clients cannot predict it.
+    fn random(&self, below: usize) -> usize {
+        let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);
+        self.hasher.hash_one(drawn) as usize % below.max(1)
+    }
+
+    /// Decides a check. `room` is the room for new partition keys that evictions have made for it, and then what is left of it.
+    fn try_decide(&self, check: &Check, room: &mut usize) -> Result<Attempt, BackendError> {
         let (pairs, purpose) = (check.pairs(), check.purpose());
         let mut locked = self.lock(pairs.iter().map(|pair| &pair.key));
         // Read under the locks, so that decisions are in the order of their instants.
@@ -104,16 +214,17 @@ impl State {
         let status = |(pair, reading): (&Pair, &Reading<'_>)| reading.status(pair, admitted, waits);
         let statuses: Vec<Status> = pairs.iter().zip(&readings).map(status).collect();
         if !admitted {
-            return Ok(Some(Decision::new(clock, statuses)));
+            return Ok(Attempt::Decided(Decision::new(clock, statuses)));
         }
         if pairs.iter().zip(&readings).any(|(pair, reading)| pair.cost > 0 && !reading.has_room()) {
             return Err(BackendError::new(Reason::Full));
         }
-        if !self.reserve(locked.new_keys(pairs), purpose) {
-            return Ok(None);
+        let (new_keys, first_new) = locked.new_keys(pairs);
+        if let Err(missing) = self.reserve(new_keys, purpose, room) {
+            return Ok(Attempt::NoRoom { missing, shard: locked.shard_of_pair[first_new] });
         }
         if purpose == Purpose::Peek {
-            return Ok(Some(Decision::new(clock, statuses)));
+            return Ok(Attempt::Decided(Decision::new(clock, statuses)));
         }
         let mut receipts = Vec::new();
         for (i, pair) in pairs.iter().enumerate() {
@@ -125,7 +236,10 @@ impl State {
                 receipts.push(receipt);
             }
         }
-        Ok(Some(Decision::with_receipts(clock, statuses, receipts)))
+        if new_keys > 0 {
+            locked.guards.iter().for_each(|shard| self.note_due(shard));
+        }
+        Ok(Attempt::Decided(Decision::with_receipts(clock, statuses, receipts)))
     }
 
     /// Refunds units, each to its own charge. Returns the instant.
@@ -151,13 +265,45 @@ impl State {
         }
     }
 
-    /// Reserves room for new partition keys. A peek only checks that there is room.
-    fn reserve(&self, new_keys: usize, purpose: Purpose) -> bool {
-        let room = |keys: usize| keys.checked_add(new_keys).filter(|keys| *keys <= self.max_keys);
-        match (new_keys, purpose) {
-            (0, _) => true,
-            (_, Purpose::Peek) => room(self.keys()).is_some(),
-            _ => self.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).is_ok(),
+    /// Reserves room for new partition keys: first that of evicted keys, then free room. A peek only checks that there is room.
+    /// Returns how many keys too many there would be, if there is no room.
+    fn reserve(&self, new_keys: usize, purpose: Purpose, room: &mut usize) -> Result<(), usize> {
+        let of_evicted = new_keys.min(*room);
+        let added = new_keys - of_evicted;
+        let sum = |keys: usize| keys.checked_add(added).filter(|keys| *keys <= self.max_keys);
+        let reserved = match (added, purpose) {
+            (0, _) => Ok(0),
+            (_, Purpose::Peek) => sum(self.keys()).ok_or_else(|| self.keys()),
+            _ => self.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum),
+        };
+        match reserved {
+            Ok(_) => {
+                *room -= of_evicted;
+                Ok(())
+            }
+            Err(keys) => Err(keys.saturating_add(added).saturating_sub(self.max_keys)),
+        }
+    }
+
+    /// Removes the idle keys of all shards, if a key may be due.
+    fn remove_all_idle(&self) {
+        let idle_since = self.idle_since(self.clock.now_micros());
+        if idle_since < self.next_due.load(Ordering::Relaxed) {
+            return;
+        }
+        // A key that is added from now on lowers it again.
+        self.next_due.store(u64::MAX, Ordering::Relaxed);
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            self.remove_idle(&mut shard, idle_since, usize::MAX);
+            self.note_due(&shard);
+        }
+    }
+
+    /// Lowers the instant before which no key is due.
+    fn note_due(&self, shard: &Shard) {
+        if let Some(due) = shard.first_due() {
+            self.next_due.fetch_min(due, Ordering::Relaxed);
         }
     }
 
@@ -173,6 +319,8 @@ impl State {
         if shard.remove_if_idle(key, self.idle_since(clock)) {
             self.keys.fetch_sub(1, Ordering::Relaxed);
         }
+        // A refund may have made it due earlier.
+        self.note_due(shard);
     }
 
     /// Returns the instant since which a key must be idle to be removed.
@@ -199,7 +347,7 @@ impl State {
             guards.push(lock(&self.shards[shard]));
             next = shard_of_pair[..pairs].iter().filter(|other| **other > shard).min().copied();
         }
-        Locked { guards, keys, guard_of_pair }
+        Locked { guards, keys, shard_of_pair, guard_of_pair }
     }
 }
 
@@ -228,14 +376,16 @@ impl Locked<'_> {
         shard.charge(key, check, pair, clock, generations)
     }
 
-    /// Returns how many of the partition keys with a cost are not stored yet.
-    fn new_keys(&self, pairs: &[Pair]) -> usize {
+    /// Returns how many of the partition keys with a cost are not stored yet, and the index of the first such pair.
+    fn new_keys(&self, pairs: &[Pair]) -> (usize, usize) {
         let is_charged = |i: &usize| pairs[*i].cost > 0;
         let is_new = |i: &usize| {
             !self.shard(*i).contains(&self.keys[*i])
                 && (0..*i).filter(is_charged).all(|other| self.keys[other] != self.keys[*i])
         };
-        (0..pairs.len()).filter(is_charged).filter(is_new).count()
+        let mut new = (0..pairs.len()).filter(is_charged).filter(is_new);
+        let first = new.next();
+        (usize::from(first.is_some()) + new.count(), first.unwrap_or_default())
     }
 }
 

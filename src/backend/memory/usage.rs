@@ -112,6 +112,14 @@ impl Reading<'_> {
         pair.cost == 0 || pair.policy.quota().checked_sub(pair.cost).is_some_and(fits)
     }
 
+    /// Returns the usage in quota units, rounded up.
+    pub(super) fn used(&self) -> u64 {
+        match self {
+            Self::Log(log) => log.used(),
+            Self::Windows(windows) => windows.forecast(0).used,
+        }
+    }
+
     /// Returns whether one more charge can be recorded.
     pub(super) fn has_room(&self) -> bool {
         match self {

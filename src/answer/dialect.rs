@@ -1,0 +1,112 @@
+//! The dialects of the rate limit fields: which header fields state a decision.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response};
+
+use super::{Answer, fields};
+use crate::{decision::Decision, head::Head, limiter::Rejection};
+
+/// The dialect of the rate limit fields of a response. Set it with [`Builder::dialect`](crate::Builder::dialect).
+///
+/// | dialect | fields |
+/// | --- | --- |
+/// | [`Draft11`](Self::Draft11), the default | `RateLimit-Policy`, `RateLimit` |
+/// | [`XRateLimit`](Self::XRateLimit) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` |
+/// | [`XRateLimitByPolicy`](Self::XRateLimitByPolicy) | `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`, `x-ratelimit-reset-requests`, and so on for every policy |
+/// | [`Off`](Self::Off) | none |
+///
+/// A layer sends one dialect. Some parsers read `RateLimit` first, fail on its newer forms, and then ignore the legacy fields.
+///
+/// In every dialect, a denial has `Retry-After` (RFC 9110) in whole seconds, rounded up, unless no wait helps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Dialect {
+    /// The structured fields of the IETF draft "RateLimit header fields for HTTP", revision 11: `"burst";q=10;w=1` and
+    /// `"burst";r=7;t=1` for every policy. `t` is [`next_after`](crate::Status::next_after).
+    #[default]
+    Draft11,
+    /// The legacy fields without a standard, for one policy: of a denial, the one with the longest wait, and otherwise the one
+    /// with the smallest remaining quota.
+    ///
+    /// `X-RateLimit-Reset` is the time at which nothing is used, if there are no other charges
+    /// ([`reset_after`](crate::Status::reset_after)). Services send it in two forms that a client cannot tell apart, so the form
+    /// has no default.
+    XRateLimit(Reset),
+    /// The fields of language model services, for every policy: `x-ratelimit-remaining-tokens` for the policy `tokens`. Name the
+    /// policies `requests` and `tokens` for clients that read these two.
+    ///
+    /// The name of the policy is in lower case. A policy whose name is not a part of a field name (RFC 9110, a token) has no
+    /// fields. `reset` is [`reset_after`](crate::Status::reset_after) in whole seconds, rounded up, as a duration such as `7s`,
+    /// `6m0s` or `1h0m30s`.
+    XRateLimitByPolicy,
+    /// No rate limit fields. A denial still has `Retry-After`.
+    Off,
+}
+
+/// The form of `X-RateLimit-Reset`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reset {
+    /// The seconds until the reset, rounded up.
+    Seconds,
+    /// The Unix time of the reset in seconds, rounded up, on the clock of this process.
+    UnixTime,
+}
+
+impl Dialect {
+    /// Adds the fields of a decision to the headers of a response, and `Retry-After` for a denial. A layer calls it for every
+    /// decided request. Call it for a response that a handler builds for a decision of its own [`Limiter`](crate::Limiter).
+    ///
+    /// The fields of an inner layer are kept: list fields are joined, and of other fields those with the smaller remaining quota
+    /// stay. The larger `Retry-After` stays.
+    ///
+    /// ```
+    /// use http::HeaderMap;
+    /// use tower_sliding_window::{Decision, answer::{Dialect, Reset}};
+    ///
+    /// fn legacy(decision: &Decision, headers: &mut HeaderMap) {
+    ///     Dialect::XRateLimit(Reset::Seconds).add_fields(decision, headers);
+    /// }
+    /// ```
+    pub fn add_fields(self, decision: &Decision, headers: &mut HeaderMap) {
+        self.add(decision, headers, Duration::ZERO);
+    }
+
+    fn add(self, decision: &Decision, headers: &mut HeaderMap, max_jitter: Duration) {
+        match self {
+            Self::Draft11 => fields::add_draft_11(headers, decision),
+            Self::XRateLimit(Reset::Seconds) => {
+                fields::add_legacy(headers, decision, fields::whole_seconds);
+            }
+            Self::XRateLimit(Reset::UnixTime) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                fields::add_legacy(headers, decision, |after| {
+                    fields::whole_seconds(now.saturating_add(after))
+                });
+            }
+            Self::XRateLimitByPolicy => fields::add_by_policy(headers, decision),
+            Self::Off => {}
+        }
+        fields::add_retry_after(headers, decision, max_jitter);
+    }
+}
+
+/// An answer with other fields.
+pub(crate) struct WithFields<A> {
+    pub(crate) answer: A,
+    pub(crate) dialect: Dialect,
+    /// The largest time that is added to `Retry-After`.
+    pub(crate) max_jitter: Duration,
+}
+
+impl<A: Answer> Answer for WithFields<A> {
+    fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
+        self.answer.reject(rejection, head)
+    }
+
+    fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
+        self.dialect.add(decision, headers, self.max_jitter);
+    }
+}

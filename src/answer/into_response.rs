@@ -1,0 +1,34 @@
+//! Rejections as responses of axum handlers.
+
+use axum::{
+    body::Body,
+    response::{IntoResponse, Response},
+};
+
+use super::{Dialect, Problem};
+use crate::limiter::Rejection;
+
+/// The response of a layer with default settings: that of [`Problem`], with the fields of [`Dialect::Draft11`] and the extensions.
+/// So a handler may return the rejection of its own [`Limiter`](crate::Limiter) as its error.
+///
+/// ```
+/// use axum::extract::State;
+/// use tower_sliding_window::{Limiter, PartitionKey, Rejection};
+///
+/// async fn export(State(exports): State<Limiter>) -> Result<&'static str, Rejection> {
+///     exports.admit(PartitionKey::new("user", "alice"), 1).await?;
+///     Ok("exported")
+/// }
+/// ```
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl IntoResponse for Rejection {
+    fn into_response(self) -> Response {
+        let mut response = Problem::response(&self).map(Body::from);
+        if let Some(decision) = self.decision().cloned() {
+            Dialect::Draft11.add_fields(&decision, response.headers_mut());
+            response.extensions_mut().insert(decision);
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}

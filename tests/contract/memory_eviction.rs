@@ -1,0 +1,313 @@
+//! The memory backend at its bound on partition keys: evictions, and the attacks that they must withstand.
+
+use std::{sync::Barrier, thread, time::Duration};
+
+use allocation_counter::measure;
+use proptest::prelude::*;
+use tower_sliding_window::{
+    Algorithm, Decision, MemoryBackend, PartitionKey, Policy,
+    backend::{Backend, Check, Pair, Purpose, Reason, Refund, WhenFull},
+    testing::ManualClock,
+};
+
+const WINDOW: Duration = Duration::from_secs(10);
+
+fn policy(name: &str, quota: u32) -> Policy {
+    Policy::new(name, quota, WINDOW).unwrap()
+}
+
+fn every_algorithm() -> [Policy; 4] {
+    let with = |algorithm| policy("p", 10).with_algorithm(algorithm).unwrap();
+    [
+        with(Algorithm::SlidingLog),
+        with(Algorithm::SlidingBuckets { precision: Duration::from_secs(3) }),
+        with(Algorithm::SlidingCounter),
+        with(Algorithm::FixedWindow),
+    ]
+}
+
+fn pair(key: u32, policy: &Policy, cost: u32) -> Pair {
+    Pair::new(PartitionKey::new("key", key.to_le_bytes()), policy.clone(), cost)
+}
+
+fn decide(backend: &MemoryBackend, purpose: Purpose, pairs: &[Pair]) -> Result<Decision, Reason> {
+    let check = Check::new(pairs).unwrap().with_purpose(purpose);
+    backend.check_now(&check).expect("memory answers at once").map_err(|error| error.reason())
+}
+
+/// Charges one pair, and returns whether it was admitted.
+fn charge(backend: &MemoryBackend, key: u32, policy: &Policy, cost: u32) -> Result<bool, Reason> {
+    decide(backend, Purpose::Charge, &[pair(key, policy, cost)]).map(|decision| decision.is_admitted())
+}
+
+fn used(backend: &MemoryBackend, key: u32, policy: &Policy) -> u32 {
+    let decision = decide(backend, Purpose::Charge, &[pair(key, policy, 0)]).unwrap();
+    policy.quota() - decision.statuses()[0].remaining()
+}
+
+fn bounded(max_keys: usize) -> MemoryBackend {
+    MemoryBackend::with_max_keys(max_keys).unwrap().with_clock(&ManualClock::new())
+}
+
+fn evicted(backend: &MemoryBackend) -> (u64, u64) {
+    (backend.evicted_keys(), backend.evicted_units())
+}
+
+#[test]
+fn invented_keys_take_no_more_memory_than_bound() {
+    const BOUND: u32 = 10_000;
+    const INVENTED: u32 = 200_000;
+    let (backend, ten) = (bounded(BOUND as usize), policy("ten", 10));
+    let heavy = u32::MAX;
+    assert_eq!(charge(&backend, heavy, &ten, 6), Ok(true));
+    let filled = measure(|| {
+        for key in 1..BOUND {
+            assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+        }
+    });
+    assert_eq!((backend.keys(), evicted(&backend)), (BOUND as usize, (0, 0)));
+    let attacked = measure(|| {
+        for key in BOUND..INVENTED {
+            assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}");
+            if key % 1_000 == 0 {
+                // A new customer, who uses some units at once.
+                assert_eq!(charge(&backend, heavy - key, &ten, 3), Ok(true), "{key}");
+                assert_eq!(used(&backend, heavy - key, &ten), 3);
+            }
+        }
+    });
+    let growth = attacked.bytes_current * 10;
+    assert!(growth <= filled.bytes_current, "{} bytes, and then {growth} / 10 more", filled.bytes_current);
+    assert_eq!((used(&backend, heavy, &ten), backend.keys()), (6, BOUND as usize));
+    let customers = u64::from((INVENTED - BOUND) / 1_000);
+    let (keys, units) = evicted(&backend);
+    assert_eq!(keys, u64::from(INVENTED - BOUND) + customers);
+    assert!((keys..=keys + 2 * customers).contains(&units), "{units} units of {keys} keys");
+}
+
+/// A client that has used its quota of 1 invents keys, so that its own key is evicted. All keys are at their limit, so none is.
+#[test]
+fn invented_keys_cannot_reset_own_key_at_quota_one() {
+    let (backend, one) = (bounded(100), policy("one", 1));
+    assert_eq!(charge(&backend, 0, &one, 1), Ok(true));
+    for key in 1..100 {
+        assert_eq!(charge(&backend, key, &one, 1), Ok(true));
+    }
+    for key in 100..10_000 {
+        assert_eq!(charge(&backend, key, &one, 1), Err(Reason::Full));
+    }
+    assert_eq!((charge(&backend, 0, &one, 1), evicted(&backend)), (Ok(false), (0, 0)));
+}
+
+#[test]
+fn eviction_takes_only_share_below_half() {
+    for ten in every_algorithm() {
+        let backend = bounded(1);
+        assert_eq!(charge(&backend, 0, &ten, 4), Ok(true));
+        assert_eq!(charge(&backend, 1, &ten, 5), Ok(true));
+        assert_eq!((used(&backend, 0, &ten), used(&backend, 1, &ten)), (0, 5), "{ten:?}");
+        assert_eq!(charge(&backend, 2, &ten, 1), Err(Reason::Full), "{ten:?}");
+        assert_eq!((backend.keys(), evicted(&backend)), (1, (1, 4)), "{ten:?}");
+    }
+}
+
+#[test]
+fn eviction_takes_smallest_of_largest_shares() {
+    let (small, large) = (policy("small", 10), policy("large", 1_000));
+    let both = |key, of_small, of_large| [pair(key, &small, of_small), pair(key, &large, of_large)];
+    let backend = bounded(4);
+    for pairs in [both(0, 4, 0), both(1, 1, 350), both(2, 3, 1), both(3, 2, 490)] {
+        assert!(decide(&backend, Purpose::Charge, &pairs).unwrap().is_admitted());
+    }
+    // All keys are sampled. Their largest shares are 0.4, 0.35, 0.3 and 0.49.
+    for (new, evicted) in [(4, 2), (5, 1), (6, 0), (7, 3)] {
+        assert_eq!(charge(&backend, new, &small, 5), Ok(true));
+        assert_eq!((used(&backend, evicted, &small), used(&backend, evicted, &large)), (0, 0), "{evicted}");
+    }
+    assert_eq!(evicted(&backend), (4, 4 + 1 + 350 + 3 + 1 + 2 + 490));
+}
+
+#[test]
+fn eviction_counts_by_current_quota() {
+    let backend = bounded(2);
+    assert_eq!(charge(&backend, 0, &policy("p", 10), 4), Ok(true));
+    assert_eq!(charge(&backend, 1, &policy("p", 10), 4), Ok(true));
+    // The quota of key 0 is lowered, so that it uses more than half of it. That of key 1 is raised.
+    assert_eq!(charge(&backend, 0, &policy("p", 5), 1), Ok(true));
+    assert_eq!(charge(&backend, 1, &policy("p", 100), 10), Ok(true));
+    assert_eq!(charge(&backend, 2, &policy("p", 5), 5), Ok(true));
+    assert_eq!((used(&backend, 0, &policy("p", 5)), evicted(&backend)), (5, (1, 14)));
+}
+
+#[test]
+fn check_never_evicts_its_own_keys() {
+    let (backend, ten) = (bounded(2), policy("ten", 10));
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
+    assert_eq!(charge(&backend, 1, &ten, 9), Ok(true));
+    for own_cost in [0, 1] {
+        let pairs = [pair(0, &ten, own_cost), pair(2, &ten, 1)];
+        for purpose in [Purpose::Peek, Purpose::Charge, Purpose::Reserve, Purpose::Overage] {
+            assert_eq!(decide(&backend, purpose, &pairs).unwrap_err(), Reason::Full, "{purpose:?}");
+        }
+    }
+    assert_eq!((used(&backend, 0, &ten), used(&backend, 1, &ten), evicted(&backend)), (1, 9, (0, 0)));
+}
+
+#[test]
+fn check_of_two_new_keys_evicts_two_or_none() {
+    let (backend, ten) = (bounded(3), policy("ten", 10));
+    let two = |first| [pair(first, &ten, 5), pair(first + 1, &ten, 5)];
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
+    assert_eq!(charge(&backend, 1, &ten, 2), Ok(true));
+    assert_eq!(charge(&backend, 2, &ten, 5), Ok(true));
+    assert!(decide(&backend, Purpose::Charge, &two(10)).unwrap().is_admitted());
+    assert_eq!((backend.keys(), evicted(&backend)), (3, (2, 3)));
+
+    let backend = bounded(2);
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
+    assert_eq!(charge(&backend, 1, &ten, 5), Ok(true));
+    assert_eq!(decide(&backend, Purpose::Charge, &two(10)).unwrap_err(), Reason::Full);
+    assert_eq!((used(&backend, 0, &ten), backend.keys(), evicted(&backend)), (1, 2, (0, 0)));
+
+    // One of the two has room.
+    let backend = bounded(3);
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
+    assert_eq!(charge(&backend, 1, &ten, 2), Ok(true));
+    assert!(decide(&backend, Purpose::Charge, &two(10)).unwrap().is_admitted());
+    assert_eq!((backend.keys(), evicted(&backend)), (3, (1, 1)));
+}
+
+#[test]
+fn peek_at_bound_evicts_nothing() {
+    let (backend, ten) = (bounded(2), policy("ten", 10));
+    let peek =
+        |first: u32| decide(&backend, Purpose::Peek, &[pair(first, &ten, 1), pair(first + 1, &ten, 1)]);
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
+    assert_eq!(charge(&backend, 1, &ten, 4), Ok(true));
+    for _ in 0..10 {
+        assert!(peek(10).unwrap().is_admitted());
+    }
+    assert_eq!((used(&backend, 0, &ten), used(&backend, 1, &ten)), (1, 4));
+    assert_eq!((backend.keys(), evicted(&backend)), (2, (0, 0)));
+    // One key only can be evicted now, and the peek needs the room of two.
+    assert_eq!(charge(&backend, 1, &ten, 1), Ok(true));
+    assert_eq!(peek(10).unwrap_err(), Reason::Full);
+}
+
+#[test]
+fn idle_keys_are_removed_before_any_eviction() {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::with_max_keys(1_000).unwrap().with_clock(&clock);
+    let ten = policy("ten", 10);
+    for key in 0..1_000 {
+        assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+        clock.advance(WINDOW / 1_000);
+    }
+    for key in 1_000..5_000 {
+        // One key becomes idle before each charge.
+        assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+        clock.advance(WINDOW / 1_000);
+    }
+    assert_eq!((backend.keys(), evicted(&backend)), (1_000, (0, 0)));
+}
+
+#[test]
+fn refunded_charge_makes_key_idle_earlier() {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::with_max_keys(2).unwrap().with_clock(&clock).when_full(WhenFull::Reject);
+    let (short, long) = (policy("short", 10), Policy::new("long", 10, 10 * WINDOW).unwrap());
+    let reserved = Check::new([pair(0, &long, 1)]).unwrap().with_purpose(Purpose::Reserve);
+    let receipts = backend.check_now(&reserved).unwrap().unwrap().receipts().to_vec();
+    assert_eq!(charge(&backend, 0, &short, 1), Ok(true));
+    assert_eq!(charge(&backend, 1, &long, 1), Ok(true));
+    assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full));
+    let refund = Refund::of(&reserved, &receipts, &[0]).unwrap();
+    backend.refund_now(&refund).unwrap().unwrap();
+    assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full));
+    clock.advance(WINDOW);
+    assert_eq!(charge(&backend, 2, &long, 1), Ok(true));
+}
+
+#[test]
+fn refund_never_reaches_charge_after_eviction() {
+    for ten in every_algorithm() {
+        let backend = bounded(1);
+        let reserved = Check::new([pair(0, &ten, 3)]).unwrap().with_purpose(Purpose::Reserve);
+        let receipts = backend.check_now(&reserved).unwrap().unwrap().receipts().to_vec();
+        assert_eq!(charge(&backend, 1, &ten, 1), Ok(true));
+        assert_eq!(charge(&backend, 0, &ten, 3), Ok(true));
+        backend.refund_now(&Refund::of(&reserved, &receipts, &[0]).unwrap()).unwrap().unwrap();
+        assert_eq!((used(&backend, 0, &ten), evicted(&backend)), (3, (2, 4)), "{ten:?}");
+    }
+}
+
+#[test]
+fn reject_rule_evicts_nothing() {
+    let ten = policy("ten", 10);
+    let clock = ManualClock::new();
+    // The settings keep the rule, in any order.
+    let new = || MemoryBackend::with_max_keys(10).unwrap();
+    for backend in [
+        new().when_full(WhenFull::Reject).with_clock(&clock).keep_idle_for(Duration::ZERO),
+        new().with_clock(&clock).when_full(WhenFull::Evict).when_full(WhenFull::Reject),
+    ] {
+        for key in 0..10 {
+            assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+        }
+        assert_eq!(charge(&backend.clone(), 10, &ten, 1), Err(Reason::Full));
+        assert_eq!((backend.keys(), evicted(&backend)), (10, (0, 0)));
+    }
+}
+
+#[test]
+fn concurrent_evictions_keep_key_bound() {
+    let (backend, ten) = (bounded(100), policy("ten", 10));
+    let barrier = Barrier::new(4);
+    thread::scope(|scope| {
+        for thread in 0..4 {
+            let (backend, barrier, ten) = (&backend, &barrier, &ten);
+            scope.spawn(move || {
+                barrier.wait();
+                for key in 0..5_000 {
+                    assert_eq!(charge(backend, thread * 5_000 + key, ten, 1), Ok(true));
+                    assert!(backend.keys() <= 100);
+                }
+            });
+        }
+    });
+    assert_eq!((backend.keys(), evicted(&backend)), (100, (19_900, 19_900)));
+    // The count of the keys is correct: each of the 100 is stored.
+    let stored: u32 = (0..20_000).map(|key| used(&backend, key, &ten)).sum();
+    assert_eq!(stored, 100);
+}
+
+proptest! {
+    /// On a stopped clock, every unit that was charged is in use or was counted as evicted.
+    #[test]
+    fn every_charged_unit_is_in_use_or_counted(
+        bound in 1_usize..12,
+        quota in 1_u32..12,
+        steps in prop::collection::vec((0_u32..20, 0_u32..5, prop::bool::ANY), 1..150),
+    ) {
+        let (backend, policy) = (bounded(bound), policy("p", quota));
+        let usage = || (0..20).map(|key| used(&backend, key, &policy)).collect::<Vec<_>>();
+        for (key, cost, peeks) in steps {
+            let (before, counted) = (usage(), evicted(&backend));
+            let purpose = if peeks { Purpose::Peek } else { Purpose::Charge };
+            let outcome = decide(&backend, purpose, &[pair(key, &policy, cost)]);
+            let mut expected = before.clone();
+            let is_charged = !peeks && outcome.is_ok_and(|decision| decision.is_admitted());
+            if is_charged {
+                expected[key as usize] += cost;
+            }
+            let after = usage();
+            let lost: Vec<u32> = (0..20).filter(|i| after[*i] != expected[*i]).map(|i| expected[i]).collect();
+            let units = u64::from(lost.iter().sum::<u32>());
+            prop_assert!(lost.len() <= usize::from(is_charged) && lost.iter().all(|units| units * 2 < quota), "{lost:?}");
+            prop_assert!((0..20).all(|i| after[i] == expected[i] || after[i] == 0));
+            prop_assert!(after[key as usize] == expected[key as usize]);
+            prop_assert_eq!(evicted(&backend), (counted.0 + lost.len() as u64, counted.1 + units));
+            prop_assert!(backend.keys() <= bound);
+        }
+    }
+}
