@@ -1,7 +1,6 @@
 //! Tests that need real servers: stored data, commands on the wire, and server failures.
 
 pub mod admin;
-mod events;
 mod layout;
 pub mod proxy;
 mod reference_log;
@@ -23,6 +22,7 @@ mod keys;
 mod large_log;
 mod lost_reply;
 mod lua_files;
+mod outage_events;
 mod record_positions;
 mod resharding;
 mod rollback;

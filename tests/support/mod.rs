@@ -1,5 +1,6 @@
 //! Servers, clusters and Sentinels that several tests use.
 
 pub mod cluster;
+pub mod events;
 pub mod sentinel;
 pub mod server;

@@ -21,7 +21,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Refund},
     decision::Decision,
-    observe,
+    observe::{self, Throttle},
 };
 
 /// The timeout of the rollback of one slot. No request waits for it.
@@ -40,6 +40,7 @@ pub(super) struct Rollbacks {
     /// Notified when the last rollback in progress ends.
     idle: Notify,
     lost: AtomicU64,
+    events: Throttle,
 }
 
 impl Rollbacks {
@@ -61,8 +62,10 @@ impl Rollbacks {
     }
 
     fn lose(&self, error: &BackendError) {
-        self.lost.fetch_add(1, Ordering::Relaxed);
-        observe::lost_rollback(1, error);
+        let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(unlogged) = self.events.pass() {
+            observe::lost_rollback(lost, error, unlogged);
+        }
     }
 }
 

@@ -61,7 +61,8 @@ impl Topology {
     }
 
     fn of(target: Target) -> Self {
-        Self::Server(Server::new(target, Arc::default()))
+        let name = target.to_string();
+        Self::Server(Server::new(target, Arc::default(), name))
     }
 
     /// Returns the primary that Sentinels monitor. The URL of the primary has the service name as its host.
@@ -202,15 +203,8 @@ impl Topology {
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Server(server) => match server.target() {
-                Target::Endpoint(endpoint) => write!(f, "{}", endpoint.info.addr()),
-                Target::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service()),
-                Target::Streams(_) => f.write_str("custom streams"),
-            },
-            Self::Cluster(cluster) => {
-                f.write_str(if cluster.has_streams() { "cluster over custom streams" } else { "cluster" })?;
-                cluster.seeds().iter().try_for_each(|(host, port)| write!(f, " {host}:{port}"))
-            }
+            Self::Server(server) => server.target().fmt(f),
+            Self::Cluster(cluster) => cluster.fmt(f),
             Self::External(_) => f.write_str("custom connection"),
         }
     }
