@@ -123,7 +123,7 @@ pub mod redis {
 
     #[cfg(feature = "tls")]
     pub use crate::backend::redis::Tls;
-    pub use crate::backend::redis::{ConnectError, RedisBackend};
+    pub use crate::backend::redis::{ConnectError, Problem, RedisBackend};
 }
 pub mod settle;
 #[cfg(feature = "test-util")]

@@ -3,7 +3,7 @@
 //! No event contains a partition key, a password, or the URL of a server.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-#[cfg(feature = "tracing")]
+#[cfg(any(feature = "redis", feature = "tracing"))]
 use std::fmt;
 use std::{error::Error, time::Duration};
 
@@ -148,6 +148,11 @@ pub(super) fn evicts(address: &str, policy: &str) {
         policy,
         "Redis evicts keys when its memory is full, and evicted limits start from zero: set maxmemory-policy noeviction",
     );
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn problem_at_start(problem: &dyn fmt::Display) {
+    event!(warn, "{problem}");
 }
 
 #[cfg(feature = "tracing")]

@@ -1,5 +1,7 @@
 //! Log events for operators. Without the feature `tracing` all of them are no-ops, so that no call site needs a `cfg`.
 
+#[cfg(feature = "redis")]
+use std::fmt;
 use std::{
     error::Error,
     sync::{
@@ -119,6 +121,12 @@ pub(crate) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
 #[cfg(feature = "redis")]
 pub(crate) fn evicts(address: &str, policy: &str) {
     events::evicts(address, policy);
+}
+
+/// Warns about a problem of a store, which does not prevent the start of the service.
+#[cfg(feature = "redis")]
+pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
+    events::problem_at_start(problem);
 }
 
 /// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is

@@ -33,3 +33,4 @@ mod sharing;
 mod storage;
 mod time_to_live;
 mod tls;
+mod verification;

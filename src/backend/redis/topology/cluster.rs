@@ -154,6 +154,16 @@ impl Cluster {
         outcome
     }
 
+    /// Returns the number of nodes that own slots.
+    pub(super) fn primaries(&self) -> usize {
+        self.0.state().servers.len()
+    }
+
+    /// Returns the address of the owner of a slot, as far as it is known.
+    pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
+        self.0.state().address(slot).map(|(host, port)| format!("{host}:{port}"))
+    }
+
     /// Returns the owner of a slot, as far as it is known.
     pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
         let Some(server) = self.0.state().owner(slot) else { return Ok(None) };
