@@ -10,6 +10,7 @@ use crate::{
     decision::Decision,
     deny_cache::{Denials, Miss},
     now_or_later::BoxFuture,
+    observe::LimiterEvents,
     outage::{Guard, Protection, within},
 };
 
@@ -24,14 +25,15 @@ pub(crate) struct Change {
 pub(crate) trait Engine: Send + Sync {
     /// Returns the decision of a backend that never waits, or `None` if this backend must wait. In that case it did nothing.
     fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>>;
-    /// Asks a backend that must wait, through the guard unless the backend protects its servers itself. The deny cache learns
-    /// from the decision.
+    /// Asks a backend that must wait, through the guard unless the backend protects its servers itself. The deny cache and the
+    /// events learn of the outcome.
     fn ask(
         self: Arc<Self>,
         check: Check,
         deadline: Duration,
         guard: Option<Arc<Guard>>,
         miss: Option<Miss>,
+        events: Arc<LimiterEvents>,
     ) -> BoxFuture<Outcome<Decision>>;
     fn forget(
         self: Arc<Self>,
@@ -64,6 +66,7 @@ impl<B: Backend> Engine for B {
         deadline: Duration,
         guard: Option<Arc<Guard>>,
         miss: Option<Miss>,
+        events: Arc<LimiterEvents>,
     ) -> BoxFuture<Outcome<Decision>> {
         Box::pin(async move {
             let sent = miss.map(Miss::send);
@@ -73,10 +76,12 @@ impl<B: Backend> Engine for B {
                 Some(guard) => guard.ask(deadline, asked).await,
                 None => within(deadline, asked).await,
             };
-            match sent {
+            let outcome = match sent {
                 Some(sent) => sent.learn(&check, outcome),
                 None => outcome,
-            }
+            };
+            events.decided(&check, &outcome);
+            outcome
         })
     }
 

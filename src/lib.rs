@@ -81,10 +81,11 @@
 //!
 //! A feature adds items, and never changes the meaning of an existing one.
 //!
-//! - `redis` (default): `RedisBackend`. `tls`: `rediss://`, your own certificate authorities, client certificates.
+//! - `redis` (default): `RedisBackend`. `tracing` (default): [events](guide::outages#events). `tls`: `rediss://`, your own
+//!   certificate authorities, client certificates.
 //! - `axum`: [`Decision`] and [`Reservation`] as extractors; [`Rejection`] as a response; `key::matched_route`; `peer_ip` reads
 //!   `ConnectInfo`.
-//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `tracing`: warnings. `test-util`: [`guide::testing`].
+//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `test-util`: [`guide::testing`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -125,7 +126,7 @@ pub mod redis {
 
     #[cfg(feature = "tls")]
     pub use crate::backend::redis::Tls;
-    pub use crate::backend::redis::{ConnectError, RedisBackend};
+    pub use crate::backend::redis::{ConnectError, Problem, RedisBackend};
 }
 pub mod settle;
 #[cfg(feature = "test-util")]

@@ -10,7 +10,7 @@ use crate::{
     engine::Engine,
     error::ConfigError,
     key::PartitionKey,
-    observe::{self, Warnings},
+    observe::{self, LimiterEvents},
     outage::{Breaker, Guard, Local, OutageRule, Protection, check_breaker},
     policy::{Policy, distinct},
     settle::Queue,
@@ -225,9 +225,11 @@ impl LimiterBuilder {
         let store = engine.name_of_store();
         let denials = deny_cache.filter(|_| engine.can_remember()).map(Denials::new);
         let protection = Protection { breaker, deadline, max_in_flight };
-        let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection));
+        let name = store.as_deref().unwrap_or("custom backend");
+        let name = format!("{name}, namespace {}", namespace.as_str());
+        let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
         let on_rollback = denials.clone().map(on_rollback);
-        let (warnings, alive) = (Arc::<Warnings>::default(), Arc::new(()));
+        let (events, alive) = (Arc::new(LimiterEvents::new(name)), Arc::new(()));
         if let Some(store) = store {
             observe::new_limits(&store, &namespace, &all, Arc::downgrade(&alive));
         }
@@ -238,7 +240,7 @@ impl LimiterBuilder {
                 queue,
                 max_in_flight,
                 denials.clone(),
-                warnings.clone(),
+                events.clone(),
             ),
             denials,
             settings: Settings { policies, namespace, region, deadline, rule },
@@ -246,7 +248,7 @@ impl LimiterBuilder {
             on_rollback,
             local: memory.map(Local::in_memory).unwrap_or_default(),
             engine,
-            warnings,
+            events,
             _alive: alive,
         })))
     }

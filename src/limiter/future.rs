@@ -98,7 +98,10 @@ pub(super) fn outcome(
                     Ok(Admission { basis: Basis::Local(local), reservation })
                 }
                 Locally::Denied => Err(Rejection::LocalFallbackDenied(error)),
-                Locally::Unavailable => Err(Rejection::Unavailable(error)),
+                Locally::Unavailable => {
+                    limiter.events().local_memory_full();
+                    Err(Rejection::Unavailable(error))
+                }
             }
         }
         _ => Err(Rejection::Unavailable(error)),

@@ -12,7 +12,7 @@ use crate::{
     error::ConfigError,
     key::{KeyError, PartitionKey},
     now_or_later::{BoxFuture, NowOrLater},
-    observe::{self, Warnings},
+    observe::{self, LimiterEvents},
     outage::{Guard, Local, OutageRule},
     policy::{Policy, distinct, pairs},
     settle::Queue,
@@ -67,7 +67,7 @@ struct Inner {
     /// `None` if the deny cache is off.
     on_rollback: Option<OnRollback>,
     local: Local,
-    warnings: Arc<Warnings>,
+    events: Arc<LimiterEvents>,
     /// Alive as long as the limiter is.
     _alive: Arc<()>,
 }
@@ -229,7 +229,7 @@ impl Limiter {
             Ok(Some(check)) => Some(self.ask(check, reserves, rule)),
             Ok(None) => None,
             Err(error) => {
-                self.0.warnings.misconfigured(&error);
+                self.0.events.misconfigured(&error);
                 Some(NowOrLater::now(Err(Rejection::Misconfigured(Arc::new(error)))))
             }
         }
@@ -238,7 +238,7 @@ impl Limiter {
     /// Rejects a request without a key that can be read.
     pub(crate) fn reject_key(&self, error: KeyError) -> Rejection {
         if let KeyError::Misconfigured { .. } = error {
-            self.0.warnings.misconfigured(&error);
+            self.0.events.misconfigured(&error);
         }
         Rejection::Key(error)
     }
@@ -268,7 +268,7 @@ impl Limiter {
             }
         }
         for Part { costs, .. } in draft.first.iter().chain(&draft.others) {
-            self.0.warnings.unknown_policies(costs, &all);
+            self.0.events.unknown_policies(costs, &all);
         }
         if all.is_empty() {
             return Ok(None);
@@ -308,6 +308,10 @@ impl Limiter {
         &self.0.local
     }
 
+    fn events(&self) -> &LimiterEvents {
+        &self.0.events
+    }
+
     fn queue(&self) -> &Arc<Queue> {
         &self.0.queue
     }
@@ -315,7 +319,7 @@ impl Limiter {
     fn of_limiter(&self, key: &PartitionKey, costs: &Costs) -> Check {
         let in_region = self.0.settings.region.as_ref().map(|region| region.and(key));
         let pairs: Box<[Pair]> = pairs(in_region.as_ref().unwrap_or(key), self.policies(), costs).collect();
-        self.0.warnings.unknown_policies(costs, &pairs);
+        self.0.events.unknown_policies(costs, &pairs);
         Check::of_limiter(self.0.settings.namespace.clone(), pairs)
     }
 
@@ -369,11 +373,15 @@ impl Limiter {
                 }
             }
         }
+        let decided = |outcome| {
+            self.0.events.decided(check, &outcome);
+            NowOrLater::now(outcome)
+        };
         if let Some(outcome) = engine.ask_now(check) {
-            return NowOrLater::now(outcome);
+            return decided(outcome);
         }
         match self.0.denials.as_ref().map(|denials| denials.lookup(check)) {
-            Some(Lookup::Hit(decision)) => NowOrLater::now(Ok(decision)),
+            Some(Lookup::Hit(decision)) => decided(Ok(decision)),
             Some(Lookup::Miss(miss)) => NowOrLater::Later(Some(miss)),
             Some(Lookup::Bypass) | None => NowOrLater::Later(None),
         }
@@ -385,7 +393,7 @@ impl Limiter {
         miss: Option<Miss>,
         rule: OutageRule,
     ) -> BoxFuture<Result<Decision, BackendError>> {
-        let Inner { settings, engine, guard, denials, on_rollback, .. } = &*self.0;
+        let Inner { settings, engine, guard, denials, on_rollback, events, .. } = &*self.0;
         if check.has_several_keys() {
             let denied = denials.as_ref().map(|denials| denials.denied_recently(&check));
             // If no answer comes, a cached denial may deny the check instead of the outage rule.
@@ -398,7 +406,7 @@ impl Limiter {
                 on_rollback: on_rollback.clone(),
             });
         }
-        engine.clone().ask(check, settings.deadline, guard.clone(), miss)
+        engine.clone().ask(check, settings.deadline, guard.clone(), miss, events.clone())
     }
 
     fn clear(&self, check: Check) -> ResetFuture {

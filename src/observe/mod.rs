@@ -1,5 +1,7 @@
 //! Log events for operators. Without the feature `tracing` all of them are no-ops, so that no call site needs a `cfg`.
 
+#[cfg(feature = "redis")]
+use std::fmt;
 use std::{
     error::Error,
     sync::{
@@ -9,161 +11,130 @@ use std::{
 };
 
 use crate::{
-    backend::BackendError,
-    check::{Namespace, Pair},
+    backend::{BackendError, Reason},
+    check::{Check, Namespace, Pair, Purpose},
     cost::Costs,
+    decision::Decision,
     policy::Policy,
 };
 
 #[cfg(feature = "tracing")]
 mod conflicts;
+mod events;
+mod server;
+mod throttle;
+
+pub(crate) use server::ServerEvents;
+#[cfg(feature = "redis")]
+pub(crate) use throttle::Throttle;
+#[cfg(not(feature = "redis"))]
+use throttle::Throttle;
 
 /// Whether events are logged.
-#[cfg(feature = "redis")]
 pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
 
 /// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
 /// the configuration.
 pub(crate) fn cost_above_quota(pair: &Pair) {
     if pair.policy.first_warning() {
-        imp::cost_above_quota(pair);
+        events::cost_above_quota(pair);
     }
 }
 
-/// The warnings that a limiter logs once.
-#[derive(Default)]
-pub(crate) struct Warnings {
+/// The events of a limiter.
+pub(crate) struct LimiterEvents {
+    /// The store and the namespace of the limiter.
+    store: Box<str>,
     unknown_policy: AtomicBool,
-    misconfigured: AtomicBool,
+    misconfigured: Throttle,
+    full: Throttle,
+    local_memory_full: Throttle,
+    settlement_lost: Throttle,
 }
 
-impl Warnings {
+impl LimiterEvents {
+    pub(crate) fn new(store: impl Into<Box<str>>) -> Self {
+        Self {
+            store: store.into(),
+            unknown_policy: AtomicBool::new(false),
+            misconfigured: Throttle::default(),
+            full: Throttle::default(),
+            local_memory_full: Throttle::default(),
+            settlement_lost: Throttle::default(),
+        }
+    }
+
     /// Warns once about an amount for a policy that no pair has.
     pub(crate) fn unknown_policies(&self, costs: &Costs, pairs: &[Pair]) {
         for name in costs.names() {
             let is_known = pairs.iter().any(|pair| pair.policy.name() == name);
             if !is_known && !self.unknown_policy.swap(true, Ordering::Relaxed) {
-                imp::unknown_policy(name);
+                events::unknown_policy(name);
             }
         }
     }
 
-    /// Warns once about a request that is rejected because of a mistake in the server.
+    /// Warns, at most once per minute, about a request that is rejected because of a mistake in the server.
     pub(crate) fn misconfigured(&self, error: &dyn Error) {
-        if !self.misconfigured.swap(true, Ordering::Relaxed) {
-            imp::misconfigured(error);
+        if let Some(unlogged) = self.misconfigured.pass() {
+            events::misconfigured(error, unlogged);
+        }
+    }
+
+    /// Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
+    pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
+        match outcome {
+            Ok(decision) if decision.is_admitted() || check.purpose() == Purpose::Peek => {}
+            Ok(decision) => events::denied(decision),
+            Err(error) if error.reason() == Reason::Full => {
+                if let Some(unlogged) = self.full.pass() {
+                    events::full(&self.store, error, unlogged);
+                }
+            }
+            // The events of the server report all other errors.
+            Err(_) => {}
+        }
+    }
+
+    /// Warns, at most once per minute, that the memory of the local fallback is full.
+    pub(crate) fn local_memory_full(&self) {
+        if let Some(unlogged) = self.local_memory_full.pass() {
+            events::local_memory_full(&self.store, unlogged);
+        }
+    }
+
+    /// Warns, at most once per minute, about lost settlements: the number so far, and the last error.
+    pub(crate) fn settlement_lost(&self, lost: u64, error: &BackendError) {
+        if let Some(unlogged) = self.settlement_lost.pass() {
+            events::settlement_lost(lost, error, unlogged);
         }
     }
 }
 
-/// Warns about lost settlements: the number so far, and the last error.
-pub(crate) fn settlements_lost(lost: u64, error: &BackendError) {
-    imp::settlements_lost(lost, error);
-}
-
-/// Warns about lost rollbacks: charges of a denied or failed check stand in this number of slots of a cluster.
+/// Warns about lost rollbacks: charges of a denied or failed check stand in a slot of a cluster. `lost` is their number so far.
 #[cfg(feature = "redis")]
-pub(crate) fn lost_rollback(slots: usize, error: &BackendError) {
-    imp::lost_rollback(slots, error);
+pub(crate) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
+    events::lost_rollback(lost, error, unlogged);
 }
 
 /// Warns that the Redis at this address evicts keys when its memory is full.
 #[cfg(feature = "redis")]
 pub(crate) fn evicts(address: &str, policy: &str) {
-    imp::evicts(address, policy);
+    events::evicts(address, policy);
+}
+
+/// Warns about a problem of a store, which does not prevent the start of the service.
+#[cfg(feature = "redis")]
+pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
+    events::problem_at_start(problem);
 }
 
 /// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is
 /// `alive`: the same name, store and namespace, but a different quota, window or algorithm.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
-    imp::new_limits(store, namespace, policies, alive);
-}
-
-#[cfg(feature = "tracing")]
-mod imp {
-    use std::{error::Error, sync::Weak};
-
-    use super::conflicts;
-    use crate::{
-        backend::BackendError,
-        check::{Namespace, Pair},
-        policy::Policy,
-    };
-
-    pub(super) fn cost_above_quota(pair: &Pair) {
-        tracing::warn!(
-            policy = pair.policy.name(),
-            cost = pair.cost,
-            quota = pair.policy.quota(),
-            "the cost of a request is above the quota: it can never be admitted",
-        );
+    #[cfg(feature = "tracing")]
+    for [earlier, new] in conflicts::register(store, namespace, policies, alive) {
+        events::conflicting_policies(&earlier, &new);
     }
-
-    pub(super) fn unknown_policy(name: &str) {
-        tracing::warn!(
-            policy = name,
-            "unknown policy: an amount names a policy that the check does not have"
-        );
-    }
-
-    pub(super) fn misconfigured(error: &dyn Error) {
-        tracing::warn!(%error, "misconfigured rate limit: the request is rejected");
-    }
-
-    pub(super) fn settlements_lost(lost: u64, error: &BackendError) {
-        let why = error.source().map(ToString::to_string);
-        tracing::warn!(lost, %error, why, "lost settlement: the charge stands");
-    }
-
-    #[cfg(feature = "redis")]
-    pub(super) fn lost_rollback(slots: usize, error: &BackendError) {
-        tracing::warn!(slots, %error, "lost rollback: charges of a check that was not admitted stand");
-    }
-
-    #[cfg(feature = "redis")]
-    pub(super) fn evicts(address: &str, policy: &str) {
-        tracing::warn!(
-            address,
-            policy,
-            "Redis evicts keys when its memory is full, and evicted limits start from zero: set maxmemory-policy noeviction",
-        );
-    }
-
-    pub(super) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
-        for [earlier, new] in conflicts::register(store, namespace, policies, alive) {
-            tracing::warn!(
-                policy = new.name(),
-                ?earlier,
-                ?new,
-                "conflicting policies: same name and namespace, different quota, window or algorithm",
-            );
-        }
-    }
-}
-
-#[cfg(not(feature = "tracing"))]
-mod imp {
-    use std::{error::Error, sync::Weak};
-
-    use crate::{
-        backend::BackendError,
-        check::{Namespace, Pair},
-        policy::Policy,
-    };
-
-    pub(super) fn cost_above_quota(_pair: &Pair) {}
-
-    pub(super) fn unknown_policy(_name: &str) {}
-
-    pub(super) fn misconfigured(_error: &dyn Error) {}
-
-    pub(super) fn settlements_lost(_lost: u64, _error: &BackendError) {}
-
-    #[cfg(feature = "redis")]
-    pub(super) fn lost_rollback(_slots: usize, _error: &BackendError) {}
-
-    #[cfg(feature = "redis")]
-    pub(super) fn evicts(_address: &str, _policy: &str) {}
-
-    pub(super) fn new_limits(_: &str, _: &Namespace, _: &[Policy], _: Weak<()>) {}
 }

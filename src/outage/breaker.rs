@@ -9,7 +9,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::BackendError,
+    backend::{BackendError, Reason},
     error::ConfigError,
     single_flight::{Attempt, SingleFlight},
 };
@@ -29,6 +29,11 @@ use crate::{
 /// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check) and load shedding. A dropped
 /// check is not a failure. A row of failures opens the breaker only if the store has answered no check for the length of one
 /// deadline. Backends that answer at once, resets and settlements do not use the breaker.
+///
+/// # Events
+///
+/// With the feature `tracing`, one event states that the breaker has opened, with the server and the reason, and one that it has
+/// closed. A failed probe causes no event. See the [guide](crate::guide::outages#events).
 ///
 /// # One breaker per server
 ///
@@ -72,6 +77,8 @@ pub(super) struct Circuit(Mutex<State>);
 
 #[derive(Default)]
 struct State {
+    /// The first failure since the last answer that is worth an event, and the last error, until an event reports them.
+    unreported: Option<(Instant, BackendError)>,
     /// The number of state changes. The outcome of a check that began before the last change is ignored.
     epoch: u64,
     /// The number of failures since the last answer.
@@ -81,6 +88,8 @@ struct State {
 }
 
 struct Open {
+    /// The instant of the first opening since the last answer.
+    since: Instant,
     until: Instant,
     /// A probe that is older than the deadline belongs to a runtime that does not run: the next check replaces it.
     probes: SingleFlight<()>,
@@ -103,6 +112,19 @@ pub(super) enum Report<'a> {
     Dropped,
 }
 
+/// What the outcome of a check has changed, for the operator.
+pub(super) enum Change {
+    /// The breaker has opened, after this failure. A failed probe is not an opening.
+    Opened(BackendError),
+    /// The breaker has closed, after it was open for this time.
+    Closed(Duration),
+    /// A check has failed, and the breaker has not opened.
+    Failed(BackendError),
+}
+
+/// If failures last longer than this and do not open the breaker, they are reported on their own.
+const UNREPORTED: Duration = Duration::from_secs(1);
+
 impl Circuit {
     /// Returns the permission to ask the store, or the error while the breaker is open.
     pub(super) fn enter(&self) -> Result<Ticket, BackendError> {
@@ -118,47 +140,75 @@ impl Circuit {
     }
 
     /// Records the outcome of a check. The settings have the deadline of a check: if the server has answered no check for so
-    /// long, failures open the breaker.
+    /// long, failures open the breaker. Returns what the operator must know.
     pub(super) fn leave(
         &self,
         ticket: Ticket,
         report: Report<'_>,
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
-    ) {
+    ) -> Option<Change> {
         let mut state = self.state();
         if ticket.epoch != state.epoch {
-            return;
+            return None;
         }
         match report {
-            Report::Answered => {
-                // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
-                if state.open.take().is_some() {
-                    state.epoch += 1;
-                }
-                state.failures = 0;
-                state.answered = Some(Instant::now());
-            }
+            // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
+            Report::Answered => state.answered(),
             // Another check has replaced this probe.
-            Report::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => {}
+            Report::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
             Report::Failed(error) => {
-                let (Some(breaker), deadline) = settings() else { return };
-                let now = Instant::now();
-                // A failed probe keeps the breaker open.
-                state.failures = state.failures.saturating_add(1);
-                let is_silent = state.answered.is_none_or(|answered| now - answered >= deadline);
-                if state.failures >= breaker.failures && is_silent {
-                    state.epoch += 1;
-                    let until = now + breaker.open_for;
-                    state.open =
-                        Some(Open { until, probes: SingleFlight::new(deadline), error: error.clone() });
+                let (breaker, deadline) = settings();
+                match breaker {
+                    Some(breaker) => state.failed(error, breaker, deadline),
+                    None => Some(Change::Failed(error.clone())),
                 }
             }
-            Report::Dropped => {}
+            Report::Dropped => None,
         }
     }
 
     // No code that holds the lock can panic or wait.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn answered(&mut self) -> Option<Change> {
+        let now = Instant::now();
+        self.failures = 0;
+        self.answered = Some(now);
+        // If the breaker was open, this was the probe.
+        if let Some(open) = self.open.take() {
+            self.epoch += 1;
+            return Some(Change::Closed(now - open.since));
+        }
+        // An answer has ended the row of failures before it has opened the breaker.
+        self.unreported.take().map(|(_, error)| Change::Failed(error))
+    }
+
+    fn failed(&mut self, error: &BackendError, breaker: Breaker, deadline: Duration) -> Option<Change> {
+        let now = Instant::now();
+        // A failed probe keeps the breaker open.
+        self.failures = self.failures.saturating_add(1);
+        let is_silent = self.answered.is_none_or(|answered| now - answered >= deadline);
+        if self.failures >= breaker.failures && is_silent {
+            self.epoch += 1;
+            self.unreported = None;
+            let (until, probes) = (now + breaker.open_for, SingleFlight::new(deadline));
+            let since = self.open.as_ref().map(|open| open.since);
+            let (is_opening, since) = (since.is_none(), since.unwrap_or(now));
+            self.open = Some(Open { since, until, probes, error: error.clone() });
+            return is_opening.then(|| Change::Opened(error.clone()));
+        }
+        // Other failures pass without an event unless they open the breaker: a single lost connection needs no operator.
+        if matches!(error.reason(), Reason::NoPermission | Reason::OutOfMemory) {
+            let (began, last) = self.unreported.get_or_insert_with(|| (now, error.clone()));
+            *last = error.clone();
+            if now - *began >= UNREPORTED {
+                return self.unreported.take().map(|(_, error)| Change::Failed(error));
+            }
+        }
+        None
     }
 }

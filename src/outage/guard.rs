@@ -13,9 +13,12 @@ use tokio::time::Instant;
 
 use super::{
     Breaker,
-    breaker::{Circuit, Report, Ticket},
+    breaker::{Change, Circuit, Report, Ticket},
 };
-use crate::backend::{BackendError, Reason};
+use crate::{
+    backend::{BackendError, Reason},
+    observe::ServerEvents,
+};
 
 /// The settings by which a limiter protects its service from a store that fails. A backend that
 /// [protects](crate::backend::Backend::protect) its servers itself receives them.
@@ -39,6 +42,7 @@ pub(crate) struct Guard {
     protection: Arc<SharedProtection>,
     circuit: Circuit,
     in_flight: AtomicUsize,
+    events: ServerEvents,
 }
 
 /// A check in flight. Dropping it releases its place.
@@ -87,9 +91,11 @@ impl SharedProtection {
 }
 
 impl Guard {
-    /// Returns the guard of one of the servers that share this protection.
-    pub(crate) fn new(protection: Arc<SharedProtection>) -> Arc<Self> {
-        Arc::new(Self { protection, circuit: Circuit::default(), in_flight: AtomicUsize::new(0) })
+    /// Returns the guard of one of the servers that share this protection. Events name the server: its address without user and
+    /// password.
+    pub(crate) fn new(protection: Arc<SharedProtection>, server: impl Into<Box<str>>) -> Arc<Self> {
+        let (circuit, events) = (Circuit::default(), ServerEvents::new(server));
+        Arc::new(Self { protection, circuit, in_flight: AtomicUsize::new(0), events })
     }
 
     /// Adds the settings of a limiter to those that this guard shares.
@@ -99,10 +105,10 @@ impl Guard {
     }
 
     /// Returns the guard of a whole backend.
-    pub(crate) fn of_backend(protection: Protection) -> Arc<Self> {
+    pub(crate) fn of_backend(protection: Protection, store: &str) -> Arc<Self> {
         let shared = SharedProtection::default();
         shared.add(protection);
-        Self::new(Arc::new(shared))
+        Self::new(Arc::new(shared), store)
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
@@ -123,9 +129,11 @@ impl Guard {
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
         // From here on, dropping it releases the place.
         let pass = Pass { guard: self.clone(), deadline, ticket: Some(ticket) };
-        if others < self.protection.max_in_flight() {
+        let max = self.protection.max_in_flight();
+        if others < max {
             Ok(pass)
         } else {
+            self.events.overloaded(max);
             Err(BackendError::new(Reason::Overloaded).unasked())
         }
     }
@@ -152,8 +160,13 @@ impl Pass {
     }
 
     fn report(&mut self, report: Report<'_>) {
-        if let Some(ticket) = self.ticket.take() {
-            self.guard.circuit.leave(ticket, report, || self.guard.protection.breaker());
+        let Some(ticket) = self.ticket.take() else { return };
+        let Guard { circuit, protection, events, .. } = &*self.guard;
+        match circuit.leave(ticket, report, || protection.breaker()) {
+            Some(Change::Opened(error)) => events.breaker_opened(&error),
+            Some(Change::Closed(open_for)) => events.breaker_closed(open_for),
+            Some(Change::Failed(error)) => events.failed(&error),
+            None => {}
         }
     }
 }

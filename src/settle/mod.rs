@@ -159,7 +159,7 @@ impl Reservation {
             return Settlement::now(Settled::Already);
         }
         let used = used.into_costs();
-        queue.warnings().unknown_policies(&used, check.pairs());
+        queue.events().unknown_policies(&used, check.pairs());
         if matches!(charged, Charged::Nothing) {
             return Settlement::now(Settled::Uncharged);
         }

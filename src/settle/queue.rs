@@ -24,7 +24,7 @@ use crate::{
     check::Refund,
     deny_cache::{Denials, Invalidation},
     engine::{Change, Engine, latest},
-    observe::{self, Warnings},
+    observe::LimiterEvents,
 };
 
 /// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
@@ -42,7 +42,7 @@ pub(crate) struct Queue {
     /// Notified whenever a worker ends.
     idle: Notify,
     lost: AtomicU64,
-    warnings: Arc<Warnings>,
+    events: Arc<LimiterEvents>,
 }
 
 #[derive(Default)]
@@ -79,7 +79,7 @@ impl Queue {
         bound: usize,
         max_workers: usize,
         denials: Option<Arc<Denials>>,
-        warnings: Arc<Warnings>,
+        events: Arc<LimiterEvents>,
     ) -> Arc<Self> {
         Arc::new(Self {
             engine,
@@ -90,12 +90,12 @@ impl Queue {
             waiting: Mutex::default(),
             idle: Notify::new(),
             lost: AtomicU64::new(0),
-            warnings,
+            events,
         })
     }
 
-    pub(super) fn warnings(&self) -> &Warnings {
-        &self.warnings
+    pub(super) fn events(&self) -> &LimiterEvents {
+        &self.events
     }
 
     pub(crate) fn lost(&self) -> u64 {
@@ -174,10 +174,7 @@ impl Queue {
 
     fn lose(&self, error: &BackendError) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        // At powers of two only: an outage must not fill the log.
-        if lost.is_power_of_two() {
-            observe::settlements_lost(lost, error);
-        }
+        self.events.settlement_lost(lost, error);
     }
 
     // No code that holds the lock can panic.

@@ -14,7 +14,7 @@ use tower_sliding_window::{
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
-use crate::redis_server::events::Events;
+use crate::support::events::Events;
 
 fn app() -> Router {
     Router::new().route("/", get(async || "hello"))

@@ -13,14 +13,17 @@ use tower_sliding_window::{
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
 use super::{alice, now, policy, poll_once};
-use crate::http::{Later, MINUTE};
+use crate::{
+    http::{Later, MINUTE},
+    support::events::Events,
+};
 
 /// A subscriber that counts warnings.
 pub struct Warnings(Arc<AtomicUsize>);
 
 impl Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("tower_sliding_window")
+        metadata.target().starts_with("tower_sliding_window") && *metadata.level() <= tracing::Level::WARN
     }
     fn event(&self, event: &Event<'_>) {
         assert_eq!(*event.metadata().level(), tracing::Level::WARN);
@@ -119,18 +122,20 @@ fn layer_searches_policy_names_of_all_keys() {
     assert_eq!(["requests", "tokens", "all", "token"].map(send), [0, 0, 0, 1]);
 }
 
-#[test]
-fn lost_settlements_cause_fewer_and_fewer_warnings() {
+#[tokio::test(start_paused = true)]
+async fn lost_settlements_cause_one_warning_per_minute() {
     let backend = FakeBackend::admitting().failing_settlements(Reason::Connection);
     let limiter = Limiter::builder(backend).policy(policy("p", 10)).build().unwrap();
-    let lose = || -> Box<dyn FnOnce()> {
-        let limiter = limiter.clone();
-        Box::new(move || {
-            now(limiter.reserve(alice(), 1)).unwrap().settle(0);
-        })
-    };
-    assert_eq!(warning_counts([(); 9].map(|()| lose())), [1, 2, 2, 3, 3, 3, 3, 4, 4]);
-    assert_eq!(limiter.lost_settlements(), 9);
+    let (events, _guard) = Events::collect();
+    for lost in [1, 10] {
+        for _ in 0..9 {
+            limiter.reserve(alice(), 1).await.unwrap().settle(0);
+        }
+        let warnings = events.take();
+        assert!(warnings.len() == 1 && warnings[0].contains(&format!("lost={lost} ")), "{warnings:?}");
+        tokio::time::advance(MINUTE).await;
+    }
+    assert_eq!(limiter.lost_settlements(), 18);
 }
 
 #[test]
@@ -191,8 +196,8 @@ fn peek_above_quota_causes_no_warning() {
 }
 
 /// Without connect info, `peer_ip` finds no address, and the response does not state the cause.
-#[test]
-fn misconfigured_key_causes_one_warning() {
+#[tokio::test(start_paused = true)]
+async fn misconfigured_key_causes_one_warning_per_minute() {
     let limits = RateLimitLayer::builder(FakeBackend::admitting())
         .policy(policy("requests", 10))
         .key(peer_ip())
@@ -200,11 +205,16 @@ fn misconfigured_key_causes_one_warning() {
         .unwrap();
     let answer = |_: http::Request<()>| std::future::ready(Ok::<_, ()>(http::Response::new(())));
     let service = limits.layer(service_fn(answer));
-    let step = || -> Box<dyn FnOnce()> {
-        let service = service.clone();
-        Box::new(move || {
-            assert_eq!(now(service.oneshot(http::Request::new(()))).unwrap().status(), 500);
-        })
-    };
-    assert_eq!(warning_counts([step(), step()]), [1, 1]);
+    let (events, _guard) = Events::collect();
+    for unlogged in [0, 4] {
+        for _ in 0..5 {
+            assert_eq!(service.clone().oneshot(http::Request::new(())).await.unwrap().status(), 500);
+        }
+        let warnings = events.take();
+        assert!(
+            warnings.len() == 1 && warnings[0].contains(&format!("unlogged={unlogged} ")),
+            "{warnings:?}"
+        );
+        tokio::time::advance(MINUTE).await;
+    }
 }

@@ -2,6 +2,7 @@
 
 mod breaker;
 mod configuration;
+mod events;
 mod fault_matrix;
 mod load_shedding;
 mod local_fallback;

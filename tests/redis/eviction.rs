@@ -4,10 +4,12 @@ use tower_sliding_window::{Limiter, RedisBackend};
 
 use super::{
     admin::Admin,
-    events::Events,
     rig::{HOUR, alice, backend, idle, limiter, policy, remaining},
 };
-use crate::support::server::{Engine, Server};
+use crate::support::{
+    events::Events,
+    server::{Engine, Server},
+};
 
 async fn connect(server: &Server) -> Limiter {
     limiter(backend(server).await, [policy("hourly", 100, HOUR)])
@@ -19,8 +21,7 @@ async fn each_backend_warns_once_about_eviction() {
         for policy_name in ["allkeys-lru", "volatile-ttl"] {
             let server =
                 Server::with_options(engine, &["--maxmemory", "100mb", "--maxmemory-policy", policy_name]);
-            let events = Events::default();
-            let _guard = tracing::subscriber::set_default(events.clone());
+            let (events, _guard) = Events::collect();
             let limiter = connect(&server).await;
             for _ in 0..3 {
                 limiter.check(alice(), 1).await.unwrap();
@@ -51,8 +52,7 @@ async fn backend_logs_nothing_without_eviction() {
             &["--maxmemory-policy", "allkeys-lru"],
         ] {
             let server = Server::with_options(engine, options);
-            let events = Events::default();
-            let _guard = tracing::subscriber::set_default(events.clone());
+            let (events, _guard) = Events::collect();
             connect(&server).await.check(alice(), 1).await.unwrap();
             idle().await;
             assert!(Admin::at(&server).calls("info").all > 0);
@@ -69,8 +69,7 @@ async fn backend_works_silently_without_info_permission() {
         let mut admin = Admin::at(&server);
         let user = ["ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+@all", "-info"];
         admin.query::<()>(&user);
-        let events = Events::default();
-        let _guard = tracing::subscriber::set_default(events.clone());
+        let (events, _guard) = Events::collect();
         let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port());
         let limiter = limiter(RedisBackend::connect(&url).await.unwrap(), [policy("hourly", 100, HOUR)]);
         idle().await;

@@ -9,11 +9,11 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    events::Events,
     rig::{self, HOUR, alice, backend, every_algorithm, limiter, policy, remaining},
 };
 use crate::support::{
     cluster::Cluster,
+    events::Events,
     server::{Engine, Server},
 };
 
@@ -119,8 +119,7 @@ async fn output_reveals_no_key_secret_or_password() {
     const KEY: &str = "alice@example.org";
     const PASSWORD: &str = "pa55word";
     for engine in Engine::ALL {
-        let events = Events::default();
-        let _guard = tracing::subscriber::set_default(events.clone());
+        let (events, _guard) = Events::collect();
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
         admin.set("requirepass", PASSWORD);

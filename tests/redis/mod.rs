@@ -1,7 +1,6 @@
 //! Tests that need real servers: stored data, commands on the wire, and server failures.
 
 pub mod admin;
-pub mod events;
 mod layout;
 pub mod proxy;
 mod reference_log;
@@ -25,6 +24,7 @@ mod keys;
 mod large_log;
 mod lost_reply;
 mod lua_files;
+mod outage_events;
 mod record_positions;
 mod resharding;
 mod rollback;
@@ -35,3 +35,4 @@ mod sharing;
 mod storage;
 mod time_to_live;
 mod tls;
+mod verification;

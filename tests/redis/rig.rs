@@ -72,9 +72,9 @@ pub fn limiter<const N: usize>(backend: impl Backend, policies: [Policy; N]) -> 
     policies.into_iter().fold(builder, |builder, policy| builder.policy(policy)).build().unwrap()
 }
 
-/// Returns a backend that uses the server's clock.
+/// Returns a backend that uses the server's clock. Unlike `connect`, it sends nothing before the first check.
 pub async fn backend(server: &Server) -> RedisBackend {
-    RedisBackend::connect(&server.url()).await.unwrap()
+    RedisBackend::lazy(&server.url()).unwrap()
 }
 
 /// Returns a backend that uses a clock controlled by the test.

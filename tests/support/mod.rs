@@ -3,5 +3,6 @@
 pub mod cluster;
 pub mod cluster_rows;
 pub mod delay;
+pub mod events;
 pub mod sentinel;
 pub mod server;

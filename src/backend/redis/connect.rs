@@ -14,8 +14,9 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// Returns [`ConnectError`] if the URL is invalid or the server does not answer within a second. For a service that may start
-    /// before its Redis, use [`lazy`](Self::lazy).
+    /// Returns [`ConnectError`] if the URL is invalid or the server does not answer within a second. Also returns it if
+    /// [`verify`](Self::verify) finds a missing permission, a replica, or a version that is too old. Other problems are logged.
+    /// For a service that may start before its Redis, use [`lazy`](Self::lazy).
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::lazy(url)?.connected().await
     }
@@ -29,13 +30,6 @@ impl RedisBackend {
     #[cfg_attr(docsrs, doc(cfg(feature = "tls")))]
     pub async fn connect_with_tls(url: &str, tls: Tls) -> Result<Self, ConnectError> {
         Self::lazy_with_tls(url, tls)?.connected().await
-    }
-
-    async fn connected(self) -> Result<Self, ConnectError> {
-        match self.topology.connect().await {
-            Ok(()) => Ok(self),
-            Err(source) => Err(ConnectError::Unreachable { address: self.topology.to_string(), source }),
-        }
     }
 
     /// Connects on demand: with the first check, and again with the next check after the connection is lost. A check that cannot
@@ -82,7 +76,8 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// Returns [`ConnectError`] if a URL is invalid, there is no Sentinel, or no primary answers within a second.
+    /// Returns [`ConnectError`] if a URL is invalid, there is no Sentinel, or no primary answers within a second. Also returns it
+    /// if the [verification](Self::verify) fails, as in [`connect`](Self::connect).
     pub async fn connect_sentinel(
         primary: &str,
         sentinels: impl IntoIterator<Item = impl AsRef<str>>,
@@ -115,7 +110,8 @@ impl RedisBackend {
     /// # Errors
     ///
     /// Returns [`ConnectError`] if a URL is invalid or there is no URL. Also returns it if no node returns the slots within 500
-    /// ms, or none accepts a connection within a second.
+    /// ms, or none accepts a connection within a second. Also returns it if the [verification](Self::verify) fails, as in
+    /// [`connect`](Self::connect). A primary that does not answer is logged, and is no error.
     pub async fn connect_cluster(
         nodes: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Self, ConnectError> {

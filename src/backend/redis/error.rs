@@ -2,6 +2,7 @@
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::problem::{self, Problem};
 use crate::{
     backend::{BackendError, Reason},
     error::ConfigError,
@@ -23,6 +24,12 @@ pub enum ConnectError {
         /// The error of the connection.
         source: RedisError,
     },
+    /// The server answers, and the backend cannot use it: for example, a permission is missing.
+    #[error("{}", problem::in_one_line(problems))]
+    Unusable {
+        /// All problems, including warnings.
+        problems: Vec<Problem>,
+    },
 }
 
 /// Returns the text of an error in one line. The client crate's text for an invalid reply has several lines and no useful
@@ -41,6 +48,11 @@ pub(super) fn requires_reconnect(error: &RedisError) -> bool {
     let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     // Redis before 7 wraps the error of a script's command in its own text.
     CODES.contains(&code) || detail.contains("-READONLY ")
+}
+
+/// Returns whether the server is a replica, or has become one.
+pub(super) fn is_readonly(error: &RedisError) -> bool {
+    error.code() == Some("READONLY") || error.detail().is_some_and(|detail| detail.contains("-READONLY "))
 }
 
 /// Returns an error with its reason.

@@ -45,7 +45,7 @@ impl EvictionCheck {
 
 /// Returns the policy by which a server evicts keys with a time to live, as all keys of this backend. None if the server does not
 /// evict them, or does not report its policy.
-fn eviction_policy(info: &str) -> Option<&str> {
+pub(super) fn eviction_policy(info: &str) -> Option<&str> {
     let field =
         |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
     let max_memory: u64 = field("maxmemory")?.parse().ok()?;

@@ -154,6 +154,11 @@ impl RedisBackend {
         self.change_in_slot(slot, Command::Plain(&command)).await.map(drop)
     }
 
+    /// Runs a command on the server of a slot, outside its circuit breaker.
+    pub(super) async fn run_in_slot(&self, slot: u16, command: &Cmd) -> Result<Value, BackendError> {
+        self.change_in_slot(slot, Command::Plain(command)).await
+    }
+
     async fn change_in_slot(&self, slot: u16, command: Command<'_>) -> Result<Value, BackendError> {
         let operation = Operation { slot, command, deadline: None, counts_unanswered: false, wait: None };
         self.execute(operation).await.map(|(reply, _)| reply)

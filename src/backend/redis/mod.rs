@@ -26,6 +26,7 @@ mod error;
 mod eviction;
 mod execute;
 mod keys;
+mod problem;
 mod rollback;
 mod script;
 mod slot;
@@ -36,10 +37,12 @@ mod tls;
 mod tls;
 mod topology;
 mod url;
+mod verify;
 
 pub use error::ConnectError;
 use execute::Patience;
 use keys::KeyNames;
+pub use problem::Problem;
 use rollback::Rollbacks;
 use script::Scripts;
 #[cfg(feature = "tls")]
@@ -101,9 +104,9 @@ use topology::Topology;
 /// | for a cluster | `+cluster\|slots +asking` |
 /// | for a cluster, optional | `+cluster\|info +cluster\|nodes` |
 /// | for Sentinel | `+role` |
-/// | for the warning about eviction | `+info` |
+/// | for the warnings about eviction and old versions | `+info` |
 ///
-/// If a permission is missing, a script may stop halfway, and its earlier writes stay. The optional permissions show which node of
+/// [`verify`](RedisBackend::verify) names each missing permission. If a permission is missing, a script may stop halfway, and its earlier writes stay. The optional permissions show which node of
 /// a cluster is out of date: a node counts only if it says that the cluster is ok, and the newest owner of a slot wins. Without
 /// them, slots return to a node that has answered CLUSTERDOWN only if two nodes name it as the owner.
 ///

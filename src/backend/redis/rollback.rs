@@ -26,7 +26,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Refund},
     decision::Decision,
-    observe,
+    observe::{self, Throttle},
     outage::until,
 };
 
@@ -60,6 +60,7 @@ pub(super) struct Rollbacks {
     /// Notified when a rollback ends.
     ended: Notify,
     lost: AtomicU64,
+    events: Throttle,
 }
 
 #[derive(Default)]
@@ -113,8 +114,10 @@ impl Rollbacks {
     }
 
     fn lose(&self, error: &BackendError) {
-        self.lost.fetch_add(1, Ordering::Relaxed);
-        observe::lost_rollback(1, error);
+        let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(unlogged) = self.events.pass() {
+            observe::lost_rollback(lost, error, unlogged);
+        }
     }
 
     // No code that holds the lock can panic or wait.

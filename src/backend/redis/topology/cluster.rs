@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io,
+    fmt, io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -99,10 +99,25 @@ struct State {
     refresh_error: Option<RedisError>,
 }
 
+/// Returns the name of a cluster: the addresses of the nodes that the caller has named.
+fn name(seeds: &[Address], nodes: &Nodes) -> String {
+    let kind = match nodes {
+        Nodes::Endpoint(_) => "cluster",
+        Nodes::Streams(_) => "cluster over custom streams",
+    };
+    seeds.iter().fold(kind.to_owned(), |name, (host, port)| name + &format!(" {host}:{port}"))
+}
+
+impl fmt::Display for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&name(&self.0.seeds, &self.0.nodes))
+    }
+}
+
 impl Cluster {
     pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
         let protection = Arc::<SharedProtection>::default();
-        let guard = Guard::new(protection.clone());
+        let guard = Guard::new(protection.clone(), name(&seeds, &nodes));
         let refreshes = SingleFlight::new(REFRESH_TIMEOUT);
         Self(Arc::new(Shared { seeds, nodes, protection, guard, refreshes, state: Mutex::default() }))
     }
@@ -113,10 +128,6 @@ impl Cluster {
 
     pub(super) fn guard(&self) -> &Arc<Guard> {
         &self.0.guard
-    }
-
-    pub(super) fn seeds(&self) -> &[Address] {
-        &self.0.seeds
     }
 
     /// Connects to at least one node.
@@ -141,6 +152,16 @@ impl Cluster {
             }
         }
         outcome
+    }
+
+    /// Returns the number of nodes that own slots.
+    pub(super) fn primaries(&self) -> usize {
+        self.0.state().servers.len()
+    }
+
+    /// Returns the address of the owner of a slot, as far as it is known.
+    pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
+        self.0.state().address(slot).map(|(host, port)| format!("{host}:{port}"))
     }
 
     /// Returns the owner of a slot, as far as it is known.
@@ -243,7 +264,10 @@ impl Shared {
     }
 
     fn server_in(&self, state: &mut State, address: &Address) -> Server {
-        let new = || Server::new(self.nodes.target(address), self.protection.clone());
+        let new = || {
+            let (host, port) = address;
+            Server::new(self.nodes.target(address), self.protection.clone(), format!("{host}:{port}"))
+        };
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
 

@@ -47,7 +47,11 @@ where
 impl External {
     pub(super) fn new(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         let servers = (0..SLOTS).map(|_| OnceLock::new()).collect();
-        Self { connection: Arc::new(connection), guard: Guard::new(Arc::default()), servers }
+        Self {
+            connection: Arc::new(connection),
+            guard: Guard::new(Arc::default(), "custom connection"),
+            servers,
+        }
     }
 
     pub(super) fn guard(&self) -> &Arc<Guard> {

@@ -61,7 +61,8 @@ impl Topology {
     }
 
     fn of(target: Target) -> Self {
-        Self::Server(Server::new(target, Arc::default()))
+        let name = target.to_string();
+        Self::Server(Server::new(target, Arc::default(), name))
     }
 
     /// Returns the primary that Sentinels monitor. The URL of the primary has the service name as its host.
@@ -121,6 +122,22 @@ impl Topology {
             Self::Server(server) => server.connection().await.map(drop),
             Self::Cluster(cluster) => cluster.connect().await,
             Self::External(_) => Ok(()),
+        }
+    }
+
+    /// Returns the number of primaries with slots, as far as they are known.
+    pub(super) fn primaries(&self) -> usize {
+        match self {
+            Self::Server(_) | Self::External(_) => 1,
+            Self::Cluster(cluster) => cluster.primaries(),
+        }
+    }
+
+    /// Returns the address of the primary of a slot, without user and password. None if it is not known.
+    pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
+        match self {
+            Self::Server(_) | Self::External(_) => Some(self.to_string()),
+            Self::Cluster(cluster) => cluster.primary_of(slot),
         }
     }
 
@@ -202,15 +219,8 @@ impl Topology {
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Server(server) => match server.target() {
-                Target::Endpoint(endpoint) => write!(f, "{}", endpoint.info.addr()),
-                Target::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service()),
-                Target::Streams(_) => f.write_str("custom streams"),
-            },
-            Self::Cluster(cluster) => {
-                f.write_str(if cluster.has_streams() { "cluster over custom streams" } else { "cluster" })?;
-                cluster.seeds().iter().try_for_each(|(host, port)| write!(f, " {host}:{port}"))
-            }
+            Self::Server(server) => server.target().fmt(f),
+            Self::Cluster(cluster) => cluster.fmt(f),
             Self::External(_) => f.write_str("custom connection"),
         }
     }

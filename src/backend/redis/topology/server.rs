@@ -1,6 +1,7 @@
 //! A connection that the backend owns: made on demand, and made again after a loss.
 
 use std::{
+    fmt,
     future::pending,
     hash::{DefaultHasher, Hash, Hasher},
     io, mem,
@@ -140,10 +141,22 @@ impl Target {
     }
 }
 
+/// Writes the address, without user and password.
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Endpoint(endpoint) => write!(f, "{}", endpoint.info.addr()),
+            Self::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service()),
+            Self::Streams(_) => f.write_str("custom streams"),
+        }
+    }
+}
+
 impl Server {
-    pub(super) fn new(target: Target, protection: Arc<SharedProtection>) -> Self {
+    /// Returns a server that is not connected. Events name it.
+    pub(super) fn new(target: Target, protection: Arc<SharedProtection>, name: impl Into<Box<str>>) -> Self {
         let (state, attempts) = (Mutex::new(State::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
-        let (guard, eviction) = (Guard::new(protection), EvictionCheck::default());
+        let (guard, eviction) = (Guard::new(protection, name), EvictionCheck::default());
         Self(Arc::new(Shared { target, guard, state, attempts, eviction }))
     }
 

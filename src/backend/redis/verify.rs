@@ -1,0 +1,382 @@
+//! The verification of all primaries: permissions, role, version and eviction.
+//!
+//! Each command is called on its own, in a form that changes nothing, because a script does not report which of its commands the
+//! user may not call. Then the scripts run on a key of their own.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher, Hasher, RandomState},
+    time::Duration,
+};
+
+use redis::{Cmd, RedisError, cmd, from_redis_value};
+use tokio::{task::JoinSet, time::timeout};
+
+use super::{
+    ConnectError, Problem, RedisBackend, error::is_readonly, eviction::eviction_policy, execute::Patience,
+    script,
+};
+use crate::{
+    backend::{BackendError, Reason},
+    check::{Check, Namespace, Pair, Purpose, Refund},
+    key::PartitionKey,
+    observe,
+    policy::{Algorithm, Policy},
+};
+
+/// The time limit of the verification of one server.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The number of random keys among which one per primary is searched. A primary without a slot needs no verification.
+const MAX_DRAWS: usize = 200_000;
+
+/// The oldest major version that the scripts support.
+const OLDEST_VERSION: u32 = 5;
+
+/// The command that only the scripts call, because it cannot be called on its own without a change.
+const PUSH: &str = "rpush";
+
+impl RedisBackend {
+    /// Verifies that checks in the default namespace, `"tsw"`, can work: on every primary, calls every command and runs every
+    /// script, for every purpose, on a probe key. Returns the warnings. Use it in a readiness probe.
+    ///
+    /// It takes about 25 short commands per primary, all primaries at the same time, and at most two seconds after the backend
+    /// has connected. It leaves no key behind. [`connect`](Self::connect), `connect_sentinel` and `connect_cluster` call it.
+    ///
+    /// | problem | needs | result |
+    /// | --- | --- | --- |
+    /// | a missing permission: each one is named | | error |
+    /// | a permission that only sliding counters and fixed windows need | | warning |
+    /// | a server that does not answer, is out of memory or loads its data | | error |
+    /// | a replica | | error |
+    /// | a version before Redis 5 | `+info` | error |
+    /// | a server that evicts keys | `+info` | warning |
+    ///
+    /// Your [own connection](Self::from_connection) does not show its servers, so only one of them is verified.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConnectError::Unreachable`] if there is no connection, and [`ConnectError::Unusable`] with all problems.
+    ///
+    /// ```no_run
+    /// use tower_sliding_window::RedisBackend;
+    ///
+    /// # async fn verify() -> Result<(), Box<dyn std::error::Error>> {
+    /// let backend = RedisBackend::lazy("redis://127.0.0.1/")?;
+    /// for warning in backend.verify().await? {
+    ///     eprintln!("warning: {warning}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn verify(&self) -> Result<Vec<Problem>, ConnectError> {
+        self.verify_namespace(Namespace::default()).await
+    }
+
+    /// Verifies as [`verify`](Self::verify) does, for the namespace of a [limiter](crate::LimiterBuilder::namespace).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`verify`](Self::verify), and [`ConnectError::Url`] if the namespace is invalid.
+    pub async fn verify_in(&self, namespace: &str) -> Result<Vec<Problem>, ConnectError> {
+        self.verify_namespace(Namespace::new(namespace)?).await
+    }
+
+    async fn verify_namespace(&self, namespace: Namespace) -> Result<Vec<Problem>, ConnectError> {
+        let problems = self.problems(namespace).await?;
+        if problems.iter().all(Problem::is_warning) {
+            Ok(problems)
+        } else {
+            Err(ConnectError::Unusable { problems })
+        }
+    }
+
+    /// Connects and verifies, when a backend is created. A problem that may pass, and a missing permission for the default
+    /// namespace, which the limiter need not have, are logged.
+    pub(super) async fn connected(self) -> Result<Self, ConnectError> {
+        let problems = self.problems(Namespace::default()).await?;
+        let is_fatal = |problem: &Problem| match problem {
+            Problem::MissingPermission { .. } | Problem::Replica { .. } | Problem::OldVersion { .. } => true,
+            Problem::Unavailable { error, .. } => error.reason() == Reason::NoPermission,
+            _ => false,
+        };
+        if problems.iter().any(is_fatal) {
+            return Err(ConnectError::Unusable { problems });
+        }
+        // Each connection looks for eviction by itself.
+        for problem in problems.iter().filter(|problem| !matches!(problem, Problem::Evicts { .. })) {
+            observe::problem_at_start(problem);
+        }
+        Ok(self)
+    }
+
+    /// Returns the problems of all primaries.
+    async fn problems(&self, namespace: Namespace) -> Result<Vec<Problem>, ConnectError> {
+        if let Err(source) = self.topology.connect().await {
+            return Err(ConnectError::Unreachable { address: self.topology.to_string(), source });
+        }
+        let mut probes = JoinSet::new();
+        for (server, key) in self.probe_keys(&namespace) {
+            let probe = Probe::new(self.clone(), server, key, namespace.clone());
+            probes.spawn(probe.run());
+        }
+        let mut problems: Vec<Problem> = probes.join_all().await.concat();
+        problems.sort_by_cached_key(ToString::to_string);
+        Ok(problems)
+    }
+
+    /// Returns a random key of each primary, so that processes that verify at the same time do not share a key.
+    fn probe_keys(&self, namespace: &Namespace) -> BTreeMap<String, PartitionKey> {
+        let (mut keys, servers) = (BTreeMap::new(), self.topology.primaries());
+        for _ in 0..MAX_DRAWS {
+            let key = PartitionKey::new("verify", RandomState::new().build_hasher().finish().to_be_bytes());
+            let Some(check) = check(&key, namespace, policy(Algorithm::SlidingLog), Purpose::Charge) else {
+                break;
+            };
+            let (slot, _) = script::reset(&check, &self.names);
+            if let Some(server) = self.topology.primary_of(slot) {
+                keys.entry(server).or_insert(key);
+            }
+            if keys.len() >= servers {
+                break;
+            }
+        }
+        keys
+    }
+}
+
+/// The verification of one primary.
+struct Probe {
+    backend: RedisBackend,
+    server: String,
+    key: PartitionKey,
+    namespace: Namespace,
+    problems: Vec<Problem>,
+}
+
+/// The end of a verification, because no further command can succeed.
+struct Stop;
+
+impl Probe {
+    fn new(backend: RedisBackend, server: String, key: PartitionKey, namespace: Namespace) -> Self {
+        Self { backend, server, key, namespace, problems: Vec::new() }
+    }
+
+    async fn run(mut self) -> Vec<Problem> {
+        if timeout(TIMEOUT, self.verify()).await.is_err() {
+            self.unavailable(BackendError::new(Reason::Timeout));
+        }
+        self.problems
+    }
+
+    async fn verify(&mut self) -> Result<(), Stop> {
+        let Some(check) = self.check(Algorithm::SlidingLog, Purpose::Charge) else { return Ok(()) };
+        let Some(pair) = check.pairs().first() else { return Ok(()) };
+        let (slot, _) = script::reset(&check, &self.backend.names);
+        let key = self.backend.names.key(self.namespace.as_str(), &pair.key, &pair.policy);
+        self.verify_info(slot).await;
+        for (name, command) in commands(&key, self.backend.topology.is_cluster()) {
+            if let Err(error) = self.backend.run_in_slot(slot, &command).await {
+                self.command_failed(name, error)?;
+            }
+        }
+        let is_missing = |problem: &Problem| {
+            matches!(problem, Problem::MissingPermission { .. } | Problem::MissingKeyPermission { .. })
+        };
+        if self.problems.iter().any(is_missing) {
+            // A script could stop halfway.
+            return Ok(());
+        }
+        let lacks_some = |problem: &Problem| matches!(problem, Problem::MissingOptionalPermission { .. });
+        let optional = [Algorithm::FixedWindow, Algorithm::SlidingCounter];
+        let optional = optional.into_iter().filter(|_| !self.problems.iter().any(lacks_some));
+        let buckets = Algorithm::SlidingBuckets { precision: Duration::from_secs(1) };
+        let algorithms: Vec<_> = [Algorithm::SlidingLog, buckets].into_iter().chain(optional).collect();
+        for algorithm in algorithms {
+            if let Err(error) = self.run_scripts(algorithm).await {
+                // All other commands of the scripts have been called.
+                self.command_failed(PUSH, error)?;
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs every script, for every purpose.
+    async fn run_scripts(&self, algorithm: Algorithm) -> Result<(), BackendError> {
+        let backend = &self.backend;
+        for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
+            let Some(check) = self.check(algorithm, purpose) else { continue };
+            let decision = backend.check_in_slot(&check, Patience::Caller).await?;
+            if let Some(refund) = Refund::of(&check, decision.receipts(), &[0]) {
+                backend.refund_in_slot(&refund).await?;
+            }
+        }
+        match self.check(algorithm, Purpose::Charge) {
+            Some(check) => backend.reset_in_slot(&check).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the version, the role and the eviction policy, if the user may call INFO.
+    async fn verify_info(&mut self, slot: u16) {
+        let Ok(reply) = self.backend.run_in_slot(slot, &cmd("INFO")).await else { return };
+        let Ok(info) = from_redis_value::<String>(reply) else { return };
+        let server = || self.server.clone();
+        if let Some(version) = old_version(&info) {
+            self.problems.push(Problem::OldVersion { server: server(), version: version.to_owned() });
+        }
+        if field(&info, "role").is_some_and(|role| role != "master") {
+            self.problems.push(Problem::Replica { server: server() });
+        }
+        if let Some(policy) = eviction_policy(&info) {
+            self.problems.push(Problem::Evicts { server: server(), policy: policy.to_owned() });
+        }
+    }
+
+    /// Records the error of a command. An error that shows that the command was permitted is none.
+    fn command_failed(&mut self, command: &'static str, error: BackendError) -> Result<(), Stop> {
+        let server = self.server.clone();
+        let problem = match error.reason() {
+            Reason::NoPermission => match denial(&error) {
+                Denial::Command if OPTIONAL.contains(&command) => {
+                    Problem::MissingOptionalPermission { server, command }
+                }
+                Denial::Command => Problem::MissingPermission { server, command },
+                Denial::Key => {
+                    Problem::MissingKeyPermission { server, namespace: self.namespace.as_str().into() }
+                }
+                Denial::User => {
+                    self.unavailable(error);
+                    return Err(Stop);
+                }
+            },
+            Reason::ReadOnly if source(&error).is_some_and(is_readonly) => {
+                if !self.problems.iter().any(|problem| matches!(problem, Problem::Replica { .. })) {
+                    self.problems.push(Problem::Replica { server });
+                }
+                return Err(Stop);
+            }
+            // The command was called, and its arguments have no effect.
+            Reason::Other if command != PUSH => return Ok(()),
+            _ => {
+                self.unavailable(error);
+                return Err(Stop);
+            }
+        };
+        let is_known = |other: &Problem| matches!(other, Problem::MissingKeyPermission { .. });
+        if !(is_known(&problem) && self.problems.iter().any(is_known)) {
+            self.problems.push(problem);
+        }
+        Ok(())
+    }
+
+    fn unavailable(&mut self, error: BackendError) {
+        self.problems.push(Problem::Unavailable { server: self.server.clone(), error });
+    }
+
+    fn check(&self, algorithm: Algorithm, purpose: Purpose) -> Option<Check> {
+        check(&self.key, &self.namespace, policy(algorithm), purpose)
+    }
+}
+
+/// The commands that only the sliding counter and the fixed window need.
+const OPTIONAL: [&str; 3] = ["get", "set", "setrange"];
+
+/// Returns the commands of the scripts, in a form that changes nothing. The key does not exist. The server verifies the permission
+/// before it finds that there is nothing to do.
+fn commands(key: &str, is_cluster: bool) -> Vec<(&'static str, Cmd)> {
+    fn command(words: &[&'static str], key: Option<&str>, rest: &[&str]) -> (&'static str, Cmd) {
+        let name = words.first().copied().unwrap_or_default();
+        let mut command = cmd(name);
+        for word in words.iter().skip(1).copied().chain(key).chain(rest.iter().copied()) {
+            command.arg(word);
+        }
+        (name, command)
+    }
+    let key = Some(key);
+    let unknown_script = "0000000000000000000000000000000000000000";
+    let mut commands = vec![
+        command(&["time"], None, &[]),
+        command(&["eval"], None, &["return 1", "0"]),
+        command(&["evalsha"], None, &[unknown_script, "0"]),
+        command(&["lindex"], key, &["0"]),
+        command(&["lset"], key, &["0", ""]),
+        command(&["ltrim"], key, &["0", "0"]),
+        command(&["unlink"], key, &[]),
+        command(&["pexpire"], key, &["1"]),
+        command(&["get"], key, &[]),
+        command(&["set"], key, &["", "XX", "PX", "1"]),
+        command(&["setrange"], key, &["0", ""]),
+    ];
+    if is_cluster {
+        commands.push(command(&["asking"], None, &[]));
+    }
+    commands
+}
+
+/// What a user may not do.
+enum Denial {
+    Command,
+    Key,
+    /// The user has no valid password.
+    User,
+}
+
+fn denial(error: &BackendError) -> Denial {
+    let Some(error) = source(error) else { return Denial::User };
+    if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
+        return Denial::User;
+    }
+    let text = error.detail().unwrap_or_default();
+    // "No permissions to access a key", "access one of the keys", "can't access at least one of the keys".
+    if text.contains("access") && text.contains("key") { Denial::Key } else { Denial::Command }
+}
+
+fn source(error: &BackendError) -> Option<&RedisError> {
+    std::error::Error::source(error)?.downcast_ref()
+}
+
+fn policy(algorithm: Algorithm) -> Option<Policy> {
+    // Its keys expire after a few seconds, if the connection is lost before they are deleted.
+    Policy::new("verify", 1_000, Duration::from_secs(2)).ok()?.with_algorithm(algorithm).ok()
+}
+
+fn check(
+    key: &PartitionKey,
+    namespace: &Namespace,
+    policy: Option<Policy>,
+    purpose: Purpose,
+) -> Option<Check> {
+    let check = Check::new([Pair::new(key.clone(), policy?, 1)]).ok()?;
+    Some(check.in_namespace(namespace.clone()).with_purpose(purpose))
+}
+
+/// Returns a field of the reply to INFO.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
+}
+
+/// Returns the version of a server that is too old. Valkey reports the version of Redis that it is compatible with.
+fn old_version(info: &str) -> Option<&str> {
+    let version = field(info, "redis_version")?;
+    let major: u32 = version.split('.').next()?.parse().ok()?;
+    (major < OLDEST_VERSION).then_some(version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_before_redis_5_are_too_old() {
+        let info = |version: &str| format!("# Server\r\nredis_version:{version}\r\nrole:master\r\n");
+        for version in ["4.0.14", "3.2.0", "2.8"] {
+            assert_eq!(old_version(&info(version)), Some(version));
+        }
+        for version in ["5.0.0", "6.2.14", "7.2.4", "10.0", "unstable", ""] {
+            assert_eq!(old_version(&info(version)), None, "{version}");
+        }
+        assert_eq!(old_version("role:master"), None);
+    }
+}

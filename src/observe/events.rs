@@ -1,0 +1,167 @@
+//! The texts and fields of all events. Without the feature `tracing`, each function does nothing.
+//!
+//! No event contains a partition key, a password, or the URL of a server.
+#![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+
+#[cfg(any(feature = "redis", feature = "tracing"))]
+use std::fmt;
+use std::{error::Error, time::Duration};
+
+use crate::{backend::BackendError, check::Pair, decision::Decision};
+#[cfg(feature = "tracing")]
+use crate::{decision::Wait, policy::Policy};
+
+macro_rules! event {
+    ($level:ident, $($event:tt)*) => {
+        #[cfg(feature = "tracing")]
+        tracing::$level!($($event)*);
+    };
+}
+
+/// Returns the text of the cause of an error.
+#[cfg(feature = "tracing")]
+fn cause(error: &BackendError) -> Option<String> {
+    error.source().map(ToString::to_string)
+}
+
+#[cfg(feature = "tracing")]
+struct WaitText(Wait);
+
+#[cfg(feature = "tracing")]
+impl fmt::Display for WaitText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Wait::For(wait) => write!(f, "{wait:?}"),
+            Wait::Never => f.write_str("never"),
+        }
+    }
+}
+
+pub(super) fn breaker_opened(server: &str, error: &BackendError, unlogged: u64) {
+    event!(
+        warn,
+        server,
+        reason = %error.reason(),
+        cause = cause(error),
+        unlogged,
+        "circuit breaker opened: the outage rule applies to the checks of this server",
+    );
+}
+
+pub(super) fn breaker_closed(server: &str, open_for: Duration) {
+    event!(info, server, ?open_for, "circuit breaker closed: the server answers");
+}
+
+pub(super) fn check_failed(server: &str, error: &BackendError, unlogged: u64) {
+    event!(
+        warn,
+        server,
+        reason = %error.reason(),
+        cause = cause(error),
+        unlogged,
+        "no rate limit decision: the outage rule applies to some checks of this server",
+    );
+}
+
+pub(super) fn overloaded(server: &str, max_in_flight: usize, unlogged: u64) {
+    event!(
+        warn,
+        server,
+        max_in_flight,
+        unlogged,
+        "overloaded: too many checks in flight, so the outage rule applies to some checks of this server",
+    );
+}
+
+pub(super) fn full(store: &str, error: &BackendError, unlogged: u64) {
+    event!(
+        warn,
+        store,
+        reason = %error.reason(),
+        unlogged,
+        "a storage bound is reached: checks of new partition keys, or of a full log, get no decision",
+    );
+}
+
+pub(super) fn local_memory_full(store: &str, unlogged: u64) {
+    event!(
+        warn,
+        store,
+        unlogged,
+        "the memory of the local fallback is full: checks of new partition keys are rejected",
+    );
+}
+
+pub(super) fn denied(decision: &Decision) {
+    // The policy with the longest wait is the one that the client waits for.
+    if let Some(status) = decision.statuses().iter().max_by_key(|status| status.retry_after()) {
+        event!(
+            debug,
+            policy = status.policy().name(),
+            cost = status.cost(),
+            wait = %WaitText(status.retry_after()),
+            cached = decision.is_cached(),
+            "denied",
+        );
+    }
+}
+
+pub(super) fn cost_above_quota(pair: &Pair) {
+    event!(
+        warn,
+        policy = pair.policy.name(),
+        cost = pair.cost,
+        quota = pair.policy.quota(),
+        "the cost of a request is above the quota: it can never be admitted",
+    );
+}
+
+pub(super) fn unknown_policy(name: &str) {
+    event!(warn, policy = name, "unknown policy: an amount names a policy that the check does not have");
+}
+
+pub(super) fn misconfigured(error: &dyn Error, unlogged: u64) {
+    event!(warn, %error, unlogged, "misconfigured rate limit: the request is rejected");
+}
+
+pub(super) fn settlement_lost(lost: u64, error: &BackendError, unlogged: u64) {
+    event!(warn, lost, unlogged, %error, cause = cause(error), "lost settlement: the charge stands");
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
+    event!(
+        warn,
+        lost,
+        unlogged,
+        %error,
+        cause = cause(error),
+        "lost rollback: charges of a check that was not admitted stand",
+    );
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn evicts(address: &str, policy: &str) {
+    event!(
+        warn,
+        address,
+        policy,
+        "Redis evicts keys when its memory is full, and evicted limits start from zero: set maxmemory-policy noeviction",
+    );
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn problem_at_start(problem: &dyn fmt::Display) {
+    event!(warn, "{problem}");
+}
+
+#[cfg(feature = "tracing")]
+pub(super) fn conflicting_policies(earlier: &Policy, new: &Policy) {
+    event!(
+        warn,
+        policy = new.name(),
+        ?earlier,
+        ?new,
+        "conflicting policies: same name and namespace, different quota, window or algorithm",
+    );
+}

@@ -1,0 +1,74 @@
+//! The events of one server of a backend, or of a backend that is guarded as a whole.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use super::{events, throttle::Throttle};
+use crate::backend::{BackendError, Reason};
+
+/// The largest number of openings that are logged per minute, if a breaker opens and closes again and again.
+const MAX_OPENINGS: u32 = 5;
+
+/// The events of one server.
+pub(crate) struct ServerEvents {
+    /// The address without user and password, or the name of the store.
+    server: Box<str>,
+    openings: Throttle,
+    /// Whether the last opening was logged. Only then, the closing is logged.
+    is_opening_logged: AtomicBool,
+    no_permission: Throttle,
+    out_of_memory: Throttle,
+    failed: Throttle,
+    overloaded: Throttle,
+}
+
+impl ServerEvents {
+    pub(crate) fn new(server: impl Into<Box<str>>) -> Self {
+        Self {
+            server: server.into(),
+            openings: Throttle::per_minute(MAX_OPENINGS),
+            is_opening_logged: AtomicBool::new(false),
+            no_permission: Throttle::default(),
+            out_of_memory: Throttle::default(),
+            failed: Throttle::default(),
+            overloaded: Throttle::default(),
+        }
+    }
+
+    /// Warns that the circuit breaker has opened, after this failure.
+    pub(crate) fn breaker_opened(&self, error: &BackendError) {
+        let pass = self.openings.pass();
+        self.is_opening_logged.store(pass.is_some(), Ordering::Relaxed);
+        if let Some(unlogged) = pass {
+            events::breaker_opened(&self.server, error, unlogged);
+        }
+    }
+
+    /// Reports that the circuit breaker has closed, after it was open for this time.
+    pub(crate) fn breaker_closed(&self, open_for: Duration) {
+        if self.is_opening_logged.load(Ordering::Relaxed) {
+            events::breaker_closed(&self.server, open_for);
+        }
+    }
+
+    /// Warns about a failure that has not opened the circuit breaker, at most once per minute and reason.
+    pub(crate) fn failed(&self, error: &BackendError) {
+        let throttle = match error.reason() {
+            Reason::NoPermission => &self.no_permission,
+            Reason::OutOfMemory => &self.out_of_memory,
+            _ => &self.failed,
+        };
+        if let Some(unlogged) = throttle.pass() {
+            events::check_failed(&self.server, error, unlogged);
+        }
+    }
+
+    /// Warns, at most once per minute, that too many checks are in flight.
+    pub(crate) fn overloaded(&self, max_in_flight: usize) {
+        if let Some(unlogged) = self.overloaded.pass() {
+            events::overloaded(&self.server, max_in_flight, unlogged);
+        }
+    }
+}

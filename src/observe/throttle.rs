@@ -1,0 +1,77 @@
+//! A bound on the number of events about one condition.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+/// The time in which at most the given number of events is logged.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// At most a given number of events per minute.
+pub(crate) struct Throttle {
+    max: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The first logged event of the current minute.
+    began: Option<Instant>,
+    logged: u32,
+    unlogged: u64,
+}
+
+impl Throttle {
+    /// Returns a throttle that passes this number of events per minute.
+    pub(crate) fn per_minute(max: u32) -> Self {
+        Self { max, state: Mutex::default() }
+    }
+
+    /// Returns the number of events that were not logged since the last one that was, or `None` if this one must not be logged.
+    pub(crate) fn pass(&self) -> Option<u64> {
+        if !super::IS_LOGGED {
+            return None;
+        }
+        let now = Instant::now();
+        // No code that holds the lock can panic or wait.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.began.is_none_or(|began| now - began >= PERIOD) {
+            state.began = Some(now);
+            state.logged = 0;
+        }
+        if state.logged < self.max {
+            state.logged += 1;
+            Some(std::mem::take(&mut state.unlogged))
+        } else {
+            state.unlogged += 1;
+            None
+        }
+    }
+}
+
+impl Default for Throttle {
+    /// Returns a throttle that passes one event per minute.
+    fn default() -> Self {
+        Self::per_minute(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "tracing")]
+    #[tokio::test(start_paused = true)]
+    async fn throttle_counts_what_it_does_not_pass() {
+        let throttle = Throttle::per_minute(2);
+        let pass = || throttle.pass();
+        assert_eq!([pass(), pass(), pass(), pass()], [Some(0), Some(0), None, None]);
+        tokio::time::advance(PERIOD - Duration::from_millis(1)).await;
+        assert_eq!(pass(), None);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!([pass(), pass(), pass()], [Some(3), Some(0), None]);
+    }
+}

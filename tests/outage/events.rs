@@ -1,0 +1,182 @@
+//! The events of outages and overload: their number, and what they state.
+
+use tokio::time::{advance, sleep};
+use tower_sliding_window::{
+    Limiter, MemoryBackend, OutageRule, PartitionKey, Wait,
+    backend::Reason,
+    outage::{Breaker, Share},
+    testing::FakeAnswer::{self, Admit, Unavailable},
+    testing::FakeBackend,
+};
+
+use super::{MINUTE, SECOND, TICK, alice, deferred, policy};
+use crate::support::events::Events;
+
+const DOWN: FakeAnswer = Unavailable(Reason::Connection);
+const FORBIDDEN: FakeAnswer = Unavailable(Reason::NoPermission);
+
+fn script(answers: impl IntoIterator<Item = FakeAnswer>) -> Limiter {
+    let breaker = Breaker { failures: 3, open_for: SECOND };
+    deferred(&FakeBackend::scripted(answers)).breaker(breaker).build().unwrap()
+}
+
+async fn check(limiter: &Limiter, times: usize) {
+    for _ in 0..times {
+        let _ = limiter.check(alice(), 1).await;
+    }
+}
+
+/// Returns the level and the message of each event.
+fn summary(events: &Events) -> Vec<String> {
+    let short = |event: String| {
+        let (level, rest) = event.split_once(' ').unwrap();
+        let (_, message) = rest.split_once("message=").unwrap();
+        let end = message.find([':', '=']).unwrap_or(message.len());
+        format!("{level} {}", message[..end].trim())
+    };
+    events.take().into_iter().map(short).collect()
+}
+
+const OPENED: &str = "WARN circuit breaker opened";
+const CLOSED: &str = "INFO circuit breaker closed";
+const FAILED: &str = "WARN no rate limit decision";
+
+#[tokio::test(start_paused = true)]
+async fn failed_probes_cause_no_event() {
+    let (events, _guard) = Events::collect();
+    let limiter = script([vec![DOWN; 9], vec![Admit]].concat());
+    check(&limiter, 2).await;
+    assert_eq!(summary(&events), [""; 0]);
+    check(&limiter, 20).await;
+    assert_eq!(summary(&events), [OPENED]);
+    for _ in 0..6 {
+        advance(SECOND).await;
+        check(&limiter, 3).await;
+    }
+    assert_eq!(summary(&events), [""; 0]);
+    advance(SECOND).await;
+    check(&limiter, 3).await;
+    let closed = events.text();
+    assert!(closed.contains("open_for=7") && closed.contains("namespace tsw"), "{closed}");
+    assert_eq!(summary(&events), [CLOSED]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn flapping_breaker_causes_few_events() {
+    let (events, _guard) = Events::collect();
+    let limiter = script((0..100).flat_map(|_| [DOWN, DOWN, DOWN, Admit]));
+    for _ in 0..20 {
+        check(&limiter, 3).await;
+        advance(SECOND).await;
+        check(&limiter, 1).await;
+        // The failures open the breaker only if the last answer is one deadline old.
+        advance(SECOND / 5).await;
+    }
+    assert_eq!(summary(&events), [[OPENED, CLOSED]; 5].concat());
+    advance(MINUTE).await;
+    check(&limiter, 3).await;
+    let text = events.text();
+    assert!(text.contains("unlogged=15"), "{text}");
+    assert_eq!(summary(&events), [OPENED]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupted_failures_cause_one_event_per_minute() {
+    for reason in [Reason::NoPermission, Reason::OutOfMemory] {
+        let (events, _guard) = Events::collect();
+        let limiter = script((0..100).flat_map(|_| [Unavailable(reason), Admit]));
+        check(&limiter, 40).await;
+        assert_eq!(summary(&events), [FAILED], "{reason:?}");
+        advance(MINUTE).await;
+        check(&limiter, 40).await;
+        let text = events.text();
+        assert!(text.contains("unlogged=19") && text.contains(&reason.to_string()), "{text}");
+        assert_eq!(summary(&events), [FAILED], "{reason:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rare_failures_without_permission_cause_an_event() {
+    let (events, _guard) = Events::collect();
+    let limiter = script([FORBIDDEN; 9]);
+    check(&limiter, 1).await;
+    assert_eq!(summary(&events), [""; 0]);
+    advance(SECOND).await;
+    check(&limiter, 1).await;
+    assert_eq!(summary(&events), [FAILED]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_without_breaker_cause_one_event_per_minute() {
+    let (events, _guard) = Events::collect();
+    let limiter = deferred(&FakeBackend::unavailable(Reason::Busy)).breaker(None).build().unwrap();
+    check(&limiter, 9).await;
+    assert_eq!(summary(&events), [FAILED]);
+    advance(MINUTE).await;
+    check(&limiter, 9).await;
+    assert_eq!(summary(&events), [FAILED]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn overload_causes_one_event_per_minute() {
+    let (events, _guard) = Events::collect();
+    let limiter = deferred(&FakeBackend::hanging()).max_in_flight(2).build().unwrap();
+    for _ in 0..2 {
+        let two = [limiter.check(alice(), 1), limiter.check(alice(), 1)].map(tokio::spawn);
+        sleep(TICK).await;
+        check(&limiter, 5).await;
+        let text = events.text();
+        assert!(text.contains("max_in_flight=2"), "{text}");
+        assert_eq!(summary(&events), ["WARN overloaded"]);
+        for one in two {
+            one.abort();
+        }
+        advance(MINUTE).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn full_memory_causes_one_event_per_minute() {
+    let (events, _guard) = Events::collect();
+    let memory = || MemoryBackend::with_max_keys(1).unwrap();
+    let user = |i: u8| PartitionKey::new("user", [i]);
+    let full = Limiter::builder(memory()).policy(policy("ten", 10)).build().unwrap();
+    let local = deferred(&FakeBackend::unavailable(Reason::Full)).breaker(None).local_memory(memory());
+    let local = local.outage(OutageRule::LocalFallback(Share::whole())).build().unwrap();
+    local.admit(user(0), 1).await.unwrap();
+    let _ = events.take();
+    for _ in 0..2 {
+        for i in 0..9 {
+            let _ = full.check(user(i), 1).await;
+        }
+        assert_eq!(summary(&events), ["WARN a storage bound is reached"]);
+        advance(MINUTE).await;
+        for i in 1..9 {
+            local.admit(user(i), 1).await.unwrap_err();
+        }
+        let local = ["WARN a storage bound is reached", "WARN the memory of the local fallback is full"];
+        assert_eq!(summary(&events), local);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn denial_is_a_debug_event_and_peek_is_none() {
+    let (events, _guard) = Events::collect();
+    let backend =
+        FakeBackend::scripted([FakeAnswer::Deny(Wait::For(7 * SECOND)), FakeAnswer::Deny(Wait::Never)]);
+    let limiter = deferred(&backend).deny_cache(None).build().unwrap();
+    limiter.check(alice(), 3).await.unwrap();
+    limiter.check(alice(), 2).await.unwrap();
+    let [first, second] = <[String; 2]>::try_from(events.take()).unwrap();
+    for part in ["DEBUG", "message=denied", "policy=\"ten\"", "cost=3", "wait=7s", "cached=false"] {
+        assert!(first.contains(part), "{part}: {first}");
+    }
+    assert!(second.contains("wait=never"), "{second}");
+    assert!(!format!("{first}{second}").contains("alice"));
+
+    let denying = deferred(&FakeBackend::denying(SECOND)).build().unwrap();
+    denying.peek(alice(), 1).await.unwrap();
+    assert_eq!(events.text(), "");
+    denying.check(alice(), 1).await.unwrap();
+    assert_eq!(events.take().len(), 1);
+}

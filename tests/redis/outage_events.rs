@@ -1,0 +1,158 @@
+//! The events of outages on real servers: one when an outage begins, one when it ends.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+use tower_sliding_window::{Limiter, PartitionKey, RedisBackend};
+
+use super::{
+    admin::Admin,
+    rig::{HOUR, alice, limiter, policy},
+};
+use crate::support::{
+    cluster::Cluster,
+    events::Events,
+    server::{Engine, Server},
+};
+
+/// An outage of a server, and the reason that its event states.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    Killed,
+    Hung,
+    NoPermission,
+    OutOfMemory,
+}
+
+impl Fault {
+    const ALL: [Self; 4] = [Self::Killed, Self::Hung, Self::NoPermission, Self::OutOfMemory];
+
+    fn begin(self, server: &mut Server) {
+        match self {
+            Self::Killed => server.kill(),
+            Self::Hung => server.signal(libc::SIGSTOP),
+            Self::NoPermission => Admin::at(server).query(&["ACL", "SETUSER", "limiter", "-evalsha"]),
+            Self::OutOfMemory => Admin::at(server).set("maxmemory", "1"),
+        }
+    }
+
+    fn end(self, server: &mut Server) {
+        match self {
+            Self::Killed => server.restart(),
+            Self::Hung => server.signal(libc::SIGCONT),
+            Self::NoPermission => Admin::at(server).query(&["ACL", "SETUSER", "limiter", "+evalsha"]),
+            Self::OutOfMemory => Admin::at(server).set("maxmemory", "0"),
+        }
+    }
+
+    fn reason(self) -> &'static str {
+        match self {
+            Self::Killed => "the store cannot be reached",
+            Self::Hung => "the store did not answer within the deadline",
+            Self::NoPermission => "the user of the store lacks a permission",
+            Self::OutOfMemory => "the store is out of memory",
+        }
+    }
+}
+
+/// Checks for this time. Returns whether the last check was decided.
+async fn check_for(limiter: &Limiter, key: &PartitionKey, time: Duration) -> bool {
+    let (start, mut is_decided) = (Instant::now(), false);
+    while start.elapsed() < time {
+        is_decided = limiter.check(key.clone(), 1).await.is_ok();
+        sleep(Duration::from_millis(5)).await;
+    }
+    is_decided
+}
+
+async fn wait_for_decision(limiter: &Limiter, key: &PartitionKey) {
+    let start = Instant::now();
+    while limiter.check(key.clone(), 1).await.is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "the limiter does not recover");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn outage_causes_one_event_at_begin_and_one_at_end() {
+    for engine in Engine::ALL {
+        let mut server = Server::with_options(engine, &["--user", "limiter", "on", ">secret", "~*", "+@all"]);
+        let address = format!("127.0.0.1:{}", server.port());
+        let backend = RedisBackend::connect(&format!("redis://limiter:secret@{address}/")).await.unwrap();
+        let builder = Limiter::builder(backend).policy(policy("hourly", 1_000_000, HOUR));
+        let limiter = builder.build().unwrap();
+        for fault in Fault::ALL {
+            wait_for_decision(&limiter, &alice()).await;
+            let (events, _guard) = Events::collect();
+            fault.begin(&mut server);
+            // Several probes fail.
+            assert!(
+                !check_for(&limiter, &alice(), Duration::from_millis(1_200)).await,
+                "{engine:?} {fault:?}"
+            );
+            let begin = events.take();
+            assert_eq!(begin.len(), 1, "{engine:?} {fault:?}: {begin:?}");
+            for part in ["WARN", "circuit breaker opened", &address, fault.reason()] {
+                assert!(begin[0].contains(part), "{engine:?} {fault:?}: {begin:?}");
+            }
+            assert!(!begin[0].contains("secret"), "{begin:?}");
+
+            fault.end(&mut server);
+            wait_for_decision(&limiter, &alice()).await;
+            assert!(check_for(&limiter, &alice(), Duration::from_millis(100)).await);
+            let end = events.take();
+            assert_eq!(end.len(), 1, "{engine:?} {fault:?}: {end:?}");
+            for part in ["INFO", "circuit breaker closed", &address, "open_for"] {
+                assert!(end[0].contains(part), "{engine:?} {fault:?}: {end:?}");
+            }
+        }
+    }
+}
+
+/// The breaker stays closed, because most checks are decided: only the fixed window needs GET.
+#[tokio::test]
+async fn missing_permission_of_one_policy_causes_one_event() {
+    for engine in Engine::ALL {
+        let server =
+            Server::with_options(engine, &["--user", "limiter", "on", ">secret", "~*", "+@all", "-get"]);
+        let address = format!("127.0.0.1:{}", server.port());
+        let backend = RedisBackend::connect(&format!("redis://limiter:secret@{address}/")).await.unwrap();
+        let fixed = policy("fixed", 9, HOUR).with_algorithm(tower_sliding_window::Algorithm::FixedWindow);
+        let decided = Limiter::builder(backend.clone()).policy(policy("log", 1_000, HOUR)).build().unwrap();
+        let undecided = limiter(backend, [fixed.unwrap()]);
+        let (events, _guard) = Events::collect();
+        for _ in 0..20 {
+            undecided.check(alice(), 1).await.unwrap_err();
+            decided.check(alice(), 1).await.unwrap();
+        }
+        let events = events.take();
+        assert_eq!(events.len(), 1, "{engine:?}: {events:?}");
+        for part in ["WARN", "no rate limit decision", &address, "lacks a permission"] {
+            assert!(events[0].contains(part), "{engine:?} {part}: {events:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn event_names_node_of_cluster() {
+    let mut cluster = Cluster::start(Engine::Valkey);
+    let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
+    let limiter = Limiter::builder(backend).policy(policy("hourly", 1_000_000, HOUR)).build().unwrap();
+    let keys: Vec<_> = (0..64).map(|i| PartitionKey::new("user", [i])).collect();
+    for key in &keys {
+        wait_for_decision(&limiter, key).await;
+    }
+    let (events, _guard) = Events::collect();
+    let address = format!("127.0.0.1:{}", cluster.nodes[1].port());
+    cluster.kill(1);
+    let start = Instant::now();
+    // A replica takes over after two seconds.
+    while start.elapsed() < Duration::from_secs(1) {
+        for key in &keys {
+            let _ = limiter.check(key.clone(), 1).await;
+        }
+        sleep(Duration::from_millis(5)).await;
+    }
+    let begin = events.take();
+    assert!(begin.len() == 1 && begin[0].contains(&address), "{begin:?}");
+}

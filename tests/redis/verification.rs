@@ -1,0 +1,184 @@
+//! `RedisBackend::verify`, and the verification by `connect`: permissions, role, memory, and all primaries of a cluster.
+
+use tower_sliding_window::{
+    RedisBackend,
+    backend::Reason,
+    redis::{ConnectError, Problem},
+};
+
+use super::{
+    access::{NEEDED, allow, url},
+    admin::Admin,
+};
+use crate::support::{
+    cluster::Cluster,
+    events::Events,
+    server::{Engine, Server},
+};
+
+/// The needed commands that only some algorithms need.
+const OPTIONAL: [&str; 3] = ["get", "set", "setrange"];
+
+fn lazy(server: &Server) -> RedisBackend {
+    RedisBackend::lazy(&url(server, "limiter:secret", "")).unwrap()
+}
+
+async fn connect(server: &Server) -> Result<RedisBackend, ConnectError> {
+    RedisBackend::connect(&url(server, "limiter:secret", "")).await
+}
+
+fn problems(outcome: Result<Vec<Problem>, ConnectError>) -> Vec<Problem> {
+    match outcome {
+        Ok(warnings) => warnings,
+        Err(ConnectError::Unusable { problems }) => problems,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Returns the commands that are missing.
+fn missing(problems: &[Problem]) -> Vec<&'static str> {
+    let command = |problem: &Problem| match problem {
+        Problem::MissingPermission { command, .. } | Problem::MissingOptionalPermission { command, .. } => {
+            *command
+        }
+        other => panic!("{other}"),
+    };
+    problems.iter().map(command).collect()
+}
+
+#[tokio::test]
+async fn verify_names_each_missing_permission() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        for command in NEEDED {
+            allow(&mut admin, "~tsw:*", NEEDED.into_iter().filter(|other| *other != command));
+            let outcome = lazy(&server).verify().await;
+            assert_eq!(outcome.is_ok(), OPTIONAL.contains(&command), "{engine:?} {command}: {outcome:?}");
+            assert_eq!(missing(&problems(outcome)), [command], "{engine:?}");
+            let (events, _guard) = Events::collect();
+            let connected = connect(&server).await;
+            assert_eq!(connected.is_ok(), OPTIONAL.contains(&command), "{engine:?} {command}");
+            let text = connected.map_or_else(|error| error.to_string(), |_| events.text());
+            let name = format!("lacks permission for {} (NOPERM)", command.to_ascii_uppercase());
+            assert!(text.contains(&name) && text.trim().lines().count() == 1, "{engine:?}: {text}");
+            assert!(text.contains(&server.port().to_string()) && !text.contains("secret"), "{text}");
+        }
+        allow(&mut admin, "~tsw:*", ["ping"]);
+        let mut all = missing(&problems(lazy(&server).verify().await));
+        all.sort_unstable();
+        // The verification calls RPUSH only after all others.
+        let mut expected: Vec<_> = NEEDED.into_iter().filter(|command| *command != "rpush").collect();
+        expected.sort_unstable();
+        assert_eq!(all, expected, "{engine:?}");
+        assert_eq!(admin.keys(), [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn verify_runs_all_scripts_and_leaves_no_key() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let mut admin = Admin::at(&server);
+        allow(&mut admin, "~tsw:*", NEEDED);
+        let backend = lazy(&server);
+        assert_eq!(backend.verify().await.unwrap().len(), 0, "{engine:?}");
+        assert_eq!(admin.keys(), [""; 0]);
+        // Four algorithms, with four checks and a refund each; two scripts were loaded.
+        let (evalsha, eval) = (admin.calls("evalsha"), admin.calls("eval"));
+        assert_eq!(evalsha.all - evalsha.failed + eval.all, 4 * 5 + 1, "{engine:?}: {evalsha:?} {eval:?}");
+        assert_eq!(backend.unanswered_checks(), 0);
+    }
+}
+
+#[tokio::test]
+async fn verify_reports_replica() {
+    for engine in Engine::ALL {
+        for permissions in ["+info", "-info"] {
+            let server = Server::start(engine);
+            let mut admin = Admin::at(&server);
+            allow(&mut admin, "~tsw:*", NEEDED);
+            admin.query::<()>(&["ACL", "SETUSER", "limiter", permissions]);
+            admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+            let problems = problems(lazy(&server).verify().await);
+            assert!(matches!(&*problems, [Problem::Replica { .. }]), "{engine:?}: {problems:?}");
+            let error = connect(&server).await.unwrap_err().to_string();
+            assert!(error.ends_with("is a replica; connect to its primary"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn verify_warns_about_eviction() {
+    for engine in Engine::ALL {
+        let options = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"];
+        let server = Server::with_options(engine, &options);
+        let backend = RedisBackend::lazy(&server.url()).unwrap();
+        let warnings = backend.verify().await.unwrap();
+        assert!(
+            matches!(&*warnings, [Problem::Evicts { policy, .. }] if policy == "allkeys-lru"),
+            "{engine:?}: {warnings:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn verify_fails_and_connect_warns_if_memory_is_full() {
+    for engine in Engine::ALL {
+        let server = Server::with_options(engine, &["--maxmemory", "1"]);
+        let problems = problems(RedisBackend::lazy(&server.url()).unwrap().verify().await);
+        let is_full =
+            |error: &tower_sliding_window::backend::BackendError| error.reason() == Reason::OutOfMemory;
+        assert!(
+            matches!(&*problems, [Problem::Unavailable { error, .. }] if is_full(error)),
+            "{engine:?}: {problems:?}"
+        );
+        let (events, _guard) = Events::collect();
+        RedisBackend::connect(&server.url()).await.unwrap();
+        let events = events.take();
+        assert!(events.len() == 1 && events[0].contains("the store is out of memory"), "{events:?}");
+    }
+}
+
+#[tokio::test]
+async fn verify_covers_the_given_namespace() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        allow(&mut Admin::at(&server), "~other:*", NEEDED);
+        let backend = lazy(&server);
+        assert_eq!(backend.verify_in("other").await.unwrap().len(), 0, "{engine:?}");
+        let problems = problems(backend.verify().await);
+        assert!(
+            matches!(&*problems, [Problem::MissingKeyPermission { namespace, .. }] if namespace == "tsw"),
+            "{engine:?}: {problems:?}"
+        );
+        assert!(matches!(backend.verify_in("a b").await, Err(ConnectError::Url(_))));
+        connect(&server).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn verify_covers_every_primary_of_cluster() {
+    let mut cluster = Cluster::start(Engine::Valkey);
+    let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
+    assert_eq!(backend.verify().await.unwrap().len(), 0);
+    for i in 0..3 {
+        let node = &cluster.primaries()[i];
+        let address = format!("127.0.0.1:{}", node.port());
+        let mut admin = Admin::at(node);
+        admin.query::<()>(&["ACL", "SETUSER", "default", "-lset"]);
+        let problems = problems(backend.verify().await);
+        assert!(
+            matches!(&*problems, [Problem::MissingPermission { server, command: "lset" }] if *server == address),
+            "{problems:?}"
+        );
+        admin.query::<()>(&["ACL", "SETUSER", "default", "+lset"]);
+    }
+    let address = format!("127.0.0.1:{}", cluster.primaries()[0].port());
+    cluster.kill(0);
+    let problems = problems(backend.verify().await);
+    assert!(
+        matches!(&*problems, [Problem::Unavailable { server, .. }] if *server == address),
+        "{problems:?}"
+    );
+}
