@@ -1,6 +1,6 @@
 //! The plan of a run: all its parameters and faults, derived from the seed.
 
-use std::{ops::Range, time::Duration};
+use std::{ops::Range, slice::from_ref, time::Duration};
 
 use tower_sliding_window::{Algorithm, PartitionKey, Policy};
 
@@ -179,7 +179,7 @@ impl Plan {
             Kind::Idle => idle = of_idle_times(&mut random.fork(), clients, &mut steps),
             Kind::Hang => {
                 let shard = random.between(0..SHARDS as u64) as usize;
-                for (begin, end) in spans(&mut random.fork(), 200..500, &[120..400]) {
+                for (begin, end) in spans(&mut random.fork(), 200..500, from_ref(&(120..400))) {
                     steps.extend([(begin, Step::Hang(shard)), (end, Step::Resume(shard))]);
                 }
             }
@@ -285,7 +285,7 @@ fn of_links(random: &mut Random, clients: usize, steps: &mut Vec<(Duration, Step
 }
 
 fn of_maps(random: &mut Random, steps: &mut Vec<(Duration, Step)>) {
-    for (begin, end) in spans(random, 0..2_000, &[1_000..3_000]) {
+    for (begin, end) in spans(random, 0..2_000, from_ref(&(1_000..3_000))) {
         let node = random.between(0..NODES as u64) as usize;
         let lie = random.one_of(&[Lie::OldMap, Lie::MissingNode]);
         steps.extend([(begin, Step::Lie(node, lie)), (end, Step::EndLie(node))]);
@@ -293,7 +293,7 @@ fn of_maps(random: &mut Random, steps: &mut Vec<(Duration, Step)>) {
 }
 
 fn of_slots(random: &mut Random, steps: &mut Vec<(Duration, Step)>) {
-    for (begin, end) in spans(random, 500..4_000, &[20..200]) {
+    for (begin, end) in spans(random, 500..4_000, from_ref(&(20..200))) {
         let (route, shard) = (random.between(0..2), random.between(0..SHARDS as u64) as usize);
         let step = |phase| Step::Migrate { route, shard, phase };
         let moved = begin + (end - begin) / 4;
@@ -311,7 +311,7 @@ fn of_idle_times(
     clients: usize,
     steps: &mut Vec<(Duration, Step)>,
 ) -> Vec<(Duration, Duration)> {
-    let idle = spans(random, 300..700, &[800..1_000]);
+    let idle = spans(random, 300..700, from_ref(&(800..1_000)));
     for (begin, _) in &idle {
         let (client, node) =
             (random.between(0..clients as u64) as usize, random.between(0..SHARDS as u64) as usize);
