@@ -151,11 +151,10 @@ pub const BUGS: &[Bug] = &[
         changes: &[
             (
                 CLUSTER,
-                "let new = || Server::new(self.nodes.target(address), self.protection.clone());",
-                "let new = || {
-                 let server = Server::new(self.nodes.target(address), self.protection.clone());
-                 if PLANTED { server.with_guard(&self.guard) } else { server }
-             };",
+                "Server::new(self.nodes.target(address), self.protection.clone(), format!(\"{host}:{port}\"))",
+                "let server =
+                     Server::new(self.nodes.target(address), self.protection.clone(), format!(\"{host}:{port}\"));
+                 if PLANTED { server.with_guard(&self.guard) } else { server }",
             ),
             (
                 "backend/redis/topology/server.rs",
