@@ -262,9 +262,9 @@ fn reject_rule_evicts_nothing() {
 #[test]
 fn concurrent_evictions_keep_key_bound() {
     let (backend, ten) = (bounded(100), policy("ten", 10));
-    let barrier = Barrier::new(4);
+    let barrier = Barrier::new(8);
     thread::scope(|scope| {
-        for thread in 0..4 {
+        for thread in 0..8 {
             let (backend, barrier, ten) = (&backend, &barrier, &ten);
             scope.spawn(move || {
                 barrier.wait();
@@ -275,9 +275,9 @@ fn concurrent_evictions_keep_key_bound() {
             });
         }
     });
-    assert_eq!((backend.keys(), evicted(&backend)), (100, (19_900, 19_900)));
+    assert_eq!((backend.keys(), evicted(&backend)), (100, (39_900, 39_900)));
     // The count of the keys is correct: each of the 100 is stored.
-    let stored: u32 = (0..20_000).map(|key| used(&backend, key, &ten)).sum();
+    let stored: u32 = (0..40_000).map(|key| used(&backend, key, &ten)).sum();
     assert_eq!(stored, 100);
 }
 
