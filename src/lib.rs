@@ -100,7 +100,6 @@ mod layer;
 mod limit;
 mod limiter;
 mod now_or_later;
-mod observe;
 mod service;
 mod shared;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]
@@ -113,6 +112,7 @@ pub mod cost;
 pub mod future;
 pub mod guide;
 pub mod key;
+pub mod observe;
 pub mod outage;
 pub mod policy;
 pub mod protocol;
