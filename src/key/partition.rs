@@ -62,8 +62,15 @@ impl PartitionKey {
         }
     }
 
-    /// The kinds of the parts, in order.
-    fn kinds(&self) -> impl Iterator<Item = &str> {
+    /// Returns the parts of this key in their order, each with its kind and its value. Values may identify people.
+    ///
+    /// ```
+    /// use tower_sliding_window::PartitionKey;
+    ///
+    /// let key = PartitionKey::new("user", "alice").and(&PartitionKey::new("route", "/search"));
+    /// assert_eq!(key.parts().collect::<Vec<_>>(), [("user", &b"alice"[..]), ("route", &b"/search"[..])]);
+    /// ```
+    pub fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
             let (length, rest) = bytes.split_first_chunk::<8>()?;
             rest.split_at_checked(u64::from_le_bytes(*length) as usize)
@@ -71,9 +78,9 @@ impl PartitionKey {
         let mut rest = &self.0[..];
         std::iter::from_fn(move || {
             let (kind, after_kind) = field(rest)?;
-            let (_value, after_value) = field(after_kind)?;
+            let (value, after_value) = field(after_kind)?;
             rest = after_value;
-            str::from_utf8(kind).ok()
+            Some((str::from_utf8(kind).ok()?, value))
         })
     }
 }
@@ -81,7 +88,7 @@ impl PartitionKey {
 impl fmt::Debug for PartitionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PartitionKey(")?;
-        for (i, kind) in self.kinds().enumerate() {
+        for (i, (kind, _)) in self.parts().enumerate() {
             write!(f, "{}{kind}=..", if i == 0 { "" } else { ", " })?;
         }
         write!(f, ")")

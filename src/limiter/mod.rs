@@ -12,7 +12,7 @@ use crate::{
     error::ConfigError,
     key::{KeyError, PartitionKey},
     now_or_later::{BoxFuture, NowOrLater},
-    observe::{self, LimiterEvents},
+    observe::{self, DeniedKey, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
     policy::{Policy, distinct, pairs},
     settle::Queue,
@@ -212,6 +212,55 @@ impl Limiter {
     /// counts, until the window of the charge has passed.
     pub fn lost_settlements(&self) -> u64 {
         self.0.queue.lost()
+    }
+
+    /// Returns the counters of this limiter and its clones, for a health page.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?;
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
+    /// for _ in 0..5 {
+    ///     limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    /// }
+    /// let stats = limiter.stats();
+    /// assert_eq!((stats.admitted, stats.denied, stats.unavailable), (2, 3, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn stats(&self) -> Stats {
+        self.0.events.counters().stats(self.lost_settlements())
+    }
+
+    /// Returns the partition keys that this process has denied most, since the limiter was built: at most `max` and at most 128,
+    /// the most denied first. If several policies deny a check, the key of the policy with the longest wait counts.
+    ///
+    /// The memory is bounded: the limiter keeps 128 keys, of at most 256 bytes each. A key with more than 1/128 of all denials is
+    /// always among them. Values of keys may identify people, so do not log them without need.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?;
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
+    /// for _ in 0..5 {
+    ///     limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    /// }
+    /// let [alice] = &limiter.most_denied(10)[..] else { panic!("one key was denied") };
+    /// assert_eq!((alice.denials, alice.excess), (3, 0));
+    /// assert_eq!(alice.key.parts().next(), Some(("user", &b"alice"[..])));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn most_denied(&self, max: usize) -> Vec<DeniedKey> {
+        self.0.events.counters().most_denied(max)
     }
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end

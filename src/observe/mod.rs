@@ -1,4 +1,9 @@
-//! Log events for operators. Without the feature `tracing` all of them are no-ops, so that no call site needs a `cfg`.
+//! What a limiter has done: counters for a health page, and the partition keys that are denied most.
+//!
+//! [`Limiter::stats`](crate::Limiter::stats) and [`Limiter::most_denied`](crate::Limiter::most_denied) return these types. For
+//! log events, see the [guide](crate::guide::outages#events).
+
+// Without the feature `tracing` all events are no-ops, so that no call site needs a `cfg`.
 
 #[cfg(feature = "redis")]
 use std::fmt;
@@ -22,9 +27,12 @@ use crate::{
 mod conflicts;
 mod events;
 mod server;
+mod stats;
 mod throttle;
 
 pub(crate) use server::ServerEvents;
+use stats::Counters;
+pub use stats::{DeniedKey, Stats};
 #[cfg(feature = "redis")]
 pub(crate) use throttle::Throttle;
 #[cfg(not(feature = "redis"))]
@@ -50,6 +58,7 @@ pub(crate) struct LimiterEvents {
     full: Throttle,
     local_memory_full: Throttle,
     settlement_lost: Throttle,
+    counters: Counters,
 }
 
 impl LimiterEvents {
@@ -61,6 +70,7 @@ impl LimiterEvents {
             full: Throttle::default(),
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
+            counters: Counters::default(),
         }
     }
 
@@ -81,8 +91,14 @@ impl LimiterEvents {
         }
     }
 
-    /// Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
+    /// Returns the counters of the checks.
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// Counts the outcome of a check. Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
     pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
+        self.counters.decided(check, outcome);
         match outcome {
             Ok(decision) if decision.is_admitted() || check.purpose() == Purpose::Peek => {}
             Ok(decision) => events::denied(decision),

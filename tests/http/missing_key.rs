@@ -68,6 +68,9 @@ async fn default_rule_rejects_missing_key() {
     assert_eq!(backend.checks(), []);
 }
 
+/// A key, the header fields of a request, and the detail of the response.
+type Case<'a> = (Arc<dyn KeyExtractor>, &'a [(&'a str, &'a str)], &'a str);
+
 #[tokio::test]
 async fn rejection_names_what_is_missing() {
     let tenant = || header("x-tenant").unwrap();
@@ -75,8 +78,7 @@ async fn rejection_names_what_is_missing() {
     let closure = || key::from_fn(|_| None::<PartitionKey>);
     let acme = ("x-tenant", "acme");
     let (none, alice) = ("missing rate limit key", [ALICE]);
-    // For each key: the header fields of the request, and the detail of the response.
-    let cases: [(Arc<dyn KeyExtractor>, &[(&str, &str)], &str); 7] = [
+    let cases: [Case; 7] = [
         (Arc::new(api_key().and(tenant())), &alice, r#": header "x-tenant" not found"#),
         (Arc::new(api_key().and(tenant())), &[acme], r#": header "x-api-key" not found"#),
         (Arc::new(user().or(tenant())), &alice, r#": extension "user" or header "x-tenant" not found"#),

@@ -3,6 +3,7 @@
 mod operations;
 mod settlement;
 mod settlement_queue;
+mod stats;
 mod warnings;
 
 use std::{

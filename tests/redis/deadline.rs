@@ -177,7 +177,7 @@ async fn check_within_deadline_is_sent_once() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let proxy = Proxy::before(&server).await;
-        let backend = RedisBackend::connect(&proxy.url()).await.unwrap();
+        let backend = RedisBackend::lazy(&proxy.url()).unwrap();
         let limiter = short_deadline_limiter(backend, &[policy("hourly", 1_000, HOUR)]);
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);

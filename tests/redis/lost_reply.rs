@@ -81,8 +81,9 @@ async fn connection_manager_check_is_charged_once() {
 async fn check_with_lost_noscript_reply_charges_nothing() {
     let server = Server::start(Engine::Redis);
     let proxy = Proxy::before(&server).await;
-    let proxied = RedisBackend::connect(&proxy.url()).await.unwrap();
-    let proxied = limiter(proxied, [policy("hourly", 100, HOUR)]);
+    let proxied = limiter(RedisBackend::lazy(&proxy.url()).unwrap(), [policy("hourly", 100, HOUR)]);
+    // The client has a connection, and the server does not know the script.
+    proxied.reset(alice()).await.unwrap();
     let direct = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
     let mut admin = Admin::at(&server);
 

@@ -1,0 +1,171 @@
+//! Counters of a limiter as plain data, and the partition keys that are denied most.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use crate::{
+    backend::{BackendError, Reason},
+    check::{Check, Purpose},
+    decision::Decision,
+    key::PartitionKey,
+};
+
+/// The counters of a limiter since it was built, for a health page. Clones of the limiter share them.
+///
+/// Peeks do not count. Exempt requests and requests without a partition key are not checked and do not count.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// The number of checks that the backend has admitted.
+    pub admitted: u64,
+    /// The number of denied checks, including those from the deny cache.
+    pub denied: u64,
+    /// The number of denied checks that the deny cache has answered.
+    pub denied_from_cache: u64,
+    /// The number of checks without a decision, whatever the outage rule did with them.
+    pub unavailable: u64,
+    /// The number of checks without a decision for each reason that has occurred.
+    pub reasons: Vec<(Reason, u64)>,
+    /// The number of lost settlements.
+    pub lost_settlements: u64,
+}
+
+/// A partition key that is denied often; see [`Limiter::most_denied`](crate::Limiter::most_denied).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeniedKey {
+    /// The partition key. [`PartitionKey::parts`] returns its kinds and values. A key of more than 256 bytes is kept as a digest,
+    /// which has no parts.
+    pub key: PartitionKey,
+    /// An upper bound of the number of denials of this key.
+    pub denials: u64,
+    /// The largest possible excess of `denials`. The key was denied at least `denials - excess` times.
+    pub excess: u64,
+}
+
+/// The number of keys that the sketch keeps.
+const KEPT: usize = 128;
+
+const REASONS: [Reason; 14] = [
+    Reason::Timeout,
+    Reason::DeadlineExceeded,
+    Reason::Connection,
+    Reason::ReadOnly,
+    Reason::OutOfMemory,
+    Reason::NoPermission,
+    Reason::Busy,
+    Reason::CrossSlot,
+    Reason::Full,
+    Reason::ForeignValue,
+    Reason::BrokenReply,
+    Reason::Unsupported,
+    Reason::Overloaded,
+    Reason::Other,
+];
+
+/// The counters.
+#[derive(Default)]
+pub(crate) struct Counters {
+    admitted: AtomicU64,
+    denied: AtomicU64,
+    denied_from_cache: AtomicU64,
+    reasons: [AtomicU64; REASONS.len()],
+    denied_keys: Mutex<Sketch>,
+}
+
+/// The space-saving sketch of Metwally, Agrawal and El Abbadi ("Efficient Computation of Frequent and Top-k Elements in Data
+/// Streams", 2005): a new key replaces the key with the smallest count, and inherits this count as its possible excess. Every key
+/// with more than one `KEPT`th of all denials is kept.
+#[derive(Default)]
+struct Sketch {
+    places: HashMap<PartitionKey, usize>,
+    keys: Vec<DeniedKey>,
+}
+
+impl Counters {
+    /// Counts the outcome of a check.
+    pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
+        if check.purpose() == Purpose::Peek {
+            return;
+        }
+        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
+        match outcome {
+            Ok(decision) if decision.is_admitted() => drop(count(&self.admitted)),
+            Ok(decision) => {
+                count(&self.denied);
+                if decision.is_cached() {
+                    count(&self.denied_from_cache);
+                }
+                if let Some(key) = denied_key(check, decision) {
+                    self.denied_keys().count(key);
+                }
+            }
+            Err(error) => {
+                let place = REASONS.iter().position(|reason| *reason == error.reason());
+                place.and_then(|place| self.reasons.get(place)).map(count);
+            }
+        }
+    }
+
+    pub(crate) fn stats(&self, lost_settlements: u64) -> Stats {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let reasons = REASONS.into_iter().zip(self.reasons.iter().map(count));
+        let reasons: Vec<_> = reasons.filter(|(_, checks)| *checks > 0).collect();
+        Stats {
+            admitted: count(&self.admitted),
+            denied: count(&self.denied),
+            denied_from_cache: count(&self.denied_from_cache),
+            unavailable: reasons.iter().map(|(_, checks)| checks).sum(),
+            reasons,
+            lost_settlements,
+        }
+    }
+
+    /// Returns the keys that were denied most, at most `max` and at most 128.
+    pub(crate) fn most_denied(&self, max: usize) -> Vec<DeniedKey> {
+        let mut keys = self.denied_keys().keys.clone();
+        keys.sort_by_key(|key| std::cmp::Reverse(key.denials));
+        keys.truncate(max);
+        keys
+    }
+
+    // No code that holds the lock can panic or wait.
+    fn denied_keys(&self) -> MutexGuard<'_, Sketch> {
+        self.denied_keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the key of the policy with the longest wait.
+fn denied_key<'a>(check: &'a Check, decision: &Decision) -> Option<&'a PartitionKey> {
+    let status = decision.statuses().iter().max_by_key(|status| status.retry_after())?;
+    let pair = check.pairs().iter().find(|pair| pair.policy.name() == status.policy().name());
+    pair.map(|pair| &pair.key)
+}
+
+impl Sketch {
+    fn count(&mut self, key: &PartitionKey) {
+        let key = key.bounded();
+        if let Some(kept) = self.places.get(&key).and_then(|place| self.keys.get_mut(*place)) {
+            kept.denials += 1;
+            return;
+        }
+        let new = DeniedKey { key: key.clone(), denials: 1, excess: 0 };
+        if self.keys.len() < KEPT {
+            self.places.insert(key, self.keys.len());
+            self.keys.push(new);
+            return;
+        }
+        let least = self.keys.iter_mut().enumerate().min_by_key(|(_, kept)| kept.denials);
+        if let Some((place, kept)) = least {
+            let excess = kept.denials;
+            let replaced = std::mem::replace(kept, DeniedKey { denials: excess + 1, excess, ..new });
+            self.places.remove(&replaced.key);
+            self.places.insert(key, place);
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! The counters of a limiter, and the keys that are denied most.
+
+use tower_sliding_window::{
+    Decision, Limiter, MemoryBackend, PartitionKey,
+    backend::{Backend, BackendError, Check, Reason, Refund},
+    testing::FakeAnswer::{Admit, Deny, Unavailable},
+    testing::FakeBackend,
+};
+
+use super::{alice, policy};
+use crate::http::MINUTE;
+
+/// A backend that never answers immediately, and whose denials hold.
+struct Remote(FakeBackend);
+
+impl Backend for Remote {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        self.0.check(check).await
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
+        self.0.refund(refund).await
+    }
+
+    fn denials_hold(&self) -> bool {
+        true
+    }
+}
+
+fn user(i: usize) -> PartitionKey {
+    PartitionKey::new("user", i.to_be_bytes())
+}
+
+#[tokio::test(start_paused = true)]
+async fn stats_count_each_outcome_and_no_peek() {
+    let wait = tower_sliding_window::Wait::For(MINUTE);
+    let down = [Unavailable(Reason::Busy), Unavailable(Reason::Full)];
+    let answers = [&[Admit, Admit, Deny(wait)][..], &down].concat();
+    let backend = Remote(FakeBackend::scripted(answers).failing_settlements(Reason::Connection));
+    let limiter = Limiter::builder(backend).policy(policy("p", 10)).build().unwrap();
+    let clone = limiter.clone();
+    limiter.peek(alice(), 1).await.unwrap();
+    limiter.reserve(alice(), 1).await.unwrap().settle(0).await;
+    for _ in 0..3 {
+        // The second and the third come from the deny cache.
+        assert!(!clone.check(alice(), 1).await.unwrap().is_admitted());
+    }
+    for i in 0..2 {
+        limiter.check(user(i), 1).await.unwrap_err();
+    }
+    let stats = limiter.stats();
+    assert_eq!((stats.admitted, stats.denied, stats.denied_from_cache), (1, 3, 2));
+    assert_eq!((stats.unavailable, stats.lost_settlements), (2, 1));
+    assert_eq!(stats.reasons, [(Reason::Busy, 1), (Reason::Full, 1)]);
+    assert_eq!(clone.stats(), stats);
+}
+
+/// 100,000 keys with one denial each, and 5 keys with 2,000 each.
+#[tokio::test]
+async fn most_denied_keys_survive_many_rare_keys() {
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(policy("p", 1)).build().unwrap();
+    let mut rare = 1_000..101_000;
+    for _ in 0..2_000 {
+        for key in (0..5).chain(rare.by_ref().take(50)) {
+            // The cost is above the quota, so the backend stores nothing.
+            assert!(!limiter.check(user(key), 2).await.unwrap().is_admitted());
+        }
+    }
+    let most = limiter.most_denied(5);
+    for denied in &most {
+        assert!((0..5).any(|key| denied.key == user(key)), "{most:?}");
+        assert!((2_000..=3_000).contains(&denied.denials), "{most:?}");
+        assert!(denied.denials - denied.excess <= 2_000, "{most:?}");
+    }
+    assert_eq!((most.len(), limiter.most_denied(1_000).len()), (5, 128));
+}
