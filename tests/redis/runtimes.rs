@@ -91,13 +91,15 @@ fn undriven_script_load_blocks_no_other_check() {
         driven.block_on(RedisBackend::connect(&server.url())).unwrap(),
         [policy("hourly", 1_000, HOUR)],
     );
+    let mut admin = Admin::at(&server);
+    admin.query::<()>(&["SCRIPT", "FLUSH"]);
+    admin.query::<()>(&["CONFIG", "RESETSTAT"]);
     let mut check = Box::pin(limiter.check(alice(), 1));
     // The server does not know the script. The second poll loads it.
     for _ in 0..2 {
         undriven.block_on(poll_once(check.as_mut()));
         driven.block_on(async { sleep(Duration::from_millis(100)).await });
     }
-    let mut admin = Admin::at(&server);
     assert_eq!((admin.calls("evalsha").failed, admin.calls("eval").all), (1, 1));
     admin.query::<()>(&["SCRIPT", "FLUSH"]);
     driven.block_on(async {
