@@ -3,7 +3,7 @@
 use tokio::time::{advance, sleep};
 use tower_sliding_window::{
     Limiter, MemoryBackend, OutageRule, PartitionKey, Wait,
-    backend::Reason,
+    backend::{Reason, WhenFull},
     outage::{Breaker, Share},
     testing::FakeAnswer::{self, Admit, Unavailable},
     testing::FakeBackend,
@@ -138,7 +138,7 @@ async fn overload_causes_one_event_per_minute() {
 #[tokio::test(start_paused = true)]
 async fn full_memory_causes_one_event_per_minute() {
     let (events, _guard) = Events::collect();
-    let memory = || MemoryBackend::with_max_keys(1).unwrap();
+    let memory = || MemoryBackend::with_max_keys(1).unwrap().when_full(WhenFull::Reject);
     let user = |i: u8| PartitionKey::new("user", [i]);
     let full = Limiter::builder(memory()).policy(policy("ten", 10)).build().unwrap();
     let local = deferred(&FakeBackend::unavailable(Reason::Full)).breaker(None).local_memory(memory());
