@@ -109,7 +109,7 @@ impl Server {
         let mut server = Self { engine, kind, options, port: 0, directory, running: None };
         // Another process may take the port before the server does.
         let is_of_cluster = server.options.iter().any(|option| option == "--cluster-enabled");
-        for _ in 0..10 {
+        for _ in 0..50 {
             server.port = if is_of_cluster { free_cluster_port() } else { free_port() };
             if server.try_start() {
                 return server;
