@@ -13,7 +13,7 @@ use http::{Request, StatusCode};
 use tokio::time::{interval, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend,
+    Algorithm, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend,
     backend::{Backend, Check, Pair},
     header, limit,
     outage::{Breaker, DenyCache},
@@ -353,7 +353,9 @@ async fn hung_node_loses_no_rollback_of_another() {
     let limiter = Limiter::builder(backend.clone()).without_policies();
     let limiter = limiter.deadline(2 * SECOND).build().unwrap();
     let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
-    let many = policy("many", 1_000_000, HOUR);
+    // A refund in buckets costs the server the same however many charges there are. A log is searched.
+    let buckets = Algorithm::SlidingBuckets { precision: HOUR };
+    let many = policy("many", 1_000_000, HOUR).with_algorithm(buckets).unwrap();
     for key in [&hung, &healthy] {
         limiter.check_pairs([pair(key, &many, 1)]).unwrap().await.unwrap();
     }
