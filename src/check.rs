@@ -11,7 +11,8 @@ pub const MAX_PAIRS: usize = 8;
 
 /// One request against one or more pairs of a partition key and a policy, with one cost for each.
 ///
-/// A check is admitted as a whole or not at all.
+/// A check is admitted as a whole or not at all. [Shadow pairs](Pair::shadow) do not take part in the verdict: an admitted check
+/// charges those that have room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     namespace: Namespace,
@@ -43,10 +44,10 @@ pub(crate) type OnRollback = Arc<dyn Fn(&Check) + Send + Sync>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Purpose {
-    /// Charges, if every pair admits.
+    /// Charges, if every enforcing pair admits.
     #[default]
     Charge,
-    /// Charges, if every pair admits, and returns a [`Receipt`] for every pair.
+    /// Charges, if every enforcing pair admits, and returns a [`Receipt`] for every pair.
     Reserve,
     /// Returns the decision of a charge, and charges nothing.
     Peek,
@@ -57,8 +58,8 @@ pub enum Purpose {
 
 /// The place of a charge, in the terms of the backend that has made it.
 ///
-/// A receipt identifies one charge of one pair as long as that charge counts. A pair with cost 0 has no charge: all fields of
-/// its receipt are 0.
+/// A receipt identifies one charge of one pair as long as that charge counts. A pair with cost 0, and a
+/// [shadow pair](Pair::shadow) that was not charged, have no charge: all fields of their receipts are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receipt {
     /// The generation of the pair's record: a random number of 56 bits, 0 to 2^56-1. A record that was lost, reset, or empty
@@ -72,7 +73,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// The receipt of a pair with cost 0.
+    /// The receipt of a pair without a charge.
     pub(crate) const NO_CHARGE: Self = Self { generation: 0, at_micros: 0, ordinal: 0 };
 }
 
@@ -107,6 +108,8 @@ pub struct Pair {
     pub policy: Policy,
     /// The cost in quota units, 0 to 2^32-1. A cost of 0 admits and records nothing.
     pub cost: u32,
+    /// Whether the pair is a [shadow](Pair::shadow), and does not take part in the verdict.
+    pub is_shadow: bool,
 }
 
 /// The namespace, which separates two applications on one store.
@@ -114,9 +117,34 @@ pub struct Pair {
 pub(crate) struct Namespace(Arc<str>);
 
 impl Pair {
-    /// Creates a pair with its cost in quota units.
+    /// Creates a pair with its cost in quota units. The pair of a [shadow policy](Policy::shadow) is a shadow pair.
     pub fn new(key: PartitionKey, policy: Policy, cost: u32) -> Self {
-        Self { key, policy, cost }
+        let is_shadow = policy.is_shadow();
+        Self { key, policy, cost, is_shadow }
+    }
+
+    /// Returns this pair as a shadow pair, which does not take part in the verdict of its check:
+    ///
+    /// - An admitted check charges the pair, if the cost fits. If it does not fit, the pair is not charged, and its status has the
+    ///   wait.
+    /// - A check that an enforcing pair denies charges nothing, and no shadow pair either.
+    /// - A check of shadow pairs only is always admitted.
+    ///
+    /// Shadow pairs and enforcing pairs of the same key and policy share their usage. The
+    /// [guide](crate::guide::rollout) describes how to use them.
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        Self { is_shadow: true, ..self }
+    }
+
+    /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit.
+    pub(crate) fn is_uncharged(&self, receipt: &Receipt) -> bool {
+        self.is_shadow && self.cost > 0 && *receipt == Receipt::NO_CHARGE
+    }
+
+    /// Returns this pair, as a shadow pair if `is_shadow`.
+    pub(crate) fn shadow_if(self, is_shadow: bool) -> Self {
+        Self { is_shadow: self.is_shadow || is_shadow, ..self }
     }
 }
 
@@ -177,6 +205,11 @@ impl Check {
         self.pairs.windows(2).any(|pairs| matches!(pairs, [a, b] if a.key != b.key))
     }
 
+    /// Returns whether the check has shadow pairs only. Such a check is always admitted.
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.pairs.iter().all(|pair| pair.is_shadow)
+    }
+
     /// Returns the same check with other pairs.
     pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
         Self { pairs, ..self.clone() }
@@ -213,16 +246,18 @@ impl Check {
 
 impl Refund {
     /// Returns the refund of an admitted [`Purpose::Reserve`] check of which each pair has used this many quota units, or `None`
-    /// if there is nothing to refund.
+    /// if there is nothing to refund. A shadow pair that was not charged receives none.
     pub fn of(check: &Check, receipts: &[Receipt], used: &[u32]) -> Option<Self> {
         let pairs = check.pairs.iter().zip(receipts).zip(used);
-        let pairs =
-            pairs.filter(|((pair, _), used)| **used < pair.cost).map(|((pair, receipt), used)| RefundPair {
-                key: pair.key.clone(),
-                policy: pair.policy.clone(),
-                receipt: *receipt,
-                units: pair.cost - used,
-            });
+        let has_refund = |((pair, receipt), used): &((&Pair, &Receipt), &u32)| {
+            **used < pair.cost && !pair.is_uncharged(receipt)
+        };
+        let pairs = pairs.filter(has_refund).map(|((pair, receipt), used)| RefundPair {
+            key: pair.key.clone(),
+            policy: pair.policy.clone(),
+            receipt: *receipt,
+            units: pair.cost - used,
+        });
         let pairs: Box<[RefundPair]> = pairs.collect();
         (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), pairs })
     }
@@ -257,6 +292,8 @@ impl Check {
     }
 
     /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
+    ///
+    /// A shadow pair that was not charged has no overage: for such a pair, pass its cost as the amount used.
     pub fn overage(&self, used: &[u32]) -> Option<Self> {
         let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
         let pairs: Box<[Pair]> =

@@ -36,14 +36,14 @@ pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
 pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: impl Fn(Duration) -> u64) {
     let limits_most =
         |status: &&Status| (status.retry_after(), Reverse(status.remaining()), status.reset_after());
-    if let Some(status) = visible(decision).max_by_key(limits_most) {
+    if let Some(status) = decision.shown_statuses().max_by_key(limits_most) {
         add_unless_smaller(headers, LEGACY, status, reset(status.reset_after()).into());
     }
 }
 
 /// Adds `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*` for every status, named after its policy.
 pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
-    for status in visible(decision) {
+    for status in decision.shown_statuses() {
         let name = |part: &str| {
             HeaderName::from_bytes(format!("x-ratelimit-{part}-{}", status.policy().name()).as_bytes())
         };
@@ -77,11 +77,6 @@ fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &
     }
 }
 
-/// Returns the statuses of the policies that responses may show.
-fn visible(decision: &Decision) -> impl Iterator<Item = &Status> {
-    decision.statuses().iter().filter(|status| !status.policy().is_hidden())
-}
-
 /// Returns a random time of at most `max`.
 fn random_up_to(max: Duration) -> Duration {
     // At most 2^64-1 microseconds, which is far beyond any wait.
@@ -105,7 +100,7 @@ fn duration(wait: Duration) -> String {
 
 /// Formats `"burst";q=10;w=1` for every policy. `w` is omitted if the window is not a whole number of seconds.
 fn policies(decision: &Decision) -> Option<String> {
-    let policies = decision.policies().filter(|policy| !policy.is_hidden()).map(|policy| (policy, policy));
+    let policies = decision.shown_policies().map(|policy| (policy, policy));
     list(policies, |policy, member| {
         let member = member.parameter(KeyRef::constant("q"), policy.quota());
         let window = policy.window();
@@ -118,7 +113,7 @@ fn policies(decision: &Decision) -> Option<String> {
 
 /// Formats `"burst";r=7;t=1` for every status: within `t` seconds, the client can use no more than `r`.
 fn limits(decision: &Decision) -> Option<String> {
-    let statuses = visible(decision).map(|status| (status.policy(), status));
+    let statuses = decision.shown_statuses().map(|status| (status.policy(), status));
     list(statuses, |status, member| {
         let member = member.parameter(KeyRef::constant("r"), status.remaining());
         if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {

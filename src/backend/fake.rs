@@ -57,8 +57,11 @@ pub struct FakeBackend(Arc<Mutex<Script>>);
 pub enum FakeAnswer {
     /// Admits. The remaining quota is the quota less the cost.
     Admit,
-    /// Denies for every policy, with a remaining quota of 0.
+    /// Denies for every policy, with a remaining quota of 0. A check of [shadow pairs](crate::backend::Pair::shadow) only is
+    /// admitted.
     Deny(Wait),
+    /// Denies for every [shadow pair](crate::backend::Pair::shadow), and admits for all other policies. So the check is admitted.
+    DenyShadow(Wait),
     /// Returns a [`BackendError`] with this reason.
     Unavailable(Reason),
     /// Never answers, so that the deadline of the limiter passes.
@@ -229,8 +232,11 @@ impl Script {
         }
         let at = self.checks.len() as u64;
         match answer {
-            FakeAnswer::Admit => Some(Ok(decision(check, at, None))),
-            FakeAnswer::Deny(wait) => Some(Ok(decision(check, at, Some(wait)))),
+            FakeAnswer::Admit => Some(Ok(decision(check, at, |_| None))),
+            FakeAnswer::Deny(wait) => Some(Ok(decision(check, at, |_| Some(wait)))),
+            FakeAnswer::DenyShadow(wait) => {
+                Some(Ok(decision(check, at, |pair| pair.is_shadow.then_some(wait))))
+            }
             FakeAnswer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
             FakeAnswer::Hang => None,
         }
@@ -255,13 +261,15 @@ impl Script {
     }
 }
 
-/// Builds a decision. Its receipts contain the number of the check, so that they differ.
-fn decision(check: &Check, at: u64, denied: Option<Wait>) -> Decision {
+/// Builds a decision from the wait of each pair that denies. Its receipts contain the number of the check, so that they differ.
+fn decision(check: &Check, at: u64, denied: impl Fn(&Pair) -> Option<Wait>) -> Decision {
+    let is_denied = check.pairs().iter().any(|pair| !pair.is_shadow && denied(pair).is_some());
     let statuses = check.pairs().iter().map(|pair| {
         let window = pair.policy.window();
-        match denied {
+        match denied(pair) {
             None => {
-                let remaining = pair.policy.quota().saturating_sub(pair.cost);
+                let cost = if is_denied { 0 } else { pair.cost };
+                let remaining = pair.policy.quota().saturating_sub(cost);
                 Status::new(pair, remaining, Wait::ZERO, window, window)
             }
             Some(Wait::Never) => Status::new(pair, 0, Wait::Never, window, window),
@@ -271,8 +279,11 @@ fn decision(check: &Check, at: u64, denied: Option<Wait>) -> Decision {
             }
         }
     });
-    let receipt = |_: &Pair| Receipt { generation: 1, at_micros: at, ordinal: 0 };
-    let reserved = denied.is_none() && check.purpose() == Purpose::Reserve;
+    let receipt = |pair: &Pair| match denied(pair) {
+        None => Receipt { generation: 1, at_micros: at, ordinal: 0 },
+        Some(_) => Receipt::NO_CHARGE,
+    };
+    let reserved = !is_denied && check.purpose() == Purpose::Reserve;
     let receipts = check.pairs().iter().filter(|_| reserved).map(receipt);
     Decision::with_receipts(0, statuses.collect::<Vec<_>>(), receipts.collect::<Vec<_>>())
 }

@@ -32,6 +32,10 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 /// in the window that ends now do not exceed the quota. An admitted check charges every pair. A denied check changes nothing. The
 /// waits are exact, as [`Status`](crate::Status) defines them.
 ///
+/// [Shadow pairs](Pair::shadow) are left out of the verdict. An admitted check charges those that have room, at the same instant. The
+/// others are not charged, and their statuses have a wait. An error of a shadow pair must not fail the check, if this can be avoided:
+/// then the pair has no status.
+///
 /// Only [`check`](Self::check) is required. A backend that can change charges also implements
 /// [`changes_charges`](Self::changes_charges), [`refund`](Self::refund) and [`reset`](Self::reset).
 ///

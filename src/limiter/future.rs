@@ -45,10 +45,18 @@ pub struct ResetFuture(pub(super) NowOrLater<Result<(), BackendError>>);
 /// A request that waits for the store, with what is needed to apply the outage rule.
 pub(crate) struct Waiting {
     pub(super) store: BoxFuture<Decided>,
-    pub(super) rule: OutageRule,
-    pub(super) reserves: bool,
+    pub(super) terms: Terms,
     /// The check, if it is needed again: for a reservation, or for the local fallback.
     pub(super) kept: Option<(Limiter, Check)>,
+}
+
+/// What happens to a request after its decision, or without one.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) rule: OutageRule,
+    /// Whether the check has shadow pairs only, so that no error rejects the request.
+    pub(super) is_shadow: bool,
+    pub(super) reserves: bool,
 }
 
 impl Future for Waiting {
@@ -56,10 +64,10 @@ impl Future for Waiting {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let decided = ready!(self.store.as_mut().poll(cx));
-        let (rule, reserves) = (self.rule, self.reserves);
+        let terms = self.terms;
         Poll::Ready(match self.kept.take() {
-            Some((limiter, check)) => outcome(decided, rule, reserves, Some((&limiter, check))),
-            None => outcome(decided, rule, reserves, None),
+            Some((limiter, check)) => outcome(decided, terms, Some((&limiter, check))),
+            None => outcome(decided, terms, None),
         })
     }
 }
@@ -67,8 +75,7 @@ impl Future for Waiting {
 /// Applies the outage rule.
 pub(super) fn outcome(
     decided: Decided,
-    rule: OutageRule,
-    reserves: bool,
+    Terms { rule, is_shadow, reserves }: Terms,
     kept: Option<(&Limiter, Check)>,
 ) -> Outcome {
     let error = match decided {
@@ -82,7 +89,7 @@ pub(super) fn outcome(
         Err(error) => error,
     };
     match (rule, kept) {
-        (OutageRule::FailOpen, kept) if !error.reason().is_of_one_check() => {
+        (OutageRule::FailOpen, kept) if is_shadow || !error.reason().is_of_one_check() => {
             let reservation = kept
                 .filter(|_| reserves)
                 .map(|(limiter, check)| Reservation::unchecked(limiter.queue().clone(), check));

@@ -28,8 +28,8 @@ pub(crate) use draft::Against;
 use draft::Part;
 pub use draft::{Draft, IntoDraft};
 pub(crate) use future::Asking;
-use future::Waiting;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
+use future::{Terms, Waiting};
 pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
 
@@ -273,10 +273,18 @@ impl Limiter {
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
-        let (rule, reserves) = (draft.outage, draft.reserves);
+        let (rule, reserves, is_shadow) = (draft.outage, draft.reserves, draft.is_shadow());
+        if let Some(error) = &draft.uncounted {
+            self.0.events.misconfigured(error);
+        }
         match self.check_of(draft) {
             Ok(Some(check)) => Some(self.ask(check, reserves, rule)),
             Ok(None) => None,
+            // Shadow pairs reject no request.
+            Err(error) if is_shadow => {
+                self.0.events.misconfigured(&error);
+                None
+            }
             Err(error) => {
                 self.0.events.misconfigured(&error);
                 Some(NowOrLater::now(Err(Rejection::Misconfigured(Arc::new(error)))))
@@ -296,24 +304,25 @@ impl Limiter {
     fn check_of(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
         if draft.others.is_empty()
             && draft.pairs.is_empty()
-            && let Some(Part { key, costs, against: Against::Limiter | Against::LimiterAnd(None) }) =
+            && let Some(Part { key, costs, against: Against::Limiter | Against::LimiterAnd(None), is_shadow }) =
                 &draft.first
             && !self.policies().is_empty()
         {
             // The usual case. The builder has validated these policies.
-            return Ok(Some(self.of_limiter(key, costs)));
+            return Ok(Some(self.of_limiter(key, costs, *is_shadow)));
         }
         let of_parts_only = draft.pairs.is_empty();
         let mut all = draft.pairs;
-        for Part { key, costs, against } in draft.first.iter().chain(&draft.others) {
+        for Part { key, costs, against, is_shadow } in draft.first.iter().chain(&draft.others) {
+            let pairs = |policies| pairs(key, policies, costs).map(|pair| pair.shadow_if(*is_shadow));
             if *against == Against::Limiter && self.policies().is_empty() {
                 return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
             }
             if !matches!(against, Against::Only(_)) {
-                all.extend(pairs(key, self.policies(), costs));
+                all.extend(pairs(self.policies()));
             }
             if let Against::LimiterAnd(Some(policies)) | Against::Only(policies) = against {
-                all.extend(pairs(key, policies.as_slice(), costs));
+                all.extend(pairs(policies.as_slice()));
             }
         }
         for Part { costs, .. } in draft.first.iter().chain(&draft.others) {
@@ -329,21 +338,25 @@ impl Limiter {
     }
 
     /// Asks for a decision, and for a reservation if `reserves`. If there is no decision, applies the given outage rule, or
-    /// else the limiter's own.
+    /// else the limiter's own. A check of shadow pairs only is then admitted.
     fn ask(&self, check: Check, reserves: bool, rule: Option<OutageRule>) -> Asking {
-        let rule = rule.unwrap_or(self.0.settings.rule);
+        let is_shadow = check.is_shadow();
+        let rule = match rule.unwrap_or(self.0.settings.rule) {
+            _ if is_shadow => OutageRule::FailOpen,
+            rule => rule,
+        };
         let is_kept = reserves || matches!(rule, OutageRule::LocalFallback(_));
         let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
         match self.decide_now(&check) {
             NowOrLater::Now(Some(decided)) => {
                 let kept = is_kept.then_some((self, check));
-                NowOrLater::now(future::outcome(decided, rule, reserves, kept))
+                NowOrLater::now(future::outcome(decided, Terms { rule, is_shadow, reserves }, kept))
             }
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(miss) => {
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
                 let store = self.decide_later(check, miss, rule);
-                NowOrLater::Later(Waiting { store, rule, reserves, kept })
+                NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserves }, kept })
             }
         }
     }
@@ -365,9 +378,10 @@ impl Limiter {
         &self.0.queue
     }
 
-    fn of_limiter(&self, key: &PartitionKey, costs: &Costs) -> Check {
+    fn of_limiter(&self, key: &PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
         let in_region = self.0.settings.region.as_ref().map(|region| region.and(key));
-        let pairs: Box<[Pair]> = pairs(in_region.as_ref().unwrap_or(key), self.policies(), costs).collect();
+        let pairs = pairs(in_region.as_ref().unwrap_or(key), self.policies(), costs);
+        let pairs: Box<[Pair]> = pairs.map(|pair| pair.shadow_if(is_shadow)).collect();
         self.0.events.unknown_policies(costs, &pairs);
         Check::of_limiter(self.0.settings.namespace.clone(), pairs)
     }
@@ -378,7 +392,7 @@ impl Limiter {
             let none = ConfigError::NoPolicies { max: MAX_PAIRS };
             return Err(BackendError::with_source(Reason::Other, none));
         }
-        Ok(self.of_limiter(key, costs))
+        Ok(self.of_limiter(key, costs, false))
     }
 
     fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {

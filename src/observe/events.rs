@@ -7,7 +7,11 @@
 use std::fmt;
 use std::{error::Error, time::Duration};
 
-use crate::{backend::BackendError, check::Pair, decision::Decision};
+use crate::{
+    backend::BackendError,
+    check::Pair,
+    decision::{Decision, Status},
+};
 #[cfg(feature = "tracing")]
 use crate::{decision::Wait, policy::Policy};
 
@@ -93,8 +97,7 @@ pub(super) fn local_memory_full(store: &str, unlogged: u64) {
 }
 
 pub(super) fn denied(decision: &Decision) {
-    // The policy with the longest wait is the one that the client waits for.
-    if let Some(status) = decision.statuses().iter().max_by_key(|status| status.retry_after()) {
+    if let Some(status) = decision.longest_wait() {
         event!(
             debug,
             policy = status.policy().name(),
@@ -104,6 +107,16 @@ pub(super) fn denied(decision: &Decision) {
             "denied",
         );
     }
+}
+
+pub(super) fn shadow_denied(status: &Status) {
+    event!(
+        debug,
+        policy = status.policy().name(),
+        cost = status.cost(),
+        wait = %WaitText(status.retry_after()),
+        "shadow policy would have denied an admitted check",
+    );
 }
 
 pub(super) fn cost_above_quota(pair: &Pair) {

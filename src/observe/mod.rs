@@ -96,11 +96,15 @@ impl LimiterEvents {
         &self.counters
     }
 
-    /// Counts the outcome of a check. Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
+    /// Counts the outcome of a check. Logs a denial, and shadow pairs that would have denied an admitted check, at the level
+    /// `debug`. Warns, at most once per minute, that a storage bound is reached.
     pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
         self.counters.decided(check, outcome);
         match outcome {
-            Ok(decision) if decision.is_admitted() || check.purpose() == Purpose::Peek => {}
+            Ok(_) if check.purpose() == Purpose::Peek => {}
+            Ok(decision) if decision.is_admitted() => {
+                decision.shadow_denied().for_each(events::shadow_denied);
+            }
             Ok(decision) => events::denied(decision),
             Err(error) if error.reason() == Reason::Full => {
                 if let Some(unlogged) = self.full.pass() {

@@ -23,6 +23,8 @@ use crate::{
 pub struct Stats {
     /// The number of checks that the backend has admitted.
     pub admitted: u64,
+    /// The number of admitted checks that a [shadow policy](crate::Policy::shadow) would have denied. They count as admitted, too.
+    pub shadow_denied: u64,
     /// The number of denied checks, including those from the deny cache.
     pub denied: u64,
     /// The number of denied checks that the deny cache has answered.
@@ -72,6 +74,7 @@ const REASONS: [Reason; 14] = [
 #[derive(Default)]
 pub(crate) struct Counters {
     admitted: AtomicU64,
+    shadow_denied: AtomicU64,
     denied: AtomicU64,
     denied_from_cache: AtomicU64,
     reasons: [AtomicU64; REASONS.len()],
@@ -95,7 +98,12 @@ impl Counters {
         }
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         match outcome {
-            Ok(decision) if decision.is_admitted() => drop(count(&self.admitted)),
+            Ok(decision) if decision.is_admitted() => {
+                count(&self.admitted);
+                if decision.shadow_denied().next().is_some() {
+                    count(&self.shadow_denied);
+                }
+            }
             Ok(decision) => {
                 count(&self.denied);
                 if decision.is_cached() {
@@ -118,6 +126,7 @@ impl Counters {
         let reasons: Vec<_> = reasons.filter(|(_, checks)| *checks > 0).collect();
         Stats {
             admitted: count(&self.admitted),
+            shadow_denied: count(&self.shadow_denied),
             denied: count(&self.denied),
             denied_from_cache: count(&self.denied_from_cache),
             unavailable: reasons.iter().map(|(_, checks)| checks).sum(),
@@ -142,7 +151,7 @@ impl Counters {
 
 /// Returns the key of the policy with the longest wait.
 fn denied_key<'a>(check: &'a Check, decision: &Decision) -> Option<&'a PartitionKey> {
-    let status = decision.statuses().iter().max_by_key(|status| status.retry_after())?;
+    let status = decision.longest_wait()?;
     let pair = check.pairs().iter().find(|pair| pair.policy.name() == status.policy().name());
     pair.map(|pair| &pair.key)
 }

@@ -36,7 +36,7 @@ impl Local {
     pub(crate) fn decide(&self, check: &Check, share: Share, error: &BackendError) -> Locally {
         let Some(check) = shared(check, share) else { return Locally::Denied };
         if check.pairs().is_empty() {
-            // All costs are 0.
+            // All costs are 0, except those of shadow pairs.
             return Locally::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);
         }
         match self.memory().check_now(&check) {
@@ -49,12 +49,13 @@ impl Local {
     }
 }
 
-/// Returns the check with shares as quotas, or `None` if a pair with a cost above 0 has a share of 0.
+/// Returns the check with shares as quotas, or `None` if an enforcing pair with a cost above 0 has a share of 0.
 fn shared(check: &Check, share: Share) -> Option<Check> {
     let part = |pair: &Pair| {
         let quota = NonZeroU32::new(pair.policy.quota() / share.processes());
         quota.map(|quota| Pair { policy: pair.policy.with_quota(quota), ..pair.clone() })
     };
-    let costs = check.pairs().iter().filter(|pair| pair.cost > 0 || part(pair).is_some());
+    let is_left_out = |pair: &Pair| (pair.cost == 0 || pair.is_shadow) && part(pair).is_none();
+    let costs = check.pairs().iter().filter(|pair| !is_left_out(pair));
     Some(check.with_pairs(costs.map(part).collect::<Option<_>>()?))
 }

@@ -35,7 +35,8 @@ const MAX_BUCKETS: u64 = 4_096;
 /// The quota may change at any time, and the usage is kept. A policy with another window, algorithm or precision is another
 /// policy, even under the same name, and its counting starts from zero.
 ///
-/// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are.
+/// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are, whether or not they are
+/// [hidden](Self::hidden) or in [shadow mode](Self::shadow).
 ///
 /// ```
 /// use std::time::Duration;
@@ -54,6 +55,7 @@ struct Inner {
     window_micros: u64,
     algorithm: Algorithm,
     is_hidden: bool,
+    is_shadow: bool,
     warned: AtomicBool,
 }
 
@@ -125,6 +127,7 @@ impl Policy {
             window_micros: window.as_micros() as u64,
             algorithm: Algorithm::default(),
             is_hidden: false,
+            is_shadow: false,
             warned: AtomicBool::new(false),
         })))
     }
@@ -200,6 +203,38 @@ impl Policy {
         self.0.is_hidden
     }
 
+    /// Returns this policy in shadow mode: it counts, and never denies a request. Use it to try a policy on real traffic before it
+    /// takes effect.
+    ///
+    /// A shadow policy is left out of the verdict. An admitted request charges it if the cost fits, in the same call to the store.
+    /// Its own verdict is in [`Decision::shadow_denied`](crate::Decision::shadow_denied), in
+    /// [`Stats::shadow_denied`](crate::observe::Stats::shadow_denied) and in a `debug` event, and never in a response.
+    ///
+    /// The usage does not depend on the mode: without `.shadow()`, the policy enforces the usage that it has counted. To set the mode
+    /// for a layer or for each request, see the [guide](crate::guide::rollout).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("requests", 600, minute)?)
+    ///     .policy(Policy::new("stricter", 100, minute)?.shadow())
+    ///     .key(peer_ip())
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        Self(Arc::new(Inner { is_shadow: true, ..self.inner(self.0.quota, self.0.algorithm) }))
+    }
+
+    /// Returns whether this policy is in [shadow mode](Self::shadow).
+    pub fn is_shadow(&self) -> bool {
+        self.0.is_shadow
+    }
+
     /// Returns the same policy with another quota.
     pub(crate) fn with_quota(&self, quota: NonZeroU32) -> Self {
         self.with(quota, self.0.algorithm)
@@ -216,6 +251,7 @@ impl Policy {
             window_micros: self.0.window_micros,
             algorithm,
             is_hidden: self.0.is_hidden,
+            is_shadow: self.0.is_shadow,
             warned: AtomicBool::new(false),
         }
     }

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     backend::{BackendError, Reason, memory::MemoryBackend},
-    check::{Check, Refund},
+    check::{Check, Pair, Receipt, Refund},
     cost::IntoCosts,
     decision::Decision,
     engine::Change,
@@ -43,6 +43,8 @@ pub(crate) use queue::Queue;
 /// - **A reservation that was admitted in an outage** has no charge in the store. A charge of the
 ///   [local fallback](crate::outage::LocalDecision) is settled in the memory of this process. A request that was admitted
 ///   [unchecked](crate::outage::Unchecked) has nothing to settle.
+/// - **A [shadow pair](crate::backend::Pair::shadow)** is settled if it was charged. If its cost did not fit, it has no charge, and a
+///   settlement charges nothing to it.
 /// - **A reservation that is never settled**, for example because its request is dropped, keeps its charge until its window has
 ///   passed.
 ///
@@ -163,8 +165,12 @@ impl Reservation {
         if matches!(charged, Charged::Nothing) {
             return Settlement::now(Settled::Uncharged);
         }
-        let used = check.pairs().iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost));
-        let used: Vec<u32> = used.collect();
+        let amount = |(pair, receipt): (&Pair, &Receipt)| match used.of(pair.policy.name()) {
+            // A shadow pair that was not charged has nothing to settle.
+            Some(used) if !pair.is_uncharged(receipt) => used,
+            _ => pair.cost,
+        };
+        let used: Vec<u32> = check.pairs().iter().zip(decision.receipts()).map(amount).collect();
         let change =
             Change { refund: Refund::of(check, decision.receipts(), &used), overage: check.overage(&used) };
         if change.refund.is_none() && change.overage.is_none() {

@@ -311,3 +311,36 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn shadow_pair_evicts_no_key_and_rejects_no_check() {
+    for rule in [WhenFull::Evict, WhenFull::Reject] {
+        for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek] {
+            let backend = bounded(2).when_full(rule);
+            let (ten, canary) = (policy("ten", 10), policy("canary", 10));
+            assert_eq!(charge(&backend, 1, &ten, 1), Ok(true));
+            assert_eq!(charge(&backend, 2, &ten, 1), Ok(true));
+            // The key of the shadow pair is new, and that of the enforcing pair is stored.
+            let pairs = [pair(3, &canary, 1).shadow(), pair(1, &ten, 1)];
+            let decision = decide(&backend, purpose, &pairs).unwrap();
+            assert!(decision.is_admitted());
+            assert_eq!(decision.statuses().iter().map(|it| it.policy().name()).collect::<Vec<_>>(), ["ten"]);
+            assert_eq!(decision.receipts().len(), if purpose == Purpose::Reserve { 2 } else { 0 });
+            assert_eq!((evicted(&backend), backend.keys()), ((0, 0), 2));
+            // A stored key needs no room.
+            let both = [pair(1, &canary, 1).shadow(), pair(1, &ten, 1)];
+            assert_eq!(decide(&backend, purpose, &both).unwrap().statuses().len(), 2);
+        }
+    }
+}
+
+#[test]
+fn keys_of_shadow_pairs_are_evicted_first() {
+    let backend = bounded(2);
+    let ten = policy("ten", 10);
+    // The shadow pair uses its whole quota, and the enforcing pair less than half of it.
+    assert!(decide(&backend, Purpose::Charge, &[pair(1, &ten, 10).shadow()]).unwrap().is_admitted());
+    assert_eq!(charge(&backend, 2, &ten, 4), Ok(true));
+    assert_eq!(charge(&backend, 3, &ten, 1), Ok(true));
+    assert_eq!((used(&backend, 1, &ten), used(&backend, 2, &ten)), (0, 4));
+}

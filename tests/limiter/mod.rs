@@ -3,6 +3,7 @@
 mod operations;
 mod settlement;
 mod settlement_queue;
+mod shadow;
 mod stats;
 mod warnings;
 
