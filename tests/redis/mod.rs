@@ -31,6 +31,7 @@ mod rollback;
 mod runtimes;
 mod script_cache;
 mod server_errors;
+mod shadow;
 mod sharing;
 mod storage;
 mod time_to_live;

@@ -124,6 +124,10 @@ use topology::Topology;
 /// | one denies | denied, whatever the other slots do | are rolled back in the background |
 /// | none denies, one fails or hangs | [`BackendError`], and the [outage rule](crate::OutageRule) applies | keep their charges to fail open, so that a healthy limit still fills; otherwise they are rolled back |
 ///
+/// A slot of [shadow pairs](crate::backend::Pair::shadow) only is left out of this table: it does not deny, and its failure leaves
+/// its pairs without a status. Its charge is rolled back if the check is denied. A check waits for such a slot for at most half of its
+/// deadline.
+///
 /// So a check never admits too much. If a pair was denied within the `max_age` of the [deny cache](crate::outage::DenyCache), the
 /// limiter peeks at all slots first and charges them only if none denies; without a deny cache, always. Therefore a client over
 /// its limit causes at most one rollback per `max_age` and process, and one for each check that is in flight at that time. Until a rollback has run, Redis may deny another client
