@@ -37,6 +37,8 @@ pub struct Builder {
     plan: Option<HeadFn<Result<Draft, KeyError>>>,
     others: Vec<Limit>,
     exempt: Option<HeadFn<bool>>,
+    shadow: Option<HeadFn<bool>>,
+    enforce_percent: u32,
     outage: Option<OutageRule>,
     outage_by: Option<HeadFn<OutageRule>>,
     settle: Option<SettleFn>,
@@ -77,6 +79,8 @@ impl Builder {
             plan: None,
             others: Vec::new(),
             exempt: None,
+            shadow: None,
+            enforce_percent: 100,
             outage: None,
             outage_by: None,
             settle: None,
@@ -210,11 +214,73 @@ impl Builder {
     /// Exempts the requests for which the closure returns true: they pass uncounted by all limits of the layer. If it is called
     /// several times, each closure exempts requests.
     pub fn exempt(self, exempt: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
-        let exempt: HeadFn<bool> = match self.exempt {
-            None => Arc::new(exempt),
-            Some(other) => Arc::new(move |head| other(head) || exempt(head)),
-        };
-        Self { exempt: Some(exempt), ..self }
+        Self { exempt: Some(either(self.exempt, exempt)), ..self }
+    }
+
+    /// Puts all policies of the layer in shadow mode: the layer counts requests, and rejects none. This includes the policies of a
+    /// shared limiter and of further limits. For a single policy, use [`Policy::shadow`].
+    ///
+    /// The layer also passes requests without a partition key, uncounted, and requests whose check fails. The
+    /// [guide](crate::guide::rollout) describes how to read what the policies would have denied.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .shadow()
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn shadow(self) -> Self {
+        self.shadow_by(|_| true)
+    }
+
+    /// Puts all policies of the layer in [shadow mode](Self::shadow) for the requests for which the closure returns true. If it is
+    /// called several times, each closure selects requests.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, extension};
+    ///
+    /// /// The tenant, as an earlier layer has verified it.
+    /// #[derive(Clone)]
+    /// struct Tenant { id: String }
+    ///
+    /// // The limit is enforced for one tenant so far.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("requests", 1_000, Duration::from_secs(60))?)
+    ///     .key(extension("tenant", |tenant: &Tenant| tenant.id.clone()))
+    ///     .shadow_by(|head| head.extension::<Tenant>().is_none_or(|tenant| tenant.id != "acme"))
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn shadow_by(self, is_shadow: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
+        Self { shadow: Some(either(self.shadow, is_shadow)), ..self }
+    }
+
+    /// Enforces the policies of the layer for this percentage of the partition keys, 0 to 100. For all other keys, the policies are in
+    /// shadow mode. The default is 100.
+    ///
+    /// A key is enforced if its [percentile](PartitionKey::percentile) is below the percentage. So a key that is enforced at 10 percent
+    /// is also enforced at 20 percent, in every process. Each limit of a layer goes by its own key. A
+    /// [region](Self::region) makes no difference. A request without a key is rejected as usual.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .enforce_percent(10)
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn enforce_percent(self, percent: u32) -> Self {
+        Self { enforce_percent: percent, ..self }
     }
 
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
@@ -424,11 +490,15 @@ impl Builder {
     /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
+    /// - [`ConfigError::EnforcePercent`] if the percentage of enforced keys is above 100
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
-        let Self { limiter, has_key, unplanned, mut first, plan, others, .. } = self;
+        let Self { limiter, has_key, unplanned, mut first, plan, others, enforce_percent, .. } = self;
+        if enforce_percent > 100 {
+            return Err(ConfigError::EnforcePercent { percent: enforce_percent });
+        }
         match (&plan, unplanned) {
             (None, _) if !has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
@@ -497,6 +567,8 @@ impl Builder {
             plan: plan.map_or_else(|| Plan::Limit(first.sealed()), Plan::By),
             others: others.into_iter().map(Limit::sealed).collect(),
             exempt: self.exempt,
+            shadow: self.shadow,
+            enforce_percent,
             outage: self.outage,
             outage_by: self.outage_by,
             settle: self.settle,
@@ -504,6 +576,17 @@ impl Builder {
             answer,
         };
         Ok(RateLimitLayer::new(limiter, http))
+    }
+}
+
+/// Returns a closure that is true if one of two closures is.
+fn either(
+    one: Option<HeadFn<bool>>,
+    other: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static,
+) -> HeadFn<bool> {
+    match one {
+        None => Arc::new(other),
+        Some(one) => Arc::new(move |head| one(head) || other(head)),
     }
 }
 

@@ -59,6 +59,13 @@ pub enum ConfigError {
         percent: u32,
     },
 
+    /// The percentage of keys whose limits are enforced is out of range.
+    #[error("enforce_percent {percent}: it must be 0 to 100 percent of the partition keys")]
+    EnforcePercent {
+        /// The given percentage.
+        percent: u32,
+    },
+
     /// A layer has no partition key.
     #[error("missing partition key: set it with `.key(..)`, `.key_by(..)` or `.plan_by(..)`")]
     NoKey,

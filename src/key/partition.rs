@@ -47,6 +47,25 @@ impl PartitionKey {
         Self([&self.0[..], &other.0[..]].concat().into())
     }
 
+    /// Returns a number from 0 to 99 that divides all keys into a hundred parts of about the same size. Use it to treat a percentage of
+    /// the keys differently: `key.percentile() < 10` is true for 10 percent of the keys, and each key stays on its side.
+    ///
+    /// It is the same in every process and every release: the first eight bytes of the SHA-256 of [`as_bytes`](Self::as_bytes), as an
+    /// unsigned big-endian number, modulo 100. For another division of the same keys, combine them with a constant:
+    /// `key.and(&PartitionKey::new("trial", "2"))`.
+    ///
+    /// ```
+    /// use tower_sliding_window::PartitionKey;
+    ///
+    /// assert_eq!(PartitionKey::new("user", "alice").percentile(), 9);
+    /// ```
+    pub fn percentile(&self) -> u8 {
+        let hash = Sha256::digest(&self.0);
+        let number = hash.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        // Below 100.
+        (number % 100) as u8
+    }
+
     /// Returns the canonical bytes: the same for equal keys and different for different keys, in every process and version.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
@@ -130,6 +149,17 @@ mod tests {
         assert_eq!(format!("{:?}", long('a')), "PartitionKey()");
         let short = PartitionKey::new("header:x", "a");
         assert_eq!(short.bounded(), short);
+    }
+
+    /// The expected values were computed with Python's `hashlib`.
+    #[test]
+    fn percentile_is_stable_and_even() {
+        for (user, percentile) in [("alice", 9), ("bob", 48), ("", 50)] {
+            assert_eq!(PartitionKey::new("user", user).percentile(), percentile, "{user}");
+        }
+        let keys = (0..10_000).map(|i| PartitionKey::new("user", i.to_string()));
+        let below_ten = keys.filter(|key| key.percentile() < 10).count();
+        assert!((900..1_100).contains(&below_ten), "{below_ten}");
     }
 
     #[test]

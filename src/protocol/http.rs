@@ -40,6 +40,9 @@ pub struct Http {
     pub(crate) plan: Plan,
     pub(crate) others: Vec<Limit>,
     pub(crate) exempt: Option<HeadFn<bool>>,
+    pub(crate) shadow: Option<HeadFn<bool>>,
+    /// For this percentage of the partition keys, limits are enforced.
+    pub(crate) enforce_percent: u32,
     pub(crate) outage: Option<OutageRule>,
     pub(crate) outage_by: Option<HeadFn<OutageRule>>,
     pub(crate) settle: Option<SettleFn>,
@@ -69,12 +72,26 @@ impl Http {
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
             return Ok(Draft::exempt());
         }
-        let mut draft = match &self.plan {
-            Plan::Limit(limit) => limit.draft_with_limiter(head)?,
-            Plan::By(plan) => plan(head)?,
+        let is_shadow = self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
+        // Shadow limits reject no request.
+        let or_uncounted = |draft: Result<Draft, KeyError>| match draft {
+            Err(error) if is_shadow => Ok(match error {
+                KeyError::Misconfigured { .. } => Draft::uncounted(error),
+                _ => Draft::exempt(),
+            }),
+            draft => draft,
         };
+        let mut draft = or_uncounted(match &self.plan {
+            Plan::Limit(limit) => limit.draft_with_limiter(head),
+            Plan::By(plan) => plan(head),
+        })?;
         for limit in &self.others {
-            draft = draft.and(limit.draft(head)?);
+            draft = draft.and(or_uncounted(limit.draft(head))?);
+        }
+        if is_shadow {
+            draft = draft.shadow();
+        } else if self.enforce_percent < 100 {
+            draft = draft.shadow_where(|key| u32::from(key.percentile()) >= self.enforce_percent);
         }
         if draft.is_exempt() {
             return Ok(draft);

@@ -26,6 +26,7 @@ mod retry_after;
 mod services;
 mod settings;
 mod settlement;
+mod shadow;
 mod tiers;
 mod types;
 
