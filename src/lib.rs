@@ -72,6 +72,7 @@
 //! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost) |
 //! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
 //! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
+//! | How do I try a limit first? | [`guide::rollout`] | [`Policy::shadow`], [`Builder::enforce_percent`] |
 //! | How do I test my service? | [`guide::testing`] | `FakeBackend`, `ManualClock` |
 //! | What does a client see? | [`guide::responses`] | [`Dialect`](answer::Dialect), [`Builder::rejection`], [`Rejection`] |
 //! | How does a handler read the decision? | | [`Decision`], [`Http`](protocol::Http#extensions) |

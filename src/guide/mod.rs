@@ -10,6 +10,7 @@
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
+//! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How do I test a limited service? | [`testing`] |
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
@@ -44,6 +45,9 @@ pub mod responses {}
 
 #[doc = include_str!("settling.md")]
 pub mod settling {}
+
+#[doc = include_str!("rollout.md")]
+pub mod rollout {}
 
 #[cfg_attr(feature = "test-util", doc = include_str!("testing.md"))]
 #[cfg_attr(
