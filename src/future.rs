@@ -17,7 +17,7 @@ use crate::{
     shared::Shared,
 };
 pub use crate::{
-    limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture},
+    limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, WaitFuture},
     settle::Settlement,
 };
 

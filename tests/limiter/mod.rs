@@ -1,9 +1,10 @@
-//! The limiter: its builder, its operations, its settlements and its warnings.
+//! The limiter: its builder, its operations, its queues, its settlements and its warnings.
 
 mod operations;
 mod settlement;
 mod settlement_queue;
 mod stats;
+mod waiting;
 mod warnings;
 
 use std::{

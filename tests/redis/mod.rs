@@ -36,3 +36,4 @@ mod storage;
 mod time_to_live;
 mod tls;
 mod verification;
+mod waiting;
