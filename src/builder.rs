@@ -361,7 +361,7 @@ impl Builder {
 
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extensions.
     ///
-    /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`]. If an
+    /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an
     /// outage looked like a denial, clients would wait although they have not exceeded a limit. The closure returns an
     /// `http::Response` with a complete body. In axum (feature `axum`), add `.into_response()` to what a handler would return.
     ///

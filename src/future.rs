@@ -17,8 +17,9 @@ use crate::{
     shared::Shared,
 };
 pub use crate::{
-    limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture},
+    limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, WaitFuture},
     settle::Settlement,
+    wait::ResponseFuture as WaitResponseFuture,
 };
 
 pin_project! {

@@ -1,5 +1,7 @@
 //! Answers over HTTP: a status and a problem details body (RFC 9457).
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
@@ -15,7 +17,8 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// | rejection | status | body |
 /// | --- | --- | --- |
 /// | denied | 429 Too Many Requests (RFC 6585) | problem type `quota-exceeded`, with the names of the violated policies |
-/// | no decision | 503 Service Unavailable | problem type `temporary-reduced-capacity` |
+/// | [gave up waiting](Rejection::WaitTooLong) | 429 Too Many Requests | problem type `quota-exceeded`; `Retry-After` is a lower bound |
+/// | no decision, too many waiting | 503 Service Unavailable | problem type `temporary-reduced-capacity` |
 /// | missing or malformed key | 400 Bad Request | a problem without a type of its own |
 /// | misconfigured key or check | 500 Internal Server Error | the same; it does not state the cause |
 ///
@@ -38,6 +41,10 @@ impl Problem {
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM_JSON);
         response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
+        if let Rejection::WaitTooLong { at_least } = rejection {
+            let seconds = fields::whole_seconds(next_try(*at_least));
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
         response
     }
 }
@@ -73,6 +80,18 @@ fn problem(rejection: &Rejection) -> (StatusCode, Body<'_>) {
             "Too many requests",
             advice(decision.retry_after()),
         ),
+        Rejection::WaitTooLong { at_least } => (
+            StatusCode::TOO_MANY_REQUESTS,
+            Some(QUOTA_EXCEEDED),
+            "Too many requests",
+            advice(Wait::For(next_try(*at_least))),
+        ),
+        Rejection::TooManyWaiting { .. } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            Some(REDUCED_CAPACITY),
+            "Service unavailable",
+            "Too many requests wait for their rate limit.".to_owned(),
+        ),
         Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => (
             StatusCode::SERVICE_UNAVAILABLE,
             Some(REDUCED_CAPACITY),
@@ -91,6 +110,11 @@ fn problem(rejection: &Rejection) -> (StatusCode, Body<'_>) {
         _ => Vec::new(),
     };
     (status, Body { kind, title, status: status.as_u16(), detail, violated_policies })
+}
+
+/// Returns the wait that a response states instead of a lower bound, which may be zero.
+pub(super) fn next_try(at_least: Duration) -> Duration {
+    at_least.max(Duration::from_secs(1))
 }
 
 pub(super) fn advice(wait: Wait) -> String {

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Inner, Limiter, Settings};
+use super::{Inner, Limiter, Settings, Waiters};
 use crate::{
     backend::{Backend, memory::MemoryBackend},
     check::{MAX_PAIRS, Namespace, OnRollback},
@@ -32,6 +32,7 @@ pub struct LimiterBuilder {
     rule: OutageRule,
     breaker: Option<Breaker>,
     max_in_flight: usize,
+    max_waiting: usize,
     deny_cache: Option<DenyCache>,
     memory: Option<MemoryBackend>,
     engine: Arc<dyn Engine>,
@@ -42,6 +43,9 @@ const MAX_QUEUE: usize = 1 << 20;
 
 /// The largest bound of checks in flight. As many requests are held in memory.
 const MAX_IN_FLIGHT: usize = 1 << 20;
+
+/// The largest bound of waiting requests. As many are held in memory.
+const MAX_WAITING: usize = 1 << 20;
 
 impl LimiterBuilder {
     pub(super) fn new(backend: impl Backend) -> Self {
@@ -57,6 +61,7 @@ impl LimiterBuilder {
             rule: OutageRule::default(),
             breaker: Some(Breaker::default()),
             max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
+            max_waiting: Limiter::DEFAULT_MAX_WAITING,
             deny_cache: Some(DenyCache::default()),
             memory: None,
             engine: Arc::new(backend),
@@ -139,6 +144,14 @@ impl LimiterBuilder {
         self
     }
 
+    /// Sets how many requests may [wait](Limiter::wait) at the same time, for all keys: 1 to 2^20. The default is
+    /// [`DEFAULT_MAX_WAITING`](Limiter::DEFAULT_MAX_WAITING). Any further request is rejected at once with
+    /// [`Rejection::TooManyWaiting`](crate::Rejection::TooManyWaiting).
+    pub fn max_waiting(mut self, requests: usize) -> Self {
+        self.max_waiting = requests;
+        self
+    }
+
     /// Configures the deny cache. The default is [`DenyCache::default`]. `None` disables it: every check asks the store. Then a
     /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both.
     ///
@@ -179,7 +192,7 @@ impl LimiterBuilder {
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
     /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
     /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
-    /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
+    /// [`ConfigError::MaxWaiting`], [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -193,6 +206,7 @@ impl LimiterBuilder {
             rule,
             breaker,
             max_in_flight,
+            max_waiting,
             deny_cache,
             memory,
             engine,
@@ -213,6 +227,9 @@ impl LimiterBuilder {
         }
         if !(1..=MAX_IN_FLIGHT).contains(&max_in_flight) {
             return Err(ConfigError::MaxInFlight { given: max_in_flight, max: MAX_IN_FLIGHT });
+        }
+        if !(1..=MAX_WAITING).contains(&max_waiting) {
+            return Err(ConfigError::MaxWaiting { given: max_waiting, max: MAX_WAITING });
         }
         if let Some(cache) = deny_cache {
             check_deny_cache(cache)?;
@@ -247,6 +264,7 @@ impl LimiterBuilder {
             guard,
             on_rollback,
             local: memory.map(Local::in_memory).unwrap_or_default(),
+            waiters: Waiters::new(max_waiting),
             engine,
             events,
             _alive: alive,

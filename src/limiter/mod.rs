@@ -22,6 +22,8 @@ mod build;
 mod draft;
 mod future;
 mod outcome;
+mod wait;
+mod waiters;
 
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
@@ -32,6 +34,8 @@ pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
 use future::{Terms, Waiting};
 pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
+pub use wait::WaitFuture;
+use waiters::Waiters;
 
 /// A limiter: policies and a backend. It needs no HTTP and no tower service, and suits jobs and outgoing calls.
 ///
@@ -67,6 +71,7 @@ struct Inner {
     /// `None` if the deny cache is off.
     on_rollback: Option<OnRollback>,
     local: Local,
+    waiters: Arc<Waiters>,
     events: Arc<LimiterEvents>,
     /// Alive as long as the limiter is.
     _alive: Arc<()>,
@@ -96,7 +101,8 @@ struct Settings {
 /// # Runtime
 ///
 /// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled
-/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline.
+/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline. To
+/// [wait](Self::wait), every backend needs tokio with its timer enabled.
 impl Limiter {
     /// The default deadline of a check: 100 ms.
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
@@ -107,6 +113,9 @@ impl Limiter {
     /// The default bound of checks in flight: 4,096. If each check takes 10 ms, this bound permits 400,000 checks per second. If
     /// each check takes the whole deadline, it permits 40,000. Each waiting check needs a few kilobytes of memory.
     pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
+
+    /// The default bound of waiting requests: 4,096. Each of them needs a few kilobytes of memory.
+    pub const DEFAULT_MAX_WAITING: usize = 4_096;
 
     /// Returns a builder for a limiter over this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
@@ -148,6 +157,55 @@ impl Limiter {
             Ok(check) => self.ask(check, false, None),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
+    }
+
+    /// Charges as [`admit`](Self::admit) does. If the request is denied, sleeps until the instant at which it fits, at most
+    /// `at_most`, and then charges it.
+    ///
+    /// Requests of one key form a queue in this process, which clones of the limiter share: they are admitted in the order in
+    /// which their futures are first polled. Only the first one asks the store. If no other process or method takes the units
+    /// that it waits for, each request asks at most twice. [The guide](crate::guide::waiting) states the details.
+    ///
+    /// To wait in front of a client, use [`WaitLayer`](crate::wait::WaitLayer).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("calls", 5, Duration::from_millis(20))?)
+    ///     .build()?;
+    /// for _ in 0..12 {
+    ///     limiter.wait(PartitionKey::new("api", "search"), 1, Duration::from_secs(2)).await?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns at once:
+    ///
+    /// - [`Rejection::Denied`] with the wait, if no wait helps, or if the store states a wait that ends after `at_most`. Outside
+    ///   tokio, every denial is returned.
+    /// - [`Rejection::WaitTooLong`], if the units that the requests ahead need show that the wait ends after `at_most`.
+    /// - [`Rejection::TooManyWaiting`], if [too many](LimiterBuilder::max_waiting) requests wait.
+    /// - The other rejections of [`admit`](Self::admit), if the backend makes no decision and the outage rule rejects the request.
+    ///
+    /// If the turn of the request has not come when `at_most` ends, returns [`Rejection::WaitTooLong`] then. A check that has begun is
+    /// completed.
+    pub fn wait(&self, key: PartitionKey, cost: impl IntoCosts, at_most: Duration) -> WaitFuture {
+        match self.own(&key, &cost.into_costs()) {
+            Ok(check) => WaitFuture::of(self.clone(), check, false, None, at_most),
+            Err(error) => WaitFuture::rejected(Rejection::Unavailable(error)),
+        }
+    }
+
+    /// Returns how many requests [wait](Self::wait) now, or are asked for in the queue of their key.
+    pub fn waiting(&self) -> usize {
+        self.0.waiters.count()
     }
 
     /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. The policies that a
@@ -292,6 +350,18 @@ impl Limiter {
         }
     }
 
+    /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
+    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
+        let (rule, reserves) = (draft.outage, draft.reserves);
+        match self.check_of(draft) {
+            Ok(check) => Some(WaitFuture::of(self.clone(), check?, reserves, rule, at_most)),
+            Err(error) => {
+                self.0.events.misconfigured(&error);
+                Some(WaitFuture::rejected(Rejection::Misconfigured(Arc::new(error))))
+            }
+        }
+    }
+
     /// Rejects a request without a key that can be read.
     pub(crate) fn reject_key(&self, error: KeyError) -> Rejection {
         if let KeyError::Misconfigured { .. } = error {
@@ -364,6 +434,10 @@ impl Limiter {
     /// Returns whether charges can be settled.
     pub(crate) fn can_settle(&self) -> bool {
         self.0.engine.can_change()
+    }
+
+    fn waiters(&self) -> &Arc<Waiters> {
+        &self.0.waiters
     }
 
     fn local(&self) -> &Local {

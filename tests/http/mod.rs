@@ -1,6 +1,7 @@
 //! The layer over axum and tonic on sockets, over other services, and in unit tests.
 
 mod client_ip;
+mod clients;
 mod composition;
 mod cors;
 mod costs;
@@ -29,6 +30,7 @@ mod settlement;
 mod shadow;
 mod tiers;
 mod types;
+mod waiting;
 
 pub mod wire;
 

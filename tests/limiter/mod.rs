@@ -1,10 +1,11 @@
-//! The limiter: its builder, its operations, its settlements and its warnings.
+//! The limiter: its builder, its operations, its queues, its settlements and its warnings.
 
 mod operations;
 mod settlement;
 mod settlement_queue;
 mod shadow;
 mod stats;
+mod waiting;
 mod warnings;
 
 use std::{

@@ -37,3 +37,4 @@ mod storage;
 mod time_to_live;
 mod tls;
 mod verification;
+mod waiting;
