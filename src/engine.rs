@@ -73,7 +73,7 @@ impl<B: Backend> Engine for B {
             let check = check.with_deadline(Instant::now() + deadline);
             let asked = async { complete(&check, self.check(&check).await) };
             let outcome = match guard {
-                Some(guard) => guard.ask(deadline, asked).await,
+                Some(guard) => guard.ask(&check, deadline, asked).await,
                 None => within(deadline, asked).await,
             };
             let outcome = match sent {

@@ -22,6 +22,9 @@ use crate::{
 /// probe, the breaker closes. If the probe fails, the breaker opens for another `open_for`. If the client of the probe
 /// disconnects, the next check is the probe.
 ///
+/// A store that accepts no writes, is out of memory or lacks a permission may still deny. After such a failure, only a probe that
+/// is admitted closes the breaker. If the store denies the probe, the client gets the denial, and the next check is the probe.
+///
 /// `open_for` does not grow: four probes per second are no burden for a store, and a longer pause would prolong the outage.
 ///
 /// # Failures
@@ -104,9 +107,19 @@ pub(super) struct Ticket {
     probe: Option<Attempt<()>>,
 }
 
+/// What an answer shows of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The store works: it has written, or a look-up that needs no writes has succeeded.
+    Works,
+    /// The store reads: a denial, a cost of 0, a peek, an error of one check, or a redirect. A store that accepts no writes also
+    /// answers these.
+    Reads,
+}
+
 /// The outcome of a check, for the breaker.
 pub(super) enum Report<'a> {
-    Answered,
+    Answered(Answer),
     Failed(&'a BackendError),
     /// The check was dropped before its deadline.
     Dropped,
@@ -153,7 +166,7 @@ impl Circuit {
         }
         match report {
             // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
-            Report::Answered => state.answered(),
+            Report::Answered(answer) => state.answered(answer),
             // Another check has replaced this probe.
             Report::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
             Report::Failed(error) => {
@@ -174,7 +187,14 @@ impl Circuit {
 }
 
 impl State {
-    fn answered(&mut self) -> Option<Change> {
+    fn answered(&mut self, answer: Answer) -> Option<Change> {
+        // A store that accepts no writes still denies. The breaker stays half-open, so the next check is the probe.
+        let is_of_writes = |open: &Open| {
+            matches!(open.error.reason(), Reason::ReadOnly | Reason::OutOfMemory | Reason::NoPermission)
+        };
+        if answer == Answer::Reads && self.open.as_ref().is_some_and(is_of_writes) {
+            return None;
+        }
         let now = Instant::now();
         self.failures = 0;
         self.answered = Some(now);
@@ -184,7 +204,8 @@ impl State {
             return Some(Change::Closed(now - open.since));
         }
         // An answer has ended the row of failures before it has opened the breaker.
-        self.unreported.take().map(|(_, error)| Change::Failed(error))
+        let reported = if answer == Answer::Works { self.unreported.take() } else { None };
+        reported.map(|(_, error)| Change::Failed(error))
     }
 
     fn failed(&mut self, error: &BackendError, breaker: Breaker, deadline: Duration) -> Option<Change> {

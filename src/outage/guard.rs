@@ -13,10 +13,12 @@ use tokio::time::Instant;
 
 use super::{
     Breaker,
-    breaker::{Change, Circuit, Report, Ticket},
+    breaker::{Answer, Change, Circuit, Report, Ticket},
 };
 use crate::{
     backend::{BackendError, Reason},
+    check::Check,
+    decision::Decision,
     observe::ServerEvents,
 };
 
@@ -112,14 +114,15 @@ impl Guard {
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn ask(
         self: Arc<Self>,
+        check: &Check,
         deadline: Duration,
-        asked: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, BackendError> {
+        asked: impl Future<Output = Result<Decision, BackendError>>,
+    ) -> Result<Decision, BackendError> {
         let pass = self.enter(None)?;
         let outcome = within(deadline, asked).await;
-        pass.finish(outcome.as_ref().err());
+        pass.decided(check, &outcome);
         outcome
     }
 
@@ -146,11 +149,20 @@ impl Pass {
         Arc::ptr_eq(&self.guard, guard)
     }
 
-    /// Ends the check with its outcome: an error, or `None` for an answer.
-    pub(crate) fn finish(mut self, error: Option<&BackendError>) {
-        self.report(match error {
-            Some(error) if !error.reason().is_of_one_check() => Report::Failed(error),
-            _ => Report::Answered,
+    /// Ends the check with its outcome.
+    pub(crate) fn decided(self, check: &Check, outcome: &Result<Decision, BackendError>) {
+        self.finish(outcome.as_ref().map(|decision| match decision.has_written(check) {
+            true => Answer::Works,
+            false => Answer::Reads,
+        }));
+    }
+
+    /// Ends the check with an error, or with an answer.
+    pub(crate) fn finish(mut self, outcome: Result<Answer, &BackendError>) {
+        self.report(match outcome {
+            Ok(answer) => Report::Answered(answer),
+            Err(error) if error.reason().is_of_one_check() => Report::Answered(Answer::Reads),
+            Err(error) => Report::Failed(error),
         });
     }
 

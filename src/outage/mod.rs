@@ -11,6 +11,8 @@ mod local;
 mod rule;
 
 pub use admission::{LocalDecision, Unchecked};
+#[cfg(feature = "redis")]
+pub(crate) use breaker::Answer;
 pub use breaker::Breaker;
 pub(crate) use breaker::check_breaker;
 pub use guard::Protection;
