@@ -15,11 +15,13 @@ use crate::error::ConfigError;
 mod policies;
 mod selector;
 mod table;
+mod tier;
 
 pub use policies::Policies;
 pub(crate) use policies::{distinct, pairs};
 pub use selector::{PolicySelector, from_fn};
 pub use table::PolicyTable;
+pub use tier::Tier;
 
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);

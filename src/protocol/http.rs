@@ -10,7 +10,7 @@ use crate::{
     answer::Answer,
     cost::Costs,
     decision::Decision,
-    head::{Head, ResponseHead},
+    head::{Head, Lookups, ResponseHead},
     key::KeyError,
     limit::Limit,
     limiter::{Admission, Basis, Draft, Rejection},
@@ -66,6 +66,8 @@ impl Http {
     }
 
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
+        let lookups = Lookups::default();
+        let head = &head.with_lookups(&lookups);
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
             return Ok(Draft::exempt());
         }
