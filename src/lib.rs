@@ -65,7 +65,8 @@
 //!
 //! | question | guide | types |
 //! | --- | --- | --- |
-//! | Which algorithm? Which policies? | [`guide::algorithms`] | [`Policy`], [`Algorithm`], [`PolicyTable`] |
+//! | Which algorithm? | [`guide::algorithms`] | [`Policy`], [`Algorithm`] |
+//! | Which policies, by tier or route, or from a file? | [`guide::policies`] | [`PolicyTable`], [`Tier`](policy::Tier) |
 //! | Whose usage is counted? | [`guide::keys`] | [`header`], [`extension`], [`peer_ip`], [`limit`], [`key`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
@@ -85,7 +86,8 @@
 //!   certificate authorities, client certificates.
 //! - `axum`: [`Decision`] and [`Reservation`] as extractors; [`Rejection`] as a response; `key::matched_route`; `peer_ip` reads
 //!   `ConnectInfo`.
-//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `test-util`: [`guide::testing`].
+//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `serde`: [policies from a file](guide::policies#policies-from-a-file).
+//!   `test-util`: [`guide::testing`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 

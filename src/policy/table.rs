@@ -49,6 +49,9 @@ use crate::head::Head;
 /// tiers.set("gold", Policy::new("requests", 2_000, minute)?);
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
+///
+/// With the feature `serde`, a table is read from a file and [replaced](Self::replace) while the service runs: see
+/// [the guide](crate::guide::policies#policies-from-a-file).
 #[derive(Clone)]
 pub struct PolicyTable(Arc<RwLock<Arc<Entries>>>);
 

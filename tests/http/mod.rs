@@ -21,6 +21,7 @@ mod pitfalls;
 pub mod probe;
 mod readiness;
 mod rejection;
+mod reload;
 mod responses;
 mod retry_after;
 mod services;
