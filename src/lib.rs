@@ -59,7 +59,7 @@
 //!
 //! Add the layer around the routes to protect. In axum, use `Router::layer`, or `Router::route_layer` for existing routes
 //! only. For any other service, use `tower::ServiceBuilder`. Add the layer inside CORS: `.layer(limits).layer(cors)`. Clones
-//! of a layer share one state. Nested layers make one check each, and join their header fields.
+//! of a layer share one state. [Nested layers](RateLimitLayer#nested-layers) make one check each, and join their header fields.
 //!
 //! # Guide
 //!

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{LimitedBody, Protocol};
+use super::{LimitedBody, Protocol, nested};
 use crate::{
     answer::Answer,
     cost::Costs,
@@ -126,7 +126,11 @@ impl Http {
 fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
     let extensions = request.extensions_mut();
     match &admission.basis {
-        Basis::Store(decision) => drop(extensions.insert(decision.clone())),
+        Basis::Store(decision) => {
+            if let Some(outer) = extensions.insert(decision.clone()) {
+                nested::compare(outer, decision, admission.reservation(), extensions);
+            }
+        }
         Basis::Local(local) => drop(extensions.insert(local.clone())),
         Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
     }
