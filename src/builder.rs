@@ -200,7 +200,7 @@ impl Builder {
     ///         let requests = Draft::check(user.clone(), 1);
     ///         Ok(match head.uri.path() {
     ///             "/health" => Draft::exempt(),
-    ///             "/upload" => requests.and(Draft::check_against(user, uploads.clone().into(), 1)),
+    ///             "/upload" => requests.and(Draft::check_against(user, uploads.clone(), 1)),
     ///             _ => requests,
     ///         })
     ///     })

@@ -1,6 +1,10 @@
 //! Checks, and the changes of a charge: what a limiter sends to a backend.
 
-use std::{fmt, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use tokio::time::Instant;
 
@@ -239,6 +243,24 @@ impl Check {
         &self.namespace.0
     }
 
+    /// Returns the policies of which both checks charge the same pair of a key and a policy, in the same place.
+    pub(crate) fn policies_charged_by<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Policy> {
+        let is_same_place = self.namespace.is_same_place(&other.namespace);
+        let others = if is_same_place { &*other.pairs } else { &[] };
+        let is_charged = |pair: &&Pair| {
+            pair.cost > 0
+                && others.iter().any(|other| {
+                    other.cost > 0 && other.policy.counts_with(&pair.policy) && other.key == pair.key
+                })
+        };
+        self.pairs.iter().filter(is_charged).map(|pair| &pair.policy)
+    }
+
+    /// Returns the namespace with the identity of its store.
+    pub(crate) fn place(&self) -> &Namespace {
+        &self.namespace
+    }
+
     pub(crate) fn namespace_shared(&self) -> &Arc<str> {
         &self.namespace.0
     }
@@ -341,6 +363,23 @@ impl Namespace {
 impl Namespace {
     pub(crate) fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
+    pub(crate) fn in_store(self, store: &str) -> Self {
+        type Shared = HashMap<(Box<str>, Arc<str>), Weak<str>>;
+        static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = shared.get_or_insert_default();
+        // Limiters are few and are rarely created, so a full scan is cheap.
+        shared.retain(|_, namespace| namespace.strong_count() > 0);
+        let known = shared.entry((store.into(), self.0.clone())).or_insert_with(|| Arc::downgrade(&self.0));
+        Self(known.upgrade().unwrap_or(self.0))
+    }
+
+    /// Returns whether both are the same namespace of the same store. A store without a name equals no other one.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    check::{Check, Pair, Purpose, Receipt},
+    check::{AcrossSlots, Check, Pair, Purpose, Receipt},
     policy::Policy,
 };
 
@@ -56,7 +56,20 @@ struct Inner {
     statuses: Box<[Status]>,
     receipts: Box<[Receipt]>,
     origin: Origin,
+    check: Decided,
 }
+
+/// The check, if the limiter has noted it.
+struct Decided(Option<Check>);
+
+/// The same decision may be made with and without a limiter.
+impl PartialEq for Decided {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Decided {}
 
 /// The origin of a decision.
 #[derive(PartialEq, Eq)]
@@ -149,7 +162,28 @@ impl Decision {
     }
 
     fn of(origin: Origin, at_micros: u64, statuses: Box<[Status]>, receipts: Box<[Receipt]>) -> Self {
-        Self(Arc::new(Inner { at_micros, statuses, receipts, origin }))
+        Self(Arc::new(Inner { at_micros, statuses, receipts, origin, check: Decided(None) }))
+    }
+
+    /// Notes the check of this decision, so that a nested layer can compare its own with it.
+    pub(crate) fn of_check(mut self, check: Check) -> Self {
+        // Only the warning about double charges needs it. A backend may return one decision for several checks. Then none is noted.
+        if cfg!(feature = "tracing")
+            && let Some(inner) = Arc::get_mut(&mut self.0)
+        {
+            inner.check = Decided(Some(check.with_across_slots(AcrossSlots::default())));
+        }
+        self
+    }
+
+    /// Returns the check of this decision, if it is noted.
+    pub(crate) fn check(&self) -> Option<&Check> {
+        self.0.check.0.as_ref()
+    }
+
+    /// Returns whether both are clones of one decision.
+    pub(crate) fn is_clone_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Returns whether the check was admitted and charged.

@@ -81,7 +81,7 @@ impl<B: Backend> Engine for B {
                 None => outcome,
             };
             events.decided(&check, &outcome);
-            outcome
+            outcome.map(|decision| decision.of_check(check))
         })
     }
 

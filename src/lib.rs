@@ -59,13 +59,14 @@
 //!
 //! Add the layer around the routes to protect. In axum, use `Router::layer`, or `Router::route_layer` for existing routes
 //! only. For any other service, use `tower::ServiceBuilder`. Add the layer inside CORS: `.layer(limits).layer(cors)`. Clones
-//! of a layer share one state. Nested layers make one check each, and join their header fields.
+//! of a layer share one state. [Nested layers](RateLimitLayer#nested-layers) make one check each, and join their header fields.
 //!
 //! # Guide
 //!
 //! | question | guide | types |
 //! | --- | --- | --- |
-//! | Which algorithm? Which policies? | [`guide::algorithms`] | [`Policy`], [`Algorithm`], [`PolicyTable`] |
+//! | Which algorithm? | [`guide::algorithms`] | [`Policy`], [`Algorithm`] |
+//! | Which policies, by tier or route, or from a file? | [`guide::policies`] | [`PolicyTable`], [`Tier`](policy::Tier) |
 //! | Whose usage is counted? | [`guide::keys`] | [`header`], [`extension`], [`peer_ip`], [`limit`], [`key`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
@@ -86,7 +87,8 @@
 //!   certificate authorities, client certificates.
 //! - `axum`: [`Decision`] and [`Reservation`] as extractors; [`Rejection`] as a response; `key::matched_route`; `peer_ip` reads
 //!   `ConnectInfo`.
-//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `test-util`: [`guide::testing`].
+//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `serde`: [policies from a file](guide::policies#policies-from-a-file).
+//!   `test-util`: [`guide::testing`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 

@@ -3,7 +3,10 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -93,6 +96,8 @@ pub struct RecordedRefund {
 }
 
 struct Script {
+    /// Differs from that of every other backend, also of one that was dropped.
+    number: u64,
     /// The last answer repeats.
     answers: VecDeque<FakeAnswer>,
     /// The answer to settlements. `Admit` means success.
@@ -131,7 +136,9 @@ impl FakeBackend {
         }
         let settlements = FakeAnswer::Admit;
         let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
-        Self(Arc::new(Mutex::new(Script { answers, settlements, checks, refunds, resets })))
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::new(Mutex::new(Script { number, answers, settlements, checks, refunds, resets })))
     }
 
     /// Makes every settlement fail for this reason.
@@ -211,7 +218,7 @@ impl Backend for FakeBackend {
 
     /// Returns a name that clones share.
     fn store(&self) -> Option<String> {
-        Some(format!("fake {:p}", Arc::as_ptr(&self.0)))
+        Some(format!("fake {}", self.script().number))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! | question | page |
 //! | --- | --- |
-//! | Which algorithm suits my limit? How do I change a policy? | [`algorithms`] |
+//! | Which algorithm suits my limit? | [`algorithms`] |
+//! | How do I limit by tier or by route? How do I change policies while the service runs? | [`policies`] |
 //! | Whose usage is counted? How do I limit by user *and* by address? | [`keys`] |
 //! | How do I weight requests? | [`costs`] |
 //! | What happens if Redis does not answer? | [`outages`] |
@@ -37,6 +38,9 @@ pub mod keys {}
 
 #[doc = include_str!("outages.md")]
 pub mod outages {}
+
+#[doc = include_str!("policies.md")]
+pub mod policies {}
 
 #[doc = include_str!("proxies.md")]
 pub mod proxies {}

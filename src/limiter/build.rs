@@ -246,10 +246,13 @@ impl LimiterBuilder {
         let name = format!("{name}, namespace {}", namespace.as_str());
         let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
         let on_rollback = denials.clone().map(on_rollback);
-        let (events, alive) = (Arc::new(LimiterEvents::new(name)), Arc::new(()));
-        if let Some(store) = store {
-            observe::new_limits(&store, &namespace, &all, Arc::downgrade(&alive));
-        }
+        let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
+        let events = Arc::new(LimiterEvents::new(name));
+        // Limiters with one store and one namespace share their counts.
+        let namespace = match &store {
+            Some(store) => namespace.in_store(store),
+            None => namespace,
+        };
         Ok(Limiter(Arc::new(Inner {
             queue: Queue::new(
                 engine.clone(),
@@ -267,7 +270,7 @@ impl LimiterBuilder {
             waiters: Waiters::new(max_waiting),
             engine,
             events,
-            _alive: alive,
+            _lifetime: lifetime,
         })))
     }
 }

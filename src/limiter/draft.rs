@@ -5,7 +5,7 @@ use crate::{
     cost::{Costs, IntoCosts},
     key::{KeyError, PartitionKey},
     outage::OutageRule,
-    policy::Policies,
+    policy::{Policies, Tier},
 };
 
 /// The keys, costs and policies to check for one request. All of them are one check, admitted or denied as a whole.
@@ -58,9 +58,14 @@ impl Draft {
         Self::part(key, costs.into_costs(), Against::Limiter)
     }
 
-    /// Checks this key against these policies, and not against the policies of the limiter.
-    pub fn check_against(key: PartitionKey, policies: Policies, costs: impl IntoCosts) -> Self {
-        Self::part(key, costs.into_costs(), Against::Only(policies))
+    /// Checks this key against these policies, and not against the policies of the limiter. `policies` is a
+    /// [`Policy`](crate::Policy), [`Policies`], or the [`Tier`] of a [table](crate::PolicyTable::pick). An unlimited tier is
+    /// [exempt](Self::exempt).
+    pub fn check_against(key: PartitionKey, policies: impl Into<Tier>, costs: impl IntoCosts) -> Self {
+        match policies.into() {
+            Tier::Limited(policies) => Self::part(key, costs.into_costs(), Against::Only(policies)),
+            Tier::Unlimited => Self::exempt(),
+        }
     }
 
     /// Checks these pairs.

@@ -46,7 +46,7 @@ pub struct ResetFuture(pub(super) NowOrLater<Result<(), BackendError>>);
 pub(crate) struct Waiting {
     pub(super) store: BoxFuture<Decided>,
     pub(super) terms: Terms,
-    /// The check, if it is needed again: for a reservation, or for the local fallback.
+    /// The check, if it is needed again: for a reservation, or for the local fallback. The decision contains it as well.
     pub(super) kept: Option<(Limiter, Check)>,
 }
 
@@ -80,9 +80,14 @@ pub(super) fn outcome(
 ) -> Outcome {
     let error = match decided {
         Ok(decision) if decision.is_admitted() => {
-            let reservation = kept
-                .filter(|_| reserves)
-                .map(|(limiter, check)| Reservation::new(limiter.queue().clone(), check, decision.clone()));
+            let (decision, reservation) = match kept {
+                Some((limiter, check)) if reserves => {
+                    let reservation = Reservation::new(limiter.queue().clone(), check, decision.clone());
+                    (decision, Some(reservation))
+                }
+                Some((_, check)) => (decision.of_check(check), None),
+                None => (decision, None),
+            };
             return Ok(Admission { basis: Basis::Store(decision), reservation });
         }
         Ok(decision) => return Err(Rejection::Denied(decision)),

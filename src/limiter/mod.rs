@@ -12,7 +12,7 @@ use crate::{
     error::ConfigError,
     key::{KeyError, PartitionKey},
     now_or_later::{BoxFuture, NowOrLater},
-    observe::{self, DeniedKey, LimiterEvents, Stats},
+    observe::{self, DeniedKey, Lifetime, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
     policy::{Policy, distinct, pairs},
     settle::Queue,
@@ -73,8 +73,8 @@ struct Inner {
     local: Local,
     waiters: Arc<Waiters>,
     events: Arc<LimiterEvents>,
-    /// Alive as long as the limiter is.
-    _alive: Arc<()>,
+    /// `None` if the store has no name.
+    _lifetime: Option<Lifetime>,
 }
 
 #[derive(Clone, Debug)]
@@ -415,15 +415,15 @@ impl Limiter {
             _ if is_shadow => OutageRule::FailOpen,
             rule => rule,
         };
-        let is_kept = reserves || matches!(rule, OutageRule::LocalFallback(_));
         let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
         match self.decide_now(&check) {
             NowOrLater::Now(Some(decided)) => {
-                let kept = is_kept.then_some((self, check));
-                NowOrLater::now(future::outcome(decided, Terms { rule, is_shadow, reserves }, kept))
+                let terms = Terms { rule, is_shadow, reserves };
+                NowOrLater::now(future::outcome(decided, terms, Some((self, check))))
             }
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(miss) => {
+                let is_kept = reserves || matches!(rule, OutageRule::LocalFallback(_));
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
                 let store = self.decide_later(check, miss, rule);
                 NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserves }, kept })

@@ -178,3 +178,24 @@ pub(super) fn conflicting_policies(earlier: &Policy, new: &Policy) {
         "conflicting policies: same name and namespace, different quota, window or algorithm",
     );
 }
+
+pub(super) fn dropped_again(store: &str, dropped: u32) {
+    event!(
+        warn,
+        store,
+        dropped,
+        "rate limiters are built and dropped again: a layer that is built for each request makes its own connection and \
+         forgets denials; build one layer, and clone it",
+    );
+}
+
+#[cfg(feature = "tracing")]
+pub(super) fn charged_twice(namespace: &str, policy: &Policy) {
+    event!(
+        warn,
+        policy = policy.name(),
+        namespace,
+        "charged twice: two nested layers charge the same partition key for the same policy; remove one of them, or give the \
+         policies different names",
+    );
+}

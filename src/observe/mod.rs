@@ -9,10 +9,7 @@
 use std::fmt;
 use std::{
     error::Error,
-    sync::{
-        Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use crate::{
@@ -25,11 +22,15 @@ use crate::{
 
 #[cfg(feature = "tracing")]
 mod conflicts;
+#[cfg(feature = "tracing")]
+mod double_charges;
 mod events;
+mod lifetime;
 mod server;
 mod stats;
 mod throttle;
 
+pub(crate) use lifetime::Lifetime;
 pub(crate) use server::ServerEvents;
 use stats::Counters;
 pub use stats::{DeniedKey, Stats};
@@ -150,11 +151,22 @@ pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
 }
 
 /// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is
-/// `alive`: the same name, store and namespace, but a different quota, window or algorithm.
+/// alive: the same name, store and namespace, but a different quota, window or algorithm. The limiter keeps the returned value.
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
+pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], place: &str) -> Lifetime {
+    let lifetime = Lifetime::new(place);
     #[cfg(feature = "tracing")]
-    for [earlier, new] in conflicts::register(store, namespace, policies, alive) {
+    for [earlier, new] in conflicts::register(store, namespace, policies, lifetime.alive()) {
         events::conflicting_policies(&earlier, &new);
+    }
+    lifetime
+}
+
+/// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+pub(crate) fn charged_twice(place: &Namespace, policy: &Policy) {
+    #[cfg(feature = "tracing")]
+    if double_charges::is_first(place, policy) {
+        events::charged_twice(place.as_str(), policy);
     }
 }

@@ -12,14 +12,18 @@ use std::{
 
 use crate::error::ConfigError;
 
+#[cfg(feature = "serde")]
+mod format;
 mod policies;
 mod selector;
 mod table;
+mod tier;
 
 pub use policies::Policies;
 pub(crate) use policies::{distinct, pairs};
 pub use selector::{PolicySelector, from_fn};
 pub use table::PolicyTable;
+pub use tier::Tier;
 
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -37,6 +41,8 @@ const MAX_BUCKETS: u64 = 4_096;
 ///
 /// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are, whether or not they are
 /// [hidden](Self::hidden) or in [shadow mode](Self::shadow).
+///
+/// With the feature `serde`, policies are read from [a file](crate::guide::policies#policies-from-a-file).
 ///
 /// ```
 /// use std::time::Duration;
@@ -70,7 +76,12 @@ struct Inner {
 ///
 /// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
 /// after the wait, and not before.
+///
+/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"` or
+/// `"fixed-window"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum Algorithm {
     /// Counts every charge for one window from its own instant. The default.
@@ -81,6 +92,7 @@ pub enum Algorithm {
     SlidingBuckets {
         /// The length of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
         /// need not divide the window.
+        #[cfg_attr(feature = "serde", serde(with = "format::precision"))]
         precision: Duration,
     },
     /// Adds the usage of the current calendar window and a share of the previous one: `current + previous * left / whole`, where

@@ -5,12 +5,12 @@ use std::{fmt, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{LimitedBody, Protocol};
+use super::{LimitedBody, Protocol, nested};
 use crate::{
     answer::Answer,
     cost::Costs,
     decision::Decision,
-    head::{Head, ResponseHead},
+    head::{Head, Lookups, ResponseHead},
     key::KeyError,
     limit::Limit,
     limiter::{Admission, Basis, Draft, Rejection},
@@ -69,6 +69,8 @@ impl Http {
     }
 
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
+        let lookups = Lookups::default();
+        let head = &head.with_lookups(&lookups);
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
             return Ok(Draft::exempt());
         }
@@ -141,7 +143,11 @@ impl Http {
 fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
     let extensions = request.extensions_mut();
     match &admission.basis {
-        Basis::Store(decision) => drop(extensions.insert(decision.clone())),
+        Basis::Store(decision) => {
+            if let Some(outer) = extensions.insert(decision.clone()) {
+                nested::compare(outer, decision, admission.reservation(), extensions);
+            }
+        }
         Basis::Local(local) => drop(extensions.insert(local.clone())),
         Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
     }

@@ -6,6 +6,7 @@
 mod body;
 mod by;
 mod http;
+mod nested;
 
 pub use body::LimitedBody;
 pub use by::{AsError, By, RejectWith, SettleBy, by};

@@ -6,6 +6,7 @@ mod inspect;
 mod limits;
 mod outage;
 mod process;
+mod reload;
 mod settlement;
 mod shutdown;
 mod startup_errors;

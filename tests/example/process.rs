@@ -55,7 +55,13 @@ impl Example {
     /// Starts the example of this name on a port that the operating system picks.
     pub fn of(name: &str, redis_url: Option<&str>) -> Self {
         let redis = redis_url.map(|url| ("REDIS_URL", url));
-        let mut process = Process::spawn(name, &[], [("PORT", "0")].into_iter().chain(redis));
+        Self::with(name, redis.as_slice())
+    }
+
+    /// Starts the example of this name with these variables, on a port that the operating system picks.
+    pub fn with(name: &str, variables: &[(&str, &str)]) -> Self {
+        let variables = [("PORT", "0")].into_iter().chain(variables.iter().copied());
+        let mut process = Process::spawn(name, &[], variables);
         let mut stdout = BufReader::new(process.child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();

@@ -22,6 +22,7 @@ mod pitfalls;
 pub mod probe;
 mod readiness;
 mod rejection;
+mod reload;
 mod responses;
 mod retry_after;
 mod services;

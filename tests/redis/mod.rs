@@ -22,6 +22,7 @@ mod foreign_value;
 mod isolation;
 mod keys;
 mod large_log;
+mod layer_per_request;
 mod lost_reply;
 mod lua_files;
 mod outage_events;
