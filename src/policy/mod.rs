@@ -4,11 +4,13 @@ use std::{
     fmt,
     num::NonZeroU32,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
+
+use http::HeaderValue;
 
 use crate::error::ConfigError;
 
@@ -55,6 +57,8 @@ struct Inner {
     algorithm: Algorithm,
     is_hidden: bool,
     warned: AtomicBool,
+    /// The policy as a member of a header field, made when it is first needed.
+    member: OnceLock<HeaderValue>,
 }
 
 /// The algorithm that counts usage.
@@ -126,6 +130,7 @@ impl Policy {
             algorithm: Algorithm::default(),
             is_hidden: false,
             warned: AtomicBool::new(false),
+            member: OnceLock::new(),
         })))
     }
 
@@ -217,6 +222,7 @@ impl Policy {
             algorithm,
             is_hidden: self.0.is_hidden,
             warned: AtomicBool::new(false),
+            member: OnceLock::new(),
         }
     }
 
@@ -251,6 +257,11 @@ impl Policy {
     /// Returns the window in microseconds.
     pub(crate) fn window_micros(&self) -> u64 {
         self.0.window_micros
+    }
+
+    /// Returns this policy as a member of a header field. The first call makes it.
+    pub(crate) fn member(&self, make: impl FnOnce() -> HeaderValue) -> &HeaderValue {
+        self.0.member.get_or_init(make)
     }
 
     /// Returns true for the first call on any clone, for a warning that is logged once.
