@@ -59,6 +59,8 @@ struct Inner {
     warned: AtomicBool,
     /// The policy as a member of a header field, made when it is first needed.
     member: OnceLock<HeaderValue>,
+    /// The name as JSON, made when it is first needed.
+    json_name: OnceLock<Box<[u8]>>,
 }
 
 /// The algorithm that counts usage.
@@ -131,6 +133,7 @@ impl Policy {
             is_hidden: false,
             warned: AtomicBool::new(false),
             member: OnceLock::new(),
+            json_name: OnceLock::new(),
         })))
     }
 
@@ -223,6 +226,7 @@ impl Policy {
             is_hidden: self.0.is_hidden,
             warned: AtomicBool::new(false),
             member: OnceLock::new(),
+            json_name: OnceLock::new(),
         }
     }
 
@@ -262,6 +266,11 @@ impl Policy {
     /// Returns this policy as a member of a header field. The first call makes it.
     pub(crate) fn member(&self, make: impl FnOnce() -> HeaderValue) -> &HeaderValue {
         self.0.member.get_or_init(make)
+    }
+
+    /// Returns the name as JSON. The first call makes it.
+    pub(crate) fn json_name(&self, make: impl FnOnce() -> Box<[u8]>) -> &[u8] {
+        self.0.json_name.get_or_init(make)
     }
 
     /// Returns true for the first call on any clone, for a warning that is logged once.
