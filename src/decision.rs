@@ -193,11 +193,8 @@ impl Decision {
 
     /// Returns whether the check has written to the store: it was admitted, charged a pair with a cost, and was no peek.
     pub(crate) fn has_written(&self, check: &Check) -> bool {
-        let is_charged =
-            |(pair, status): (&Pair, &Status)| pair.cost > 0 && status.retry_after.is_zero();
-        self.is_admitted()
-            && check.purpose() != Purpose::Peek
-            && self.statuses_of(check).any(is_charged)
+        let is_charged = |(pair, status): (&Pair, &Status)| pair.cost > 0 && status.retry_after.is_zero();
+        self.is_admitted() && check.purpose() != Purpose::Peek && self.statuses_of(check).any(is_charged)
     }
 
     /// Returns the time until the same check would be admitted, if there are no other charges: the largest wait of all enforcing

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
 
 /// Longer keys are kept as their digest.
 const MAX_KEPT: usize = 256;
@@ -32,13 +33,13 @@ impl PartitionKey {
     /// Creates a key of one part. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
     /// crate never create one.
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
-        let value = value.as_ref();
-        let mut bytes = Vec::with_capacity(16 + kind.len() + value.len());
-        for field in [kind.as_bytes(), value] {
+        // Most keys are short, so that only the key itself is allocated.
+        let mut bytes = SmallVec::<[u8; 128]>::new();
+        for field in [kind.as_bytes(), value.as_ref()] {
             bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
             bytes.extend_from_slice(field);
         }
-        Self(bytes.into())
+        Self(bytes.as_slice().into())
     }
 
     /// Returns the key of all parts of this key, followed by all parts of the other.

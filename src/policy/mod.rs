@@ -4,11 +4,13 @@ use std::{
     fmt,
     num::NonZeroU32,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
+
+use http::HeaderValue;
 
 use crate::error::ConfigError;
 
@@ -63,6 +65,10 @@ struct Inner {
     is_hidden: bool,
     is_shadow: bool,
     warned: AtomicBool,
+    /// The policy as a member of a header field, made when it is first needed.
+    member: OnceLock<HeaderValue>,
+    /// The name as JSON, made when it is first needed.
+    json_name: OnceLock<Box<[u8]>>,
 }
 
 /// The algorithm that counts usage.
@@ -141,6 +147,8 @@ impl Policy {
             is_hidden: false,
             is_shadow: false,
             warned: AtomicBool::new(false),
+            member: OnceLock::new(),
+            json_name: OnceLock::new(),
         })))
     }
 
@@ -265,6 +273,8 @@ impl Policy {
             is_hidden: self.0.is_hidden,
             is_shadow: self.0.is_shadow,
             warned: AtomicBool::new(false),
+            member: OnceLock::new(),
+            json_name: OnceLock::new(),
         }
     }
 
@@ -299,6 +309,16 @@ impl Policy {
     /// Returns the window in microseconds.
     pub(crate) fn window_micros(&self) -> u64 {
         self.0.window_micros
+    }
+
+    /// Returns this policy as a member of a header field. The first call makes it.
+    pub(crate) fn member(&self, make: impl FnOnce() -> HeaderValue) -> &HeaderValue {
+        self.0.member.get_or_init(make)
+    }
+
+    /// Returns the name as JSON. The first call makes it.
+    pub(crate) fn json_name(&self, make: impl FnOnce() -> Box<[u8]>) -> &[u8] {
+        self.0.json_name.get_or_init(make)
     }
 
     /// Returns true for the first call on any clone, for a warning that is logged once.
