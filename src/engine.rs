@@ -11,7 +11,7 @@ use crate::{
     deny_cache::{Denials, Miss},
     now_or_later::BoxFuture,
     observe::LimiterEvents,
-    outage::{Guard, Protection, within},
+    outage::{Guard, Protection, ServerBreaker, within},
 };
 
 pub(crate) type Outcome<T> = Result<T, BackendError>;
@@ -51,6 +51,8 @@ pub(crate) trait Engine: Send + Sync {
     fn name_of_store(&self) -> Option<String>;
     /// Returns whether the backend protects its servers itself.
     fn protects_servers(&self, protection: Protection) -> bool;
+    /// Returns the circuit breakers of the servers that the backend protects itself.
+    fn breakers(&self) -> Vec<ServerBreaker>;
     /// Waits for the backend's work in the background.
     fn finish(self: Arc<Self>) -> BoxFuture<()>;
 }
@@ -144,6 +146,10 @@ impl<B: Backend> Engine for B {
 
     fn protects_servers(&self, protection: Protection) -> bool {
         self.protect(protection)
+    }
+
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        Backend::breakers(self)
     }
 
     fn finish(self: Arc<Self>) -> BoxFuture<()> {

@@ -32,6 +32,7 @@ pub struct LimiterBuilder {
     rule: OutageRule,
     breaker: Option<Breaker>,
     max_in_flight: usize,
+    near_limit: f64,
     deny_cache: Option<DenyCache>,
     memory: Option<MemoryBackend>,
     engine: Arc<dyn Engine>,
@@ -57,6 +58,7 @@ impl LimiterBuilder {
             rule: OutageRule::default(),
             breaker: Some(Breaker::default()),
             max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
+            near_limit: Limiter::DEFAULT_NEAR_LIMIT,
             deny_cache: Some(DenyCache::default()),
             memory: None,
             engine: Arc::new(backend),
@@ -139,6 +141,17 @@ impl LimiterBuilder {
         self
     }
 
+    /// Sets the fraction of a quota that counts as near the limit: above 0, and at most 1. The default is
+    /// [`DEFAULT_NEAR_LIMIT`](Limiter::DEFAULT_NEAR_LIMIT).
+    ///
+    /// An admitted check is near the limit of a policy if it is charged to this policy, and at least this fraction of the quota is
+    /// in use afterwards. [`Stats::near_limit`](crate::observe::Stats::near_limit) counts these checks. The fraction changes no decision and no response. For one
+    /// decision, see [`Status::is_near`](crate::Status::is_near).
+    pub fn near_limit(mut self, fraction: f64) -> Self {
+        self.near_limit = fraction;
+        self
+    }
+
     /// Configures the deny cache. The default is [`DenyCache::default`]. `None` disables it: every check asks the store. Then a
     /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both.
     ///
@@ -179,7 +192,7 @@ impl LimiterBuilder {
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
     /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
     /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
-    /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
+    /// [`ConfigError::NearLimit`], [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -193,6 +206,7 @@ impl LimiterBuilder {
             rule,
             breaker,
             max_in_flight,
+            near_limit,
             deny_cache,
             memory,
             engine,
@@ -214,6 +228,10 @@ impl LimiterBuilder {
         if !(1..=MAX_IN_FLIGHT).contains(&max_in_flight) {
             return Err(ConfigError::MaxInFlight { given: max_in_flight, max: MAX_IN_FLIGHT });
         }
+        // NaN is in no range.
+        if !(f64::MIN_POSITIVE..=1.0).contains(&near_limit) {
+            return Err(ConfigError::NearLimit { given: near_limit });
+        }
         if let Some(cache) = deny_cache {
             check_deny_cache(cache)?;
         }
@@ -229,7 +247,7 @@ impl LimiterBuilder {
         let name = format!("{name}, namespace {}", namespace.as_str());
         let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
         let on_rollback = denials.clone().map(on_rollback);
-        let (events, alive) = (Arc::new(LimiterEvents::new(name)), Arc::new(()));
+        let (events, alive) = (Arc::new(LimiterEvents::new(name, near_limit)), Arc::new(()));
         if let Some(store) = store {
             observe::new_limits(&store, &namespace, &all, Arc::downgrade(&alive));
         }

@@ -108,6 +108,9 @@ impl Limiter {
     /// each check takes the whole deadline, it permits 40,000. Each waiting check needs a few kilobytes of memory.
     pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
 
+    /// The default fraction of a quota that counts as [near the limit](LimiterBuilder::near_limit): 0.8.
+    pub const DEFAULT_NEAR_LIMIT: f64 = 0.8;
+
     /// Returns a builder for a limiter over this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
         LimiterBuilder::new(backend)
@@ -233,7 +236,10 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.0.events.counters().stats(self.lost_settlements())
+        let Inner { engine, guard, events, .. } = &*self.0;
+        let of_servers = engine.breakers().into_iter();
+        let breakers = of_servers.chain(guard.as_ref().and_then(|guard| guard.breaker())).collect();
+        events.counters().stats(self.lost_settlements(), breakers)
     }
 
     /// Returns the partition keys that this process has denied most, since the limiter was built: at most `max` and at most 128,

@@ -19,7 +19,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Namespace, Pair, Purpose},
     cost::Costs,
-    decision::Decision,
+    decision::{Decision, Status},
     policy::Policy,
 };
 
@@ -58,11 +58,13 @@ pub(crate) struct LimiterEvents {
     full: Throttle,
     local_memory_full: Throttle,
     settlement_lost: Throttle,
+    /// The fraction of a quota that counts as near the limit.
+    near_limit: f64,
     counters: Counters,
 }
 
 impl LimiterEvents {
-    pub(crate) fn new(store: impl Into<Box<str>>) -> Self {
+    pub(crate) fn new(store: impl Into<Box<str>>, near_limit: f64) -> Self {
         Self {
             store: store.into(),
             unknown_policy: AtomicBool::new(false),
@@ -70,6 +72,7 @@ impl LimiterEvents {
             full: Throttle::default(),
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
+            near_limit,
             counters: Counters::default(),
         }
     }
@@ -98,9 +101,13 @@ impl LimiterEvents {
 
     /// Counts the outcome of a check. Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
     pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
-        self.counters.decided(check, outcome);
+        let is_counted = check.purpose() != Purpose::Peek;
+        if is_counted {
+            let is_near = |status: &Status| status.cost() > 0 && status.is_near(self.near_limit);
+            self.counters.decided(check, outcome, is_near);
+        }
         match outcome {
-            Ok(decision) if decision.is_admitted() || check.purpose() == Purpose::Peek => {}
+            Ok(decision) if decision.is_admitted() || !is_counted => {}
             Ok(decision) => events::denied(decision),
             Err(error) if error.reason() == Reason::Full => {
                 if let Some(unlogged) = self.full.pass() {
@@ -117,6 +124,11 @@ impl LimiterEvents {
         if let Some(unlogged) = self.local_memory_full.pass() {
             events::local_memory_full(&self.store, unlogged);
         }
+    }
+
+    /// Counts a settlement that took effect.
+    pub(crate) fn settled(&self) {
+        self.counters.settled();
     }
 
     /// Warns, at most once per minute, about lost settlements: the number so far, and the last error.

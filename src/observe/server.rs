@@ -37,6 +37,11 @@ impl ServerEvents {
         }
     }
 
+    /// Returns the name of the server.
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
     /// Warns that the circuit breaker has opened, after this failure.
     pub(crate) fn breaker_opened(&self, error: &BackendError) {
         let pass = self.openings.pass();

@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Breaker,
+    Breaker, ServerBreaker,
     breaker::{Change, Circuit, Report, Ticket},
 };
 use crate::{
@@ -109,6 +109,12 @@ impl Guard {
         let shared = SharedProtection::default();
         shared.add(protection);
         Self::new(Arc::new(shared), store)
+    }
+
+    /// Returns the circuit breaker, or `None` if there is none.
+    pub(crate) fn breaker(&self) -> Option<ServerBreaker> {
+        let (breaker, _) = self.protection.breaker();
+        breaker.map(|_| ServerBreaker::new(self.events.server(), self.circuit.breaker_state()))
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.

@@ -11,8 +11,8 @@ mod local;
 mod rule;
 
 pub use admission::{LocalDecision, Unchecked};
-pub use breaker::Breaker;
 pub(crate) use breaker::check_breaker;
+pub use breaker::{Breaker, BreakerState, ServerBreaker};
 pub use guard::Protection;
 pub(crate) use guard::{Guard, within};
 #[cfg(feature = "redis")]
