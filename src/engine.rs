@@ -72,7 +72,8 @@ impl<B: Backend> Engine for B {
     ) -> BoxFuture<Outcome<Decision>> {
         Box::pin(async move {
             let sent = miss.map(Miss::send);
-            let check = check.with_deadline(Instant::now() + deadline);
+            let started = Instant::now();
+            let check = check.with_deadline(started + deadline);
             let asked = async { complete(&check, self.check(&check).await) };
             let outcome = match guard {
                 Some(guard) => guard.ask(deadline, asked).await,
@@ -82,7 +83,7 @@ impl<B: Backend> Engine for B {
                 Some(sent) => sent.learn(&check, outcome),
                 None => outcome,
             };
-            events.decided(&check, &outcome);
+            events.decided(&check, &outcome, Some(started));
             outcome
         })
     }

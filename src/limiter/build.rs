@@ -145,7 +145,8 @@ impl LimiterBuilder {
     /// [`DEFAULT_NEAR_LIMIT`](Limiter::DEFAULT_NEAR_LIMIT).
     ///
     /// An admitted check is near the limit of a policy if it is charged to this policy, and at least this fraction of the quota is
-    /// in use afterwards. [`Stats::near_limit`](crate::observe::Stats::near_limit) counts these checks. The fraction changes no decision and no response. For one
+    /// in use afterwards. [`Stats::near_limit`](crate::observe::Stats::near_limit) and the
+    /// [metrics](crate::guide::observability) count these checks. The fraction changes no decision and no response. For one
     /// decision, see [`Status::is_near`](crate::Status::is_near).
     pub fn near_limit(mut self, fraction: f64) -> Self {
         self.near_limit = fraction;
@@ -247,7 +248,7 @@ impl LimiterBuilder {
         let name = format!("{name}, namespace {}", namespace.as_str());
         let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
         let on_rollback = denials.clone().map(on_rollback);
-        let (events, alive) = (Arc::new(LimiterEvents::new(name, near_limit)), Arc::new(()));
+        let (events, alive) = (Arc::new(LimiterEvents::new(name, &all, near_limit)), Arc::new(()));
         if let Some(store) = store {
             observe::new_limits(&store, &namespace, &all, Arc::downgrade(&alive));
         }

@@ -298,6 +298,15 @@ impl Limiter {
         Rejection::Key(error)
     }
 
+    /// Counts the outcome of a request of a layer. `None` is an exempt request. `route` returns its matched route.
+    pub(crate) fn responded<'a>(
+        &self,
+        outcome: Option<&Result<Admission, Rejection>>,
+        route: impl FnOnce() -> Option<&'a str>,
+    ) {
+        self.0.events.responded(outcome::of_request(outcome), route);
+    }
+
     /// Returns the check of a draft, or `None` if the draft is exempt.
     fn check_of(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
         if draft.others.is_empty()
@@ -429,7 +438,7 @@ impl Limiter {
             }
         }
         let decided = |outcome| {
-            self.0.events.decided(check, &outcome);
+            self.0.events.decided(check, &outcome, None);
             NowOrLater::now(outcome)
         };
         if let Some(outcome) = engine.ask_now(check) {

@@ -1,9 +1,9 @@
 //! What a limiter has done: counters for a health page, and the partition keys that are denied most.
 //!
 //! [`Limiter::stats`](crate::Limiter::stats) and [`Limiter::most_denied`](crate::Limiter::most_denied) return these types. For
-//! log events, see the [guide](crate::guide::outages#events).
+//! metrics, log events and alerts, see the [guide](crate::guide::observability).
 
-// Without the feature `tracing` all events are no-ops, so that no call site needs a `cfg`.
+// Without the feature `tracing` all events are no-ops, and without `metrics` all metrics, so that no call site needs a `cfg`.
 
 #[cfg(feature = "redis")]
 use std::fmt;
@@ -14,6 +14,8 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
+
+use tokio::time::Instant;
 
 use crate::{
     backend::{BackendError, Reason},
@@ -26,10 +28,20 @@ use crate::{
 #[cfg(feature = "tracing")]
 mod conflicts;
 mod events;
+#[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
+mod metrics;
+mod outcome;
+#[cfg(feature = "metrics")]
+mod series;
 mod server;
 mod stats;
 mod throttle;
 
+use metrics::LimiterMetrics;
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub use metrics::describe_metrics;
+pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 use stats::Counters;
 pub use stats::{DeniedKey, Stats};
@@ -61,10 +73,11 @@ pub(crate) struct LimiterEvents {
     /// The fraction of a quota that counts as near the limit.
     near_limit: f64,
     counters: Counters,
+    metrics: LimiterMetrics,
 }
 
 impl LimiterEvents {
-    pub(crate) fn new(store: impl Into<Box<str>>, near_limit: f64) -> Self {
+    pub(crate) fn new(store: impl Into<Box<str>>, policies: &[Policy], near_limit: f64) -> Self {
         Self {
             store: store.into(),
             unknown_policy: AtomicBool::new(false),
@@ -74,6 +87,7 @@ impl LimiterEvents {
             settlement_lost: Throttle::default(),
             near_limit,
             counters: Counters::default(),
+            metrics: LimiterMetrics::new(policies),
         }
     }
 
@@ -100,11 +114,18 @@ impl LimiterEvents {
     }
 
     /// Counts the outcome of a check. Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
-    pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
+    /// `started` is the instant at which the store was asked, or `None` if the decision needed no waiting.
+    pub(crate) fn decided(
+        &self,
+        check: &Check,
+        outcome: &Result<Decision, BackendError>,
+        started: Option<Instant>,
+    ) {
         let is_counted = check.purpose() != Purpose::Peek;
         if is_counted {
             let is_near = |status: &Status| status.cost() > 0 && status.is_near(self.near_limit);
             self.counters.decided(check, outcome, is_near);
+            self.metrics.decided(check, outcome, is_near, started);
         }
         match outcome {
             Ok(decision) if decision.is_admitted() || !is_counted => {}
@@ -126,23 +147,39 @@ impl LimiterEvents {
         }
     }
 
+    /// Counts a request of a layer. `route` returns the matched route.
+    pub(crate) fn responded<'a>(&self, outcome: RequestOutcome, route: impl FnOnce() -> Option<&'a str>) {
+        self.metrics.responded(outcome, route);
+    }
+
     /// Counts a settlement that took effect.
     pub(crate) fn settled(&self) {
         self.counters.settled();
+        self.metrics.settled();
     }
 
-    /// Warns, at most once per minute, about lost settlements: the number so far, and the last error.
+    /// Counts a lost settlement. Warns, at most once per minute, about lost settlements: the number so far, and the last error.
     pub(crate) fn settlement_lost(&self, lost: u64, error: &BackendError) {
+        self.metrics.settlement_lost();
         if let Some(unlogged) = self.settlement_lost.pass() {
             events::settlement_lost(lost, error, unlogged);
         }
     }
 }
 
-/// Warns about lost rollbacks: charges of a denied or failed check stand in a slot of a cluster. `lost` is their number so far.
+/// Counts a lost rollback: charges of a denied or failed check stand in a slot of a cluster. Warns about it, if the throttle
+/// permits. `lost` is the number of lost rollbacks so far.
 #[cfg(feature = "redis")]
-pub(crate) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
-    events::lost_rollback(lost, error, unlogged);
+pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle) {
+    metrics::rollback_lost();
+    if let Some(unlogged) = throttle.pass() {
+        events::lost_rollback(lost, error, unlogged);
+    }
+}
+
+/// Counts a partition key that a memory backend has evicted, with the units that were in use.
+pub(crate) fn evicted(units: u64) {
+    metrics::evicted(units);
 }
 
 /// Warns that the Redis at this address evicts keys when its memory is full.

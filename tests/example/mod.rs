@@ -3,6 +3,7 @@
 mod boundary;
 mod inspect;
 mod limits;
+mod observability;
 mod outage;
 mod process;
 mod settlement;

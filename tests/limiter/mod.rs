@@ -1,5 +1,6 @@
 //! The limiter: its builder, its operations, its settlements and its warnings.
 
+mod metrics;
 mod operations;
 mod settlement;
 mod settlement_queue;
