@@ -79,11 +79,12 @@ impl<B: Backend> Engine for B {
                 Some(guard) => guard.ask(deadline, asked).await,
                 None => within(deadline, asked).await,
             };
+            let was_asked = outcome.as_ref().err().is_none_or(BackendError::was_asked);
             let outcome = match sent {
                 Some(sent) => sent.learn(&check, outcome),
                 None => outcome,
             };
-            events.decided(&check, &outcome, Some(started));
+            events.decided(&check, &outcome, was_asked.then_some(started));
             outcome
         })
     }

@@ -112,7 +112,7 @@ impl LimiterMetrics {
         }
     }
 
-    /// Counts the outcome of a check that is not a peek. `started` is the instant at which the store was asked.
+    /// Counts the outcome of a check that is not a peek. `started` is the instant at which the store was asked, if it was.
     pub(super) fn decided(
         &self,
         check: &Check,
@@ -120,7 +120,7 @@ impl LimiterMetrics {
         is_near: impl Fn(&Status) -> bool,
         started: Option<Instant>,
     ) {
-        let was_asked = match outcome {
+        match outcome {
             Ok(decision) => {
                 let is_admitted = decision.is_admitted();
                 for status in decision.statuses() {
@@ -135,7 +135,6 @@ impl LimiterMetrics {
                 if decision.is_cached() {
                     self.deny_cache_hits.count(1);
                 }
-                !decision.is_cached()
             }
             Err(error) => {
                 for pair in check.pairs() {
@@ -144,10 +143,9 @@ impl LimiterMetrics {
                 if let Some(counter) = self.unavailable.get(error.reason() as usize) {
                     counter.count(1);
                 }
-                error.was_asked()
             }
-        };
-        if let (Some(started), true) = (started, was_asked) {
+        }
+        if let Some(started) = started {
             self.duration.histogram().record(started.elapsed());
         }
     }

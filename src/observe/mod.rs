@@ -114,7 +114,7 @@ impl LimiterEvents {
     }
 
     /// Counts the outcome of a check. Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
-    /// `started` is the instant at which the store was asked, or `None` if the decision needed no waiting.
+    /// `started` is the instant at which the store was asked, or `None` if it was not asked, or has answered at once.
     pub(crate) fn decided(
         &self,
         check: &Check,

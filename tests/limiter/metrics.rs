@@ -75,6 +75,11 @@ fn near_limit_counts_from_chosen_fraction() {
     };
     assert_eq!([near(1.0, 1), near(0.91, 1), near(0.9, 1), near(0.3, 1)], [1, 1, 2, 8]);
     assert_eq!([near(0.8, 4), near(0.81, 4), near(1e-300, 4)], [1, 0, 2]);
+    let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
+    now(limiter.check(alice(), 10)).unwrap();
+    // A check that charges nothing is not near the limit.
+    assert!(now(limiter.check(alice(), 0)).unwrap().is_admitted());
+    assert_eq!(limiter.stats().near_limit, 1);
 }
 
 #[tokio::test(start_paused = true)]
