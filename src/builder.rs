@@ -464,6 +464,11 @@ impl Builder {
         self.limiter("max_in_flight", |limiter| limiter.max_in_flight(checks))
     }
 
+    /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
+    pub fn near_limit(self, fraction: f64) -> Self {
+        self.limiter("near_limit", |limiter| limiter.near_limit(fraction))
+    }
+
     /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
     pub fn deny_cache(self, cache: impl Into<Option<DenyCache>>) -> Self {
         self.limiter("deny_cache", |limiter| limiter.deny_cache(cache))

@@ -385,6 +385,33 @@ impl Status {
         self.remaining
     }
 
+    /// Returns the part of the quota that is in use after the decision: 0 to 1. It is 1 if more than the quota is used.
+    pub fn usage_fraction(&self) -> f64 {
+        f64::from(self.limit().saturating_sub(self.remaining)) / f64::from(self.limit())
+    }
+
+    /// Returns whether at least this fraction of the quota is in use after the decision. For the fraction that a limiter counts,
+    /// see [`Builder::near_limit`](crate::Builder::near_limit).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let policy = Policy::new("mails", 10, Duration::from_secs(60))?;
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
+    /// let decision = limiter.check(PartitionKey::new("user", "alice"), 8).await?;
+    /// let status = &decision.statuses()[0];
+    /// assert_eq!(status.usage_fraction(), 0.8);
+    /// assert!(status.is_near(0.8) && !status.is_near(0.9));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_near(&self, fraction: f64) -> bool {
+        self.usage_fraction() >= fraction
+    }
+
     /// Returns the smallest wait after which this pair admits the same cost, if there are no other charges. Zero if it admits
     /// now. For a shadow pair, this is its own verdict, which does not affect the check. For a cost above one, this is not the time until the oldest charge leaves, but until enough units have left.
     pub fn retry_after(&self) -> Wait {

@@ -134,6 +134,13 @@ pub enum ConfigError {
         deadline: Duration,
     },
 
+    /// The fraction of a quota that counts as near the limit is out of range.
+    #[error("near_limit {given}: it must be above 0 and at most 1")]
+    NearLimit {
+        /// The given fraction.
+        given: f64,
+    },
+
     /// The bound of checks in flight is out of range.
     #[error("max_in_flight {given}: it must be 1 to {max}")]
     MaxInFlight {

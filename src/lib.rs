@@ -70,6 +70,7 @@
 //! | Whose usage is counted? | [`guide::keys`] | [`header`], [`extension`], [`peer_ip`], [`limit`], [`key`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
+//! | What do I measure? When do I raise an alert? | [`guide::observability`] | [`Stats`](observe::Stats) |
 //! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost) |
 //! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
 //! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
@@ -87,8 +88,8 @@
 //!   certificate authorities, client certificates.
 //! - `axum`: [`Decision`] and [`Reservation`] as extractors; [`Rejection`] as a response; `key::matched_route`; `peer_ip` reads
 //!   `ConnectInfo`.
-//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `serde`: [policies from a file](guide::policies#policies-from-a-file).
-//!   `test-util`: [`guide::testing`].
+//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `metrics`: [`guide::observability`]. `serde`:
+//!   [policies from a file](guide::policies#policies-from-a-file). `test-util`: [`guide::testing`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 

@@ -11,7 +11,10 @@
 
 use std::future::Future;
 
-use crate::{decision::Decision, outage::Protection};
+use crate::{
+    decision::Decision,
+    outage::{Protection, ServerBreaker},
+};
 
 mod error;
 #[cfg(feature = "test-util")]
@@ -138,6 +141,12 @@ pub trait Backend: Send + Sync + 'static {
     fn protect(&self, protection: Protection) -> bool {
         let _ = protection;
         false
+    }
+
+    /// Returns the circuit breakers of a backend that [protects](Self::protect) its servers itself, for
+    /// [`Limiter::stats`](crate::Limiter::stats). Empty by default.
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        Vec::new()
     }
 
     /// Waits until the backend has no work in the background, such as the rollback of a charge.

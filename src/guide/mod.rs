@@ -7,6 +7,7 @@
 //! | Whose usage is counted? How do I limit by user *and* by address? | [`keys`] |
 //! | How do I weight requests? | [`costs`] |
 //! | What happens if Redis does not answer? | [`outages`] |
+//! | What do I measure, and when do I raise an alert? | [`observability`] |
 //! | How do I charge what a request has actually used? | [`settling`] |
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
@@ -35,6 +36,9 @@ pub mod costs {}
 
 #[doc = include_str!("keys.md")]
 pub mod keys {}
+
+#[doc = include_str!("observability.md")]
+pub mod observability {}
 
 #[doc = include_str!("outages.md")]
 pub mod outages {}

@@ -33,6 +33,7 @@ pub struct LimiterBuilder {
     breaker: Option<Breaker>,
     max_in_flight: usize,
     max_waiting: usize,
+    near_limit: f64,
     deny_cache: Option<DenyCache>,
     memory: Option<MemoryBackend>,
     engine: Arc<dyn Engine>,
@@ -62,6 +63,7 @@ impl LimiterBuilder {
             breaker: Some(Breaker::default()),
             max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
             max_waiting: Limiter::DEFAULT_MAX_WAITING,
+            near_limit: Limiter::DEFAULT_NEAR_LIMIT,
             deny_cache: Some(DenyCache::default()),
             memory: None,
             engine: Arc::new(backend),
@@ -152,6 +154,18 @@ impl LimiterBuilder {
         self
     }
 
+    /// Sets the fraction of a quota that counts as near the limit: above 0, and at most 1. The default is
+    /// [`DEFAULT_NEAR_LIMIT`](Limiter::DEFAULT_NEAR_LIMIT).
+    ///
+    /// An admitted check is near the limit of a policy if it is charged to this policy, and at least this fraction of the quota is
+    /// in use afterwards. [`Stats::near_limit`](crate::observe::Stats::near_limit) and the
+    /// [metrics](crate::guide::observability) count these checks. The fraction changes no decision and no response. For one
+    /// decision, see [`Status::is_near`](crate::Status::is_near).
+    pub fn near_limit(mut self, fraction: f64) -> Self {
+        self.near_limit = fraction;
+        self
+    }
+
     /// Configures the deny cache. The default is [`DenyCache::default`]. `None` disables it: every check asks the store. Then a
     /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both.
     ///
@@ -192,7 +206,8 @@ impl LimiterBuilder {
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
     /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
     /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
-    /// [`ConfigError::MaxWaiting`], [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
+    /// [`ConfigError::MaxWaiting`], [`ConfigError::NearLimit`], [`ConfigError::DenyCacheMaxAge`] or
+    /// [`ConfigError::DenyCacheMaxEntries`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -207,6 +222,7 @@ impl LimiterBuilder {
             breaker,
             max_in_flight,
             max_waiting,
+            near_limit,
             deny_cache,
             memory,
             engine,
@@ -231,6 +247,10 @@ impl LimiterBuilder {
         if !(1..=MAX_WAITING).contains(&max_waiting) {
             return Err(ConfigError::MaxWaiting { given: max_waiting, max: MAX_WAITING });
         }
+        // NaN is in no range.
+        if !(f64::MIN_POSITIVE..=1.0).contains(&near_limit) {
+            return Err(ConfigError::NearLimit { given: near_limit });
+        }
         if let Some(cache) = deny_cache {
             check_deny_cache(cache)?;
         }
@@ -247,7 +267,7 @@ impl LimiterBuilder {
         let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
         let on_rollback = denials.clone().map(on_rollback);
         let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
-        let events = Arc::new(LimiterEvents::new(name));
+        let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
         // Limiters with one store and one namespace share their counts.
         let namespace = match &store {
             Some(store) => namespace.in_store(store),

@@ -117,6 +117,9 @@ impl Limiter {
     /// The default bound of waiting requests: 4,096. Each of them needs a few kilobytes of memory.
     pub const DEFAULT_MAX_WAITING: usize = 4_096;
 
+    /// The default fraction of a quota that counts as [near the limit](LimiterBuilder::near_limit): 0.8.
+    pub const DEFAULT_NEAR_LIMIT: f64 = 0.8;
+
     /// Returns a builder for a limiter over this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
         LimiterBuilder::new(backend)
@@ -291,7 +294,10 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.0.events.counters().stats(self.lost_settlements())
+        let Inner { engine, guard, events, .. } = &*self.0;
+        let of_servers = engine.breakers().into_iter();
+        let breakers = of_servers.chain(guard.as_ref().and_then(|guard| guard.breaker())).collect();
+        events.counters().stats(self.lost_settlements(), breakers)
     }
 
     /// Returns the partition keys that this process has denied most, since the limiter was built: at most `max` and at most 128,
@@ -368,6 +374,15 @@ impl Limiter {
             self.0.events.misconfigured(&error);
         }
         Rejection::Key(error)
+    }
+
+    /// Counts the outcome of a request of a layer. `None` is an exempt request. `route` returns its matched route.
+    pub(crate) fn responded<'a>(
+        &self,
+        outcome: Option<&Result<Admission, Rejection>>,
+        route: impl FnOnce() -> Option<&'a str>,
+    ) {
+        self.0.events.responded(outcome::of_request(outcome), route);
     }
 
     /// Returns the check of a draft, or `None` if the draft is exempt.
@@ -511,7 +526,7 @@ impl Limiter {
             }
         }
         let decided = |outcome| {
-            self.0.events.decided(check, &outcome);
+            self.0.events.decided(check, &outcome, None);
             NowOrLater::now(outcome)
         };
         if let Some(outcome) = engine.ask_now(check) {

@@ -7,6 +7,7 @@ use crate::{
     decision::{Decision, Wait},
     error::ConfigError,
     key::KeyError,
+    observe::RequestOutcome,
     outage::{LocalDecision, Unchecked},
     settle::Reservation,
 };
@@ -158,5 +159,27 @@ impl std::error::Error for Rejection {
             Self::Key(error) => error.source(),
             Self::Misconfigured(error) => error.source(),
         }
+    }
+}
+
+/// Returns the outcome of a request of a layer, for its metrics. `None` is an exempt request.
+pub(super) fn of_request(outcome: Option<&Result<Admission, Rejection>>) -> RequestOutcome {
+    match outcome {
+        None => RequestOutcome::Exempt,
+        Some(Ok(admission)) => match admission.basis {
+            Basis::Store(_) => RequestOutcome::Admitted,
+            Basis::Local(_) => RequestOutcome::LocalFallback,
+            Basis::Unchecked(_) => RequestOutcome::Unchecked,
+        },
+        Some(Err(rejection)) => match rejection {
+            Rejection::Denied(_) | Rejection::WaitTooLong { .. } => RequestOutcome::Denied,
+            Rejection::Unavailable(_)
+            | Rejection::LocalFallbackDenied(_)
+            | Rejection::TooManyWaiting { .. } => RequestOutcome::Unavailable,
+            Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
+                RequestOutcome::Misconfigured
+            }
+            Rejection::Key(_) => RequestOutcome::InvalidKey,
+        },
     }
 }

@@ -85,12 +85,11 @@ impl Waiters {
     ///
     /// Returns a rejection if the bound on waiting requests is reached, or if the turn cannot come before `end`.
     pub(super) fn join(self: &Arc<Self>, check: &Check, end: Option<Instant>) -> Result<Ticket, Rejection> {
-        let place: Place = check
-            .pairs()
-            .iter()
-            .map(|pair| (pair.key.clone(), pair.policy.name().into(), pair.policy.window()))
-            .collect();
-        let costs: Box<[_]> = check.pairs().iter().map(|pair| (pair.cost, pair.policy.clone())).collect();
+        // No request waits for a shadow pair.
+        let pairs = || check.pairs().iter().filter(|pair| !pair.is_shadow);
+        let place: Place =
+            pairs().map(|pair| (pair.key.clone(), pair.policy.name().into(), pair.policy.window())).collect();
+        let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
         let mut queues = self.queues();
         if queues.entries >= self.max {
             return Err(Rejection::TooManyWaiting { max: self.max });

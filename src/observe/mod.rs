@@ -1,9 +1,9 @@
 //! What a limiter has done: counters for a health page, and the partition keys that are denied most.
 //!
 //! [`Limiter::stats`](crate::Limiter::stats) and [`Limiter::most_denied`](crate::Limiter::most_denied) return these types. For
-//! log events, see the [guide](crate::guide::outages#events).
+//! metrics, log events and alerts, see the [guide](crate::guide::observability).
 
-// Without the feature `tracing` all events are no-ops, so that no call site needs a `cfg`.
+// Without the feature `tracing` all events are no-ops, and without `metrics` all metrics, so that no call site needs a `cfg`.
 
 #[cfg(feature = "redis")]
 use std::fmt;
@@ -12,11 +12,13 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
+use tokio::time::Instant;
+
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Namespace, Pair, Purpose},
     cost::Costs,
-    decision::Decision,
+    decision::{Decision, Status},
     policy::Policy,
 };
 
@@ -26,11 +28,21 @@ mod conflicts;
 mod double_charges;
 mod events;
 mod lifetime;
+#[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
+mod metrics;
+mod outcome;
+#[cfg(feature = "metrics")]
+mod series;
 mod server;
 mod stats;
 mod throttle;
 
 pub(crate) use lifetime::Lifetime;
+use metrics::LimiterMetrics;
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub use metrics::describe_metrics;
+pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 use stats::Counters;
 pub use stats::{DeniedKey, Stats};
@@ -59,11 +71,14 @@ pub(crate) struct LimiterEvents {
     full: Throttle,
     local_memory_full: Throttle,
     settlement_lost: Throttle,
+    /// The fraction of a quota that counts as near the limit.
+    near_limit: f64,
     counters: Counters,
+    metrics: LimiterMetrics,
 }
 
 impl LimiterEvents {
-    pub(crate) fn new(store: impl Into<Box<str>>) -> Self {
+    pub(crate) fn new(store: impl Into<Box<str>>, policies: &[Policy], near_limit: f64) -> Self {
         Self {
             store: store.into(),
             unknown_policy: AtomicBool::new(false),
@@ -71,7 +86,9 @@ impl LimiterEvents {
             full: Throttle::default(),
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
+            near_limit,
             counters: Counters::default(),
+            metrics: LimiterMetrics::new(policies),
         }
     }
 
@@ -98,11 +115,25 @@ impl LimiterEvents {
     }
 
     /// Counts the outcome of a check. Logs a denial, and shadow pairs that would have denied an admitted check, at the level
-    /// `debug`. Warns, at most once per minute, that a storage bound is reached.
-    pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
-        self.counters.decided(check, outcome);
+    /// `debug`. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at which the store was
+    /// asked, or `None` if it was not asked, or has answered at once.
+    pub(crate) fn decided(
+        &self,
+        check: &Check,
+        outcome: &Result<Decision, BackendError>,
+        started: Option<Instant>,
+    ) {
+        let is_counted = check.purpose() != Purpose::Peek;
+        if is_counted {
+            // A shadow pair that does not fit is not charged.
+            let is_near = |status: &Status| {
+                status.cost() > 0 && status.retry_after().is_zero() && status.is_near(self.near_limit)
+            };
+            self.counters.decided(check, outcome, is_near);
+            self.metrics.decided(check, outcome, is_near, started);
+        }
         match outcome {
-            Ok(_) if check.purpose() == Purpose::Peek => {}
+            Ok(_) if !is_counted => {}
             Ok(decision) if decision.is_admitted() => {
                 decision.shadow_denied().for_each(events::shadow_denied);
             }
@@ -124,18 +155,39 @@ impl LimiterEvents {
         }
     }
 
-    /// Warns, at most once per minute, about lost settlements: the number so far, and the last error.
+    /// Counts a request of a layer. `route` returns the matched route.
+    pub(crate) fn responded<'a>(&self, outcome: RequestOutcome, route: impl FnOnce() -> Option<&'a str>) {
+        self.metrics.responded(outcome, route);
+    }
+
+    /// Counts a settlement that took effect.
+    pub(crate) fn settled(&self) {
+        self.counters.settled();
+        self.metrics.settled();
+    }
+
+    /// Counts a lost settlement. Warns, at most once per minute, about lost settlements: the number so far, and the last error.
     pub(crate) fn settlement_lost(&self, lost: u64, error: &BackendError) {
+        self.metrics.settlement_lost();
         if let Some(unlogged) = self.settlement_lost.pass() {
             events::settlement_lost(lost, error, unlogged);
         }
     }
 }
 
-/// Warns about lost rollbacks: charges of a denied or failed check stand in a slot of a cluster. `lost` is their number so far.
+/// Counts a lost rollback: charges of a denied or failed check stand in a slot of a cluster. Warns about it, if the throttle
+/// permits. `lost` is the number of lost rollbacks so far.
 #[cfg(feature = "redis")]
-pub(crate) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
-    events::lost_rollback(lost, error, unlogged);
+pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle) {
+    metrics::rollback_lost();
+    if let Some(unlogged) = throttle.pass() {
+        events::lost_rollback(lost, error, unlogged);
+    }
+}
+
+/// Counts a partition key that a memory backend has evicted, with the units that were in use.
+pub(crate) fn evicted(units: u64) {
+    metrics::evicted(units);
 }
 
 /// Warns that the Redis at this address evicts keys when its memory is full.

@@ -1,6 +1,7 @@
 //! The circuit breaker: after failures, checks fail at once instead of waiting for the store.
 
 use std::{
+    fmt,
     ops::RangeInclusive,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -50,6 +51,46 @@ pub struct Breaker {
     pub failures: u32,
     /// The time that the breaker stays open before a probe: 1 ms to 1 h.
     pub open_for: Duration,
+}
+
+/// The state of a circuit breaker; see [`Breaker`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BreakerState {
+    /// Every check asks the store.
+    Closed,
+    /// No check asks the store.
+    Open,
+    /// One check at a time asks the store, as a probe.
+    HalfOpen,
+}
+
+/// The circuit breaker of one server; see [`Stats::breakers`](crate::observe::Stats::breakers).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerBreaker {
+    /// The server: its address without user and password, or the name of the store.
+    pub server: String,
+    /// The state of the circuit breaker.
+    pub state: BreakerState,
+}
+
+impl ServerBreaker {
+    /// Creates the state of the circuit breaker of a server, for a [`Backend`](crate::backend::Backend::breakers) of your own.
+    pub fn new(server: impl Into<String>, state: BreakerState) -> Self {
+        Self { server: server.into(), state }
+    }
+}
+
+/// Writes `closed`, `open` or `half-open`.
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half-open",
+        })
+    }
 }
 
 const FAILURES: RangeInclusive<u32> = 1..=1_000_000;
@@ -150,6 +191,15 @@ impl Circuit {
             }
         };
         Ok(Ticket { epoch: state.epoch, probe })
+    }
+
+    /// Returns the state, now.
+    pub(super) fn breaker_state(&self) -> BreakerState {
+        match &self.state().open {
+            None => BreakerState::Closed,
+            Some(open) if Instant::now() < open.until => BreakerState::Open,
+            Some(_) => BreakerState::HalfOpen,
+        }
     }
 
     /// Records the outcome of a check. The settings have the deadline of a check: if the server has answered no check for so

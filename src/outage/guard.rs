@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Breaker,
+    Breaker, ServerBreaker,
     breaker::{Answer, Change, Circuit, Report, Ticket},
 };
 use crate::{
@@ -95,9 +95,16 @@ impl SharedProtection {
 impl Guard {
     /// Returns the guard of one of the servers that share this protection. Events name the server: its address without user and
     /// password.
+    #[cfg(feature = "redis")]
     pub(crate) fn new(protection: Arc<SharedProtection>, server: impl Into<Box<str>>) -> Arc<Self> {
+        let guard = Self::unregistered(protection, server.into());
+        guard.events.register();
+        Arc::new(guard)
+    }
+
+    fn unregistered(protection: Arc<SharedProtection>, server: Box<str>) -> Self {
         let (circuit, events) = (Circuit::default(), ServerEvents::new(server));
-        Arc::new(Self { protection, circuit, in_flight: AtomicUsize::new(0), events })
+        Self { protection, circuit, in_flight: AtomicUsize::new(0), events }
     }
 
     /// Adds the settings of a limiter to those that this guard shares.
@@ -110,7 +117,14 @@ impl Guard {
     pub(crate) fn of_backend(protection: Protection, store: &str) -> Arc<Self> {
         let shared = SharedProtection::default();
         shared.add(protection);
-        Self::new(Arc::new(shared), store)
+        // The name of such a store may have a number. Its breaker has no metrics unless it opens.
+        Arc::new(Self::unregistered(Arc::new(shared), store.into()))
+    }
+
+    /// Returns the circuit breaker, or `None` if there is none.
+    pub(crate) fn breaker(&self) -> Option<ServerBreaker> {
+        let (breaker, _) = self.protection.breaker();
+        breaker.map(|_| ServerBreaker::new(self.events.server(), self.circuit.breaker_state()))
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.

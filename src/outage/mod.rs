@@ -13,8 +13,8 @@ mod rule;
 pub use admission::{LocalDecision, Unchecked};
 #[cfg(feature = "redis")]
 pub(crate) use breaker::Answer;
-pub use breaker::Breaker;
 pub(crate) use breaker::check_breaker;
+pub use breaker::{Breaker, BreakerState, ServerBreaker};
 pub use guard::Protection;
 pub(crate) use guard::{Guard, until, within};
 #[cfg(feature = "redis")]

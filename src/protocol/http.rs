@@ -156,6 +156,17 @@ fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
     }
 }
 
+/// Returns the route that axum has matched. A layer around the whole router runs before.
+#[cfg(feature = "axum")]
+fn matched_route<B>(request: &Request<B>) -> Option<&str> {
+    request.extensions().get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
+}
+
+#[cfg(not(feature = "axum"))]
+fn matched_route<B>(_: &Request<B>) -> Option<&str> {
+    None
+}
+
 impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
     type Response = Response<LimitedBody<RB>>;
 
@@ -165,6 +176,10 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
         admitted(request, admission);
+    }
+
+    fn route<'a>(&self, request: &'a Request<B>) -> Option<&'a str> {
+        matched_route(request)
     }
 
     fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Self::Response, E> {
@@ -188,6 +203,10 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
         admitted(request, admission);
+    }
+
+    fn route<'a>(&self, request: &'a Request<B>) -> Option<&'a str> {
+        matched_route(request)
     }
 
     fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Response<RB>, E> {

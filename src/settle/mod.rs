@@ -179,7 +179,7 @@ impl Reservation {
         let change =
             Change { refund: Refund::of(check, decision.receipts(), &used), overage: check.overage(&used) };
         if change.refund.is_none() && change.overage.is_none() {
-            return Settlement::now(Settled::Done { at_micros: decision.at_micros() });
+            return Settlement::now(queue.settled(Ok(decision.at_micros())));
         }
         match charged {
             Charged::Local(memory) => queue.settle_at_once(memory, change),

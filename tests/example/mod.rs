@@ -4,6 +4,7 @@ mod boundary;
 mod client_quota;
 mod inspect;
 mod limits;
+mod observability;
 mod outage;
 mod process;
 mod reload;

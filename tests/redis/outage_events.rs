@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_sliding_window::{Limiter, PartitionKey, RedisBackend, outage::DenyCache};
+use tower_sliding_window::{
+    Limiter, PartitionKey, RedisBackend,
+    outage::{BreakerState, DenyCache},
+};
 
 use super::{
     admin::Admin,
@@ -201,4 +204,9 @@ async fn event_names_node_of_cluster() {
     }
     let begin = events.take();
     assert!(begin.len() == 1 && begin[0].contains(&address), "{begin:?}");
+    let breakers = limiter.stats().breakers;
+    let open = breakers.iter().filter(|breaker| breaker.state != BreakerState::Closed);
+    assert_eq!(open.map(|breaker| &*breaker.server).collect::<Vec<_>>(), [&*address], "{breakers:?}");
+    // Those of all nodes, and that of the look-ups.
+    assert!(breakers.len() > cluster.nodes.len() / 2, "{breakers:?}");
 }

@@ -19,6 +19,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
+    observe,
 };
 
 /// The number of shards, each with its own lock.
@@ -198,6 +199,7 @@ impl State {
             evicted += 1;
             self.evicted_keys.fetch_add(1, Ordering::Relaxed);
             self.evicted_units.fetch_add(units, Ordering::Relaxed);
+            observe::evicted(units);
         }
         Some(evicted)
     }

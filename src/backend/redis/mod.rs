@@ -16,7 +16,7 @@ use crate::{
     decision::Decision,
     error::ConfigError,
     key::PartitionKey,
-    outage::Protection,
+    outage::{Protection, ServerBreaker},
     policy::Policy,
 };
 
@@ -335,6 +335,11 @@ impl Backend for RedisBackend {
     fn protect(&self, protection: Protection) -> bool {
         self.topology.protect(protection);
         true
+    }
+
+    /// Returns the circuit breaker of each server. In a cluster, the first one is that of the look-ups of slots.
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        self.topology.breakers()
     }
 
     /// Waits until all rollbacks have ended.

@@ -124,9 +124,7 @@ impl Rollbacks {
 
     fn lose(&self, error: &BackendError) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        if let Some(unlogged) = self.events.pass() {
-            observe::lost_rollback(lost, error, unlogged);
-        }
+        observe::lost_rollback(lost, error, &self.events);
     }
 
     // No code that holds the lock can panic or wait.
