@@ -693,8 +693,15 @@ async fn shadow_slot_denies_no_check() {
         assert_eq!(used(&limiter, &route, &canary).await, 1);
         // The enforcing slot denies: the shadow slot is rolled back.
         let wide = policy("wide", 9, HOUR);
-        let denied = limiter.check_pairs([pair(&route, &wide, 1).shadow(), pair(&user, &two, 1)]).unwrap();
-        assert!(!denied.await.unwrap().is_admitted());
+        let of_route = [pair(&route, &wide, 1).shadow(), pair(&route, &canary, 1).shadow()];
+        let pairs = [&of_route[..], &[pair(&user, &two, 1)]].concat();
+        let denied = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        assert!(!denied.is_admitted());
+        if cache.is_some() {
+            // Without a peek, the shadow slot has replied. Its statuses contain no charge.
+            let remaining: Vec<u32> = denied.statuses().iter().map(|status| status.remaining()).collect();
+            assert_eq!((decided(&denied), remaining), (vec!["wide", "canary", "two"], vec![9, 0, 0]));
+        }
         limiter.drain().await;
         assert_eq!(used(&limiter, &route, &wide).await, 0);
         // Shadow slots alone.
@@ -708,48 +715,46 @@ async fn shadow_slot_denies_no_check() {
 /// A shadow slot whose node is dead or hangs makes no check unavailable, and its circuit breaker opens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_shadow_slot_makes_no_check_unavailable() {
-    for is_killed in [true, false] {
-        for cache in [Some(DenyCache::default()), None] {
-            let mut cluster = crate::support::cluster_rows::cluster();
-            let backend = backend(&cluster).await;
-            let limiter = Limiter::builder(backend).without_policies().deny_cache(cache);
-            let limiter = limiter.deadline(SECOND).build().unwrap();
-            let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
-            let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 10, HOUR));
-            let pairs = || [pair(&route, &canary, 1).shadow(), pair(&user, &ten, 1)];
-            assert_eq!(decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()), ["canary", "ten"]);
-            if is_killed {
-                cluster.kill(1);
-            } else {
-                cluster.nodes[1].signal(libc::SIGSTOP);
-            }
-            let mut waits = Vec::new();
-            for remaining in (1..9).rev() {
-                let sent = Instant::now();
-                let reservation = limiter.reserve_pairs(pairs()).unwrap().await.unwrap();
-                waits.push(sent.elapsed());
-                let decision = reservation.decision().unwrap();
-                assert_eq!((decided(decision), decision.receipts().len()), (vec!["ten"], 2));
-                assert_eq!(decision.statuses()[0].remaining(), remaining);
-                assert_eq!(decision.policies().count(), 2);
-                // Until the breaker opens, a check waits for half of its deadline.
-                sleep(SECOND * 3 / 5).await;
-            }
-            assert!(waits.iter().all(|wait| *wait < SECOND * 9 / 10), "{waits:?}");
-            assert!(waits[7] < SECOND / 4, "the breaker is open: {waits:?}");
-            // The enforcing slot denies as usual.
-            assert!(limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
-            assert!(!limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
-            // Shadow slots alone: without any reply, there is an error, and the caller decides.
-            let alone = limiter.check_pairs([pair(&route, &canary, 1).shadow()]).unwrap().await;
-            assert!(alone.is_err());
-            let one_of_two =
-                [pair(&route, &canary, 1).shadow(), pair(&user, &policy("new", 9, HOUR), 1).shadow()];
-            let decision = limiter.check_pairs(one_of_two).unwrap().await.unwrap();
-            assert_eq!((decision.is_admitted(), decided(&decision)), (true, vec!["new"]));
-            if !is_killed {
-                cluster.nodes[1].signal(libc::SIGCONT);
-            }
+    let cached = Some(DenyCache::default());
+    for (is_killed, cache) in [(true, cached), (false, cached), (false, None)] {
+        let mut cluster = crate::support::cluster_rows::cluster();
+        let limiter = Limiter::builder(backend(&cluster).await).without_policies().deny_cache(cache);
+        let limiter = limiter.deadline(SECOND / 2).breaker(Breaker { failures: 5, open_for: 60 * SECOND });
+        let limiter = limiter.build().unwrap();
+        let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
+        let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 10, HOUR));
+        let pairs = || [pair(&route, &canary, 1).shadow(), pair(&user, &ten, 1)];
+        assert_eq!(decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()), ["canary", "ten"]);
+        if is_killed {
+            cluster.kill(1);
+        } else {
+            cluster.nodes[1].signal(libc::SIGSTOP);
+        }
+        let mut waits = Vec::new();
+        for remaining in (1..9).rev() {
+            let sent = Instant::now();
+            let reservation = limiter.reserve_pairs(pairs()).unwrap().await.unwrap();
+            waits.push(sent.elapsed());
+            let decision = reservation.decision().unwrap();
+            assert_eq!((decided(decision), decision.receipts().len()), (vec!["ten"], 2));
+            assert_eq!(decision.statuses()[0].remaining(), remaining);
+            assert_eq!(decision.policies().count(), 2);
+            sleep(SECOND * 3 / 10).await;
+        }
+        // Until the breaker opens, a check waits for half of its deadline.
+        assert!(waits.iter().all(|wait| *wait < SECOND * 4 / 10), "{waits:?}");
+        assert!(waits[7] < SECOND / 5, "the breaker is open: {waits:?}");
+        // The enforcing slot denies as usual.
+        assert!(limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
+        assert!(!limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
+        // Shadow slots alone: without any reply, there is an error, and the caller decides.
+        let alone = limiter.check_pairs([pair(&route, &canary, 1).shadow()]).unwrap().await;
+        assert!(alone.is_err());
+        let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &policy("new", 9, HOUR), 1).shadow()];
+        let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
+        assert_eq!((decision.is_admitted(), decided(&decision)), (true, vec!["new"]));
+        if !is_killed {
+            cluster.nodes[1].signal(libc::SIGCONT);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use tower_sliding_window::{
     Decision, Wait,
-    backend::{Backend, Check, Purpose, Receipt},
+    backend::{Backend, Check, Purpose, Receipt, Refund},
 };
 
 use super::{Bench, NO_CHARGE, edges, every_policy, policy};
@@ -131,6 +131,8 @@ edges! {
             let reservation = reserved(bench, bench.build_check(&pairs));
             assert_eq!(reservation.1[0], NO_CHARGE);
             assert_ne!(reservation.1[1], NO_CHARGE);
+            let refund = Refund::of(&reservation.0, &reservation.1, &[0, 0]).unwrap();
+            assert_eq!(refund.pairs().iter().map(|pair| pair.policy.name()).collect::<Vec<_>>(), ["five"]);
             bench.settle(&reservation, &[0, 0]);
             assert_eq!([bench.used("a", &one), bench.used("a", &five)], [1, 1]);
         }
