@@ -19,6 +19,7 @@ use crate::{
 pub use crate::{
     limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, WaitFuture},
     settle::Settlement,
+    wait::ResponseFuture as WaitResponseFuture,
 };
 
 pin_project! {

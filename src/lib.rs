@@ -75,7 +75,7 @@
 //! | How do I test my service? | [`guide::testing`] | `FakeBackend`, `ManualClock` |
 //! | What does a client see? | [`guide::responses`] | [`Dialect`](answer::Dialect), [`Builder::rejection`], [`Rejection`] |
 //! | How does a handler read the decision? | | [`Decision`], [`Http`](protocol::Http#extensions) |
-//! | How do I limit a job or an outgoing call? | | [`Limiter`], [`by`] |
+//! | How do I limit a job? How does an outgoing call wait for its limit? | [`guide::waiting`] | [`Limiter`], [`by`], [`WaitLayer`](wait::WaitLayer) |
 //!
 //! # Features
 //!
@@ -139,6 +139,7 @@ pub mod testing {
         memory::ManualClock,
     };
 }
+pub mod wait;
 
 #[cfg(feature = "redis")]
 #[doc(inline)]

@@ -10,6 +10,7 @@
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
+//! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
 //! | How do I test a limited service? | [`testing`] |
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
@@ -51,3 +52,6 @@ pub mod settling {}
     doc = "Unit tests: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/testing/) needs the feature `test-util`."
 )]
 pub mod testing {}
+
+#[doc = include_str!("waiting.md")]
+pub mod waiting {}

@@ -28,6 +28,7 @@ mod settings;
 mod settlement;
 mod tiers;
 mod types;
+mod waiting;
 
 pub mod wire;
 
