@@ -1,6 +1,7 @@
 //! The examples as child processes, in memory and on Redis.
 
 mod boundary;
+mod client_quota;
 mod inspect;
 mod limits;
 mod outage;
