@@ -50,11 +50,17 @@ async fn client_is_admitted_after_one_retry_after() {
         .retry(retries.clone())
         .map_request(|request: Request<String>| request.map(Body::from))
         .service(Client::builder(TokioExecutor::new()).build_http());
-    for expected in [0, 0, 1] {
+    // A busy machine may send some requests in a later window.
+    for _ in 0..30 {
         let url = format!("http://{}/", site.address());
         let request = Request::get(url).header(ALICE.0, ALICE.1).body(String::new()).unwrap();
         let response = client.ready().await.unwrap().call(request).await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
-        assert_eq!(*retries.0.lock().unwrap(), vec![SECOND; expected]);
+        let waits = retries.0.lock().unwrap();
+        if !waits.is_empty() {
+            assert_eq!(*waits, [SECOND]);
+            return;
+        }
     }
+    panic!("the server has admitted every request");
 }

