@@ -268,7 +268,7 @@ impl Builder {
     ///
     /// - [`actual_cost`](crate::settle::actual_cost) reads the [`ActualCost`](crate::settle::ActualCost) that the handler leaves.
     /// - [`by_hand`](crate::settle::by_hand) leaves the settlement to the handler, which takes the
-    ///   [`Reservation`](crate::Reservation) from its request.
+    ///   [`Reservation`](crate::Reservation) from its request. For a streamed response, it uses a [`Meter`](crate::settle::Meter).
     ///
     /// Settling does not delay the response. The header fields of this response state the charge as it was made. An estimate of 0
     /// is always admitted, and the amount used is then charged beyond the quota. Do not let a client choose the estimate.

@@ -7,7 +7,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     backend::{BackendError, Reason, memory::MemoryBackend},
-    check::{Check, Refund},
+    check::{Check, Pair, Refund},
     cost::IntoCosts,
     decision::Decision,
     engine::Change,
@@ -25,9 +25,12 @@ use crate::{
 };
 
 mod actual_cost;
+mod meter;
 mod queue;
 
 pub use actual_cost::{ActualCost, actual_cost, by_hand};
+use meter::Counters;
+pub use meter::{Meter, MeteredBody};
 pub(crate) use queue::Queue;
 
 /// The handle of a charge. Settling it replaces the charge by the amount actually used.
@@ -85,6 +88,8 @@ struct Held {
     decision: Decision,
     charged: Charged,
     is_settled: AtomicBool,
+    /// The counters of the meters, as long as there are meters.
+    meters: Mutex<Weak<Counters>>,
 }
 
 /// The owner of the charge.
@@ -135,7 +140,8 @@ impl Reservation {
     }
 
     fn held(queue: Arc<Queue>, check: Check, decision: Decision, charged: Charged) -> Self {
-        Self(Arc::new(Held { queue, check, decision, charged, is_settled: AtomicBool::new(false) }))
+        let (is_settled, meters) = (AtomicBool::new(false), Mutex::default());
+        Self(Arc::new(Held { queue, check, decision, charged, is_settled, meters }))
     }
 
     /// Returns the decision of the store that has admitted the request. Returns `None` if the local fallback has admitted it, or
@@ -154,19 +160,45 @@ impl Reservation {
     ///
     /// The settlement begins at once. The returned future need not be kept or awaited.
     pub fn settle(&self, used: impl IntoCosts) -> Settlement {
-        let Held { queue, check, decision, charged, is_settled } = &*self.0;
-        if is_settled.swap(true, Ordering::AcqRel) {
+        let used = used.into_costs();
+        self.settle_pairs(|pairs| {
+            self.0.queue.events().unknown_policies(&used, pairs);
+            pairs.iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost)).collect()
+        })
+    }
+
+    /// Returns a meter, which adds up the amount used while a response is streamed, and settles it when the meter is dropped.
+    ///
+    /// All meters of a reservation count together. The last one to be dropped settles.
+    pub fn meter(&self) -> Meter {
+        // No code that holds the lock can panic.
+        let mut meters = self.0.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        let counters = meters.upgrade().unwrap_or_else(|| {
+            let counters = Arc::new(Counters::new(self.clone()));
+            *meters = Arc::downgrade(&counters);
+            counters
+        });
+        Meter::new(counters)
+    }
+
+    /// Replaces the charge of every pair by the amount that the closure returns for it. Only the first call takes effect.
+    fn settle_pairs(&self, used: impl FnOnce(&[Pair]) -> Vec<u32>) -> Settlement {
+        if self.0.is_settled.swap(true, Ordering::AcqRel) {
             return Settlement::now(Settled::Already);
         }
-        let used = used.into_costs();
-        queue.events().unknown_policies(&used, check.pairs());
+        self.0.change_to(&used(self.0.check.pairs()))
+    }
+}
+
+impl Held {
+    /// Replaces the charge of every pair by these amounts.
+    fn change_to(&self, used: &[u32]) -> Settlement {
+        let Self { queue, check, decision, charged, .. } = self;
         if matches!(charged, Charged::Nothing) {
             return Settlement::now(Settled::Uncharged);
         }
-        let used = check.pairs().iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost));
-        let used: Vec<u32> = used.collect();
         let change =
-            Change { refund: Refund::of(check, decision.receipts(), &used), overage: check.overage(&used) };
+            Change { refund: Refund::of(check, decision.receipts(), used), overage: check.overage(used) };
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(Settled::Done { at_micros: decision.at_micros() });
         }

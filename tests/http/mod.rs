@@ -13,6 +13,7 @@ mod grpc;
 mod invented_keys;
 mod jobs;
 mod keys;
+mod meters;
 mod missing_key;
 mod multiple_keys;
 mod nested;
