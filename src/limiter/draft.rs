@@ -6,6 +6,7 @@ use crate::{
     key::{KeyError, PartitionKey},
     outage::OutageRule,
     policy::Policies,
+    settle::Unsettled,
 };
 
 /// The keys, costs and policies to check for one request. All of them are one check, admitted or denied as a whole.
@@ -22,6 +23,18 @@ pub struct Draft {
     /// `None` for the rule of the layer or the limiter.
     pub(crate) outage: Option<OutageRule>,
     pub(crate) reserves: bool,
+    /// `None` for the rule of the limiter.
+    pub(crate) unsettled: Option<Unsettled>,
+    /// Whether estimates are clamped, also if the limiter does not clamp them.
+    pub(crate) clamps: bool,
+}
+
+/// How a check reserves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reserve {
+    pub(crate) unsettled: Unsettled,
+    /// Whether an estimate above a quota is clamped to it.
+    pub(crate) clamps: bool,
 }
 
 /// One key and the policies to check it against.

@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     Limiter,
+    draft::Reserve,
     outcome::{Admission, Basis, Rejection},
 };
 use crate::{
@@ -46,7 +47,8 @@ pub struct ResetFuture(pub(super) NowOrLater<Result<(), BackendError>>);
 pub(crate) struct Waiting {
     pub(super) store: BoxFuture<Decided>,
     pub(super) rule: OutageRule,
-    pub(super) reserves: bool,
+    /// `None` for a plain charge.
+    pub(super) reserve: Option<Reserve>,
     /// The check, if it is needed again: for a reservation, or for the local fallback.
     pub(super) kept: Option<(Limiter, Check)>,
 }
@@ -56,10 +58,10 @@ impl Future for Waiting {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let decided = ready!(self.store.as_mut().poll(cx));
-        let (rule, reserves) = (self.rule, self.reserves);
+        let (rule, reserve) = (self.rule, self.reserve);
         Poll::Ready(match self.kept.take() {
-            Some((limiter, check)) => outcome(decided, rule, reserves, Some((&limiter, check))),
-            None => outcome(decided, rule, reserves, None),
+            Some((limiter, check)) => outcome(decided, rule, reserve, Some((&limiter, check))),
+            None => outcome(decided, rule, reserve, None),
         })
     }
 }
@@ -68,14 +70,14 @@ impl Future for Waiting {
 pub(super) fn outcome(
     decided: Decided,
     rule: OutageRule,
-    reserves: bool,
+    reserve: Option<Reserve>,
     kept: Option<(&Limiter, Check)>,
 ) -> Outcome {
     let error = match decided {
         Ok(decision) if decision.is_admitted() => {
-            let reservation = kept
-                .filter(|_| reserves)
-                .map(|(limiter, check)| Reservation::new(limiter.queue().clone(), check, decision.clone()));
+            let reservation = kept.zip(reserve).map(|((limiter, check), reserve)| {
+                Reservation::new(limiter.queue().clone(), check, decision.clone(), reserve.unsettled)
+            });
             return Ok(Admission { basis: Basis::Store(decision), reservation });
         }
         Ok(decision) => return Err(Rejection::Denied(decision)),
@@ -84,16 +86,18 @@ pub(super) fn outcome(
     match (rule, kept) {
         (OutageRule::FailOpen, kept) if !error.reason().is_of_one_check() => {
             let reservation = kept
-                .filter(|_| reserves)
+                .filter(|_| reserve.is_some())
                 .map(|(limiter, check)| Reservation::unchecked(limiter.queue().clone(), check));
             Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
         }
         (OutageRule::LocalFallback(share), Some((limiter, check))) => {
-            match limiter.local().decide(&check, share, &error) {
+            match limiter.local().decide(&check, share, reserve.is_some_and(|reserve| reserve.clamps), &error)
+            {
                 Locally::Admitted(local, check) => {
-                    let reservation = reserves.then(|| {
-                        let memory = limiter.local().memory().clone();
-                        Reservation::local(limiter.queue().clone(), memory, check, local.decision().clone())
+                    let reservation = reserve.map(|reserve| {
+                        let (queue, memory) = (limiter.queue().clone(), limiter.local().memory().clone());
+                        let decision = local.decision().clone();
+                        Reservation::local(queue, memory, check, decision, reserve.unsettled)
                     });
                     Ok(Admission { basis: Basis::Local(local), reservation })
                 }

@@ -25,8 +25,8 @@ mod outcome;
 
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
-use draft::Part;
 pub use draft::{Draft, IntoDraft};
+use draft::{Part, Reserve};
 pub(crate) use future::Asking;
 use future::Waiting;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
@@ -80,6 +80,7 @@ struct Settings {
     region: Option<PartitionKey>,
     deadline: Duration,
     rule: OutageRule,
+    reserve: Reserve,
 }
 
 /// # Errors
@@ -124,7 +125,7 @@ impl Limiter {
     }
 
     /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
-    /// used. See [`Reservation`](crate::Reservation).
+    /// used. See [`Reservation`](crate::Reservation), [`LimiterBuilder::unsettled`] and [`LimiterBuilder::clamp_estimates`].
     ///
     /// # Errors
     ///
@@ -132,7 +133,7 @@ impl Limiter {
     /// outage rule does not apply.
     pub fn reserve(&self, key: PartitionKey, cost: impl IntoCosts) -> ReserveFuture {
         ReserveFuture(match self.own(&key, &cost.into_costs()) {
-            Ok(check) => self.ask(check, true, Some(OutageRule::FailClosed)),
+            Ok(check) => self.ask(check, Some(self.0.settings.reserve), Some(OutageRule::FailClosed)),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
     }
@@ -145,7 +146,7 @@ impl Limiter {
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn admit(&self, key: PartitionKey, cost: impl IntoCosts) -> AdmitFuture {
         AdmitFuture(match self.own(&key, &cost.into_costs()) {
-            Ok(check) => self.ask(check, false, None),
+            Ok(check) => self.ask(check, None, None),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
     }
@@ -185,7 +186,8 @@ impl Limiter {
     ///
     /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
-        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, true, Some(OutageRule::FailClosed))))
+        let reserve = Some(self.0.settings.reserve);
+        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, reserve, Some(OutageRule::FailClosed))))
     }
 
     /// Clears the usage of these pairs; see [`reset`](Self::reset). Their costs have no effect.
@@ -273,9 +275,12 @@ impl Limiter {
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
-        let (rule, reserves) = (draft.outage, draft.reserves);
+        let own = self.0.settings.reserve;
+        let unsettled = draft.unsettled.unwrap_or(own.unsettled);
+        let reserve = draft.reserves.then_some(Reserve { unsettled, clamps: draft.clamps || own.clamps });
+        let rule = draft.outage;
         match self.check_of(draft) {
-            Ok(Some(check)) => Some(self.ask(check, reserves, rule)),
+            Ok(Some(check)) => Some(self.ask(check, reserve, rule)),
             Ok(None) => None,
             Err(error) => {
                 self.0.events.misconfigured(&error);
@@ -328,22 +333,26 @@ impl Limiter {
         self.of_pairs(all).map(Some)
     }
 
-    /// Asks for a decision, and for a reservation if `reserves`. If there is no decision, applies the given outage rule, or
-    /// else the limiter's own.
-    fn ask(&self, check: Check, reserves: bool, rule: Option<OutageRule>) -> Asking {
+    /// Asks for a decision, and for a reservation if `reserve` is given. If there is no decision, applies the given outage rule,
+    /// or else the limiter's own.
+    fn ask(&self, check: Check, reserve: Option<Reserve>, rule: Option<OutageRule>) -> Asking {
         let rule = rule.unwrap_or(self.0.settings.rule);
-        let is_kept = reserves || matches!(rule, OutageRule::LocalFallback(_));
-        let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
+        let is_kept = reserve.is_some() || matches!(rule, OutageRule::LocalFallback(_));
+        let check = match reserve {
+            Some(Reserve { clamps: true, .. }) => check.clamped().with_purpose(Purpose::Reserve),
+            Some(_) => check.with_purpose(Purpose::Reserve),
+            None => check.with_purpose(Purpose::Charge),
+        };
         match self.decide_now(&check) {
             NowOrLater::Now(Some(decided)) => {
                 let kept = is_kept.then_some((self, check));
-                NowOrLater::now(future::outcome(decided, rule, reserves, kept))
+                NowOrLater::now(future::outcome(decided, rule, reserve, kept))
             }
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(miss) => {
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
                 let store = self.decide_later(check, miss, rule);
-                NowOrLater::Later(Waiting { store, rule, reserves, kept })
+                NowOrLater::Later(Waiting { store, rule, reserve, kept })
             }
         }
     }
@@ -351,6 +360,11 @@ impl Limiter {
     /// Returns whether charges can be settled.
     pub(crate) fn can_settle(&self) -> bool {
         self.0.engine.can_change()
+    }
+
+    /// Returns whether estimates above a quota are clamped.
+    pub(crate) fn clamps_estimates(&self) -> bool {
+        self.0.settings.reserve.clamps
     }
 
     fn local(&self) -> &Local {

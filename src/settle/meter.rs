@@ -26,7 +26,8 @@ use crate::{
 /// then replaces the charge by the amount that was added until then.
 ///
 /// - **A policy without an addition** keeps its charge, the estimate. An addition of 0 is an addition.
-/// - **A meter without additions** settles nothing. The reservation stays unsettled.
+/// - **A meter without additions** settles nothing. The reservation stays unsettled, and [`Unsettled`](crate::settle::Unsettled)
+///   applies when its last clone is dropped.
 /// - **Additions saturate** at 2^32-1 units of each policy.
 /// - **Clones of a meter**, and all meters of one reservation, count together. The last one to be dropped settles. A meter is
 ///   `Send` and `Sync`, and additions take `&self`, so that several tasks may add.

@@ -46,8 +46,8 @@ pub(crate) use queue::Queue;
 /// - **A reservation that was admitted in an outage** has no charge in the store. A charge of the
 ///   [local fallback](crate::outage::LocalDecision) is settled in the memory of this process. A request that was admitted
 ///   [unchecked](crate::outage::Unchecked) has nothing to settle.
-/// - **A reservation that is never settled**, for example because its request is dropped, keeps its charge until its window has
-///   passed.
+/// - **A reservation that is dropped unsettled**, for example because its handler panics or its request is cancelled, keeps its
+///   charge until its window has passed, or refunds it, as [`Unsettled`] states. A process that dies settles nothing.
 ///
 /// In Redis, a refund to one of the newest or oldest charges of a sliding log takes microseconds, regardless of the log's length.
 /// A refund in the middle of a log rewrites up to half of its records. This takes about 4 ms of server time for 10,000 records,
@@ -87,9 +87,29 @@ struct Held {
     /// Empty for an unchecked reservation.
     decision: Decision,
     charged: Charged,
+    unsettled: Unsettled,
     is_settled: AtomicBool,
     /// The counters of the meters, as long as there are meters.
     meters: Mutex<Weak<Counters>>,
+}
+
+/// What happens to the charge of a reservation that is dropped unsettled: with its last clone and its last [`Meter`].
+///
+/// For [`Builder::unsettled`](crate::Builder::unsettled) and
+/// [`LimiterBuilder::unsettled`](crate::LimiterBuilder::unsettled). A reservation is dropped unsettled if no code settles it: the
+/// handler panics or forgets it, the client disconnects before the response, an inner layer rejects the request, or the closure of
+/// [`settle_by`](crate::Builder::settle_by) returns `None`.
+///
+/// A process that dies settles nothing: its charges stand under both rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Unsettled {
+    /// The charge stands until its window has passed. A client cannot avoid its charge by a disconnect.
+    #[default]
+    Keep,
+    /// The charge is refunded. A client that disconnects before the handler settles pays nothing: use this only if the work that
+    /// is done until then is cheap, or if a [`Meter`] counts it.
+    Refund,
 }
 
 /// The owner of the charge.
@@ -127,21 +147,33 @@ pub struct Settlement(NowOrLater<Settled, Confirmation>);
 struct Confirmation(oneshot::Receiver<Settled>);
 
 impl Reservation {
-    pub(crate) fn new(queue: Arc<Queue>, check: Check, decision: Decision) -> Self {
-        Self::held(queue, check, decision, Charged::Store)
+    pub(crate) fn new(queue: Arc<Queue>, check: Check, decision: Decision, unsettled: Unsettled) -> Self {
+        Self::held(queue, check, decision, Charged::Store, unsettled)
     }
 
-    pub(crate) fn local(queue: Arc<Queue>, memory: MemoryBackend, check: Check, decision: Decision) -> Self {
-        Self::held(queue, check, decision, Charged::Local(memory))
+    pub(crate) fn local(
+        queue: Arc<Queue>,
+        memory: MemoryBackend,
+        check: Check,
+        decision: Decision,
+        unsettled: Unsettled,
+    ) -> Self {
+        Self::held(queue, check, decision, Charged::Local(memory), unsettled)
     }
 
     pub(crate) fn unchecked(queue: Arc<Queue>, check: Check) -> Self {
-        Self::held(queue, check, Decision::new(0, []), Charged::Nothing)
+        Self::held(queue, check, Decision::new(0, []), Charged::Nothing, Unsettled::Keep)
     }
 
-    fn held(queue: Arc<Queue>, check: Check, decision: Decision, charged: Charged) -> Self {
+    fn held(
+        queue: Arc<Queue>,
+        check: Check,
+        decision: Decision,
+        charged: Charged,
+        unsettled: Unsettled,
+    ) -> Self {
         let (is_settled, meters) = (AtomicBool::new(false), Mutex::default());
-        Self(Arc::new(Held { queue, check, decision, charged, is_settled, meters }))
+        Self(Arc::new(Held { queue, check, decision, charged, unsettled, is_settled, meters }))
     }
 
     /// Returns the decision of the store that has admitted the request. Returns `None` if the local fallback has admitted it, or
@@ -205,6 +237,16 @@ impl Held {
         match charged {
             Charged::Local(memory) => queue.settle_at_once(memory, change),
             Charged::Store | Charged::Nothing => queue.settle(change),
+        }
+    }
+}
+
+/// Applies the rule for a reservation that is dropped unsettled.
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.unsettled == Unsettled::Refund && !self.is_settled.swap(true, Ordering::AcqRel) {
+            // It proceeds in the background.
+            drop(self.change_to(&vec![0; self.check.pairs().len()]));
         }
     }
 }

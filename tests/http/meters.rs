@@ -1,10 +1,13 @@
-//! Meters in streamed bodies, over sockets.
+//! Meters, reservations that are dropped unsettled, and clamped estimates, over sockets.
 
 use std::{
     convert::Infallible,
-    future::poll_fn,
+    future::{pending, poll_fn},
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
@@ -19,14 +22,19 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tower_sliding_window::{
-    Builder, Costs, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Reservation,
+    Builder, ConfigError, Costs, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Reservation,
     backend::{Backend, Pair},
-    limit,
-    settle::{Settled, by_hand},
+    header, limit,
+    protocol::Draft,
+    settle::{Settled, Unsettled, by_hand},
     testing::ManualClock,
 };
 
-use super::{ALICE, Later, MINUTE, SECOND, api_key, policy, probe::now, wire::Site};
+use super::{
+    ALICE, Later, MINUTE, SECOND, api_key, policy,
+    probe::now,
+    wire::{Site, request},
+};
 
 fn memory() -> MemoryBackend {
     MemoryBackend::new().with_clock(&ManualClock::new())
@@ -141,11 +149,14 @@ async fn meter_settles_after_client_disconnects() {
 
 #[tokio::test]
 async fn meter_without_additions_leaves_estimate() {
-    let (site, limiter) = serve(builder(memory()), chunks(0)).await;
-    let mut stream = send(&site, "/").await;
-    read_until(&mut stream, "\r\n\r\n").await;
-    drop(stream);
-    wait_for(&limiter, &[40, 9]).await;
+    for (rule, expected) in [(Unsettled::Keep, [40, 9]), (Unsettled::Refund, [100, 10])] {
+        let (site, limiter) = serve(builder(memory()).unsettled(rule), chunks(0)).await;
+        let mut stream = send(&site, "/").await;
+        read_until(&mut stream, "\r\n\r\n").await;
+        assert_eq!(left(&limiter).await, [40, 9], "{rule:?}");
+        drop(stream);
+        wait_for(&limiter, &expected).await;
+    }
 }
 
 #[tokio::test]
@@ -277,4 +288,205 @@ async fn metered_body_keeps_size_and_end_of_its_body() {
         assert!(!matches!(next().await, Some(Ok(_))));
         assert!(reservation.is_settled());
     }
+}
+
+/// An app whose requests do not settle: each path in its own way.
+fn unsettled(started: Arc<AtomicUsize>) -> Router {
+    Router::new()
+        .route("/dropped", get(async |_: Reservation| "dropped"))
+        .route("/ignored", get(async || "the handler does not know the reservation"))
+        .route("/panic", get(async |_: Reservation| -> &'static str { panic!("intended panic") }))
+        .route(
+            "/panic-metered",
+            get(async |reservation: Reservation| -> &'static str {
+                let meter = reservation.meter();
+                meter.add(3);
+                panic!("intended panic")
+            }),
+        )
+        .route(
+            "/hangs",
+            get(async move |_: Reservation| -> &'static str {
+                started.fetch_add(1, SeqCst);
+                pending().await
+            }),
+        )
+}
+
+async fn dropped_reservations(backend: impl Backend, rule: Option<Unsettled>, is_kept: bool) {
+    let started = Arc::new(AtomicUsize::new(0));
+    let limits = builder(backend).cost(Costs::new().policy("tokens", 6));
+    let limits = match rule {
+        Some(rule) => limits.unsettled(rule),
+        None => limits,
+    };
+    let (site, limiter) = serve(limits, unsettled(started.clone())).await;
+    let mut expected = 100;
+    for path in ["/dropped", "/ignored", "/panic", "/panic-metered", "/hangs"] {
+        let mut stream = send(&site, path).await;
+        if path == "/hangs" {
+            while started.load(SeqCst) == 0 {
+                sleep(Duration::from_millis(1)).await;
+            }
+        } else {
+            // The panic closes the connection.
+            let read = stream.read_buf(&mut Vec::new()).await;
+            assert_eq!(path.starts_with("/panic"), matches!(read, Ok(0) | Err(_)), "{path}: {read:?}");
+        }
+        drop(stream);
+        expected -= match path {
+            "/panic-metered" => 3,
+            _ if is_kept => 6,
+            _ => 0,
+        };
+        let start = Instant::now();
+        while left(&limiter).await[0] != expected {
+            assert!(start.elapsed() < 10 * SECOND, "{path}, {rule:?}: {:?}", left(&limiter).await);
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+    limiter.drain().await;
+    assert_eq!((left(&limiter).await[0], limiter.lost_settlements()), (expected, 0));
+}
+
+#[tokio::test]
+async fn dropped_reservation_keeps_charge_or_refunds_it() {
+    for (rule, is_kept) in [(None, true), (Some(Unsettled::Keep), true), (Some(Unsettled::Refund), false)] {
+        dropped_reservations(memory(), rule, is_kept).await;
+        dropped_reservations(Later(memory()), rule, is_kept).await;
+    }
+}
+
+#[tokio::test]
+async fn refund_rule_spares_settled_reservations() {
+    let app = Router::new()
+        .route("/settled", get(async |reservation: Reservation| drop(reservation.settle(50))))
+        .route("/kept", get(async |reservation: Reservation| drop(reservation.settle(Costs::new()))));
+    let (site, limiter) = serve(builder(memory()).unsettled(Unsettled::Refund), app).await;
+    site.get("/kept", &[ALICE]).await;
+    wait_for(&limiter, &[40, 9]).await;
+    limiter.reset(alice()).await.unwrap();
+    // The amount applies to both policies. It is more than the quota of requests.
+    site.get("/settled", &[ALICE]).await;
+    wait_for(&limiter, &[50, 0]).await;
+}
+
+#[tokio::test]
+async fn layer_sets_rule_over_shared_limiter() {
+    let of = |rule| {
+        let limiter = Limiter::builder(memory()).policy(policy("tokens", 100, MINUTE)).unsettled(rule);
+        limiter.build().unwrap()
+    };
+    let left = async |limiter: &Limiter, rule: Option<Unsettled>| {
+        let limits = RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).cost(60).settle_by(by_hand);
+        let limits = rule.into_iter().fold(limits, Builder::unsettled).build().unwrap();
+        let site = Site::serve(unsettled(Arc::default()).layer(limits)).await;
+        assert_eq!(site.get("/dropped", &[ALICE]).await.status, 200);
+        left(limiter).await[0]
+    };
+    assert_eq!(left(&of(Unsettled::Refund), None).await, 100);
+    assert_eq!(left(&of(Unsettled::Refund), Some(Unsettled::Keep)).await, 40);
+    assert_eq!(left(&of(Unsettled::Keep), None).await, 40);
+    assert_eq!(left(&of(Unsettled::Keep), Some(Unsettled::Refund)).await, 100);
+    // The limiter of a layer has the rule of the layer.
+    let limits = builder(memory()).unsettled(Unsettled::Refund).build().unwrap();
+    drop(limits.limiter().reserve(alice(), 6).await.unwrap());
+    assert_eq!(limits.limiter().peek(alice(), 0).await.unwrap().statuses()[0].remaining(), 100);
+}
+
+#[tokio::test]
+async fn rejection_by_inner_layer_refunds_reservation() {
+    let denying = RateLimitLayer::builder(memory()).policy(policy("inner", 1, MINUTE)).key(api_key());
+    let app = unsettled(Arc::default()).layer(denying.build().unwrap());
+    let (site, limiter) = serve(builder(memory()).unsettled(Unsettled::Refund), app).await;
+    for status in [200, 429, 429] {
+        assert_eq!(site.get("/dropped", &[ALICE]).await.status, status);
+        wait_for(&limiter, &[100, 10]).await;
+    }
+}
+
+/// An app that uses 150 tokens.
+fn greedy() -> Router {
+    let used = async |reservation: Option<Reservation>| {
+        if let Some(reservation) = reservation {
+            drop(reservation.settle(Costs::new().policy("tokens", 150).policy("cents", 70)));
+        }
+    };
+    Router::new().route("/", get(used))
+}
+
+#[tokio::test]
+async fn clamped_estimate_is_charged_with_overage() {
+    let (clock, backend) = (ManualClock::new(), MemoryBackend::new());
+    let backend = backend.with_clock(&clock);
+    let limits = builder(backend).cost(Costs::new().policy("tokens", 500)).clamp_estimates();
+    let (site, limiter) = serve(limits, greedy()).await;
+    let answer = site.get("/", &[ALICE]).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.header("ratelimit"), Some(r#""tokens";r=0;t=60, "requests";r=9;t=60"#));
+    clock.advance(30 * SECOND);
+    // The charge of 100 units and the overage of 50 units leave the window together, 60 s after the request.
+    assert_eq!(left(&limiter).await, [0, 9]);
+    let denied = site.get("/", &[ALICE]).await;
+    assert_eq!((denied.status, denied.header("retry-after")), (429, Some("30")));
+    clock.advance(30 * SECOND);
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    // A clamped estimate needs the whole quota.
+    assert!(limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining() == 0);
+}
+
+#[tokio::test]
+async fn clamping_applies_to_further_limits() {
+    let further = |units| limit(header("x-user").unwrap()).policy(policy("cents", 50, MINUTE)).cost(units);
+    let (site, _) = serve(builder(memory()).also(further(80)).clamp_estimates(), greedy()).await;
+    let headers = [ALICE, ("x-user", "al")];
+    let answer = site.get("/", &headers).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert!(answer.header("ratelimit").unwrap().contains(r#""cents";r=0"#), "{answer:?}");
+    assert_eq!(site.get("/", &headers).await.status, 429);
+}
+
+#[tokio::test]
+async fn unclamped_cost_above_quota_is_never_admitted() {
+    let estimate = |builder: Builder| builder.cost_by(|_| Costs::new().policy("tokens", 500));
+    let plain = || {
+        let builder = RateLimitLayer::builder(memory()).policy(policy("tokens", 100, MINUTE)).key(api_key());
+        estimate(builder)
+    };
+    let planned = |draft: fn(Draft) -> Draft| {
+        let builder = RateLimitLayer::builder(memory()).policy(policy("tokens", 100, MINUTE));
+        builder.plan_by(move |_| draft(Draft::check(alice(), 500))).clamp_estimates()
+    };
+    for (name, limits, status) in [
+        ("a reservation without clamping", estimate(builder(memory())), 429),
+        ("a plain charge with clamping", plain().clamp_estimates(), 429),
+        ("a plain draft with clamping", planned(|draft| draft), 429),
+        ("a reservation with clamping", estimate(builder(memory())).clamp_estimates(), 200),
+        ("a draft that reserves with clamping", planned(Draft::reserve), 200),
+    ] {
+        let (site, limiter) = serve(limits, Router::new().route("/", get(async || "done"))).await;
+        let answer = request(site.address(), "GET", "/", &[ALICE]).await;
+        assert_eq!((answer.status, answer.header("retry-after")), (status, None), "{name}");
+        assert_eq!(left(&limiter).await[0], if status == 200 { 0 } else { 100 }, "{name}");
+        // The methods of the limiter that do not reserve are not affected.
+        assert!(limiter.admit(alice(), 500).await.is_err(), "{name}");
+    }
+}
+
+#[test]
+fn constant_estimate_above_quota_requires_clamping() {
+    let with_cost = |builder: Builder| builder.cost(Costs::new().policy("tokens", 500));
+    let plain = || RateLimitLayer::builder(memory()).policy(policy("tokens", 100, MINUTE)).key(api_key());
+    let further = || limit(api_key()).policy(policy("cents", 50, MINUTE)).cost(80);
+    let is_error = |builder: Builder| matches!(builder.build(), Err(ConfigError::CostAboveQuota { .. }));
+    assert!(is_error(with_cost(builder(memory()))));
+    assert!(is_error(builder(memory()).also(further())));
+    // Without reservations, there is no estimate.
+    assert!(is_error(with_cost(plain()).clamp_estimates()));
+    assert!(!is_error(with_cost(builder(memory())).also(further()).clamp_estimates()));
+    let limiter =
+        Limiter::builder(memory()).policy(policy("tokens", 100, MINUTE)).clamp_estimates().build().unwrap();
+    let shared = || RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).cost(500);
+    assert!(is_error(shared()));
+    assert!(!is_error(shared().settle_by(by_hand)));
 }
