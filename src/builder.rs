@@ -19,6 +19,7 @@ use crate::{
     outage::{Breaker, OutageRule},
     policy::{Policies, Policy, PolicySelector, distinct},
     protocol::{HeadFn, Http, Plan, RejectFn, SettleFn},
+    settle::Unsettled,
 };
 
 /// The builder of a [`RateLimitLayer`] for HTTP.
@@ -42,6 +43,8 @@ pub struct Builder {
     outage: Option<OutageRule>,
     outage_by: Option<HeadFn<OutageRule>>,
     settle: Option<SettleFn>,
+    unsettled: Option<Unsettled>,
+    clamps: bool,
     reject: Option<RejectFn>,
     answer: Arc<dyn Answer>,
     dialect: Option<Dialect>,
@@ -84,6 +87,8 @@ impl Builder {
             outage: None,
             outage_by: None,
             settle: None,
+            unsettled: None,
+            clamps: false,
             reject: None,
             answer: Arc::new(Problem),
             dialect: None,
@@ -330,11 +335,11 @@ impl Builder {
     /// The closure returns a `u32` or [`Costs`](crate::Costs). A `u32` replaces the charges of *all* policies of the request,
     /// including those of further limits. [`Costs`](crate::Costs) replace only the charges of the policies that they name. If the
     /// closure returns `None`, the charge stands. It also stands if the inner service fails or panics, or if the request is
-    /// dropped before its response. Two functions are ready to use:
+    /// dropped before its response, unless [`unsettled`](Self::unsettled) sets another rule. Two functions are ready to use:
     ///
     /// - [`actual_cost`](crate::settle::actual_cost) reads the [`ActualCost`](crate::settle::ActualCost) that the handler leaves.
     /// - [`by_hand`](crate::settle::by_hand) leaves the settlement to the handler, which takes the
-    ///   [`Reservation`](crate::Reservation) from its request.
+    ///   [`Reservation`](crate::Reservation) from its request. For a streamed response, it uses a [`Meter`](crate::settle::Meter).
     ///
     /// Settling does not delay the response. The header fields of this response state the charge as it was made. An estimate of 0
     /// is always admitted, and the amount used is then charged beyond the quota. Do not let a client choose the estimate.
@@ -357,6 +362,41 @@ impl Builder {
         used: impl Fn(&ResponseHead<'_>) -> Option<C> + Send + Sync + 'static,
     ) -> Self {
         Self { settle: Some(Arc::new(move |response| used(response).map(C::into_costs))), ..self }
+    }
+
+    /// Sets what happens to the charge of a [reservation](crate::Reservation) that is dropped unsettled, for example because the
+    /// handler panics or the client disconnects before the response. The default is [`Unsettled::Keep`]: the charge stands. If the
+    /// layer shares a limiter, the rule of the limiter is the default.
+    ///
+    /// With [`Unsettled::Refund`], a request is also refunded if the closure of [`settle_by`](Self::settle_by) returns `None` and
+    /// the handler does not settle it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{
+    ///     MemoryBackend, Policy, RateLimitLayer, peer_ip,
+    ///     settle::{Unsettled, by_hand},
+    /// };
+    ///
+    /// // The handler settles what it has used. If it panics, the request is free.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("tokens", 10_000, Duration::from_secs(60))?)
+    ///     .key(peer_ip())
+    ///     .cost(500)
+    ///     .settle_by(by_hand)
+    ///     .unsettled(Unsettled::Refund)
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn unsettled(self, rule: Unsettled) -> Self {
+        Self { unsettled: Some(rule), ..self }
+    }
+
+    /// Clamps the estimate of a [reservation](crate::Reservation) to the quota of each policy, for all limits of the layer; see
+    /// [`LimiterBuilder::clamp_estimates`]. A request is a reservation if the layer [settles](Self::settle_by), or if its draft
+    /// [reserves](crate::protocol::Draft::reserve). For all other requests, a cost above a quota is never admitted.
+    pub fn clamp_estimates(self) -> Self {
+        Self { clamps: true, ..self }
     }
 
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extensions.
@@ -496,7 +536,7 @@ impl Builder {
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
     /// - [`ConfigError::EnforcePercent`] if the percentage of enforced keys is above 100
-    /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy
+    /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
@@ -525,6 +565,12 @@ impl Builder {
                 }
                 if self.settle.is_some() {
                     builder = builder.settling();
+                }
+                if let Some(rule) = self.unsettled {
+                    builder = builder.unsettled(rule);
+                }
+                if self.clamps {
+                    builder = builder.clamp_estimates();
                 }
                 if let Some(rule) = self.outage {
                     builder = builder.outage(rule);
@@ -555,9 +601,11 @@ impl Builder {
             let names: Vec<&str> = of_first.iter().chain(of_others).map(Policy::name).collect();
             let is_chosen = first.chooses_policies() || others.iter().any(Limit::chooses_policies);
             let names = (!is_chosen).then_some(&*names);
-            first.check_costs(&of_first, names)?;
+            // A layer that settles makes every request a reservation.
+            let clamps = self.settle.is_some() && (self.clamps || limiter.clamps_estimates());
+            first.check_costs(&of_first, names, clamps)?;
             for limit in &others {
-                limit.check_costs(limit.own_policies(), names)?;
+                limit.check_costs(limit.own_policies(), names, clamps)?;
             }
         }
         let answer = match (self.dialect, self.max_jitter) {
@@ -577,6 +625,8 @@ impl Builder {
             outage: self.outage,
             outage_by: self.outage_by,
             settle: self.settle,
+            unsettled: self.unsettled,
+            clamps: self.clamps,
             reject: self.reject,
             answer,
         };

@@ -214,6 +214,14 @@ impl Check {
         self.pairs.iter().all(|pair| pair.is_shadow)
     }
 
+    /// Returns the same check, with no cost above the quota of its policy.
+    pub(crate) fn clamped(mut self) -> Self {
+        for pair in &mut self.pairs {
+            pair.cost = pair.cost.min(pair.policy.quota());
+        }
+        self
+    }
+
     /// Returns the same check with other pairs.
     pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
         Self { pairs, ..self.clone() }

@@ -295,7 +295,8 @@ pub enum ConfigError {
         bytes: u64,
     },
 
-    /// A constant cost is above a quota, so that the request could never be admitted.
+    /// A constant cost is above a quota, so that the request could never be admitted. If the layer settles,
+    /// [`Builder::clamp_estimates`](crate::Builder::clamp_estimates) permits such an estimate.
     #[error("cost {cost}{}: it must be 0 to {quota}, the quota of policy {policy:?}", of_requests(.requests))]
     CostAboveQuota {
         /// The requests that have this cost, for example `GET /search`. Empty for all requests.

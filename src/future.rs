@@ -27,8 +27,8 @@ pin_project! {
     /// layer.
     ///
     /// If it is dropped while the check is in progress, the inner service is not called, and the charge may stand. If it is
-    /// dropped while the inner service runs, the charge stands, unless the inner service has taken the reservation and settles
-    /// it elsewhere.
+    /// dropped while the inner service runs, the charge stands or is refunded, as
+    /// [`Unsettled`](crate::settle::Unsettled) states, unless the inner service has taken the reservation and settles it elsewhere.
     pub struct ResponseFuture<S, Req, P = Http>
     where
         S: Service<Req>,

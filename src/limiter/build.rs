@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Inner, Limiter, Settings, Waiters};
+use super::{Inner, Limiter, Settings, Waiters, draft::Reserve};
 use crate::{
     backend::{Backend, memory::MemoryBackend},
     check::{MAX_PAIRS, Namespace, OnRollback},
@@ -13,7 +13,7 @@ use crate::{
     observe::{self, LimiterEvents},
     outage::{Breaker, Guard, Local, OutageRule, Protection, check_breaker},
     policy::{Policy, distinct},
-    settle::Queue,
+    settle::{Queue, Unsettled},
 };
 
 /// The builder of a [`Limiter`].
@@ -30,6 +30,7 @@ pub struct LimiterBuilder {
     deadline: Duration,
     queue: usize,
     rule: OutageRule,
+    reserve: Reserve,
     breaker: Option<Breaker>,
     max_in_flight: usize,
     max_waiting: usize,
@@ -60,6 +61,7 @@ impl LimiterBuilder {
             deadline: Limiter::DEFAULT_DEADLINE,
             queue: Limiter::DEFAULT_SETTLEMENT_QUEUE,
             rule: OutageRule::default(),
+            reserve: Reserve::default(),
             breaker: Some(Breaker::default()),
             max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
             max_waiting: Limiter::DEFAULT_MAX_WAITING,
@@ -117,6 +119,27 @@ impl LimiterBuilder {
     /// may be [in flight](Self::max_in_flight).
     pub fn settlement_queue(mut self, settlements: usize) -> Self {
         self.queue = settlements;
+        self
+    }
+
+    /// Sets what happens to the charge of a [reservation](crate::Reservation) that is dropped unsettled. The default is
+    /// [`Unsettled::Keep`]: the charge stands. Plain checks are not affected.
+    pub fn unsettled(mut self, rule: Unsettled) -> Self {
+        self.reserve.unsettled = rule;
+        self
+    }
+
+    /// Clamps the cost of a [reservation](crate::Reservation) to the quota of each policy. By default, an estimate above a quota
+    /// is denied, and no wait helps.
+    ///
+    /// A clamped estimate is charged in full, so it is admitted only if nothing of the quota is used. If the amount used is larger,
+    /// the settlement charges the difference beyond the quota. Under the [local fallback](OutageRule::LocalFallback), an estimate
+    /// is clamped to the share of this process.
+    ///
+    /// Plain checks are not affected: a cost above a quota is never admitted. Use this method only if a client can be charged
+    /// afterwards for what it has used, and if a handler bounds what one request may use.
+    pub fn clamp_estimates(mut self) -> Self {
+        self.reserve.clamps = true;
         self
     }
 
@@ -219,6 +242,7 @@ impl LimiterBuilder {
             deadline,
             queue,
             rule,
+            reserve,
             breaker,
             max_in_flight,
             max_waiting,
@@ -283,7 +307,7 @@ impl LimiterBuilder {
                 events.clone(),
             ),
             denials,
-            settings: Settings { policies, namespace, region, deadline, rule },
+            settings: Settings { policies, namespace, region, deadline, rule, reserve },
             guard,
             on_rollback,
             local: memory.map(Local::in_memory).unwrap_or_default(),

@@ -6,6 +6,7 @@ use crate::{
     key::{KeyError, PartitionKey},
     outage::OutageRule,
     policy::{Policies, Tier},
+    settle::Unsettled,
 };
 
 /// The keys, costs and policies to check for one request. All of them are one check, admitted or denied as a whole.
@@ -24,6 +25,18 @@ pub struct Draft {
     pub(crate) reserves: bool,
     /// A mistake in the server because of which a shadow limit does not count this request.
     pub(crate) uncounted: Option<KeyError>,
+    /// `None` for the rule of the limiter.
+    pub(crate) unsettled: Option<Unsettled>,
+    /// Whether estimates are clamped, also if the limiter does not clamp them.
+    pub(crate) clamps: bool,
+}
+
+/// How a check reserves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reserve {
+    pub(crate) unsettled: Unsettled,
+    /// Whether an estimate above a quota is clamped to it.
+    pub(crate) clamps: bool,
 }
 
 /// One key and the policies to check it against.

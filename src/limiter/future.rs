@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     Limiter,
+    draft::Reserve,
     outcome::{Admission, Basis, Rejection},
 };
 use crate::{
@@ -56,7 +57,8 @@ pub(super) struct Terms {
     pub(super) rule: OutageRule,
     /// Whether the check has shadow pairs only, so that no error rejects the request.
     pub(super) is_shadow: bool,
-    pub(super) reserves: bool,
+    /// `None` for a plain charge.
+    pub(super) reserve: Option<Reserve>,
 }
 
 impl Future for Waiting {
@@ -75,18 +77,19 @@ impl Future for Waiting {
 /// Applies the outage rule.
 pub(super) fn outcome(
     decided: Decided,
-    Terms { rule, is_shadow, reserves }: Terms,
+    Terms { rule, is_shadow, reserve }: Terms,
     kept: Option<(&Limiter, Check)>,
 ) -> Outcome {
     let error = match decided {
         Ok(decision) if decision.is_admitted() => {
-            let (decision, reservation) = match kept {
-                Some((limiter, check)) if reserves => {
-                    let reservation = Reservation::new(limiter.queue().clone(), check, decision.clone());
+            let (decision, reservation) = match (kept, reserve) {
+                (Some((limiter, check)), Some(reserve)) => {
+                    let queue = limiter.queue().clone();
+                    let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
                     (decision, Some(reservation))
                 }
-                Some((_, check)) => (decision.of_check(check), None),
-                None => (decision, None),
+                (Some((_, check)), None) => (decision.of_check(check), None),
+                (None, _) => (decision, None),
             };
             return Ok(Admission { basis: Basis::Store(decision), reservation });
         }
@@ -96,16 +99,18 @@ pub(super) fn outcome(
     match (rule, kept) {
         (OutageRule::FailOpen, kept) if is_shadow || !error.reason().is_of_one_check() => {
             let reservation = kept
-                .filter(|_| reserves)
+                .filter(|_| reserve.is_some())
                 .map(|(limiter, check)| Reservation::unchecked(limiter.queue().clone(), check));
             Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
         }
         (OutageRule::LocalFallback(share), Some((limiter, check))) => {
-            match limiter.local().decide(&check, share, &error) {
+            match limiter.local().decide(&check, share, reserve.is_some_and(|reserve| reserve.clamps), &error)
+            {
                 Locally::Admitted(local, check) => {
-                    let reservation = reserves.then(|| {
-                        let memory = limiter.local().memory().clone();
-                        Reservation::local(limiter.queue().clone(), memory, check, local.decision().clone())
+                    let reservation = reserve.map(|reserve| {
+                        let (queue, memory) = (limiter.queue().clone(), limiter.local().memory().clone());
+                        let decision = local.decision().clone();
+                        Reservation::local(queue, memory, check, decision, reserve.unsettled)
                     });
                     Ok(Admission { basis: Basis::Local(local), reservation })
                 }

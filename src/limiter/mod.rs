@@ -27,8 +27,8 @@ mod waiters;
 
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
-use draft::Part;
 pub use draft::{Draft, IntoDraft};
+use draft::{Part, Reserve};
 pub(crate) use future::Asking;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
 use future::{Terms, Waiting};
@@ -85,6 +85,7 @@ struct Settings {
     region: Option<PartitionKey>,
     deadline: Duration,
     rule: OutageRule,
+    reserve: Reserve,
 }
 
 /// # Errors
@@ -136,7 +137,7 @@ impl Limiter {
     }
 
     /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
-    /// used. See [`Reservation`](crate::Reservation).
+    /// used. See [`Reservation`](crate::Reservation), [`LimiterBuilder::unsettled`] and [`LimiterBuilder::clamp_estimates`].
     ///
     /// # Errors
     ///
@@ -144,7 +145,7 @@ impl Limiter {
     /// outage rule does not apply.
     pub fn reserve(&self, key: PartitionKey, cost: impl IntoCosts) -> ReserveFuture {
         ReserveFuture(match self.own(&key, &cost.into_costs()) {
-            Ok(check) => self.ask(check, true, Some(OutageRule::FailClosed)),
+            Ok(check) => self.ask(check, Some(self.0.settings.reserve), Some(OutageRule::FailClosed)),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
     }
@@ -157,7 +158,7 @@ impl Limiter {
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn admit(&self, key: PartitionKey, cost: impl IntoCosts) -> AdmitFuture {
         AdmitFuture(match self.own(&key, &cost.into_costs()) {
-            Ok(check) => self.ask(check, false, None),
+            Ok(check) => self.ask(check, None, None),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
     }
@@ -201,7 +202,7 @@ impl Limiter {
     /// completed.
     pub fn wait(&self, key: PartitionKey, cost: impl IntoCosts, at_most: Duration) -> WaitFuture {
         match self.own(&key, &cost.into_costs()) {
-            Ok(check) => WaitFuture::of(self.clone(), check, false, None, at_most),
+            Ok(check) => WaitFuture::of(self.clone(), check, None, None, at_most),
             Err(error) => WaitFuture::rejected(Rejection::Unavailable(error)),
         }
     }
@@ -246,7 +247,8 @@ impl Limiter {
     ///
     /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
-        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, true, Some(OutageRule::FailClosed))))
+        let reserve = Some(self.0.settings.reserve);
+        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, reserve, Some(OutageRule::FailClosed))))
     }
 
     /// Clears the usage of these pairs; see [`reset`](Self::reset). Their costs have no effect.
@@ -335,14 +337,21 @@ impl Limiter {
         self.0.engine.clone().finish().await;
     }
 
+    /// Returns how a draft reserves, or `None` for a plain charge.
+    fn reserve_of(&self, draft: &Draft) -> Option<Reserve> {
+        let own = self.0.settings.reserve;
+        let unsettled = draft.unsettled.unwrap_or(own.unsettled);
+        draft.reserves.then_some(Reserve { unsettled, clamps: draft.clamps || own.clamps })
+    }
+
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
-        let (rule, reserves, is_shadow) = (draft.outage, draft.reserves, draft.is_shadow());
+        let (rule, reserve, is_shadow) = (draft.outage, self.reserve_of(&draft), draft.is_shadow());
         if let Some(error) = &draft.uncounted {
             self.0.events.misconfigured(error);
         }
         match self.check_of(draft) {
-            Ok(Some(check)) => Some(self.ask(check, reserves, rule)),
+            Ok(Some(check)) => Some(self.ask(check, reserve, rule)),
             Ok(None) => None,
             // Shadow pairs reject no request.
             Err(error) if is_shadow => {
@@ -358,9 +367,9 @@ impl Limiter {
 
     /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
     pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
-        let (rule, reserves) = (draft.outage, draft.reserves);
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
         match self.check_of(draft) {
-            Ok(check) => Some(WaitFuture::of(self.clone(), check?, reserves, rule, at_most)),
+            Ok(check) => Some(WaitFuture::of(self.clone(), check?, reserve, rule, at_most)),
             Err(error) => {
                 self.0.events.misconfigured(&error);
                 Some(WaitFuture::rejected(Rejection::Misconfigured(Arc::new(error))))
@@ -422,26 +431,30 @@ impl Limiter {
         self.of_pairs(all).map(Some)
     }
 
-    /// Asks for a decision, and for a reservation if `reserves`. If there is no decision, applies the given outage rule, or
-    /// else the limiter's own. A check of shadow pairs only is then admitted.
-    fn ask(&self, check: Check, reserves: bool, rule: Option<OutageRule>) -> Asking {
+    /// Asks for a decision, and for a reservation if `reserve` is given. If there is no decision, applies the given outage rule,
+    /// or else the limiter's own. A check of shadow pairs only is then admitted.
+    fn ask(&self, check: Check, reserve: Option<Reserve>, rule: Option<OutageRule>) -> Asking {
         let is_shadow = check.is_shadow();
         let rule = match rule.unwrap_or(self.0.settings.rule) {
             _ if is_shadow => OutageRule::FailOpen,
             rule => rule,
         };
-        let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
+        let check = match reserve {
+            Some(Reserve { clamps: true, .. }) => check.clamped().with_purpose(Purpose::Reserve),
+            Some(_) => check.with_purpose(Purpose::Reserve),
+            None => check.with_purpose(Purpose::Charge),
+        };
         match self.decide_now(&check) {
             NowOrLater::Now(Some(decided)) => {
-                let terms = Terms { rule, is_shadow, reserves };
+                let terms = Terms { rule, is_shadow, reserve };
                 NowOrLater::now(future::outcome(decided, terms, Some((self, check))))
             }
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(miss) => {
-                let is_kept = reserves || matches!(rule, OutageRule::LocalFallback(_));
+                let is_kept = reserve.is_some() || matches!(rule, OutageRule::LocalFallback(_));
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
                 let store = self.decide_later(check, miss, rule);
-                NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserves }, kept })
+                NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserve }, kept })
             }
         }
     }
@@ -453,6 +466,11 @@ impl Limiter {
 
     fn waiters(&self) -> &Arc<Waiters> {
         &self.0.waiters
+    }
+
+    /// Returns whether estimates above a quota are clamped.
+    pub(crate) fn clamps_estimates(&self) -> bool {
+        self.0.settings.reserve.clamps
     }
 
     fn local(&self) -> &Local {

@@ -15,6 +15,7 @@ use tokio::{
 
 use super::{
     Limiter,
+    draft::Reserve,
     outcome::{Admission, Rejection},
 };
 use crate::{
@@ -39,11 +40,11 @@ impl WaitFuture {
     pub(super) fn of(
         limiter: Limiter,
         check: Check,
-        reserves: bool,
+        reserve: Option<Reserve>,
         rule: Option<OutageRule>,
         at_most: Duration,
     ) -> Self {
-        let waiting: BoxFuture<Outcome> = Box::pin(wait(limiter, check, reserves, rule, at_most));
+        let waiting: BoxFuture<Outcome> = Box::pin(wait(limiter, check, reserve, rule, at_most));
         Self(NowOrLater::Later(waiting))
     }
 
@@ -55,12 +56,13 @@ impl WaitFuture {
 async fn wait(
     limiter: Limiter,
     check: Check,
-    reserves: bool,
+    reserve: Option<Reserve>,
     rule: Option<OutageRule>,
     at_most: Duration,
 ) -> Outcome {
     let end = Instant::now().checked_add(at_most);
-    let ask = || limiter.ask(check.clone(), reserves, rule);
+    let check = if reserve.is_some_and(|reserve| reserve.clamps) { check.clamped() } else { check };
+    let ask = || limiter.ask(check.clone(), reserve, rule);
     if skips_queue(&check) {
         match ask().await {
             Err(Rejection::Denied(denied)) if denied.retry_after() != Wait::Never => {}

@@ -189,8 +189,15 @@ impl PolicyMetrics {
     }
 
     fn register(&self) {
-        let Self { admitted, denied, denied_from_cache, shadow_denied, unavailable, charged_units, near_limit } =
-            self;
+        let Self {
+            admitted,
+            denied,
+            denied_from_cache,
+            shadow_denied,
+            unavailable,
+            charged_units,
+            near_limit,
+        } = self;
         for counter in
             [admitted, denied, denied_from_cache, shadow_denied, unavailable, charged_units, near_limit]
         {

@@ -15,6 +15,7 @@ use crate::{
     limit::Limit,
     limiter::{Admission, Basis, Draft, Rejection},
     outage::OutageRule,
+    settle::Unsettled,
 };
 
 pub(crate) type HeadFn<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
@@ -46,6 +47,8 @@ pub struct Http {
     pub(crate) outage: Option<OutageRule>,
     pub(crate) outage_by: Option<HeadFn<OutageRule>>,
     pub(crate) settle: Option<SettleFn>,
+    pub(crate) unsettled: Option<Unsettled>,
+    pub(crate) clamps: bool,
     pub(crate) reject: Option<RejectFn>,
     pub(crate) answer: Arc<dyn Answer>,
 }
@@ -102,6 +105,7 @@ impl Http {
             draft.outage = self.outage_by.as_ref().map(|rule| rule(head)).or(self.outage);
         }
         draft.reserves |= self.settle.is_some();
+        (draft.unsettled, draft.clamps) = (self.unsettled, self.clamps);
         Ok(draft)
     }
 

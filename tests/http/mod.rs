@@ -14,6 +14,7 @@ mod grpc;
 mod invented_keys;
 mod jobs;
 mod keys;
+mod meters;
 mod metrics;
 mod missing_key;
 mod multiple_keys;

@@ -76,6 +76,19 @@ fn cost_above_quota_causes_one_warning_per_policy() {
 }
 
 #[test]
+fn clamped_estimate_logs_no_warning() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    counting(&warnings, || {
+        let limiter = |builder: LimiterBuilder| builder.policy(policy("clamped", 5)).build().unwrap();
+        let clamping = limiter(Limiter::builder(FakeBackend::admitting()).clamp_estimates());
+        now(clamping.reserve(alice(), 6)).unwrap();
+        assert_eq!(warnings.load(Ordering::SeqCst), 0);
+        now(limiter(Limiter::builder(FakeBackend::admitting())).reserve(alice(), 6)).unwrap();
+        assert_eq!(warnings.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
 fn unknown_policy_name_causes_one_warning_per_limiter() {
     let limiter = || {
         let builder = Limiter::builder(FakeBackend::admitting());

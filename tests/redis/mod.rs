@@ -27,6 +27,7 @@ mod lost_reply;
 mod lua_files;
 mod outage_events;
 mod record_positions;
+mod reservations;
 mod resharding;
 mod rollback;
 mod runtimes;
