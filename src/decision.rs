@@ -413,7 +413,9 @@ impl Status {
     }
 
     /// Returns the smallest wait after which this pair admits the same cost, if there are no other charges. Zero if it admits
-    /// now. For a shadow pair, this is its own verdict, which does not affect the check. For a cost above one, this is not the time until the oldest charge leaves, but until enough units have left.
+    /// now. For a cost above one, this is not the time until the oldest charge leaves, but until enough units have left.
+    ///
+    /// For a shadow pair, this is its own verdict, which does not affect the check.
     pub fn retry_after(&self) -> Wait {
         self.retry_after
     }

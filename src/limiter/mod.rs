@@ -348,14 +348,14 @@ impl Limiter {
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
         let (rule, reserve, is_shadow) = (draft.outage, self.reserve_of(&draft), draft.is_shadow());
         if let Some(error) = &draft.uncounted {
-            self.0.events.misconfigured(error);
+            self.0.events.misconfigured_shadow(error);
         }
         match self.check_of(draft) {
             Ok(Some(check)) => Some(self.ask(check, reserve, rule)),
             Ok(None) => None,
             // Shadow pairs reject no request.
             Err(error) if is_shadow => {
-                self.0.events.misconfigured(&error);
+                self.0.events.misconfigured_shadow(&error);
                 None
             }
             Err(error) => {

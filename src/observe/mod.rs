@@ -109,6 +109,14 @@ impl LimiterEvents {
         }
     }
 
+    /// Warns, at most once per minute, about a request that a layer in shadow mode passes uncounted because of a mistake in the
+    /// server.
+    pub(crate) fn misconfigured_shadow(&self, error: &dyn Error) {
+        if let Some(unlogged) = self.misconfigured.pass() {
+            events::misconfigured_shadow(error, unlogged);
+        }
+    }
+
     /// Returns the counters of the checks.
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters

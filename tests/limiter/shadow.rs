@@ -1,8 +1,12 @@
 //! Shadow policies of a limiter: counters, events, reservations, the deny cache and outages.
 
+use bytes::Bytes;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Limiter, OutageRule, Rejection, Wait,
+    Limiter, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait,
     backend::{Pair, Purpose, Reason},
+    key::KeyError,
     outage::Share,
     testing::{
         FakeAnswer::{Admit, Deny, DenyShadow},
@@ -43,8 +47,30 @@ async fn shadow_denials_of_admitted_checks_are_counted_and_logged() {
 }
 
 #[tokio::test]
+async fn misconfigured_shadow_limit_is_logged_and_admits() {
+    let (events, _guard) = Events::collect();
+    let error = || KeyError::Misconfigured { what: "no address".to_owned() };
+    let layer = RateLimitLayer::builder(FakeBackend::admitting())
+        .policy(policy("canary", 5))
+        .key_by(move |_| Err::<PartitionKey, _>(error()))
+        .shadow()
+        .build()
+        .unwrap();
+    let ok = async |_: Request<()>| Ok::<_, std::convert::Infallible>(Response::new(Bytes::new()));
+    for _ in 0..2 {
+        let response = layer.layer(service_fn(ok)).oneshot(Request::new(())).await.unwrap();
+        assert_eq!(response.status(), 200);
+    }
+    let [event] = &events.take()[..] else { panic!("one event") };
+    assert!(
+        event.contains("WARN") && event.contains("not counted") && event.contains("no address"),
+        "{event}"
+    );
+}
+
+#[tokio::test]
 async fn denied_key_is_that_of_enforcing_policy() {
-    let (user, route) = (alice(), tower_sliding_window::PartitionKey::new("route", "/"));
+    let (user, route) = (alice(), PartitionKey::new("route", "/"));
     let pairs =
         [Pair::new(route, policy("canary", 1).shadow(), 2), Pair::new(user.clone(), policy("ten", 10), 11)];
     let backend = tower_sliding_window::MemoryBackend::new();

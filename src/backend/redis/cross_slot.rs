@@ -28,8 +28,8 @@
 //! slots have shadow pairs only, the check is admitted if one of them replies.
 //!
 //! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies: first the
-//! slot of that pair, and then the others, with the slots of shadow pairs only. So a client over its limit does not charge and roll back the other slots with every
-//! request, and does not starve those who share them.
+//! slot of that pair, and then the others, with the slots of shadow pairs only. So a client over its limit does not charge and roll
+//! back the other slots with every request, and does not starve those who share them.
 
 use std::{
     future::poll_fn,
