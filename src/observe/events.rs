@@ -183,6 +183,7 @@ pub(super) fn conflicting_policies(earlier: &Policy, new: &Policy) {
     );
 }
 
+#[cfg(feature = "tracing")]
 pub(super) fn dropped_again(store: &str, dropped: u32) {
     event!(
         warn,
