@@ -37,6 +37,7 @@ enum Field {
     Algorithm,
     Headroom,
     Hidden,
+    Shadow,
 }
 
 /// The fields of a policy that have been read.
@@ -49,10 +50,11 @@ struct Fields<'a> {
     algorithm: Option<Algorithm>,
     headroom: Option<u32>,
     hidden: Option<bool>,
+    shadow: Option<bool>,
 }
 
 impl Field {
-    const NAMES: &[&str] = &["name", "quota", "window", "algorithm", "headroom", "hidden"];
+    const NAMES: &[&str] = &["name", "quota", "window", "algorithm", "headroom", "hidden", "shadow"];
 
     fn name(self) -> &'static str {
         match self {
@@ -62,6 +64,7 @@ impl Field {
             Self::Algorithm => "algorithm",
             Self::Headroom => "headroom",
             Self::Hidden => "hidden",
+            Self::Shadow => "shadow",
         }
     }
 }
@@ -75,6 +78,7 @@ impl Fields<'_> {
             Field::Algorithm => self.algorithm.is_some(),
             Field::Headroom => self.headroom.is_some(),
             Field::Hidden => self.hidden.is_some(),
+            Field::Shadow => self.shadow.is_some(),
         }
     }
 
@@ -92,7 +96,8 @@ impl Fields<'_> {
         if let (Some(percent), Some(_)) = (self.headroom, self.quota) {
             policy = policy.headroom(percent)?;
         }
-        Ok(if self.hidden == Some(true) { policy.hidden() } else { policy })
+        let policy = if self.hidden == Some(true) { policy.hidden() } else { policy };
+        Ok(if self.shadow == Some(true) { policy.shadow() } else { policy })
     }
 
     fn validate<E: Error>(&self) -> Result<(), E> {
@@ -146,6 +151,7 @@ impl<'de> Visitor<'de> for PolicySeed<'_> {
             algorithm: None,
             headroom: None,
             hidden: None,
+            shadow: None,
         };
         while let Some(field) = map.next_key::<Field>()? {
             if fields.contains(field) {
@@ -175,7 +181,7 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_, '_> {
         match self.field {
             Field::Name | Field::Window | Field::Headroom => deserializer.deserialize_str(self),
             Field::Quota => deserializer.deserialize_u32(self),
-            Field::Hidden => deserializer.deserialize_bool(self),
+            Field::Hidden | Field::Shadow => deserializer.deserialize_bool(self),
             // A name or a table.
             Field::Algorithm => deserializer.deserialize_any(self),
         }
@@ -210,7 +216,7 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             Field::Window => f.write_str(LENGTH),
             Field::Algorithm => f.write_str("a name, or a table for `sliding-buckets`"),
             Field::Headroom => f.write_str(PERCENTAGE),
-            Field::Hidden => f.write_str("true or false"),
+            Field::Hidden | Field::Shadow => f.write_str("true or false"),
         }
     }
 
@@ -231,7 +237,7 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             Field::Algorithm => {
                 fields.algorithm = Some(Algorithm::deserialize(text.into_deserializer())?);
             }
-            Field::Quota | Field::Hidden => {
+            Field::Quota | Field::Hidden | Field::Shadow => {
                 return Err(E::invalid_type(Unexpected::Str(text), &Self { field, fields }));
             }
         }
@@ -256,6 +262,10 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
         match self.field {
             Field::Hidden => {
                 self.fields.hidden = Some(given);
+                Ok(())
+            }
+            Field::Shadow => {
+                self.fields.shadow = Some(given);
                 Ok(())
             }
             _ => Err(E::invalid_type(Unexpected::Bool(given), &self)),
@@ -285,7 +295,8 @@ impl<'de> Deserialize<'de> for Policy {
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let has_algorithm = self.algorithm() != Algorithm::default();
-        let fields = 3 + usize::from(has_algorithm) + usize::from(self.is_hidden());
+        let optional = [has_algorithm, self.is_hidden(), self.is_shadow()];
+        let fields = 3 + optional.into_iter().filter(|has| *has).count();
         let mut policy = serializer.serialize_struct("Policy", fields)?;
         policy.serialize_field("name", self.name())?;
         policy.serialize_field("quota", &self.quota())?;
@@ -295,6 +306,9 @@ impl Serialize for Policy {
         }
         if self.is_hidden() {
             policy.serialize_field("hidden", &true)?;
+        }
+        if self.is_shadow() {
+            policy.serialize_field("shadow", &true)?;
         }
         policy.end()
     }

@@ -29,6 +29,7 @@ name = "requests"
 quota = 1000
 window = "1h 30m"
 algorithm = "sliding-counter"
+shadow = true
 "#;
 
 fn seconds(seconds: u64) -> Duration {
@@ -75,6 +76,8 @@ fn file_contains_all_kinds_of_tiers() {
     assert_eq!(tiers_of(&table), [default.into(), Tier::Unlimited, bronze.into(), gold.into()]);
     let Tier::Limited(default) = table.pick(None) else { panic!("limited") };
     assert_eq!(default.as_slice().iter().map(Policy::is_hidden).collect::<Vec<_>>(), [false, true]);
+    let Tier::Limited(gold) = table.pick("gold") else { panic!("limited") };
+    assert!(gold.as_slice()[0].is_shadow() && !default.as_slice()[0].is_shadow());
 }
 
 #[test]
@@ -97,7 +100,13 @@ fn written_table_reads_as_the_same_table() {
             "tiers": {
                 "internal": "unlimited",
                 "bronze": [{"name": "requests", "quota": 1, "window": "1500ms", "algorithm": "fixed-window"}],
-                "gold": [{"name": "requests", "quota": 1000, "window": "90m", "algorithm": "sliding-counter"}],
+                "gold": [{
+                    "name": "requests",
+                    "quota": 1000,
+                    "window": "90m",
+                    "algorithm": "sliding-counter",
+                    "shadow": true,
+                }],
             },
         })
     );
@@ -178,7 +187,7 @@ fn toml_error_names_field_value_and_range() {
             "quoat = 3",
             9,
             1,
-            "unknown field `quoat`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden`"
+            "unknown field `quoat`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden`, `shadow`"
                 .to_owned(),
         ),
         (
@@ -262,7 +271,7 @@ fn json_error_shows_line_of_value() {
     assert_eq!(error(r#""quota": 11"#), r#"policy "burst": field `quota` occurs twice at line 7 column 10"#);
     assert_eq!(
         error(r#""shadows": true"#),
-        "unknown field `shadows`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden` at line 7 column 12"
+        "unknown field `shadows`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden`, `shadow` at line 7 column 12"
     );
     // The name of the policy is not known yet.
     assert_eq!(
