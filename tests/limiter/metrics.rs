@@ -64,6 +64,28 @@ fn decisions_count_by_policy_and_outcome() {
 }
 
 #[test]
+fn shadow_policy_has_an_outcome_of_its_own() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let builder = Limiter::builder(memory()).policy(policy("enforced", 5));
+    let limiter = builder.policy(policy("trial", 3).shadow()).build().unwrap();
+    let verdicts = [(); 3].map(|()| now(limiter.check(alice(), 2)).unwrap().is_admitted());
+    assert_eq!(verdicts, [true, true, false]);
+    let scrape = Scrape::of(&recorder.handle());
+    let decisions = [
+        (r#"policy="enforced",outcome="admitted""#, 2.0),
+        (r#"policy="enforced",outcome="denied""#, 1.0),
+        (r#"policy="trial",outcome="admitted""#, 1.0),
+        (r#"policy="trial",outcome="shadow_denied""#, 1.0),
+    ];
+    assert_eq!(scrape.non_zero("decisions_total"), decisions);
+    let units = [(r#"policy="enforced""#, 4.0), (r#"policy="trial""#, 2.0)];
+    assert_eq!(scrape.non_zero("charged_units_total"), units);
+    // The shadow policy was not charged by the second check.
+    assert_eq!(scrape.non_zero("near_limit_total"), [(r#"policy="enforced""#, 1.0)]);
+}
+
+#[test]
 fn near_limit_counts_from_chosen_fraction() {
     let near = |fraction: f64, cost: u32| {
         let builder = Limiter::builder(memory()).policy(policy("p", 10)).near_limit(fraction);
