@@ -54,7 +54,7 @@ pub struct Builder {
 /// The limiter of the layer.
 #[derive(Clone)]
 enum Source {
-    Own(LimiterBuilder),
+    Own(Box<LimiterBuilder>),
     /// A limiter that several layers share, and a method that cannot change it.
     Shared(Limiter, Option<&'static str>),
 }
@@ -62,7 +62,7 @@ enum Source {
 impl RateLimitLayer {
     /// Returns a builder for a layer over this backend.
     pub fn builder(backend: impl Backend) -> Builder {
-        Builder::new(Source::Own(Limiter::builder(backend)))
+        Builder::new(Source::Own(Box::new(Limiter::builder(backend))))
     }
 
     /// Returns a builder for a layer over a limiter, which several layers may share. The policies of the limiter apply, in
@@ -98,7 +98,7 @@ impl Builder {
 
     fn limiter(self, method: &'static str, change: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Self {
         let limiter = match self.limiter {
-            Source::Own(builder) => Source::Own(change(builder)),
+            Source::Own(builder) => Source::Own(Box::new(change(*builder))),
             Source::Shared(limiter, misused) => Source::Shared(limiter, misused.or(Some(method))),
         };
         Self { limiter, ..self }
@@ -555,7 +555,8 @@ impl Builder {
         let may_lack_policies = plan.is_some() || first.chooses_policies();
         let further = others.iter().flat_map(|limit| limit.own_policies().iter().cloned());
         let limiter = match limiter {
-            Source::Own(mut builder) => {
+            Source::Own(builder) => {
+                let mut builder = *builder;
                 for policy in first.own_policies() {
                     builder = builder.policy(policy.clone());
                 }

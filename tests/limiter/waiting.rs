@@ -192,7 +192,7 @@ async fn shadow_policy_delays_no_waiter() {
     let limiter = builder.build().unwrap();
     let journal = Journal::new();
     for name in ["a", "b", "c"] {
-        let _ = journal.wait(&limiter, name, 1, 5 * SECOND).await;
+        drop(journal.wait(&limiter, name, 1, 5 * SECOND).await);
     }
     let refused = journal.wait(&limiter, "d", 1, SECOND).await;
     assert_eq!(too_long(refused.await.unwrap()), 3 * SECOND);
