@@ -1,87 +1,170 @@
-//! A language model with limits of requests and tokens per minute, by tiers that change at run time.
+//! A gateway to a language model: requests, input tokens, output tokens and cents are policies of one check. A streamed answer is
+//! charged by the tokens that the model has produced, also if the client disconnects.
 //!
 //! ```text
 //! cargo run --example tokens
+//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example tokens
 //! ```
 
-use std::{env, error::Error, time::Duration};
+use std::{convert::Infallible, env, error::Error, io::Write, process::ExitCode, time::Duration};
 
 use axum::{
-    Extension, Router,
-    extract::{Path, State},
-    http::StatusCode,
-    routing::{post, put},
+    Router,
+    extract::State,
+    http::{HeaderMap, StatusCode},
+    response::sse::{Event, Sse},
+    routing::{get, post},
 };
-use tokio::net::TcpListener;
+use futures_util::{Stream, StreamExt, stream};
+use tokio::{net::TcpListener, time::sleep};
 use tower_sliding_window::{
-    ConfigError, Costs, Head, MemoryBackend, Policies, Policy, PolicyTable, RateLimitLayer, header,
-    settle::{ActualCost, actual_cost},
+    Costs, Head, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, Reservation,
+    backend::Backend,
+    header,
+    settle::{Meter, by_hand},
 };
 
-/// Returns the policies of a tier: its requests and its tokens per minute.
-fn tier(requests: u32, tokens: u32) -> Result<Policies, ConfigError> {
-    let minute = Duration::from_secs(60);
-    Policies::new([Policy::new("requests", requests, minute)?, Policy::new("tokens", tokens, minute)?])
+/// Returns the amounts of a number of tokens. An input token costs one cent, and an output token three.
+fn price(input: u32, output: u32) -> Costs {
+    let cents = input.saturating_add(output.saturating_mul(3));
+    Costs::new().policy("input-tokens", input).policy("output-tokens", output).policy("cents", cents)
 }
 
-/// Returns the tier of a client. A real service reads it from a request extension that its authentication sets.
-fn tier_of<'a>(head: &Head<'a>) -> Option<&'a str> {
-    (head.headers.get("x-api-key")? == "alice").then_some("gold")
+/// Returns the most output tokens that the client wants.
+fn max_tokens(headers: &HeaderMap) -> u32 {
+    let given = headers.get("x-max-tokens").and_then(|tokens| tokens.to_str().ok()?.parse().ok());
+    given.unwrap_or(100)
 }
 
-/// Returns the estimate that the layer reserves: the tokens that the client allows. It is at least 1, because the store
-/// always admits a cost of 0.
+/// Returns the estimate that the layer reserves: the most that the request may use, at least one token of each kind, and one
+/// request.
 fn estimate(head: &Head<'_>) -> Costs {
-    let given = head.headers.get("x-max-tokens").and_then(|tokens| tokens.to_str().ok()?.parse().ok());
-    Costs::new().policy("requests", 1).policy("tokens", given.unwrap_or(100).max(1))
+    let bytes: Option<u32> = head.header("content-length").and_then(|bytes| bytes.parse().ok());
+    // A word and the space behind it have at least two bytes.
+    price(bytes.unwrap_or(1_000).div_ceil(2).max(1), max_tokens(head.headers).max(1))
 }
 
-/// The model: it repeats the prompt, and counts each word as a token. The layer settles the estimate by this count.
-async fn chat(prompt: String) -> (Extension<ActualCost>, String) {
-    let tokens = prompt.split_whitespace().count() as u32;
-    let used = Costs::new().policy("tokens", tokens);
-    (Extension(ActualCost::new(used)), format!("{prompt}\n({tokens} tokens)\n"))
+/// The model: it repeats the words of the prompt. Each word is a token, and takes 10 ms.
+fn model(prompt: &str, tokens: u32) -> impl Stream<Item = String> + use<> {
+    let words: Vec<String> = prompt.split_whitespace().map(str::to_owned).collect();
+    stream::iter(words.into_iter().cycle().take(tokens as usize)).then(|word| async {
+        sleep(Duration::from_millis(10)).await;
+        word
+    })
 }
 
-async fn change(State(tiers): State<PolicyTable>, Path((name, tokens)): Path<(String, u32)>) -> StatusCode {
-    match tier(60, tokens) {
-        Ok(policies) => {
-            tiers.set(name, policies);
-            StatusCode::NO_CONTENT
-        }
-        Err(_) => StatusCode::BAD_REQUEST,
+/// Streams the answer. The meter moves into the stream, and settles when the stream is dropped.
+async fn chat(
+    reservation: Reservation,
+    headers: HeaderMap,
+    prompt: String,
+) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    let printed = Printed { meter: reservation.meter(), key: key_of(&headers) };
+    // The model has read the prompt, and has produced no token yet.
+    printed.meter.add(price(prompt.split_whitespace().count() as u32, 0));
+    Sse::new(model(&prompt, max_tokens(&headers)).map(move |token| {
+        printed.meter.add(price(0, 1));
+        Ok(Event::default().data(token))
+    }))
+}
+
+/// Streams the answer of a model that reports no tokens. Without a meter, the estimate stays.
+async fn unmetered(headers: HeaderMap, prompt: String) -> Sse<impl Stream<Item = Result<Event, Infallible>>> {
+    Sse::new(model(&prompt, max_tokens(&headers)).map(|token| Ok(Event::default().data(token))))
+}
+
+/// A meter that prints its sums when it is dropped.
+struct Printed {
+    meter: Meter,
+    key: String,
+}
+
+impl Drop for Printed {
+    fn drop(&mut self) {
+        let added = |policy| self.meter.added(policy).unwrap_or(0);
+        let (input, output, cents) = (added("input-tokens"), added("output-tokens"), added("cents"));
+        print_text(format_args!("{}: {input} input and {output} output tokens, {cents} cents", self.key));
     }
 }
 
+/// Returns what is left of every quota.
+async fn usage(State(limiter): State<Limiter>, headers: HeaderMap) -> Result<String, StatusCode> {
+    let key = PartitionKey::new("header:x-api-key", key_of(&headers));
+    let decision = limiter.peek(key, 0).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
+    let statuses = decision.statuses().iter();
+    Ok(statuses
+        .map(|status| {
+            format!("{}: {} of {} left\n", status.policy().name(), status.remaining(), status.limit())
+        })
+        .collect())
+}
+
+fn key_of(headers: &HeaderMap) -> String {
+    headers
+        .get("x-api-key")
+        .map(|key| String::from_utf8_lossy(key.as_bytes()).into_owned())
+        .unwrap_or_default()
+}
+
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
-    let tiers = PolicyTable::new(tier(5, 200)?).with("gold", tier(60, 10_000)?);
-    let limits = RateLimitLayer::builder(MemoryBackend::new())
+async fn main() -> ExitCode {
+    let served = match env::var("REDIS_URL") {
+        Ok(url) => match RedisBackend::connect(&url).await {
+            Ok(backend) => serve(backend).await,
+            Err(error) => Err(format!("REDIS_URL: {error}").into()),
+        },
+        Err(env::VarError::NotPresent) => serve(MemoryBackend::new()).await,
+        // The error would repeat the URL, and the URL may hold a password.
+        Err(env::VarError::NotUnicode(_)) => Err("REDIS_URL: the value is not UTF-8".into()),
+    };
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
+    let (minute, day) = (Duration::from_secs(60), Duration::from_secs(24 * 3600));
+    let limits = RateLimitLayer::builder(backend)
+        .policy(Policy::new("requests", 60, minute)?)
+        .policy(Policy::new("input-tokens", 1_000, minute)?)
+        .policy(Policy::new("output-tokens", 200, minute)?)
+        .policy(Policy::new("cents", 10_000, day)?)
+        // A real gateway verifies the key in an outer layer.
         .key(header("x-api-key")?)
-        .policies(tiers.choose_by(tier_of))
         .cost_by(estimate)
-        .settle_by(actual_cost)
+        // A client that wants 500 tokens, with a quota of 200, is admitted if it has used none.
+        .clamp_estimates()
+        .settle_by(by_hand)
         .build()?;
     let limiter = limits.limiter().clone();
 
     let app = Router::new()
         .route("/chat", post(chat))
+        .route("/unmetered", post(unmetered))
         .layer(limits)
-        .route("/tiers/{name}/{tokens}", put(change))
-        .with_state(tiers);
+        .route("/usage", get(usage))
+        .with_state(limiter.clone());
 
     let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
     let listener = TcpListener::bind(("127.0.0.1", port)).await?;
     let address = listener.local_addr()?;
-    println!(
+    print_text(format_args!(
         "listening on http://{address}\n  \
-         curl -i -H 'x-api-key: bob' -d 'three words only' http://{address}/chat\n  \
-         curl -i -H 'x-api-key: bob' -H 'x-max-tokens: 500' -d 'more than bob ever has' http://{address}/chat\n  \
-         curl -i -H 'x-api-key: alice' -H 'x-max-tokens: 500' -d 'alice has more' http://{address}/chat\n  \
-         curl -i -X PUT http://{address}/tiers/gold/400   # reduces the quota of alice"
-    );
+         curl -i -H 'x-api-key: bob' -H 'x-max-tokens: 5' -d 'three words only' http://{address}/chat\n  \
+         curl -i -H 'x-api-key: bob' -m 0.5 -d 'the client disconnects after half a second' http://{address}/chat\n  \
+         curl -H 'x-api-key: bob' http://{address}/usage"
+    ));
     axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
     // In memory, no settlement is pending. On Redis, this waits for the last settlements.
     limiter.drain().await;
     Ok(())
+}
+
+/// Prints a text. Ignores the error if standard output is closed.
+fn print_text(text: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stdout(), "{text}");
 }

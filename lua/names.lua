@@ -46,6 +46,7 @@ NO_CHARGE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 ADMIT = 0
 WAIT = 1
 NEVER = 2
+UNKNOWN = 3
 
 -- The tail of a log: the header, followed by records; with `c0`, by those that are packed already. A generation is `c7`, a
 -- string, because a number of 56 bits is not exact in Lua.

@@ -19,6 +19,7 @@ use crate::{
     outage::{Breaker, OutageRule},
     policy::{Policies, Policy, PolicySelector, distinct},
     protocol::{HeadFn, Http, Plan, RejectFn, SettleFn},
+    settle::Unsettled,
 };
 
 /// The builder of a [`RateLimitLayer`] for HTTP.
@@ -37,9 +38,13 @@ pub struct Builder {
     plan: Option<HeadFn<Result<Draft, KeyError>>>,
     others: Vec<Limit>,
     exempt: Option<HeadFn<bool>>,
+    shadow: Option<HeadFn<bool>>,
+    enforce_percent: u32,
     outage: Option<OutageRule>,
     outage_by: Option<HeadFn<OutageRule>>,
     settle: Option<SettleFn>,
+    unsettled: Option<Unsettled>,
+    clamps: bool,
     reject: Option<RejectFn>,
     answer: Arc<dyn Answer>,
     dialect: Option<Dialect>,
@@ -77,9 +82,13 @@ impl Builder {
             plan: None,
             others: Vec::new(),
             exempt: None,
+            shadow: None,
+            enforce_percent: 100,
             outage: None,
             outage_by: None,
             settle: None,
+            unsettled: None,
+            clamps: false,
             reject: None,
             answer: Arc::new(Problem),
             dialect: None,
@@ -196,7 +205,7 @@ impl Builder {
     ///         let requests = Draft::check(user.clone(), 1);
     ///         Ok(match head.uri.path() {
     ///             "/health" => Draft::exempt(),
-    ///             "/upload" => requests.and(Draft::check_against(user, uploads.clone().into(), 1)),
+    ///             "/upload" => requests.and(Draft::check_against(user, uploads.clone(), 1)),
     ///             _ => requests,
     ///         })
     ///     })
@@ -210,11 +219,73 @@ impl Builder {
     /// Exempts the requests for which the closure returns true: they pass uncounted by all limits of the layer. If it is called
     /// several times, each closure exempts requests.
     pub fn exempt(self, exempt: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
-        let exempt: HeadFn<bool> = match self.exempt {
-            None => Arc::new(exempt),
-            Some(other) => Arc::new(move |head| other(head) || exempt(head)),
-        };
-        Self { exempt: Some(exempt), ..self }
+        Self { exempt: Some(either(self.exempt, exempt)), ..self }
+    }
+
+    /// Puts all policies of the layer in shadow mode: the layer counts requests, and rejects none. This includes the policies of a
+    /// shared limiter and of further limits. For a single policy, use [`Policy::shadow`].
+    ///
+    /// The layer also passes requests without a partition key, uncounted, and requests whose check fails. The
+    /// [guide](crate::guide::rollout) describes how to read what the policies would have denied.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .shadow()
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn shadow(self) -> Self {
+        self.shadow_by(|_| true)
+    }
+
+    /// Puts all policies of the layer in [shadow mode](Self::shadow) for the requests for which the closure returns true. If it is
+    /// called several times, each closure selects requests.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, extension};
+    ///
+    /// /// The tenant, as an earlier layer has verified it.
+    /// #[derive(Clone)]
+    /// struct Tenant { id: String }
+    ///
+    /// // The limit is enforced for one tenant so far.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("requests", 1_000, Duration::from_secs(60))?)
+    ///     .key(extension("tenant", |tenant: &Tenant| tenant.id.clone()))
+    ///     .shadow_by(|head| head.extension::<Tenant>().is_none_or(|tenant| tenant.id != "acme"))
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn shadow_by(self, is_shadow: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
+        Self { shadow: Some(either(self.shadow, is_shadow)), ..self }
+    }
+
+    /// Enforces the policies of the layer for this percentage of the partition keys, 0 to 100. For all other keys, the policies are in
+    /// shadow mode. The default is 100.
+    ///
+    /// A key is enforced if its [percentile](PartitionKey::percentile) is below the percentage. So a key that is enforced at 10 percent
+    /// is also enforced at 20 percent, in every process. Each limit of a layer goes by its own key. A
+    /// [region](Self::region) makes no difference. A request without a key is rejected as usual.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
+    ///     .key(peer_ip())
+    ///     .enforce_percent(10)
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn enforce_percent(self, percent: u32) -> Self {
+        Self { enforce_percent: percent, ..self }
     }
 
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
@@ -264,11 +335,11 @@ impl Builder {
     /// The closure returns a `u32` or [`Costs`](crate::Costs). A `u32` replaces the charges of *all* policies of the request,
     /// including those of further limits. [`Costs`](crate::Costs) replace only the charges of the policies that they name. If the
     /// closure returns `None`, the charge stands. It also stands if the inner service fails or panics, or if the request is
-    /// dropped before its response. Two functions are ready to use:
+    /// dropped before its response, unless [`unsettled`](Self::unsettled) sets another rule. Two functions are ready to use:
     ///
     /// - [`actual_cost`](crate::settle::actual_cost) reads the [`ActualCost`](crate::settle::ActualCost) that the handler leaves.
     /// - [`by_hand`](crate::settle::by_hand) leaves the settlement to the handler, which takes the
-    ///   [`Reservation`](crate::Reservation) from its request.
+    ///   [`Reservation`](crate::Reservation) from its request. For a streamed response, it uses a [`Meter`](crate::settle::Meter).
     ///
     /// Settling does not delay the response. The header fields of this response state the charge as it was made. An estimate of 0
     /// is always admitted, and the amount used is then charged beyond the quota. Do not let a client choose the estimate.
@@ -293,9 +364,44 @@ impl Builder {
         Self { settle: Some(Arc::new(move |response| used(response).map(C::into_costs))), ..self }
     }
 
+    /// Sets what happens to the charge of a [reservation](crate::Reservation) that is dropped unsettled, for example because the
+    /// handler panics or the client disconnects before the response. The default is [`Unsettled::Keep`]: the charge stands. If the
+    /// layer shares a limiter, the rule of the limiter is the default.
+    ///
+    /// With [`Unsettled::Refund`], a request is also refunded if the closure of [`settle_by`](Self::settle_by) returns `None` and
+    /// the handler does not settle it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{
+    ///     MemoryBackend, Policy, RateLimitLayer, peer_ip,
+    ///     settle::{Unsettled, by_hand},
+    /// };
+    ///
+    /// // The handler settles what it has used. If it panics, the request is free.
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("tokens", 10_000, Duration::from_secs(60))?)
+    ///     .key(peer_ip())
+    ///     .cost(500)
+    ///     .settle_by(by_hand)
+    ///     .unsettled(Unsettled::Refund)
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn unsettled(self, rule: Unsettled) -> Self {
+        Self { unsettled: Some(rule), ..self }
+    }
+
+    /// Clamps the estimate of a [reservation](crate::Reservation) to the quota of each policy, for all limits of the layer; see
+    /// [`LimiterBuilder::clamp_estimates`]. A request is a reservation if the layer [settles](Self::settle_by), or if its draft
+    /// [reserves](crate::protocol::Draft::reserve). For all other requests, a cost above a quota is never admitted.
+    pub fn clamp_estimates(self) -> Self {
+        Self { clamps: true, ..self }
+    }
+
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extensions.
     ///
-    /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`]. If an
+    /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an
     /// outage looked like a denial, clients would wait although they have not exceeded a limit. The closure returns an
     /// `http::Response` with a complete body. In axum (feature `axum`), add `.into_response()` to what a handler would return.
     ///
@@ -398,6 +504,11 @@ impl Builder {
         self.limiter("max_in_flight", |limiter| limiter.max_in_flight(checks))
     }
 
+    /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
+    pub fn near_limit(self, fraction: f64) -> Self {
+        self.limiter("near_limit", |limiter| limiter.near_limit(fraction))
+    }
+
     /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
     pub fn deny_cache(self, cache: impl Into<Option<DenyCache>>) -> Self {
         self.limiter("deny_cache", |limiter| limiter.deny_cache(cache))
@@ -424,11 +535,15 @@ impl Builder {
     /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
-    /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy
+    /// - [`ConfigError::EnforcePercent`] if the percentage of enforced keys is above 100
+    /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
-        let Self { limiter, has_key, unplanned, mut first, plan, others, .. } = self;
+        let Self { limiter, has_key, unplanned, mut first, plan, others, enforce_percent, .. } = self;
+        if enforce_percent > 100 {
+            return Err(ConfigError::EnforcePercent { percent: enforce_percent });
+        }
         match (&plan, unplanned) {
             (None, _) if !has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
@@ -450,6 +565,12 @@ impl Builder {
                 }
                 if self.settle.is_some() {
                     builder = builder.settling();
+                }
+                if let Some(rule) = self.unsettled {
+                    builder = builder.unsettled(rule);
+                }
+                if self.clamps {
+                    builder = builder.clamp_estimates();
                 }
                 if let Some(rule) = self.outage {
                     builder = builder.outage(rule);
@@ -480,9 +601,11 @@ impl Builder {
             let names: Vec<&str> = of_first.iter().chain(of_others).map(Policy::name).collect();
             let is_chosen = first.chooses_policies() || others.iter().any(Limit::chooses_policies);
             let names = (!is_chosen).then_some(&*names);
-            first.check_costs(&of_first, names)?;
+            // A layer that settles makes every request a reservation.
+            let clamps = self.settle.is_some() && (self.clamps || limiter.clamps_estimates());
+            first.check_costs(&of_first, names, clamps)?;
             for limit in &others {
-                limit.check_costs(limit.own_policies(), names)?;
+                limit.check_costs(limit.own_policies(), names, clamps)?;
             }
         }
         let answer = match (self.dialect, self.max_jitter) {
@@ -497,13 +620,28 @@ impl Builder {
             plan: plan.map_or_else(|| Plan::Limit(first.sealed()), Plan::By),
             others: others.into_iter().map(Limit::sealed).collect(),
             exempt: self.exempt,
+            shadow: self.shadow,
+            enforce_percent,
             outage: self.outage,
             outage_by: self.outage_by,
             settle: self.settle,
+            unsettled: self.unsettled,
+            clamps: self.clamps,
             reject: self.reject,
             answer,
         };
         Ok(RateLimitLayer::new(limiter, http))
+    }
+}
+
+/// Returns a closure that is true if one of two closures is.
+fn either(
+    one: Option<HeadFn<bool>>,
+    other: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static,
+) -> HeadFn<bool> {
+    match one {
+        None => Arc::new(other),
+        Some(one) => Arc::new(move |head| one(head) || other(head)),
     }
 }
 

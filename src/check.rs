@@ -1,6 +1,10 @@
 //! Checks, and the changes of a charge: what a limiter sends to a backend.
 
-use std::{fmt, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use tokio::time::Instant;
 
@@ -11,7 +15,8 @@ pub const MAX_PAIRS: usize = 8;
 
 /// One request against one or more pairs of a partition key and a policy, with one cost for each.
 ///
-/// A check is admitted as a whole or not at all.
+/// A check is admitted as a whole or not at all. [Shadow pairs](Pair::shadow) do not take part in the verdict: an admitted check
+/// charges those that have room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     namespace: Namespace,
@@ -43,10 +48,10 @@ pub(crate) type OnRollback = Arc<dyn Fn(&Check) + Send + Sync>;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Purpose {
-    /// Charges, if every pair admits.
+    /// Charges, if every enforcing pair admits.
     #[default]
     Charge,
-    /// Charges, if every pair admits, and returns a [`Receipt`] for every pair.
+    /// Charges, if every enforcing pair admits, and returns a [`Receipt`] for every pair.
     Reserve,
     /// Returns the decision of a charge, and charges nothing.
     Peek,
@@ -57,8 +62,8 @@ pub enum Purpose {
 
 /// The place of a charge, in the terms of the backend that has made it.
 ///
-/// A receipt identifies one charge of one pair as long as that charge counts. A pair with cost 0 has no charge: all fields of
-/// its receipt are 0.
+/// A receipt identifies one charge of one pair as long as that charge counts. A pair with cost 0, and a
+/// [shadow pair](Pair::shadow) that was not charged, have no charge: all fields of their receipts are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receipt {
     /// The generation of the pair's record: a random number of 56 bits, 0 to 2^56-1. A record that was lost, reset, or empty
@@ -72,7 +77,7 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// The receipt of a pair with cost 0.
+    /// The receipt of a pair without a charge.
     pub(crate) const NO_CHARGE: Self = Self { generation: 0, at_micros: 0, ordinal: 0 };
 }
 
@@ -107,6 +112,8 @@ pub struct Pair {
     pub policy: Policy,
     /// The cost in quota units, 0 to 2^32-1. A cost of 0 admits and records nothing.
     pub cost: u32,
+    /// Whether the pair is a [shadow](Pair::shadow), and does not take part in the verdict.
+    pub is_shadow: bool,
 }
 
 /// The namespace, which separates two applications on one store.
@@ -114,9 +121,34 @@ pub struct Pair {
 pub(crate) struct Namespace(Arc<str>);
 
 impl Pair {
-    /// Creates a pair with its cost in quota units.
+    /// Creates a pair with its cost in quota units. The pair of a [shadow policy](Policy::shadow) is a shadow pair.
     pub fn new(key: PartitionKey, policy: Policy, cost: u32) -> Self {
-        Self { key, policy, cost }
+        let is_shadow = policy.is_shadow();
+        Self { key, policy, cost, is_shadow }
+    }
+
+    /// Returns this pair as a shadow pair, which does not take part in the verdict of its check:
+    ///
+    /// - An admitted check charges the pair, if the cost fits. If it does not fit, the pair is not charged, and its status has the
+    ///   wait.
+    /// - A check that an enforcing pair denies charges nothing, and no shadow pair either.
+    /// - A check of shadow pairs only is always admitted.
+    ///
+    /// Shadow pairs and enforcing pairs of the same key and policy share their usage. The
+    /// [guide](crate::guide::rollout) describes how to use them.
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        Self { is_shadow: true, ..self }
+    }
+
+    /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit.
+    pub(crate) fn is_uncharged(&self, receipt: &Receipt) -> bool {
+        self.is_shadow && self.cost > 0 && *receipt == Receipt::NO_CHARGE
+    }
+
+    /// Returns this pair, as a shadow pair if `is_shadow`.
+    pub(crate) fn shadow_if(self, is_shadow: bool) -> Self {
+        Self { is_shadow: self.is_shadow || is_shadow, ..self }
     }
 }
 
@@ -177,6 +209,19 @@ impl Check {
         self.pairs.windows(2).any(|pairs| matches!(pairs, [a, b] if a.key != b.key))
     }
 
+    /// Returns whether the check has shadow pairs only. Such a check is always admitted.
+    pub(crate) fn is_shadow(&self) -> bool {
+        self.pairs.iter().all(|pair| pair.is_shadow)
+    }
+
+    /// Returns the same check, with no cost above the quota of its policy.
+    pub(crate) fn clamped(mut self) -> Self {
+        for pair in &mut self.pairs {
+            pair.cost = pair.cost.min(pair.policy.quota());
+        }
+        self
+    }
+
     /// Returns the same check with other pairs.
     pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
         Self { pairs, ..self.clone() }
@@ -206,6 +251,24 @@ impl Check {
         &self.namespace.0
     }
 
+    /// Returns the policies of which both checks charge the same pair of a key and a policy, in the same place.
+    pub(crate) fn policies_charged_by<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Policy> {
+        let is_same_place = self.namespace.is_same_place(&other.namespace);
+        let others = if is_same_place { &*other.pairs } else { &[] };
+        let is_charged = |pair: &&Pair| {
+            pair.cost > 0
+                && others.iter().any(|other| {
+                    other.cost > 0 && other.policy.counts_with(&pair.policy) && other.key == pair.key
+                })
+        };
+        self.pairs.iter().filter(is_charged).map(|pair| &pair.policy)
+    }
+
+    /// Returns the namespace with the identity of its store.
+    pub(crate) fn place(&self) -> &Namespace {
+        &self.namespace
+    }
+
     pub(crate) fn namespace_shared(&self) -> &Arc<str> {
         &self.namespace.0
     }
@@ -213,16 +276,18 @@ impl Check {
 
 impl Refund {
     /// Returns the refund of an admitted [`Purpose::Reserve`] check of which each pair has used this many quota units, or `None`
-    /// if there is nothing to refund.
+    /// if there is nothing to refund. A shadow pair that was not charged receives none.
     pub fn of(check: &Check, receipts: &[Receipt], used: &[u32]) -> Option<Self> {
         let pairs = check.pairs.iter().zip(receipts).zip(used);
-        let pairs =
-            pairs.filter(|((pair, _), used)| **used < pair.cost).map(|((pair, receipt), used)| RefundPair {
-                key: pair.key.clone(),
-                policy: pair.policy.clone(),
-                receipt: *receipt,
-                units: pair.cost - used,
-            });
+        let has_refund = |((pair, receipt), used): &((&Pair, &Receipt), &u32)| {
+            **used < pair.cost && !pair.is_uncharged(receipt)
+        };
+        let pairs = pairs.filter(has_refund).map(|((pair, receipt), used)| RefundPair {
+            key: pair.key.clone(),
+            policy: pair.policy.clone(),
+            receipt: *receipt,
+            units: pair.cost - used,
+        });
         let pairs: Box<[RefundPair]> = pairs.collect();
         (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), pairs })
     }
@@ -257,6 +322,8 @@ impl Check {
     }
 
     /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
+    ///
+    /// A shadow pair that was not charged has no overage: for such a pair, pass its cost as the amount used.
     pub fn overage(&self, used: &[u32]) -> Option<Self> {
         let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
         let pairs: Box<[Pair]> =
@@ -304,6 +371,23 @@ impl Namespace {
 impl Namespace {
     pub(crate) fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
+    pub(crate) fn in_store(self, store: &str) -> Self {
+        type Shared = HashMap<(Box<str>, Arc<str>), Weak<str>>;
+        static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = shared.get_or_insert_default();
+        // Limiters are few and are rarely created, so a full scan is cheap.
+        shared.retain(|_, namespace| namespace.strong_count() > 0);
+        let known = shared.entry((store.into(), self.0.clone())).or_insert_with(|| Arc::downgrade(&self.0));
+        Self(known.upgrade().unwrap_or(self.0))
+    }
+
+    /// Returns whether both are the same namespace of the same store. A store without a name equals no other one.
+    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

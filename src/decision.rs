@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    check::{Check, Pair, Receipt},
+    check::{AcrossSlots, Check, Pair, Purpose, Receipt},
     policy::Policy,
 };
 
@@ -34,6 +34,18 @@ impl Wait {
 /// charged and nothing was written. If the store cannot decide, the result is not a decision but a
 /// [`BackendError`](crate::backend::BackendError).
 ///
+/// # Shadow pairs
+///
+/// A [shadow pair](crate::backend::Pair::shadow) does not take part in the verdict:
+///
+/// - [`is_admitted`](Self::is_admitted), [`retry_after`](Self::retry_after) and [`violated`](Self::violated) ignore shadow pairs. A
+///   check of shadow pairs only is always admitted.
+/// - An admitted check charges the shadow pairs whose cost fits. The others are not charged: their statuses have a nonzero
+///   [`retry_after`](Status::retry_after), and [`shadow_denied`](Self::shadow_denied) returns them.
+/// - A denied check charges no shadow pair.
+/// - If the store cannot decide a shadow pair, the decision has no status for it. This happens if its record is full or is not of
+///   this crate, or if its slot of a cluster does not answer.
+///
 /// Cloning is cheap.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Decision(Arc<Inner>);
@@ -44,29 +56,51 @@ struct Inner {
     statuses: Box<[Status]>,
     receipts: Box<[Receipt]>,
     origin: Origin,
+    check: Decided,
 }
+
+/// The check, if the limiter has noted it.
+struct Decided(Option<Check>);
+
+/// The same decision may be made with and without a limiter.
+impl PartialEq for Decided {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Decided {}
 
 /// The origin of a decision.
 #[derive(PartialEq, Eq)]
 enum Origin {
-    /// A backend, at one instant of one clock.
+    /// A backend, at one instant of one clock, with a status for every pair.
     Backend,
-    /// A backend, at several instants of several clocks: one for each slot of a cluster.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
-    Divided {
+    /// A backend, with statuses for some pairs, or at several instants.
+    Partial {
         /// The policies of the check.
-        policies: Box<[Policy]>,
+        listed: Box<[Listed]>,
         /// The indices of the pairs that have a status.
         known: Box<[usize]>,
+        /// Whether there were several instants of several clocks: one for each slot of a cluster.
+        is_divided: bool,
     },
     /// The deny cache, for a check of these policies.
-    Cache(Box<[Policy]>),
+    Cache(Box<[Listed]>),
+}
+
+/// A policy of a check, and whether its pair is a shadow.
+#[derive(PartialEq, Eq)]
+struct Listed {
+    policy: Policy,
+    is_shadow: bool,
 }
 
 /// The status of one pair in a decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     policy: Policy,
+    is_shadow: bool,
     cost: u32,
     remaining: u32,
     retry_after: Wait,
@@ -76,13 +110,13 @@ pub struct Status {
 
 impl Decision {
     /// Creates a decision that was made at the instant `at_micros`, in microseconds of the backend's clock, from the statuses of
-    /// all pairs in the order of the check. It is admitted if every `retry_after` is zero.
+    /// all pairs in the order of the check. It is admitted if every `retry_after` is zero, except those of shadow pairs.
     pub fn new(at_micros: u64, statuses: impl Into<Box<[Status]>>) -> Self {
         Self::with_receipts(at_micros, statuses, [])
     }
 
     /// Creates the decision of a check whose purpose was [`Purpose::Reserve`](crate::backend::Purpose::Reserve): with a receipt for every
-    /// pair if it was admitted, and none if not.
+    /// pair if it was admitted, and none if not. The receipt of a shadow pair that was not charged has the value 0 in all fields.
     pub fn with_receipts(
         at_micros: u64,
         statuses: impl Into<Box<[Status]>>,
@@ -101,18 +135,55 @@ impl Decision {
         check: &Check,
         known: Vec<usize>,
     ) -> Self {
-        let policies = check.pairs().iter().map(|pair| pair.policy.clone()).collect();
-        let origin = Origin::Divided { policies, known: known.into() };
+        let origin = Origin::Partial { listed: listed(check), known: known.into(), is_divided: true };
         Self::of(origin, at_micros, statuses.into(), receipts.into())
     }
 
-    /// Creates a denial from the deny cache, for a check of these policies: the statuses of the pairs that are known to deny.
-    pub(crate) fn cached(at_micros: u64, statuses: Box<[Status]>, policies: Box<[Policy]>) -> Self {
-        Self::of(Origin::Cache(policies), at_micros, statuses, [].into())
+    /// Creates the decision of a check without the statuses of some shadow pairs, which the backend cannot decide. `statuses` has
+    /// `None` for these pairs.
+    pub(crate) fn partial(
+        at_micros: u64,
+        statuses: Vec<Option<Status>>,
+        receipts: Vec<Receipt>,
+        check: &Check,
+    ) -> Self {
+        let known: Vec<usize> = (0..statuses.len()).filter(|i| statuses[*i].is_some()).collect();
+        let statuses: Vec<Status> = statuses.into_iter().flatten().collect();
+        if known.len() == check.pairs().len() {
+            return Self::with_receipts(at_micros, statuses, receipts);
+        }
+        let origin = Origin::Partial { listed: listed(check), known: known.into(), is_divided: false };
+        Self::of(origin, at_micros, statuses.into(), receipts.into())
+    }
+
+    /// Creates a denial of this check from the deny cache: the statuses of the pairs that are known to deny.
+    pub(crate) fn cached(at_micros: u64, statuses: Box<[Status]>, check: &Check) -> Self {
+        Self::of(Origin::Cache(listed(check)), at_micros, statuses, [].into())
     }
 
     fn of(origin: Origin, at_micros: u64, statuses: Box<[Status]>, receipts: Box<[Receipt]>) -> Self {
-        Self(Arc::new(Inner { at_micros, statuses, receipts, origin }))
+        Self(Arc::new(Inner { at_micros, statuses, receipts, origin, check: Decided(None) }))
+    }
+
+    /// Notes the check of this decision, so that a nested layer can compare its own with it.
+    pub(crate) fn of_check(mut self, check: Check) -> Self {
+        // Only the warning about double charges needs it. A backend may return one decision for several checks. Then none is noted.
+        if cfg!(feature = "tracing")
+            && let Some(inner) = Arc::get_mut(&mut self.0)
+        {
+            inner.check = Decided(Some(check.with_across_slots(AcrossSlots::default())));
+        }
+        self
+    }
+
+    /// Returns the check of this decision, if it is noted.
+    pub(crate) fn check(&self) -> Option<&Check> {
+        self.0.check.0.as_ref()
+    }
+
+    /// Returns whether both are clones of one decision.
+    pub(crate) fn is_clone_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// Returns whether the check was admitted and charged.
@@ -120,23 +191,73 @@ impl Decision {
         self.retry_after().is_zero()
     }
 
-    /// Returns the time until the same check would be admitted, if there are no other charges: the largest wait of all pairs,
-    /// because all must admit. Zero if the check was admitted. If a slot of a cluster has not replied, it is a lower bound.
+    /// Returns whether the check has written to the store: it was admitted, charged a pair with a cost, and was no peek.
+    pub(crate) fn has_written(&self, check: &Check) -> bool {
+        let is_charged = |(pair, status): (&Pair, &Status)| pair.cost > 0 && status.retry_after.is_zero();
+        self.is_admitted() && check.purpose() != Purpose::Peek && self.statuses_of(check).any(is_charged)
+    }
+
+    /// Returns the time until the same check would be admitted, if there are no other charges: the largest wait of all enforcing
+    /// pairs, because all must admit. Zero if the check was admitted. If a slot of a cluster has not replied, it is a lower bound.
     pub fn retry_after(&self) -> Wait {
-        let waits = self.0.statuses.iter().map(|status| status.retry_after);
-        waits.max().unwrap_or(Wait::ZERO)
+        self.longest_wait().map_or(Wait::ZERO, |status| status.retry_after)
+    }
+
+    /// Returns the status of the enforcing pair with the longest wait, which is the one that the client waits for.
+    pub(crate) fn longest_wait(&self) -> Option<&Status> {
+        self.enforced().max_by_key(|status| status.retry_after)
     }
 
     /// Returns the status of every pair, in the order of the check. A [cached](Self::is_cached) denial contains only the pairs
-    /// that are known to deny. A denial across several slots of a cluster contains only the pairs whose slots have replied.
+    /// that are known to deny. A denial across several slots of a cluster contains only the pairs whose slots have replied. A
+    /// [shadow pair](Self#shadow-pairs) that the store cannot decide has no status.
     pub fn statuses(&self) -> &[Status] {
         &self.0.statuses
     }
 
-    /// Returns the policies that deny.
+    fn enforced(&self) -> impl Iterator<Item = &Status> {
+        self.0.statuses.iter().filter(|status| !status.is_shadow)
+    }
+
+    /// Returns the policies that deny. Shadow pairs do not count.
     pub fn violated(&self) -> impl Iterator<Item = &Policy> {
-        let denying = self.0.statuses.iter().filter(|status| !status.retry_after.is_zero());
+        let denying = self.enforced().filter(|status| !status.retry_after.is_zero());
         denying.map(|status| &status.policy)
+    }
+
+    /// Returns the statuses of the shadow pairs that would have denied the check: their cost does not fit. The check itself may be
+    /// admitted or denied.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let mails = Policy::new("mails", 1, Duration::from_secs(60))?.shadow();
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(mails).build()?;
+    /// limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    /// let second = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    ///
+    /// assert!(second.is_admitted());
+    /// let would_deny: Vec<&str> = second.shadow_denied().map(|status| status.policy().name()).collect();
+    /// assert_eq!(would_deny, ["mails"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn shadow_denied(&self) -> impl Iterator<Item = &Status> {
+        self.0.statuses.iter().filter(|status| status.is_shadow && !status.retry_after.is_zero())
+    }
+
+    /// Returns the statuses that a response may show: those of enforcing pairs whose policies are not hidden.
+    pub(crate) fn shown_statuses(&self) -> impl Iterator<Item = &Status> {
+        self.enforced().filter(|status| !status.policy.is_hidden())
+    }
+
+    /// Returns the policies that a response may show, also those of pairs without a status.
+    pub(crate) fn shown_policies(&self) -> impl Iterator<Item = &Policy> {
+        let shown = self.listed().filter(|(policy, is_shadow)| !is_shadow && !policy.is_hidden());
+        shown.map(|(policy, _)| policy)
     }
 
     /// Returns the receipts of an admitted reservation, in the order of the check. Empty for any other check.
@@ -159,15 +280,30 @@ impl Decision {
 
     /// Returns whether the check was decided at several instants of several clocks.
     pub(crate) fn is_divided(&self) -> bool {
-        matches!(self.0.origin, Origin::Divided { .. })
+        matches!(self.0.origin, Origin::Partial { is_divided: true, .. })
     }
 
     /// Returns whether every pair of this check that must have a status has one.
     pub(crate) fn is_complete(&self, check: &Check) -> bool {
         match &self.0.origin {
-            Origin::Divided { known, .. } if !self.is_admitted() => known.len() == self.0.statuses.len(),
+            Origin::Partial { known, .. } => {
+                let needs = |(i, pair): (usize, &Pair)| !pair.is_shadow && !known.contains(&i);
+                known.len() == self.0.statuses.len()
+                    && !(self.is_admitted() && check.pairs().iter().enumerate().any(needs))
+            }
             _ => self.0.statuses.len() == check.pairs().len(),
         }
+    }
+
+    /// Returns the statuses, each with the index of its pair.
+    pub(crate) fn indexed_statuses(&self) -> impl Iterator<Item = (usize, &Status)> {
+        self.0.statuses.iter().enumerate().filter_map(|(i, status)| {
+            let index = match &self.0.origin {
+                Origin::Partial { known, .. } => *known.get(i)?,
+                Origin::Backend | Origin::Cache(_) => i,
+            };
+            Some((index, status))
+        })
     }
 
     /// Returns the pairs of this check that have a status, each with its status.
@@ -175,23 +311,28 @@ impl Decision {
         &'a self,
         check: &'a Check,
     ) -> impl Iterator<Item = (&'a Pair, &'a Status)> {
-        self.0.statuses.iter().enumerate().filter_map(|(i, status)| {
-            let pair = match &self.0.origin {
-                Origin::Divided { known, .. } => *known.get(i)?,
-                Origin::Backend | Origin::Cache(_) => i,
-            };
-            Some((check.pairs().get(pair)?, status))
-        })
+        self.indexed_statuses().filter_map(|(i, status)| Some((check.pairs().get(i)?, status)))
     }
 
     /// Returns all policies of the check, in its order, also those of pairs without a status.
     pub fn policies(&self) -> impl Iterator<Item = &Policy> {
-        let (listed, known): (&[Policy], &[Status]) = match &self.0.origin {
-            Origin::Cache(policies) | Origin::Divided { policies, .. } => (policies, &[]),
+        self.listed().map(|(policy, _)| policy)
+    }
+
+    /// Returns all policies of the check, in its order, each with whether its pair is a shadow.
+    fn listed(&self) -> impl Iterator<Item = (&Policy, bool)> {
+        let (listed, known): (&[Listed], &[Status]) = match &self.0.origin {
+            Origin::Cache(listed) | Origin::Partial { listed, .. } => (listed, &[]),
             Origin::Backend => (&[], &self.0.statuses),
         };
-        listed.iter().chain(known.iter().map(|status| &status.policy))
+        let listed = listed.iter().map(|listed| (&listed.policy, listed.is_shadow));
+        listed.chain(known.iter().map(|status| (&status.policy, status.is_shadow)))
     }
+}
+
+fn listed(check: &Check) -> Box<[Listed]> {
+    let listed = |pair: &Pair| Listed { policy: pair.policy.clone(), is_shadow: pair.is_shadow };
+    check.pairs().iter().map(listed).collect()
 }
 
 impl fmt::Debug for Decision {
@@ -214,7 +355,13 @@ impl Status {
         next_after: Duration,
         reset_after: Duration,
     ) -> Self {
-        Self { policy: pair.policy.clone(), cost: pair.cost, remaining, retry_after, next_after, reset_after }
+        let (policy, is_shadow, cost) = (pair.policy.clone(), pair.is_shadow, pair.cost);
+        Self { policy, is_shadow, cost, remaining, retry_after, next_after, reset_after }
+    }
+
+    /// Returns whether this is the status of a [shadow pair](Decision#shadow-pairs), which does not take part in the verdict.
+    pub fn is_shadow(&self) -> bool {
+        self.is_shadow
     }
 
     /// Returns the policy.
@@ -232,13 +379,43 @@ impl Status {
         self.policy.quota()
     }
 
-    /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used.
+    /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used. A shadow pair that denies
+    /// was not charged.
     pub fn remaining(&self) -> u32 {
         self.remaining
     }
 
+    /// Returns the part of the quota that is in use after the decision: 0 to 1. It is 1 if more than the quota is used.
+    pub fn usage_fraction(&self) -> f64 {
+        f64::from(self.limit().saturating_sub(self.remaining)) / f64::from(self.limit())
+    }
+
+    /// Returns whether at least this fraction of the quota is in use after the decision. For the fraction that a limiter counts,
+    /// see [`Builder::near_limit`](crate::Builder::near_limit).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let policy = Policy::new("mails", 10, Duration::from_secs(60))?;
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
+    /// let decision = limiter.check(PartitionKey::new("user", "alice"), 8).await?;
+    /// let status = &decision.statuses()[0];
+    /// assert_eq!(status.usage_fraction(), 0.8);
+    /// assert!(status.is_near(0.8) && !status.is_near(0.9));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn is_near(&self, fraction: f64) -> bool {
+        self.usage_fraction() >= fraction
+    }
+
     /// Returns the smallest wait after which this pair admits the same cost, if there are no other charges. Zero if it admits
     /// now. For a cost above one, this is not the time until the oldest charge leaves, but until enough units have left.
+    ///
+    /// For a shadow pair, this is its own verdict, which does not affect the check.
     pub fn retry_after(&self) -> Wait {
         self.retry_after
     }
@@ -260,10 +437,13 @@ mod tests {
     use super::*;
     use crate::key::PartitionKey;
 
-    fn status(wait: Wait) -> Status {
+    fn pair() -> Pair {
         let policy = Policy::new("p", 5, Duration::from_secs(1)).unwrap();
-        let pair = Pair::new(PartitionKey::new("user", "a"), policy, 1);
-        Status::new(&pair, 0, wait, Duration::ZERO, Duration::ZERO)
+        Pair::new(PartitionKey::new("user", "a"), policy, 1)
+    }
+
+    fn status(wait: Wait) -> Status {
+        Status::new(&pair(), 0, wait, Duration::ZERO, Duration::ZERO)
     }
 
     #[test]
@@ -283,5 +463,34 @@ mod tests {
         assert!(decision([Wait::ZERO, Wait::ZERO]).is_admitted());
         assert!(!decision([Wait::ZERO, Wait::For(Duration::from_micros(1))]).is_admitted());
         assert!(!decision([Wait::Never, Wait::ZERO]).is_admitted());
+    }
+
+    #[test]
+    fn shadow_pair_does_not_change_verdict() {
+        let shadow = |wait| Status::new(&pair().shadow(), 0, wait, Duration::ZERO, Duration::ZERO);
+        let second = Wait::For(Duration::from_secs(1));
+        let admitted = Decision::new(0, [status(Wait::ZERO), shadow(Wait::Never)]);
+        assert!(admitted.is_admitted());
+        assert_eq!((admitted.violated().count(), admitted.shadow_denied().count()), (0, 1));
+        let denied = Decision::new(0, [shadow(Wait::Never), status(second), shadow(Wait::ZERO)]);
+        assert_eq!(denied.retry_after(), second);
+        assert_eq!((denied.violated().count(), denied.shadow_denied().count()), (1, 1));
+        assert!(Decision::new(0, [shadow(Wait::Never)]).is_admitted());
+        for decision in [admitted, denied] {
+            assert_eq!((decision.shown_statuses().count(), decision.shown_policies().count()), (1, 1));
+        }
+    }
+
+    #[test]
+    fn only_shadow_pair_may_lack_status() {
+        let check =
+            Check::new([pair(), Pair::new(PartitionKey::new("user", "b"), pair().policy, 1).shadow()]);
+        let check = check.unwrap();
+        let decision = |statuses: [Option<Status>; 2]| Decision::partial(0, statuses.into(), vec![], &check);
+        let of_shadow = Status::new(&check.pairs()[1], 0, Wait::ZERO, Duration::ZERO, Duration::ZERO);
+        assert!(decision([Some(status(Wait::ZERO)), Some(of_shadow.clone())]).is_complete(&check));
+        assert!(decision([Some(status(Wait::ZERO)), None]).is_complete(&check));
+        assert!(!decision([None, Some(of_shadow)]).is_complete(&check));
+        assert!(!Decision::new(0, [status(Wait::ZERO)]).is_complete(&check));
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     deny_cache::{Denials, Miss},
     now_or_later::BoxFuture,
     observe::LimiterEvents,
-    outage::{Guard, Protection, within},
+    outage::{Guard, Protection, ServerBreaker, within},
 };
 
 pub(crate) type Outcome<T> = Result<T, BackendError>;
@@ -51,6 +51,8 @@ pub(crate) trait Engine: Send + Sync {
     fn name_of_store(&self) -> Option<String>;
     /// Returns whether the backend protects its servers itself.
     fn protects_servers(&self, protection: Protection) -> bool;
+    /// Returns the circuit breakers of the servers that the backend protects itself.
+    fn breakers(&self) -> Vec<ServerBreaker>;
     /// Waits for the backend's work in the background.
     fn finish(self: Arc<Self>) -> BoxFuture<()>;
 }
@@ -70,18 +72,20 @@ impl<B: Backend> Engine for B {
     ) -> BoxFuture<Outcome<Decision>> {
         Box::pin(async move {
             let sent = miss.map(Miss::send);
-            let check = check.with_deadline(Instant::now() + deadline);
+            let started = Instant::now();
+            let check = check.with_deadline(started + deadline);
             let asked = async { complete(&check, self.check(&check).await) };
             let outcome = match guard {
-                Some(guard) => guard.ask(deadline, asked).await,
+                Some(guard) => guard.ask(&check, deadline, asked).await,
                 None => within(deadline, asked).await,
             };
+            let was_asked = outcome.as_ref().err().is_none_or(BackendError::was_asked);
             let outcome = match sent {
                 Some(sent) => sent.learn(&check, outcome),
                 None => outcome,
             };
-            events.decided(&check, &outcome);
-            outcome
+            events.decided(&check, &outcome, was_asked.then_some(started));
+            outcome.map(|decision| decision.of_check(check))
         })
     }
 
@@ -144,6 +148,10 @@ impl<B: Backend> Engine for B {
 
     fn protects_servers(&self, protection: Protection) -> bool {
         self.protect(protection)
+    }
+
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        Backend::breakers(self)
     }
 
     fn finish(self: Arc<Self>) -> BoxFuture<()> {

@@ -59,6 +59,13 @@ pub enum ConfigError {
         percent: u32,
     },
 
+    /// The percentage of keys whose limits are enforced is out of range.
+    #[error("enforce_percent {percent}: it must be 0 to 100 percent of the partition keys")]
+    EnforcePercent {
+        /// The given percentage.
+        percent: u32,
+    },
+
     /// A layer has no partition key.
     #[error("missing partition key: set it with `.key(..)`, `.key_by(..)` or `.plan_by(..)`")]
     NoKey,
@@ -127,9 +134,25 @@ pub enum ConfigError {
         deadline: Duration,
     },
 
+    /// The fraction of a quota that counts as near the limit is out of range.
+    #[error("near_limit {given}: it must be above 0 and at most 1")]
+    NearLimit {
+        /// The given fraction.
+        given: f64,
+    },
+
     /// The bound of checks in flight is out of range.
     #[error("max_in_flight {given}: it must be 1 to {max}")]
     MaxInFlight {
+        /// The given bound.
+        given: usize,
+        /// The largest bound.
+        max: usize,
+    },
+
+    /// The bound of waiting requests is out of range.
+    #[error("max_waiting {given}: it must be 1 to {max}")]
+    MaxWaiting {
         /// The given bound.
         given: usize,
         /// The largest bound.
@@ -272,7 +295,8 @@ pub enum ConfigError {
         bytes: u64,
     },
 
-    /// A constant cost is above a quota, so that the request could never be admitted.
+    /// A constant cost is above a quota, so that the request could never be admitted. If the layer settles,
+    /// [`Builder::clamp_estimates`](crate::Builder::clamp_estimates) permits such an estimate.
     #[error("cost {cost}{}: it must be 0 to {quota}, the quota of policy {policy:?}", of_requests(.requests))]
     CostAboveQuota {
         /// The requests that have this cost, for example `GET /search`. Empty for all requests.

@@ -17,8 +17,9 @@ use crate::{
     shared::Shared,
 };
 pub use crate::{
-    limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture},
+    limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, WaitFuture},
     settle::Settlement,
+    wait::ResponseFuture as WaitResponseFuture,
 };
 
 pin_project! {
@@ -26,8 +27,8 @@ pin_project! {
     /// layer.
     ///
     /// If it is dropped while the check is in progress, the inner service is not called, and the charge may stand. If it is
-    /// dropped while the inner service runs, the charge stands, unless the inner service has taken the reservation and settles
-    /// it elsewhere.
+    /// dropped while the inner service runs, the charge stands or is refunded, as
+    /// [`Unsettled`](crate::settle::Unsettled) states, unless the inner service has taken the reservation and settles it elsewhere.
     pub struct ResponseFuture<S, Req, P = Http>
     where
         S: Service<Req>,
@@ -91,6 +92,7 @@ where
                 StateProj::Checking { asking, waiting, shared } => {
                     let outcome = ready!(Pin::new(asking).poll(cx));
                     let Some((mut inner, mut request)) = waiting.take() else { return Poll::Pending };
+                    shared.limiter.responded(Some(&outcome), || shared.protocol.route(&request));
                     match outcome {
                         Ok(admission) => {
                             shared.protocol.admit(&mut request, &admission);

@@ -1,11 +1,17 @@
 //! HTTP requests and responses without their bodies, so that no hook depends on a body's type.
 
+use std::{
+    any::Any,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
 use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 
 /// An HTTP request without its body.
 ///
 /// Every closure of a [`Builder`](crate::Builder) takes one, whatever the body of the service is.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Head<'a> {
     /// The method.
@@ -18,7 +24,13 @@ pub struct Head<'a> {
     pub headers: &'a HeaderMap,
     /// The extensions, in which earlier layers leave values.
     pub extensions: &'a Extensions,
+    lookups: Option<&'a Lookups>,
 }
+
+/// The shared values that a layer has looked up for one request. A value may change between two lookups, but both return the
+/// same one.
+#[derive(Default)]
+pub(crate) struct Lookups(Mutex<Vec<(usize, Arc<dyn Any + Send + Sync>)>>);
 
 /// An HTTP response without its body.
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +57,43 @@ impl<'a> Head<'a> {
     pub fn extension<T: Clone + Send + Sync + 'static>(&self) -> Option<&'a T> {
         self.extensions.get()
     }
+
+    /// Returns the same head, whose lookups are kept.
+    pub(crate) fn with_lookups<'b>(&self, lookups: &'b Lookups) -> Head<'b>
+    where
+        'a: 'b,
+    {
+        Head { lookups: Some(lookups), ..*self }
+    }
+
+    /// Returns the value that the first lookup by this identifier has returned for the request.
+    pub(crate) fn look_up<T: Send + Sync + 'static>(
+        &self,
+        id: usize,
+        value: impl FnOnce() -> Arc<T>,
+    ) -> Arc<T> {
+        let Some(Lookups(values)) = self.lookups else { return value() };
+        let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = values.iter().find(|(known, _)| *known == id);
+        if let Some(known) = known.and_then(|(_, value)| value.clone().downcast().ok()) {
+            return known;
+        }
+        let value = value();
+        values.push((id, value.clone()));
+        value
+    }
+}
+
+impl fmt::Debug for Head<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Head")
+            .field("method", &self.method)
+            .field("uri", &self.uri)
+            .field("version", &self.version)
+            .field("headers", &self.headers)
+            .field("extensions", &self.extensions)
+            .finish()
+    }
 }
 
 impl<'a, B> From<&'a Request<B>> for Head<'a> {
@@ -55,6 +104,7 @@ impl<'a, B> From<&'a Request<B>> for Head<'a> {
             version: request.version(),
             headers: request.headers(),
             extensions: request.extensions(),
+            lookups: None,
         }
     }
 }

@@ -36,6 +36,30 @@ use crate::{
 /// # let _ = App { limits };
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
+///
+/// # Build a layer once
+///
+/// Build each layer, and each backend, when the service starts, and clone it. Do not build a layer inside a handler or a middleware
+/// function:
+///
+/// - With a new `RedisBackend` for each request, each request opens a connection, and forgets denials and failures of the server.
+/// - With a new [`MemoryBackend`](crate::MemoryBackend) for each request, *nothing is limited*: each one is empty. No event warns
+///   about this.
+///
+/// With the feature `tracing`, the crate logs one warning for each store and namespace, if 20 limiters are dropped within a minute
+/// that have lived for less than a minute. A store is a Redis at an address, or a `MemoryBackend` and its clones. A service that
+/// builds many layers at its start and keeps them causes no warning.
+///
+/// # Nested layers
+///
+/// If a request passes several layers, each of them makes a check of its own. The outer layer has charged the request even if
+/// the inner layer denies it. To charge all or nothing, use [one layer with several limits](crate::Builder::also).
+///
+/// Two nested layers should have different policies. If both charge the same partition key for the same policy, in the same
+/// namespace of the same store, every request counts twice. This often happens to a layer that is added to a router and to one
+/// of its routes. With the feature `tracing`, the inner layer then logs one warning for each policy. It charges nevertheless: the
+/// second charge may be intended, although a [cost](crate::guide::costs) states it better. A layer finds the charges of all outer
+/// layers for HTTP whose decisions were made by the store.
 pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 
 impl<P> RateLimitLayer<P> {

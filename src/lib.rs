@@ -59,23 +59,26 @@
 //!
 //! Add the layer around the routes to protect. In axum, use `Router::layer`, or `Router::route_layer` for existing routes
 //! only. For any other service, use `tower::ServiceBuilder`. Add the layer inside CORS: `.layer(limits).layer(cors)`. Clones
-//! of a layer share one state. Nested layers make one check each, and join their header fields.
+//! of a layer share one state. [Nested layers](RateLimitLayer#nested-layers) make one check each, and join their header fields.
 //!
 //! # Guide
 //!
 //! | question | guide | types |
 //! | --- | --- | --- |
-//! | Which algorithm? Which policies? | [`guide::algorithms`] | [`Policy`], [`Algorithm`], [`PolicyTable`] |
+//! | Which algorithm? | [`guide::algorithms`] | [`Policy`], [`Algorithm`] |
+//! | Which policies, by tier or route, or from a file? | [`guide::policies`] | [`PolicyTable`], [`Tier`](policy::Tier) |
 //! | Whose usage is counted? | [`guide::keys`] | [`header`], [`extension`], [`peer_ip`], [`limit`], [`key`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
-//! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost) |
+//! | What do I measure? When do I raise an alert? | [`guide::observability`] | [`Stats`](observe::Stats) |
+//! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost), [`Meter`](settle::Meter) |
 //! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
 //! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
+//! | How do I try a limit first? | [`guide::rollout`] | [`Policy::shadow`], [`Builder::enforce_percent`] |
 //! | How do I test my service? | [`guide::testing`] | `FakeBackend`, `ManualClock` |
 //! | What does a client see? | [`guide::responses`] | [`Dialect`](answer::Dialect), [`Builder::rejection`], [`Rejection`] |
 //! | How does a handler read the decision? | | [`Decision`], [`Http`](protocol::Http#extensions) |
-//! | How do I limit a job or an outgoing call? | | [`Limiter`], [`by`] |
+//! | How do I limit a job? How does an outgoing call wait for its limit? | [`guide::waiting`] | [`Limiter`], [`by`], [`WaitLayer`](wait::WaitLayer) |
 //!
 //! # Features
 //!
@@ -85,7 +88,8 @@
 //!   certificate authorities, client certificates.
 //! - `axum`: [`Decision`] and [`Reservation`] as extractors; [`Rejection`] as a response; `key::matched_route`; `peer_ip` reads
 //!   `ConnectInfo`.
-//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `test-util`: [`guide::testing`].
+//! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `metrics`: [`guide::observability`]. `serde`:
+//!   [policies from a file](guide::policies#policies-from-a-file). `test-util`: [`guide::testing`].
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
@@ -139,6 +143,7 @@ pub mod testing {
         memory::ManualClock,
     };
 }
+pub mod wait;
 
 #[cfg(feature = "redis")]
 #[doc(inline)]

@@ -124,12 +124,18 @@ impl Limit {
     }
 
     /// Compares the constant costs of this limit with the quotas of these policies, and the names of the costs with `names`, the
-    /// names of all policies of the layer. `names` is `None` if the policies depend on the request.
-    pub(crate) fn check_costs(&self, policies: &[Policy], names: Option<&[&str]>) -> Result<(), ConfigError> {
+    /// names of all policies of the layer. `names` is `None` if the policies depend on the request. If `clamps`, a cost may be above
+    /// a quota.
+    pub(crate) fn check_costs(
+        &self,
+        policies: &[Policy],
+        names: Option<&[&str]>,
+        clamps: bool,
+    ) -> Result<(), ConfigError> {
         let mut checked = Ok(());
         self.cost.constants(&mut |requests, costs| {
             if checked.is_ok() {
-                checked = check_costs(requests, costs, policies, names);
+                checked = check_costs(requests, costs, policies, names, clamps);
             }
         });
         checked
@@ -171,11 +177,12 @@ fn check_costs(
     costs: &Costs,
     policies: &[Policy],
     names: Option<&[&str]>,
+    clamps: bool,
 ) -> Result<(), ConfigError> {
     let requests = || requests.to_owned();
     for policy in policies {
         let (cost, quota) = (costs.of(policy.name()).unwrap_or(1), policy.quota());
-        if cost > quota {
+        if cost > quota && !clamps {
             let policy = policy.name().to_owned();
             return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
         }

@@ -57,7 +57,10 @@ where
         let Shared { limiter, protocol } = &*self.shared;
         let outcome = match protocol.plan(&request) {
             Ok(draft) => match limiter.start(draft) {
-                None => return ResponseFuture::exempt(self.inner.call(request), self.shared.clone()),
+                None => {
+                    limiter.responded(None, || protocol.route(&request));
+                    return ResponseFuture::exempt(self.inner.call(request), self.shared.clone());
+                }
                 // Decided at once: the ready service need not be moved into the future, which saves a clone.
                 Some(NowOrLater::Now(Some(outcome))) => outcome,
                 Some(asking) => {
@@ -67,6 +70,7 @@ where
             },
             Err(error) => Err(limiter.reject_key(error)),
         };
+        limiter.responded(Some(&outcome), || protocol.route(&request));
         match outcome {
             Ok(admission) => {
                 protocol.admit(&mut request, &admission);

@@ -288,9 +288,9 @@ impl Module {
     }
 }
 
-/// Returns the module of a file. The module `tls` has two files, and a build compiles one of them.
+/// Returns the module of a file. The modules `tls` and `metrics` have two files each, and a build compiles one of them.
 fn module_of(file: &str) -> ModulePath {
-    let file = file.replace("no_tls.rs", "tls.rs");
+    let file = file.replace("no_tls.rs", "tls.rs").replace("no_metrics.rs", "metrics.rs");
     let path = file.trim_end_matches(".rs").split('/').filter(|name| !["lib", "mod"].contains(name));
     path.map(str::to_owned).collect()
 }

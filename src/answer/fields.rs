@@ -9,8 +9,12 @@ use std::{
     time::Duration,
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{Entry, RETRY_AFTER},
+};
 use sfv::{KeyRef, ListSerializer, StringRef};
+use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Status, Wait},
@@ -25,10 +29,25 @@ const LEGACY: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
+/// A line of a list field. Most lines need no memory of the heap.
+type Line = SmallVec<[u8; 128]>;
+
 /// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
-    append_members(headers, RATELIMIT_POLICY, policies(decision));
-    append_members(headers, RATELIMIT, limits(decision));
+    let mut policies = decision.shown_policies().map(member);
+    match (policies.next(), policies.next()) {
+        (None, _) => {}
+        // One policy is the usual case: its member is the whole line.
+        (Some(only), None) => append(headers, RATELIMIT_POLICY, only.clone()),
+        (Some(first), Some(second)) => {
+            let mut line = Line::from_slice(first.as_bytes());
+            [second].into_iter().chain(policies).for_each(|member| extend(&mut line, member.as_bytes()));
+            append_line(headers, RATELIMIT_POLICY, &line);
+        }
+    }
+    let mut line = Line::new();
+    decision.shown_statuses().for_each(|status| add_limit(&mut line, status));
+    append_line(headers, RATELIMIT, &line);
 }
 
 /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `reset` formats the time
@@ -36,14 +55,14 @@ pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
 pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: impl Fn(Duration) -> u64) {
     let limits_most =
         |status: &&Status| (status.retry_after(), Reverse(status.remaining()), status.reset_after());
-    if let Some(status) = visible(decision).max_by_key(limits_most) {
+    if let Some(status) = decision.shown_statuses().max_by_key(limits_most) {
         add_unless_smaller(headers, LEGACY, status, reset(status.reset_after()).into());
     }
 }
 
 /// Adds `x-ratelimit-limit-*`, `-remaining-*` and `-reset-*` for every status, named after its policy.
 pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
-    for status in visible(decision) {
+    for status in decision.shown_statuses() {
         let name = |part: &str| {
             HeaderName::from_bytes(format!("x-ratelimit-{part}-{}", status.policy().name()).as_bytes())
         };
@@ -77,11 +96,6 @@ fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &
     }
 }
 
-/// Returns the statuses of the policies that responses may show.
-fn visible(decision: &Decision) -> impl Iterator<Item = &Status> {
-    decision.statuses().iter().filter(|status| !status.policy().is_hidden())
-}
-
 /// Returns a random time of at most `max`.
 fn random_up_to(max: Duration) -> Duration {
     // At most 2^64-1 microseconds, which is far beyond any wait.
@@ -103,52 +117,66 @@ fn duration(wait: Duration) -> String {
     }
 }
 
-/// Formats `"burst";q=10;w=1` for every policy. `w` is omitted if the window is not a whole number of seconds.
-fn policies(decision: &Decision) -> Option<String> {
-    let policies = decision.policies().filter(|policy| !policy.is_hidden()).map(|policy| (policy, policy));
-    list(policies, |policy, member| {
-        let member = member.parameter(KeyRef::constant("q"), policy.quota());
-        let window = policy.window();
-        if window.subsec_nanos() == 0 {
-            // At most 366 days.
-            member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
-        }
-    })
-}
-
-/// Formats `"burst";r=7;t=1` for every status: within `t` seconds, the client can use no more than `r`.
-fn limits(decision: &Decision) -> Option<String> {
-    let statuses = visible(decision).map(|status| (status.policy(), status));
-    list(statuses, |status, member| {
-        let member = member.parameter(KeyRef::constant("r"), status.remaining());
-        if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {
-            member.parameter(KeyRef::constant("t"), seconds);
-        }
-    })
-}
-
-/// Formats a list member for each item, named after its policy.
-fn list<'a, T>(
-    members: impl Iterator<Item = (&'a Policy, T)>,
-    parameters: impl Fn(T, sfv::ParameterSerializer<&mut String>),
-) -> Option<String> {
-    let mut list = ListSerializer::new();
-    for (policy, member) in members {
+/// Returns `"burst";q=10;w=1`. `w` is omitted if the window is not a whole number of seconds.
+fn member(policy: &Policy) -> &HeaderValue {
+    policy.member(|| {
+        let mut list = ListSerializer::new();
         // This cannot fail: names are printable ASCII, as RFC 9651 requires for a String.
         if let Ok(name) = StringRef::from_str(policy.name()) {
-            parameters(member, list.bare_item(name));
+            let member = list.bare_item(name).parameter(KeyRef::constant("q"), policy.quota());
+            let window = policy.window();
+            if window.subsec_nanos() == 0 {
+                // At most 366 days.
+                member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
+            }
         }
+        let member = list.finish().and_then(|member| HeaderValue::try_from(member).ok());
+        member.unwrap_or(HeaderValue::from_static(""))
+    })
+}
+
+/// Adds `"burst";r=7;t=1`: within `t` seconds, the client can use no more than `r`.
+fn add_limit(line: &mut Line, status: &Status) {
+    // The name is the first item of the member. The parameters contain no `;`.
+    let member = member(status.policy()).as_bytes();
+    let name = member.windows(3).rposition(|part| part == b";q=").map_or(member, |end| &member[..end]);
+    let mut digits = itoa::Buffer::new();
+    extend(line, name);
+    line.extend_from_slice(b";r=");
+    line.extend_from_slice(digits.format(status.remaining()).as_bytes());
+    if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {
+        line.extend_from_slice(b";t=");
+        line.extend_from_slice(digits.format(seconds).as_bytes());
     }
-    list.finish()
+}
+
+/// Adds a member to the line of a list field.
+fn extend(line: &mut Line, member: &[u8]) {
+    if !line.is_empty() {
+        line.extend_from_slice(b", ");
+    }
+    line.extend_from_slice(member);
+}
+
+fn append_line(headers: &mut HeaderMap, name: HeaderName, line: &[u8]) {
+    if let Ok(value) = HeaderValue::from_bytes(line)
+        && !line.is_empty()
+    {
+        append(headers, name, value);
+    }
 }
 
 /// Appends members to a list field. They join an existing line, because some clients read only one line.
-fn append_members(headers: &mut HeaderMap, name: HeaderName, members: Option<String>) {
-    let Some(members) = members else { return };
-    let current = headers.get_all(&name).iter().filter_map(|value| value.to_str().ok());
-    let joined = current.chain([members.as_str()]).collect::<Vec<_>>().join(", ");
-    if let Ok(value) = HeaderValue::try_from(joined) {
-        headers.insert(name, value);
+fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
+    match headers.entry(name) {
+        Entry::Vacant(entry) => drop(entry.insert(members)),
+        Entry::Occupied(mut entry) => {
+            let mut line = Line::new();
+            entry.iter().chain([&members]).for_each(|value| extend(&mut line, value.as_bytes()));
+            if let Ok(value) = HeaderValue::from_bytes(&line) {
+                entry.insert(value);
+            }
+        }
     }
 }
 

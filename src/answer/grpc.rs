@@ -9,7 +9,7 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::{
     Answer,
-    problem::{Problem, advice},
+    problem::{Problem, advice, next_try},
 };
 use crate::{
     decision::{Decision, Wait},
@@ -23,7 +23,8 @@ use crate::{
 /// | rejection | code | details |
 /// | --- | --- | --- |
 /// | denied | `RESOURCE_EXHAUSTED` | `google.rpc.RetryInfo` and `QuotaFailure`; `grpc-retry-pushback-ms`, or -1 if no wait helps |
-/// | no decision | `UNAVAILABLE` | |
+/// | [gave up waiting](Rejection::WaitTooLong) | `RESOURCE_EXHAUSTED` | `RetryInfo` and `grpc-retry-pushback-ms`, a lower bound |
+/// | no decision, too many waiting | `UNAVAILABLE` | |
 /// | missing or malformed key | `INVALID_ARGUMENT` | |
 /// | misconfigured key or check | `INTERNAL` | |
 ///
@@ -67,7 +68,11 @@ fn is_grpc(content_type: &[u8]) -> bool {
 
 fn status(rejection: &Rejection) -> Status {
     match rejection {
-        Rejection::Denied(decision) => exhausted(decision),
+        Rejection::Denied(decision) => exhausted(decision.retry_after(), quota_failure(decision)),
+        Rejection::WaitTooLong { at_least } => exhausted(Wait::For(next_try(*at_least)), ErrorDetails::new()),
+        Rejection::TooManyWaiting { .. } => {
+            Status::new(Code::Unavailable, "too many requests wait for their rate limit")
+        }
         Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => {
             Status::new(Code::Unavailable, "the rate limit could not be checked")
         }
@@ -78,14 +83,17 @@ fn status(rejection: &Rejection) -> Status {
     }
 }
 
-fn exhausted(decision: &Decision) -> Status {
+fn quota_failure(decision: &Decision) -> ErrorDetails {
     let violations = decision.violated().filter(|policy| !policy.is_hidden()).map(|policy| {
         let description = format!("{} units in {:?}", policy.quota(), policy.window());
         QuotaViolation::new(policy.name(), description)
     });
-    let mut details = ErrorDetails::with_quota_failure(violations.collect::<Vec<_>>());
+    ErrorDetails::with_quota_failure(violations.collect::<Vec<_>>())
+}
+
+fn exhausted(wait: Wait, mut details: ErrorDetails) -> Status {
     let mut metadata = MetadataMap::new();
-    let pushback = match decision.retry_after() {
+    let pushback = match wait {
         Wait::For(wait) => {
             details.set_retry_info(Some(wait));
             whole_millis(wait) as i64
@@ -94,12 +102,7 @@ fn exhausted(decision: &Decision) -> Status {
         Wait::Never => -1,
     };
     metadata.insert("grpc-retry-pushback-ms", pushback.into());
-    Status::with_error_details_and_metadata(
-        Code::ResourceExhausted,
-        advice(decision.retry_after()),
-        details,
-        metadata,
-    )
+    Status::with_error_details_and_metadata(Code::ResourceExhausted, advice(wait), details, metadata)
 }
 
 /// Whole milliseconds, rounded up.

@@ -1,5 +1,7 @@
 //! Answers over HTTP: a status and a problem details body (RFC 9457).
 
+use std::{sync::LazyLock, time::Duration};
+
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
@@ -15,7 +17,8 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// | rejection | status | body |
 /// | --- | --- | --- |
 /// | denied | 429 Too Many Requests (RFC 6585) | problem type `quota-exceeded`, with the names of the violated policies |
-/// | no decision | 503 Service Unavailable | problem type `temporary-reduced-capacity` |
+/// | [gave up waiting](Rejection::WaitTooLong) | 429 Too Many Requests | problem type `quota-exceeded`; `Retry-After` is a lower bound |
+/// | no decision, too many waiting | 503 Service Unavailable | problem type `temporary-reduced-capacity` |
 /// | missing or malformed key | 400 Bad Request | a problem without a type of its own |
 /// | misconfigured key or check | 500 Internal Server Error | the same; it does not state the cause |
 ///
@@ -31,13 +34,15 @@ pub struct Problem;
 impl Problem {
     /// Builds the response of a rejected request, without the header fields of a decision.
     pub(crate) fn response(rejection: &Rejection) -> Response<Bytes> {
-        let (status, problem) = problem(rejection);
-        // This cannot fail: the value contains no map, and a vector accepts every write.
-        let body = serde_json::to_vec(&problem).unwrap_or_default();
+        let (status, body) = problem(rejection);
         let mut response = Response::new(Bytes::from(body));
         *response.status_mut() = status;
         response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM_JSON);
         response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
+        if let Rejection::WaitTooLong { at_least } = rejection {
+            let seconds = fields::whole_seconds(next_try(*at_least));
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
         response
     }
 }
@@ -55,47 +60,116 @@ struct Body<'a> {
     kind: Option<&'static str>,
     title: &'static str,
     status: u16,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    detail: String,
-    #[serde(rename = "violated-policies", skip_serializing_if = "Vec::is_empty")]
-    violated_policies: Vec<&'a str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    detail: &'a str,
+}
+
+impl Body<'_> {
+    fn to_json(&self) -> Vec<u8> {
+        // This cannot fail: the value contains no map, and a vector accepts every write.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
 }
 
 /// The problem types that the draft registers.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
-fn problem(rejection: &Rejection) -> (StatusCode, Body<'_>) {
+fn problem(rejection: &Rejection) -> (StatusCode, Vec<u8>) {
+    let text;
     let (status, kind, title, detail) = match rejection {
-        Rejection::Denied(decision) => (
-            StatusCode::TOO_MANY_REQUESTS,
-            Some(QUOTA_EXCEEDED),
-            "Too many requests",
-            advice(decision.retry_after()),
+        Rejection::Denied(decision) => {
+            return (
+                StatusCode::TOO_MANY_REQUESTS,
+                denial(decision.retry_after(), shown(decision.violated())),
+            );
+        }
+        Rejection::WaitTooLong { at_least } => {
+            let wait = Wait::For(next_try(*at_least));
+            return (StatusCode::TOO_MANY_REQUESTS, denial(wait, std::iter::empty()));
+        }
+        Rejection::TooManyWaiting { .. } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            Some(REDUCED_CAPACITY),
+            "Service unavailable",
+            "Too many requests wait for their rate limit.",
         ),
         Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => (
             StatusCode::SERVICE_UNAVAILABLE,
             Some(REDUCED_CAPACITY),
             "Service unavailable",
-            "The rate limit of the request could not be checked.".to_owned(),
+            "The rate limit of the request could not be checked.",
         ),
         Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, None, "Internal server error", String::new())
+            (StatusCode::INTERNAL_SERVER_ERROR, None, "Internal server error", "")
         }
-        Rejection::Key(error) => (StatusCode::BAD_REQUEST, None, "Bad request", error.to_string()),
-    };
-    let violated_policies = match rejection {
-        Rejection::Denied(decision) => {
-            decision.violated().filter(|policy| !policy.is_hidden()).map(Policy::name).collect()
+        Rejection::Key(error) => {
+            text = error.to_string();
+            (StatusCode::BAD_REQUEST, None, "Bad request", text.as_str())
         }
-        _ => Vec::new(),
     };
-    (status, Body { kind, title, status: status.as_u16(), detail, violated_policies })
+    (status, Body { kind, title, status: status.as_u16(), detail }.to_json())
 }
 
+/// Returns the wait that a response states instead of a lower bound, which may be zero.
+pub(super) fn next_try(at_least: Duration) -> Duration {
+    at_least.max(Duration::from_secs(1))
+}
+
+/// Returns the body of a 429. The parts that do not change are serialized once: under an attack, most responses are denials.
+fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8> {
+    /// The body up to its detail, without the closing brace.
+    static START: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        let status = StatusCode::TOO_MANY_REQUESTS.as_u16();
+        let body = Body { kind: Some(QUOTA_EXCEEDED), title: "Too many requests", status, detail: "" };
+        let mut json = body.to_json();
+        json.pop();
+        json
+    });
+    let mut body = Vec::with_capacity(START.len() + 128);
+    body.extend_from_slice(&START);
+    // The detail contains no character that JSON escapes.
+    body.extend_from_slice(b",\"detail\":\"");
+    advise(&mut body, wait);
+    body.push(b'"');
+    let separators = [&b",\"violated-policies\":["[..]].into_iter().chain(std::iter::repeat(&b","[..]));
+    let length = body.len();
+    for (separator, policy) in separators.zip(violated) {
+        body.extend_from_slice(separator);
+        body.extend_from_slice(json_name(policy));
+    }
+    if body.len() > length {
+        body.push(b']');
+    }
+    body.push(b'}');
+    body
+}
+
+/// Returns the policies that a response may name.
+fn shown<'a>(policies: impl Iterator<Item = &'a Policy>) -> impl Iterator<Item = &'a Policy> {
+    policies.filter(|policy| !policy.is_hidden())
+}
+
+/// Returns the name of a policy as JSON.
+fn json_name(policy: &Policy) -> &[u8] {
+    policy.json_name(|| serde_json::to_vec(policy.name()).unwrap_or_default().into())
+}
+
+/// Returns a sentence about the wait of a denial, in ASCII without quotation marks.
+#[cfg(feature = "tonic")]
 pub(super) fn advice(wait: Wait) -> String {
+    let mut text = Vec::new();
+    advise(&mut text, wait);
+    String::from_utf8(text).unwrap_or_default()
+}
+
+fn advise(text: &mut Vec<u8>, wait: Wait) {
     match wait {
-        Wait::Never => "This request costs more than the whole quota.".to_owned(),
-        Wait::For(wait) => format!("Try again in {} s.", fields::whole_seconds(wait)),
+        Wait::Never => text.extend_from_slice(b"This request costs more than the whole quota."),
+        Wait::For(wait) => {
+            text.extend_from_slice(b"Try again in ");
+            text.extend_from_slice(itoa::Buffer::new().format(fields::whole_seconds(wait)).as_bytes());
+            text.extend_from_slice(b" s.");
+        }
     }
 }

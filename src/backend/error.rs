@@ -77,6 +77,45 @@ impl BackendError {
 }
 
 impl Reason {
+    /// All reasons.
+    pub const ALL: &'static [Self] = &[
+        Self::Timeout,
+        Self::DeadlineExceeded,
+        Self::Connection,
+        Self::ReadOnly,
+        Self::OutOfMemory,
+        Self::NoPermission,
+        Self::Busy,
+        Self::CrossSlot,
+        Self::Full,
+        Self::ForeignValue,
+        Self::BrokenReply,
+        Self::Unsupported,
+        Self::Overloaded,
+        Self::Other,
+    ];
+
+    /// Returns a short name for labels and fields, such as `"deadline_exceeded"`. It never changes. [`Display`](fmt::Display)
+    /// writes a sentence instead.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Connection => "connection",
+            Self::ReadOnly => "read_only",
+            Self::OutOfMemory => "out_of_memory",
+            Self::NoPermission => "no_permission",
+            Self::Busy => "busy",
+            Self::CrossSlot => "cross_slot",
+            Self::Full => "full",
+            Self::ForeignValue => "foreign_value",
+            Self::BrokenReply => "broken_reply",
+            Self::Unsupported => "unsupported",
+            Self::Overloaded => "overloaded",
+            Self::Other => "other",
+        }
+    }
+
     /// Returns whether this is an error of one check or one key, while the store answers others: `CrossSlot`, `Full`,
     /// `ForeignValue` and `Unsupported`. Every other reason counts as an outage of the store.
     ///
@@ -133,5 +172,17 @@ impl fmt::Display for Reason {
             Self::Overloaded => "overloaded: too many checks in flight",
             Self::Other => "the store failed",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_of_reasons_has_each_reason_once() {
+        // Counters are indexed by the discriminant. `Other` is the last reason.
+        assert!(Reason::ALL.iter().enumerate().all(|(i, reason)| *reason as usize == i));
+        assert_eq!(Reason::ALL.last(), Some(&Reason::Other));
     }
 }

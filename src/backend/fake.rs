@@ -3,7 +3,10 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -57,8 +60,11 @@ pub struct FakeBackend(Arc<Mutex<Script>>);
 pub enum FakeAnswer {
     /// Admits. The remaining quota is the quota less the cost.
     Admit,
-    /// Denies for every policy, with a remaining quota of 0.
+    /// Denies for every policy, with a remaining quota of 0. A check of [shadow pairs](crate::backend::Pair::shadow) only is
+    /// admitted.
     Deny(Wait),
+    /// Denies for every [shadow pair](crate::backend::Pair::shadow), and admits for all other policies. So the check is admitted.
+    DenyShadow(Wait),
     /// Returns a [`BackendError`] with this reason.
     Unavailable(Reason),
     /// Never answers, so that the deadline of the limiter passes.
@@ -90,6 +96,8 @@ pub struct RecordedRefund {
 }
 
 struct Script {
+    /// Differs from that of every other backend, also of one that was dropped.
+    number: u64,
     /// The last answer repeats.
     answers: VecDeque<FakeAnswer>,
     /// The answer to settlements. `Admit` means success.
@@ -128,7 +136,9 @@ impl FakeBackend {
         }
         let settlements = FakeAnswer::Admit;
         let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
-        Self(Arc::new(Mutex::new(Script { answers, settlements, checks, refunds, resets })))
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::new(Mutex::new(Script { number, answers, settlements, checks, refunds, resets })))
     }
 
     /// Makes every settlement fail for this reason.
@@ -208,7 +218,7 @@ impl Backend for FakeBackend {
 
     /// Returns a name that clones share.
     fn store(&self) -> Option<String> {
-        Some(format!("fake {:p}", Arc::as_ptr(&self.0)))
+        Some(format!("fake {}", self.script().number))
     }
 }
 
@@ -229,8 +239,11 @@ impl Script {
         }
         let at = self.checks.len() as u64;
         match answer {
-            FakeAnswer::Admit => Some(Ok(decision(check, at, None))),
-            FakeAnswer::Deny(wait) => Some(Ok(decision(check, at, Some(wait)))),
+            FakeAnswer::Admit => Some(Ok(decision(check, at, |_| None))),
+            FakeAnswer::Deny(wait) => Some(Ok(decision(check, at, |_| Some(wait)))),
+            FakeAnswer::DenyShadow(wait) => {
+                Some(Ok(decision(check, at, |pair| pair.is_shadow.then_some(wait))))
+            }
             FakeAnswer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
             FakeAnswer::Hang => None,
         }
@@ -255,13 +268,15 @@ impl Script {
     }
 }
 
-/// Builds a decision. Its receipts contain the number of the check, so that they differ.
-fn decision(check: &Check, at: u64, denied: Option<Wait>) -> Decision {
+/// Builds a decision from the wait of each pair that denies. Its receipts contain the number of the check, so that they differ.
+fn decision(check: &Check, at: u64, denied: impl Fn(&Pair) -> Option<Wait>) -> Decision {
+    let is_denied = check.pairs().iter().any(|pair| !pair.is_shadow && denied(pair).is_some());
     let statuses = check.pairs().iter().map(|pair| {
         let window = pair.policy.window();
-        match denied {
+        match denied(pair) {
             None => {
-                let remaining = pair.policy.quota().saturating_sub(pair.cost);
+                let cost = if is_denied { 0 } else { pair.cost };
+                let remaining = pair.policy.quota().saturating_sub(cost);
                 Status::new(pair, remaining, Wait::ZERO, window, window)
             }
             Some(Wait::Never) => Status::new(pair, 0, Wait::Never, window, window),
@@ -271,8 +286,11 @@ fn decision(check: &Check, at: u64, denied: Option<Wait>) -> Decision {
             }
         }
     });
-    let receipt = |_: &Pair| Receipt { generation: 1, at_micros: at, ordinal: 0 };
-    let reserved = denied.is_none() && check.purpose() == Purpose::Reserve;
+    let receipt = |pair: &Pair| match denied(pair) {
+        None => Receipt { generation: 1, at_micros: at, ordinal: 0 },
+        Some(_) => Receipt::NO_CHARGE,
+    };
+    let reserved = !is_denied && check.purpose() == Purpose::Reserve;
     let receipts = check.pairs().iter().filter(|_| reserved).map(receipt);
     Decision::with_receipts(0, statuses.collect::<Vec<_>>(), receipts.collect::<Vec<_>>())
 }

@@ -11,7 +11,10 @@
 
 use std::future::Future;
 
-use crate::{decision::Decision, outage::Protection};
+use crate::{
+    decision::Decision,
+    outage::{Protection, ServerBreaker},
+};
 
 mod error;
 #[cfg(feature = "test-util")]
@@ -31,6 +34,10 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 /// The contract: a check is admitted if every pair with a cost above zero has room. A pair has room if its cost and the charges
 /// in the window that ends now do not exceed the quota. An admitted check charges every pair. A denied check changes nothing. The
 /// waits are exact, as [`Status`](crate::Status) defines them.
+///
+/// [Shadow pairs](Pair::shadow) are left out of the verdict. An admitted check charges those that have room, at the same instant. The
+/// others are not charged, and their statuses have a wait. An error of a shadow pair must not fail the check, if this can be avoided:
+/// then the pair has no status.
 ///
 /// Only [`check`](Self::check) is required. A backend that can change charges also implements
 /// [`changes_charges`](Self::changes_charges), [`refund`](Self::refund) and [`reset`](Self::reset).
@@ -134,6 +141,12 @@ pub trait Backend: Send + Sync + 'static {
     fn protect(&self, protection: Protection) -> bool {
         let _ = protection;
         false
+    }
+
+    /// Returns the circuit breakers of a backend that [protects](Self::protect) its servers itself, for
+    /// [`Limiter::stats`](crate::Limiter::stats). Empty by default.
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        Vec::new()
     }
 
     /// Waits until the backend has no work in the background, such as the rollback of a charge.

@@ -168,7 +168,8 @@ impl Denials {
     pub(crate) fn denied_recently(&self, check: &Check) -> Vec<bool> {
         let Some(now) = self.now() else { return Vec::new() };
         let was_denied = |pair: &Pair| {
-            let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy)).filter(|_| pair.cost > 0);
+            let may_deny = pair.cost > 0 && !pair.is_shadow;
+            let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy)).filter(|_| may_deny);
             entry.is_some_and(|entry| now < entry.last_denied() + self.max_age)
         };
         let denied: Vec<bool> = check.pairs().iter().map(was_denied).collect();
@@ -196,9 +197,9 @@ impl Denials {
         }
     }
 
-    /// Returns the pairs of a check with a cached denial.
+    /// Returns the enforcing pairs of a check with a cached denial.
     pub(super) fn denied<'a>(&self, check: &'a Check, now: Micros) -> Vec<Denied<'a>> {
-        let pairs = check.pairs().iter().filter(|pair| pair.cost > 0);
+        let pairs = check.pairs().iter().filter(|pair| pair.cost > 0 && !pair.is_shadow);
         let denied = pairs.filter_map(|pair| {
             let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy))?;
             let found = entry.find(room(pair), now, self.max_age)?;
@@ -237,8 +238,7 @@ impl Denials {
 pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Decision {
     let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
     let statuses = denied.iter().map(|denied| denied.entry.status(denied.pair, &denied.found, now));
-    let policies = check.pairs().iter().map(|pair| pair.policy.clone()).collect();
-    Decision::cached(at_micros, statuses.collect(), policies)
+    Decision::cached(at_micros, statuses.collect(), check)
 }
 
 impl Invalidation {

@@ -96,6 +96,10 @@ impl Sent {
         };
         let sent = denials.micros(at);
         for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| pair.cost > 0) {
+            if pair.is_shadow && !status.retry_after().is_zero() {
+                // It was not charged, and its denial denies no check.
+                continue;
+            }
             if !status.retry_after().is_zero() {
                 let denial = Denial::new(pair, status, sent, decision.at_micros(), decision.is_divided());
                 denials.enter(pair, denial, invalidations, permission.as_ref());

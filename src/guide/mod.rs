@@ -2,14 +2,18 @@
 //!
 //! | question | page |
 //! | --- | --- |
-//! | Which algorithm suits my limit? How do I change a policy? | [`algorithms`] |
+//! | Which algorithm suits my limit? | [`algorithms`] |
+//! | How do I limit by tier or by route? How do I change policies while the service runs? | [`policies`] |
 //! | Whose usage is counted? How do I limit by user *and* by address? | [`keys`] |
 //! | How do I weight requests? | [`costs`] |
 //! | What happens if Redis does not answer? | [`outages`] |
+//! | What do I measure, and when do I raise an alert? | [`observability`] |
 //! | How do I charge what a request has actually used? | [`settling`] |
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
+//! | How do I try a limit before it rejects requests? | [`rollout`] |
+//! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
 //! | How do I test a limited service? | [`testing`] |
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
@@ -33,8 +37,14 @@ pub mod costs {}
 #[doc = include_str!("keys.md")]
 pub mod keys {}
 
+#[doc = include_str!("observability.md")]
+pub mod observability {}
+
 #[doc = include_str!("outages.md")]
 pub mod outages {}
+
+#[doc = include_str!("policies.md")]
+pub mod policies {}
 
 #[doc = include_str!("proxies.md")]
 pub mod proxies {}
@@ -45,9 +55,15 @@ pub mod responses {}
 #[doc = include_str!("settling.md")]
 pub mod settling {}
 
+#[doc = include_str!("rollout.md")]
+pub mod rollout {}
+
 #[cfg_attr(feature = "test-util", doc = include_str!("testing.md"))]
 #[cfg_attr(
     not(feature = "test-util"),
     doc = "Unit tests: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/testing/) needs the feature `test-util`."
 )]
 pub mod testing {}
+
+#[doc = include_str!("waiting.md")]
+pub mod waiting {}

@@ -1,6 +1,7 @@
 //! The key in a cookie.
 
 use http::header::COOKIE;
+use percent_encoding::percent_decode;
 
 use super::{KeyError, KeyExtractor, PartitionKey};
 use crate::{error::ConfigError, head::Head};
@@ -12,7 +13,11 @@ pub struct Cookie {
     kind: Box<str>,
 }
 
-/// Counts by the value of this cookie (RFC 6265), byte for byte: a session, for example.
+/// Counts by the value of this cookie (RFC 6265): a session, for example.
+///
+/// Name and value are percent-decoded, and quotation marks around the value are removed. Parsers of cookies differ in this, so
+/// `session=%61lice` and `session="alice"` may be the session `alice` for the service. All of its forms are one key: otherwise, a
+/// client could get a new quota for each of them.
 ///
 /// A request without the cookie, or with an empty value, has no key of this kind. A request with several cookies of this name is
 /// malformed, because another part of the service might read another one of them.
@@ -46,8 +51,10 @@ impl KeyExtractor for Cookie {
         let lines = head.headers.get_all(COOKIE).iter();
         let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
         let mut values = pairs.filter_map(|pair| {
-            let value = pair.trim_ascii().strip_prefix(self.name.as_bytes())?;
-            value.trim_ascii_start().strip_prefix(b"=").map(<[u8]>::trim_ascii)
+            let mut parts = pair.splitn(2, |byte| *byte == b'=').map(<[u8]>::trim_ascii);
+            let (name, value) = (parts.next()?, parts.next()?);
+            let is_name = name == self.name.as_bytes() || percent_decode(name).eq(self.name.bytes());
+            is_name.then(|| decoded(value))
         });
         let (first, second) = (values.next(), values.next());
         if second.is_some() {
@@ -60,6 +67,12 @@ impl KeyExtractor for Cookie {
     fn missing(&self, _head: &Head<'_>) -> String {
         format!("cookie {:?}", &*self.name)
     }
+}
+
+/// Returns a value without its encoding.
+fn decoded(value: &[u8]) -> Vec<u8> {
+    let quoted = value.strip_prefix(b"\"").and_then(|value| value.strip_suffix(b"\""));
+    percent_decode(quoted.unwrap_or(value)).collect()
 }
 
 #[cfg(test)]
@@ -86,6 +99,21 @@ mod tests {
             assert_eq!(extract(lines), Ok(None), "{lines:?}");
         }
         assert_eq!(extract(&["id=a=b"]), Ok(Some(PartitionKey::new("cookie:id", "a=b"))));
+    }
+
+    /// All of these are Alice for some parser of cookies.
+    #[test]
+    fn every_form_of_cookie_is_one_key() {
+        let alice = Ok(Some(PartitionKey::new("cookie:id", "alice")));
+        for line in ["id=%61lice", "id=%61%6C%69%63%65", r#"id="alice""#, r#"id="%61lice""#, "%69d=alice"] {
+            assert_eq!(extract(&[line]), alice, "{line}");
+        }
+        for (line, value) in [("id=%", "%"), ("id=a%2", "a%2"), (r#"id="a"#, "\"a"), ("id=%22a%22", "\"a\"")]
+        {
+            assert_eq!(extract(&[line]), Ok(Some(PartitionKey::new("cookie:id", value))), "{line}");
+        }
+        assert_eq!(extract(&[r#"id="""#]), Ok(None));
+        assert!(extract(&["id=alice; %69d=bob"]).is_err());
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
 
 /// Longer keys are kept as their digest.
 const MAX_KEPT: usize = 256;
@@ -32,19 +33,38 @@ impl PartitionKey {
     /// Creates a key of one part. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
     /// crate never create one.
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
-        let value = value.as_ref();
-        let mut bytes = Vec::with_capacity(16 + kind.len() + value.len());
-        for field in [kind.as_bytes(), value] {
+        // Most keys are short, so that only the key itself is allocated.
+        let mut bytes = SmallVec::<[u8; 128]>::new();
+        for field in [kind.as_bytes(), value.as_ref()] {
             bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
             bytes.extend_from_slice(field);
         }
-        Self(bytes.into())
+        Self(bytes.as_slice().into())
     }
 
     /// Returns the key of all parts of this key, followed by all parts of the other.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
         Self([&self.0[..], &other.0[..]].concat().into())
+    }
+
+    /// Returns a number from 0 to 99 that divides all keys into a hundred parts of about the same size. Use it to treat a percentage of
+    /// the keys differently: `key.percentile() < 10` is true for 10 percent of the keys, and each key stays on its side.
+    ///
+    /// It is the same in every process and every release: the first eight bytes of the SHA-256 of [`as_bytes`](Self::as_bytes), as an
+    /// unsigned big-endian number, modulo 100. For another division of the same keys, combine them with a constant:
+    /// `key.and(&PartitionKey::new("trial", "2"))`.
+    ///
+    /// ```
+    /// use tower_sliding_window::PartitionKey;
+    ///
+    /// assert_eq!(PartitionKey::new("user", "alice").percentile(), 9);
+    /// ```
+    pub fn percentile(&self) -> u8 {
+        let hash = Sha256::digest(&self.0);
+        let number = hash.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
+        // Below 100.
+        (number % 100) as u8
     }
 
     /// Returns the canonical bytes: the same for equal keys and different for different keys, in every process and version.
@@ -130,6 +150,17 @@ mod tests {
         assert_eq!(format!("{:?}", long('a')), "PartitionKey()");
         let short = PartitionKey::new("header:x", "a");
         assert_eq!(short.bounded(), short);
+    }
+
+    /// The expected values were computed with Python's `hashlib`.
+    #[test]
+    fn percentile_is_stable_and_even() {
+        for (user, percentile) in [("alice", 9), ("bob", 48), ("", 50)] {
+            assert_eq!(PartitionKey::new("user", user).percentile(), percentile, "{user}");
+        }
+        let keys = (0..10_000).map(|i| PartitionKey::new("user", i.to_string()));
+        let below_ten = keys.filter(|key| key.percentile() < 10).count();
+        assert!((900..1_100).contains(&below_ten), "{below_ten}");
     }
 
     #[test]

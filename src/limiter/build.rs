@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Inner, Limiter, Settings};
+use super::{Inner, Limiter, Settings, Waiters, draft::Reserve};
 use crate::{
     backend::{Backend, memory::MemoryBackend},
     check::{MAX_PAIRS, Namespace, OnRollback},
@@ -13,7 +13,7 @@ use crate::{
     observe::{self, LimiterEvents},
     outage::{Breaker, Guard, Local, OutageRule, Protection, check_breaker},
     policy::{Policy, distinct},
-    settle::Queue,
+    settle::{Queue, Unsettled},
 };
 
 /// The builder of a [`Limiter`].
@@ -30,8 +30,11 @@ pub struct LimiterBuilder {
     deadline: Duration,
     queue: usize,
     rule: OutageRule,
+    reserve: Reserve,
     breaker: Option<Breaker>,
     max_in_flight: usize,
+    max_waiting: usize,
+    near_limit: f64,
     deny_cache: Option<DenyCache>,
     memory: Option<MemoryBackend>,
     engine: Arc<dyn Engine>,
@@ -42,6 +45,9 @@ const MAX_QUEUE: usize = 1 << 20;
 
 /// The largest bound of checks in flight. As many requests are held in memory.
 const MAX_IN_FLIGHT: usize = 1 << 20;
+
+/// The largest bound of waiting requests. As many are held in memory.
+const MAX_WAITING: usize = 1 << 20;
 
 impl LimiterBuilder {
     pub(super) fn new(backend: impl Backend) -> Self {
@@ -55,8 +61,11 @@ impl LimiterBuilder {
             deadline: Limiter::DEFAULT_DEADLINE,
             queue: Limiter::DEFAULT_SETTLEMENT_QUEUE,
             rule: OutageRule::default(),
+            reserve: Reserve::default(),
             breaker: Some(Breaker::default()),
             max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
+            max_waiting: Limiter::DEFAULT_MAX_WAITING,
+            near_limit: Limiter::DEFAULT_NEAR_LIMIT,
             deny_cache: Some(DenyCache::default()),
             memory: None,
             engine: Arc::new(backend),
@@ -113,6 +122,27 @@ impl LimiterBuilder {
         self
     }
 
+    /// Sets what happens to the charge of a [reservation](crate::Reservation) that is dropped unsettled. The default is
+    /// [`Unsettled::Keep`]: the charge stands. Plain checks are not affected.
+    pub fn unsettled(mut self, rule: Unsettled) -> Self {
+        self.reserve.unsettled = rule;
+        self
+    }
+
+    /// Clamps the cost of a [reservation](crate::Reservation) to the quota of each policy. By default, an estimate above a quota
+    /// is denied, and no wait helps.
+    ///
+    /// A clamped estimate is charged in full, so it is admitted only if nothing of the quota is used. If the amount used is larger,
+    /// the settlement charges the difference beyond the quota. Under the [local fallback](OutageRule::LocalFallback), an estimate
+    /// is clamped to the share of this process.
+    ///
+    /// Plain checks are not affected: a cost above a quota is never admitted. Use this method only if a client can be charged
+    /// afterwards for what it has used, and if a handler bounds what one request may use.
+    pub fn clamp_estimates(mut self) -> Self {
+        self.reserve.clamps = true;
+        self
+    }
+
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
     /// [fail closed](OutageRule::FailClosed); [`OutageRule`] explains why.
     ///
@@ -136,6 +166,26 @@ impl LimiterBuilder {
     /// the checks of each server; in a cluster, each slot of a check counts.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.max_in_flight = checks;
+        self
+    }
+
+    /// Sets how many requests may [wait](Limiter::wait) at the same time, for all keys: 1 to 2^20. The default is
+    /// [`DEFAULT_MAX_WAITING`](Limiter::DEFAULT_MAX_WAITING). Any further request is rejected at once with
+    /// [`Rejection::TooManyWaiting`](crate::Rejection::TooManyWaiting).
+    pub fn max_waiting(mut self, requests: usize) -> Self {
+        self.max_waiting = requests;
+        self
+    }
+
+    /// Sets the fraction of a quota that counts as near the limit: above 0, and at most 1. The default is
+    /// [`DEFAULT_NEAR_LIMIT`](Limiter::DEFAULT_NEAR_LIMIT).
+    ///
+    /// An admitted check is near the limit of a policy if it is charged to this policy, and at least this fraction of the quota is
+    /// in use afterwards. [`Stats::near_limit`](crate::observe::Stats::near_limit) and the
+    /// [metrics](crate::guide::observability) count these checks. The fraction changes no decision and no response. For one
+    /// decision, see [`Status::is_near`](crate::Status::is_near).
+    pub fn near_limit(mut self, fraction: f64) -> Self {
+        self.near_limit = fraction;
         self
     }
 
@@ -179,7 +229,8 @@ impl LimiterBuilder {
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
     /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
     /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
-    /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
+    /// [`ConfigError::MaxWaiting`], [`ConfigError::NearLimit`], [`ConfigError::DenyCacheMaxAge`] or
+    /// [`ConfigError::DenyCacheMaxEntries`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -191,8 +242,11 @@ impl LimiterBuilder {
             deadline,
             queue,
             rule,
+            reserve,
             breaker,
             max_in_flight,
+            max_waiting,
+            near_limit,
             deny_cache,
             memory,
             engine,
@@ -214,6 +268,13 @@ impl LimiterBuilder {
         if !(1..=MAX_IN_FLIGHT).contains(&max_in_flight) {
             return Err(ConfigError::MaxInFlight { given: max_in_flight, max: MAX_IN_FLIGHT });
         }
+        if !(1..=MAX_WAITING).contains(&max_waiting) {
+            return Err(ConfigError::MaxWaiting { given: max_waiting, max: MAX_WAITING });
+        }
+        // NaN is in no range.
+        if !(f64::MIN_POSITIVE..=1.0).contains(&near_limit) {
+            return Err(ConfigError::NearLimit { given: near_limit });
+        }
         if let Some(cache) = deny_cache {
             check_deny_cache(cache)?;
         }
@@ -229,10 +290,13 @@ impl LimiterBuilder {
         let name = format!("{name}, namespace {}", namespace.as_str());
         let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
         let on_rollback = denials.clone().map(on_rollback);
-        let (events, alive) = (Arc::new(LimiterEvents::new(name)), Arc::new(()));
-        if let Some(store) = store {
-            observe::new_limits(&store, &namespace, &all, Arc::downgrade(&alive));
-        }
+        let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
+        let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
+        // Limiters with one store and one namespace share their counts.
+        let namespace = match &store {
+            Some(store) => namespace.in_store(store),
+            None => namespace,
+        };
         Ok(Limiter(Arc::new(Inner {
             queue: Queue::new(
                 engine.clone(),
@@ -243,13 +307,14 @@ impl LimiterBuilder {
                 events.clone(),
             ),
             denials,
-            settings: Settings { policies, namespace, region, deadline, rule },
+            settings: Settings { policies, namespace, region, deadline, rule, reserve },
             guard,
             on_rollback,
             local: memory.map(Local::in_memory).unwrap_or_default(),
+            waiters: Waiters::new(max_waiting),
             engine,
             events,
-            _alive: alive,
+            _lifetime: lifetime,
         })))
     }
 }

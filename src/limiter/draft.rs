@@ -5,7 +5,8 @@ use crate::{
     cost::{Costs, IntoCosts},
     key::{KeyError, PartitionKey},
     outage::OutageRule,
-    policy::Policies,
+    policy::{Policies, Tier},
+    settle::Unsettled,
 };
 
 /// The keys, costs and policies to check for one request. All of them are one check, admitted or denied as a whole.
@@ -22,6 +23,20 @@ pub struct Draft {
     /// `None` for the rule of the layer or the limiter.
     pub(crate) outage: Option<OutageRule>,
     pub(crate) reserves: bool,
+    /// A mistake in the server because of which a shadow limit does not count this request.
+    pub(crate) uncounted: Option<KeyError>,
+    /// `None` for the rule of the limiter.
+    pub(crate) unsettled: Option<Unsettled>,
+    /// Whether estimates are clamped, also if the limiter does not clamp them.
+    pub(crate) clamps: bool,
+}
+
+/// How a check reserves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Reserve {
+    pub(crate) unsettled: Unsettled,
+    /// Whether an estimate above a quota is clamped to it.
+    pub(crate) clamps: bool,
 }
 
 /// One key and the policies to check it against.
@@ -30,6 +45,8 @@ pub(crate) struct Part {
     pub(crate) key: PartitionKey,
     pub(crate) costs: Costs,
     pub(crate) against: Against,
+    /// Whether all its pairs are shadows.
+    pub(crate) is_shadow: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,9 +71,14 @@ impl Draft {
         Self::part(key, costs.into_costs(), Against::Limiter)
     }
 
-    /// Checks this key against these policies, and not against the policies of the limiter.
-    pub fn check_against(key: PartitionKey, policies: Policies, costs: impl IntoCosts) -> Self {
-        Self::part(key, costs.into_costs(), Against::Only(policies))
+    /// Checks this key against these policies, and not against the policies of the limiter. `policies` is a
+    /// [`Policy`](crate::Policy), [`Policies`], or the [`Tier`] of a [table](crate::PolicyTable::pick). An unlimited tier is
+    /// [exempt](Self::exempt).
+    pub fn check_against(key: PartitionKey, policies: impl Into<Tier>, costs: impl IntoCosts) -> Self {
+        match policies.into() {
+            Tier::Limited(policies) => Self::part(key, costs.into_costs(), Against::Only(policies)),
+            Tier::Unlimited => Self::exempt(),
+        }
     }
 
     /// Checks these pairs.
@@ -77,6 +99,34 @@ impl Draft {
         Self { reserves: true, ..self }
     }
 
+    /// Makes all pairs of this draft [shadow pairs](Pair::shadow): they are counted, and never deny the request. Drafts that are
+    /// [combined](Self::and) with this one later are not affected.
+    ///
+    /// ```
+    /// use tower_sliding_window::{PartitionKey, protocol::Draft};
+    ///
+    /// // A new limit by tenant, tried on the traffic of one tenant in a hundred at first.
+    /// fn limit(tenant: &str, is_enforced: bool) -> Draft {
+    ///     let key = PartitionKey::new("tenant", tenant);
+    ///     if is_enforced || key.percentile() < 1 { Draft::check(key, 1) } else { Draft::check(key, 1).shadow() }
+    /// }
+    /// ```
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        self.shadow_where(|_| true)
+    }
+
+    /// Makes the pairs of some keys shadow pairs.
+    pub(crate) fn shadow_where(mut self, is_shadow: impl Fn(&PartitionKey) -> bool) -> Self {
+        for part in self.first.iter_mut().chain(&mut self.others) {
+            part.is_shadow |= is_shadow(&part.key);
+        }
+        for pair in &mut self.pairs {
+            pair.is_shadow |= is_shadow(&pair.key);
+        }
+        self
+    }
+
     /// Combines two drafts in one check. If both set an outage rule, the other's rule applies.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
@@ -88,15 +138,28 @@ impl Draft {
         self.pairs.extend(other.pairs);
         self.outage = other.outage.or(self.outage);
         self.reserves |= other.reserves;
+        self.uncounted = self.uncounted.or(other.uncounted);
         self
     }
 
     pub(crate) fn part(key: PartitionKey, costs: Costs, against: Against) -> Self {
-        Self { first: Some(Part { key, costs, against }), ..Self::default() }
+        let is_shadow = false;
+        Self { first: Some(Part { key, costs, against, is_shadow }), ..Self::default() }
+    }
+
+    /// Creates the draft of a shadow limit whose key cannot be read: the request passes uncounted.
+    pub(crate) fn uncounted(error: KeyError) -> Self {
+        Self { uncounted: Some(error), ..Self::default() }
     }
 
     pub(crate) fn is_exempt(&self) -> bool {
         self.first.is_none() && self.others.is_empty() && self.pairs.is_empty()
+    }
+
+    /// Returns whether all pairs of this draft are shadows, whatever its policies are.
+    pub(super) fn is_shadow(&self) -> bool {
+        self.first.iter().chain(&self.others).all(|part| part.is_shadow)
+            && self.pairs.iter().all(|pair| pair.is_shadow)
     }
 }
 

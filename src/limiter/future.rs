@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     Limiter,
+    draft::Reserve,
     outcome::{Admission, Basis, Rejection},
 };
 use crate::{
@@ -45,10 +46,19 @@ pub struct ResetFuture(pub(super) NowOrLater<Result<(), BackendError>>);
 /// A request that waits for the store, with what is needed to apply the outage rule.
 pub(crate) struct Waiting {
     pub(super) store: BoxFuture<Decided>,
-    pub(super) rule: OutageRule,
-    pub(super) reserves: bool,
-    /// The check, if it is needed again: for a reservation, or for the local fallback.
+    pub(super) terms: Terms,
+    /// The check, if it is needed again: for a reservation, or for the local fallback. The decision contains it as well.
     pub(super) kept: Option<(Limiter, Check)>,
+}
+
+/// What happens to a request after its decision, or without one.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) rule: OutageRule,
+    /// Whether the check has shadow pairs only, so that no error rejects the request.
+    pub(super) is_shadow: bool,
+    /// `None` for a plain charge.
+    pub(super) reserve: Option<Reserve>,
 }
 
 impl Future for Waiting {
@@ -56,10 +66,10 @@ impl Future for Waiting {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let decided = ready!(self.store.as_mut().poll(cx));
-        let (rule, reserves) = (self.rule, self.reserves);
+        let terms = self.terms;
         Poll::Ready(match self.kept.take() {
-            Some((limiter, check)) => outcome(decided, rule, reserves, Some((&limiter, check))),
-            None => outcome(decided, rule, reserves, None),
+            Some((limiter, check)) => outcome(decided, terms, Some((&limiter, check))),
+            None => outcome(decided, terms, None),
         })
     }
 }
@@ -67,33 +77,40 @@ impl Future for Waiting {
 /// Applies the outage rule.
 pub(super) fn outcome(
     decided: Decided,
-    rule: OutageRule,
-    reserves: bool,
+    Terms { rule, is_shadow, reserve }: Terms,
     kept: Option<(&Limiter, Check)>,
 ) -> Outcome {
     let error = match decided {
         Ok(decision) if decision.is_admitted() => {
-            let reservation = kept
-                .filter(|_| reserves)
-                .map(|(limiter, check)| Reservation::new(limiter.queue().clone(), check, decision.clone()));
+            let (decision, reservation) = match (kept, reserve) {
+                (Some((limiter, check)), Some(reserve)) => {
+                    let queue = limiter.queue().clone();
+                    let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
+                    (decision, Some(reservation))
+                }
+                (Some((_, check)), None) => (decision.of_check(check), None),
+                (None, _) => (decision, None),
+            };
             return Ok(Admission { basis: Basis::Store(decision), reservation });
         }
         Ok(decision) => return Err(Rejection::Denied(decision)),
         Err(error) => error,
     };
     match (rule, kept) {
-        (OutageRule::FailOpen, kept) if !error.reason().is_of_one_check() => {
+        (OutageRule::FailOpen, kept) if is_shadow || !error.reason().is_of_one_check() => {
             let reservation = kept
-                .filter(|_| reserves)
+                .filter(|_| reserve.is_some())
                 .map(|(limiter, check)| Reservation::unchecked(limiter.queue().clone(), check));
             Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
         }
         (OutageRule::LocalFallback(share), Some((limiter, check))) => {
-            match limiter.local().decide(&check, share, &error) {
+            match limiter.local().decide(&check, share, reserve.is_some_and(|reserve| reserve.clamps), &error)
+            {
                 Locally::Admitted(local, check) => {
-                    let reservation = reserves.then(|| {
-                        let memory = limiter.local().memory().clone();
-                        Reservation::local(limiter.queue().clone(), memory, check, local.decision().clone())
+                    let reservation = reserve.map(|reserve| {
+                        let (queue, memory) = (limiter.queue().clone(), limiter.local().memory().clone());
+                        let decision = local.decision().clone();
+                        Reservation::local(queue, memory, check, decision, reserve.unsettled)
                     });
                     Ok(Admission { basis: Basis::Local(local), reservation })
                 }

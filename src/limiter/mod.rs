@@ -12,7 +12,7 @@ use crate::{
     error::ConfigError,
     key::{KeyError, PartitionKey},
     now_or_later::{BoxFuture, NowOrLater},
-    observe::{self, DeniedKey, LimiterEvents, Stats},
+    observe::{self, DeniedKey, Lifetime, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
     policy::{Policy, distinct, pairs},
     settle::Queue,
@@ -22,16 +22,20 @@ mod build;
 mod draft;
 mod future;
 mod outcome;
+mod wait;
+mod waiters;
 
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
-use draft::Part;
 pub use draft::{Draft, IntoDraft};
+use draft::{Part, Reserve};
 pub(crate) use future::Asking;
-use future::Waiting;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
+use future::{Terms, Waiting};
 pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
+pub use wait::WaitFuture;
+use waiters::Waiters;
 
 /// A limiter: policies and a backend. It needs no HTTP and no tower service, and suits jobs and outgoing calls.
 ///
@@ -67,9 +71,10 @@ struct Inner {
     /// `None` if the deny cache is off.
     on_rollback: Option<OnRollback>,
     local: Local,
+    waiters: Arc<Waiters>,
     events: Arc<LimiterEvents>,
-    /// Alive as long as the limiter is.
-    _alive: Arc<()>,
+    /// `None` if the store has no name.
+    _lifetime: Option<Lifetime>,
 }
 
 #[derive(Clone, Debug)]
@@ -80,6 +85,7 @@ struct Settings {
     region: Option<PartitionKey>,
     deadline: Duration,
     rule: OutageRule,
+    reserve: Reserve,
 }
 
 /// # Errors
@@ -96,7 +102,8 @@ struct Settings {
 /// # Runtime
 ///
 /// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled
-/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline.
+/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline. To
+/// [wait](Self::wait), every backend needs tokio with its timer enabled.
 impl Limiter {
     /// The default deadline of a check: 100 ms.
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
@@ -107,6 +114,12 @@ impl Limiter {
     /// The default bound of checks in flight: 4,096. If each check takes 10 ms, this bound permits 400,000 checks per second. If
     /// each check takes the whole deadline, it permits 40,000. Each waiting check needs a few kilobytes of memory.
     pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
+
+    /// The default bound of waiting requests: 4,096. Each of them needs a few kilobytes of memory.
+    pub const DEFAULT_MAX_WAITING: usize = 4_096;
+
+    /// The default fraction of a quota that counts as [near the limit](LimiterBuilder::near_limit): 0.8.
+    pub const DEFAULT_NEAR_LIMIT: f64 = 0.8;
 
     /// Returns a builder for a limiter over this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
@@ -124,7 +137,7 @@ impl Limiter {
     }
 
     /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
-    /// used. See [`Reservation`](crate::Reservation).
+    /// used. See [`Reservation`](crate::Reservation), [`LimiterBuilder::unsettled`] and [`LimiterBuilder::clamp_estimates`].
     ///
     /// # Errors
     ///
@@ -132,7 +145,7 @@ impl Limiter {
     /// outage rule does not apply.
     pub fn reserve(&self, key: PartitionKey, cost: impl IntoCosts) -> ReserveFuture {
         ReserveFuture(match self.own(&key, &cost.into_costs()) {
-            Ok(check) => self.ask(check, true, Some(OutageRule::FailClosed)),
+            Ok(check) => self.ask(check, Some(self.0.settings.reserve), Some(OutageRule::FailClosed)),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
     }
@@ -145,9 +158,58 @@ impl Limiter {
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn admit(&self, key: PartitionKey, cost: impl IntoCosts) -> AdmitFuture {
         AdmitFuture(match self.own(&key, &cost.into_costs()) {
-            Ok(check) => self.ask(check, false, None),
+            Ok(check) => self.ask(check, None, None),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
+    }
+
+    /// Charges as [`admit`](Self::admit) does. If the request is denied, sleeps until the instant at which it fits, at most
+    /// `at_most`, and then charges it.
+    ///
+    /// Requests of one key form a queue in this process, which clones of the limiter share: they are admitted in the order in
+    /// which their futures are first polled. Only the first one asks the store. If no other process or method takes the units
+    /// that it waits for, each request asks at most twice. [The guide](crate::guide::waiting) states the details.
+    ///
+    /// To wait in front of a client, use [`WaitLayer`](crate::wait::WaitLayer).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("calls", 5, Duration::from_millis(20))?)
+    ///     .build()?;
+    /// for _ in 0..12 {
+    ///     limiter.wait(PartitionKey::new("api", "search"), 1, Duration::from_secs(2)).await?;
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns at once:
+    ///
+    /// - [`Rejection::Denied`] with the wait, if no wait helps, or if the store states a wait that ends after `at_most`. Outside
+    ///   tokio, every denial is returned.
+    /// - [`Rejection::WaitTooLong`], if the units that the requests ahead need show that the wait ends after `at_most`.
+    /// - [`Rejection::TooManyWaiting`], if [too many](LimiterBuilder::max_waiting) requests wait.
+    /// - The other rejections of [`admit`](Self::admit), if the backend makes no decision and the outage rule rejects the request.
+    ///
+    /// If the turn of the request has not come when `at_most` ends, returns [`Rejection::WaitTooLong`] then. A check that has begun is
+    /// completed.
+    pub fn wait(&self, key: PartitionKey, cost: impl IntoCosts, at_most: Duration) -> WaitFuture {
+        match self.own(&key, &cost.into_costs()) {
+            Ok(check) => WaitFuture::of(self.clone(), check, None, None, at_most),
+            Err(error) => WaitFuture::rejected(Rejection::Unavailable(error)),
+        }
+    }
+
+    /// Returns how many requests [wait](Self::wait) now, or are asked for in the queue of their key.
+    pub fn waiting(&self) -> usize {
+        self.0.waiters.count()
     }
 
     /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. The policies that a
@@ -185,7 +247,8 @@ impl Limiter {
     ///
     /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
-        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, true, Some(OutageRule::FailClosed))))
+        let reserve = Some(self.0.settings.reserve);
+        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, reserve, Some(OutageRule::FailClosed))))
     }
 
     /// Clears the usage of these pairs; see [`reset`](Self::reset). Their costs have no effect.
@@ -233,7 +296,10 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.0.events.counters().stats(self.lost_settlements())
+        let Inner { engine, guard, events, .. } = &*self.0;
+        let of_servers = engine.breakers().into_iter();
+        let breakers = of_servers.chain(guard.as_ref().and_then(|guard| guard.breaker())).collect();
+        events.counters().stats(self.lost_settlements(), breakers)
     }
 
     /// Returns the partition keys that this process has denied most, since the limiter was built: at most `max` and at most 128,
@@ -271,15 +337,42 @@ impl Limiter {
         self.0.engine.clone().finish().await;
     }
 
+    /// Returns how a draft reserves, or `None` for a plain charge.
+    fn reserve_of(&self, draft: &Draft) -> Option<Reserve> {
+        let own = self.0.settings.reserve;
+        let unsettled = draft.unsettled.unwrap_or(own.unsettled);
+        draft.reserves.then_some(Reserve { unsettled, clamps: draft.clamps || own.clamps })
+    }
+
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
-        let (rule, reserves) = (draft.outage, draft.reserves);
+        let (rule, reserve, is_shadow) = (draft.outage, self.reserve_of(&draft), draft.is_shadow());
+        if let Some(error) = &draft.uncounted {
+            self.0.events.misconfigured_shadow(error);
+        }
         match self.check_of(draft) {
-            Ok(Some(check)) => Some(self.ask(check, reserves, rule)),
+            Ok(Some(check)) => Some(self.ask(check, reserve, rule)),
             Ok(None) => None,
+            // Shadow pairs reject no request.
+            Err(error) if is_shadow => {
+                self.0.events.misconfigured_shadow(&error);
+                None
+            }
             Err(error) => {
                 self.0.events.misconfigured(&error);
                 Some(NowOrLater::now(Err(Rejection::Misconfigured(Arc::new(error)))))
+            }
+        }
+    }
+
+    /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
+    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+        match self.check_of(draft) {
+            Ok(check) => Some(WaitFuture::of(self.clone(), check?, reserve, rule, at_most)),
+            Err(error) => {
+                self.0.events.misconfigured(&error);
+                Some(WaitFuture::rejected(Rejection::Misconfigured(Arc::new(error))))
             }
         }
     }
@@ -292,28 +385,38 @@ impl Limiter {
         Rejection::Key(error)
     }
 
+    /// Counts the outcome of a request of a layer. `None` is an exempt request. `route` returns its matched route.
+    pub(crate) fn responded<'a>(
+        &self,
+        outcome: Option<&Result<Admission, Rejection>>,
+        route: impl FnOnce() -> Option<&'a str>,
+    ) {
+        self.0.events.responded(outcome::of_request(outcome), route);
+    }
+
     /// Returns the check of a draft, or `None` if the draft is exempt.
     fn check_of(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
         if draft.others.is_empty()
             && draft.pairs.is_empty()
-            && let Some(Part { key, costs, against: Against::Limiter | Against::LimiterAnd(None) }) =
+            && let Some(Part { key, costs, against: Against::Limiter | Against::LimiterAnd(None), is_shadow }) =
                 &draft.first
             && !self.policies().is_empty()
         {
             // The usual case. The builder has validated these policies.
-            return Ok(Some(self.of_limiter(key, costs)));
+            return Ok(Some(self.of_limiter(key, costs, *is_shadow)));
         }
         let of_parts_only = draft.pairs.is_empty();
         let mut all = draft.pairs;
-        for Part { key, costs, against } in draft.first.iter().chain(&draft.others) {
+        for Part { key, costs, against, is_shadow } in draft.first.iter().chain(&draft.others) {
+            let pairs = |policies| pairs(key, policies, costs).map(|pair| pair.shadow_if(*is_shadow));
             if *against == Against::Limiter && self.policies().is_empty() {
                 return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
             }
             if !matches!(against, Against::Only(_)) {
-                all.extend(pairs(key, self.policies(), costs));
+                all.extend(pairs(self.policies()));
             }
             if let Against::LimiterAnd(Some(policies)) | Against::Only(policies) = against {
-                all.extend(pairs(key, policies.as_slice(), costs));
+                all.extend(pairs(policies.as_slice()));
             }
         }
         for Part { costs, .. } in draft.first.iter().chain(&draft.others) {
@@ -328,22 +431,30 @@ impl Limiter {
         self.of_pairs(all).map(Some)
     }
 
-    /// Asks for a decision, and for a reservation if `reserves`. If there is no decision, applies the given outage rule, or
-    /// else the limiter's own.
-    fn ask(&self, check: Check, reserves: bool, rule: Option<OutageRule>) -> Asking {
-        let rule = rule.unwrap_or(self.0.settings.rule);
-        let is_kept = reserves || matches!(rule, OutageRule::LocalFallback(_));
-        let check = check.with_purpose(if reserves { Purpose::Reserve } else { Purpose::Charge });
+    /// Asks for a decision, and for a reservation if `reserve` is given. If there is no decision, applies the given outage rule,
+    /// or else the limiter's own. A check of shadow pairs only is then admitted.
+    fn ask(&self, check: Check, reserve: Option<Reserve>, rule: Option<OutageRule>) -> Asking {
+        let is_shadow = check.is_shadow();
+        let rule = match rule.unwrap_or(self.0.settings.rule) {
+            _ if is_shadow => OutageRule::FailOpen,
+            rule => rule,
+        };
+        let check = match reserve {
+            Some(Reserve { clamps: true, .. }) => check.clamped().with_purpose(Purpose::Reserve),
+            Some(_) => check.with_purpose(Purpose::Reserve),
+            None => check.with_purpose(Purpose::Charge),
+        };
         match self.decide_now(&check) {
             NowOrLater::Now(Some(decided)) => {
-                let kept = is_kept.then_some((self, check));
-                NowOrLater::now(future::outcome(decided, rule, reserves, kept))
+                let terms = Terms { rule, is_shadow, reserve };
+                NowOrLater::now(future::outcome(decided, terms, Some((self, check))))
             }
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(miss) => {
+                let is_kept = reserve.is_some() || matches!(rule, OutageRule::LocalFallback(_));
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
                 let store = self.decide_later(check, miss, rule);
-                NowOrLater::Later(Waiting { store, rule, reserves, kept })
+                NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserve }, kept })
             }
         }
     }
@@ -351,6 +462,15 @@ impl Limiter {
     /// Returns whether charges can be settled.
     pub(crate) fn can_settle(&self) -> bool {
         self.0.engine.can_change()
+    }
+
+    fn waiters(&self) -> &Arc<Waiters> {
+        &self.0.waiters
+    }
+
+    /// Returns whether estimates above a quota are clamped.
+    pub(crate) fn clamps_estimates(&self) -> bool {
+        self.0.settings.reserve.clamps
     }
 
     fn local(&self) -> &Local {
@@ -365,9 +485,10 @@ impl Limiter {
         &self.0.queue
     }
 
-    fn of_limiter(&self, key: &PartitionKey, costs: &Costs) -> Check {
+    fn of_limiter(&self, key: &PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
         let in_region = self.0.settings.region.as_ref().map(|region| region.and(key));
-        let pairs: Box<[Pair]> = pairs(in_region.as_ref().unwrap_or(key), self.policies(), costs).collect();
+        let pairs = pairs(in_region.as_ref().unwrap_or(key), self.policies(), costs);
+        let pairs: Box<[Pair]> = pairs.map(|pair| pair.shadow_if(is_shadow)).collect();
         self.0.events.unknown_policies(costs, &pairs);
         Check::of_limiter(self.0.settings.namespace.clone(), pairs)
     }
@@ -378,7 +499,7 @@ impl Limiter {
             let none = ConfigError::NoPolicies { max: MAX_PAIRS };
             return Err(BackendError::with_source(Reason::Other, none));
         }
-        Ok(self.of_limiter(key, costs))
+        Ok(self.of_limiter(key, costs, false))
     }
 
     fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
@@ -423,7 +544,7 @@ impl Limiter {
             }
         }
         let decided = |outcome| {
-            self.0.events.decided(check, &outcome);
+            self.0.events.decided(check, &outcome, None);
             NowOrLater::now(outcome)
         };
         if let Some(outcome) = engine.ask_now(check) {

@@ -1,12 +1,13 @@
 //! The outcome of a request: `Result<Admission, Rejection>`.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     backend::BackendError,
     decision::{Decision, Wait},
     error::ConfigError,
     key::KeyError,
+    observe::RequestOutcome,
     outage::{LocalDecision, Unchecked},
     settle::Reservation,
 };
@@ -71,7 +72,8 @@ impl Admission {
     }
 }
 
-/// The reason why a request is rejected. Only [`Denied`](Self::Denied) is caused by the client, and only it is a 429.
+/// The reason why a request is rejected. Only [`Denied`](Self::Denied) and [`WaitTooLong`](Self::WaitTooLong) are caused by the
+/// client, and only they are a 429.
 ///
 /// A rejection is in the extensions of the response, regardless of which code built the body. With the feature `axum`, it is also a
 /// response that a handler may return.
@@ -85,6 +87,18 @@ pub enum Rejection {
     /// The backend could not decide, and the [local fallback](crate::OutageRule::LocalFallback) has no room. This is not a
     /// denial: the quota may not be used up, and no wait is known.
     LocalFallbackDenied(BackendError),
+    /// The request gave up [waiting](crate::Limiter::wait): those ahead of it in the queue of its key need too long. The store was
+    /// not asked for it.
+    WaitTooLong {
+        /// A lower bound of the remaining wait, if those ahead stay in the queue and no units are returned.
+        at_least: Duration,
+    },
+    /// As many requests [wait](crate::Limiter::wait) as [may wait](crate::LimiterBuilder::max_waiting). The store was not asked
+    /// for this one.
+    TooManyWaiting {
+        /// The bound.
+        max: usize,
+    },
     /// The request has no partition key that can be read.
     Key(KeyError),
     /// The request cannot be checked: it has too many pairs, the same pair twice, two policies of one name, or a key without
@@ -125,6 +139,12 @@ impl fmt::Display for Rejection {
             }
             Self::Unavailable(error) => error.fmt(f),
             Self::LocalFallbackDenied(error) => write!(f, "{error}; the local fallback has no room"),
+            Self::WaitTooLong { at_least } => {
+                write!(f, "rate limit wait is too long: the requests ahead need at least {at_least:?}")
+            }
+            Self::TooManyWaiting { max } => {
+                write!(f, "too many requests wait for a rate limit: {max} wait, which is the bound")
+            }
             Self::Key(error) => error.fmt(f),
             Self::Misconfigured(error) => error.fmt(f),
         }
@@ -134,10 +154,32 @@ impl fmt::Display for Rejection {
 impl std::error::Error for Rejection {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Denied(_) => None,
+            Self::Denied(_) | Self::WaitTooLong { .. } | Self::TooManyWaiting { .. } => None,
             Self::Unavailable(error) | Self::LocalFallbackDenied(error) => error.source(),
             Self::Key(error) => error.source(),
             Self::Misconfigured(error) => error.source(),
         }
+    }
+}
+
+/// Returns the outcome of a request of a layer, for its metrics. `None` is an exempt request.
+pub(super) fn of_request(outcome: Option<&Result<Admission, Rejection>>) -> RequestOutcome {
+    match outcome {
+        None => RequestOutcome::Exempt,
+        Some(Ok(admission)) => match admission.basis {
+            Basis::Store(_) => RequestOutcome::Admitted,
+            Basis::Local(_) => RequestOutcome::LocalFallback,
+            Basis::Unchecked(_) => RequestOutcome::Unchecked,
+        },
+        Some(Err(rejection)) => match rejection {
+            Rejection::Denied(_) | Rejection::WaitTooLong { .. } => RequestOutcome::Denied,
+            Rejection::Unavailable(_)
+            | Rejection::LocalFallbackDenied(_)
+            | Rejection::TooManyWaiting { .. } => RequestOutcome::Unavailable,
+            Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
+                RequestOutcome::Misconfigured
+            }
+            Rejection::Key(_) => RequestOutcome::InvalidKey,
+        },
     }
 }

@@ -7,7 +7,11 @@
 use std::fmt;
 use std::{error::Error, time::Duration};
 
-use crate::{backend::BackendError, check::Pair, decision::Decision};
+use crate::{
+    backend::BackendError,
+    check::Pair,
+    decision::{Decision, Status},
+};
 #[cfg(feature = "tracing")]
 use crate::{decision::Wait, policy::Policy};
 
@@ -93,8 +97,7 @@ pub(super) fn local_memory_full(store: &str, unlogged: u64) {
 }
 
 pub(super) fn denied(decision: &Decision) {
-    // The policy with the longest wait is the one that the client waits for.
-    if let Some(status) = decision.statuses().iter().max_by_key(|status| status.retry_after()) {
+    if let Some(status) = decision.longest_wait() {
         event!(
             debug,
             policy = status.policy().name(),
@@ -104,6 +107,16 @@ pub(super) fn denied(decision: &Decision) {
             "denied",
         );
     }
+}
+
+pub(super) fn shadow_denied(status: &Status) {
+    event!(
+        debug,
+        policy = status.policy().name(),
+        cost = status.cost(),
+        wait = %WaitText(status.retry_after()),
+        "shadow policy would have denied an admitted check",
+    );
 }
 
 pub(super) fn cost_above_quota(pair: &Pair) {
@@ -122,6 +135,10 @@ pub(super) fn unknown_policy(name: &str) {
 
 pub(super) fn misconfigured(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "misconfigured rate limit: the request is rejected");
+}
+
+pub(super) fn misconfigured_shadow(error: &dyn Error, unlogged: u64) {
+    event!(warn, %error, unlogged, "misconfigured rate limit in shadow mode: the request is not counted");
 }
 
 pub(super) fn settlement_lost(lost: u64, error: &BackendError, unlogged: u64) {
@@ -163,5 +180,27 @@ pub(super) fn conflicting_policies(earlier: &Policy, new: &Policy) {
         ?earlier,
         ?new,
         "conflicting policies: same name and namespace, different quota, window or algorithm",
+    );
+}
+
+#[cfg(feature = "tracing")]
+pub(super) fn dropped_again(store: &str, dropped: u32) {
+    event!(
+        warn,
+        store,
+        dropped,
+        "rate limiters are built and dropped again: a layer that is built for each request makes its own connection and \
+         forgets denials; build one layer, and clone it",
+    );
+}
+
+#[cfg(feature = "tracing")]
+pub(super) fn charged_twice(namespace: &str, policy: &Policy) {
+    event!(
+        warn,
+        policy = policy.name(),
+        namespace,
+        "charged twice: two nested layers charge the same partition key for the same policy; remove one of them, or give the \
+         policies different names",
     );
 }

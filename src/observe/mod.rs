@@ -1,35 +1,48 @@
 //! What a limiter has done: counters for a health page, and the partition keys that are denied most.
 //!
 //! [`Limiter::stats`](crate::Limiter::stats) and [`Limiter::most_denied`](crate::Limiter::most_denied) return these types. For
-//! log events, see the [guide](crate::guide::outages#events).
+//! metrics, log events and alerts, see the [guide](crate::guide::observability).
 
-// Without the feature `tracing` all events are no-ops, so that no call site needs a `cfg`.
+// Without the feature `tracing` all events are no-ops, and without `metrics` all metrics, so that no call site needs a `cfg`.
 
 #[cfg(feature = "redis")]
 use std::fmt;
 use std::{
     error::Error,
-    sync::{
-        Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::atomic::{AtomicBool, Ordering},
 };
+
+use tokio::time::Instant;
 
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Namespace, Pair, Purpose},
     cost::Costs,
-    decision::Decision,
+    decision::{Decision, Status},
     policy::Policy,
 };
 
 #[cfg(feature = "tracing")]
 mod conflicts;
+#[cfg(feature = "tracing")]
+mod double_charges;
 mod events;
+mod lifetime;
+#[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
+mod metrics;
+mod outcome;
+#[cfg(feature = "metrics")]
+mod series;
 mod server;
 mod stats;
 mod throttle;
 
+pub(crate) use lifetime::Lifetime;
+use metrics::LimiterMetrics;
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+pub use metrics::describe_metrics;
+pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 use stats::Counters;
 pub use stats::{DeniedKey, Stats};
@@ -58,11 +71,14 @@ pub(crate) struct LimiterEvents {
     full: Throttle,
     local_memory_full: Throttle,
     settlement_lost: Throttle,
+    /// The fraction of a quota that counts as near the limit.
+    near_limit: f64,
     counters: Counters,
+    metrics: LimiterMetrics,
 }
 
 impl LimiterEvents {
-    pub(crate) fn new(store: impl Into<Box<str>>) -> Self {
+    pub(crate) fn new(store: impl Into<Box<str>>, policies: &[Policy], near_limit: f64) -> Self {
         Self {
             store: store.into(),
             unknown_policy: AtomicBool::new(false),
@@ -70,7 +86,9 @@ impl LimiterEvents {
             full: Throttle::default(),
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
+            near_limit,
             counters: Counters::default(),
+            metrics: LimiterMetrics::new(policies),
         }
     }
 
@@ -91,16 +109,42 @@ impl LimiterEvents {
         }
     }
 
+    /// Warns, at most once per minute, about a request that a layer in shadow mode passes uncounted because of a mistake in the
+    /// server.
+    pub(crate) fn misconfigured_shadow(&self, error: &dyn Error) {
+        if let Some(unlogged) = self.misconfigured.pass() {
+            events::misconfigured_shadow(error, unlogged);
+        }
+    }
+
     /// Returns the counters of the checks.
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Counts the outcome of a check. Logs a denial at the level `debug`. Warns, at most once per minute, that a storage bound is reached.
-    pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
-        self.counters.decided(check, outcome);
+    /// Counts the outcome of a check. Logs a denial, and shadow pairs that would have denied an admitted check, at the level
+    /// `debug`. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at which the store was
+    /// asked, or `None` if it was not asked, or has answered at once.
+    pub(crate) fn decided(
+        &self,
+        check: &Check,
+        outcome: &Result<Decision, BackendError>,
+        started: Option<Instant>,
+    ) {
+        let is_counted = check.purpose() != Purpose::Peek;
+        if is_counted {
+            // A shadow pair that does not fit is not charged.
+            let is_near = |status: &Status| {
+                status.cost() > 0 && status.retry_after().is_zero() && status.is_near(self.near_limit)
+            };
+            self.counters.decided(check, outcome, is_near);
+            self.metrics.decided(check, outcome, is_near, started);
+        }
         match outcome {
-            Ok(decision) if decision.is_admitted() || check.purpose() == Purpose::Peek => {}
+            Ok(_) if !is_counted => {}
+            Ok(decision) if decision.is_admitted() => {
+                decision.shadow_denied().for_each(events::shadow_denied);
+            }
             Ok(decision) => events::denied(decision),
             Err(error) if error.reason() == Reason::Full => {
                 if let Some(unlogged) = self.full.pass() {
@@ -119,18 +163,39 @@ impl LimiterEvents {
         }
     }
 
-    /// Warns, at most once per minute, about lost settlements: the number so far, and the last error.
+    /// Counts a request of a layer. `route` returns the matched route.
+    pub(crate) fn responded<'a>(&self, outcome: RequestOutcome, route: impl FnOnce() -> Option<&'a str>) {
+        self.metrics.responded(outcome, route);
+    }
+
+    /// Counts a settlement that took effect.
+    pub(crate) fn settled(&self) {
+        self.counters.settled();
+        self.metrics.settled();
+    }
+
+    /// Counts a lost settlement. Warns, at most once per minute, about lost settlements: the number so far, and the last error.
     pub(crate) fn settlement_lost(&self, lost: u64, error: &BackendError) {
+        self.metrics.settlement_lost();
         if let Some(unlogged) = self.settlement_lost.pass() {
             events::settlement_lost(lost, error, unlogged);
         }
     }
 }
 
-/// Warns about lost rollbacks: charges of a denied or failed check stand in a slot of a cluster. `lost` is their number so far.
+/// Counts a lost rollback: charges of a denied or failed check stand in a slot of a cluster. Warns about it, if the throttle
+/// permits. `lost` is the number of lost rollbacks so far.
 #[cfg(feature = "redis")]
-pub(crate) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
-    events::lost_rollback(lost, error, unlogged);
+pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle) {
+    metrics::rollback_lost();
+    if let Some(unlogged) = throttle.pass() {
+        events::lost_rollback(lost, error, unlogged);
+    }
+}
+
+/// Counts a partition key that a memory backend has evicted, with the units that were in use.
+pub(crate) fn evicted(units: u64) {
+    metrics::evicted(units);
 }
 
 /// Warns that the Redis at this address evicts keys when its memory is full.
@@ -146,11 +211,22 @@ pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
 }
 
 /// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is
-/// `alive`: the same name, store and namespace, but a different quota, window or algorithm.
+/// alive: the same name, store and namespace, but a different quota, window or algorithm. The limiter keeps the returned value.
 #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], alive: Weak<()>) {
+pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], place: &str) -> Lifetime {
+    let lifetime = Lifetime::new(place);
     #[cfg(feature = "tracing")]
-    for [earlier, new] in conflicts::register(store, namespace, policies, alive) {
+    for [earlier, new] in conflicts::register(store, namespace, policies, lifetime.alive()) {
         events::conflicting_policies(&earlier, &new);
+    }
+    lifetime
+}
+
+/// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+pub(crate) fn charged_twice(place: &Namespace, policy: &Policy) {
+    #[cfg(feature = "tracing")]
+    if double_charges::is_first(place, policy) {
+        events::charged_twice(place.as_str(), policy);
     }
 }

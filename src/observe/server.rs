@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::{events, throttle::Throttle};
+use super::{events, metrics::BreakerMetrics, throttle::Throttle};
 use crate::backend::{BackendError, Reason};
 
 /// The largest number of openings that are logged per minute, if a breaker opens and closes again and again.
@@ -22,12 +22,15 @@ pub(crate) struct ServerEvents {
     out_of_memory: Throttle,
     failed: Throttle,
     overloaded: Throttle,
+    metrics: BreakerMetrics,
 }
 
 impl ServerEvents {
     pub(crate) fn new(server: impl Into<Box<str>>) -> Self {
+        let server = server.into();
         Self {
-            server: server.into(),
+            metrics: BreakerMetrics::new(&server),
+            server,
             openings: Throttle::per_minute(MAX_OPENINGS),
             is_opening_logged: AtomicBool::new(false),
             no_permission: Throttle::default(),
@@ -37,8 +40,20 @@ impl ServerEvents {
         }
     }
 
+    /// Returns the name of the server.
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Registers the metrics of a server, so that they exist before its first outage.
+    #[cfg(feature = "redis")]
+    pub(crate) fn register(&self) {
+        self.metrics.register();
+    }
+
     /// Warns that the circuit breaker has opened, after this failure.
     pub(crate) fn breaker_opened(&self, error: &BackendError) {
+        self.metrics.opened();
         let pass = self.openings.pass();
         self.is_opening_logged.store(pass.is_some(), Ordering::Relaxed);
         if let Some(unlogged) = pass {
@@ -48,6 +63,7 @@ impl ServerEvents {
 
     /// Reports that the circuit breaker has closed, after it was open for this time.
     pub(crate) fn breaker_closed(&self, open_for: Duration) {
+        self.metrics.closed();
         if self.is_opening_logged.load(Ordering::Relaxed) {
             events::breaker_closed(&self.server, open_for);
         }

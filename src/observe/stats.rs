@@ -10,9 +10,10 @@ use std::{
 
 use crate::{
     backend::{BackendError, Reason},
-    check::{Check, Purpose},
-    decision::Decision,
+    check::Check,
+    decision::{Decision, Status},
     key::PartitionKey,
+    outage::ServerBreaker,
 };
 
 /// The counters of a limiter since it was built, for a health page. Clones of the limiter share them.
@@ -23,6 +24,8 @@ use crate::{
 pub struct Stats {
     /// The number of checks that the backend has admitted.
     pub admitted: u64,
+    /// The number of admitted checks that a [shadow policy](crate::Policy::shadow) would have denied. They count as admitted, too.
+    pub shadow_denied: u64,
     /// The number of denied checks, including those from the deny cache.
     pub denied: u64,
     /// The number of denied checks that the deny cache has answered.
@@ -31,8 +34,15 @@ pub struct Stats {
     pub unavailable: u64,
     /// The number of checks without a decision for each reason that has occurred.
     pub reasons: Vec<(Reason, u64)>,
+    /// The number of admitted checks that are [near the limit](crate::LimiterBuilder::near_limit) of at least one policy.
+    pub near_limit: u64,
+    /// The number of settlements that took effect, also of charges in the local fallback.
+    pub settlements: u64,
     /// The number of lost settlements.
     pub lost_settlements: u64,
+    /// The circuit breaker of each server. Limiters that share a backend share its breakers. Empty if the breaker is disabled. The
+    /// breaker of a backend that answers at once, such as the memory, stays closed.
+    pub breakers: Vec<ServerBreaker>,
 }
 
 /// A partition key that is denied often; see [`Limiter::most_denied`](crate::Limiter::most_denied).
@@ -51,30 +61,16 @@ pub struct DeniedKey {
 /// The number of keys that the sketch keeps.
 const KEPT: usize = 128;
 
-const REASONS: [Reason; 14] = [
-    Reason::Timeout,
-    Reason::DeadlineExceeded,
-    Reason::Connection,
-    Reason::ReadOnly,
-    Reason::OutOfMemory,
-    Reason::NoPermission,
-    Reason::Busy,
-    Reason::CrossSlot,
-    Reason::Full,
-    Reason::ForeignValue,
-    Reason::BrokenReply,
-    Reason::Unsupported,
-    Reason::Overloaded,
-    Reason::Other,
-];
-
 /// The counters.
 #[derive(Default)]
 pub(crate) struct Counters {
     admitted: AtomicU64,
+    shadow_denied: AtomicU64,
     denied: AtomicU64,
     denied_from_cache: AtomicU64,
-    reasons: [AtomicU64; REASONS.len()],
+    near_limit: AtomicU64,
+    settlements: AtomicU64,
+    reasons: [AtomicU64; Reason::ALL.len()],
     denied_keys: Mutex<Sketch>,
 }
 
@@ -88,14 +84,24 @@ struct Sketch {
 }
 
 impl Counters {
-    /// Counts the outcome of a check.
-    pub(crate) fn decided(&self, check: &Check, outcome: &Result<Decision, BackendError>) {
-        if check.purpose() == Purpose::Peek {
-            return;
-        }
+    /// Counts the outcome of a check that is not a peek. An admitted check with a status that `is_near` is near a limit.
+    pub(crate) fn decided(
+        &self,
+        check: &Check,
+        outcome: &Result<Decision, BackendError>,
+        is_near: impl Fn(&Status) -> bool,
+    ) {
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         match outcome {
-            Ok(decision) if decision.is_admitted() => drop(count(&self.admitted)),
+            Ok(decision) if decision.is_admitted() => {
+                count(&self.admitted);
+                if decision.shadow_denied().next().is_some() {
+                    count(&self.shadow_denied);
+                }
+                if decision.statuses().iter().any(is_near) {
+                    count(&self.near_limit);
+                }
+            }
             Ok(decision) => {
                 count(&self.denied);
                 if decision.is_cached() {
@@ -106,23 +112,31 @@ impl Counters {
                 }
             }
             Err(error) => {
-                let place = REASONS.iter().position(|reason| *reason == error.reason());
-                place.and_then(|place| self.reasons.get(place)).map(count);
+                self.reasons.get(error.reason() as usize).map(count);
             }
         }
     }
 
-    pub(crate) fn stats(&self, lost_settlements: u64) -> Stats {
+    /// Counts a settlement that took effect.
+    pub(crate) fn settled(&self) {
+        self.settlements.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn stats(&self, lost_settlements: u64, breakers: Vec<ServerBreaker>) -> Stats {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let reasons = REASONS.into_iter().zip(self.reasons.iter().map(count));
+        let reasons = Reason::ALL.iter().copied().zip(self.reasons.iter().map(count));
         let reasons: Vec<_> = reasons.filter(|(_, checks)| *checks > 0).collect();
         Stats {
             admitted: count(&self.admitted),
+            shadow_denied: count(&self.shadow_denied),
             denied: count(&self.denied),
             denied_from_cache: count(&self.denied_from_cache),
             unavailable: reasons.iter().map(|(_, checks)| checks).sum(),
             reasons,
+            near_limit: count(&self.near_limit),
+            settlements: count(&self.settlements),
             lost_settlements,
+            breakers,
         }
     }
 
@@ -142,7 +156,7 @@ impl Counters {
 
 /// Returns the key of the policy with the longest wait.
 fn denied_key<'a>(check: &'a Check, decision: &Decision) -> Option<&'a PartitionKey> {
-    let status = decision.statuses().iter().max_by_key(|status| status.retry_after())?;
+    let status = decision.longest_wait()?;
     let pair = check.pairs().iter().find(|pair| pair.policy.name() == status.policy().name());
     pair.map(|pair| &pair.key)
 }

@@ -1,6 +1,7 @@
 //! The circuit breaker: after failures, checks fail at once instead of waiting for the store.
 
 use std::{
+    fmt,
     ops::RangeInclusive,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -21,6 +22,9 @@ use crate::{
 /// breaker. After `open_for`, the breaker is half-open: one check at a time asks the store, as a probe. If the store answers the
 /// probe, the breaker closes. If the probe fails, the breaker opens for another `open_for`. If the client of the probe
 /// disconnects, the next check is the probe.
+///
+/// A store that accepts no writes, is out of memory or lacks a permission may still deny. After such a failure, only a probe that
+/// is admitted closes the breaker. If the store denies the probe, the client gets the denial, and the next check is the probe.
 ///
 /// `open_for` does not grow: four probes per second are no burden for a store, and a longer pause would prolong the outage.
 ///
@@ -47,6 +51,46 @@ pub struct Breaker {
     pub failures: u32,
     /// The time that the breaker stays open before a probe: 1 ms to 1 h.
     pub open_for: Duration,
+}
+
+/// The state of a circuit breaker; see [`Breaker`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BreakerState {
+    /// Every check asks the store.
+    Closed,
+    /// No check asks the store.
+    Open,
+    /// One check at a time asks the store, as a probe.
+    HalfOpen,
+}
+
+/// The circuit breaker of one server; see [`Stats::breakers`](crate::observe::Stats::breakers).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ServerBreaker {
+    /// The server: its address without user and password, or the name of the store.
+    pub server: String,
+    /// The state of the circuit breaker.
+    pub state: BreakerState,
+}
+
+impl ServerBreaker {
+    /// Creates the state of the circuit breaker of a server, for a [`Backend`](crate::backend::Backend::breakers) of your own.
+    pub fn new(server: impl Into<String>, state: BreakerState) -> Self {
+        Self { server: server.into(), state }
+    }
+}
+
+/// Writes `closed`, `open` or `half-open`.
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half-open",
+        })
+    }
 }
 
 const FAILURES: RangeInclusive<u32> = 1..=1_000_000;
@@ -104,9 +148,19 @@ pub(super) struct Ticket {
     probe: Option<Attempt<()>>,
 }
 
+/// What an answer shows of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// The store works: it has written, or a look-up that needs no writes has succeeded.
+    Works,
+    /// The store reads: a denial, a cost of 0, a peek, an error of one check, or a redirect. A store that accepts no writes also
+    /// answers these.
+    Reads,
+}
+
 /// The outcome of a check, for the breaker.
 pub(super) enum Report<'a> {
-    Answered,
+    Answered(Answer),
     Failed(&'a BackendError),
     /// The check was dropped before its deadline.
     Dropped,
@@ -139,6 +193,15 @@ impl Circuit {
         Ok(Ticket { epoch: state.epoch, probe })
     }
 
+    /// Returns the state, now.
+    pub(super) fn breaker_state(&self) -> BreakerState {
+        match &self.state().open {
+            None => BreakerState::Closed,
+            Some(open) if Instant::now() < open.until => BreakerState::Open,
+            Some(_) => BreakerState::HalfOpen,
+        }
+    }
+
     /// Records the outcome of a check. The settings have the deadline of a check: if the server has answered no check for so
     /// long, failures open the breaker. Returns what the operator must know.
     pub(super) fn leave(
@@ -153,7 +216,7 @@ impl Circuit {
         }
         match report {
             // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
-            Report::Answered => state.answered(),
+            Report::Answered(answer) => state.answered(answer),
             // Another check has replaced this probe.
             Report::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
             Report::Failed(error) => {
@@ -174,7 +237,14 @@ impl Circuit {
 }
 
 impl State {
-    fn answered(&mut self) -> Option<Change> {
+    fn answered(&mut self, answer: Answer) -> Option<Change> {
+        // A store that accepts no writes still denies. The breaker stays half-open, so the next check is the probe.
+        let is_of_writes = |open: &Open| {
+            matches!(open.error.reason(), Reason::ReadOnly | Reason::OutOfMemory | Reason::NoPermission)
+        };
+        if answer == Answer::Reads && self.open.as_ref().is_some_and(is_of_writes) {
+            return None;
+        }
         let now = Instant::now();
         self.failures = 0;
         self.answered = Some(now);
@@ -184,7 +254,8 @@ impl State {
             return Some(Change::Closed(now - open.since));
         }
         // An answer has ended the row of failures before it has opened the breaker.
-        self.unreported.take().map(|(_, error)| Change::Failed(error))
+        let reported = if answer == Answer::Works { self.unreported.take() } else { None };
+        reported.map(|(_, error)| Change::Failed(error))
     }
 
     fn failed(&mut self, error: &BackendError, breaker: Breaker, deadline: Duration) -> Option<Change> {

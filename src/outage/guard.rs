@@ -12,11 +12,13 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    Breaker,
-    breaker::{Change, Circuit, Report, Ticket},
+    Breaker, ServerBreaker,
+    breaker::{Answer, Change, Circuit, Report, Ticket},
 };
 use crate::{
     backend::{BackendError, Reason},
+    check::Check,
+    decision::Decision,
     observe::ServerEvents,
 };
 
@@ -93,9 +95,16 @@ impl SharedProtection {
 impl Guard {
     /// Returns the guard of one of the servers that share this protection. Events name the server: its address without user and
     /// password.
+    #[cfg(feature = "redis")]
     pub(crate) fn new(protection: Arc<SharedProtection>, server: impl Into<Box<str>>) -> Arc<Self> {
+        let guard = Self::unregistered(protection, server.into());
+        guard.events.register();
+        Arc::new(guard)
+    }
+
+    fn unregistered(protection: Arc<SharedProtection>, server: Box<str>) -> Self {
         let (circuit, events) = (Circuit::default(), ServerEvents::new(server));
-        Arc::new(Self { protection, circuit, in_flight: AtomicUsize::new(0), events })
+        Self { protection, circuit, in_flight: AtomicUsize::new(0), events }
     }
 
     /// Adds the settings of a limiter to those that this guard shares.
@@ -108,18 +117,26 @@ impl Guard {
     pub(crate) fn of_backend(protection: Protection, store: &str) -> Arc<Self> {
         let shared = SharedProtection::default();
         shared.add(protection);
-        Self::new(Arc::new(shared), store)
+        // The name of such a store may have a number. Its breaker has no metrics unless it opens.
+        Arc::new(Self::unregistered(Arc::new(shared), store.into()))
+    }
+
+    /// Returns the circuit breaker, or `None` if there is none.
+    pub(crate) fn breaker(&self) -> Option<ServerBreaker> {
+        let (breaker, _) = self.protection.breaker();
+        breaker.map(|_| ServerBreaker::new(self.events.server(), self.circuit.breaker_state()))
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn ask(
         self: Arc<Self>,
+        check: &Check,
         deadline: Duration,
-        asked: impl Future<Output = Result<T, BackendError>>,
-    ) -> Result<T, BackendError> {
+        asked: impl Future<Output = Result<Decision, BackendError>>,
+    ) -> Result<Decision, BackendError> {
         let pass = self.enter(None)?;
         let outcome = within(deadline, asked).await;
-        pass.finish(outcome.as_ref().err());
+        pass.decided(check, &outcome);
         outcome
     }
 
@@ -146,11 +163,20 @@ impl Pass {
         Arc::ptr_eq(&self.guard, guard)
     }
 
-    /// Ends the check with its outcome: an error, or `None` for an answer.
-    pub(crate) fn finish(mut self, error: Option<&BackendError>) {
-        self.report(match error {
-            Some(error) if !error.reason().is_of_one_check() => Report::Failed(error),
-            _ => Report::Answered,
+    /// Ends the check with its outcome.
+    pub(crate) fn decided(self, check: &Check, outcome: &Result<Decision, BackendError>) {
+        self.finish(outcome.as_ref().map(|decision| match decision.has_written(check) {
+            true => Answer::Works,
+            false => Answer::Reads,
+        }));
+    }
+
+    /// Ends the check with an error, or with an answer.
+    pub(crate) fn finish(mut self, outcome: Result<Answer, &BackendError>) {
+        self.report(match outcome {
+            Ok(answer) => Report::Answered(answer),
+            Err(error) if error.reason().is_of_one_check() => Report::Answered(Answer::Reads),
+            Err(error) => Report::Failed(error),
         });
     }
 

@@ -32,11 +32,13 @@ impl Local {
         self.0.get_or_init(MemoryBackend::new)
     }
 
-    /// Decides a check by this share of every quota, after this error of the store.
-    pub(crate) fn decide(&self, check: &Check, share: Share, error: &BackendError) -> Locally {
+    /// Decides a check by this share of every quota, after this error of the store. If `clamps`, a cost above the share is clamped
+    /// to it.
+    pub(crate) fn decide(&self, check: &Check, share: Share, clamps: bool, error: &BackendError) -> Locally {
         let Some(check) = shared(check, share) else { return Locally::Denied };
+        let check = if clamps { check.clamped() } else { check };
         if check.pairs().is_empty() {
-            // All costs are 0.
+            // All costs are 0, except those of shadow pairs.
             return Locally::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);
         }
         match self.memory().check_now(&check) {
@@ -49,12 +51,13 @@ impl Local {
     }
 }
 
-/// Returns the check with shares as quotas, or `None` if a pair with a cost above 0 has a share of 0.
+/// Returns the check with shares as quotas, or `None` if an enforcing pair with a cost above 0 has a share of 0.
 fn shared(check: &Check, share: Share) -> Option<Check> {
     let part = |pair: &Pair| {
         let quota = NonZeroU32::new(pair.policy.quota() / share.processes());
         quota.map(|quota| Pair { policy: pair.policy.with_quota(quota), ..pair.clone() })
     };
-    let costs = check.pairs().iter().filter(|pair| pair.cost > 0 || part(pair).is_some());
+    let is_left_out = |pair: &Pair| (pair.cost == 0 || pair.is_shadow) && part(pair).is_none();
+    let costs = check.pairs().iter().filter(|pair| !is_left_out(pair));
     Some(check.with_pairs(costs.map(part).collect::<Option<_>>()?))
 }

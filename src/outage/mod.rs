@@ -11,12 +11,14 @@ mod local;
 mod rule;
 
 pub use admission::{LocalDecision, Unchecked};
-pub use breaker::Breaker;
-pub(crate) use breaker::check_breaker;
-pub use guard::Protection;
-pub(crate) use guard::{Guard, within};
 #[cfg(feature = "redis")]
-pub(crate) use guard::{Pass, SharedProtection, until};
+pub(crate) use breaker::Answer;
+pub(crate) use breaker::check_breaker;
+pub use breaker::{Breaker, BreakerState, ServerBreaker};
+pub use guard::Protection;
+pub(crate) use guard::{Guard, until, within};
+#[cfg(feature = "redis")]
+pub(crate) use guard::{Pass, SharedProtection};
 pub(crate) use local::{Local, Locally};
 pub use rule::{OutageRule, Share};
 

@@ -4,22 +4,28 @@ use std::{
     fmt,
     num::NonZeroU32,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use http::HeaderValue;
+
 use crate::error::ConfigError;
 
+#[cfg(feature = "serde")]
+mod format;
 mod policies;
 mod selector;
 mod table;
+mod tier;
 
 pub use policies::Policies;
 pub(crate) use policies::{distinct, pairs};
 pub use selector::{PolicySelector, from_fn};
 pub use table::PolicyTable;
+pub use tier::Tier;
 
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -35,7 +41,10 @@ const MAX_BUCKETS: u64 = 4_096;
 /// The quota may change at any time, and the usage is kept. A policy with another window, algorithm or precision is another
 /// policy, even under the same name, and its counting starts from zero.
 ///
-/// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are.
+/// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are, whether or not they are
+/// [hidden](Self::hidden) or in [shadow mode](Self::shadow).
+///
+/// With the feature `serde`, policies are read from [a file](crate::guide::policies#policies-from-a-file).
 ///
 /// ```
 /// use std::time::Duration;
@@ -54,7 +63,12 @@ struct Inner {
     window_micros: u64,
     algorithm: Algorithm,
     is_hidden: bool,
+    is_shadow: bool,
     warned: AtomicBool,
+    /// The policy as a member of a header field, made when it is first needed.
+    member: OnceLock<HeaderValue>,
+    /// The name as JSON, made when it is first needed.
+    json_name: OnceLock<Box<[u8]>>,
 }
 
 /// The algorithm that counts usage.
@@ -68,7 +82,12 @@ struct Inner {
 ///
 /// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
 /// after the wait, and not before.
+///
+/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"` or
+/// `"fixed-window"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
 #[non_exhaustive]
 pub enum Algorithm {
     /// Counts every charge for one window from its own instant. The default.
@@ -79,6 +98,7 @@ pub enum Algorithm {
     SlidingBuckets {
         /// The length of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
         /// need not divide the window.
+        #[cfg_attr(feature = "serde", serde(with = "format::precision"))]
         precision: Duration,
     },
     /// Adds the usage of the current calendar window and a share of the previous one: `current + previous * left / whole`, where
@@ -125,7 +145,10 @@ impl Policy {
             window_micros: window.as_micros() as u64,
             algorithm: Algorithm::default(),
             is_hidden: false,
+            is_shadow: false,
             warned: AtomicBool::new(false),
+            member: OnceLock::new(),
+            json_name: OnceLock::new(),
         })))
     }
 
@@ -200,6 +223,38 @@ impl Policy {
         self.0.is_hidden
     }
 
+    /// Returns this policy in shadow mode: it counts, and never denies a request. Use it to try a policy on real traffic before it
+    /// takes effect.
+    ///
+    /// A shadow policy is left out of the verdict. An admitted request charges it if the cost fits, in the same call to the store.
+    /// Its own verdict is in [`Decision::shadow_denied`](crate::Decision::shadow_denied), in
+    /// [`Stats::shadow_denied`](crate::observe::Stats::shadow_denied) and in a `debug` event, and never in a response.
+    ///
+    /// The usage does not depend on the mode: without `.shadow()`, the policy enforces the usage that it has counted. To set the mode
+    /// for a layer or for each request, see the [guide](crate::guide::rollout).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("requests", 600, minute)?)
+    ///     .policy(Policy::new("stricter", 100, minute)?.shadow())
+    ///     .key(peer_ip())
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn shadow(self) -> Self {
+        Self(Arc::new(Inner { is_shadow: true, ..self.inner(self.0.quota, self.0.algorithm) }))
+    }
+
+    /// Returns whether this policy is in [shadow mode](Self::shadow).
+    pub fn is_shadow(&self) -> bool {
+        self.0.is_shadow
+    }
+
     /// Returns the same policy with another quota.
     pub(crate) fn with_quota(&self, quota: NonZeroU32) -> Self {
         self.with(quota, self.0.algorithm)
@@ -216,7 +271,10 @@ impl Policy {
             window_micros: self.0.window_micros,
             algorithm,
             is_hidden: self.0.is_hidden,
+            is_shadow: self.0.is_shadow,
             warned: AtomicBool::new(false),
+            member: OnceLock::new(),
+            json_name: OnceLock::new(),
         }
     }
 
@@ -251,6 +309,16 @@ impl Policy {
     /// Returns the window in microseconds.
     pub(crate) fn window_micros(&self) -> u64 {
         self.0.window_micros
+    }
+
+    /// Returns this policy as a member of a header field. The first call makes it.
+    pub(crate) fn member(&self, make: impl FnOnce() -> HeaderValue) -> &HeaderValue {
+        self.0.member.get_or_init(make)
+    }
+
+    /// Returns the name as JSON. The first call makes it.
+    pub(crate) fn json_name(&self, make: impl FnOnce() -> Box<[u8]>) -> &[u8] {
+        self.0.json_name.get_or_init(make)
     }
 
     /// Returns true for the first call on any clone, for a warning that is logged once.

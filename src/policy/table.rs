@@ -2,12 +2,12 @@
 
 use std::{
     collections::HashMap,
-    fmt,
+    fmt, mem,
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
 };
 
 use super::{
-    Policies,
+    Tier,
     selector::{PolicySelector, from_fn},
 };
 use crate::head::Head;
@@ -24,11 +24,13 @@ use crate::head::Head;
 ///   the change is reverted before that, the old usage counts again.
 /// - **A policy that is removed** leaves in the same way, and one that is added starts from zero.
 ///
+/// If several selectors of one layer use one table, all of them see the same state of the table for a request.
+///
 /// A charge that is settled after a change is settled under the policy that it was charged to.
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_sliding_window::{MemoryBackend, Policy, PolicyTable, RateLimitLayer, extension};
+/// use tower_sliding_window::{MemoryBackend, Policy, PolicyTable, RateLimitLayer, extension, policy::Tier};
 ///
 /// /// The user, as an earlier layer has verified it.
 /// #[derive(Clone)]
@@ -36,7 +38,8 @@ use crate::head::Head;
 ///
 /// let minute = Duration::from_secs(60);
 /// let tiers = PolicyTable::new(Policy::new("requests", 10, minute)?)
-///     .with("gold", Policy::new("requests", 1_000, minute)?);
+///     .with("gold", Policy::new("requests", 1_000, minute)?)
+///     .with("internal", Tier::Unlimited);
 ///
 /// let limits = RateLimitLayer::builder(MemoryBackend::new())
 ///     .key(extension("user", |user: &User| user.id.clone()))
@@ -46,73 +49,119 @@ use crate::head::Head;
 /// tiers.set("gold", Policy::new("requests", 2_000, minute)?);
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
+///
+/// With the feature `serde`, a table is read from a file and [replaced](Self::replace) while the service runs: see
+/// [the guide](crate::guide::policies#policies-from-a-file).
 #[derive(Clone)]
-pub struct PolicyTable(Arc<RwLock<Table>>);
+pub struct PolicyTable(Arc<RwLock<Arc<Entries>>>);
 
-struct Table {
-    default: Policies,
-    named: HashMap<String, Policies>,
+#[derive(Clone)]
+pub(super) struct Entries {
+    pub(super) default: Tier,
+    pub(super) named: HashMap<String, Tier>,
+}
+
+impl Entries {
+    fn pick(&self, name: Option<&str>) -> &Tier {
+        name.and_then(|name| self.named.get(name)).unwrap_or(&self.default)
+    }
 }
 
 impl PolicyTable {
-    /// Creates a table without names, in which every lookup returns these policies.
-    pub fn new(default: impl Into<Policies>) -> Self {
-        Self(Arc::new(RwLock::new(Table { default: default.into(), named: HashMap::new() })))
+    /// Creates a table without names, in which every lookup returns this default: policies, or [`Tier::Unlimited`].
+    pub fn new(default: impl Into<Tier>) -> Self {
+        Self::of(Entries { default: default.into(), named: HashMap::new() })
     }
 
-    /// Sets the policies of a name and returns the table.
+    pub(super) fn of(entries: impl Into<Arc<Entries>>) -> Self {
+        Self(Arc::new(RwLock::new(entries.into())))
+    }
+
+    /// Sets the policies of a name, or [`Tier::Unlimited`], and returns the table.
     #[must_use]
-    pub fn with(self, name: impl Into<String>, policies: impl Into<Policies>) -> Self {
-        self.set(name, policies);
+    pub fn with(self, name: impl Into<String>, tier: impl Into<Tier>) -> Self {
+        self.set(name, tier);
         self
     }
 
-    /// Returns the policies of this name, or the default if the name is `None` or not in the table.
-    pub fn pick<'a>(&self, name: impl Into<Option<&'a str>>) -> Policies {
-        let table = self.read();
-        let named = name.into().and_then(|name| table.named.get(name));
-        named.unwrap_or(&table.default).clone()
+    /// Returns the tier of this name, or the default if the name is `None` or not in the table.
+    pub fn pick<'a>(&self, name: impl Into<Option<&'a str>>) -> Tier {
+        self.entries().pick(name.into()).clone()
     }
 
-    /// Returns a selector that picks the policies by the name that the closure returns.
+    /// Returns a selector that picks the policies by the name that the closure returns. For an unlimited tier, it selects none.
     pub fn choose_by<F>(&self, name: F) -> impl PolicySelector + use<F>
     where
         F: for<'a> Fn(&Head<'a>) -> Option<&'a str> + Send + Sync + 'static,
     {
         let table = self.clone();
-        from_fn(move |head| Some(table.pick(name(head))))
+        from_fn(move |head| {
+            let id = Arc::as_ptr(&table.0).addr();
+            let entries = head.look_up(id, || table.entries());
+            entries.pick(name(head)).policies().cloned()
+        })
     }
 
-    /// Sets the policies of a name and returns the previous ones.
-    pub fn set(&self, name: impl Into<String>, policies: impl Into<Policies>) -> Option<Policies> {
-        let (name, policies) = (name.into(), policies.into());
-        self.write().named.insert(name, policies)
+    /// Sets the policies of a name, or [`Tier::Unlimited`], and returns the previous tier.
+    pub fn set(&self, name: impl Into<String>, tier: impl Into<Tier>) -> Option<Tier> {
+        let (name, tier) = (name.into(), tier.into());
+        Arc::make_mut(&mut self.write()).named.insert(name, tier)
     }
 
-    /// Removes a name, which has the default policies from then on, and returns its previous policies.
-    pub fn remove(&self, name: &str) -> Option<Policies> {
-        self.write().named.remove(name)
+    /// Removes a name, which has the default tier from then on, and returns its previous tier.
+    pub fn remove(&self, name: &str) -> Option<Tier> {
+        Arc::make_mut(&mut self.write()).named.remove(name)
     }
 
-    /// Sets the default policies.
-    pub fn set_default(&self, policies: impl Into<Policies>) {
-        let policies = policies.into();
-        self.write().default = policies;
+    /// Sets the default policies, or [`Tier::Unlimited`].
+    pub fn set_default(&self, tier: impl Into<Tier>) {
+        let tier = tier.into();
+        Arc::make_mut(&mut self.write()).default = tier;
+    }
+
+    /// Replaces all entries by those of the other table, at once, and returns the previous entries as a table of their own. For
+    /// each request, a layer uses the entries before the change or those after it, and never a mixture.
+    ///
+    /// No request is dropped or delayed, and a policy that is in both tables keeps its usage. A later change of the other table
+    /// has no effect on this one.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Policy, PolicyTable, policy::Tier};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let tiers = PolicyTable::new(Policy::new("requests", 10, minute)?).with("gold", Tier::Unlimited);
+    ///
+    /// let previous = tiers.replace(PolicyTable::new(Policy::new("requests", 20, minute)?));
+    /// assert_eq!(tiers.pick("gold"), Policy::new("requests", 20, minute)?.into());
+    /// assert_eq!(previous.pick("gold"), Tier::Unlimited);
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn replace(&self, with: Self) -> Self {
+        let entries = with.entries();
+        Self::of(mem::replace(&mut *self.write(), entries))
+    }
+
+    pub(super) fn entries(&self) -> Arc<Entries> {
+        self.read().clone()
     }
 
     // No code that holds the lock can panic or wait.
-    fn read(&self) -> RwLockReadGuard<'_, Table> {
+    fn read(&self) -> RwLockReadGuard<'_, Arc<Entries>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+    fn write(&self) -> RwLockWriteGuard<'_, Arc<Entries>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl fmt::Debug for PolicyTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = self.read();
-        f.debug_struct("PolicyTable").field("default", &table.default).field("named", &table.named).finish()
+        let entries = self.entries();
+        f.debug_struct("PolicyTable")
+            .field("default", &entries.default)
+            .field("named", &entries.named)
+            .finish()
     }
 }

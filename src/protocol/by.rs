@@ -72,7 +72,7 @@ type UsedFn<Res> = dyn Fn(&Res) -> Option<Costs> + Send + Sync;
 ///     "root" => Draft::exempt(),
 ///     tenant => Draft::check(PartitionKey::new("tenant", tenant), job.rows).and(Draft::check_against(
 ///         PartitionKey::new("database", &job.database),
-///         per_database.clone().into(),
+///         per_database.clone(),
 ///         1,
 ///     )),
 /// })

@@ -5,16 +5,17 @@ use std::{fmt, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{LimitedBody, Protocol};
+use super::{LimitedBody, Protocol, nested};
 use crate::{
     answer::Answer,
     cost::Costs,
     decision::Decision,
-    head::{Head, ResponseHead},
+    head::{Head, Lookups, ResponseHead},
     key::KeyError,
     limit::Limit,
     limiter::{Admission, Basis, Draft, Rejection},
     outage::OutageRule,
+    settle::Unsettled,
 };
 
 pub(crate) type HeadFn<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
@@ -40,9 +41,14 @@ pub struct Http {
     pub(crate) plan: Plan,
     pub(crate) others: Vec<Limit>,
     pub(crate) exempt: Option<HeadFn<bool>>,
+    pub(crate) shadow: Option<HeadFn<bool>>,
+    /// For this percentage of the partition keys, limits are enforced.
+    pub(crate) enforce_percent: u32,
     pub(crate) outage: Option<OutageRule>,
     pub(crate) outage_by: Option<HeadFn<OutageRule>>,
     pub(crate) settle: Option<SettleFn>,
+    pub(crate) unsettled: Option<Unsettled>,
+    pub(crate) clamps: bool,
     pub(crate) reject: Option<RejectFn>,
     pub(crate) answer: Arc<dyn Answer>,
 }
@@ -66,15 +72,31 @@ impl Http {
     }
 
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
+        let lookups = Lookups::default();
+        let head = &head.with_lookups(&lookups);
         if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
             return Ok(Draft::exempt());
         }
-        let mut draft = match &self.plan {
-            Plan::Limit(limit) => limit.draft_with_limiter(head)?,
-            Plan::By(plan) => plan(head)?,
+        let is_shadow = self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
+        // Shadow limits reject no request.
+        let or_uncounted = |draft: Result<Draft, KeyError>| match draft {
+            Err(error) if is_shadow => Ok(match error {
+                KeyError::Misconfigured { .. } => Draft::uncounted(error),
+                _ => Draft::exempt(),
+            }),
+            draft => draft,
         };
+        let mut draft = or_uncounted(match &self.plan {
+            Plan::Limit(limit) => limit.draft_with_limiter(head),
+            Plan::By(plan) => plan(head),
+        })?;
         for limit in &self.others {
-            draft = draft.and(limit.draft(head)?);
+            draft = draft.and(or_uncounted(limit.draft(head))?);
+        }
+        if is_shadow {
+            draft = draft.shadow();
+        } else if self.enforce_percent < 100 {
+            draft = draft.shadow_where(|key| u32::from(key.percentile()) >= self.enforce_percent);
         }
         if draft.is_exempt() {
             return Ok(draft);
@@ -83,6 +105,7 @@ impl Http {
             draft.outage = self.outage_by.as_ref().map(|rule| rule(head)).or(self.outage);
         }
         draft.reserves |= self.settle.is_some();
+        (draft.unsettled, draft.clamps) = (self.unsettled, self.clamps);
         Ok(draft)
     }
 
@@ -124,13 +147,28 @@ impl Http {
 fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
     let extensions = request.extensions_mut();
     match &admission.basis {
-        Basis::Store(decision) => drop(extensions.insert(decision.clone())),
+        Basis::Store(decision) => {
+            if let Some(outer) = extensions.insert(decision.clone()) {
+                nested::compare(outer, decision, admission.reservation(), extensions);
+            }
+        }
         Basis::Local(local) => drop(extensions.insert(local.clone())),
         Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
     }
     if let Some(reservation) = admission.reservation() {
         extensions.insert(reservation.clone());
     }
+}
+
+/// Returns the route that axum has matched. A layer around the whole router runs before.
+#[cfg(feature = "axum")]
+fn matched_route<B>(request: &Request<B>) -> Option<&str> {
+    request.extensions().get::<axum::extract::MatchedPath>().map(axum::extract::MatchedPath::as_str)
+}
+
+#[cfg(not(feature = "axum"))]
+fn matched_route<B>(_: &Request<B>) -> Option<&str> {
+    None
 }
 
 impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
@@ -142,6 +180,10 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
         admitted(request, admission);
+    }
+
+    fn route<'a>(&self, request: &'a Request<B>) -> Option<&'a str> {
+        matched_route(request)
     }
 
     fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Self::Response, E> {
@@ -165,6 +207,10 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
         admitted(request, admission);
+    }
+
+    fn route<'a>(&self, request: &'a Request<B>) -> Option<&'a str> {
+        matched_route(request)
     }
 
     fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Response<RB>, E> {

@@ -6,6 +6,7 @@
 mod body;
 mod by;
 mod http;
+mod nested;
 
 pub use body::LimitedBody;
 pub use by::{AsError, By, RejectWith, SettleBy, by};
@@ -34,6 +35,14 @@ pub trait Protocol<Req, Res, Err> {
     ///
     /// Returns a [`KeyError`] if the request has no key that can be read. The layer then rejects it.
     fn plan(&self, request: &Req) -> Result<Draft, KeyError>;
+
+    /// Returns the matched route of a request, such as `/users/{id}`, for the label of a
+    /// [metric](crate::guide::observability#metrics). It must not be a path or another value that a client can invent. The default
+    /// is `None`.
+    fn route<'a>(&self, request: &'a Req) -> Option<&'a str> {
+        let _ = request;
+        None
+    }
 
     /// Passes the admission to the inner service, for example in the request's extensions.
     fn admit(&self, request: &mut Req, admission: &Admission) {

@@ -7,7 +7,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     backend::{BackendError, Reason, memory::MemoryBackend},
-    check::{Check, Refund},
+    check::{Check, Pair, Receipt, Refund},
     cost::IntoCosts,
     decision::Decision,
     engine::Change,
@@ -25,9 +25,12 @@ use crate::{
 };
 
 mod actual_cost;
+mod meter;
 mod queue;
 
 pub use actual_cost::{ActualCost, actual_cost, by_hand};
+use meter::Counters;
+pub use meter::{Meter, MeteredBody};
 pub(crate) use queue::Queue;
 
 /// The handle of a charge. Settling it replaces the charge by the amount actually used.
@@ -43,8 +46,10 @@ pub(crate) use queue::Queue;
 /// - **A reservation that was admitted in an outage** has no charge in the store. A charge of the
 ///   [local fallback](crate::outage::LocalDecision) is settled in the memory of this process. A request that was admitted
 ///   [unchecked](crate::outage::Unchecked) has nothing to settle.
-/// - **A reservation that is never settled**, for example because its request is dropped, keeps its charge until its window has
-///   passed.
+/// - **A [shadow pair](crate::backend::Pair::shadow)** is settled if it was charged. If its cost did not fit, it has no charge, and a
+///   settlement charges nothing to it.
+/// - **A reservation that is dropped unsettled**, for example because its handler panics or its request is cancelled, keeps its
+///   charge until its window has passed, or refunds it, as [`Unsettled`] states. A process that dies settles nothing.
 ///
 /// In Redis, a refund to one of the newest or oldest charges of a sliding log takes microseconds, regardless of the log's length.
 /// A refund in the middle of a log rewrites up to half of its records. This takes about 4 ms of server time for 10,000 records,
@@ -84,7 +89,29 @@ struct Held {
     /// Empty for an unchecked reservation.
     decision: Decision,
     charged: Charged,
+    unsettled: Unsettled,
     is_settled: AtomicBool,
+    /// The counters of the meters, as long as there are meters.
+    meters: Mutex<Weak<Counters>>,
+}
+
+/// What happens to the charge of a reservation that is dropped unsettled: with its last clone and its last [`Meter`].
+///
+/// For [`Builder::unsettled`](crate::Builder::unsettled) and
+/// [`LimiterBuilder::unsettled`](crate::LimiterBuilder::unsettled). A reservation is dropped unsettled if no code settles it: the
+/// handler panics or forgets it, the client disconnects before the response, an inner layer rejects the request, or the closure of
+/// [`settle_by`](crate::Builder::settle_by) returns `None`.
+///
+/// A process that dies settles nothing: its charges stand under both rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Unsettled {
+    /// The charge stands until its window has passed. A client cannot avoid its charge by a disconnect.
+    #[default]
+    Keep,
+    /// The charge is refunded. A client that disconnects before the handler settles pays nothing: use this only if the work that
+    /// is done until then is cheap, or if a [`Meter`] counts it.
+    Refund,
 }
 
 /// The owner of the charge.
@@ -122,26 +149,44 @@ pub struct Settlement(NowOrLater<Settled, Confirmation>);
 struct Confirmation(oneshot::Receiver<Settled>);
 
 impl Reservation {
-    pub(crate) fn new(queue: Arc<Queue>, check: Check, decision: Decision) -> Self {
-        Self::held(queue, check, decision, Charged::Store)
+    pub(crate) fn new(queue: Arc<Queue>, check: Check, decision: Decision, unsettled: Unsettled) -> Self {
+        Self::held(queue, check, decision, Charged::Store, unsettled)
     }
 
-    pub(crate) fn local(queue: Arc<Queue>, memory: MemoryBackend, check: Check, decision: Decision) -> Self {
-        Self::held(queue, check, decision, Charged::Local(memory))
+    pub(crate) fn local(
+        queue: Arc<Queue>,
+        memory: MemoryBackend,
+        check: Check,
+        decision: Decision,
+        unsettled: Unsettled,
+    ) -> Self {
+        Self::held(queue, check, decision, Charged::Local(memory), unsettled)
     }
 
     pub(crate) fn unchecked(queue: Arc<Queue>, check: Check) -> Self {
-        Self::held(queue, check, Decision::new(0, []), Charged::Nothing)
+        Self::held(queue, check, Decision::new(0, []), Charged::Nothing, Unsettled::Keep)
     }
 
-    fn held(queue: Arc<Queue>, check: Check, decision: Decision, charged: Charged) -> Self {
-        Self(Arc::new(Held { queue, check, decision, charged, is_settled: AtomicBool::new(false) }))
+    fn held(
+        queue: Arc<Queue>,
+        check: Check,
+        decision: Decision,
+        charged: Charged,
+        unsettled: Unsettled,
+    ) -> Self {
+        let (is_settled, meters) = (AtomicBool::new(false), Mutex::default());
+        Self(Arc::new(Held { queue, check, decision, charged, unsettled, is_settled, meters }))
     }
 
     /// Returns the decision of the store that has admitted the request. Returns `None` if the local fallback has admitted it, or
     /// if it was admitted unchecked.
     pub fn decision(&self) -> Option<&Decision> {
         matches!(self.0.charged, Charged::Store).then_some(&self.0.decision)
+    }
+
+    /// Returns the check of this reservation, if the store has made this decision on it.
+    pub(crate) fn check_of(&self, decision: &Decision) -> Option<&Check> {
+        self.0.decision.is_clone_of(decision).then_some(&self.0.check)
     }
 
     /// Returns whether the reservation was settled, by this handle or a clone.
@@ -154,25 +199,67 @@ impl Reservation {
     ///
     /// The settlement begins at once. The returned future need not be kept or awaited.
     pub fn settle(&self, used: impl IntoCosts) -> Settlement {
-        let Held { queue, check, decision, charged, is_settled } = &*self.0;
-        if is_settled.swap(true, Ordering::AcqRel) {
+        let used = used.into_costs();
+        self.settle_pairs(|pairs| {
+            self.0.queue.events().unknown_policies(&used, pairs);
+            pairs.iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost)).collect()
+        })
+    }
+
+    /// Returns a meter, which adds up the amount used while a response is streamed, and settles it when the meter is dropped.
+    ///
+    /// All meters of a reservation count together. The last one to be dropped settles.
+    pub fn meter(&self) -> Meter {
+        // No code that holds the lock can panic.
+        let mut meters = self.0.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        let counters = meters.upgrade().unwrap_or_else(|| {
+            let counters = Arc::new(Counters::new(self.clone()));
+            *meters = Arc::downgrade(&counters);
+            counters
+        });
+        Meter::new(counters)
+    }
+
+    /// Replaces the charge of every pair by the amount that the closure returns for it. Only the first call takes effect.
+    fn settle_pairs(&self, used: impl FnOnce(&[Pair]) -> Vec<u32>) -> Settlement {
+        if self.0.is_settled.swap(true, Ordering::AcqRel) {
             return Settlement::now(Settled::Already);
         }
-        let used = used.into_costs();
-        queue.events().unknown_policies(&used, check.pairs());
+        self.0.change_to(&used(self.0.check.pairs()))
+    }
+}
+
+impl Held {
+    /// Replaces the charge of every pair by these amounts.
+    fn change_to(&self, used: &[u32]) -> Settlement {
+        let Self { queue, check, decision, charged, .. } = self;
         if matches!(charged, Charged::Nothing) {
             return Settlement::now(Settled::Uncharged);
         }
-        let used = check.pairs().iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost));
-        let used: Vec<u32> = used.collect();
+        // A shadow pair that was not charged has nothing to settle.
+        let amount = |((pair, receipt), used): ((&Pair, &Receipt), &u32)| {
+            if pair.is_uncharged(receipt) { pair.cost } else { *used }
+        };
+        let used: &[u32] =
+            &check.pairs().iter().zip(decision.receipts()).zip(used).map(amount).collect::<Vec<_>>();
         let change =
-            Change { refund: Refund::of(check, decision.receipts(), &used), overage: check.overage(&used) };
+            Change { refund: Refund::of(check, decision.receipts(), used), overage: check.overage(used) };
         if change.refund.is_none() && change.overage.is_none() {
-            return Settlement::now(Settled::Done { at_micros: decision.at_micros() });
+            return Settlement::now(queue.settled(Ok(decision.at_micros())));
         }
         match charged {
             Charged::Local(memory) => queue.settle_at_once(memory, change),
             Charged::Store | Charged::Nothing => queue.settle(change),
+        }
+    }
+}
+
+/// Applies the rule for a reservation that is dropped unsettled.
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.unsettled == Unsettled::Refund && !self.is_settled.swap(true, Ordering::AcqRel) {
+            // It proceeds in the background.
+            drop(self.change_to(&vec![0; self.check.pairs().len()]));
         }
     }
 }

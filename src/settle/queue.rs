@@ -161,10 +161,13 @@ impl Queue {
         }
     }
 
-    /// Returns the result of a settlement, from the instant of its changes. Counts a loss.
-    fn settled(&self, outcome: Result<u64, BackendError>) -> Settled {
+    /// Returns the result of a settlement, from the instant of its changes. Counts it.
+    pub(super) fn settled(&self, outcome: Result<u64, BackendError>) -> Settled {
         match outcome {
-            Ok(at_micros) => Settled::Done { at_micros },
+            Ok(at_micros) => {
+                self.events.settled();
+                Settled::Done { at_micros }
+            }
             Err(error) => {
                 self.lose(&error);
                 Settled::Lost(error)

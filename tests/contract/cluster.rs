@@ -19,7 +19,7 @@ use super::{
     concurrency::{self, CLIENTS, assert_one_order_explains, run_clients},
     distinct_keys,
     history::{Action, History, Keys, Movement, Pairs, TwoKeys},
-    invariants::{failed, refund_unused, require, same_decision},
+    invariants::{failed, refund_unused, require, same_decision, used_of_charged},
     model::{Handle, Model},
     run_histories,
 };
@@ -157,8 +157,7 @@ impl CrossSlotRun<'_> {
                 Action::Settle { which, used } if !self.reservations.is_empty() => {
                     let which = *which % self.reservations.len();
                     let reserved = self.reservations.swap_remove(which);
-                    let pairs = reserved.0.pairs().iter().zip(used.iter().cycle());
-                    let used: Vec<u32> = pairs.map(|(pair, used)| used.of(pair.cost)).collect();
+                    let used = used_of_charged(&reserved.0, &reserved.1, used);
                     self.settle(reserved, &used).await?;
                 }
                 Action::Settle { .. } => {}

@@ -67,6 +67,8 @@ pub struct Pairs {
     pub costs: [u32; 2],
     /// The index of the first policy and the number of policies. The order wraps around the end.
     pub policies: (usize, usize),
+    /// The shadow pairs: bit `i` is set if pair `i` is one.
+    pub shadows: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +145,10 @@ impl Pairs {
             policies.iter().take(count).map(|policy| ((*key).clone(), (*policy).clone()))
         });
         let pairs = named.zip(self.costs.iter().cycle());
-        let pairs = pairs.map(|((key, policy), cost)| Pair::new(key, policy, *cost));
+        let pairs = pairs.enumerate().map(|(i, ((key, policy), cost))| {
+            let pair = Pair::new(key, policy, *cost);
+            if self.shadows >> i & 1 == 1 { pair.shadow() } else { pair }
+        });
         Check::new(pairs.collect::<Vec<_>>()).unwrap()
     }
 }
@@ -255,5 +260,12 @@ fn pairs(quotas: Vec<u32>) -> impl Strategy<Value = Pairs> {
         prop_oneof![3 => cost().prop_map(|cost| [cost; 2]), 1 => (cost(), cost()).prop_map(|(a, b)| [a, b])];
     let keys = prop_oneof![6 => Just(Keys::A), 2 => Just(Keys::B), 1 => Just(Keys::Both)];
     let policies = prop_oneof![3 => Just((0, 3)), 1 => (0..3_usize, 1..4_usize)];
-    (keys, costs, policies).prop_map(|(keys, costs, policies)| Pairs { keys, costs, policies })
+    // Most checks have no shadow pair. Of the others, a few have no other pair.
+    let shadows = prop_oneof![6 => Just(0), 3 => any::<u8>(), 1 => Just(u8::MAX)];
+    (keys, costs, policies, shadows).prop_map(|(keys, costs, policies, shadows)| Pairs {
+        keys,
+        costs,
+        policies,
+        shadows,
+    })
 }

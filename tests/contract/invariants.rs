@@ -3,7 +3,7 @@
 use proptest::test_runner::TestCaseError;
 use tower_sliding_window::{
     Decision, Wait,
-    backend::{Backend, BackendError, Check, Purpose, Receipt, Refund},
+    backend::{Backend, BackendError, Check, Pair, Purpose, Receipt, Refund},
     testing::ManualClock,
 };
 
@@ -143,7 +143,7 @@ impl<B: Backend> Run<'_, B> {
         }
         if decision.is_admitted() && purpose != Purpose::Peek && self.model.foreign == 0 {
             let reservation = (purpose == Purpose::Reserve).then(|| self.reservations.len() - 1);
-            self.ledger.charged(self.now, check, reservation)?;
+            self.ledger.charged(self.now, check, &decision, reservation)?;
         }
         let (pairs, copy) = (pairs.clone(), decision.clone());
         self.record(EventKind::Checked { purpose, pairs, decision: copy });
@@ -168,8 +168,7 @@ impl<B: Backend> Run<'_, B> {
         let Some(last) = self.open.len().checked_sub(1) else { return Ok(()) };
         let index = self.open.remove(if which == usize::MAX { last } else { which % (last + 1) });
         let Reserved { check, receipts, handles } = &self.reservations[index];
-        let used: Vec<u32> =
-            check.pairs().iter().zip(used.iter().cycle()).map(|(pair, used)| used.of(pair.cost)).collect();
+        let used = used_of_charged(check, receipts, used);
         self.bench.clock.set_micros(self.now);
         self.model.settle(self.now, check, handles, &used);
         self.ledger.settled(self.now, check, index, &used);
@@ -179,7 +178,7 @@ impl<B: Backend> Run<'_, B> {
             let (decision, _) = self.run_check(&check).await?;
             require(decision.is_admitted() && decision.receipts().is_empty(), "an overage is admitted")?;
             if self.model.foreign == 0 {
-                self.ledger.charged(self.now, &check, None)?;
+                self.ledger.charged(self.now, &check, &decision, None)?;
             }
             overage = Some(decision);
         }
@@ -200,6 +199,19 @@ impl<B: Backend> Run<'_, B> {
     fn record(&mut self, kind: EventKind) {
         self.events.push(Event { at: self.now, quota: self.quota, kind });
     }
+}
+
+/// Returns the units that each pair has used. A shadow pair that was not charged has nothing to settle.
+pub fn used_of_charged(check: &Check, receipts: &[Receipt], used: &[Used; 2]) -> Vec<u32> {
+    let pairs = check.pairs().iter().zip(receipts).zip(used.iter().cycle());
+    let of_pair = |((pair, receipt), used): ((&Pair, &Receipt), &Used)| {
+        if pair.is_shadow && receipt.generation == 0 && pair.cost > 0 {
+            pair.cost
+        } else {
+            used.of(pair.cost)
+        }
+    };
+    pairs.map(of_pair).collect()
 }
 
 /// Refunds the unused units, and requires the refund to return this instant.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use proptest::test_runner::TestCaseError;
 use tower_sliding_window::{
-    Algorithm, Policy,
+    Algorithm, Decision, Policy,
     backend::{Check, Purpose},
 };
 
@@ -35,10 +35,14 @@ impl Ledger {
         &mut self,
         now: u64,
         check: &Check,
+        decision: &Decision,
         reservation: Option<usize>,
     ) -> Result<(), TestCaseError> {
         let overage = check.purpose() == Purpose::Overage;
-        for pair in check.pairs().iter().filter(|pair| pair.cost > 0) {
+        // A shadow pair that denies is not charged.
+        let charged = check.pairs().iter().zip(decision.statuses());
+        let charged = charged.filter(|(pair, status)| pair.cost > 0 && status.retry_after().is_zero());
+        for (pair, _) in charged {
             let estimates =
                 matches!(pair.policy.algorithm(), Algorithm::SlidingCounter | Algorithm::FixedWindow);
             if estimates {

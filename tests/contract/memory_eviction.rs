@@ -1,6 +1,6 @@
 //! The memory backend at its bound on partition keys: evictions, and the attacks that they must withstand.
 
-use std::{sync::Barrier, thread, time::Duration};
+use std::{process::Command, sync::Barrier, thread, time::Duration};
 
 use allocation_counter::measure;
 use proptest::prelude::*;
@@ -83,6 +83,49 @@ fn invented_keys_take_no_more_memory_than_bound() {
     let (keys, units) = evicted(&backend);
     assert_eq!(keys, u64::from(INVENTED - BOUND) + customers);
     assert!((keys..=keys + 2 * customers).contains(&units), "{units} units of {keys} keys");
+}
+
+/// Returns the resident memory of this process in KiB, without the pages of its program.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("the kernel states the size");
+    line.trim().strip_suffix(" kB").and_then(|kib| kib.trim().parse().ok()).expect("a number of KiB")
+}
+
+/// Other tests use memory at the same time. So this test runs itself again, in a process of its own.
+#[test]
+fn attack_of_a_million_keys_keeps_resident_memory() {
+    const CHILD: &str = "TEST_RESIDENT_MEMORY";
+    if std::env::var_os(CHILD).is_none() {
+        let name = "contract::memory_eviction::attack_of_a_million_keys_keeps_resident_memory";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        let output = child.args(["--exact", name, "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text} {output:?}");
+        return;
+    }
+    const BOUND: u32 = 10_000;
+    const HEAVY: u32 = u32::MAX;
+    let backend = MemoryBackend::with_max_keys(BOUND as usize).unwrap();
+    let ten = Policy::new("ten", 10, Duration::from_secs(3_600)).unwrap();
+    let empty = resident();
+    assert_eq!(charge(&backend, HEAVY, &ten, 6), Ok(true));
+    for key in 1..BOUND {
+        assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+    }
+    let filled = resident();
+    for key in BOUND..BOUND + 1_000_000 {
+        assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}");
+    }
+    let attacked = resident();
+    let growth = attacked.saturating_sub(filled);
+    assert!(
+        growth * 10 <= filled - empty,
+        "{empty} KiB, {filled} KiB with {BOUND} keys, and {growth} KiB more"
+    );
+    assert_eq!((used(&backend, HEAVY, &ten), backend.keys()), (6, BOUND as usize));
+    assert_eq!(evicted(&backend), (1_000_000, 1_000_000));
 }
 
 /// A client that has used its quota of 1 invents keys, so that its own key is evicted. All keys are at their limit, so none is.
@@ -310,4 +353,37 @@ proptest! {
             prop_assert!(backend.keys() <= bound);
         }
     }
+}
+
+#[test]
+fn shadow_pair_evicts_no_key_and_rejects_no_check() {
+    for rule in [WhenFull::Evict, WhenFull::Reject] {
+        for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek] {
+            let backend = bounded(2).when_full(rule);
+            let (ten, canary) = (policy("ten", 10), policy("canary", 10));
+            assert_eq!(charge(&backend, 1, &ten, 1), Ok(true));
+            assert_eq!(charge(&backend, 2, &ten, 1), Ok(true));
+            // The key of the shadow pair is new, and that of the enforcing pair is stored.
+            let pairs = [pair(3, &canary, 1).shadow(), pair(1, &ten, 1)];
+            let decision = decide(&backend, purpose, &pairs).unwrap();
+            assert!(decision.is_admitted());
+            assert_eq!(decision.statuses().iter().map(|it| it.policy().name()).collect::<Vec<_>>(), ["ten"]);
+            assert_eq!(decision.receipts().len(), if purpose == Purpose::Reserve { 2 } else { 0 });
+            assert_eq!((evicted(&backend), backend.keys()), ((0, 0), 2));
+            // A stored key needs no room.
+            let both = [pair(1, &canary, 1).shadow(), pair(1, &ten, 1)];
+            assert_eq!(decide(&backend, purpose, &both).unwrap().statuses().len(), 2);
+        }
+    }
+}
+
+#[test]
+fn keys_of_shadow_pairs_are_evicted_first() {
+    let backend = bounded(2);
+    let ten = policy("ten", 10);
+    // The shadow pair uses its whole quota, and the enforcing pair less than half of it.
+    assert!(decide(&backend, Purpose::Charge, &[pair(1, &ten, 10).shadow()]).unwrap().is_admitted());
+    assert_eq!(charge(&backend, 2, &ten, 4), Ok(true));
+    assert_eq!(charge(&backend, 3, &ten, 1), Ok(true));
+    assert_eq!((used(&backend, 1, &ten), used(&backend, 2, &ten)), (0, 4));
 }

@@ -37,12 +37,13 @@ impl Model {
         let decision = self.peek(now, check);
         let mut handles = Vec::new();
         if decision.is_admitted() && check.purpose() != Purpose::Peek {
-            for pair in check.pairs() {
+            for (pair, status) in check.pairs().iter().zip(decision.statuses()) {
                 self.charges += 1;
                 let id = self.charges;
                 let new = || Account::new(&pair.policy);
                 let account = self.accounts.entry(name(&pair.key, &pair.policy)).or_insert_with(new);
-                if pair.cost > 0 {
+                // A shadow pair that denies is not charged.
+                if pair.cost > 0 && status.retry_after().is_zero() {
                     self.foreign += usize::from(account.is_foreign(now));
                     account.charge(now, id, pair.cost);
                 }
@@ -55,13 +56,13 @@ impl Model {
     /// Returns the decision that `check` would return.
     pub fn peek(&self, now: u64, check: &Check) -> Decision {
         let overage = check.purpose() == Purpose::Overage;
-        let admits = |pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota());
-        let admitted = check.pairs().iter().all(admits);
-        let status = |pair| self.status(now, pair, admitted, overage);
+        let admits = |pair: &Pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota());
+        let admitted = check.pairs().iter().all(|pair| pair.is_shadow || admits(pair));
+        let status = |pair| self.status(now, pair, admitted && admits(pair), overage);
         Decision::new(now, check.pairs().iter().map(status).collect::<Vec<_>>())
     }
 
-    fn status(&self, now: u64, pair: &Pair, admitted: bool, overage: bool) -> Status {
+    fn status(&self, now: u64, pair: &Pair, charged: bool, overage: bool) -> Status {
         let mut account = self.account(pair);
         let (cost, quota) = (pair.cost, pair.policy.quota());
         let retry_after = if overage || account.admits(now, cost, quota) {
@@ -71,7 +72,7 @@ impl Model {
         } else {
             Wait::For(account.first(now, |at| account.admits(at, cost, quota)))
         };
-        if admitted && cost > 0 {
+        if charged && cost > 0 {
             account.to_mut().charge(now, 0, cost);
         }
         let (used, all) = (account.used(now), u64::from(quota) * account.parts());

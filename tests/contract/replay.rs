@@ -77,8 +77,14 @@ pub async fn with_settled_amounts<B: Backend>(
                     used = settled.get(&reservations.len()).copied();
                     reservations.push(check.clone());
                 }
-                charge(bench, &check, |i, pair| used.map_or(pair.cost, |used| used[i].min(pair.cost)))
-                    .await?;
+                // A shadow pair that denied was not charged.
+                let is_charged = |i: usize| decision.statuses()[i].retry_after().is_zero();
+                charge(bench, &check, |i, pair| match used {
+                    _ if !is_charged(i) => 0,
+                    None => pair.cost,
+                    Some(used) => used[i].min(pair.cost),
+                })
+                .await?;
             }
             EventKind::Settled { reservation, used, .. } => {
                 let check = &reservations[*reservation];
@@ -91,7 +97,7 @@ pub async fn with_settled_amounts<B: Backend>(
     }
     let Some(last) = events.last() else { return Ok(()) };
     for keys in [Keys::A, Keys::B] {
-        let pairs = Pairs { keys, costs: [0, 0], policies: (0, usize::MAX) };
+        let pairs = Pairs { keys, costs: [0, 0], policies: (0, usize::MAX), shadows: 0 };
         let policies = bench.history.policies(last.quota);
         let peek = |two_keys| pairs.check(two_keys, &policies).with_purpose(Purpose::Peek);
         let original_status = bench.backend.check(&peek(original)).await.map_err(failed)?;

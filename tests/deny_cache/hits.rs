@@ -280,3 +280,28 @@ async fn repeated_denials_refresh_entry_once_per_interval() {
     let sent = remote.checks() - 2;
     assert_eq!(sent as u128, 58 * SECOND.as_millis() / REFRESH_AGE.as_millis());
 }
+
+#[tokio::test(start_paused = true)]
+async fn shadow_pair_neither_fills_nor_reads_deny_cache() {
+    let (remote, limiter) = remote();
+    let one = policy("one", 1, MINUTE);
+    let pair = |policy: &Policy, cost| Pair::new(alice(), policy.clone(), cost);
+    let both = || limiter.check_pairs([pair(&ten(), 1), pair(&one, 1).shadow()]).unwrap();
+    for asked in 1..=4 {
+        let decision = both().await.unwrap();
+        assert!(decision.is_admitted() && decision.shadow_denied().count() == usize::from(asked > 1));
+        assert_eq!(remote.checks(), asked);
+    }
+    // The store knows that an enforcing pair is denied; the cache learns it now, and denies no shadow pair.
+    assert!(!limiter.check_pairs([pair(&one, 1)]).unwrap().await.unwrap().is_cached());
+    assert!(limiter.check_pairs([pair(&one, 1)]).unwrap().await.unwrap().is_cached());
+    assert!(both().await.unwrap().is_admitted());
+    assert_eq!(remote.checks(), 6);
+    // A cached denial of the enforcing pair leaves out the shadow pair.
+    assert!(limiter.check_pairs([pair(&ten(), 5)]).unwrap().await.unwrap().is_admitted());
+    assert!(!both().await.unwrap().is_cached());
+    let cached = both().await.unwrap();
+    assert!(cached.is_cached());
+    assert_eq!(cached.statuses().iter().map(|status| status.policy().name()).collect::<Vec<_>>(), ["ten"]);
+    assert_eq!(cached.policies().count(), 2);
+}

@@ -1,10 +1,13 @@
 //! The examples as child processes, in memory and on Redis.
 
 mod boundary;
+mod client_quota;
 mod inspect;
 mod limits;
+mod observability;
 mod outage;
 mod process;
+mod reload;
 mod settlement;
 mod shutdown;
 mod startup_errors;

@@ -19,8 +19,7 @@ use crate::http::wire::{Answer, request};
 pub struct Example {
     process: Process,
     address: SocketAddr,
-    // The open pipe lets the example print more lines.
-    _stdout: BufReader<ChildStdout>,
+    stdout: BufReader<ChildStdout>,
 }
 
 /// A check that missed its deadline, which can happen on a busy machine.
@@ -55,7 +54,13 @@ impl Example {
     /// Starts the example of this name on a port that the operating system picks.
     pub fn of(name: &str, redis_url: Option<&str>) -> Self {
         let redis = redis_url.map(|url| ("REDIS_URL", url));
-        let mut process = Process::spawn(name, &[], [("PORT", "0")].into_iter().chain(redis));
+        Self::with(name, redis.as_slice())
+    }
+
+    /// Starts the example of this name with these variables, on a port that the operating system picks.
+    pub fn with(name: &str, variables: &[(&str, &str)]) -> Self {
+        let variables = [("PORT", "0")].into_iter().chain(variables.iter().copied());
+        let mut process = Process::spawn(name, &[], variables);
         let mut stdout = BufReader::new(process.child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -64,7 +69,7 @@ impl Example {
         let Some(address) = address else {
             panic!("the example has not started: {line:?} {:?}", process.ended());
         };
-        Self { process, address, _stdout: stdout }
+        Self { process, address, stdout }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -89,12 +94,14 @@ impl Example {
         panic!("every request had an outage");
     }
 
-    /// Sends the example a signal, such as `TERM`, and waits for its end.
+    /// Sends the example a signal, such as `TERM`, and waits for its end. Returns the output since the first line.
     pub fn stop(mut self, signal: &str) -> Ended {
         // This is the `kill` of the shell. A small system has no such program.
         let kill = format!("kill -s {signal} {}", self.process.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().unwrap().success());
-        self.process.ended()
+        let mut ended = self.process.ended();
+        self.stdout.read_to_string(&mut ended.stdout).unwrap();
+        ended
     }
 }
 
@@ -197,7 +204,17 @@ fn build(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap();
     let folder = exe.ancestors().nth(2).unwrap().file_name().unwrap();
     let profile = if folder == "debug" { OsStr::new("dev") } else { folder };
-    let built = Command::new(env!("CARGO"))
+    let mut cargo = Command::new(env!("CARGO"));
+    // `cargo test` sets these variables. A build script that reads one of them, as that of `ring` does, would run again.
+    for (name, _) in std::env::vars_os() {
+        if name
+            .to_str()
+            .is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"))
+        {
+            cargo.env_remove(name);
+        }
+    }
+    let built = cargo
         .args(["build", "--quiet", "--example", name, "--all-features", "--message-format=json"])
         .arg("--profile")
         .arg(profile)

@@ -1,7 +1,18 @@
-//! The examples with settlements, in memory. Each test ends before a window of one minute.
+//! The examples with settlements. Each test ends before a window of one minute.
+
+use std::time::{Duration, Instant};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::{sleep, timeout},
+};
 
 use super::process::Example;
-use crate::http::wire::{Answer, request, request_with_body};
+use crate::{
+    http::wire::{Answer, request, request_with_body},
+    support::server::{Engine, Server},
+};
 
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 
@@ -18,32 +29,91 @@ async fn login_example_counts_only_failures() {
     assert_eq!(example.stop("INT").status.code(), Some(0));
 }
 
-#[tokio::test]
-async fn tokens_example_settles_estimates_and_changes_tiers() {
-    let example = Example::of("tokens", None);
-    let address = example.address();
-    let chat = async |key: &str, estimate: &str, prompt: &str| {
-        let headers = [("x-api-key", key), ("x-max-tokens", estimate)];
-        request_with_body(address, "POST", "/chat", &headers, prompt).await
+/// Sends a prompt, and reads the whole answer.
+async fn chat(example: &Example, path: &str, key: &str, max_tokens: &str) -> Answer {
+    let headers = [("x-api-key", key), ("x-max-tokens", max_tokens)];
+    request_with_body(example.address(), "POST", path, &headers, "three words only").await
+}
+
+/// Sends a prompt, and disconnects after this number of tokens. Returns what it has received.
+async fn disconnect(example: &Example, key: &str, max_tokens: u32, after: usize) -> String {
+    let prompt = "three words only";
+    let head =
+        format!("POST /chat HTTP/1.1\r\nhost: a\r\nx-api-key: {key}\r\nx-max-tokens: {max_tokens}\r\n");
+    let text = format!("{head}content-length: {}\r\n\r\n{prompt}", prompt.len());
+    let mut stream = TcpStream::connect(example.address()).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut received = Vec::new();
+    let reading = async {
+        while String::from_utf8_lossy(&received).matches("data:").count() < after {
+            assert_ne!(stream.read_buf(&mut received).await.unwrap(), 0, "the answer has ended");
+        }
     };
-    let left =
-        |answer: &Answer| answer.header("ratelimit").unwrap().replace(";t=60", "").replace(";t=59", "");
+    timeout(Duration::from_secs(10), reading).await.expect("tokens");
+    String::from_utf8(received).unwrap()
+}
 
-    let answer = chat("bob", "150", "three words only").await;
-    assert_eq!((answer.status, &*answer.body), (200, "three words only\n(3 tokens)\n"));
-    assert_eq!(left(&answer), r#""requests";r=4, "tokens";r=50"#);
-    // 197 units are left, because the settlement refunded 147 units of the estimate.
-    let answer = chat("bob", "197", "and two").await;
-    assert_eq!((answer.status, left(&answer)), (200, r#""requests";r=3, "tokens";r=0"#.to_owned()));
-    let answer = chat("bob", "196", "no").await;
-    assert_eq!((answer.status, left(&answer)), (429, r#""requests";r=3, "tokens";r=195"#.to_owned()));
-    let answer = chat("bob", "500", "never").await;
-    assert_eq!((answer.status, answer.header("retry-after")), (429, None));
+/// Returns what is left of the quotas: requests, input tokens, output tokens and cents.
+async fn usage(example: &Example, key: &str) -> [u32; 4] {
+    let usage = request(example.address(), "GET", "/usage", &[("x-api-key", key)]).await.body;
+    let names = ["requests: ", "input-tokens: ", "output-tokens: ", "cents: "];
+    let mut lines = usage.lines();
+    names.map(|name| {
+        let left = lines.next().and_then(|line| line.strip_prefix(name)?.split(' ').next()?.parse().ok());
+        left.unwrap_or_else(|| panic!("{name}{usage}"))
+    })
+}
 
-    assert_eq!(chat("alice", "500", "alice has more").await.status, 200);
-    assert_eq!(request(address, "PUT", "/tiers/gold/400", &[]).await.status, 204);
-    assert_eq!(chat("alice", "500", "and now she has not").await.status, 429);
-    assert_eq!(left(&chat("alice", "100", "no").await), r#""requests";r=58, "tokens";r=297"#);
-    assert_eq!(request(address, "PUT", "/tiers/gold/0", &[]).await.status, 400);
-    assert_eq!(example.stop("INT").status.code(), Some(0));
+/// Waits until a settlement has changed the usage from this one. Returns the new one.
+async fn changed_usage(example: &Example, key: &str, before: [u32; 4]) -> [u32; 4] {
+    let start = Instant::now();
+    loop {
+        let usage = usage(example, key).await;
+        if usage != before {
+            return usage;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{key}: {usage:?}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn tokens_example_charges_produced_tokens() {
+    let server = Server::start(Engine::Redis);
+    for redis_url in [None, Some(&*server.url())] {
+        let example = Example::of("tokens", redis_url);
+        let answer = chat(&example, "/chat", "bob", "5").await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        let left =
+            answer.header("ratelimit").unwrap().split(", ").map(|item| item.split(';').nth(1).unwrap());
+        // The estimate of the input is half of 16 bytes.
+        assert_eq!(left.collect::<Vec<_>>(), ["r=59", "r=992", "r=195", "r=9977"]);
+        assert_eq!(answer.body.matches("data:").count(), 5, "{}", answer.body);
+        assert_eq!(changed_usage(&example, "bob", [59, 992, 195, 9_977]).await, [59, 997, 195, 9_982]);
+
+        // The estimate of Carol is clamped to the quota.
+        for (key, max_tokens, cents) in [("alice", 200, 608), ("carol", 500, 1_508)] {
+            let received = disconnect(&example, key, max_tokens, 3).await;
+            assert!(received.contains(r#""output-tokens";r=0;"#), "{received}");
+            let usage = changed_usage(&example, key, [59, 992, 0, 10_000 - cents]).await;
+            let output = 200 - usage[2];
+            assert!((3..200).contains(&output), "{output}");
+            assert_eq!(usage, [59, 997, 200 - output, 10_000 - 3 - 3 * output], "{key}");
+        }
+
+        // Without a meter, the estimate stays.
+        assert_eq!(chat(&example, "/unmetered", "dave", "40").await.body.matches("data:").count(), 40);
+        assert_eq!(usage(&example, "dave").await, [59, 992, 160, 9_872]);
+
+        let mut expected = Vec::new();
+        for key in ["bob", "alice", "carol"] {
+            let [_, input, output, cents] = usage(&example, key).await;
+            let (input, output, cents) = (1_000 - input, 200 - output, 10_000 - cents);
+            expected.push(format!("{key}: {input} input and {output} output tokens, {cents} cents"));
+        }
+        let ended = example.stop("INT");
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        let printed: Vec<&str> = ended.stdout.lines().filter(|line| line.contains(" input and ")).collect();
+        assert_eq!(printed, expected);
+    }
 }

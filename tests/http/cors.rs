@@ -5,7 +5,10 @@ use http::{HeaderName, HeaderValue, Method};
 use tower_http::cors::CorsLayer;
 use tower_sliding_window::{RateLimitLayer, testing::FakeBackend};
 
-use super::{ALICE, MINUTE, SECOND, api_key, policy, wire::Site};
+use super::{
+    ALICE, MINUTE, SECOND, api_key, policy,
+    wire::{Answer, Site},
+};
 
 const ORIGIN: (&str, &str) = ("origin", "https://shop.example");
 
@@ -40,13 +43,34 @@ async fn preflight_request_needs_no_key_and_charges_nothing() {
     assert_eq!(backend.checks().len(), 1);
 }
 
+/// Returns the fields that a browser shows to a script of [`ORIGIN`], by the rules of the Fetch standard for a request without
+/// credentials: the safelisted fields, and those that the response exposes.
+fn fields_for_script(answer: &Answer) -> Vec<(&str, &str)> {
+    let allowed = answer.header("access-control-allow-origin");
+    assert!(allowed == Some(ORIGIN.1) || allowed == Some("*"), "the script sees an error: {answer:?}");
+    let exposed = answer.header("access-control-expose-headers").unwrap_or_default();
+    let safe = ["cache-control", "content-type"];
+    let is_visible =
+        |name: &str| safe.contains(&name) || exposed.split(',').any(|exposed| exposed.trim() == name);
+    let fields = answer.headers.iter().filter(|(name, _)| is_visible(name));
+    fields.map(|(name, value)| (&**name, &**value)).collect()
+}
+
 #[tokio::test]
-async fn browser_script_reads_headers_of_denial() {
+async fn browser_script_reads_fields_of_denial() {
     let answer = site(&FakeBackend::denying(7 * SECOND)).await.get("/", &[ORIGIN, ALICE]).await;
-    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("7")));
-    assert_eq!(answer.header("access-control-allow-origin"), Some(ORIGIN.1));
+    assert_eq!(answer.status, 429);
+    let mut fields = fields_for_script(&answer);
+    fields.sort_unstable();
     assert_eq!(
-        answer.header("access-control-expose-headers"),
-        Some("ratelimit,ratelimit-policy,retry-after")
+        fields,
+        [
+            ("cache-control", "no-store"),
+            ("content-type", "application/problem+json"),
+            ("ratelimit", r#""ten";r=0;t=7"#),
+            ("ratelimit-policy", r#""ten";q=10;w=60"#),
+            ("retry-after", "7"),
+        ]
     );
+    assert_eq!(answer.json()["violated-policies"], serde_json::json!(["ten"]));
 }

@@ -96,19 +96,7 @@ async fn script_repeats_its_last_answer() {
 
 #[tokio::test]
 async fn outage_of_every_reason_rejects_request_without_retry() {
-    for reason in [
-        Reason::Timeout,
-        Reason::Connection,
-        Reason::ReadOnly,
-        Reason::OutOfMemory,
-        Reason::NoPermission,
-        Reason::Busy,
-        Reason::CrossSlot,
-        Reason::Full,
-        Reason::ForeignValue,
-        Reason::BrokenReply,
-        Reason::Other,
-    ] {
+    for &reason in Reason::ALL {
         let backend = FakeBackend::unavailable(reason);
         let immediate = RateLimitLayer::builder(backend.clone());
         let delayed = RateLimitLayer::builder(Later(backend.clone()));

@@ -15,8 +15,8 @@ use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, Reservation, RouteCosts, Wait,
-    answer::{Grpc, HttpOrGrpc},
+    KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, Rejection, Reservation, RouteCosts, Wait,
+    answer::{Answer, Grpc, HttpOrGrpc},
     backend::{Backend, Reason},
     peer_ip,
     protocol::Draft,
@@ -107,6 +107,50 @@ async fn denied_call_returns_retry_info_and_quota_failure() {
     assert_eq!(text(status.metadata(), "retry-after"), Some("1"));
     assert_eq!(text(status.metadata(), "ratelimit"), Some(r#""burst";r=0;t=1, "sustained";r=3;t=60"#));
     call(site.address, Some("bob")).await.unwrap();
+}
+
+/// Calls until the call is admitted, and waits as `grpc-retry-pushback-ms` states. Returns the waits.
+async fn call_with_pushback(address: SocketAddr) -> Vec<Duration> {
+    let mut waits = Vec::new();
+    while let Err(status) = call(address, Some("alice")).await {
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        let pushback: u64 = text(status.metadata(), "grpc-retry-pushback-ms").unwrap().parse().unwrap();
+        waits.push(Duration::from_millis(pushback));
+        tokio::time::sleep(Duration::from_millis(pushback)).await;
+    }
+    waits
+}
+
+#[tokio::test]
+async fn client_is_admitted_after_one_pushback() {
+    let window = Duration::from_millis(300);
+    let builder = RateLimitLayer::builder(MemoryBackend::new()).policy(policy("one", 1, window));
+    let site = GrpcSite::serve(builder.key(api_key()).answer(Grpc).build().unwrap()).await;
+    // A busy machine may send some calls in a later window.
+    for _ in 0..30 {
+        let waits = call_with_pushback(site.address).await;
+        if !waits.is_empty() {
+            assert!(waits.len() == 1 && waits[0] <= window, "{waits:?}");
+            return;
+        }
+    }
+    panic!("the server has admitted every call");
+}
+
+#[test]
+fn status_states_lower_bound_of_long_wait() {
+    let head = Request::new(());
+    let reject = |rejection: &Rejection| {
+        let response = Grpc.reject(rejection, &(&head).into());
+        Status::from_header_map(response.headers()).unwrap()
+    };
+    for (at_least, millis) in [(Duration::ZERO, "1000"), (Duration::from_micros(7_000_001), "7001")] {
+        let status = reject(&Rejection::WaitTooLong { at_least });
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        assert_eq!(text(status.metadata(), "grpc-retry-pushback-ms"), Some(millis));
+        assert_eq!(status.get_details_retry_info().unwrap().retry_delay, Some(at_least.max(SECOND)));
+    }
+    assert_eq!(reject(&Rejection::TooManyWaiting { max: 9 }).code(), Code::Unavailable);
 }
 
 #[tokio::test]

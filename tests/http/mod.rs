@@ -1,6 +1,7 @@
 //! The layer over axum and tonic on sockets, over other services, and in unit tests.
 
 mod client_ip;
+mod clients;
 mod composition;
 mod cors;
 mod costs;
@@ -13,6 +14,8 @@ mod grpc;
 mod invented_keys;
 mod jobs;
 mod keys;
+mod meters;
+mod metrics;
 mod missing_key;
 mod multiple_keys;
 mod nested;
@@ -21,13 +24,16 @@ mod pitfalls;
 pub mod probe;
 mod readiness;
 mod rejection;
+mod reload;
 mod responses;
 mod retry_after;
 mod services;
 mod settings;
 mod settlement;
+mod shadow;
 mod tiers;
 mod types;
+mod waiting;
 
 pub mod wire;
 

@@ -4,13 +4,15 @@ use axum::{Router, body::Body, response::AppendHeaders, routing::get};
 use http::{Request, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    Decision, MemoryBackend, RateLimitLayer, Rejection, Reservation,
-    backend::Reason,
+    Costs, Decision, Limiter, MemoryBackend, Policy, RateLimitLayer, Rejection, Reservation,
+    backend::{Backend, Reason},
+    header,
     settle::by_hand,
     testing::{FakeAnswer, FakeBackend, ManualClock},
 };
 
-use super::{ALICE, BOB, MINUTE, SECOND, api_key, policy, wire::Site};
+use super::{ALICE, BOB, Later, MINUTE, SECOND, api_key, policy, wire::Site};
+use crate::support::events::Events;
 
 /// Returns the policy name of the extracted decision, which is that of the innermost layer.
 async fn handler(decision: Decision) -> String {
@@ -183,4 +185,121 @@ async fn admission_keeps_retry_after_of_handler() {
     let app = Router::new().route("/", get(handler)).layer(limits("ten"));
     let answer = Site::serve(app).await.get("/", &[ALICE]).await;
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("30")));
+}
+
+/// Builds a layer of its own limiter with these policies.
+fn layer_on(backend: impl Backend, policies: impl IntoIterator<Item = Policy>) -> RateLimitLayer {
+    let builder = RateLimitLayer::builder(backend).key(api_key());
+    policies.into_iter().fold(builder, |builder, policy| builder.policy(policy)).build().unwrap()
+}
+
+/// Sends requests through these layers, the innermost first, and returns the events about double charges and the last answer.
+async fn double_charges<const N: usize>(layers: [RateLimitLayer; N]) -> (Vec<String>, super::wire::Answer) {
+    let (events, _guard) = Events::collect();
+    let app = Router::new().route("/", get(async || ""));
+    let site = Site::serve(layers.into_iter().fold(app, |app, layer| app.layer(layer))).await;
+    for _ in 0..5 {
+        assert_eq!(site.get("/", &[ALICE, ("x-project", "a")]).await.status, 200);
+    }
+    let answer = site.get("/", &[ALICE, ("x-project", "a")]).await;
+    (events.take().into_iter().filter(|event| event.contains("charged twice")).collect(), answer)
+}
+
+#[tokio::test]
+async fn same_pair_in_nested_layers_causes_one_event() {
+    let layer = layer_on(MemoryBackend::new(), [policy("hourly", 100, 60 * MINUTE)]);
+    let (events, answer) = double_charges([layer.clone(), layer]).await;
+    assert_eq!(events.len(), 1, "{events:?}");
+    for part in ["WARN", "charged twice", r#"policy="hourly""#, r#"namespace="tsw""#] {
+        assert!(events[0].contains(part), "{part}: {events:?}");
+    }
+    // Each of six requests is charged twice.
+    assert!(answer.header("ratelimit").unwrap().contains(r#""hourly";r=88;"#), "{answer:?}");
+}
+
+#[tokio::test]
+async fn double_charge_causes_one_event_per_policy() {
+    let backend = MemoryBackend::new();
+    let [one, two, three] = ["one", "two", "three"].map(|name| policy(name, 100, MINUTE));
+    // The quota may differ, because both layers count the same usage.
+    let two_again = policy("two", 90, MINUTE);
+    let inner = layer_on(backend.clone(), [one.clone(), two_again, three]);
+    let (events, _) = double_charges([inner, layer_on(backend, [one, two])]).await;
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert!(events[0].contains(r#"policy="one""#) && events[1].contains(r#"policy="two""#), "{events:?}");
+}
+
+#[tokio::test]
+async fn double_charge_is_found_through_other_layers() {
+    let layer = |name| layer_on(MemoryBackend::new(), [policy(name, 100, MINUTE)]);
+    let (twice, between) = (layer("outer"), layer("middle"));
+    let (events, _) = double_charges([twice.clone(), between, twice]).await;
+    assert!(events.len() == 1 && events[0].contains(r#"policy="outer""#), "{events:?}");
+}
+
+#[tokio::test]
+async fn double_charge_of_waiting_backend_causes_one_event() {
+    // The backend has no name, so only one layer has the same store twice.
+    let layer = layer_on(Later(MemoryBackend::new()), [policy("hourly", 100, 60 * MINUTE)]);
+    let (events, _) = double_charges([layer.clone(), layer]).await;
+    assert_eq!(events.len(), 1, "{events:?}");
+}
+
+#[tokio::test]
+async fn double_charge_of_reservations_causes_one_event() {
+    let backend = MemoryBackend::new();
+    let reserving = |backend: MemoryBackend| {
+        let builder = RateLimitLayer::builder(backend).policy(policy("hourly", 100, 60 * MINUTE));
+        builder.key(api_key()).settle_by(by_hand).build().unwrap()
+    };
+    let charging = |backend: MemoryBackend| layer_on(backend, [policy("hourly", 100, 60 * MINUTE)]);
+    let (events, _) = double_charges([reserving(backend.clone()), reserving(backend)]).await;
+    assert_eq!(events.len(), 1, "{events:?}");
+    let backend = MemoryBackend::new();
+    let (events, _) = double_charges([charging(backend.clone()), reserving(backend)]).await;
+    assert_eq!(events.len(), 1, "{events:?}");
+    let backend = MemoryBackend::new();
+    let (events, _) = double_charges([reserving(backend.clone()), charging(backend)]).await;
+    assert_eq!(events.len(), 1, "{events:?}");
+}
+
+#[tokio::test]
+async fn different_pairs_in_nested_layers_cause_no_event() {
+    let backend = MemoryBackend::new();
+    let hourly = || policy("hourly", 100, 60 * MINUTE);
+    let builder = || RateLimitLayer::builder(backend.clone()).policy(hourly());
+    let layer = builder().key(api_key()).build().unwrap();
+    let others = [
+        // Another name, window, store, namespace, region, or key, or a cost of zero.
+        layer_on(backend.clone(), [policy("daily", 100, 60 * MINUTE)]),
+        layer_on(backend.clone(), [policy("hourly", 100, MINUTE)]),
+        layer_on(MemoryBackend::new(), [hourly()]),
+        builder().key(api_key()).namespace("other").build().unwrap(),
+        builder().key(api_key()).region("eu").build().unwrap(),
+        builder().key(header("x-project").unwrap()).build().unwrap(),
+        builder().key(api_key()).cost(0).build().unwrap(),
+    ];
+    for (i, other) in others.into_iter().enumerate() {
+        let (events, answer) = double_charges([layer.clone(), other]).await;
+        assert_eq!((events, answer.status), (vec![], 200), "{i}");
+    }
+}
+
+#[tokio::test]
+async fn layer_beside_another_causes_no_event() {
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(policy("hourly", 100, 60 * MINUTE));
+    let limiter = limiter.build().unwrap();
+    let layer = |cost: u32| {
+        let builder = RateLimitLayer::with_limiter(limiter.clone()).key(api_key());
+        builder.cost(Costs::from(cost)).build().unwrap()
+    };
+    let (events, _guard) = Events::collect();
+    let app = Router::new()
+        .route("/cheap", get(async || "").layer(layer(1)))
+        .route("/expensive", get(async || "").layer(layer(5)));
+    let site = Site::serve(app).await;
+    for path in ["/cheap", "/expensive", "/cheap"] {
+        assert_eq!(site.get(path, &[ALICE]).await.status, 200);
+    }
+    assert_eq!(events.take(), [""; 0]);
 }

@@ -1,12 +1,13 @@
 //! Policies per request: by tier, by tenant and by route.
 
-use axum::{Router, routing::get};
+use axum::{Router, extract::MatchedPath, routing::get};
 use http::Request;
 use tower_sliding_window::{
-    Costs, Head, MemoryBackend, Policies, PolicyTable, RateLimitLayer,
+    Costs, Head, MemoryBackend, PartitionKey, Policies, PolicyTable, RateLimitLayer,
     backend::{Backend, Pair},
     header, limit, peer_ip,
-    policy::{self, PolicySelector},
+    policy::{self, PolicySelector, Tier},
+    protocol::Draft,
     testing::{FakeBackend, ManualClock},
 };
 
@@ -105,13 +106,13 @@ async fn changed_quota_applies_at_once_and_keeps_usage() {
         assert_eq!(send().await, expected(200, left, 10));
     }
     // The new quota is below the usage.
-    assert_eq!(table.set("gold", requests(3)), Some(requests(10)));
+    assert_eq!(table.set("gold", requests(3)), Some(requests(10).into()));
     assert_eq!(send().await, expected(429, 0, 3));
     // The quota grows, and the earlier usage still counts.
-    assert_eq!(table.set("gold", requests(6)), Some(requests(3)));
+    assert_eq!(table.set("gold", requests(6)), Some(requests(3).into()));
     assert_eq!(send().await, expected(200, 1, 6));
     // The key returns to the default, whose quota is used up.
-    assert_eq!(table.remove("gold"), Some(requests(6)));
+    assert_eq!(table.remove("gold"), Some(requests(6).into()));
     assert_eq!(send().await, expected(429, 0, 2));
     table.set_default(requests(100));
     assert_eq!(send().await, expected(200, 94, 100));
@@ -225,12 +226,21 @@ fn clones_of_table_share_policies() {
     let clone = table.clone().with("gold", requests(2));
     assert_eq!(
         (table.pick("gold"), table.pick("silver"), table.pick(None)),
-        (requests(2), requests(1), requests(1))
+        (requests(2).into(), requests(1).into(), Tier::from(requests(1)))
     );
     let _ = table.set("gold", Policies::from(policy("requests", 3, SECOND)));
-    assert_eq!(clone.pick(Some("gold")).as_slice()[0].window(), SECOND);
+    assert_eq!(clone.pick(Some("gold")).policies().unwrap().as_slice()[0].window(), SECOND);
     fn is_shared<T: Clone + Send + Sync + 'static>() {}
-    is_shared::<(PolicyTable, Policies)>();
+    is_shared::<(PolicyTable, Policies, Tier)>();
+}
+
+#[test]
+fn draft_of_unlimited_tier_is_exempt() {
+    let draft = |tier: Tier| Draft::check_against(PartitionKey::new("user", "a"), tier, 2);
+    assert_eq!(draft(Tier::Unlimited), Draft::exempt());
+    let limited = Draft::check_against(PartitionKey::new("user", "a"), policy("requests", 5, MINUTE), 2);
+    assert_eq!(draft(requests(5).into()), limited);
+    assert_ne!(limited, Draft::exempt());
 }
 
 #[test]
@@ -290,4 +300,93 @@ async fn limit_without_chosen_policy_requires_its_key() {
     assert_eq!(Site::serve(app().layer(first)).await.get("/", &[]).await.status, 400);
     assert_eq!(Site::serve(app().layer(further)).await.get("/", &[ALICE]).await.status, 400);
     assert_eq!(backend.checks(), []);
+}
+
+#[tokio::test]
+async fn unlimited_tier_causes_no_check() {
+    let backend = FakeBackend::admitting();
+    let table = PolicyTable::new(requests(2)).with("gold", Tier::Unlimited);
+    let builder = RateLimitLayer::builder(backend.clone()).key(api_key()).policies(by_tier(&table));
+    let site = Site::serve(app().layer(builder.build().unwrap())).await;
+    let answer = site.get("/", &[ALICE, GOLD]).await;
+    assert_eq!((answer.status, answer.has_limit_fields(), backend.checks().len()), (200, false, 0));
+    assert_eq!(summary(&site.get("/", &[ALICE]).await), (200, r#""requests";r=1;t=60"#.to_owned()));
+    // The key is required nevertheless.
+    assert_eq!(site.get("/", &[GOLD]).await.status, 400);
+}
+
+#[tokio::test]
+async fn policy_of_layer_limits_unlimited_tier() {
+    let table = PolicyTable::new(requests(9)).with("gold", Tier::Unlimited);
+    let builder = RateLimitLayer::builder(memory()).policy(policy("burst", 2, SECOND)).key(api_key());
+    let site = Site::serve(app().layer(builder.policies(by_tier(&table)).build().unwrap())).await;
+    for (status, left) in [(200, 1), (200, 0), (429, 0)] {
+        let expected = (status, format!(r#""burst";r={left};t=1"#));
+        assert_eq!(summary(&site.get("/", &[ALICE, GOLD]).await), expected);
+    }
+}
+
+#[tokio::test]
+async fn default_tier_becomes_unlimited_and_keeps_usage() {
+    let table = PolicyTable::new(Tier::Unlimited).with("gold", requests(1));
+    let limits = RateLimitLayer::builder(memory()).key(api_key()).policies(by_tier(&table)).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let gold = async || site.get("/", &[ALICE, GOLD]).await.status;
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
+    assert_eq!([gold().await, gold().await], [200, 429]);
+    assert_eq!(table.set("gold", Tier::Unlimited), Some(requests(1).into()));
+    assert_eq!([gold().await, gold().await], [200, 200]);
+    assert_eq!(table.set("gold", requests(1)), Some(Tier::Unlimited));
+    assert_eq!(gold().await, 429);
+    assert_eq!(table.remove("gold"), Some(requests(1).into()));
+    assert_eq!(gold().await, 200);
+}
+
+#[tokio::test]
+async fn route_table_limits_login_more_than_status() {
+    let routes = PolicyTable::new(requests(5)).with("/users/{id}/login", policy("logins", 2, MINUTE));
+    let limits = RateLimitLayer::builder(memory())
+        .key(api_key())
+        .policies(routes.choose_by(|head| head.extension::<MatchedPath>().map(MatchedPath::as_str)))
+        .build()
+        .unwrap();
+    let app = Router::new()
+        .route("/users/{id}/login", get(async || ""))
+        .route("/status", get(async || ""))
+        .route_layer(limits);
+    let site = Site::serve(app).await;
+    let status = async |path: &str| site.get(path, &[ALICE]).await.status;
+    let logins =
+        [status("/users/1/login").await, status("/users/2/login").await, status("/users/3/login").await];
+    assert_eq!(logins, [200, 200, 429]);
+    for expected in [200, 200, 200, 200, 200, 429] {
+        assert_eq!(status("/status").await, expected);
+    }
+}
+
+#[tokio::test]
+async fn selectors_of_one_layer_see_one_table() {
+    let version = |quota| {
+        let routes = Policies::from(policy("route", quota, MINUTE));
+        PolicyTable::new(requests(quota)).with("route", routes)
+    };
+    let table = version(1);
+    let other = table.clone();
+    let limits = RateLimitLayer::builder(memory())
+        .key(api_key())
+        .policies(table.choose_by(|_| None))
+        // The table changes between the two lookups of one request.
+        .policies_by(move |_| {
+            other.replace(version(2));
+            None
+        })
+        .also(limit(peer_ip()).policies(table.choose_by(|_| Some("route"))))
+        .build()
+        .unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    let policies = |quota| format!(r#""requests";q={quota};w=60, "route";q={quota};w=60"#);
+    for quota in [1, 2] {
+        let answer = site.get("/", &[ALICE]).await;
+        assert_eq!(answer.header("ratelimit-policy"), Some(&*policies(quota)));
+    }
 }

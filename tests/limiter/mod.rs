@@ -1,9 +1,13 @@
-//! The limiter: its builder, its operations, its settlements and its warnings.
+//! The limiter: its builder, its operations, its queues, its settlements and its warnings.
 
+mod metrics;
 mod operations;
+mod policy_files;
 mod settlement;
 mod settlement_queue;
+mod shadow;
 mod stats;
+mod waiting;
 mod warnings;
 
 use std::{
@@ -67,6 +71,11 @@ fn builder_rejects_invalid_settings() {
         text(with(2).policy(policy("1", 9))),
         r#"policy "1" occurs twice: the policies of a limiter need different names"#
     );
+    for given in [0.0, -0.1, 1.000_001, f64::INFINITY, f64::NAN] {
+        let expected = format!("near_limit {given}: it must be above 0 and at most 1");
+        assert_eq!(text(with(1).near_limit(given)), expected);
+    }
+    with(1).near_limit(1.0).build().unwrap();
     assert_eq!(
         text(with(1).namespace("a{b}")),
         r#"namespace "a{b}": it must be 1 to 64 printable ASCII characters without `{`, `}` and space"#

@@ -1,17 +1,19 @@
 //! The counters of a limiter, and the keys that are denied most.
 
+use tokio::time::advance;
 use tower_sliding_window::{
     Decision, Limiter, MemoryBackend, PartitionKey,
     backend::{Backend, BackendError, Check, Reason, Refund},
+    outage::Breaker,
     testing::FakeAnswer::{Admit, Deny, Unavailable},
     testing::FakeBackend,
 };
 
 use super::{alice, policy};
-use crate::http::MINUTE;
+use crate::http::{MINUTE, SECOND};
 
 /// A backend that never answers immediately, and whose denials hold.
-struct Remote(FakeBackend);
+pub struct Remote(pub FakeBackend);
 
 impl Backend for Remote {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
@@ -31,7 +33,7 @@ impl Backend for Remote {
     }
 }
 
-fn user(i: usize) -> PartitionKey {
+pub fn user(i: usize) -> PartitionKey {
     PartitionKey::new("user", i.to_be_bytes())
 }
 
@@ -77,4 +79,41 @@ async fn most_denied_keys_survive_many_rare_keys() {
         assert!(denied.denials - denied.excess <= 2_000, "{most:?}");
     }
     assert_eq!((most.len(), limiter.most_denied(1_000).len()), (5, 128));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stats_count_settlements_that_took_effect() {
+    let limiter = Limiter::builder(Remote(FakeBackend::admitting())).policy(policy("p", 10)).build().unwrap();
+    for used in [0, 1, 2] {
+        let reservation = limiter.reserve(alice(), 1).await.unwrap();
+        reservation.settle(used).await;
+        // The second settlement has no effect.
+        reservation.settle(0).await;
+    }
+    assert_eq!((limiter.stats().settlements, limiter.stats().lost_settlements), (3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stats_report_state_of_breaker() {
+    let down = Unavailable(Reason::Connection);
+    let builder =
+        |answers: Vec<_>| Limiter::builder(Remote(FakeBackend::scripted(answers))).policy(policy("p", 10));
+    let breaker = Breaker { failures: 2, open_for: SECOND };
+    let limiter = builder(vec![down, down, Admit]).breaker(breaker).build().unwrap();
+    let state = || {
+        let breakers = limiter.stats().breakers;
+        assert_eq!((breakers.len(), &*breakers[0].server), (1, "custom backend, namespace tsw"));
+        breakers[0].state.to_string()
+    };
+    assert_eq!(state(), "closed");
+    limiter.check(alice(), 1).await.unwrap_err();
+    assert_eq!(state(), "closed");
+    limiter.check(alice(), 1).await.unwrap_err();
+    assert_eq!(state(), "open");
+    advance(SECOND).await;
+    assert_eq!(state(), "half-open");
+    limiter.check(alice(), 1).await.unwrap();
+    assert_eq!(state(), "closed");
+    let without = builder(vec![down]).breaker(None).build().unwrap();
+    assert_eq!(without.stats().breakers, []);
 }

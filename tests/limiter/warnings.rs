@@ -7,8 +7,8 @@ use std::sync::{
 
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Costs, Limiter, LimiterBuilder, Policies, Policy, RateLimitLayer, backend::Reason, key, limit,
-    peer_ip, testing::FakeBackend,
+    Algorithm, Costs, Limiter, LimiterBuilder, MemoryBackend, Policies, Policy, RateLimitLayer,
+    backend::Reason, key, limit, peer_ip, testing::FakeBackend,
 };
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
@@ -72,6 +72,19 @@ fn cost_above_quota_causes_one_warning_per_policy() {
             warnings.load(Ordering::SeqCst)
         };
         assert_eq!([count(1), count(5), count(5), count(6), count(6)], [0, 1, 1, 2, 2]);
+    });
+}
+
+#[test]
+fn clamped_estimate_logs_no_warning() {
+    let warnings = Arc::new(AtomicUsize::new(0));
+    counting(&warnings, || {
+        let limiter = |builder: LimiterBuilder| builder.policy(policy("clamped", 5)).build().unwrap();
+        let clamping = limiter(Limiter::builder(FakeBackend::admitting()).clamp_estimates());
+        now(clamping.reserve(alice(), 6)).unwrap();
+        assert_eq!(warnings.load(Ordering::SeqCst), 0);
+        now(limiter(Limiter::builder(FakeBackend::admitting())).reserve(alice(), 6)).unwrap();
+        assert_eq!(warnings.load(Ordering::SeqCst), 1);
     });
 }
 
@@ -217,4 +230,54 @@ async fn misconfigured_key_causes_one_warning_per_minute() {
         );
         tokio::time::advance(MINUTE).await;
     }
+}
+
+/// Builds a limiter on this backend, uses it, and drops it.
+fn use_once(backend: &MemoryBackend, namespace: &str) {
+    let builder = Limiter::builder(backend.clone()).policy(policy("mails", 1_000)).namespace(namespace);
+    assert!(now(builder.build().unwrap().check(alice(), 1)).unwrap().is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn limiter_per_request_causes_one_warning() {
+    let (events, _guard) = Events::collect();
+    let backend = MemoryBackend::new();
+    // At the start, a service may build and keep any number of limiters.
+    let kept = [(); 100].map(|()| Limiter::builder(backend.clone()).policy(policy("mails", 1_000)).build());
+    for _ in 0..19 {
+        use_once(&backend, "tsw");
+        use_once(&backend, "other");
+    }
+    assert_eq!(events.take(), [""; 0]);
+    for _ in 0..50 {
+        use_once(&backend, "tsw");
+    }
+    let logged = events.take();
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    for part in ["WARN", "store=\"memory ", ", namespace tsw\"", "dropped=20", "built and dropped again"] {
+        assert!(logged[0].contains(part), "{part}: {logged:?}");
+    }
+    tokio::time::advance(2 * MINUTE).await;
+    for _ in 0..50 {
+        use_once(&backend, "tsw");
+    }
+    assert_eq!(events.take(), [""; 0]);
+    drop(kept);
+}
+
+#[tokio::test(start_paused = true)]
+async fn limiter_of_long_life_causes_no_warning() {
+    let (events, _guard) = Events::collect();
+    let backend = MemoryBackend::new();
+    // Nineteen in each minute.
+    for _ in 0..5 {
+        for _ in 0..19 {
+            use_once(&backend, "tsw");
+        }
+        tokio::time::advance(MINUTE).await;
+    }
+    let kept = [(); 100].map(|()| Limiter::builder(backend.clone()).policy(policy("mails", 1_000)).build());
+    tokio::time::advance(MINUTE).await;
+    drop(kept);
+    assert_eq!(events.take(), [""; 0]);
 }

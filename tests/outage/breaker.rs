@@ -21,7 +21,7 @@ use tower_sliding_window::{
     testing::FakeBackend,
 };
 
-use super::{OF_ONE_CHECK, REASONS, SECOND, TICK, alice, deferred, on, outcome};
+use super::{OF_ONE_CHECK, SECOND, TICK, alice, deferred, on, outcome};
 
 const THREE_FAILURES: Breaker = Breaker { failures: 3, open_for: SECOND };
 const DOWN: FakeAnswer = Unavailable(Reason::Connection);
@@ -258,7 +258,7 @@ async fn timeouts_open_breaker_after_one_deadline() {
 
 #[tokio::test(start_paused = true)]
 async fn only_store_failures_open_breaker() {
-    for reason in REASONS {
+    for &reason in Reason::ALL {
         let (backend, limiter) = script([Unavailable(reason)]);
         for _ in 0..10 {
             assert_eq!(check(&limiter).await.unwrap_err().0, reason);

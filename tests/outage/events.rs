@@ -61,6 +61,48 @@ async fn failed_probes_cause_no_event() {
     assert_eq!(summary(&events), [CLOSED]);
 }
 
+/// A store that accepts no writes still denies, so a denial is no sign that it works again.
+#[tokio::test(start_paused = true)]
+async fn denied_probe_ends_no_outage_of_writes() {
+    const DENY: FakeAnswer = FakeAnswer::Deny(Wait::For(MINUTE));
+    for reason in [Reason::ReadOnly, Reason::OutOfMemory, Reason::NoPermission] {
+        let (events, _guard) = Events::collect();
+        let down = Unavailable(reason);
+        let limiter = script([
+            down,
+            down,
+            down,
+            DENY,
+            Unavailable(Reason::ForeignValue),
+            down,
+            DENY,
+            DENY,
+            Admit,
+            DENY,
+        ]);
+        let warnings =
+            || summary(&events).into_iter().filter(|event| !event.starts_with("DEBUG")).collect::<Vec<_>>();
+        check(&limiter, 3).await;
+        assert_eq!(warnings(), [OPENED], "{reason:?}");
+        advance(SECOND).await;
+        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+        // The next checks are probes. The second one fails, and the breaker is open again.
+        check(&limiter, 2).await;
+        assert!(!limiter.check(alice(), 1).await.unwrap_err().was_asked());
+        advance(SECOND).await;
+        check(&limiter, 2).await;
+        assert_eq!(warnings(), [""; 0], "{reason:?}");
+        check(&limiter, 2).await;
+        assert_eq!(warnings(), [CLOSED], "{reason:?}");
+    }
+    let (events, _guard) = Events::collect();
+    let limiter = script([DOWN, DOWN, DOWN, DENY]);
+    check(&limiter, 3).await;
+    advance(SECOND).await;
+    check(&limiter, 1).await;
+    assert_eq!(summary(&events)[..2], [OPENED, CLOSED]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn flapping_breaker_causes_few_events() {
     let (events, _guard) = Events::collect();

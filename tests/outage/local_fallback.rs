@@ -184,11 +184,7 @@ fn local_fallback_decides_several_keys_together() {
     let all = policy("all", 14);
     let protocol = by(move |user: &&'static str| {
         let key = PartitionKey::new("all", "all users");
-        Draft::check(PartitionKey::new("user", *user), 3).and(Draft::check_against(
-            key,
-            all.clone().into(),
-            1,
-        ))
+        Draft::check(PartitionKey::new("user", *user), 3).and(Draft::check_against(key, all.clone(), 1))
     });
     let limits = RateLimitLayer::new(
         limiter,

@@ -28,22 +28,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The resolution of tokio's timer.
 const TICK: Duration = Duration::from_millis(1);
 
-const REASONS: [Reason; 14] = [
-    Reason::Timeout,
-    Reason::DeadlineExceeded,
-    Reason::Connection,
-    Reason::ReadOnly,
-    Reason::OutOfMemory,
-    Reason::NoPermission,
-    Reason::Busy,
-    Reason::CrossSlot,
-    Reason::Full,
-    Reason::ForeignValue,
-    Reason::BrokenReply,
-    Reason::Unsupported,
-    Reason::Overloaded,
-    Reason::Other,
-];
 const OF_ONE_CHECK: [Reason; 4] =
     [Reason::CrossSlot, Reason::Full, Reason::ForeignValue, Reason::Unsupported];
 

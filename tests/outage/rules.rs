@@ -15,9 +15,7 @@ use tower_sliding_window::{
     testing::FakeBackend,
 };
 
-use super::{
-    Marks, OF_ONE_CHECK, REASONS, RequestMarks, TICK, alice, deferred, echo_marks, local, on, policy,
-};
+use super::{Marks, OF_ONE_CHECK, RequestMarks, TICK, alice, deferred, echo_marks, local, on, policy};
 use crate::http::Later;
 
 fn api_key() -> Header {
@@ -67,7 +65,7 @@ fn rejected(kind: &'static str, reason: Reason) -> (Option<Marks>, StatusCode, M
 
 #[tokio::test]
 async fn outage_rule_decides_and_marks_every_reason() {
-    for reason in REASONS {
+    for &reason in Reason::ALL {
         for builder in immediate_and_deferred(&FakeBackend::unavailable(reason)) {
             for rule in [None, Some(OutageRule::FailClosed)] {
                 let limits = layer(builder.clone(), rule);
@@ -91,7 +89,7 @@ async fn outage_rule_decides_and_marks_every_reason() {
 
 #[test]
 fn reason_reports_whether_it_concerns_one_check() {
-    let found: Vec<_> = REASONS.into_iter().filter(|reason| reason.is_of_one_check()).collect();
+    let found: Vec<_> = Reason::ALL.iter().copied().filter(|reason| reason.is_of_one_check()).collect();
     assert_eq!(found, OF_ONE_CHECK);
 }
 

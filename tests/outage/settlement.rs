@@ -9,7 +9,7 @@ use tower_sliding_window::{
     Builder, MemoryBackend, OutageRule, RateLimitLayer, Reservation,
     backend::Reason,
     header,
-    settle::{Settled, by_hand},
+    settle::{Settled, Unsettled, by_hand},
     testing::FakeAnswer::{Admit, Unavailable},
     testing::FakeBackend,
 };
@@ -83,6 +83,41 @@ async fn local_reservation_settles_in_local_memory_only() {
         backend.checks().iter().all(|check| check.purpose == tower_sliding_window::backend::Purpose::Reserve)
     );
     assert_eq!(limits.limiter().lost_settlements(), 0);
+}
+
+#[tokio::test]
+async fn local_fallback_clamps_estimate_to_share() {
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    for (clamps, status) in [(false, StatusCode::SERVICE_UNAVAILABLE), (true, StatusCode::OK)] {
+        let limits =
+            builder(&backend, local(2)).key(header("x-api-key").unwrap()).cost(10).settle_by(by_hand);
+        let limits = if clamps { limits.clamp_estimates() } else { limits };
+        let mut service = limits.build().unwrap().layer(service_fn(keep));
+        let mut send = async || service.ready().await.unwrap().call(request()).await.unwrap();
+        let response = send().await;
+        assert_eq!(response.status(), status);
+        if let Some(reservation) = response.extensions().get::<Reservation>() {
+            assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
+            assert!(matches!(reservation.settle(0).await, Settled::Done { .. }));
+            assert_eq!(send().await.status(), StatusCode::OK);
+        }
+    }
+}
+
+#[tokio::test]
+async fn dropped_local_reservation_is_refunded_in_local_memory() {
+    for (rule, statuses) in [(Unsettled::Keep, [200, 503]), (Unsettled::Refund, [200, 200])] {
+        let backend = FakeBackend::unavailable(Reason::Connection);
+        let limits = builder(&backend, local(2)).key(header("x-api-key").unwrap()).cost(5);
+        let limits = limits.settle_by(by_hand).unsettled(rule).build().unwrap();
+        let mut service = limits.layer(service_fn(keep));
+        for status in statuses {
+            // The response holds the reservation.
+            let response = service.ready().await.unwrap().call(request()).await.unwrap();
+            assert_eq!(response.status(), status, "{rule:?}");
+        }
+        assert_eq!(backend.refunds().len(), 0);
+    }
 }
 
 #[tokio::test]

@@ -31,8 +31,8 @@ pub const BUGS: &[Bug] = &[
         rule: "PeeksAfterDenial",
         changes: &[(
             CROSS_SLOT,
-            "if check.across_slots().peeks_first {",
-            "if check.across_slots().peeks_first && !PLANTED {",
+            "if check.across_slots().peeks_first &&",
+            "if check.across_slots().peeks_first && !PLANTED &&",
         )],
     },
     Bug {

@@ -665,3 +665,96 @@ async fn check_dropped_while_connecting_sends_nothing() {
     let calls = [0, 1].map(|n| evalsha(&cluster.nodes[n]) + Admin::at(&cluster.nodes[n]).calls("eval").all);
     assert_eq!(calls, [0, 0]);
 }
+
+/// Returns the policy names of the statuses of a check.
+fn decided(decision: &tower_sliding_window::Decision) -> Vec<&str> {
+    decision.statuses().iter().map(|status| status.policy().name()).collect()
+}
+
+/// A shadow slot that denies, and an enforcing slot that denies: with and without a peek first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shadow_slot_denies_no_check() {
+    let cluster = Cluster::start(Engine::Redis);
+    let backend = backend(&cluster).await;
+    for cache in [Some(DenyCache::default()), None] {
+        for node in &cluster.nodes[..3] {
+            Admin::at(node).query::<()>(&["FLUSHALL"]);
+        }
+        let limiter = Limiter::builder(backend.clone()).without_policies().deny_cache(cache);
+        let limiter = limiter.deadline(2 * SECOND).build().unwrap();
+        let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
+        let (two, canary) = (policy("two", 2, HOUR), policy("canary", 1, HOUR));
+        let both = || limiter.check_pairs([pair(&route, &canary, 1).shadow(), pair(&user, &two, 1)]).unwrap();
+        for denials in [0, 1] {
+            let decision = both().await.unwrap();
+            assert!(decision.is_admitted() && decision.shadow_denied().count() == denials, "{decision:?}");
+            assert_eq!(decided(&decision), ["canary", "two"]);
+        }
+        assert_eq!(used(&limiter, &route, &canary).await, 1);
+        // The enforcing slot denies: the shadow slot is rolled back.
+        let wide = policy("wide", 9, HOUR);
+        let of_route = [pair(&route, &wide, 1).shadow(), pair(&route, &canary, 1).shadow()];
+        let pairs = [&of_route[..], &[pair(&user, &two, 1)]].concat();
+        let denied = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        assert!(!denied.is_admitted());
+        if cache.is_some() {
+            // Without a peek, the shadow slot has replied. Its statuses contain no charge.
+            let remaining: Vec<u32> = denied.statuses().iter().map(|status| status.remaining()).collect();
+            assert_eq!((decided(&denied), remaining), (vec!["wide", "canary", "two"], vec![9, 0, 0]));
+        }
+        limiter.drain().await;
+        assert_eq!(used(&limiter, &route, &wide).await, 0);
+        // Shadow slots alone.
+        let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &two, 1).shadow()];
+        let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
+        assert!(decision.is_admitted() && decision.shadow_denied().count() == 2, "{decision:?}");
+    }
+    assert_eq!(backend.lost_rollbacks(), 0);
+}
+
+/// A shadow slot whose node is dead or hangs makes no check unavailable, and its circuit breaker opens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_shadow_slot_makes_no_check_unavailable() {
+    let cached = Some(DenyCache::default());
+    for (is_killed, cache) in [(true, cached), (false, cached), (false, None)] {
+        let mut cluster = crate::support::cluster_rows::cluster();
+        let limiter = Limiter::builder(backend(&cluster).await).without_policies().deny_cache(cache);
+        let limiter = limiter.deadline(SECOND / 2).breaker(Breaker { failures: 5, open_for: 60 * SECOND });
+        let limiter = limiter.build().unwrap();
+        let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
+        let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 10, HOUR));
+        let pairs = || [pair(&route, &canary, 1).shadow(), pair(&user, &ten, 1)];
+        assert_eq!(decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()), ["canary", "ten"]);
+        if is_killed {
+            cluster.kill(1);
+        } else {
+            cluster.nodes[1].signal(libc::SIGSTOP);
+        }
+        let mut waits = Vec::new();
+        for remaining in (1..9).rev() {
+            let sent = Instant::now();
+            let reservation = limiter.reserve_pairs(pairs()).unwrap().await.unwrap();
+            waits.push(sent.elapsed());
+            let decision = reservation.decision().unwrap();
+            assert_eq!((decided(decision), decision.receipts().len()), (vec!["ten"], 2));
+            assert_eq!(decision.statuses()[0].remaining(), remaining);
+            assert_eq!(decision.policies().count(), 2);
+            sleep(SECOND * 3 / 10).await;
+        }
+        // Until the breaker opens, a check waits for half of its deadline.
+        assert!(waits.iter().all(|wait| *wait < SECOND * 4 / 10), "{waits:?}");
+        assert!(waits[7] < SECOND / 5, "the breaker is open: {waits:?}");
+        // The enforcing slot denies as usual.
+        assert!(limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
+        assert!(!limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
+        // Shadow slots alone: without any reply, there is an error, and the caller decides.
+        let alone = limiter.check_pairs([pair(&route, &canary, 1).shadow()]).unwrap().await;
+        assert!(alone.is_err());
+        let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &policy("new", 9, HOUR), 1).shadow()];
+        let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
+        assert_eq!((decision.is_admitted(), decided(&decision)), (true, vec!["new"]));
+        if !is_killed {
+            cluster.nodes[1].signal(libc::SIGCONT);
+        }
+    }
+}

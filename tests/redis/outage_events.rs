@@ -3,7 +3,10 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_sliding_window::{Limiter, PartitionKey, RedisBackend};
+use tower_sliding_window::{
+    Limiter, PartitionKey, RedisBackend,
+    outage::{BreakerState, DenyCache},
+};
 
 use super::{
     admin::Admin,
@@ -109,6 +112,52 @@ async fn outage_causes_one_event_at_begin_and_one_at_end() {
     }
 }
 
+/// A client over its limit is denied without a write, so the server answers it during an outage of writes.
+#[tokio::test]
+async fn outage_of_writes_causes_two_events_despite_denials() {
+    let faults: [[&[&str]; 2]; 3] = [
+        [&["CONFIG", "SET", "maxmemory", "1"], &["CONFIG", "SET", "maxmemory", "0"]],
+        [&["ACL", "SETUSER", "limiter", "-rpush"], &["ACL", "SETUSER", "limiter", "+rpush"]],
+        [&["REPLICAOF", "127.0.0.1", "1"], &["REPLICAOF", "NO", "ONE"]],
+    ];
+    for engine in Engine::ALL {
+        let server = Server::with_options(engine, &["--user", "limiter", "on", ">secret", "~*", "+@all"]);
+        let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port());
+        let backend = RedisBackend::connect(&url).await.unwrap();
+        // Longer than the deadline: meanwhile, the failures open the breaker.
+        let cache = DenyCache { max_age: Duration::from_millis(200), ..DenyCache::default() };
+        let builder = Limiter::builder(backend).policy(policy("hourly", 1, HOUR)).deny_cache(cache);
+        let limiter = builder.build().unwrap();
+        let mut users = 0_u64..;
+        let mut check_for = async |time: Duration| {
+            let start = Instant::now();
+            while start.elapsed() < time {
+                let _ = limiter.check(alice(), 1).await;
+                let user = PartitionKey::new("user", users.next().unwrap().to_le_bytes());
+                let _ = limiter.check(user, 1).await;
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        for [begin, end] in faults {
+            check_for(Duration::from_millis(300)).await;
+            let (events, _guard) = Events::collect();
+            let take =
+                || events.take().into_iter().filter(|event| !event.starts_with("DEBUG")).collect::<Vec<_>>();
+            Admin::at(&server).query::<()>(begin);
+            check_for(Duration::from_millis(1_500)).await;
+            let begun = take();
+            assert!(
+                begun.len() == 1 && begun[0].contains("breaker opened"),
+                "{engine:?} {begin:?}: {begun:?}"
+            );
+            Admin::at(&server).query::<()>(end);
+            check_for(Duration::from_millis(700)).await;
+            let ended = take();
+            assert!(ended.len() == 1 && ended[0].contains("breaker closed"), "{engine:?} {end:?}: {ended:?}");
+        }
+    }
+}
+
 /// The breaker stays closed, because most checks are decided: only the fixed window needs GET.
 #[tokio::test]
 async fn missing_permission_of_one_policy_causes_one_event() {
@@ -155,4 +204,9 @@ async fn event_names_node_of_cluster() {
     }
     let begin = events.take();
     assert!(begin.len() == 1 && begin[0].contains(&address), "{begin:?}");
+    let breakers = limiter.stats().breakers;
+    let open = breakers.iter().filter(|breaker| breaker.state != BreakerState::Closed);
+    assert_eq!(open.map(|breaker| &*breaker.server).collect::<Vec<_>>(), [&*address], "{breakers:?}");
+    // Those of all nodes, and that of the look-ups.
+    assert!(breakers.len() > cluster.nodes.len() / 2, "{breakers:?}");
 }

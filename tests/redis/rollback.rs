@@ -14,7 +14,11 @@ use super::{
     cluster::{keys, pair, remaining},
     rig::{HOUR, LONG_DEADLINE, concurrently, policy},
 };
-use crate::support::{cluster::Cluster, server::Engine};
+use crate::support::{
+    cluster::Cluster,
+    scrape::{Scrape, recorder},
+    server::Engine,
+};
 
 const CHECKS: u32 = 20;
 
@@ -57,6 +61,8 @@ fn drain_waits_for_rollbacks_on_one_thread() {
 
 #[test]
 fn rollbacks_of_ended_runtime_are_counted() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
     let cluster = Cluster::start(Engine::Redis);
     let first = runtime();
     let (limiter, backend, pairs) = first.block_on(limiter(&cluster));
@@ -70,6 +76,8 @@ fn rollbacks_of_ended_runtime_are_counted() {
     assert!(standing > 0, "the runtime has ended before its rollbacks");
     // A rollback may have run without a reply.
     assert!((standing..=u64::from(CHECKS)).contains(&backend.lost_rollbacks()), "{standing} of {CHECKS}");
+    let counted = Scrape::of(&recorder.handle()).get("lost_rollbacks_total");
+    assert_eq!(counted, backend.lost_rollbacks() as f64);
 }
 
 #[test]

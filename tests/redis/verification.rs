@@ -76,6 +76,23 @@ async fn verify_names_each_missing_permission() {
 }
 
 #[tokio::test]
+async fn verify_names_each_unknown_command() {
+    for engine in Engine::ALL {
+        for command in NEEDED {
+            let server = Server::with_options(engine, &["--rename-command", command, ""]);
+            let problems = problems(RedisBackend::lazy(&server.url()).unwrap().verify().await);
+            assert!(
+                matches!(&*problems, [Problem::MissingCommand { command: missing, .. }] if *missing == command),
+                "{engine:?} {command}: {problems:?}"
+            );
+            let error = RedisBackend::connect(&server.url()).await.unwrap_err().to_string();
+            let text = format!("unknown command {}", command.to_ascii_uppercase());
+            assert!(error.contains(&text), "{engine:?}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn verify_runs_all_scripts_and_leaves_no_key() {
     for engine in Engine::ALL {
         let server = Server::start(engine);

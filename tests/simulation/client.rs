@@ -113,6 +113,8 @@ impl Client {
         mutation::limiter(self.mutation, backend)
             .policy(self.plan.policy.clone())
             .policy(number)
+            // It would deny almost every check, and must not change any outcome.
+            .policy(Policy::new("canary", 1, self.plan.policy.window()).unwrap().shadow())
             .outage(mutation::outage(self.mutation, self.plan.rule))
             .local_memory(MemoryBackend::new().with_clock(&self.clock))
             .build()

@@ -44,6 +44,25 @@ impl ScriptCall {
             [check, b"r"] => Self::check(&keys, check, Purpose::Reserve),
             [check, b"o"] => Self::check(&keys, check, Purpose::Overage),
             [check, b"p"] => Self::check(&keys, check, Purpose::Peek),
+            [check, purpose, shadows] => {
+                let purpose = match *purpose {
+                    b"" => Purpose::Charge,
+                    b"r" => Purpose::Reserve,
+                    b"o" => Purpose::Overage,
+                    b"p" => Purpose::Peek,
+                    _ => return Err("the purpose".to_owned()),
+                };
+                let shadows: usize = text(shadows)?.parse().map_err(|_| "the number of shadow pairs")?;
+                let enforced = count.checked_sub(shadows).ok_or("too many shadow pairs")?;
+                let Self::Check { check, deadline, generation } = Self::check(&keys, check, purpose)? else {
+                    return Err("not a check".to_owned());
+                };
+                let pairs = check.pairs().iter().enumerate();
+                let pairs =
+                    pairs.map(|(i, pair)| if i < enforced { pair.clone() } else { pair.clone().shadow() });
+                let check = Check::new(pairs.collect::<Vec<_>>()).map_err(|error| error.to_string())?;
+                Ok(Self::Check { check: check.with_purpose(purpose), deadline, generation })
+            }
             _ => Err(format!("{} arguments for {count} keys", arguments.len())),
         }
     }

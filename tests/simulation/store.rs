@@ -157,7 +157,16 @@ impl Store {
         if purpose != Purpose::Peek {
             self.record.note(Event::Decided { id, reading: now, verdict });
         }
-        let receipts = (purpose == Purpose::Reserve).then(|| self.reserve(id, generation, &check, &handles));
+        let receipts = (purpose == Purpose::Reserve).then(|| {
+            let mut receipts = self.reserve(id, generation, &check, &handles);
+            // A shadow pair that denies has no charge.
+            for (receipt, status) in receipts.iter_mut().zip(decision.statuses()) {
+                if !status.retry_after().is_zero() {
+                    *receipt = Receipt::default();
+                }
+            }
+            receipts
+        });
         Ok(resp::bulk(&script::reply(&decision, self.reported(now), receipts.as_deref())))
     }
 

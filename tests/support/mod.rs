@@ -4,5 +4,6 @@ pub mod cluster;
 pub mod cluster_rows;
 pub mod delay;
 pub mod events;
+pub mod scrape;
 pub mod sentinel;
 pub mod server;

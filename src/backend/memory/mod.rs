@@ -52,6 +52,9 @@ use state::State;
 /// fill the backend, and new keys are rejected with `Full` until the window has passed. Against such an attack, limit what a
 /// client can invent: see [Unverified headers](crate::guide::keys#unverified-headers-limit-the-address-as-well).
 ///
+/// A [shadow pair](crate::backend::Pair::shadow) evicts no key: if there is no room for its key, it is not counted, and has no status.
+/// Usage that only shadow pairs have charged does not count as a share of a quota, so such keys are evicted first.
+///
 /// [`when_full`](Self::when_full) disables evictions.
 ///
 /// ```

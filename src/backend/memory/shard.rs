@@ -33,6 +33,8 @@ struct Slot {
     namespace: Arc<str>,
     /// With the quota of the last charge.
     policy: Policy,
+    /// Whether the last charge was that of a shadow pair. Such usage does not protect the key from an eviction.
+    is_shadow: bool,
     usage: Usage,
 }
 
@@ -166,11 +168,14 @@ impl Partition {
             self.slots.push(Slot {
                 namespace: check.namespace_shared().clone(),
                 policy: pair.policy.clone(),
+                is_shadow: pair.is_shadow,
                 usage: Usage::new(&pair.policy),
             });
             self.slots.len() - 1
         });
-        &mut self.slots[index]
+        let slot = &mut self.slots[index];
+        slot.is_shadow = pair.is_shadow;
+        slot
     }
 
     /// Returns the instant at which all policies are idle. None if there is none.
@@ -178,10 +183,10 @@ impl Partition {
         self.slots.iter().map(Slot::idle_at).max()
     }
 
-    /// Returns the largest share of a quota in use, over all policies. 1 is a whole quota.
+    /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota.
     fn share(&self, now: u64) -> f64 {
         let share = |slot: &Slot| slot.used(now) as f64 / f64::from(slot.policy.quota());
-        self.slots.iter().map(share).fold(0.0, f64::max)
+        self.slots.iter().filter(|slot| !slot.is_shadow).map(share).fold(0.0, f64::max)
     }
 }
 

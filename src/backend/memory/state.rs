@@ -19,6 +19,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
+    observe,
 };
 
 /// The number of shards, each with its own lock.
@@ -64,6 +65,14 @@ enum Attempt {
         /// The shard of the first new key.
         shard: usize,
     },
+}
+
+/// What to do with the shadow pairs whose partition keys are not stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum NewShadows {
+    Charged,
+    /// There is no room for them: they have no status.
+    LeftOut,
 }
 
 /// The locked shards of some pairs. They are locked in ascending order, so that no two callers deadlock.
@@ -114,7 +123,7 @@ impl State {
 
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        match self.try_decide(check, &mut 0)? {
+        match self.try_decide(check, &mut 0, NewShadows::Charged)? {
             Attempt::Decided(decision) => Ok(decision),
             Attempt::NoRoom { .. } => self.decide_at_bound(check),
         }
@@ -126,9 +135,15 @@ impl State {
         self.remove_all_idle();
         // The room of evicted keys. Until this check needs it, no other check takes it.
         let mut room = 0;
+        let has_shadows = check.pairs().iter().any(|pair| pair.is_shadow);
+        let mut new_shadows = if has_shadows { NewShadows::Charged } else { NewShadows::LeftOut };
         let decided = loop {
-            match self.try_decide(check, &mut room) {
+            match self.try_decide(check, &mut room, new_shadows) {
                 Ok(Attempt::Decided(decision)) => break Ok(decision),
+                // A shadow pair evicts no key, and its lack of room rejects no check.
+                Ok(Attempt::NoRoom { .. }) if new_shadows == NewShadows::Charged => {
+                    new_shadows = NewShadows::LeftOut;
+                }
                 Ok(Attempt::NoRoom { missing, shard }) => match self.make_room(check, missing, shard) {
                     None => break Err(BackendError::new(Reason::Full)),
                     // Fewer than are missing if other checks have evicted or charged them. Then try again.
@@ -184,6 +199,7 @@ impl State {
             evicted += 1;
             self.evicted_keys.fetch_add(1, Ordering::Relaxed);
             self.evicted_units.fetch_add(units, Ordering::Relaxed);
+            observe::evicted(units);
         }
         Some(evicted)
     }
@@ -195,7 +211,12 @@ impl State {
     }
 
     /// Decides a check. `room` is the room for new partition keys that evictions have made for it, and then what is left of it.
-    fn try_decide(&self, check: &Check, room: &mut usize) -> Result<Attempt, BackendError> {
+    fn try_decide(
+        &self,
+        check: &Check,
+        room: &mut usize,
+        new_shadows: NewShadows,
+    ) -> Result<Attempt, BackendError> {
         let (pairs, purpose) = (check.pairs(), check.purpose());
         let mut locked = self.lock(pairs.iter().map(|pair| &pair.key));
         // Read under the locks, so that decisions are in the order of their instants.
@@ -210,27 +231,45 @@ impl State {
         };
         let readings: Vec<Reading<'_>> = pairs.iter().enumerate().map(read).collect();
         let waits = purpose != Purpose::Overage;
-        let admitted = !waits || pairs.iter().zip(&readings).all(|(pair, reading)| reading.admits(pair));
-        let status = |(pair, reading): (&Pair, &Reading<'_>)| reading.status(pair, admitted, waits);
-        let statuses: Vec<Status> = pairs.iter().zip(&readings).map(status).collect();
+        let has_room = |pair: &Pair, reading: &Reading<'_>| !waits || reading.admits(pair);
+        let of_pairs = || pairs.iter().zip(&readings);
+        let admitted = of_pairs().all(|(pair, reading)| pair.is_shadow || has_room(pair, reading));
+        let is_charged = |pair: &Pair, reading: &Reading<'_>| {
+            // An enforcing pair has room if the check is admitted.
+            admitted && (!pair.is_shadow || has_room(pair, reading))
+        };
+        let status =
+            |(pair, reading): (&Pair, &Reading<'_>)| reading.status(pair, is_charged(pair, reading), waits);
+        let statuses: Vec<Status> = of_pairs().map(status).collect();
         if !admitted {
             return Ok(Attempt::Decided(Decision::new(clock, statuses)));
         }
-        if pairs.iter().zip(&readings).any(|(pair, reading)| pair.cost > 0 && !reading.has_room()) {
-            return Err(BackendError::new(Reason::Full));
+        let (mut charged, mut is_known) = ([false; MAX_PAIRS], [true; MAX_PAIRS]);
+        for (i, (pair, reading)) in of_pairs().enumerate() {
+            charged[i] = pair.cost > 0 && is_charged(pair, reading);
+            let is_full = charged[i] && !reading.has_room();
+            if is_full && !pair.is_shadow {
+                return Err(BackendError::new(Reason::Full));
+            }
+            // Without room for its charge, a shadow pair has no status.
+            let is_left_out = || new_shadows == NewShadows::LeftOut && locked.is_new(i, pairs);
+            if charged[i] && pair.is_shadow && (is_full || is_left_out()) {
+                (charged[i], is_known[i]) = (false, false);
+            }
         }
-        let (new_keys, first_new) = locked.new_keys(pairs);
+        let (new_keys, first_new) = locked.new_keys(&charged[..pairs.len()]);
         if let Err(missing) = self.reserve(new_keys, purpose, room) {
             return Ok(Attempt::NoRoom { missing, shard: locked.shard_of_pair[first_new] });
         }
         if purpose == Purpose::Peek {
-            return Ok(Attempt::Decided(Decision::new(clock, statuses)));
+            return Ok(Attempt::Decided(decision(check, clock, statuses, Vec::new(), &is_known)));
         }
         let mut receipts = Vec::new();
         for (i, pair) in pairs.iter().enumerate() {
-            let receipt = match pair.cost {
-                0 => Receipt::NO_CHARGE,
-                _ => locked.charge(i, check, pair, clock, &self.generations),
+            let receipt = if charged[i] {
+                locked.charge(i, check, pair, clock, &self.generations)
+            } else {
+                Receipt::NO_CHARGE
             };
             if purpose == Purpose::Reserve {
                 receipts.push(receipt);
@@ -239,7 +278,7 @@ impl State {
         if new_keys > 0 {
             locked.guards.iter().for_each(|shard| self.note_due(shard));
         }
-        Ok(Attempt::Decided(Decision::with_receipts(clock, statuses, receipts)))
+        Ok(Attempt::Decided(decision(check, clock, statuses, receipts, &is_known)))
     }
 
     /// Refunds units, each to its own charge. Returns the instant.
@@ -376,17 +415,40 @@ impl Locked<'_> {
         shard.charge(key, check, pair, clock, generations)
     }
 
-    /// Returns how many of the partition keys with a cost are not stored yet, and the index of the first such pair.
-    fn new_keys(&self, pairs: &[Pair]) -> (usize, usize) {
-        let is_charged = |i: &usize| pairs[*i].cost > 0;
+    /// Returns whether the partition key of a shadow pair is not stored, and no enforcing pair of the check stores it.
+    fn is_new(&self, pair: usize, pairs: &[Pair]) -> bool {
+        let is_stored_by = |(i, other): (usize, &Pair)| {
+            !other.is_shadow && other.cost > 0 && self.keys[i] == self.keys[pair]
+        };
+        !self.shard(pair).contains(&self.keys[pair]) && !pairs.iter().enumerate().any(is_stored_by)
+    }
+
+    /// Returns how many of the charged partition keys are not stored yet, and the index of the first such pair.
+    fn new_keys(&self, charged: &[bool]) -> (usize, usize) {
+        let is_charged = |i: &usize| charged[*i];
         let is_new = |i: &usize| {
             !self.shard(*i).contains(&self.keys[*i])
                 && (0..*i).filter(is_charged).all(|other| self.keys[other] != self.keys[*i])
         };
-        let mut new = (0..pairs.len()).filter(is_charged).filter(is_new);
+        let mut new = (0..charged.len()).filter(is_charged).filter(is_new);
         let first = new.next();
         (usize::from(first.is_some()) + new.count(), first.unwrap_or_default())
     }
+}
+
+/// Returns the decision of an admitted check. The pairs that are not known have no status.
+fn decision(
+    check: &Check,
+    clock: u64,
+    statuses: Vec<Status>,
+    receipts: Vec<Receipt>,
+    is_known: &[bool; MAX_PAIRS],
+) -> Decision {
+    if is_known.iter().all(|is_known| *is_known) {
+        return Decision::with_receipts(clock, statuses, receipts);
+    }
+    let statuses = statuses.into_iter().zip(is_known).map(|(status, is_known)| is_known.then_some(status));
+    Decision::partial(clock, statuses.collect(), receipts, check)
 }
 
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {

@@ -23,9 +23,13 @@
 //! A slot that was asked and has not replied when the check ends is rolled back when it replies that it has charged. Rollbacks
 //! run in the background and survive the check.
 //!
+//! A slot of shadow pairs only is left out of the second table: it never denies, and its failure has no effect. Its charge follows the
+//! result: it stays if those of the other slots stay. A check does not wait for such a slot for longer than half of its time. If all
+//! slots have shadow pairs only, the check is admitted if one of them replies.
+//!
 //! If the limiter knows that a pair was denied a moment ago, the slots are peeked first and charged only if none denies: first the
-//! slot of that pair, and then the others. So a client over its limit does not charge and roll back the other slots with every
-//! request, and does not starve those who share them.
+//! slot of that pair, and then the others, with the slots of shadow pairs only. So a client over its limit does not charge and roll
+//! back the other slots with every request, and does not starve those who share them.
 
 use std::{
     future::poll_fn,
@@ -92,17 +96,18 @@ pub(super) async fn check(
             return Ok(decision(check, slots.iter().zip(&replies), true));
         }
     }
-    if check.across_slots().peeks_first {
-        let mut peek = Transaction::start(backend, check, slots, Purpose::Peek);
+    let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
+        slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
+    if check.across_slots().peeks_first && !enforced.is_empty() {
+        // A shadow slot denies nothing.
+        let mut peek = Transaction::start(backend, check, enforced, Purpose::Peek);
         // A slot that does not reply must leave time for the charge, if the others admit.
-        let now = Instant::now();
-        let half = check.deadline().map(|deadline| now + deadline.saturating_duration_since(now) / 2);
-        peek.replies(half).await;
+        peek.replies(half_until(check.deadline())).await;
         if !peek.may_admit() {
             peek.replies(check.deadline()).await;
         }
         if peek.may_admit() {
-            peek.charge_in_two_steps(check).await;
+            peek.charge_in_two_steps(check, &shadows).await;
         }
         return peek.end(check);
     }
@@ -158,7 +163,11 @@ enum Verdict {
 impl Verdict {
     /// Returns the result of a check whose deadline has passed or whose slots have all replied.
     fn of(slots: &[Slot<'_>]) -> Self {
-        let has = |is: fn(&State) -> bool| slots.iter().any(|slot| is(&slot.state));
+        if slots.iter().all(Slot::is_shadow) {
+            let has_replied = slots.iter().any(|slot| matches!(slot.state, State::Charged(_)));
+            return if has_replied { Self::Admitted } else { Self::Unavailable };
+        }
+        let has = |is: fn(&State) -> bool| slots.iter().any(|slot| !slot.is_shadow() && is(&slot.state));
         if has(|state| matches!(state, State::Denied(_))) {
             Self::Denied
         } else if has(|state| matches!(state, State::Asked(_) | State::Unknown(_))) {
@@ -199,6 +208,11 @@ impl<'a> Slot<'a> {
         });
         Self { pairs, part, state: State::Asked(Late { reply, is_pending }) }
     }
+
+    /// Returns whether all pairs are shadows.
+    fn is_shadow(&self) -> bool {
+        self.part.is_shadow()
+    }
 }
 
 /// A check in progress. If it is dropped before its end, its charges are rolled back.
@@ -208,14 +222,19 @@ struct Transaction<'a> {
 }
 
 impl<'a> Transaction<'a> {
-    fn start(backend: &'a RedisBackend, check: &Check, slots: &'a [Vec<usize>], purpose: Purpose) -> Self {
-        let slots = slots.iter().map(|pairs| Slot::ask(backend, check, pairs, purpose));
+    fn start(
+        backend: &'a RedisBackend,
+        check: &Check,
+        slots: impl IntoIterator<Item = &'a Vec<usize>>,
+        purpose: Purpose,
+    ) -> Self {
+        let slots = slots.into_iter().map(|pairs| Slot::ask(backend, check, pairs, purpose));
         Self { backend, slots: slots.collect() }
     }
 
-    /// Charges the slots after a peek: first those with a pair that was denied a moment ago, and then the others. So if the peek
-    /// admits many checks at the same time, only those charge the other slots that have had room in the first.
-    async fn charge_in_two_steps(&mut self, check: &Check) {
+    /// Charges the slots after a peek: first those with a pair that was denied a moment ago, and then the others, with the shadow
+    /// slots. So if the peek admits many checks at the same time, only those charge the other slots that have had room in the first.
+    async fn charge_in_two_steps(&mut self, check: &Check, shadows: &[&'a Vec<usize>]) {
         for slot in &mut self.slots {
             if let State::Asked(_) = slot.state {
                 slot.state = State::Unknown(BackendError::new(Reason::Timeout));
@@ -225,6 +244,8 @@ impl<'a> Transaction<'a> {
         let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
         self.charge(check, was_denied).await;
         if Verdict::of(&self.slots) != Verdict::Denied {
+            let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
+            self.slots.extend(asked);
             self.charge(check, |slot| slot.part.purpose() == Purpose::Peek).await;
         }
     }
@@ -237,12 +258,23 @@ impl<'a> Transaction<'a> {
         self.replies(check.deadline()).await;
     }
 
-    /// Waits for the replies of all slots until an instant.
+    /// Waits for the replies of all slots until an instant. For those of shadow slots, waits until half of the time has passed, if
+    /// there are other slots.
     async fn replies(&mut self, end: Option<Instant>) {
-        let replies = poll_fn(|cx| self.poll_replies(cx));
+        let shadows = self.slots.iter().filter(|slot| slot.is_shadow()).count();
+        if (1..self.slots.len()).contains(&shadows) {
+            self.replies_of(|_| true, half_until(end)).await;
+            self.replies_of(|slot| !slot.is_shadow(), end).await;
+        } else {
+            self.replies_of(|_| true, end).await;
+        }
+    }
+
+    async fn replies_of(&mut self, waits_for: fn(&Slot<'_>) -> bool, end: Option<Instant>) {
+        let replies = poll_fn(|cx| self.poll_replies(cx, waits_for));
         match end {
             // `None` means that the end has come.
-            Some(end) => drop(until(end, replies).await),
+            Some(end) => until(end, replies).await.unwrap_or_default(),
             None => replies.await,
         }
     }
@@ -253,12 +285,15 @@ impl<'a> Transaction<'a> {
             && self.slots.iter().any(|slot| matches!(slot.state, State::Charged(_)))
     }
 
-    /// Is ready when all slots have replied.
-    fn poll_replies(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Is ready when all slots have replied for which the check waits.
+    fn poll_replies(&mut self, cx: &mut Context<'_>, waits_for: fn(&Slot<'_>) -> bool) -> Poll<()> {
         let mut is_complete = true;
-        for Slot { state, .. } in &mut self.slots {
+        for slot in &mut self.slots {
+            let waits = waits_for(slot);
+            let state = &mut slot.state;
             let State::Asked(reply) = state else { continue };
             match reply.reply.as_mut().poll(cx) {
+                Poll::Pending if !waits => {}
                 Poll::Pending => is_complete = false,
                 Poll::Ready(Ok(decision)) if decision.is_admitted() => *state = State::Charged(decision),
                 Poll::Ready(Ok(decision)) => *state = State::Denied(decision),
@@ -274,8 +309,13 @@ impl<'a> Transaction<'a> {
         // An error of this check alone rejects it, also to fail open.
         let is_rejected = result.as_ref().is_err_and(|error| error.reason().is_of_one_check());
         if !is_rejected && verdict.keeps(check.across_slots().keeps_charges) {
-            // Dropping a slot that has not replied counts it as unanswered.
-            self.slots.clear();
+            for slot in self.slots.drain(..) {
+                // Dropping a slot that has not replied counts it as unanswered.
+                let is_shadow = slot.is_shadow();
+                if let (true, State::Asked(late)) = (is_shadow, slot.state) {
+                    late.wait_in_background(check.deadline());
+                }
+            }
         }
         result
     }
@@ -296,7 +336,9 @@ impl Drop for Transaction<'_> {
 
 fn result(verdict: Verdict, check: &Check, slots: &[Slot<'_>]) -> Result<Decision, BackendError> {
     if verdict == Verdict::Unavailable {
-        let errors = slots.iter().filter_map(|slot| match &slot.state {
+        let are_shadows = slots.iter().all(Slot::is_shadow);
+        let needed = slots.iter().filter(|slot| are_shadows || !slot.is_shadow());
+        let errors = needed.filter_map(|slot| match &slot.state {
             State::Unknown(error) => Some(error.clone()),
             State::Asked(_) => Some(BackendError::new(Reason::Timeout)),
             State::Charged(_) | State::Denied(_) => None,
@@ -313,36 +355,45 @@ fn result(verdict: Verdict, check: &Check, slots: &[Slot<'_>]) -> Result<Decisio
     Ok(decision(check, replies, verdict == Verdict::Admitted))
 }
 
+/// Returns the instant in the middle between now and an instant.
+fn half_until(end: Option<Instant>) -> Option<Instant> {
+    let now = Instant::now();
+    end.map(|end| now + end.saturating_duration_since(now) / 2)
+}
+
 /// Returns the decision of a check from the decisions of its slots. Pairs of a slot without a decision have no status.
 fn decision<'a, P: AsRef<[usize]>>(
     check: &Check,
     replies: impl Iterator<Item = (P, &'a Decision)>,
     is_charged: bool,
 ) -> Decision {
-    let mut pairs: Vec<Option<(Status, Option<Receipt>)>> = vec![None; check.pairs().len()];
+    let mut pairs: Vec<Option<(Status, Receipt)>> = vec![None; check.pairs().len()];
     let mut at_micros = 0;
     for (indices, decision) in replies {
         at_micros = at_micros.max(decision.at_micros());
-        for (n, (index, status)) in indices.as_ref().iter().zip(decision.statuses()).enumerate() {
+        for (n, status) in decision.indexed_statuses() {
+            let Some(index) = indices.as_ref().get(n) else { continue };
             let (Some(place), Some(pair)) = (pairs.get_mut(*index), check.pairs().get(*index)) else {
                 continue;
             };
-            // The status of a slot that admits includes the charge, which is rolled back.
-            let status = if decision.is_admitted() && !is_charged {
+            // The status of a slot that admits includes the charge, which is rolled back. A shadow pair that denies has none.
+            let status = if decision.is_admitted() && !is_charged && status.retry_after().is_zero() {
                 without_charge(status, pair)
             } else {
                 status.clone()
             };
-            *place = Some((status, decision.receipts().get(n).copied()));
+            *place = Some((status, decision.receipts().get(n).copied().unwrap_or(Receipt::NO_CHARGE)));
         }
     }
     let known: Vec<usize> = (0..pairs.len()).filter(|i| pairs[*i].is_some()).collect();
-    let (statuses, receipts): (Vec<_>, Vec<_>) = pairs.into_iter().flatten().unzip();
-    let is_admitted = statuses.iter().all(|status| status.retry_after().is_zero());
+    // A shadow pair without a status has no receipt that is known.
+    let receipt =
+        |pair: &Option<(Status, Receipt)>| pair.as_ref().map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
     let receipts: Vec<Receipt> = match check.purpose() {
-        Purpose::Reserve if is_admitted => receipts.into_iter().flatten().collect(),
+        Purpose::Reserve if is_charged => pairs.iter().map(receipt).collect(),
         _ => Vec::new(),
     };
+    let statuses = pairs.into_iter().flatten().map(|(status, _)| status).collect();
     Decision::divided(at_micros, statuses, receipts, check, known)
 }
 
@@ -371,7 +422,7 @@ mod tests {
         assert_eq!(group_by_slot(&KeyNames::default(), keys.iter()), [vec![0, 2], vec![1]]);
     }
 
-    /// The second table above, for all states of three slots.
+    /// The second table above, for all states of three slots, of which any may be shadow slots.
     #[test]
     fn verdict_follows_from_the_states_of_the_slots() {
         let policy = Policy::new("p", 5, Duration::from_secs(1)).unwrap();
@@ -384,15 +435,30 @@ mod tests {
             2 => State::Unknown(BackendError::new(Reason::Connection)),
             _ => State::Asked(Late { reply: Box::pin(std::future::pending()), is_pending: Arc::default() }),
         };
-        for states in (0..64).map(|n| [n % 4, n / 4 % 4, n / 16]) {
-            let slots = states.map(|of| Slot { pairs: &[], part: check.clone(), state: state(of) });
+        let shadow = check.with_pairs([pair.clone().shadow()].into());
+        let all = (0..64).flat_map(|n| (0..8).map(move |shadows| ([n % 4, n / 4 % 4, n / 16], shadows)));
+        for (states, shadows) in all {
+            let is_shadow = |slot: usize| shadows >> slot & 1 == 1;
+            // A shadow slot never denies.
+            if (0..3).any(|slot| is_shadow(slot) && states[slot] == 1) {
+                continue;
+            }
+            let part = |slot| if is_shadow(slot) { shadow.clone() } else { check.clone() };
+            let slots =
+                [0, 1, 2].map(|slot| Slot { pairs: &[], part: part(slot), state: state(states[slot]) });
             let verdict = Verdict::of(&slots);
-            let expected = match states {
-                [0, 0, 0] => (Verdict::Admitted, true, true),
-                _ if states.contains(&1) => (Verdict::Denied, false, false),
+            let enforced: Vec<usize> =
+                (0..3).filter(|slot| !is_shadow(*slot)).map(|slot| states[slot]).collect();
+            let expected = match &enforced[..] {
+                [] if states.contains(&0) => (Verdict::Admitted, true, true),
+                [first, ..] if *first == 0 && enforced.iter().all(|state| *state == 0) => {
+                    (Verdict::Admitted, true, true)
+                }
+                _ if enforced.contains(&1) => (Verdict::Denied, false, false),
                 _ => (Verdict::Unavailable, true, false),
             };
-            assert_eq!((verdict, verdict.keeps(true), verdict.keeps(false)), expected, "{states:?}");
+            let decided = (verdict, verdict.keeps(true), verdict.keeps(false));
+            assert_eq!(decided, expected, "{states:?}, shadows {shadows:03b}");
         }
     }
 }

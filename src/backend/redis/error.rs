@@ -55,6 +55,13 @@ pub(super) fn is_readonly(error: &RedisError) -> bool {
     error.code() == Some("READONLY") || error.detail().is_some_and(|detail| detail.contains("-READONLY "))
 }
 
+/// Returns whether the server does not know a command, or a script has called one that it does not know.
+pub(super) fn is_unknown_command(error: &RedisError) -> bool {
+    // "unknown command", "Unknown Redis command called from script", "Unknown command called from script".
+    let detail = error.detail().unwrap_or_default().to_ascii_lowercase();
+    detail.contains("unknown command") || detail.contains("unknown redis command")
+}
+
 /// Returns an error with its reason.
 pub(super) fn unavailable(error: RedisError) -> BackendError {
     BackendError::with_source(reason(&error), error)

@@ -21,7 +21,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
-    outage::{Pass, until},
+    outage::{Answer, Pass, until},
 };
 
 /// The largest number of times that a command is sent which has not run.
@@ -131,7 +131,7 @@ impl RedisBackend {
         let (reply, pass) = self.execute(operation).await?;
         let decision = script::decision(check, &reply);
         if let Some(pass) = pass {
-            pass.finish(decision.as_ref().err());
+            pass.decided(check, &decision);
         }
         if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
             // The script has run, and its outcome is unknown.
@@ -172,7 +172,7 @@ impl RedisBackend {
             Ok(reply) => Ok((reply, pass)),
             Err(error) => {
                 if let Some(pass) = pass {
-                    pass.finish(Some(&error));
+                    pass.finish(Err(&error));
                 }
                 Err(error)
             }
@@ -239,7 +239,7 @@ impl RedisBackend {
                     failed = needs_new_connection.then(|| connection.server().clone());
                     if let Some(pass) = pass.take_if(|pass| !pass.is_of(next.guard())) {
                         // A node that redirects has answered.
-                        pass.finish(Some(&last_error).filter(|_| !has_moved));
+                        pass.finish(if has_moved { Ok(Answer::Reads) } else { Err(&last_error) });
                     }
                     node = next;
                 }
@@ -258,7 +258,7 @@ impl RedisBackend {
         let looked_up = by_deadline(wait, self.topology.owner(slot)).await;
         let owner = looked_up.and_then(|owner| owner.map_err(unavailable));
         if let Some(pass) = pass {
-            pass.finish(owner.as_ref().err());
+            pass.finish(owner.as_ref().map(|_| Answer::Works));
         }
         owner
     }

@@ -16,7 +16,7 @@ use crate::{
     decision::Decision,
     error::ConfigError,
     key::PartitionKey,
-    outage::Protection,
+    outage::{Protection, ServerBreaker},
     policy::Policy,
 };
 
@@ -123,6 +123,10 @@ use topology::Topology;
 /// | all admit | admitted | |
 /// | one denies | denied, whatever the other slots do | are rolled back in the background |
 /// | none denies, one fails or hangs | [`BackendError`], and the [outage rule](crate::OutageRule) applies | keep their charges to fail open, so that a healthy limit still fills; otherwise they are rolled back |
+///
+/// A slot of [shadow pairs](crate::backend::Pair::shadow) only is left out of this table: it does not deny, and its failure leaves
+/// its pairs without a status. Its charge is rolled back if the check is denied. A check waits for such a slot for at most half of its
+/// deadline.
 ///
 /// So a check never admits too much. If a pair was denied within the `max_age` of the [deny cache](crate::outage::DenyCache), the
 /// limiter peeks at all slots first and charges them only if none denies; without a deny cache, always. Therefore a client over
@@ -331,6 +335,11 @@ impl Backend for RedisBackend {
     fn protect(&self, protection: Protection) -> bool {
         self.topology.protect(protection);
         true
+    }
+
+    /// Returns the circuit breaker of each server. In a cluster, the first one is that of the look-ups of slots.
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        self.topology.breakers()
     }
 
     /// Waits until all rollbacks have ended.

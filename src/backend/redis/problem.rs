@@ -26,6 +26,14 @@ pub enum Problem {
         /// The command, in lower case, as in an ACL rule.
         command: &'static str,
     },
+    /// The server does not know a command: it is disabled or renamed, a proxy does not support it, or the module of the scripting
+    /// language is not loaded.
+    MissingCommand {
+        /// The server.
+        server: String,
+        /// The command, in lower case.
+        command: &'static str,
+    },
     /// The Redis user may not access the keys of the namespace.
     MissingKeyPermission {
         /// The server.
@@ -79,6 +87,11 @@ impl fmt::Display for Problem {
             Self::MissingOptionalPermission { server, command } => write!(
                 f,
                 "Redis at {server}: the user lacks permission for {} (NOPERM), so sliding counters and fixed windows fail; add +{command}",
+                command.to_ascii_uppercase()
+            ),
+            Self::MissingCommand { server, command } => write!(
+                f,
+                "Redis at {server}: unknown command {}: enable it; the backend needs it",
                 command.to_ascii_uppercase()
             ),
             Self::MissingKeyPermission { server, namespace } => write!(

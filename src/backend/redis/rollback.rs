@@ -53,6 +53,15 @@ pub(super) struct Late {
     pub(super) is_pending: Arc<AtomicBool>,
 }
 
+impl Late {
+    /// Waits for the reply until the deadline, in the background, so that the circuit breaker learns of a server that hangs.
+    pub(super) fn wait_in_background(self, deadline: Option<Instant>) {
+        if let (Some(deadline), Ok(runtime)) = (deadline, Handle::try_current()) {
+            runtime.spawn(timeout_at(deadline, self.reply));
+        }
+    }
+}
+
 /// The rollbacks of a backend.
 #[derive(Default)]
 pub(super) struct Rollbacks {
@@ -115,9 +124,7 @@ impl Rollbacks {
 
     fn lose(&self, error: &BackendError) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        if let Some(unlogged) = self.events.pass() {
-            observe::lost_rollback(lost, error, unlogged);
-        }
+        observe::lost_rollback(lost, error, &self.events);
     }
 
     // No code that holds the lock can panic or wait.

@@ -109,15 +109,18 @@ pub(super) struct Call {
     pairs: Vec<u8>,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
+    /// The number of shadow pairs, which are the last ones. `None` if there are none.
+    shadow_pairs: Option<usize>,
     /// The instant, if the scripts have an injected clock.
     at_micros: Option<u64>,
 }
 
 impl Call {
-    /// Returns the call that decides a check. Each pair that begins empty gets this generation. The call has no deadline yet.
+    /// Returns the call that decides a check. Each pair that begins empty gets this generation. The call has no deadline yet. The
+    /// enforcing pairs come first, and then the shadow pairs.
     pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
         let mut pairs = Vec::with_capacity(20 * check.pairs().len() + 8 + GENERATION_SIZE);
-        for Pair { policy, cost, .. } in check.pairs() {
+        for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
             pairs.extend_from_slice(&policy.quota().to_le_bytes());
             pairs.extend_from_slice(&cost.to_le_bytes());
             // A window is shorter than 2^45 microseconds.
@@ -132,8 +135,11 @@ impl Call {
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
         };
-        let keys = names.keys(check.namespace(), check.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-        Self { keys, pairs, purpose, at_micros }
+        let ordered: Vec<_> = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy)).collect();
+        let keys = names.keys(check.namespace(), ordered.into_iter());
+        let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
+        let shadow_pairs = (shadow_pairs > 0).then_some(shadow_pairs);
+        Self { keys, pairs, purpose, shadow_pairs, at_micros }
     }
 
     /// Returns the call that refunds units.
@@ -151,7 +157,7 @@ impl Call {
         }
         let keys =
             names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-        Self { keys, pairs, purpose: None, at_micros }
+        Self { keys, pairs, purpose: None, shadow_pairs: None, at_micros }
     }
 
     /// Sets the deadline of a check, in microseconds of the server's clock. A check that runs later charges nothing.
@@ -170,13 +176,26 @@ impl Call {
     fn command(&self, name: &str, script: &str) -> Cmd {
         let mut command = cmd(name);
         command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.pairs).arg(self.purpose);
-        // The instant is the last argument, after the purpose.
-        if self.at_micros.is_some() && self.purpose.is_none() {
+        // The number of shadow pairs is after the purpose, and the instant is the last argument.
+        let is_last = self.shadow_pairs.is_none() && self.at_micros.is_none();
+        if self.purpose.is_none() && !is_last {
+            command.arg("");
+        }
+        command.arg(self.shadow_pairs);
+        if self.shadow_pairs.is_none() && self.at_micros.is_some() {
             command.arg("");
         }
         command.arg(self.at_micros);
         command
     }
+}
+
+/// Returns the pairs of a check in the order of the script: first the enforcing pairs, then the shadow pairs. Each with its index in
+/// the check.
+fn in_call_order(check: &Check) -> impl Iterator<Item = (usize, &Pair)> {
+    let of =
+        |is_shadow| check.pairs().iter().enumerate().filter(move |(_, pair)| pair.is_shadow == is_shadow);
+    of(false).chain(of(true))
 }
 
 /// Returns the command that deletes the keys of the pairs of a check, and the slot of the first key.
@@ -226,23 +245,27 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         return Err(BackendError::new(Reason::DeadlineExceeded));
     }
     let mut fields = Fields(bytes);
-    let (mut statuses, mut receipts) = (Vec::with_capacity(check.pairs().len()), Vec::new());
+    let (mut statuses, mut receipts) = (vec![None; check.pairs().len()], Vec::new());
+    if check.purpose() == Purpose::Reserve {
+        receipts = vec![Receipt::NO_CHARGE; check.pairs().len()];
+    }
     let mut at_micros = 0;
-    for pair in check.pairs() {
+    for (i, pair) in in_call_order(check) {
         at_micros = fields.u64().ok_or_else(broken)?;
-        statuses.push(status(pair, &mut fields).ok_or_else(broken)?);
-        if check.purpose() == Purpose::Reserve {
-            receipts.push(receipt(&mut fields).ok_or_else(broken)?);
+        statuses[i] = status(pair, &mut fields).ok_or_else(broken)?;
+        if let Some(place) = receipts.get_mut(i) {
+            *place = receipt(&mut fields).ok_or_else(broken)?;
         }
     }
     if !fields.0.is_empty() {
         return Err(broken());
     }
     // A denied check charges nothing, so its receipts mean nothing.
-    if statuses.iter().any(|status| !status.retry_after().is_zero()) {
+    let denies = |status: &Status| !status.is_shadow() && !status.retry_after().is_zero();
+    if statuses.iter().flatten().any(denies) {
         receipts.clear();
     }
-    Ok(Decision::with_receipts(at_micros, statuses, receipts))
+    Ok(Decision::partial(at_micros, statuses, receipts, check))
 }
 
 /// Parses the reply to a refund: the clock reading, in microseconds.
@@ -261,7 +284,8 @@ fn receipt(fields: &mut Fields<'_>) -> Option<Receipt> {
     })
 }
 
-fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Status> {
+/// Parses a status, or `Some(None)` if the script could not decide a shadow pair. Returns `None` if the reply is broken.
+fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
     let (verdict, remaining) = (fields.u8()?, fields.u32()?);
     let (retry, next, reset) = (fields.micros()?, fields.micros()?, fields.micros()?);
     let retry_after = match verdict {
@@ -269,9 +293,10 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Status> {
         // A denial with a wait of zero would be an admission.
         1 if !retry.is_zero() => Wait::For(retry),
         2 => Wait::Never,
+        3 if pair.is_shadow => return Some(None),
         _ => return None,
     };
-    Some(Status::new(pair, remaining, retry_after, next, reset))
+    Some(Some(Status::new(pair, remaining, retry_after, next, reset)))
 }
 
 /// A reader of packed little-endian numbers.

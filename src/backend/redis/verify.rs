@@ -13,7 +13,10 @@ use redis::{Cmd, RedisError, cmd, from_redis_value};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
-    ConnectError, Problem, RedisBackend, error::is_readonly, eviction::eviction_policy, execute::Patience,
+    ConnectError, Problem, RedisBackend,
+    error::{is_readonly, is_unknown_command},
+    eviction::eviction_policy,
+    execute::Patience,
     script,
 };
 use crate::{
@@ -40,13 +43,16 @@ impl RedisBackend {
     /// Verifies that checks in the default namespace, `"tsw"`, can work: on every primary, calls every command and runs every
     /// script, for every purpose, on a probe key. Returns the warnings. Use it in a readiness probe.
     ///
-    /// It takes about 25 short commands per primary, all primaries at the same time, and at most two seconds after the backend
+    /// It takes about 40 short commands per primary, all primaries at the same time, and at most two seconds after the backend
     /// has connected. It leaves no key behind. [`connect`](Self::connect), `connect_sentinel` and `connect_cluster` call it.
+    ///
+    /// Do not let clients call it: it costs Redis more than a check, and its errors name servers and permissions.
     ///
     /// | problem | needs | result |
     /// | --- | --- | --- |
     /// | a missing permission: each one is named | | error |
     /// | a permission that only sliding counters and fixed windows need | | warning |
+    /// | a command that the server does not know: each one is named | | error |
     /// | a server that does not answer, is out of memory or loads its data | | error |
     /// | a replica | | error |
     /// | a version before Redis 5 | `+info` | error |
@@ -96,7 +102,10 @@ impl RedisBackend {
     pub(super) async fn connected(self) -> Result<Self, ConnectError> {
         let problems = self.problems(Namespace::default()).await?;
         let is_fatal = |problem: &Problem| match problem {
-            Problem::MissingPermission { .. } | Problem::Replica { .. } | Problem::OldVersion { .. } => true,
+            Problem::MissingPermission { .. }
+            | Problem::MissingCommand { .. }
+            | Problem::Replica { .. }
+            | Problem::OldVersion { .. } => true,
             Problem::Unavailable { error, .. } => error.reason() == Reason::NoPermission,
             _ => false,
         };
@@ -181,7 +190,12 @@ impl Probe {
             }
         }
         let is_missing = |problem: &Problem| {
-            matches!(problem, Problem::MissingPermission { .. } | Problem::MissingKeyPermission { .. })
+            matches!(
+                problem,
+                Problem::MissingPermission { .. }
+                    | Problem::MissingCommand { .. }
+                    | Problem::MissingKeyPermission { .. }
+            )
         };
         if self.problems.iter().any(is_missing) {
             // A script could stop halfway.
@@ -256,6 +270,9 @@ impl Probe {
                     self.problems.push(Problem::Replica { server });
                 }
                 return Err(Stop);
+            }
+            Reason::Other if source(&error).is_some_and(is_unknown_command) => {
+                Problem::MissingCommand { server, command }
             }
             // The command was called, and its arguments have no effect.
             Reason::Other if command != PUSH => return Ok(()),

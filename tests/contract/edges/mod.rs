@@ -3,6 +3,7 @@
 mod bounds;
 mod changes;
 mod every_algorithm;
+mod shadow;
 mod sliding_log;
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
@@ -21,7 +22,7 @@ use crate::support::{
 
 const WINDOW: u64 = 10_000;
 
-/// The receipt of a pair with cost 0, which identifies no charge.
+/// The receipt of a pair without a charge.
 const NO_CHARGE: Receipt = Receipt { generation: 0, at_micros: 0, ordinal: 0 };
 
 /// A backend on a controlled clock, with short methods for the tests.
@@ -188,6 +189,7 @@ fn cluster_passes_all_edges_in_one_slot() {
         bounds::cluster::run(fresh);
         changes::cluster::run(fresh);
         every_algorithm::cluster::run(fresh);
+        shadow::cluster::run(fresh);
         sliding_log::cluster::run(fresh);
     }
 }

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     backend::redis::error::requires_reconnect,
-    outage::{Guard, SharedProtection},
+    outage::{Guard, ServerBreaker, SharedProtection},
     single_flight::{Attempt, SingleFlight},
 };
 
@@ -128,6 +128,13 @@ impl Cluster {
 
     pub(super) fn guard(&self) -> &Arc<Guard> {
         &self.0.guard
+    }
+
+    /// Returns the circuit breaker of the look-ups, and that of each node in the order of the addresses.
+    pub(super) fn breakers(&self) -> Vec<ServerBreaker> {
+        let state = self.0.state();
+        let nodes = state.servers.values().filter_map(|server| server.guard().breaker());
+        self.guard().breaker().into_iter().chain(nodes).collect()
     }
 
     /// Connects to at least one node.

@@ -6,7 +6,7 @@ use redis::{ErrorKind, IntoConnectionInfo, RedisError, RedisResult, aio::Connect
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{error::requires_reconnect, tls::Tls};
-use crate::outage::{Guard, Protection};
+use crate::outage::{Guard, Protection, ServerBreaker};
 
 mod clock;
 mod cluster;
@@ -152,6 +152,15 @@ impl Topology {
             Self::Server(server) => server.guard().protect(protection),
             Self::Cluster(cluster) => cluster.guard().protect(protection),
             Self::External(external) => external.guard().protect(protection),
+        }
+    }
+
+    /// Returns the circuit breaker of each server.
+    pub(super) fn breakers(&self) -> Vec<ServerBreaker> {
+        match self {
+            Self::Server(server) => server.guard().breaker().into_iter().collect(),
+            Self::Cluster(cluster) => cluster.breakers(),
+            Self::External(external) => external.guard().breaker().into_iter().collect(),
         }
     }
 

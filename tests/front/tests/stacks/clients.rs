@@ -1,13 +1,16 @@
 //! HTTP clients that limit their own requests.
 
+use std::time::{Duration, Instant};
+
 use axum::{Router, body::Body, routing::get};
 use http::{Request, Response};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_http::trace::TraceLayer;
 use tower_sliding_window::{
-    Limiter, PartitionKey, RateLimit, RateLimitLayer, by,
+    Limiter, MemoryBackend, PartitionKey, Policy, RateLimit, RateLimitLayer, by,
     protocol::{By, RejectWith},
+    wait::{WaitLayer, WaitService},
 };
 
 use crate::support::{Site, client, each, hello, limiters};
@@ -46,6 +49,33 @@ async fn reqwest_client_is_limited() {
             assert!(response.text().await.unwrap().starts_with(start));
         }
     }
+}
+
+/// A waiting client as the field of a struct.
+struct Patient {
+    client: WaitService<reqwest::Client, By<reqwest::Request>>,
+}
+
+#[tokio::test]
+async fn reqwest_client_waits_for_its_quota() {
+    let site = Site::serve(Router::new().route("/", get(hello))).await;
+    let window = Duration::from_millis(200);
+    let calls = Policy::new("calls", 2, window).unwrap();
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(calls).build().unwrap();
+
+    let host = by(|request: &reqwest::Request| {
+        PartitionKey::new("host", request.url().host_str().unwrap_or_default())
+    });
+    let limits = WaitLayer::new(limiter, host).at_most(Duration::from_secs(10));
+    let mut api = Patient { client: ServiceBuilder::new().layer(limits).service(client()) };
+
+    let start = Instant::now();
+    for _ in 0..5 {
+        let request = client().get(site.url()).build().unwrap();
+        let response = api.client.ready().await.unwrap().call(request).await.unwrap();
+        assert_eq!(response.status(), 200);
+    }
+    assert!(start.elapsed() >= 2 * window);
 }
 
 #[tokio::test]

@@ -12,36 +12,15 @@ use tower_sliding_window::{
 
 use crate::support::{Later, MINUTE, Site, client, memory, policy};
 
-/// Settles by the number of tokens that a response has sent, when its body ends or is dropped.
-struct Sent {
-    reservation: Reservation,
-    tokens: u32,
-}
-
-impl Sent {
-    // A closure that adds to the field would capture the field only, and leave the guard behind.
-    fn add(&mut self, tokens: u32) {
-        self.tokens += tokens;
-    }
-}
-
-impl Drop for Sent {
-    fn drop(&mut self) {
-        if self.tokens > 0 {
-            drop(self.reservation.settle(self.tokens));
-        }
-    }
-}
-
 /// Sends five chunks of ten tokens. Each takes a permit.
 async fn tokens(Extension(permits): Extension<Arc<Semaphore>>, reservation: Reservation) -> Body {
-    let mut sent = Sent { reservation, tokens: 0 };
+    let meter = reservation.meter();
     let chunks = stream::iter(0..5).then(move |_| {
         let permits = permits.clone();
         async move { permits.acquire().await.unwrap().forget() }
     });
     Body::from_stream(chunks.map(move |()| {
-        sent.add(10);
+        meter.add(10);
         Ok::<_, Infallible>(Bytes::from("token"))
     }))
 }

@@ -1,0 +1,140 @@
+//! Workers share the daily quota of a remote API: 10,000 units, where a search costs 100, a read 1, and a deletion 50.
+//!
+//! A pace limits them to 3,000 units in half a second, so that a worker waits before it calls. If the daily quota is used up, a worker
+//! gives up at once. If the store fails, the searches and the reads fail open, and the deletions fail closed.
+//!
+//! ```text
+//! cargo run --example client_quota
+//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example client_quota
+//! ```
+//!
+//! On Redis, all processes share the quota: a second run on the same day finds it used up.
+
+use std::{
+    env,
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinSet;
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_sliding_window::{
+    ConfigError, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policy, RedisBackend, by,
+    protocol::Draft, wait::WaitLayer,
+};
+
+/// A call of the remote API.
+#[derive(Clone, Copy)]
+enum Call {
+    Search,
+    Read,
+    Delete,
+}
+
+impl Call {
+    fn cost(self) -> u32 {
+        match self {
+            Self::Search => 100,
+            Self::Read => 1,
+            Self::Delete => 50,
+        }
+    }
+
+    /// A deletion must never exceed the quota. The other calls may, if the store fails.
+    fn rule(self) -> OutageRule {
+        match self {
+            Self::Delete => OutageRule::FailClosed,
+            Self::Search | Self::Read => OutageRule::FailOpen,
+        }
+    }
+}
+
+/// The work of one worker.
+#[derive(Clone, Copy)]
+struct Worker {
+    name: &'static str,
+    call: Call,
+    calls: u32,
+}
+
+/// What a worker has done.
+#[derive(Default)]
+struct Report {
+    calls: u32,
+    stopped: Option<String>,
+}
+
+const WORKERS: [Worker; 4] = [
+    Worker { name: "index", call: Call::Search, calls: 60 },
+    Worker { name: "suggest", call: Call::Search, calls: 60 },
+    Worker { name: "clean", call: Call::Delete, calls: 60 },
+    Worker { name: "sync", call: Call::Read, calls: 500 },
+];
+
+fn limiter(builder: LimiterBuilder) -> Result<Limiter, ConfigError> {
+    builder
+        .namespace("client-quota")
+        // A worker waits anyway.
+        .deadline(Duration::from_secs(1))
+        .policy(Policy::new("pace", 3_000, Duration::from_millis(500))?)
+        .policy(Policy::new("daily", 10_000, Duration::from_secs(24 * 3600))?)
+        .build()
+}
+
+/// Makes the calls of a worker, until one is rejected.
+async fn work(worker: Worker, limiter: Limiter) -> (Worker, Report) {
+    // A real program has its client here, such as `reqwest::Client`.
+    let api = service_fn(async |_: Call| Ok::<_, std::io::Error>(()));
+    let account =
+        |call: &Call| Draft::check(PartitionKey::new("account", "42"), call.cost()).outage(call.rule());
+    let limits = WaitLayer::new(limiter, by(account)).at_most(Duration::from_secs(5));
+    let mut api = ServiceBuilder::new().layer(limits).service(api);
+
+    let mut report = Report::default();
+    while report.calls < worker.calls && report.stopped.is_none() {
+        let outcome = match api.ready().await {
+            Ok(api) => api.call(worker.call).await,
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(()) => report.calls += 1,
+            Err(error) => report.stopped = Some(error.to_string()),
+        }
+    }
+    (worker, report)
+}
+
+/// Runs all workers and prints what they have done.
+async fn run(title: &str, limiter: &Limiter) -> Result<(), Box<dyn Error>> {
+    let (start, mut workers) = (Instant::now(), JoinSet::new());
+    for worker in WORKERS {
+        workers.spawn(work(worker, limiter.clone()));
+    }
+    let mut reports = Vec::new();
+    while let Some(report) = workers.join_next().await {
+        reports.push(report?);
+    }
+    reports.sort_by_key(|(worker, _)| worker.name);
+    println!("{title}");
+    let mut units = 0;
+    for (Worker { name, call, .. }, Report { calls, stopped }) in reports {
+        units += calls * call.cost();
+        let stopped = stopped.unwrap_or_else(|| "all calls made".to_owned());
+        println!("  {name:8} {calls:4} calls of {:3}   {stopped}", call.cost());
+    }
+    println!("  {units} units in {:.1} s\n", start.elapsed().as_secs_f64());
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let shared = match env::var("REDIS_URL") {
+        Ok(url) => limiter(Limiter::builder(RedisBackend::connect(url.as_str()).await?))?,
+        Err(_) => limiter(Limiter::builder(MemoryBackend::new()))?,
+    };
+    run("The workers share 10,000 units:", &shared).await?;
+
+    // No server listens at this address.
+    let broken = limiter(Limiter::builder(RedisBackend::lazy("redis://127.0.0.1:1/")?))?;
+    run("The store fails:", &broken).await
+}

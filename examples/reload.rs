@@ -1,0 +1,83 @@
+//! A service whose policies come from a file. It loads a changed file without a restart, and drops no request.
+//!
+//! ```text
+//! cargo run --example reload
+//! POLICIES=/etc/service/policies.toml PORT=8080 cargo run --example reload
+//! ```
+
+use std::{
+    env,
+    error::Error,
+    fs,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use axum::{Router, extract::MatchedPath, routing::get};
+use tokio::{net::TcpListener, time::sleep};
+use tower_sliding_window::{MemoryBackend, PolicyTable, RateLimitLayer, peer_ip};
+
+/// The time between two looks at the file.
+const POLL: Duration = Duration::from_millis(250);
+
+/// Loads the file each time that its text has changed.
+///
+/// Replace the file by renaming a complete one, as most editors do. Otherwise, this may load a file that is half written.
+async fn reload(file: PathBuf, policies: PolicyTable, mut last: String) {
+    loop {
+        sleep(POLL).await;
+        let text = match fs::read_to_string(&file) {
+            Ok(text) if text != last => text,
+            Ok(_) => continue,
+            Err(error) => {
+                eprintln!("{}: {error}", file.display());
+                continue;
+            }
+        };
+        match toml::from_str(&text) {
+            Ok(changed) => {
+                policies.replace(changed);
+                println!("loaded {}", file.display());
+            }
+            // The policies in force stay in force.
+            Err(error) => eprintln!("{}: {error}", file.display()),
+        }
+        last = text;
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/policies.toml");
+    let file = env::var_os("POLICIES").map_or(default, PathBuf::from);
+    let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
+    let policies: PolicyTable =
+        toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+
+    let limits = RateLimitLayer::builder(MemoryBackend::new())
+        .key(peer_ip())
+        .policies(policies.choose_by(|head| head.extension::<MatchedPath>().map(MatchedPath::as_str)))
+        .build()?;
+    let app = Router::new()
+        .route("/", get(async || "Hello!\n"))
+        .route("/login", get(async || "Welcome!\n"))
+        .route("/health", get(async || "ok\n"))
+        // The router sets the matched path before its layers run.
+        .route_layer(limits)
+        .into_make_service_with_connect_info::<SocketAddr>();
+
+    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let address = listener.local_addr()?;
+    println!(
+        "listening on http://{address}\n  \
+         curl -i http://{address}/login    # five in 15 minutes\n  \
+         curl -i http://{address}/health   # unlimited\n  \
+         edit {} and try again",
+        file.display()
+    );
+    tokio::spawn(reload(file, policies, text));
+    axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
+    Ok(())
+}

@@ -1,0 +1,332 @@
+//! The queues of requests that wait: one queue for each set of pairs, in the order of arrival.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::oneshot, time::Instant};
+
+use super::outcome::Rejection;
+use crate::{
+    check::Check,
+    key::PartitionKey,
+    outage::until,
+    policy::{Algorithm, Policy},
+};
+
+/// All queues of a limiter. An empty queue is removed.
+pub(super) struct Waiters {
+    max: usize,
+    queues: Mutex<Queues>,
+}
+
+#[derive(Default)]
+struct Queues {
+    by_place: HashMap<Place, Queue>,
+    /// The entries of all queues.
+    entries: usize,
+    /// The number of the next ticket.
+    next: u64,
+}
+
+/// What the requests of a queue have in common: the partition key, the name and the window of the policy of every pair.
+type Place = Arc<[(PartitionKey, Box<str>, Duration)]>;
+
+struct Queue {
+    /// Ordered by ticket. The first one asks the store or sleeps until it asks again. All others wait for their turn.
+    entries: VecDeque<Entry>,
+    /// The units of all entries, for each pair.
+    units: Box<[u64]>,
+    /// When the first entry asks again, or `None` while it asks.
+    asks_at: Option<Instant>,
+}
+
+struct Entry {
+    ticket: u64,
+    /// The cost and the policy of each pair.
+    costs: Box<[(u32, Policy)]>,
+    /// When this entry gives up, or `None` if it waits without a bound.
+    end: Option<Instant>,
+    /// `None` if it is the turn of this entry.
+    tell: Option<oneshot::Sender<Told>>,
+}
+
+/// What ends the wait of an entry behind others.
+enum Told {
+    /// It is its turn to ask the store.
+    Turn,
+    /// Its turn comes after its end. The duration is a lower bound of the wait.
+    TooLong(Duration),
+}
+
+/// A place in a queue. Dropping it leaves the queue, and gives the turn to the next entry.
+pub(super) struct Ticket {
+    waiters: Arc<Waiters>,
+    place: Place,
+    number: u64,
+    told: Option<oneshot::Receiver<Told>>,
+}
+
+impl Waiters {
+    pub(super) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max, queues: Mutex::default() })
+    }
+
+    /// Returns how many requests are in all queues.
+    pub(super) fn count(&self) -> usize {
+        self.queues().entries
+    }
+
+    /// Joins the queue of the pairs of this check at its end.
+    ///
+    /// # Errors
+    ///
+    /// Returns a rejection if the bound on waiting requests is reached, or if the turn cannot come before `end`.
+    pub(super) fn join(self: &Arc<Self>, check: &Check, end: Option<Instant>) -> Result<Ticket, Rejection> {
+        // No request waits for a shadow pair.
+        let pairs = || check.pairs().iter().filter(|pair| !pair.is_shadow);
+        let place: Place =
+            pairs().map(|pair| (pair.key.clone(), pair.policy.name().into(), pair.policy.window())).collect();
+        let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
+        let mut queues = self.queues();
+        if queues.entries >= self.max {
+            return Err(Rejection::TooManyWaiting { max: self.max });
+        }
+        let (mut tell, mut told) = (None, None);
+        if let Some(queue) = queues.by_place.get(&place) {
+            let now = Instant::now();
+            let units = queue.units.iter().zip(&costs).map(|(units, (cost, _))| units + u64::from(*cost));
+            queue
+                .admits_before(end, now, units, &costs)
+                .map_err(|at_least| Rejection::WaitTooLong { at_least })?;
+            let channel = oneshot::channel();
+            (tell, told) = (Some(channel.0), Some(channel.1));
+        }
+        let number = queues.next;
+        queues.next += 1;
+        queues.entries += 1;
+        let queue = queues.by_place.entry(place.clone()).or_insert_with(|| Queue {
+            entries: VecDeque::new(),
+            units: vec![0; costs.len()].into(),
+            asks_at: None,
+        });
+        add(&mut queue.units, &costs);
+        queue.entries.push_back(Entry { ticket: number, costs, end, tell });
+        drop(queues);
+        Ok(Ticket { waiters: self.clone(), place, number, told })
+    }
+
+    // No code that holds the lock can panic or wait.
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Queue {
+    /// Returns an error with a lower bound of the wait, if an entry cannot be admitted before `end`. `units` are those that the
+    /// queue needs for each pair until the entry is admitted, its own included.
+    fn admits_before(
+        &self,
+        end: Option<Instant>,
+        now: Instant,
+        units: impl IntoIterator<Item = u64>,
+        costs: &[(u32, Policy)],
+    ) -> Result<(), Duration> {
+        let Some(end) = end else { return Ok(()) };
+        // The entries ahead are admitted from this instant on.
+        let from = self.asks_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now));
+        let waits = units.into_iter().zip(costs).map(|(units, (_, policy))| least_wait(units, policy));
+        let least = from.saturating_add(waits.max().unwrap_or_default());
+        if now.checked_add(least).is_some_and(|at| at <= end) { Ok(()) } else { Err(least) }
+    }
+}
+
+/// Returns a lower bound of the time in which a policy admits this many units, the last ones included.
+fn least_wait(units: u64, policy: &Policy) -> Duration {
+    // In `n` windows after each other, these algorithms admit at most `n` or `n + 1` quotas.
+    let at_once = match policy.algorithm() {
+        Algorithm::SlidingLog | Algorithm::SlidingBuckets { .. } => 1,
+        Algorithm::SlidingCounter | Algorithm::FixedWindow => 2,
+    };
+    let windows = units.div_ceil(policy.quota().into()).saturating_sub(at_once);
+    Duration::from_micros((policy.window().as_micros() as u64).saturating_mul(windows))
+}
+
+fn add(units: &mut [u64], costs: &[(u32, Policy)]) {
+    for (units, (cost, _)) in units.iter_mut().zip(costs) {
+        *units += u64::from(*cost);
+    }
+}
+
+fn subtract(units: &mut [u64], costs: &[(u32, Policy)]) {
+    for (units, (cost, _)) in units.iter_mut().zip(costs) {
+        *units -= u64::from(*cost);
+    }
+}
+
+impl Ticket {
+    /// Waits until it is the turn of this entry, at most until `end`.
+    pub(super) async fn turn(&mut self, end: Option<Instant>) -> Result<(), Rejection> {
+        let Some(told) = self.told.take() else { return Ok(()) };
+        let told = match end {
+            Some(end) => until(end, told).await,
+            None => Some(told.await),
+        };
+        match told {
+            Some(Ok(Told::Turn)) => Ok(()),
+            Some(Ok(Told::TooLong(at_least))) => Err(Rejection::WaitTooLong { at_least }),
+            // The sender is dropped only with this ticket.
+            Some(Err(_)) | None => Err(Rejection::WaitTooLong { at_least: self.least_wait() }),
+        }
+    }
+
+    /// States that the first entry, which this must be, asks the store now.
+    pub(super) fn asks(&self) {
+        if let Some(queue) = self.waiters.queues().by_place.get_mut(&self.place) {
+            queue.asks_at = None;
+        }
+    }
+
+    /// States that the first entry, which this must be, sleeps until it asks again. Entries behind it give up if they cannot be
+    /// admitted before their end.
+    pub(super) fn sleeps_until(&self, at: Instant) {
+        let mut too_long = Vec::new();
+        let mut queues = self.waiters.queues();
+        let Some(queue) = queues.by_place.get_mut(&self.place) else { return };
+        queue.asks_at = Some(at);
+        let now = Instant::now();
+        let mut units = vec![0; queue.units.len()];
+        let mut entries = std::mem::take(&mut queue.entries);
+        entries.retain_mut(|entry| {
+            add(&mut units, &entry.costs);
+            if entry.tell.is_some()
+                && let Err(at_least) =
+                    queue.admits_before(entry.end, now, units.iter().copied(), &entry.costs)
+            {
+                subtract(&mut units, &entry.costs);
+                subtract(&mut queue.units, &entry.costs);
+                too_long.extend(entry.tell.take().map(|tell| (tell, at_least)));
+                return false;
+            }
+            true
+        });
+        queue.entries = entries;
+        queues.entries -= too_long.len();
+        drop(queues);
+        // A waker may run code of its own, so the lock is free.
+        for (tell, at_least) in too_long {
+            // If the request has left meanwhile, the message is lost.
+            let _ = tell.send(Told::TooLong(at_least));
+        }
+    }
+
+    /// Returns a lower bound of the remaining wait.
+    fn least_wait(&self) -> Duration {
+        let queues = self.waiters.queues();
+        let Some(queue) = queues.by_place.get(&self.place) else { return Duration::ZERO };
+        let mut units = vec![0; queue.units.len()];
+        let now = Instant::now();
+        for entry in &queue.entries {
+            add(&mut units, &entry.costs);
+            if entry.ticket == self.number {
+                return queue.admits_before(Some(now), now, units, &entry.costs).err().unwrap_or_default();
+            }
+        }
+        Duration::ZERO
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut guard = self.waiters.queues();
+        let queues = &mut *guard;
+        let Some(queue) = queues.by_place.get_mut(&self.place) else { return };
+        // It is gone if it was told to give up.
+        let Ok(i) = queue.entries.binary_search_by_key(&self.number, |entry| entry.ticket) else { return };
+        if let Some(entry) = queue.entries.remove(i) {
+            subtract(&mut queue.units, &entry.costs);
+            queues.entries -= 1;
+        }
+        let mut next = None;
+        match queue.entries.front_mut() {
+            None => drop(queues.by_place.remove(&self.place)),
+            Some(first) if i == 0 => {
+                next = first.tell.take();
+                queue.asks_at = None;
+            }
+            Some(_) => {}
+        }
+        drop(guard);
+        if let Some(next) = next {
+            // If the next request leaves meanwhile, its ticket gives the turn to the one behind it.
+            let _ = next.send(Told::Turn);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::Pair;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn check(user: &str, cost: u32) -> Check {
+        let policy = Policy::new("ten", 10, SECOND).unwrap();
+        Check::new([Pair::new(PartitionKey::new("user", user), policy, cost)]).unwrap()
+    }
+
+    fn in_seconds(seconds: u32) -> Option<Instant> {
+        Some(Instant::now() + seconds * SECOND)
+    }
+
+    #[test]
+    fn empty_queue_is_removed() {
+        let waiters = Waiters::new(10);
+        let tickets: Vec<_> =
+            ["a", "b", "a", "c"].map(|user| waiters.join(&check(user, 1), None).ok().unwrap()).into();
+        assert_eq!((waiters.count(), waiters.queues().by_place.len()), (4, 3));
+        drop(tickets);
+        assert_eq!((waiters.count(), waiters.queues().by_place.len()), (0, 0));
+    }
+
+    #[test]
+    fn units_ahead_bound_wait_from_below() {
+        let policy = |algorithm| Policy::new("ten", 10, SECOND).unwrap().with_algorithm(algorithm).unwrap();
+        let buckets = Algorithm::SlidingBuckets { precision: SECOND / 10 };
+        for (algorithm, windows) in [
+            (Algorithm::SlidingLog, [0, 0, 0, 1, 1, 2]),
+            (buckets, [0, 0, 0, 1, 1, 2]),
+            (Algorithm::SlidingCounter, [0, 0, 0, 0, 0, 1]),
+            (Algorithm::FixedWindow, [0, 0, 0, 0, 0, 1]),
+        ] {
+            let waits = [0, 1, 10, 11, 20, 21].map(|units| least_wait(units, &policy(algorithm)));
+            assert_eq!(waits, windows.map(|windows| windows * SECOND), "{algorithm:?}");
+        }
+        // It does not overflow.
+        let longest = Policy::new("p", 1, 366 * 24 * 3600 * SECOND).unwrap();
+        assert!(least_wait(u64::MAX, &longest) > least_wait(1 << 40, &longest) / 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sleeping_head_ends_hopeless_waits() {
+        let waiters = Waiters::new(10);
+        let head = waiters.join(&check("a", 4), None).ok().unwrap();
+        let ends = [(3, in_seconds(5)), (3, in_seconds(2)), (3, in_seconds(5)), (1, None)];
+        let mut tickets: Vec<_> =
+            ends.map(|(cost, end)| waiters.join(&check("a", cost), end).ok().unwrap()).into();
+        head.sleeps_until(Instant::now() + 5 * SECOND);
+        assert_eq!(waiters.count(), 4, "the third entry still fits in the quota at 5 s");
+        let outcome = tickets[1].turn(in_seconds(2)).await;
+        let Err(Rejection::WaitTooLong { at_least }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(at_least, 5 * SECOND);
+        // With its own, 15 units are needed, so it needs a second window.
+        let outcome = waiters.join(&check("a", 4), in_seconds(5)).err();
+        let Some(Rejection::WaitTooLong { at_least }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(at_least, 6 * SECOND);
+        assert!(waiters.join(&check("a", 4), in_seconds(6)).is_ok());
+        assert!(waiters.join(&check("b", 4), in_seconds(0)).is_ok(), "another key has another queue");
+    }
+}

@@ -1,0 +1,291 @@
+//! The metrics, for the facade of the crate `metrics`: their names, labels and values. Without the feature `metrics`,
+//! `no_metrics.rs` replaces this file.
+//!
+//! No label contains a partition key or a path.
+
+use std::sync::{Mutex, PoisonError};
+
+use metrics::{
+    Gauge, Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
+};
+use tokio::time::Instant;
+
+use super::{
+    RequestOutcome,
+    series::{ByName, Series},
+};
+use crate::{
+    backend::{BackendError, Reason},
+    check::Check,
+    decision::{Decision, Status},
+    policy::Policy,
+};
+
+const REQUESTS: &str = "rate_limit_requests_total";
+const DECISIONS: &str = "rate_limit_decisions_total";
+const CHARGED_UNITS: &str = "rate_limit_charged_units_total";
+const NEAR_LIMIT: &str = "rate_limit_near_limit_total";
+const CHECK_DURATION: &str = "rate_limit_check_duration_seconds";
+const UNAVAILABLE_CHECKS: &str = "rate_limit_unavailable_checks_total";
+const BREAKER_OPEN: &str = "rate_limit_breaker_open";
+const DENY_CACHE_HITS: &str = "rate_limit_deny_cache_hits_total";
+const SETTLEMENTS: &str = "rate_limit_settlements_total";
+const LOST_ROLLBACKS: &str = "rate_limit_lost_rollbacks_total";
+const EVICTED_KEYS: &str = "rate_limit_evicted_keys_total";
+const EVICTED_UNITS: &str = "rate_limit_evicted_units_total";
+
+/// Describes all metrics of this crate to the recorder: their units and help texts.
+///
+/// Building a limiter does the same. Call this function only if a limiter is built before the recorder is installed. The
+/// [guide](crate::guide::observability#metrics) lists the metrics.
+pub fn describe_metrics() {
+    describe_counter!(
+        REQUESTS,
+        Unit::Count,
+        "Requests of the rate limit layers, by outcome and matched route."
+    );
+    describe_counter!(DECISIONS, Unit::Count, "Decisions, by policy and outcome.");
+    describe_counter!(CHARGED_UNITS, Unit::Count, "Quota units charged by admitted checks, by policy.");
+    describe_counter!(NEAR_LIMIT, Unit::Count, "Admitted checks that are near the limit, by policy.");
+    describe_histogram!(CHECK_DURATION, Unit::Seconds, "Time until the store has decided a check.");
+    describe_counter!(UNAVAILABLE_CHECKS, Unit::Count, "Checks without a decision, by reason.");
+    describe_gauge!(BREAKER_OPEN, Unit::Count, "Circuit breakers that are open or half-open, by server.");
+    describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has answered.");
+    describe_counter!(SETTLEMENTS, Unit::Count, "Settlements, by outcome.");
+    describe_counter!(LOST_ROLLBACKS, Unit::Count, "Rollbacks that were lost, so that a charge stands.");
+    describe_counter!(EVICTED_KEYS, Unit::Count, "Partition keys that memory backends have evicted.");
+    describe_counter!(EVICTED_UNITS, Unit::Count, "Quota units in use by evicted partition keys.");
+}
+
+/// The metrics of a limiter.
+pub(super) struct LimiterMetrics {
+    policies: ByName<PolicyMetrics>,
+    routes: ByName<RequestMetrics>,
+    /// The requests without a matched route.
+    unrouted: RequestMetrics,
+    /// By the discriminant of the reason.
+    unavailable: Vec<Series>,
+    duration: Series,
+    deny_cache_hits: Series,
+    settled: Series,
+    lost_settlements: Series,
+}
+
+/// The metrics of one policy.
+struct PolicyMetrics {
+    admitted: Series,
+    denied: Series,
+    denied_from_cache: Series,
+    shadow_denied: Series,
+    unavailable: Series,
+    charged_units: Series,
+    near_limit: Series,
+}
+
+/// The requests of one route, by the discriminant of the outcome.
+struct RequestMetrics(Vec<Series>);
+
+impl LimiterMetrics {
+    pub(super) fn new(policies: &[Policy]) -> Self {
+        describe_metrics();
+        let unavailable =
+            |reason: &Reason| Series::new(UNAVAILABLE_CHECKS, vec![label("reason", reason.name())]);
+        let settlements = |outcome| Series::new(SETTLEMENTS, vec![label("outcome", outcome)]);
+        let metrics = Self {
+            policies: ByName::new(policies.iter().map(Policy::name), PolicyMetrics::new),
+            routes: ByName::new([], |route| RequestMetrics::new(Some(route))),
+            unrouted: RequestMetrics::new(None),
+            unavailable: Reason::ALL.iter().map(unavailable).collect(),
+            duration: Series::new(CHECK_DURATION, vec![]),
+            deny_cache_hits: Series::new(DENY_CACHE_HITS, vec![]),
+            settled: settlements("done"),
+            lost_settlements: settlements("lost"),
+        };
+        metrics.register();
+        metrics
+    }
+
+    /// Registers what an alert may ask for, so that it is 0 and not absent before its first value.
+    fn register(&self) {
+        self.policies.known().for_each(PolicyMetrics::register);
+        for counter in [&self.deny_cache_hits, &self.settled, &self.lost_settlements] {
+            drop(counter.counter());
+        }
+    }
+
+    /// Counts the outcome of a check that is not a peek. `started` is the instant at which the store was asked, if it was.
+    pub(super) fn decided(
+        &self,
+        check: &Check,
+        outcome: &Result<Decision, BackendError>,
+        is_near: impl Fn(&Status) -> bool,
+        started: Option<Instant>,
+    ) {
+        match outcome {
+            Ok(decision) => {
+                let is_admitted = decision.is_admitted();
+                for status in decision.statuses() {
+                    self.policies.with(status.policy().name(), |policy| {
+                        let has_room = status.retry_after().is_zero();
+                        match (is_admitted, has_room) {
+                            (true, true) => policy.admitted(status, is_near(status)),
+                            // Only a shadow policy denies an admitted check.
+                            (true, false) => policy.shadow_denied.count(1),
+                            (false, false) if !status.is_shadow() => policy.denied(decision.is_cached()),
+                            (false, _) => {}
+                        }
+                    });
+                }
+                if decision.is_cached() {
+                    self.deny_cache_hits.count(1);
+                }
+            }
+            Err(error) => {
+                for pair in check.pairs() {
+                    self.policies.with(pair.policy.name(), |policy| policy.unavailable.count(1));
+                }
+                if let Some(counter) = self.unavailable.get(error.reason() as usize) {
+                    counter.count(1);
+                }
+            }
+        }
+        if let Some(started) = started {
+            self.duration.histogram().record(started.elapsed());
+        }
+    }
+
+    /// Counts a request of a layer.
+    pub(super) fn responded<'a>(&self, outcome: RequestOutcome, route: impl FnOnce() -> Option<&'a str>) {
+        match route() {
+            Some(route) => self.routes.with(route, |requests| requests.count(outcome)),
+            None => self.unrouted.count(outcome),
+        }
+    }
+
+    pub(super) fn settled(&self) {
+        self.settled.count(1);
+    }
+
+    pub(super) fn settlement_lost(&self) {
+        self.lost_settlements.count(1);
+    }
+}
+
+impl PolicyMetrics {
+    fn new(policy: SharedString) -> Self {
+        let plain = |name| Series::new(name, vec![label("policy", policy.clone())]);
+        let decisions = |outcome| {
+            Series::new(DECISIONS, vec![label("policy", policy.clone()), label("outcome", outcome)])
+        };
+        Self {
+            admitted: decisions("admitted"),
+            denied: decisions("denied"),
+            denied_from_cache: decisions("denied_from_cache"),
+            shadow_denied: decisions("shadow_denied"),
+            unavailable: decisions("unavailable"),
+            charged_units: plain(CHARGED_UNITS),
+            near_limit: plain(NEAR_LIMIT),
+        }
+    }
+
+    fn register(&self) {
+        let Self {
+            admitted,
+            denied,
+            denied_from_cache,
+            shadow_denied,
+            unavailable,
+            charged_units,
+            near_limit,
+        } = self;
+        for counter in
+            [admitted, denied, denied_from_cache, shadow_denied, unavailable, charged_units, near_limit]
+        {
+            drop(counter.counter());
+        }
+    }
+
+    fn admitted(&self, status: &Status, is_near: bool) {
+        self.admitted.count(1);
+        self.charged_units.count(status.cost().into());
+        if is_near {
+            self.near_limit.count(1);
+        }
+    }
+
+    fn denied(&self, is_cached: bool) {
+        let counter = if is_cached { &self.denied_from_cache } else { &self.denied };
+        counter.count(1);
+    }
+}
+
+impl RequestMetrics {
+    fn new(route: Option<SharedString>) -> Self {
+        let series = |outcome: RequestOutcome| {
+            let route = route.clone().map(|route| label("route", route));
+            Series::new(REQUESTS, [label("outcome", outcome.name())].into_iter().chain(route).collect())
+        };
+        Self(RequestOutcome::ALL.into_iter().map(series).collect())
+    }
+
+    fn count(&self, outcome: RequestOutcome) {
+        if let Some(counter) = self.0.get(outcome as usize) {
+            counter.count(1);
+        }
+    }
+}
+
+/// The gauge of a circuit breaker. The breakers of one server in several backends add up.
+pub(super) struct BreakerMetrics {
+    open: Series,
+    /// The gauge that counts this breaker as open. A recorder that was installed since then does not count it.
+    counted: Mutex<Option<Gauge>>,
+}
+
+impl BreakerMetrics {
+    pub(super) fn new(server: &str) -> Self {
+        let server = label("server", SharedString::from_shared(server.into()));
+        Self { open: Series::new(BREAKER_OPEN, vec![server]), counted: Mutex::default() }
+    }
+
+    #[cfg(feature = "redis")]
+    pub(super) fn register(&self) {
+        drop(self.open.gauge());
+    }
+
+    pub(super) fn opened(&self) {
+        let gauge = self.open.gauge();
+        gauge.increment(1.0);
+        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = Some(gauge);
+    }
+
+    pub(super) fn closed(&self) {
+        let counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(gauge) = counted {
+            gauge.decrement(1.0);
+        }
+    }
+}
+
+impl Drop for BreakerMetrics {
+    /// A server that has left a cluster must not stay open.
+    fn drop(&mut self) {
+        self.closed();
+    }
+}
+
+/// Counts a lost rollback.
+#[cfg(feature = "redis")]
+pub(super) fn rollback_lost() {
+    counter!(LOST_ROLLBACKS).increment(1);
+}
+
+/// Counts an evicted key, with the units that were in use.
+pub(super) fn evicted(units: u64) {
+    counter!(EVICTED_KEYS).increment(1);
+    counter!(EVICTED_UNITS).increment(units);
+}
+
+fn label(name: &'static str, value: impl Into<SharedString>) -> Label {
+    Label::new(name, value)
+}

@@ -1,0 +1,54 @@
+//! The metrics without the feature `metrics`: each function does nothing.
+
+use tokio::time::Instant;
+
+use super::RequestOutcome;
+use crate::{
+    backend::BackendError,
+    check::Check,
+    decision::{Decision, Status},
+    policy::Policy,
+};
+
+pub(super) struct LimiterMetrics;
+
+impl LimiterMetrics {
+    pub(super) fn new(_: &[Policy]) -> Self {
+        Self
+    }
+
+    pub(super) fn decided(
+        &self,
+        _: &Check,
+        _: &Result<Decision, BackendError>,
+        _: impl Fn(&Status) -> bool,
+        _: Option<Instant>,
+    ) {
+    }
+
+    pub(super) fn responded<'a>(&self, _: RequestOutcome, _: impl FnOnce() -> Option<&'a str>) {}
+
+    pub(super) fn settled(&self) {}
+
+    pub(super) fn settlement_lost(&self) {}
+}
+
+pub(super) struct BreakerMetrics;
+
+impl BreakerMetrics {
+    pub(super) fn new(_: &str) -> Self {
+        Self
+    }
+
+    #[cfg(feature = "redis")]
+    pub(super) fn register(&self) {}
+
+    pub(super) fn opened(&self) {}
+
+    pub(super) fn closed(&self) {}
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn rollback_lost() {}
+
+pub(super) fn evicted(_: u64) {}

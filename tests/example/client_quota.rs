@@ -1,0 +1,51 @@
+//! The example `client_quota`, in memory and on Redis.
+
+use super::process::{Ended, run_example};
+use crate::support::server::{Engine, Server};
+
+fn run(variables: &[(&str, &str)]) -> Ended {
+    let ended = run_example("client_quota", variables);
+    assert!(ended.status.success(), "{ended:?}");
+    ended
+}
+
+/// Returns the units and the lines of each of the two runs.
+fn runs(ended: &Ended) -> [(u32, Vec<&str>); 2] {
+    let runs: Vec<_> = ended.stdout.split_terminator("\n\n").collect();
+    let runs: [&str; 2] = runs.try_into().unwrap_or_else(|_| panic!("{ended:?}"));
+    runs.map(|run| {
+        let lines: Vec<&str> = run.lines().collect();
+        let units = lines[5].trim().split_once(' ').unwrap().0.parse().unwrap();
+        (units, lines)
+    })
+}
+
+fn assert_quota_is_shared(ended: &Ended) {
+    let [(units, lines), (_, outage)] = runs(ended);
+    // The searches and the deletions stop when they do not fit. A read fits until the last unit.
+    assert_eq!(units, 10_000, "{ended:?}");
+    let stopped = lines[1..5].iter().filter(|line| line.contains(r#""daily"; retry after 86"#)).count();
+    assert_eq!(stopped, 4, "{ended:?}");
+    assert!(outage[1].starts_with("  clean       0 calls of  50   "), "{ended:?}");
+    for line in &outage[2..5] {
+        assert!(line.ends_with("all calls made"), "{ended:?}");
+    }
+}
+
+#[test]
+fn workers_share_daily_quota_in_memory() {
+    assert_quota_is_shared(&run(&[]));
+}
+
+#[test]
+fn workers_share_daily_quota_on_redis() {
+    let server = Server::start(Engine::Redis);
+    let url = server.url();
+    let ended = run(&[("REDIS_URL", &url)]);
+    assert_quota_is_shared(&ended);
+    // The next process finds the quota used up.
+    let [(before, _), _] = runs(&ended);
+    let ended = run(&[("REDIS_URL", &url)]);
+    let [(units, _), _] = runs(&ended);
+    assert_eq!((before, units), (10_000, 0), "{ended:?}");
+}

@@ -1,0 +1,111 @@
+//! The metrics of a layer: the outcomes of its requests, by the matched route.
+
+use axum::{Router, routing::get};
+use tower_sliding_window::{
+    Builder, MemoryBackend, OutageRule, RateLimitLayer,
+    backend::{Backend, Reason},
+    outage::Share,
+    testing::{FakeBackend, ManualClock},
+};
+
+use super::{ALICE, BOB, Later, MINUTE, api_key, policy, wire::Site};
+use crate::support::scrape::{Scrape, recorder};
+
+fn limits(backend: impl Backend) -> Builder {
+    RateLimitLayer::builder(backend).policy(policy("two", 2, MINUTE)).key(api_key())
+}
+
+fn app() -> Router {
+    Router::new().route("/users/{id}", get(async || "hello")).route("/health", get(async || "well"))
+}
+
+#[tokio::test]
+async fn requests_count_by_outcome_and_matched_route() {
+    for is_immediate in [true, false] {
+        let recorder = recorder();
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        let memory = MemoryBackend::new().with_clock(&ManualClock::new());
+        let builder = if is_immediate { limits(memory) } else { limits(Later(memory)) };
+        let limits = builder.exempt(|head| head.uri.path() == "/health").build().unwrap();
+        let site = Site::serve(app().layer(limits)).await;
+        let mut statuses = Vec::new();
+        for (path, headers) in [
+            ("/users/1", &[ALICE][..]),
+            ("/users/2?name=secret", &[ALICE]),
+            ("/users/3", &[ALICE]),
+            ("/users/4", &[BOB]),
+            ("/users/5", &[]),
+            ("/health", &[]),
+            ("/other", &[BOB]),
+        ] {
+            statuses.push(site.get(path, headers).await.status);
+        }
+        assert_eq!(statuses, [200, 200, 429, 200, 400, 200, 404]);
+        let scrape = Scrape::of(&recorder.handle());
+        let expected = [
+            // A request to no route has no label for it.
+            (r#"outcome="admitted""#, 1.0),
+            (r#"outcome="admitted",route="/users/{id}""#, 3.0),
+            (r#"outcome="denied",route="/users/{id}""#, 1.0),
+            (r#"outcome="exempt",route="/health""#, 1.0),
+            (r#"outcome="invalid_key",route="/users/{id}""#, 1.0),
+        ];
+        assert_eq!(scrape.non_zero("requests_total"), expected, "{is_immediate}");
+        let text = recorder.handle().render();
+        for value in ["alice", "bob", "secret", "/users/1", "/other"] {
+            assert!(!text.contains(value), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn requests_in_outage_count_by_outage_rule() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let rules = [
+        OutageRule::FailClosed,
+        OutageRule::FailOpen,
+        OutageRule::LocalFallback(Share::among(1).unwrap()),
+        // The share is 0.
+        OutageRule::LocalFallback(Share::among(3).unwrap()),
+    ];
+    for rule in rules {
+        let limits = limits(FakeBackend::unavailable(Reason::Busy)).outage(rule).build().unwrap();
+        // Around the router, no route is matched yet.
+        let site = Site::serve(Router::new().fallback_service(app()).layer(limits)).await;
+        site.get("/users/1", &[ALICE]).await;
+    }
+    let misconfigured = tower_sliding_window::key::from_fn(|_| {
+        Err::<tower_sliding_window::PartitionKey, _>(tower_sliding_window::key::KeyError::Misconfigured {
+            what: "user".to_owned(),
+        })
+    });
+    let limits = limits(FakeBackend::admitting()).key(misconfigured).build().unwrap();
+    let site = Site::serve(app().layer(limits)).await;
+    assert_eq!(site.get("/health", &[ALICE]).await.status, 500);
+    let expected = [
+        (r#"outcome="local_fallback""#, 1.0),
+        (r#"outcome="misconfigured",route="/health""#, 1.0),
+        (r#"outcome="unavailable""#, 2.0),
+        (r#"outcome="unchecked""#, 1.0),
+    ];
+    assert_eq!(Scrape::of(&recorder.handle()).non_zero("requests_total"), expected);
+}
+
+#[tokio::test]
+async fn near_limit_never_changes_response() {
+    let mut answers = Vec::new();
+    for fraction in [0.01, 1.0] {
+        let memory = MemoryBackend::new().with_clock(&ManualClock::new());
+        let limits = limits(memory).near_limit(fraction).build().unwrap();
+        let near = limits.limiter().clone();
+        let site = Site::serve(app().layer(limits)).await;
+        for _ in 0..3 {
+            let mut answer = site.get("/users/1", &[ALICE]).await;
+            answer.headers.retain(|(name, _)| name != "date");
+            answers.push(format!("{answer:?}"));
+        }
+        assert_eq!(near.stats().near_limit, if fraction == 1.0 { 1 } else { 2 });
+    }
+    assert_eq!(answers[..3], answers[3..]);
+}

@@ -1,0 +1,240 @@
+//! The metrics of a limiter, and what counts as near the limit.
+
+use std::time::Duration;
+
+use tokio::time::{advance, sleep};
+use tower_sliding_window::{
+    Costs, Decision, Limiter, MemoryBackend, Status, Wait,
+    backend::{Backend, BackendError, Check, Reason, WhenFull},
+    observe,
+    outage::Breaker,
+    testing::{
+        FakeAnswer::{Admit, Deny, Unavailable},
+        FakeBackend, ManualClock,
+    },
+};
+
+use super::{alice, now, policy, stats::Remote};
+use crate::{
+    http::{MINUTE, SECOND},
+    support::scrape::{Scrape, recorder},
+};
+
+/// A backend that admits after 30 ms.
+struct Slow;
+
+impl Backend for Slow {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        sleep(Duration::from_millis(30)).await;
+        let admits = |pair| Status::new(pair, 1, Wait::ZERO, Duration::ZERO, Duration::ZERO);
+        Ok(Decision::new(0, check.pairs().iter().map(admits).collect::<Vec<_>>()))
+    }
+}
+
+fn memory() -> MemoryBackend {
+    MemoryBackend::new().with_clock(&ManualClock::new())
+}
+
+#[test]
+fn decisions_count_by_policy_and_outcome() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let builder = Limiter::builder(memory()).policy(policy("small", 5)).policy(policy("large", 100));
+    let limiter = builder.policy(policy("free", 1)).build().unwrap();
+    // All series of the policies exist before the first check.
+    let first = Scrape::of(&recorder.handle());
+    assert!(first.has(r#"decisions_total{policy="large",outcome="denied"}"#), "{first:?}");
+    let costs = || Costs::new().policy("free", 0).policy("small", 2);
+    now(limiter.peek(alice(), costs())).unwrap();
+    let verdicts = [(); 4].map(|()| now(limiter.check(alice(), costs())).unwrap().is_admitted());
+    assert_eq!(verdicts, [true, true, false, false]);
+    let scrape = Scrape::of(&recorder.handle());
+    let decisions = [
+        (r#"policy="free",outcome="admitted""#, 2.0),
+        (r#"policy="large",outcome="admitted""#, 2.0),
+        (r#"policy="small",outcome="admitted""#, 2.0),
+        (r#"policy="small",outcome="denied""#, 2.0),
+    ];
+    assert_eq!(scrape.non_zero("decisions_total"), decisions);
+    let units = [(r#"policy="large""#, 2.0), (r#"policy="small""#, 4.0)];
+    assert_eq!(scrape.non_zero("charged_units_total"), units);
+    // The second admission uses 4 of 5 units. The policy without a charge is not near its limit.
+    assert_eq!(scrape.non_zero("near_limit_total"), [(r#"policy="small""#, 1.0)]);
+    assert_eq!(limiter.stats().near_limit, 1);
+}
+
+#[test]
+fn shadow_policy_has_an_outcome_of_its_own() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let builder = Limiter::builder(memory()).policy(policy("enforced", 5));
+    let limiter = builder.policy(policy("trial", 3).shadow()).build().unwrap();
+    let verdicts = [(); 3].map(|()| now(limiter.check(alice(), 2)).unwrap().is_admitted());
+    assert_eq!(verdicts, [true, true, false]);
+    let scrape = Scrape::of(&recorder.handle());
+    let decisions = [
+        (r#"policy="enforced",outcome="admitted""#, 2.0),
+        (r#"policy="enforced",outcome="denied""#, 1.0),
+        (r#"policy="trial",outcome="admitted""#, 1.0),
+        (r#"policy="trial",outcome="shadow_denied""#, 1.0),
+    ];
+    assert_eq!(scrape.non_zero("decisions_total"), decisions);
+    let units = [(r#"policy="enforced""#, 4.0), (r#"policy="trial""#, 2.0)];
+    assert_eq!(scrape.non_zero("charged_units_total"), units);
+    // The shadow policy was not charged by the second check.
+    assert_eq!(scrape.non_zero("near_limit_total"), [(r#"policy="enforced""#, 1.0)]);
+}
+
+#[test]
+fn near_limit_counts_from_chosen_fraction() {
+    let near = |fraction: f64, cost: u32| {
+        let builder = Limiter::builder(memory()).policy(policy("p", 10)).near_limit(fraction);
+        let limiter = builder.build().unwrap();
+        let checks = 10 / cost + 1;
+        let admitted = (0..checks).filter(|_| now(limiter.check(alice(), cost)).unwrap().is_admitted());
+        assert_eq!(admitted.count(), 10 / cost as usize);
+        limiter.stats().near_limit
+    };
+    assert_eq!([near(1.0, 1), near(0.91, 1), near(0.9, 1), near(0.3, 1)], [1, 1, 2, 8]);
+    assert_eq!([near(0.8, 4), near(0.81, 4), near(1e-300, 4)], [1, 0, 2]);
+    let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
+    now(limiter.check(alice(), 10)).unwrap();
+    // A check that charges nothing is not near the limit.
+    assert!(now(limiter.check(alice(), 0)).unwrap().is_admitted());
+    assert_eq!(limiter.stats().near_limit, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_and_deny_cache_hits_are_measured() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let slow = Limiter::builder(Slow).policy(policy("p", 10)).build().unwrap();
+    for _ in 0..3 {
+        slow.check(alice(), 1).await.unwrap();
+    }
+    // What needs no waiting has no time.
+    let memory = Limiter::builder(MemoryBackend::new()).policy(policy("p", 10)).build().unwrap();
+    memory.check(alice(), 1).await.unwrap();
+    let scrape = Scrape::of(&recorder.handle());
+    assert_eq!(scrape.get("check_duration_seconds_count"), 3.0, "{scrape:?}");
+    let seconds = scrape.get("check_duration_seconds_sum");
+    assert!((0.09..0.1).contains(&seconds), "{seconds}");
+
+    let cached = Remote(FakeBackend::scripted([Deny(Wait::For(MINUTE))]));
+    let cached = Limiter::builder(cached).policy(policy("cached", 10)).build().unwrap();
+    for _ in 0..3 {
+        assert!(!cached.check(alice(), 1).await.unwrap().is_admitted());
+    }
+    let scrape = Scrape::of(&recorder.handle());
+    let denied = |outcome| scrape.get(&format!(r#"decisions_total{{policy="cached",outcome="{outcome}"}}"#));
+    assert_eq!((denied("denied"), denied("denied_from_cache")), (1.0, 2.0));
+    assert_eq!(scrape.get("deny_cache_hits_total"), 2.0);
+    assert_eq!(scrape.get("check_duration_seconds_count"), 4.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_counts_reasons_and_opens_gauge() {
+    const OPEN: &str = r#"breaker_open{server="custom backend, namespace tsw"}"#;
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let limiter = |answers: &[_]| {
+        let backend = Remote(FakeBackend::scripted(answers.iter().copied()));
+        let breaker = Breaker { failures: 3, open_for: SECOND };
+        Limiter::builder(backend).policy(policy("p", 10)).breaker(breaker).build().unwrap()
+    };
+    let (down, full) = (Unavailable(Reason::Connection), Unavailable(Reason::Full));
+    let scrape = || Scrape::of(&recorder.handle());
+    let one = limiter(&[full, down, down, down, down, Admit]);
+    one.check(alice(), 1).await.unwrap_err();
+    // A breaker opens only if the last answer is one deadline old.
+    advance(SECOND).await;
+    for _ in 0..5 {
+        one.check(alice(), 1).await.unwrap_err();
+    }
+    let reasons = [(r#"reason="connection""#, 5.0), (r#"reason="full""#, 1.0)];
+    assert_eq!(scrape().non_zero("unavailable_checks_total"), reasons);
+    assert_eq!(scrape().get(r#"decisions_total{policy="p",outcome="unavailable"}"#), 6.0);
+    // The store was not asked while the breaker was open.
+    assert_eq!(scrape().get("check_duration_seconds_count"), 4.0);
+    assert_eq!(scrape().get(OPEN), 1.0);
+    // The breakers of one server in several backends add up.
+    let two = limiter(&[down]);
+    for _ in 0..3 {
+        two.check(alice(), 1).await.unwrap_err();
+    }
+    assert_eq!(scrape().get(OPEN), 2.0);
+    // A server that no longer exists is not open.
+    drop(two);
+    assert_eq!(scrape().get(OPEN), 1.0);
+    // A failed probe changes nothing.
+    advance(SECOND).await;
+    one.check(alice(), 1).await.unwrap_err();
+    assert_eq!(scrape().get(OPEN), 1.0);
+    advance(SECOND).await;
+    one.check(alice(), 1).await.unwrap();
+    assert_eq!((scrape().has(OPEN), scrape().get(OPEN)), (true, 0.0));
+}
+
+#[tokio::test]
+async fn settlements_and_evictions_are_counted() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let remote = || FakeBackend::admitting();
+    for (backend, amounts) in
+        [(remote(), &[0, 1, 2][..]), (remote().failing_settlements(Reason::Connection), &[0, 1])]
+    {
+        let limiter = Limiter::builder(Remote(backend)).policy(policy("p", 10)).build().unwrap();
+        for amount in amounts {
+            limiter.reserve(alice(), 1).await.unwrap().settle(*amount).await;
+        }
+    }
+    let memory = MemoryBackend::with_max_keys(8).unwrap().when_full(WhenFull::Evict);
+    let limiter = Limiter::builder(memory.clone()).policy(policy("p", 10)).build().unwrap();
+    for i in 0..20 {
+        limiter.check(super::stats::user(i), 2).await.unwrap();
+    }
+    let scrape = Scrape::of(&recorder.handle());
+    // The amount 1 equals the charge, so there is nothing to lose.
+    let outcomes = [(r#"outcome="done""#, 4.0), (r#"outcome="lost""#, 1.0)];
+    assert_eq!(scrape.non_zero("settlements_total"), outcomes);
+    assert!(memory.evicted_keys() > 0);
+    assert_eq!(scrape.get("evicted_keys_total"), memory.evicted_keys() as f64);
+    assert_eq!(scrape.get("evicted_units_total"), memory.evicted_units() as f64);
+}
+
+#[test]
+fn metrics_follow_recorder_that_is_installed_later() {
+    let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
+    now(limiter.check(alice(), 1)).unwrap();
+    for checks in [2, 3] {
+        let recorder = recorder();
+        let _guard = metrics::set_default_local_recorder(&recorder);
+        for _ in 0..checks {
+            now(limiter.check(alice(), 1)).unwrap();
+        }
+        let scrape = Scrape::of(&recorder.handle());
+        let admitted = scrape.get(r#"decisions_total{policy="p",outcome="admitted"}"#);
+        assert_eq!(admitted, f64::from(checks));
+    }
+}
+
+#[test]
+fn building_limiter_describes_metrics() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let _limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
+    let text = recorder.handle().render();
+    assert!(text.contains("# HELP rate_limit_decisions_total Decisions, by policy and outcome."), "{text}");
+    assert!(text.contains("# TYPE rate_limit_decisions_total counter"), "{text}");
+}
+
+#[test]
+fn description_reaches_recorder_that_is_installed_later() {
+    let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    observe::describe_metrics();
+    now(limiter.check(alice(), 1)).unwrap();
+    let text = recorder.handle().render();
+    assert!(text.contains("# HELP rate_limit_decisions_total Decisions, by policy and outcome."), "{text}");
+}

@@ -1,0 +1,303 @@
+//! Policies in TOML and JSON: what a file may contain, and the texts of its errors.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tower_sliding_window::{Algorithm, Policies, Policy, PolicyTable, policy::Tier};
+
+/// One example of everything that a file may contain.
+const TOML: &str = r#"
+[[default]]
+name = "requests"
+quota = 10
+window = "1m"
+
+[[default]]
+name = "daily"
+quota = 1_000_000
+window = "1d"
+algorithm = { sliding-buckets = { precision = "1m" } }
+hidden = true
+headroom = "5%"
+
+[tiers]
+internal = "unlimited"
+bronze = { name = "requests", quota = 1, window = "1500ms", algorithm = "fixed-window" }
+
+[[tiers.gold]]
+name = "requests"
+quota = 1000
+window = "1h 30m"
+algorithm = "sliding-counter"
+shadow = true
+"#;
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn requests(quota: u32, window: Duration) -> Policy {
+    Policy::new("requests", quota, window).unwrap()
+}
+
+fn tiers_of(table: &PolicyTable) -> [Tier; 4] {
+    [None, Some("internal"), Some("bronze"), Some("gold")].map(|name| table.pick(name))
+}
+
+fn toml_error(text: &str) -> String {
+    toml::from_str::<PolicyTable>(text).unwrap_err().to_string()
+}
+
+fn json_error(text: &str) -> String {
+    serde_json::from_str::<PolicyTable>(text).unwrap_err().to_string()
+}
+
+/// Returns the error of a TOML file with this line in its second policy: the line, the column and the text.
+fn error_of_line(line: &str) -> (usize, usize, String) {
+    let key = line.split(' ').next().unwrap();
+    let fields = ["name = \"requests\"", "quota = 10", "window = \"1m\""];
+    let fields = fields.map(|field| if field.starts_with(key) { line } else { field });
+    let last = if fields.contains(&line) { "" } else { line };
+    let first = "[[default]]\nname = \"daily\"\nquota = 1\nwindow = \"1d\"\n";
+    let error = toml_error(&format!("{first}[[default]]\n{}\n{last}\n", fields.join("\n")));
+    let at = error.strip_prefix("TOML parse error at line ").expect("a line").split_once('\n').unwrap().0;
+    let (line, column) = at.split_once(", column ").unwrap();
+    (line.parse().unwrap(), column.parse().unwrap(), error.trim_end().lines().last().unwrap().to_owned())
+}
+
+#[test]
+fn file_contains_all_kinds_of_tiers() {
+    let table: PolicyTable = toml::from_str(TOML).unwrap();
+    let daily = Policy::new("daily", 950_000, seconds(86_400)).unwrap();
+    let daily = daily.with_algorithm(Algorithm::SlidingBuckets { precision: seconds(60) }).unwrap().hidden();
+    let default = Policies::new([requests(10, seconds(60)), daily]).unwrap();
+    let bronze = requests(1, Duration::from_millis(1500)).with_algorithm(Algorithm::FixedWindow).unwrap();
+    let gold = requests(1_000, seconds(5_400)).with_algorithm(Algorithm::SlidingCounter).unwrap();
+    assert_eq!(tiers_of(&table), [default.into(), Tier::Unlimited, bronze.into(), gold.into()]);
+    let Tier::Limited(default) = table.pick(None) else { panic!("limited") };
+    assert_eq!(default.as_slice().iter().map(Policy::is_hidden).collect::<Vec<_>>(), [false, true]);
+    let Tier::Limited(gold) = table.pick("gold") else { panic!("limited") };
+    assert!(gold.as_slice()[0].is_shadow() && !default.as_slice()[0].is_shadow());
+}
+
+#[test]
+fn written_table_reads_as_the_same_table() {
+    let table: PolicyTable = toml::from_str(TOML).unwrap();
+    let written = serde_json::to_value(&table).unwrap();
+    assert_eq!(
+        written,
+        json!({
+            "default": [
+                {"name": "requests", "quota": 10, "window": "1m"},
+                {
+                    "name": "daily",
+                    "quota": 950_000,
+                    "window": "1d",
+                    "algorithm": {"sliding-buckets": {"precision": "1m"}},
+                    "hidden": true,
+                },
+            ],
+            "tiers": {
+                "internal": "unlimited",
+                "bronze": [{"name": "requests", "quota": 1, "window": "1500ms", "algorithm": "fixed-window"}],
+                "gold": [{
+                    "name": "requests",
+                    "quota": 1000,
+                    "window": "90m",
+                    "algorithm": "sliding-counter",
+                    "shadow": true,
+                }],
+            },
+        })
+    );
+    let of_json: PolicyTable = serde_json::from_str(&written.to_string()).unwrap();
+    let of_toml: PolicyTable = toml::from_str(&toml::to_string(&table).unwrap()).unwrap();
+    for other in [of_json, of_toml] {
+        assert_eq!(tiers_of(&other), tiers_of(&table));
+        assert_eq!(serde_json::to_value(&other).unwrap(), written);
+    }
+}
+
+#[test]
+fn every_window_reads_as_it_was_written() {
+    let day = 86_400_000_000;
+    for micros in [1_000, 1_001, 999_999, 1_000_000, 1_500_000, 60_000_000, 3_600_000_000, day, 366 * day] {
+        let policy = requests(1, Duration::from_micros(micros));
+        let text = serde_json::to_string(&policy).unwrap();
+        assert_eq!(serde_json::from_str::<Policy>(&text).unwrap(), policy, "{text}");
+    }
+}
+
+#[test]
+fn toml_error_shows_line_of_value() {
+    assert_eq!(
+        toml_error("[default]\nname = \"burst\"\nquota = 0\nwindow = \"1s\"\n"),
+        "TOML parse error at line 3, column 9\n  |\n3 | quota = 0\n  |         ^\n\
+         policy \"burst\": quota 0: it must be 1 to 4294967295 quota units\n"
+    );
+}
+
+#[test]
+fn toml_error_names_field_value_and_range() {
+    const LENGTH: &str = r#"a number and a unit, such as "500ms", "90s", "15m", "1h" or "30d""#;
+    let of_requests = |text: &str| format!(r#"policy "requests": {text}"#);
+    let quota = |given| of_requests(&format!("quota {given}: it must be 1 to 4294967295 quota units"));
+    let cases = [
+        ("quota = -1", 7, 9, quota("-1")),
+        ("quota = 5000000000", 7, 9, quota("5000000000")),
+        (
+            r#"quota = "10""#,
+            7,
+            9,
+            r#"invalid type: string "10", expected the quota of policy "requests": 1 to 4294967295 quota units"#
+                .to_owned(),
+        ),
+        (
+            "window = 60",
+            8,
+            10,
+            format!(r#"invalid type: integer `60`, expected the window of policy "requests": {LENGTH}"#),
+        ),
+        (r#"window = "60""#, 8, 10, of_requests(&format!(r#"window "60": it must be {LENGTH}"#))),
+        (
+            r#"window = "1M""#,
+            8,
+            10,
+            of_requests(r#"window "1M": months and years differ in length: use days, such as "30d""#),
+        ),
+        (
+            r#"window = "400d""#,
+            8,
+            10,
+            of_requests("window 34560000s: it must be 1 ms to 366 days, in whole microseconds"),
+        ),
+        (
+            r#"name = "daily""#,
+            6,
+            8,
+            r#"policy "daily" occurs twice: the policies of a limiter need different names"#.to_owned(),
+        ),
+        (
+            r#"name = """#,
+            6,
+            8,
+            r#"policy name "": it must be 1 to 64 printable ASCII characters (space to `~`)"#.to_owned(),
+        ),
+        (
+            "quoat = 3",
+            9,
+            1,
+            "unknown field `quoat`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden`, `shadow`"
+                .to_owned(),
+        ),
+        (
+            r#"algorithm = "sliding""#,
+            9,
+            13,
+            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`"
+                .to_owned(),
+        ),
+        (
+            r#"algorithm = { sliding-buckets = { precision = "10" } }"#,
+            9,
+            47,
+            format!(r#"precision "10": it must be {LENGTH}"#),
+        ),
+        (
+            r#"algorithm = { sliding-buckets = { precison = "1s" } }"#,
+            9,
+            35,
+            "unknown field `precison`, expected `precision`".to_owned(),
+        ),
+        (
+            // TOML reads the window after the precision.
+            r#"algorithm = { sliding-buckets = { precision = "1us" } }"#,
+            8,
+            10,
+            of_requests(
+                "precision 1µs: it must be 1 ms to the window of 60s, in whole microseconds, with at most 4096 buckets in a window",
+            ),
+        ),
+        (
+            "headroom = 5",
+            9,
+            12,
+            r#"invalid type: integer `5`, expected the headroom: a whole number of percent, "0%" to "99%""#.to_owned(),
+        ),
+        (
+            r#"headroom = "100%""#,
+            9,
+            12,
+            r#"headroom "100%": it must be a whole number of percent, "0%" to "99%""#.to_owned(),
+        ),
+        (
+            // TOML reads the quota after the headroom.
+            r#"headroom = "99%""#,
+            7,
+            9,
+            of_requests("headroom of 99 percent of 10 units: it must be 0 to 99 percent and leave at least one unit"),
+        ),
+        (r#"hidden = "yes""#, 9, 10, r#"invalid type: string "yes", expected the hidden: true or false"#.to_owned()),
+    ];
+    for (line, at, column, text) in cases {
+        assert_eq!(error_of_line(line), (at, column, text), "{line}");
+    }
+}
+
+#[test]
+fn json_error_shows_line_of_value() {
+    // The wrong value is the last one of its policy, so that the next line is another one.
+    let error = |field: &str| {
+        json_error(&format!(
+            "{{\n \"default\": [\n  {{\n   \"name\": \"burst\",\n   \"quota\": 10,\n   \"window\": \"1m\",\n   {field}\n  }}\n ]\n}}"
+        ))
+    };
+    assert_eq!(
+        json_error("{\"default\": {\n\"name\": \"burst\", \"window\": \"1s\",\n\"quota\": 0\n}}"),
+        r#"policy "burst": quota 0: it must be 1 to 4294967295 quota units at line 3 column 10"#
+    );
+    assert_eq!(
+        json_error("{\"default\": {\n\"name\": \"burst\",\n\"window\": \"0s\"\n}}"),
+        r#"policy "burst": window 0ns: it must be 1 ms to 366 days, in whole microseconds at line 3 column 14"#
+    );
+    assert_eq!(
+        error(r#""algorithm": {"sliding-buckets": {"precision": "1us"}}"#),
+        r#"policy "burst": precision 1µs: it must be 1 ms to the window of 60s, in whole microseconds, with at most 4096 buckets in a window at line 7 column 57"#
+    );
+    assert_eq!(
+        error(r#""headroom": "100%""#),
+        r#"policy "burst": headroom "100%": it must be a whole number of percent, "0%" to "99%" at line 7 column 21"#
+    );
+    assert_eq!(error(r#""quota": 11"#), r#"policy "burst": field `quota` occurs twice at line 7 column 10"#);
+    assert_eq!(
+        error(r#""shadows": true"#),
+        "unknown field `shadows`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden`, `shadow` at line 7 column 12"
+    );
+    // The name of the policy is not known yet.
+    assert_eq!(
+        json_error(r#"{"default": {"quota": 0}}"#),
+        "quota 0: it must be 1 to 4294967295 quota units at line 1 column 23"
+    );
+}
+
+#[test]
+fn incomplete_table_is_an_error() {
+    let last = |text: &str| toml_error(text).trim_end().lines().last().unwrap().to_owned();
+    let kinds = r#"expected "unlimited", a list of policies, or one policy"#;
+    assert_eq!(last("[default]\nname = \"a\"\nquota = 1\n"), r#"policy "a": missing field `window`"#);
+    assert_eq!(last("default = []\n"), "an empty list: it must have 1 to 8 policies");
+    assert_eq!(last("default = \"none\"\n"), format!(r#"invalid value: string "none", {kinds}"#));
+    assert_eq!(last("default = 3\n"), format!("invalid type: integer `3`, {kinds}"));
+    assert_eq!(last("[tiers]\ngold = \"unlimited\"\n"), "missing field `default`");
+    assert_eq!(
+        last("default = \"unlimited\"\n[tires]\n"),
+        "unknown field `tires`, expected `default` or `tiers`"
+    );
+    assert_eq!(
+        json_error(r#"{"default": "unlimited", "tiers": {"a": "unlimited", "a": "unlimited"}}"#),
+        r#"tier "a" occurs twice at line 1 column 56"#
+    );
+    let nine: Vec<_> = (0..9).map(|i| json!({"name": i.to_string(), "quota": 1, "window": "1s"})).collect();
+    let error = serde_json::from_value::<Policies>(json!(nine)).unwrap_err().to_string();
+    assert_eq!(error, "9 policies: a limiter needs 1 to 8 policies");
+}

@@ -1,0 +1,127 @@
+//! Shadow policies of a limiter: counters, events, reservations, the deny cache and outages.
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Limiter, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait,
+    backend::{Pair, Purpose, Reason},
+    key::KeyError,
+    outage::Share,
+    testing::{
+        FakeAnswer::{Admit, Deny, DenyShadow},
+        FakeBackend,
+    },
+};
+
+use super::{alice, policy};
+use crate::{
+    http::{Later, MINUTE, SECOND},
+    support::events::Events,
+};
+
+#[tokio::test]
+async fn shadow_denials_of_admitted_checks_are_counted_and_logged() {
+    let (events, _guard) = Events::collect();
+    let [short, long] = [SECOND, MINUTE].map(Wait::For);
+    let backend = FakeBackend::scripted([Admit, DenyShadow(short), DenyShadow(short), Deny(long)]);
+    let limiter = Limiter::builder(backend).policy(policy("ten", 10)).policy(policy("canary", 5).shadow());
+    let limiter = limiter.build().unwrap();
+    assert_eq!(limiter.peek(alice(), 3).await.unwrap().shadow_denied().count(), 0);
+    for _ in 0..2 {
+        let decision = limiter.check(alice(), 3).await.unwrap();
+        assert!(decision.is_admitted());
+        let waits: Vec<_> = decision.shadow_denied().map(|status| status.retry_after()).collect();
+        assert_eq!(waits, [short]);
+    }
+    assert!(!limiter.check(alice(), 3).await.unwrap().is_admitted());
+    let stats = limiter.stats();
+    assert_eq!((stats.admitted, stats.shadow_denied, stats.denied), (2, 2, 1));
+    let [first, second, denied] = &events.take()[..] else { panic!("three events") };
+    for event in [first, second] {
+        for part in ["DEBUG", "shadow policy would have denied", r#"policy="canary""#, "cost=3", "wait=1s"] {
+            assert!(event.contains(part), "{event}");
+        }
+    }
+    assert!(denied.contains(r#"policy="ten""#) && denied.contains("wait=60s"), "{denied}");
+}
+
+#[tokio::test]
+async fn misconfigured_shadow_limit_is_logged_and_admits() {
+    let (events, _guard) = Events::collect();
+    let error = || KeyError::Misconfigured { what: "no address".to_owned() };
+    let layer = RateLimitLayer::builder(FakeBackend::admitting())
+        .policy(policy("canary", 5))
+        .key_by(move |_| Err::<PartitionKey, _>(error()))
+        .shadow()
+        .build()
+        .unwrap();
+    let ok = async |_: Request<()>| Ok::<_, std::convert::Infallible>(Response::new(Bytes::new()));
+    for _ in 0..2 {
+        let response = layer.layer(service_fn(ok)).oneshot(Request::new(())).await.unwrap();
+        assert_eq!(response.status(), 200);
+    }
+    let [event] = &events.take()[..] else { panic!("one event") };
+    assert!(
+        event.contains("WARN") && event.contains("not counted") && event.contains("no address"),
+        "{event}"
+    );
+}
+
+#[tokio::test]
+async fn denied_key_is_that_of_enforcing_policy() {
+    let (user, route) = (alice(), PartitionKey::new("route", "/"));
+    let pairs =
+        [Pair::new(route, policy("canary", 1).shadow(), 2), Pair::new(user.clone(), policy("ten", 10), 11)];
+    let backend = tower_sliding_window::MemoryBackend::new();
+    let limiter = Limiter::builder(backend).without_policies().build().unwrap();
+    assert!(!limiter.check_pairs(pairs).unwrap().await.unwrap().is_admitted());
+    assert_eq!(limiter.most_denied(9).iter().map(|denied| &denied.key).collect::<Vec<_>>(), [&user]);
+}
+
+#[tokio::test]
+async fn settlement_leaves_out_uncharged_shadow_pair() {
+    let backend = FakeBackend::scripted([DenyShadow(Wait::For(SECOND))]);
+    let limiter =
+        Limiter::builder(backend.clone()).policy(policy("ten", 10)).policy(policy("canary", 5).shadow());
+    let limiter = limiter.build().unwrap();
+    limiter.reserve(alice(), 3).await.unwrap().settle(1).await;
+    let [refund] = &backend.refunds()[..] else { panic!("one refund") };
+    assert_eq!(refund.pairs.iter().map(|pair| pair.policy.name()).collect::<Vec<_>>(), ["ten"]);
+    limiter.reserve(alice(), 3).await.unwrap().settle(4).await;
+    let checks = backend.checks();
+    let overage = checks.iter().find(|check| check.purpose == Purpose::Overage).unwrap();
+    assert_eq!(overage.pairs.iter().map(|pair| pair.policy.name()).collect::<Vec<_>>(), ["ten"]);
+}
+
+#[tokio::test]
+async fn check_of_shadows_only_is_admitted_in_outage() {
+    for reason in [Reason::Connection, Reason::Full] {
+        for rule in [OutageRule::FailClosed, OutageRule::LocalFallback(Share::among(100).unwrap())] {
+            let backend = Later(FakeBackend::unavailable(reason));
+            let limiter =
+                Limiter::builder(backend).outage(rule).policy(policy("canary", 5).shadow()).build().unwrap();
+            let admission = limiter.admit(alice(), 1).await.unwrap();
+            assert_eq!(admission.unchecked().map(|it| it.reason()), Some(reason), "{rule:?}");
+            assert!(limiter.reserve(alice(), 1).await.is_ok());
+            // `check` returns the error: the caller decides.
+            assert_eq!(limiter.check(alice(), 1).await.unwrap_err().reason(), reason);
+        }
+    }
+    let limiter = Limiter::builder(FakeBackend::unavailable(Reason::Connection));
+    let limiter = limiter.policy(policy("canary", 5).shadow()).policy(policy("ten", 10)).build().unwrap();
+    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::Unavailable(_))));
+}
+
+#[tokio::test]
+async fn local_fallback_ignores_shadow_without_share() {
+    let rule = OutageRule::LocalFallback(Share::among(5).unwrap());
+    let limiter = Limiter::builder(FakeBackend::unavailable(Reason::Connection)).outage(rule);
+    let limiter = limiter.policy(policy("canary", 4).shadow()).policy(policy("ten", 10)).build().unwrap();
+    for _ in 0..2 {
+        let admission = limiter.admit(alice(), 1).await.unwrap();
+        let statuses = admission.local().unwrap().decision().statuses().len();
+        assert_eq!(statuses, 1);
+    }
+    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::LocalFallbackDenied(_))));
+}

@@ -1,0 +1,446 @@
+//! Requests that wait for their limit, on the paused clock of tokio.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::{
+    task::{JoinHandle, JoinSet, yield_now},
+    time::{Instant, sleep},
+};
+use tower_sliding_window::{
+    Admission, Algorithm, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policy,
+    Rejection, Wait,
+    backend::{Backend, BackendError, Check, Reason, Refund},
+    testing::{FakeAnswer, FakeBackend, ManualClock},
+};
+
+use super::{alice, now};
+use crate::http::{MINUTE, SECOND};
+
+const MILLI: Duration = Duration::from_millis(1);
+
+/// A memory backend on the clock of tokio. Like a store on a network, it never answers at once. It records its decisions.
+#[derive(Clone)]
+struct TimedBackend {
+    memory: MemoryBackend,
+    clock: ManualClock,
+    start: Instant,
+    start_micros: u64,
+    round_trip: Duration,
+    checks: Arc<Mutex<Vec<Asked>>>,
+}
+
+/// A check that the backend has decided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Asked {
+    cost: u32,
+    is_admitted: bool,
+}
+
+impl TimedBackend {
+    fn new() -> Self {
+        let clock = ManualClock::new();
+        Self {
+            memory: MemoryBackend::new().with_clock(&clock),
+            start: Instant::now(),
+            start_micros: clock.now_micros(),
+            clock,
+            round_trip: Duration::ZERO,
+            checks: Arc::default(),
+        }
+    }
+
+    fn checks(&self) -> Vec<Asked> {
+        self.checks.lock().unwrap().clone()
+    }
+
+    fn set_clock(&self) {
+        self.clock.set_micros(self.start_micros + self.start.elapsed().as_micros() as u64);
+    }
+}
+
+impl Backend for TimedBackend {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        if self.round_trip.is_zero() {
+            yield_now().await;
+        } else {
+            sleep(self.round_trip).await;
+        }
+        self.set_clock();
+        let decision = self.memory.check(check).await?;
+        let asked = Asked { cost: check.pairs()[0].cost, is_admitted: decision.is_admitted() };
+        self.checks.lock().unwrap().push(asked);
+        Ok(decision)
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+
+    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
+        self.set_clock();
+        self.memory.refund(refund).await
+    }
+
+    async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
+        self.memory.reset(pairs).await
+    }
+
+    fn denials_hold(&self) -> bool {
+        true
+    }
+}
+
+fn policy(quota: u32, window: Duration) -> Policy {
+    Policy::new("units", quota, window).unwrap()
+}
+
+fn limiter(backend: impl Backend, quota: u32) -> Limiter {
+    Limiter::builder(backend).policy(policy(quota, SECOND)).build().unwrap()
+}
+
+/// The instants at which requests are admitted, in milliseconds since the start, by the names of the requests.
+#[derive(Clone)]
+struct Journal(Arc<Mutex<Vec<(&'static str, u64)>>>, Instant);
+
+impl Journal {
+    fn new() -> Self {
+        Self(Arc::default(), Instant::now())
+    }
+
+    /// Starts a request, which joins its queue before this function returns.
+    async fn wait(
+        &self,
+        limiter: &Limiter,
+        name: &'static str,
+        cost: u32,
+        at_most: Duration,
+    ) -> JoinHandle<Result<Admission, Rejection>> {
+        let (journal, limiter) = (self.clone(), limiter.clone());
+        let task = tokio::spawn(async move {
+            let outcome = limiter.wait(alice(), cost, at_most).await;
+            if outcome.is_ok() {
+                journal.0.lock().unwrap().push((name, journal.now()));
+            }
+            outcome
+        });
+        // The runtime has one thread and polls tasks in the order in which they were spawned.
+        yield_now().await;
+        task
+    }
+
+    fn now(&self) -> u64 {
+        self.1.elapsed().as_millis() as u64
+    }
+
+    fn admitted(&self) -> Vec<(&'static str, u64)> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+fn denied_wait(outcome: Result<Admission, Rejection>) -> Wait {
+    match outcome {
+        Err(Rejection::Denied(decision)) => decision.retry_after(),
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
+fn too_long(outcome: Result<Admission, Rejection>) -> Duration {
+    match outcome {
+        Err(Rejection::WaitTooLong { at_least }) => at_least,
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn thousand_waiters_are_admitted_in_order() {
+    for has_deny_cache in [true, false] {
+        let backend = TimedBackend::new();
+        let builder = Limiter::builder(backend.clone()).policy(policy(100, SECOND));
+        let builder = if has_deny_cache { builder } else { builder.deny_cache(None) };
+        let limiter = builder.build().unwrap();
+        let (start, order) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
+        let mut waiters = JoinSet::new();
+        for i in 0..1_000 {
+            let (limiter, order) = (limiter.clone(), order.clone());
+            waiters.spawn(async move {
+                limiter.wait(alice(), 1, MINUTE).await.unwrap();
+                order.lock().unwrap().push(i);
+            });
+        }
+        waiters.join_all().await;
+
+        // 100 units at the start and after each of nine windows.
+        let (took, ideal) = (start.elapsed(), 9 * SECOND);
+        assert!(took >= ideal && took <= ideal.mul_f64(1.02), "{took:?}");
+        assert_eq!(*order.lock().unwrap(), (0..1_000).collect::<Vec<_>>());
+        // Only the first of the queue asks, so a request that asks a third time is denied twice in a row.
+        let checks = backend.checks();
+        assert_eq!(checks.iter().filter(|asked| asked.is_admitted).count(), 1_000);
+        assert!(checks.windows(2).all(|two| two[0].is_admitted || two[1].is_admitted), "{checks:?}");
+        assert_eq!(checks.len(), 1_009, "the first of each window is denied once");
+        assert_eq!(limiter.waiting(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn shadow_policy_delays_no_waiter() {
+    let shadow = Policy::new("shadow", 1, 60 * MINUTE).unwrap().shadow();
+    let builder = Limiter::builder(TimedBackend::new()).policy(policy(1, SECOND)).policy(shadow);
+    let limiter = builder.build().unwrap();
+    let journal = Journal::new();
+    for name in ["a", "b", "c"] {
+        let _ = journal.wait(&limiter, name, 1, 5 * SECOND).await;
+    }
+    let refused = journal.wait(&limiter, "d", 1, SECOND).await;
+    assert_eq!(too_long(refused.await.unwrap()), 3 * SECOND);
+    sleep(5 * SECOND).await;
+    assert_eq!(journal.admitted(), [("a", 0), ("b", 1_000), ("c", 2_000)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_never_asks_before_its_instant() {
+    let backend = TimedBackend::new();
+    // No wait is a whole number of milliseconds, which is what tokio's timer counts.
+    let policy = policy(1, Duration::from_micros(1_234));
+    let limiter = Limiter::builder(backend.clone()).policy(policy).deny_cache(None).build().unwrap();
+    for _ in 0..50 {
+        limiter.wait(alice(), 1, SECOND).await.unwrap();
+    }
+    let denied = backend.checks().iter().filter(|asked| !asked.is_admitted).count();
+    assert_eq!((denied, backend.checks().len()), (49, 99));
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_cost_waits_behind_large_cost() {
+    let limiter = limiter(TimedBackend::new(), 10);
+    let journal = Journal::new();
+    for (name, cost) in [("six", 6), ("eight", 8), ("one", 1), ("nothing", 0), ("two", 2)] {
+        journal.wait(&limiter, name, cost, MINUTE).await;
+    }
+    // A request of another key is not in this queue.
+    limiter.wait(PartitionKey::new("user", "bob"), 10, Duration::ZERO).await.unwrap();
+    assert_eq!(journal.now(), 0);
+    sleep(3 * SECOND).await;
+    assert_eq!(
+        journal.admitted(),
+        [("six", 0), ("nothing", 0), ("eight", 1_000), ("one", 1_000), ("two", 2_000)],
+        "a cost of 0 needs no room"
+    );
+    assert_eq!(limiter.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_waiter_gives_its_turn_to_next() {
+    let limiter = limiter(TimedBackend::new(), 10);
+    let journal = Journal::new();
+    journal.wait(&limiter, "six", 6, MINUTE).await;
+    let head = journal.wait(&limiter, "eight", 8, MINUTE).await;
+    journal.wait(&limiter, "four", 4, MINUTE).await;
+    let middle = journal.wait(&limiter, "nine", 9, MINUTE).await;
+    journal.wait(&limiter, "three", 3, MINUTE).await;
+    sleep(100 * MILLI).await;
+    assert_eq!((journal.admitted(), limiter.waiting()), (vec![("six", 0)], 4));
+
+    middle.abort();
+    yield_now().await;
+    assert_eq!(limiter.waiting(), 3, "it leaves at once");
+    sleep(100 * MILLI).await;
+    head.abort();
+    sleep(100 * MILLI).await;
+    assert_eq!(journal.admitted(), [("six", 0), ("four", 200)]);
+    sleep(SECOND).await;
+    assert_eq!(journal.admitted(), [("six", 0), ("four", 200), ("three", 1_000)]);
+    assert_eq!(limiter.waiting(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_dropped_during_its_check_gives_turn_to_next() {
+    let backend = TimedBackend { round_trip: 50 * MILLI, ..TimedBackend::new() };
+    let limiter = limiter(backend.clone(), 10);
+    let journal = Journal::new();
+    let head = journal.wait(&limiter, "first", 1, MINUTE).await;
+    journal.wait(&limiter, "second", 1, MINUTE).await;
+    sleep(10 * MILLI).await;
+    head.abort();
+    sleep(100 * MILLI).await;
+    assert_eq!(journal.admitted(), [("second", 60)]);
+    assert_eq!(backend.checks().len(), 1, "the first check was dropped before the backend decided");
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_gives_up_at_once_if_wait_is_too_long() {
+    let backend = TimedBackend::new();
+    let limiter = limiter(backend.clone(), 10);
+    let journal = Journal::new();
+    assert_eq!(denied_wait(limiter.wait(alice(), 11, MINUTE).await), Wait::Never);
+    limiter.wait(alice(), 10, MINUTE).await.unwrap();
+    assert_eq!(denied_wait(limiter.wait(alice(), 1, SECOND - MILLI).await), Wait::For(SECOND));
+    assert_eq!((journal.now(), backend.checks().len(), limiter.waiting()), (0, 3, 0));
+
+    let head = journal.wait(&limiter, "head", 4, SECOND).await;
+    sleep(100 * MILLI).await;
+    assert_eq!(denied_wait(limiter.wait(alice(), 11, MINUTE).await), Wait::Never);
+    let asked = backend.checks().len();
+    // The first of the queue sleeps for 900 ms. 10 units fit then, and 10 more a second later.
+    let least = |cost, at_most| limiter.wait(alice(), cost, at_most);
+    assert_eq!(too_long(least(6, 899 * MILLI).await), 900 * MILLI);
+    assert_eq!(too_long(least(7, 1_899 * MILLI).await), 1_900 * MILLI);
+    assert_eq!((journal.now(), backend.checks().len()), (100, asked), "the store is not asked");
+    let other = journal.wait(&limiter, "seven", 7, 1_900 * MILLI).await;
+    head.await.unwrap().unwrap();
+    other.await.unwrap().unwrap();
+    assert_eq!(journal.admitted(), [("head", 1_000), ("seven", 2_000)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn queue_gives_up_when_head_learns_its_wait() {
+    let backend = TimedBackend { round_trip: 50 * MILLI, ..TimedBackend::new() };
+    let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend, 10));
+    other_process.check(alice(), 10).await.unwrap();
+    let journal = Journal::new();
+    let head = journal.wait(&mine, "head", 1, MINUTE).await;
+    let short = journal.wait(&mine, "short", 1, 900 * MILLI).await;
+    let long = journal.wait(&mine, "long", 1, 2 * SECOND).await;
+    assert_eq!(too_long(short.await.unwrap()), 950 * MILLI);
+    assert_eq!((journal.now(), mine.waiting()), (50, 2), "it gives up with the reply to the first request");
+    head.await.unwrap().unwrap();
+    long.await.unwrap().unwrap();
+    assert_eq!(journal.admitted(), [("head", 1_050), ("long", 1_100)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_in_queue_gives_up_at_end_of_its_time() {
+    let builder = Limiter::builder(FakeBackend::hanging()).deadline(MINUTE).policy(policy(10, SECOND));
+    let limiter = builder.build().unwrap();
+    let journal = Journal::new();
+    let head = journal.wait(&limiter, "head", 1, SECOND).await;
+    let second = journal.wait(&limiter, "second", 1, 2 * SECOND).await;
+    assert_eq!(too_long(second.await.unwrap()), Duration::ZERO);
+    assert_eq!((journal.now(), limiter.waiting()), (2_000, 1));
+    // A check that has begun is completed.
+    assert!(
+        matches!(head.await.unwrap(), Err(Rejection::Unavailable(error)) if error.reason() == Reason::Timeout)
+    );
+    assert_eq!((journal.now(), limiter.waiting()), (60_000, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiter_asks_again_if_another_process_takes_its_units() {
+    let backend = TimedBackend::new();
+    let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend.clone(), 10));
+    other_process.check(alice(), 10).await.unwrap();
+    let journal = Journal::new();
+    let waiter = journal.wait(&mine, "mine", 1, MINUTE).await;
+    sleep(500 * MILLI).await;
+    other_process.reset(alice()).await.unwrap();
+    other_process.check(alice(), 10).await.unwrap();
+    waiter.await.unwrap().unwrap();
+    assert_eq!(journal.admitted(), [("mine", 1_500)]);
+    let mine: Vec<_> = backend.checks().into_iter().filter(|asked| asked.cost == 1).collect();
+    assert_eq!(mine.iter().map(|asked| asked.is_admitted).collect::<Vec<_>>(), [false, false, true]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn outage_rule_ends_every_wait() {
+    let builder = |answer, rule| {
+        let backend = FakeBackend::scripted([FakeAnswer::Deny(Wait::For(SECOND)), answer]);
+        Limiter::builder(backend).policy(policy(10, SECOND)).outage(rule).build().unwrap()
+    };
+    let outage = FakeAnswer::Unavailable(Reason::Connection);
+    for (rule, is_admitted) in [(OutageRule::FailOpen, true), (OutageRule::FailClosed, false)] {
+        let limiter = builder(outage, rule);
+        let journal = Journal::new();
+        let mut tasks = Vec::new();
+        for _ in 0..20 {
+            tasks.push(journal.wait(&limiter, "request", 1, MINUTE).await);
+        }
+        for task in tasks {
+            match task.await.unwrap() {
+                Ok(admission) => assert!(is_admitted && admission.unchecked().is_some()),
+                Err(rejection) => {
+                    assert!(!is_admitted && matches!(rejection, Rejection::Unavailable(_)), "{rejection:?}");
+                }
+            }
+        }
+        assert_eq!((journal.now(), limiter.waiting()), (1_000, 0), "the first check was denied");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bound_on_waiters_rejects_further_requests() {
+    let builder = Limiter::builder(TimedBackend::new()).policy(policy(1, SECOND)).max_waiting(2);
+    let limiter = builder.build().unwrap();
+    let journal = Journal::new();
+    for name in ["first", "second", "third"] {
+        journal.wait(&limiter, name, 1, MINUTE).await;
+        sleep(MILLI).await;
+    }
+    for key in [alice(), PartitionKey::new("user", "bob")] {
+        let outcome = limiter.wait(key, 1, MINUTE).await;
+        assert!(matches!(outcome, Err(Rejection::TooManyWaiting { max: 2 })), "{outcome:?}");
+    }
+    assert_eq!((journal.now(), limiter.waiting()), (3, 2));
+    sleep(3 * SECOND).await;
+    limiter.wait(alice(), 1, MINUTE).await.unwrap();
+
+    let build =
+        |max| Limiter::builder(MemoryBackend::new()).policy(policy(1, SECOND)).max_waiting(max).build();
+    for max in [0, (1 << 20) + 1] {
+        let error = build(max).unwrap_err().to_string();
+        assert_eq!(error, format!("max_waiting {max}: it must be 1 to 1048576"));
+    }
+    assert!(build(1).is_ok() && build(1 << 20).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_policy_and_algorithm_admits_waiters_in_order() {
+    let precision = 100 * MILLI;
+    for algorithm in [
+        Algorithm::SlidingLog,
+        Algorithm::SlidingBuckets { precision },
+        Algorithm::SlidingCounter,
+        Algorithm::FixedWindow,
+    ] {
+        let backend = TimedBackend::new();
+        let with = |builder: LimiterBuilder, name, quota, window| {
+            builder.policy(Policy::new(name, quota, window).unwrap().with_algorithm(algorithm).unwrap())
+        };
+        let builder = with(Limiter::builder(backend.clone()), "short", 5, SECOND);
+        let limiter = with(builder, "long", 12, 5 * SECOND).build().unwrap();
+        let journal = Journal::new();
+        let names = ["1", "2", "3", "4", "5", "6", "7", "8"];
+        for name in names {
+            journal.wait(&limiter, name, 3, MINUTE).await;
+        }
+        sleep(MINUTE).await;
+        let admitted = journal.admitted();
+        assert_eq!(admitted.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names, "{algorithm:?}");
+        let repeated =
+            backend.checks().windows(2).filter(|two| !two[0].is_admitted && !two[1].is_admitted).count();
+        assert_eq!(repeated, 0, "{algorithm:?}: {:?}", backend.checks());
+    }
+}
+
+#[test]
+fn wait_outside_runtime_returns_every_denial() {
+    let clock = ManualClock::new();
+    let limiter = limiter(MemoryBackend::new().with_clock(&clock), 1);
+    assert!(now(limiter.wait(alice(), 1, MINUTE)).is_ok());
+    assert_eq!(denied_wait(now(limiter.wait(alice(), 1, MINUTE))), Wait::For(SECOND));
+    clock.advance(SECOND);
+    assert!(now(limiter.wait(alice(), 1, Duration::MAX)).is_ok());
+    assert_eq!(limiter.waiting(), 0);
+}
+
+#[test]
+fn wait_begins_at_first_poll() {
+    let backend = FakeBackend::admitting();
+    let limiter = limiter(backend.clone(), 10);
+    let unpolled = limiter.wait(alice(), 1, MINUTE);
+    assert!(now(limiter.wait(alice(), 2, MINUTE)).is_ok(), "an unpolled future is not in the queue");
+    assert_eq!((backend.checks().len(), limiter.waiting()), (1, 0));
+    drop(unpolled);
+}

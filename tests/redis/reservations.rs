@@ -1,0 +1,90 @@
+//! Meters, reservations that are dropped unsettled, and clamped estimates: the same on Redis as in memory.
+
+use std::time::Duration;
+
+use tower_sliding_window::{
+    Limiter, MemoryBackend, Policy, Wait,
+    backend::{Backend, Purpose},
+    settle::{Settled, Unsettled},
+    testing::ManualClock,
+};
+
+use super::rig::{HOUR, LONG_DEADLINE, alice, every_algorithm, peek, with_manual_clock};
+use crate::support::server::{Engine, Server};
+
+/// What is left of a quota, and the wait of a check of cost 1.
+type Usage = (u32, Wait);
+
+fn limiter(backend: &(impl Backend + Clone), policy: &Policy, rule: Unsettled) -> Limiter {
+    let builder = Limiter::builder(backend.clone()).deadline(LONG_DEADLINE).deny_cache(None).breaker(None);
+    builder.policy(policy.clone()).clamp_estimates().unsettled(rule).build().unwrap()
+}
+
+/// Runs the same reservations on any backend. Returns the usage after each step.
+async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Policy) -> Vec<Usage> {
+    // Both backends begin at the same instant, within the same calendar window.
+    let mut history = Vec::new();
+    let keeping = limiter(&backend, policy, Unsettled::Keep);
+    let refunding = limiter(&backend, policy, Unsettled::Refund);
+    let usage = async || {
+        keeping.drain().await;
+        refunding.drain().await;
+        let decision = peek(&backend, std::slice::from_ref(policy), 1).await;
+        (decision.statuses()[0].remaining() + u32::from(decision.is_admitted()), decision.retry_after())
+    };
+    // An estimate far above the quota is charged as the quota. It is denied while anything is used.
+    let clamped = refunding.reserve(alice(), u32::MAX).await.unwrap();
+    assert_eq!(clamped.decision().unwrap().statuses()[0].cost(), policy.quota());
+    history.push(usage().await);
+    assert!(keeping.reserve(alice(), u32::MAX).await.is_err());
+    clock.advance(Duration::from_secs(60));
+    // A larger amount is charged beyond the quota.
+    assert!(matches!(clamped.settle(policy.quota() + 7).await, Settled::Done { .. }));
+    history.push(usage().await);
+    keeping.reset(alice()).await.unwrap();
+
+    // A meter refunds the rest of a clamped estimate.
+    let meter = keeping.reserve(alice(), u32::MAX).await.unwrap().meter();
+    meter.add(3);
+    clock.advance(Duration::from_secs(60));
+    meter.add(4);
+    drop(meter);
+    history.push(usage().await);
+    drop(keeping.reserve(alice(), 2).await.unwrap());
+    history.push(usage().await);
+    drop(refunding.reserve(alice(), 5).await.unwrap());
+    history.push(usage().await);
+    assert_eq!(keeping.lost_settlements() + refunding.lost_settlements(), 0);
+    // A plain check above the quota is not clamped.
+    let never = keeping.check(alice(), policy.quota() + 1).await.unwrap();
+    history.push((never.statuses()[0].remaining(), never.retry_after()));
+    assert_eq!(never.retry_after(), Wait::Never);
+    history
+}
+
+#[tokio::test]
+async fn reservations_settle_alike_on_redis_and_in_memory() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        for policy in every_algorithm(20, HOUR) {
+            let (backend, clock) = with_manual_clock(&server).await;
+            let on_redis = history(backend, &clock, &policy).await;
+            let clock = ManualClock::new();
+            let in_memory = history(MemoryBackend::new().with_clock(&clock), &clock, &policy).await;
+            assert_eq!(on_redis, in_memory, "{engine:?}, {policy:?}");
+            let left: Vec<u32> = on_redis.iter().map(|(left, _)| *left).collect();
+            assert_eq!(left, [0, 0, 13, 11, 11, 11], "{engine:?}, {policy:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn clamped_estimate_sends_quota_as_cost() {
+    let backend = tower_sliding_window::testing::FakeBackend::admitting();
+    let policy = Policy::new("tokens", 20, HOUR).unwrap();
+    let limiter = limiter(&backend, &policy, Unsettled::Keep);
+    limiter.reserve(alice(), 500).await.unwrap();
+    limiter.check(alice(), 500).await.unwrap();
+    let sent = backend.checks().into_iter().map(|check| (check.purpose, check.pairs[0].cost));
+    assert_eq!(sent.collect::<Vec<_>>(), [(Purpose::Reserve, 20), (Purpose::Charge, 500)]);
+}
