@@ -1,0 +1,274 @@
+//! What is measured: this crate, other layers, and the bare inner service.
+//!
+//! Every layer gets the same requests, the same key (a header) and the same inner service. Each is built as its own documentation
+//! recommends, with the header fields of its responses.
+
+use std::{
+    convert::Infallible,
+    error::Error,
+    future::{Ready, ready},
+    sync::Arc,
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{Request, Response};
+use tower::{Layer, Service, service_fn};
+use tower_governor::{GovernorError, GovernorLayer, governor::GovernorConfigBuilder};
+use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, RedisBackend, header, outage::DenyCache};
+
+/// The header that is the key.
+pub const KEY: &str = "x-api-key";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// The inner service alone.
+    Inner,
+    /// The inner service after one EVALSHA of `return 1`, with arguments as long as those of this crate, over the same client.
+    Script,
+    Memory,
+    TowerGovernor,
+    TowerRateLimiterMemory,
+    Redis,
+    /// Without the cache of denials, so that every denial asks Redis.
+    RedisWithoutDenyCache,
+    TowerRateLimitRedis,
+    TowerRateLimiterRedis,
+}
+
+impl Subject {
+    pub const IN_MEMORY: [Self; 4] =
+        [Self::Inner, Self::Memory, Self::TowerGovernor, Self::TowerRateLimiterMemory];
+    pub const ON_REDIS: [Self; 5] = [
+        Self::Script,
+        Self::Redis,
+        Self::RedisWithoutDenyCache,
+        Self::TowerRateLimitRedis,
+        Self::TowerRateLimiterRedis,
+    ];
+    const ALL: [Self; 9] = [
+        Self::Inner,
+        Self::Memory,
+        Self::TowerGovernor,
+        Self::TowerRateLimiterMemory,
+        Self::Script,
+        Self::Redis,
+        Self::RedisWithoutDenyCache,
+        Self::TowerRateLimitRedis,
+        Self::TowerRateLimiterRedis,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Inner => "inner service alone",
+            Self::Script => "EVALSHA of `return 1`",
+            Self::Memory => "**tower-sliding-window**, memory",
+            Self::TowerGovernor => "tower_governor 0.8.0",
+            Self::TowerRateLimiterMemory => "tower-rate-limiter 0.2.0-alpha.0, memory GCRA",
+            Self::Redis => "**tower-sliding-window**, Redis",
+            Self::RedisWithoutDenyCache => "**tower-sliding-window**, Redis, no deny cache",
+            Self::TowerRateLimitRedis => "tower-rate-limit-redis 1.0.2",
+            Self::TowerRateLimiterRedis => "tower-rate-limiter 0.2.0-alpha.0, Redis GCRA",
+        }
+    }
+
+    /// Returns the subject with this `Debug` name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|subject| format!("{subject:?}") == name)
+    }
+}
+
+/// The settings of a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Limit {
+    /// The number of policies. The other crates have one policy for each layer, so their layers are nested.
+    pub policies: usize,
+    /// Whether requests after the first one of a key are denied.
+    pub denies: bool,
+}
+
+/// The inner service: an empty response.
+type Inner = fn(Request<Body>) -> Ready<Result<Response<Body>, Infallible>>;
+
+/// Does something with a service, whatever its type.
+pub trait Visitor {
+    type Output;
+    fn visit<S, B>(self, service: S) -> Self::Output
+    where
+        S: Service<Request<Body>, Response = Response<B>, Error = Infallible, Future: Send>
+            + Clone
+            + Send
+            + 'static,
+        B: Send + 'static;
+}
+
+/// Builds a subject and visits it.
+///
+/// `redis` is the URL of a server, for the subjects that need one; they connect on the current runtime.
+pub async fn visit<V: Visitor>(
+    subject: Subject,
+    limit: Limit,
+    redis: &str,
+    visitor: V,
+) -> Result<V::Output, Box<dyn Error>> {
+    let inner = service_fn((|_| ready(Ok(Response::new(Body::empty())))) as Inner);
+    let Limit { policies, .. } = limit;
+    Ok(match subject {
+        Subject::Inner => visitor.visit(inner),
+        Subject::Script => {
+            let connection = redis::Client::open(redis)?.get_multiplexed_async_connection().await?;
+            let hash = redis::Script::new("return 1").get_hash().to_owned();
+            let load = redis::cmd("SCRIPT")
+                .arg("LOAD")
+                .arg("return 1")
+                .query_async::<()>(&mut connection.clone())
+                .await;
+            load?;
+            let send = move |request: Request<Body>| {
+                let (mut connection, hash) = (connection.clone(), hash.clone());
+                async move {
+                    let mut call = redis::cmd("EVALSHA");
+                    // A name of a key, one pair of 20 bytes, a deadline and a generation.
+                    call.arg(hash)
+                        .arg(1)
+                        .arg(format!("{:<60}", value(&request).unwrap_or_default()))
+                        .arg(&[0_u8; 35][..]);
+                    let _: i64 = call.query_async(&mut connection).await.expect("a reply");
+                    Ok(Response::new(Body::empty()))
+                }
+            };
+            visitor.visit(service_fn(send))
+        }
+        Subject::Memory => visitor.visit(layer(limit, MemoryBackend::new(), true)?.layer(inner)),
+        Subject::Redis => {
+            visitor.visit(layer(limit, RedisBackend::connect(redis).await?, true)?.layer(inner))
+        }
+        Subject::RedisWithoutDenyCache => {
+            visitor.visit(layer(limit, RedisBackend::connect(redis).await?, false)?.layer(inner))
+        }
+        Subject::TowerGovernor if policies == 1 => visitor.visit(governor(limit)?.layer(inner)),
+        Subject::TowerGovernor => {
+            let [a, b, c] = [governor(limit)?, governor(limit)?, governor(limit)?];
+            visitor.visit(a.layer(b.layer(c.layer(inner))))
+        }
+        Subject::TowerRateLimiterMemory => {
+            let one = || -> Result<_, Box<dyn Error>> {
+                let policy = tower_rate_limiter::MemoryGcra::new(gcra(limit)?);
+                Ok(tower_rate_limiter::RateLimitLayer::builder(HeaderKey).with_policy(policy).build()?)
+            };
+            if policies == 1 {
+                visitor.visit(one()?.layer(inner))
+            } else {
+                visitor.visit(one()?.layer(one()?.layer(one()?.layer(inner))))
+            }
+        }
+        Subject::TowerRateLimiterRedis => {
+            let client = redis::Client::open(redis)?;
+            let connection = client.get_multiplexed_async_connection().await?;
+            let one = |name: &str| -> Result<_, Box<dyn Error>> {
+                let policy = tower_rate_limiter::RedisGcra::new(connection.clone(), gcra(limit)?);
+                let builder = tower_rate_limiter::RateLimitLayer::builder(HeaderKey).policy_name(name);
+                Ok(builder.with_policy(policy).build()?)
+            };
+            if policies == 1 {
+                visitor.visit(one("a")?.layer(inner))
+            } else {
+                visitor.visit(one("a")?.layer(one("b")?.layer(one("c")?.layer(inner))))
+            }
+        }
+        Subject::TowerRateLimitRedis => {
+            let client = redis_032::Client::open(redis)?;
+            let connection = client.get_multiplexed_async_connection().await?;
+            let (capacity, interval) = if limit.denies { (1, 3_600_000) } else { (u16::MAX, 1) };
+            let one = |prefix: &'static str| {
+                tower_rate_limit_redis::RateLimitLayer::builder()
+                    .conn(connection.clone())
+                    .key_resolver(PrefixedKey(prefix))
+                    .capacity(capacity)
+                    .emission_interval(Duration::from_millis(interval))
+                    .build()
+            };
+            if policies == 1 {
+                visitor.visit(one("a").layer(inner))
+            } else {
+                visitor.visit(one("a").layer(one("b").layer(one("c").layer(inner))))
+            }
+        }
+    })
+}
+
+fn layer(
+    limit: Limit,
+    backend: impl tower_sliding_window::backend::Backend,
+    has_deny_cache: bool,
+) -> Result<RateLimitLayer, Box<dyn Error>> {
+    let mut builder = RateLimitLayer::builder(backend).key(header(KEY)?);
+    // A client under callgrind is too slow for the default.
+    builder = builder.deadline(Duration::from_secs(10));
+    for (name, seconds) in
+        [("second", 1), ("minute", 60), ("hour", 3_600)].into_iter().rev().take(limit.policies)
+    {
+        let quota = if limit.denies { 1 } else { u32::MAX };
+        builder = builder.policy(Policy::new(name, quota, Duration::from_secs(seconds))?);
+    }
+    if !has_deny_cache {
+        builder = builder.deny_cache(None::<DenyCache>);
+    }
+    Ok(builder.build()?)
+}
+
+type Governor = GovernorLayer<HeaderKey, governor::middleware::StateInformationMiddleware, Body>;
+
+fn governor(limit: Limit) -> Result<Governor, Box<dyn Error>> {
+    let mut config = GovernorConfigBuilder::default().key_extractor(HeaderKey);
+    if limit.denies {
+        config.per_second(3_600).burst_size(1);
+    } else {
+        config.per_nanosecond(1).burst_size(u32::MAX);
+    }
+    let config = config.use_headers().finish().ok_or("a period or a burst of 0")?;
+    Ok(GovernorLayer::new(Arc::new(config)))
+}
+
+fn gcra(limit: Limit) -> Result<tower_rate_limiter::GcraQuota, Box<dyn Error>> {
+    let (rate, burst) = if limit.denies { (1, 1) } else { (3_600_000_000, u32::MAX) };
+    Ok(tower_rate_limiter::GcraQuota::new(rate, Duration::from_secs(3_600), burst)?)
+}
+
+/// The value of the header as a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeaderKey;
+
+fn value<T>(request: &Request<T>) -> Option<&str> {
+    request.headers().get(KEY)?.to_str().ok()
+}
+
+impl tower_governor::key_extractor::KeyExtractor for HeaderKey {
+    type Key = String;
+
+    fn extract<T>(&self, request: &Request<T>) -> Result<String, GovernorError> {
+        value(request).map(str::to_owned).ok_or(GovernorError::UnableToExtractKey)
+    }
+}
+
+impl tower_rate_limiter::KeyExtractor for HeaderKey {
+    type Key = String;
+
+    fn extract<T>(&self, request: &Request<T>) -> Result<String, tower_rate_limiter::RateLimitError> {
+        let missing = || tower_rate_limiter::RateLimitError::Key("missing".to_owned(), KEY.to_owned());
+        value(request).map(str::to_owned).ok_or_else(missing)
+    }
+}
+
+/// The value of the header after a prefix that separates nested layers.
+#[derive(Clone, Copy)]
+struct PrefixedKey(&'static str);
+
+impl tower_rate_limit_redis::KeyResolver for PrefixedKey {
+    type Key = String;
+    type ErrorBody = Body;
+
+    fn key<T>(&self, request: &Request<T>) -> Result<String, Response<Body>> {
+        value(request).map(|value| format!("{}:{value}", self.0)).ok_or_else(|| Response::new(Body::empty()))
+    }
+}
