@@ -5,13 +5,13 @@ use std::convert::Infallible;
 use axum::{Router, routing::get};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer,
+    Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Wait,
     backend::{Backend, Reason},
     by,
     key::KeyError,
     outage::Share,
     protocol::{By, Draft},
-    testing::{FakeBackend, ManualClock},
+    testing::{FakeAnswer, FakeBackend, ManualClock},
     wait::WaitLayer,
 };
 
@@ -99,18 +99,20 @@ async fn requests_in_outage_count_by_outage_rule() {
     assert_eq!(Scrape::of(&recorder.handle()).non_zero("requests_total"), expected);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn requests_that_wait_count_once_by_outcome() {
     let recorder = recorder();
     let _guard = metrics::set_default_local_recorder(&recorder);
-    let limiter = Limiter::builder(MemoryBackend::new()).policy(policy("one", 1, SECOND / 5)).max_waiting(1);
+    let denies = FakeAnswer::Deny(Wait::For(SECOND));
+    let backend = FakeBackend::scripted([FakeAnswer::Admit, denies, denies, FakeAnswer::Admit]);
+    let limiter = Limiter::builder(backend).policy(policy("one", 1, SECOND)).max_waiting(1);
     let plan = |user: &&'static str| match *user {
         "" => Err(KeyError::missing("user")),
         "root" => Ok(Draft::exempt()),
         user => Ok(Draft::check(PartitionKey::new("user", user), 1)),
     };
     let limits = WaitLayer::new(limiter.build().unwrap(), by(plan)).at_most(MINUTE);
-    let short = limits.clone().at_most(SECOND / 1_000);
+    let short = limits.clone().at_most(SECOND / 2);
     let service = |limits: &WaitLayer<By<&'static str>>| {
         limits.layer(service_fn(async |_: &'static str| Ok::<_, Infallible>(())))
     };
