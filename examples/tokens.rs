@@ -30,10 +30,13 @@ fn price(input: u32, output: u32) -> Costs {
     Costs::new().policy("input-tokens", input).policy("output-tokens", output).policy("cents", cents)
 }
 
+/// The most output tokens of one answer. A clamped estimate does not bound them.
+const MAX_OUTPUT: u32 = 1_000;
+
 /// Returns the most output tokens that the client wants.
 fn max_tokens(headers: &HeaderMap) -> u32 {
     let given = headers.get("x-max-tokens").and_then(|tokens| tokens.to_str().ok()?.parse().ok());
-    given.unwrap_or(100)
+    given.unwrap_or(100).min(MAX_OUTPUT)
 }
 
 /// Returns the estimate that the layer reserves: the most that the request may use, at least one token of each kind, and one

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    check::{AcrossSlots, Check, Pair, Purpose, Receipt},
+    check::{AcrossSlots, Check, MAX_PAIRS, Pair, Purpose, Receipt},
     policy::Policy,
 };
 
@@ -85,8 +85,13 @@ enum Origin {
         /// Whether there were several instants of several clocks: one for each slot of a cluster.
         is_divided: bool,
     },
-    /// The deny cache, for a check of these policies.
-    Cache(Box<[Listed]>),
+    /// The deny cache, with statuses for the pairs that are known to deny.
+    Cache {
+        /// The policies of the check.
+        listed: Box<[Listed]>,
+        /// For each pair, whether it has a status.
+        known: [bool; MAX_PAIRS],
+    },
 }
 
 /// A policy of a check, and whether its pair is a shadow.
@@ -156,9 +161,15 @@ impl Decision {
         Self::of(origin, at_micros, statuses.into(), receipts.into())
     }
 
-    /// Creates a denial of this check from the deny cache: the statuses of the pairs that are known to deny.
-    pub(crate) fn cached(at_micros: u64, statuses: Box<[Status]>, check: &Check) -> Self {
-        Self::of(Origin::Cache(listed(check)), at_micros, statuses, [].into())
+    /// Creates a denial of this check from the deny cache: the statuses of the pairs that are `known` to deny.
+    pub(crate) fn cached(
+        at_micros: u64,
+        statuses: Box<[Status]>,
+        check: &Check,
+        known: [bool; MAX_PAIRS],
+    ) -> Self {
+        let origin = Origin::Cache { listed: listed(check), known };
+        Self::of(origin, at_micros, statuses, [].into())
     }
 
     fn of(origin: Origin, at_micros: u64, statuses: Box<[Status]>, receipts: Box<[Receipt]>) -> Self {
@@ -275,7 +286,7 @@ impl Decision {
     /// Returns whether this is a denial from the deny cache; see [`DenyCache`](crate::outage::DenyCache) for what it
     /// contains. An admission is never cached.
     pub fn is_cached(&self) -> bool {
-        matches!(self.0.origin, Origin::Cache(_))
+        matches!(self.0.origin, Origin::Cache { .. })
     }
 
     /// Returns whether the check was decided at several instants of several clocks.
@@ -300,7 +311,8 @@ impl Decision {
         self.0.statuses.iter().enumerate().filter_map(|(i, status)| {
             let index = match &self.0.origin {
                 Origin::Partial { known, .. } => *known.get(i)?,
-                Origin::Backend | Origin::Cache(_) => i,
+                Origin::Cache { known, .. } => (0..MAX_PAIRS).filter(|pair| known[*pair]).nth(i)?,
+                Origin::Backend => i,
             };
             Some((index, status))
         })
@@ -322,7 +334,7 @@ impl Decision {
     /// Returns all policies of the check, in its order, each with whether its pair is a shadow.
     fn listed(&self) -> impl Iterator<Item = (&Policy, bool)> {
         let (listed, known): (&[Listed], &[Status]) = match &self.0.origin {
-            Origin::Cache(listed) | Origin::Partial { listed, .. } => (listed, &[]),
+            Origin::Cache { listed, .. } | Origin::Partial { listed, .. } => (listed, &[]),
             Origin::Backend => (&[], &self.0.statuses),
         };
         let listed = listed.iter().map(|listed| (&listed.policy, listed.is_shadow));

@@ -182,7 +182,7 @@ fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
 
 /// Rounds a wait up to whole seconds, so that a client never returns too early. A nonzero wait is at least 1.
 pub(super) fn whole_seconds(wait: Duration) -> u64 {
-    wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
+    wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
 }
 
 #[cfg(test)]
@@ -259,6 +259,46 @@ mod tests {
             let fields = fields(&decision, headers);
             assert!(fields.contains(&pair("ratelimit", r#""inner";r=1;t=1, "p";r=0;t=7"#)), "{fields:?}");
             assert!(fields.contains(&pair("retry-after", expected)), "{fields:?}");
+        }
+    }
+
+    /// Any policies, in nested layers, each time from the cache and not from the cache.
+    #[test]
+    fn fields_equal_those_of_serializer() {
+        let names = [r#"";q=9;w=1"#, r#"\";q="#, r"\\", "\"", "a, b;t=3", " ~", &"\"\\".repeat(32)];
+        let printable: Vec<String> = (b' '..=b'~').map(|byte| char::from(byte).to_string()).collect();
+        let names = names.into_iter().chain(printable.iter().map(String::as_str));
+        let windows = [SECOND, MICRO * 1_000, 366 * 86_400 * SECOND];
+        let nexts = [Duration::ZERO, MICRO, SECOND, Duration::from_secs(1 << 32), Duration::MAX];
+        let statuses: Vec<Status> = names
+            .enumerate()
+            .map(|(i, name)| {
+                let next = nexts[i % nexts.len()];
+                status(name, windows[i % windows.len()], [0, 7, u32::MAX][i % 3], Wait::ZERO, next)
+            })
+            .collect();
+        for layer_size in 1..=8 {
+            let (mut policies, mut limits) = (ListSerializer::new(), ListSerializer::new());
+            let mut headers = HeaderMap::new();
+            for layer in statuses.chunks(layer_size) {
+                for status in layer {
+                    let policy = status.policy();
+                    let name = || StringRef::from_str(policy.name()).unwrap();
+                    let member = policies.bare_item(name());
+                    let member = member.parameter(KeyRef::constant("q"), policy.quota());
+                    if policy.window().subsec_nanos() == 0 {
+                        member.parameter(KeyRef::constant("w"), policy.window().as_secs() as u32);
+                    }
+                    let member = limits.bare_item(name());
+                    let member = member.parameter(KeyRef::constant("r"), status.remaining());
+                    if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {
+                        member.parameter(KeyRef::constant("t"), seconds);
+                    }
+                }
+                add_draft_11(&mut headers, &Decision::new(0, layer));
+            }
+            assert_eq!(headers[RATELIMIT_POLICY], policies.finish().unwrap());
+            assert_eq!(headers[RATELIMIT], limits.finish().unwrap());
         }
     }
 

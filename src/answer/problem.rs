@@ -173,3 +173,64 @@ fn advise(text: &mut Vec<u8>, wait: Wait) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        check::Pair,
+        decision::{Decision, Status},
+        key::PartitionKey,
+    };
+
+    /// The members in the order of the body.
+    #[derive(Serialize)]
+    #[serde(rename_all = "kebab-case")]
+    struct Expected<'a> {
+        #[serde(rename = "type")]
+        kind: &'static str,
+        title: &'static str,
+        status: u16,
+        detail: String,
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        violated_policies: Vec<&'a str>,
+    }
+
+    #[test]
+    fn denial_equals_that_of_serializer() {
+        let status = |name: &str, wait, is_hidden: bool| {
+            let policy = Policy::new(name, 10, Duration::from_secs(1)).unwrap();
+            let policy = if is_hidden { policy.hidden() } else { policy };
+            let pair = Pair::new(PartitionKey::new("user", "a"), policy, 1);
+            Status::new(&pair, 0, wait, Duration::ZERO, Duration::ZERO)
+        };
+        let printable: String = (b' '..=b'~').map(char::from).collect();
+        let names: Vec<&str> = ["\"", "\\", "\\\"]}", "</script>"]
+            .into_iter()
+            .chain([&printable[..47], &printable[47..]])
+            .collect();
+        let waits = [Duration::from_micros(1), Duration::from_secs(7), Duration::MAX];
+        for wait in waits.map(Wait::For).into_iter().chain([Wait::Never]) {
+            for is_hidden in [false, true] {
+                let statuses: Vec<Status> = names.iter().map(|name| status(name, wait, is_hidden)).collect();
+                let decision = Decision::new(0, statuses);
+                let expected = Expected {
+                    kind: QUOTA_EXCEEDED,
+                    title: "Too many requests",
+                    status: 429,
+                    detail: match wait {
+                        Wait::For(wait) => format!("Try again in {} s.", fields::whole_seconds(wait)),
+                        Wait::Never => "This request costs more than the whole quota.".to_owned(),
+                    },
+                    violated_policies: if is_hidden { vec![] } else { names.clone() },
+                };
+                let expected = serde_json::to_string(&expected).unwrap();
+                // The second time, the names come from the policies.
+                for _ in 0..2 {
+                    let (_, body) = problem(&Rejection::Denied(decision.clone()));
+                    assert_eq!(String::from_utf8(body).unwrap(), expected);
+                }
+            }
+        }
+    }
+}

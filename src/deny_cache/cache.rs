@@ -17,7 +17,7 @@ use super::{
     entry::{Denial, Entry, Found, room},
 };
 use crate::{
-    check::{Check, Pair},
+    check::{Check, MAX_PAIRS, Pair},
     decision::Decision,
     key::PartitionKey,
     policy::Policy,
@@ -238,7 +238,11 @@ impl Denials {
 pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Decision {
     let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
     let statuses = denied.iter().map(|denied| denied.entry.status(denied.pair, &denied.found, now));
-    Decision::cached(at_micros, statuses.collect(), check)
+    let mut known = [false; MAX_PAIRS];
+    for (known, pair) in known.iter_mut().zip(check.pairs()) {
+        *known = denied.iter().any(|denied| std::ptr::eq(denied.pair, pair));
+    }
+    Decision::cached(at_micros, statuses.collect(), check, known)
 }
 
 impl Invalidation {

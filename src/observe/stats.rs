@@ -154,11 +154,10 @@ impl Counters {
     }
 }
 
-/// Returns the key of the policy with the longest wait.
-fn denied_key<'a>(check: &'a Check, decision: &Decision) -> Option<&'a PartitionKey> {
-    let status = decision.longest_wait()?;
-    let pair = check.pairs().iter().find(|pair| pair.policy.name() == status.policy().name());
-    pair.map(|pair| &pair.key)
+/// Returns the key of the enforcing pair with the longest wait. Several pairs may have the same policy.
+fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option<&'a PartitionKey> {
+    let enforced = decision.statuses_of(check).filter(|(pair, _)| !pair.is_shadow);
+    enforced.max_by_key(|(_, status)| status.retry_after()).map(|(pair, _)| &pair.key)
 }
 
 impl Sketch {

@@ -29,8 +29,9 @@ use crate::{
 /// - **A meter without additions** settles nothing. The reservation stays unsettled, and [`Unsettled`](crate::settle::Unsettled)
 ///   applies when its last clone is dropped.
 /// - **Additions saturate** at 2^32-1 units of each policy.
-/// - **Clones of a meter**, and all meters of one reservation, count together. The last one to be dropped settles. A meter is
-///   `Send` and `Sync`, and additions take `&self`, so that several tasks may add.
+/// - **Clones of a meter**, and all meters of one reservation, count together. The last one to be dropped settles, so keep one
+///   until the end: `reservation.meter().add(5)` settles 5 units at once, and later meters have no effect. A meter is `Send` and
+///   `Sync`, and additions take `&self`, so that several tasks may add.
 /// - **A reservation that is settled elsewhere** is settled once: the first settlement takes effect.
 ///
 /// A meter counts what the service produces, which may be more than the client receives before it disconnects. For a backend such

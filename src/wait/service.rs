@@ -110,7 +110,10 @@ where
         let waiting = match protocol.plan(&request) {
             Ok(draft) => match limiter.start_waiting(draft, self.at_most) {
                 Some(waiting) => waiting,
-                None => return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None),
+                None => {
+                    limiter.responded(None, || protocol.route(&request));
+                    return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None);
+                }
             },
             Err(error) => WaitFuture::rejected(limiter.reject_key(error)),
         };

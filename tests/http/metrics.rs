@@ -1,14 +1,21 @@
 //! The metrics of a layer: the outcomes of its requests, by the matched route.
 
+use std::convert::Infallible;
+
 use axum::{Router, routing::get};
+use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Builder, MemoryBackend, OutageRule, RateLimitLayer,
+    Builder, Limiter, MemoryBackend, OutageRule, PartitionKey, RateLimitLayer, Wait,
     backend::{Backend, Reason},
+    by,
+    key::KeyError,
     outage::Share,
-    testing::{FakeBackend, ManualClock},
+    protocol::{By, Draft},
+    testing::{FakeAnswer, FakeBackend, ManualClock},
+    wait::WaitLayer,
 };
 
-use super::{ALICE, BOB, Later, MINUTE, api_key, policy, wire::Site};
+use super::{ALICE, BOB, Later, MINUTE, SECOND, api_key, policy, wire::Site};
 use crate::support::scrape::{Scrape, recorder};
 
 fn limits(backend: impl Backend) -> Builder {
@@ -88,6 +95,42 @@ async fn requests_in_outage_count_by_outage_rule() {
         (r#"outcome="misconfigured",route="/health""#, 1.0),
         (r#"outcome="unavailable""#, 2.0),
         (r#"outcome="unchecked""#, 1.0),
+    ];
+    assert_eq!(Scrape::of(&recorder.handle()).non_zero("requests_total"), expected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_that_wait_count_once_by_outcome() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let denies = FakeAnswer::Deny(Wait::For(SECOND));
+    let backend = FakeBackend::scripted([FakeAnswer::Admit, denies, denies, FakeAnswer::Admit]);
+    let limiter = Limiter::builder(backend).policy(policy("one", 1, SECOND)).max_waiting(1);
+    let plan = |user: &&'static str| match *user {
+        "" => Err(KeyError::missing("user")),
+        "root" => Ok(Draft::exempt()),
+        user => Ok(Draft::check(PartitionKey::new("user", user), 1)),
+    };
+    let limits = WaitLayer::new(limiter.build().unwrap(), by(plan)).at_most(MINUTE);
+    let short = limits.clone().at_most(SECOND / 2);
+    let service = |limits: &WaitLayer<By<&'static str>>| {
+        limits.layer(service_fn(async |_: &'static str| Ok::<_, Infallible>(())))
+    };
+    service(&limits).oneshot("root").await.unwrap();
+    service(&limits).oneshot("").await.unwrap_err();
+    service(&limits).oneshot("alice").await.unwrap();
+    service(&short).oneshot("alice").await.unwrap_err();
+    let (waiting, other) = tokio::join!(service(&limits).oneshot("alice"), async {
+        tokio::task::yield_now().await;
+        service(&limits).oneshot("bob").await
+    });
+    assert_eq!((waiting.is_ok(), other.is_ok()), (true, false));
+    let expected = [
+        (r#"outcome="admitted""#, 2.0),
+        (r#"outcome="denied""#, 1.0),
+        (r#"outcome="exempt""#, 1.0),
+        (r#"outcome="invalid_key""#, 1.0),
+        (r#"outcome="unavailable""#, 1.0),
     ];
     assert_eq!(Scrape::of(&recorder.handle()).non_zero("requests_total"), expected);
 }

@@ -238,6 +238,13 @@ fn toml_error_names_field_value_and_range() {
             of_requests("headroom of 99 percent of 10 units: it must be 0 to 99 percent and leave at least one unit"),
         ),
         (r#"hidden = "yes""#, 9, 10, r#"invalid type: string "yes", expected the hidden: true or false"#.to_owned()),
+        (
+            // TOML reads it after the name.
+            r#"shadow = "yes""#,
+            9,
+            10,
+            r#"invalid type: string "yes", expected the shadow of policy "requests": true or false"#.to_owned(),
+        ),
     ];
     for (line, at, column, text) in cases {
         assert_eq!(error_of_line(line), (at, column, text), "{line}");

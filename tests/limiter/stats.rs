@@ -2,11 +2,11 @@
 
 use tokio::time::advance;
 use tower_sliding_window::{
-    Decision, Limiter, MemoryBackend, PartitionKey,
-    backend::{Backend, BackendError, Check, Reason, Refund},
+    Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey,
+    backend::{Backend, BackendError, Check, Pair, Reason, Refund},
     outage::Breaker,
     testing::FakeAnswer::{Admit, Deny, Unavailable},
-    testing::FakeBackend,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{alice, policy};
@@ -79,6 +79,42 @@ async fn most_denied_keys_survive_many_rare_keys() {
         assert!(denied.denials - denied.excess <= 2_000, "{most:?}");
     }
     assert_eq!((most.len(), limiter.most_denied(1_000).len()), (5, 128));
+}
+
+/// A backend that never answers immediately, over a memory.
+struct Far(MemoryBackend);
+
+impl Backend for Far {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        self.0.check(check).await
+    }
+
+    fn denials_hold(&self) -> bool {
+        true
+    }
+}
+
+/// Returns the denied keys, if two keys have one policy, and the second one denies.
+async fn denied_pairs(limiter: &Limiter) -> Vec<(PartitionKey, u64)> {
+    let pair = |key| Pair::new(user(key), policy("p", 1), 1);
+    let check = async |pairs: Vec<Pair>| limiter.check_pairs(pairs).unwrap().await.unwrap().is_admitted();
+    assert!(check(vec![pair(2)]).await);
+    for _ in 0..3 {
+        assert!(!check(vec![pair(0).shadow(), pair(1), pair(2)]).await);
+    }
+    limiter.most_denied(9).into_iter().map(|denied| (denied.key, denied.denials)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn most_denied_key_is_that_of_denying_pair() {
+    let limiter = |builder: LimiterBuilder| builder.without_policies().build().unwrap();
+    let memory = || MemoryBackend::new().with_clock(&ManualClock::new());
+    // The second and the third denial come from the deny cache.
+    let far = limiter(Limiter::builder(Far(memory())));
+    let of_far = denied_pairs(&far).await;
+    assert_eq!(far.stats().denied_from_cache, 2);
+    let of_memory = denied_pairs(&limiter(Limiter::builder(memory()))).await;
+    assert_eq!([of_memory, of_far], [[(user(2), 3)], [(user(2), 3)]]);
 }
 
 #[tokio::test(start_paused = true)]
