@@ -146,3 +146,17 @@ async fn wait_layer_passes_misconfigured_shadow_request() {
     let error = client.oneshot(false).await.unwrap_err();
     assert!(matches!(error.rejection(), Some(Rejection::Misconfigured(_))), "{error:?}");
 }
+
+#[tokio::test]
+async fn warning_about_cost_names_shadow_policy() {
+    let (events, _guard) = Events::collect();
+    let limiter = Limiter::builder(tower_sliding_window::MemoryBackend::new());
+    let limiter = limiter.policy(policy("canary", 5).shadow()).build().unwrap();
+    for _ in 0..2 {
+        assert!(limiter.check(alice(), 6).await.unwrap().is_admitted());
+    }
+    let events = events.take();
+    let warnings: Vec<_> = events.iter().filter(|event| event.contains("WARN")).collect();
+    let [warning] = warnings[..] else { panic!("one warning: {events:?}") };
+    assert!(warning.contains("shadow policy: the policy would never admit it"), "{warning}");
+}
