@@ -346,13 +346,31 @@ impl Limiter {
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
-        let (rule, reserve, is_shadow) = (draft.outage, self.reserve_of(&draft), draft.is_shadow());
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+        Some(match self.counted(draft)? {
+            Ok(check) => self.ask(check, reserve, rule),
+            Err(rejection) => NowOrLater::now(Err(rejection)),
+        })
+    }
+
+    /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
+    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+        Some(match self.counted(draft)? {
+            Ok(check) => WaitFuture::of(self.clone(), check, reserve, rule, at_most),
+            Err(rejection) => WaitFuture::rejected(rejection),
+        })
+    }
+
+    /// Returns the check of a draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
+    /// cannot be a check.
+    fn counted(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
+        let is_shadow = draft.is_shadow();
         if let Some(error) = &draft.uncounted {
             self.0.events.misconfigured_shadow(error);
         }
         match self.check_of(draft) {
-            Ok(Some(check)) => Some(self.ask(check, reserve, rule)),
-            Ok(None) => None,
+            Ok(check) => check.map(Ok),
             // Shadow pairs reject no request.
             Err(error) if is_shadow => {
                 self.0.events.misconfigured_shadow(&error);
@@ -360,19 +378,7 @@ impl Limiter {
             }
             Err(error) => {
                 self.0.events.misconfigured(&error);
-                Some(NowOrLater::now(Err(Rejection::Misconfigured(Arc::new(error)))))
-            }
-        }
-    }
-
-    /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
-    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
-        match self.check_of(draft) {
-            Ok(check) => Some(WaitFuture::of(self.clone(), check?, reserve, rule, at_most)),
-            Err(error) => {
-                self.0.events.misconfigured(&error);
-                Some(WaitFuture::rejected(Rejection::Misconfigured(Arc::new(error))))
+                Some(Err(Rejection::Misconfigured(Arc::new(error))))
             }
         }
     }

@@ -120,6 +120,16 @@ pub(super) fn shadow_denied(status: &Status) {
 }
 
 pub(super) fn cost_above_quota(pair: &Pair) {
+    if pair.is_shadow {
+        event!(
+            warn,
+            policy = pair.policy.name(),
+            cost = pair.cost,
+            quota = pair.policy.quota(),
+            "the cost of a request is above the quota of a shadow policy: the policy would never admit it",
+        );
+        return;
+    }
     event!(
         warn,
         policy = pair.policy.name(),

@@ -43,7 +43,7 @@ impl LocalDecision {
     }
 
     /// Returns the local decision. The quota of its policies is the share of this process, and its statuses apply to this
-    /// process only. It omits a pair of cost 0 whose share is 0.
+    /// process only. It omits a pair of cost 0, and a shadow pair, whose share is 0.
     pub fn decision(&self) -> &Decision {
         &self.decision
     }

@@ -387,3 +387,15 @@ fn keys_of_shadow_pairs_are_evicted_first() {
     assert_eq!(charge(&backend, 3, &ten, 1), Ok(true));
     assert_eq!((used(&backend, 1, &ten), used(&backend, 2, &ten)), (0, 4));
 }
+
+#[test]
+fn shadow_charge_keeps_enforced_usage_from_eviction() {
+    let backend = bounded(2);
+    let ten = policy("ten", 10);
+    assert_eq!(charge(&backend, 1, &ten, 9), Ok(true));
+    // The client sends one request for which the same policy is in shadow mode, and then invents keys.
+    assert!(decide(&backend, Purpose::Charge, &[pair(1, &ten, 1).shadow()]).unwrap().is_admitted());
+    assert_eq!(charge(&backend, 2, &ten, 9), Ok(true));
+    assert_eq!(charge(&backend, 3, &ten, 1), Err(Reason::Full));
+    assert_eq!((used(&backend, 1, &ten), evicted(&backend)), (10, (0, 0)));
+}

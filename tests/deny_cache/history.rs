@@ -13,20 +13,38 @@ use super::{MINUTE, Remote, SECOND, policy, with_max_age};
 
 #[derive(Clone, Debug)]
 enum Step {
-    Check { keys: Vec<u8>, quota: u32, cost: u32 },
-    Reserve { keys: Vec<u8>, quota: u32, cost: u32 },
-    Settle { which: usize, used: u32 },
-    Reset { key: u8 },
+    /// Bit `i` of `shadows` is set if pair `i` is a shadow pair.
+    Check {
+        keys: Vec<u8>,
+        quota: u32,
+        cost: u32,
+        shadows: u8,
+    },
+    Reserve {
+        keys: Vec<u8>,
+        quota: u32,
+        cost: u32,
+        shadows: u8,
+    },
+    Settle {
+        which: usize,
+        used: u32,
+    },
+    Reset {
+        key: u8,
+    },
     Wait(Duration),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let keys = || prop::sample::subsequence(vec![0, 1, 2], 1..=2);
     let (quota, cost) = (prop_oneof![3 => Just(10u32), 1 => 8..=12u32], 0..=13u32);
+    let shadows = prop_oneof![3 => Just(0), 1 => any::<u8>()];
     prop_oneof![
-        8 => (keys(), quota.clone(), cost.clone())
-            .prop_map(|(keys, quota, cost)| Step::Check { keys, quota, cost }),
-        2 => (keys(), quota, cost.clone()).prop_map(|(keys, quota, cost)| Step::Reserve { keys, quota, cost }),
+        8 => (keys(), quota.clone(), cost.clone(), shadows.clone())
+            .prop_map(|(keys, quota, cost, shadows)| Step::Check { keys, quota, cost, shadows }),
+        2 => (keys(), quota, cost.clone(), shadows)
+            .prop_map(|(keys, quota, cost, shadows)| Step::Reserve { keys, quota, cost, shadows }),
         1 => (any::<usize>(), cost).prop_map(|(which, used)| Step::Settle { which, used }),
         1 => (0..3u8).prop_map(|key| Step::Reset { key }),
         4 => (0..3_000u64).prop_map(|millis| Step::Wait(Duration::from_millis(millis))),
@@ -58,9 +76,9 @@ async fn run(steps: Vec<Step>) -> usize {
     let mut reservations: Vec<Reservation> = Vec::new();
     let mut hits = 0;
     for step in steps {
-        let (keys, quota, cost, reserves) = match step {
-            Step::Check { keys, quota, cost } => (keys, quota, cost, false),
-            Step::Reserve { keys, quota, cost } => (keys, quota, cost, true),
+        let (keys, quota, cost, shadows, reserves) = match step {
+            Step::Check { keys, quota, cost, shadows } => (keys, quota, cost, shadows, false),
+            Step::Reserve { keys, quota, cost, shadows } => (keys, quota, cost, shadows, true),
             Step::Settle { which, used } => {
                 if !reservations.is_empty() {
                     reservations.swap_remove(which % reservations.len()).settle(used).await;
@@ -76,7 +94,10 @@ async fn run(steps: Vec<Step>) -> usize {
                 continue;
             }
         };
-        let pairs = pairs(&policies, &keys, quota, cost);
+        let mut pairs = pairs(&policies, &keys, quota, cost);
+        for (i, pair) in pairs.iter_mut().enumerate() {
+            pair.is_shadow = shadows >> i & 1 == 1;
+        }
         let expected = Check::new(pairs.clone()).unwrap().with_purpose(Purpose::Peek);
         let expected = remote.now().check(&expected).await.unwrap();
         let decision = if reserves {
@@ -99,6 +120,7 @@ async fn run(steps: Vec<Step>) -> usize {
         // A cached wait must not exceed the wait of the store, and must not be zero. It is `Never` only if no wait helps.
         assert!(decision.retry_after() <= expected.retry_after(), "{decision:?} {expected:?}");
         for status in decision.statuses() {
+            assert!(!status.is_shadow());
             let same = expected.statuses().iter().filter(|other| other.policy() == status.policy());
             let longest = same.map(|other| other.retry_after()).max().unwrap();
             assert!(!status.retry_after().is_zero() && status.retry_after() <= longest);

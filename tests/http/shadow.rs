@@ -7,7 +7,7 @@ use std::sync::{
 
 use axum::{Router, extract::Request, middleware, middleware::Next, routing::get};
 use tower_sliding_window::{
-    Builder, Decision, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Reservation,
+    Builder, Decision, Limiter, MemoryBackend, PartitionKey, PolicyTable, RateLimitLayer, Reservation,
     answer::{Dialect, HttpOrGrpc, Reset},
     backend::Reason,
     key::KeyError,
@@ -220,4 +220,20 @@ async fn handler_sees_shadow_verdict_and_settles() {
     assert_eq!(used().await, [1, 0]);
     assert_eq!(site.get("/", &[ALICE]).await.body, "canary");
     assert_eq!(used().await, [0, 0]);
+}
+
+#[tokio::test]
+async fn reloaded_table_enforces_usage_of_shadow_policy() {
+    let canary = || policy("canary", 2, MINUTE);
+    let table = PolicyTable::new(canary().shadow());
+    let site =
+        serve(RateLimitLayer::builder(memory()).key(api_key()).policies(table.choose_by(|_| None))).await;
+    for _ in 0..3 {
+        let answer = site.get("/", &[ALICE]).await;
+        assert_eq!((answer.status, answer.header("ratelimit")), (200, None));
+    }
+    table.replace(PolicyTable::new(canary()));
+    assert_eq!(site.get("/", &[ALICE]).await.status, 429);
+    table.replace(PolicyTable::new(canary().shadow()));
+    assert_eq!(site.get("/", &[ALICE]).await.status, 200);
 }

@@ -6,12 +6,15 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Limiter, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait,
     backend::{Pair, Purpose, Reason},
+    by,
     key::KeyError,
     outage::Share,
+    protocol::Draft,
     testing::{
         FakeAnswer::{Admit, Deny, DenyShadow},
         FakeBackend,
     },
+    wait::WaitLayer,
 };
 
 use super::{alice, policy};
@@ -124,4 +127,36 @@ async fn local_fallback_ignores_shadow_without_share() {
         assert_eq!(statuses, 1);
     }
     assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::LocalFallbackDenied(_))));
+}
+
+#[tokio::test]
+async fn wait_layer_passes_misconfigured_shadow_request() {
+    let (events, _guard) = Events::collect();
+    let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("ten", 10)).build().unwrap();
+    // A check cannot have the same pair twice.
+    let twice = by(|is_shadow: &bool| {
+        let check = || Draft::check(alice(), 1);
+        if *is_shadow { check().and(check()).shadow() } else { check().and(check()) }
+    });
+    let client = service_fn(async |_: bool| Ok::<_, std::convert::Infallible>(()));
+    let client = WaitLayer::new(limiter, twice).layer(client);
+    client.clone().oneshot(true).await.unwrap();
+    let [event] = &events.take()[..] else { panic!("one event") };
+    assert!(event.contains("WARN") && event.contains("not counted"), "{event}");
+    let error = client.oneshot(false).await.unwrap_err();
+    assert!(matches!(error.rejection(), Some(Rejection::Misconfigured(_))), "{error:?}");
+}
+
+#[tokio::test]
+async fn warning_about_cost_names_shadow_policy() {
+    let (events, _guard) = Events::collect();
+    let limiter = Limiter::builder(tower_sliding_window::MemoryBackend::new());
+    let limiter = limiter.policy(policy("canary", 5).shadow()).build().unwrap();
+    for _ in 0..2 {
+        assert!(limiter.check(alice(), 6).await.unwrap().is_admitted());
+    }
+    let events = events.take();
+    let warnings: Vec<_> = events.iter().filter(|event| event.contains("WARN")).collect();
+    let [warning] = warnings[..] else { panic!("one warning: {events:?}") };
+    assert!(warning.contains("shadow policy: the policy would never admit it"), "{warning}");
 }

@@ -33,7 +33,7 @@ struct Slot {
     namespace: Arc<str>,
     /// With the quota of the last charge.
     policy: Policy,
-    /// Whether the last charge was that of a shadow pair. Such usage does not protect the key from an eviction.
+    /// Whether only shadow pairs were charged. Such usage does not protect the key from an eviction.
     is_shadow: bool,
     usage: Usage,
 }
@@ -174,7 +174,8 @@ impl Partition {
             self.slots.len() - 1
         });
         let slot = &mut self.slots[index];
-        slot.is_shadow = pair.is_shadow;
+        // A client must not make its enforced usage evictable by a request in shadow mode.
+        slot.is_shadow &= pair.is_shadow;
         slot
     }
 
