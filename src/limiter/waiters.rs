@@ -243,7 +243,7 @@ impl Drop for Ticket {
         let mut guard = self.waiters.queues();
         let queues = &mut *guard;
         let Some(queue) = queues.by_place.get_mut(&self.place) else { return };
-        // It is gone if it was told to give up.
+        // The queue has removed the entry if its turn would come after its end.
         let Ok(i) = queue.entries.binary_search_by_key(&self.number, |entry| entry.ticket) else { return };
         if let Some(entry) = queue.entries.remove(i) {
             subtract(&mut queue.units, &entry.costs);
