@@ -127,7 +127,7 @@ fn member(policy: &Policy) -> &HeaderValue {
             let window = policy.window();
             if window.subsec_nanos() == 0 {
                 // At most 366 days.
-                member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
+                let _ = member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
             }
         }
         let member = list.finish().and_then(|member| HeaderValue::try_from(member).ok());
@@ -287,12 +287,12 @@ mod tests {
                     let member = policies.bare_item(name());
                     let member = member.parameter(KeyRef::constant("q"), policy.quota());
                     if policy.window().subsec_nanos() == 0 {
-                        member.parameter(KeyRef::constant("w"), policy.window().as_secs() as u32);
+                        let _ = member.parameter(KeyRef::constant("w"), policy.window().as_secs() as u32);
                     }
                     let member = limits.bare_item(name());
                     let member = member.parameter(KeyRef::constant("r"), status.remaining());
                     if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {
-                        member.parameter(KeyRef::constant("t"), seconds);
+                        let _ = member.parameter(KeyRef::constant("t"), seconds);
                     }
                 }
                 add_draft_11(&mut headers, &Decision::new(0, layer));

@@ -190,8 +190,8 @@ fn is_running(process: u32) -> bool {
 
 /// Returns the program of an example.
 ///
-/// Cargo builds the examples only if it builds all tests. Otherwise this function builds the example, in the same folder
-/// and with the same profile.
+/// Cargo builds the examples only if it tests the whole workspace. Otherwise this function builds the example, in the same folder,
+/// with the same profile and the features of the workspace.
 fn program(name: &str) -> PathBuf {
     static PROGRAMS: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
     let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -203,7 +203,7 @@ fn build(name: &str) -> PathBuf {
     // <target>/<profile>/deps/tests-<hash>, and <target>/tmp.
     let exe = std::env::current_exe().unwrap();
     let folder = exe.ancestors().nth(2).unwrap().file_name().unwrap();
-    let profile = if folder == "debug" { OsStr::new("dev") } else { folder };
+    let profile = if folder == "debug" { OsStr::new("test") } else { folder };
     let mut cargo = Command::new(env!("CARGO"));
     // `cargo test` sets these variables. A build script that reads one of them, as that of `ring` does, would run again.
     for (name, _) in std::env::vars_os() {
@@ -215,12 +215,20 @@ fn build(name: &str) -> PathBuf {
         }
     }
     let built = cargo
-        .args(["build", "--quiet", "--example", name, "--all-features", "--message-format=json"])
+        .args([
+            "build",
+            "--quiet",
+            "--workspace",
+            "--example",
+            name,
+            "--all-features",
+            "--message-format=json",
+        ])
         .arg("--profile")
         .arg(profile)
         .arg("--target-dir")
         .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap())
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
         .stderr(Stdio::inherit())
         .output()
         .unwrap();

@@ -10,7 +10,7 @@ const MAX_PARAMETERS: usize = 6;
 
 /// Returns the source of every file in `lua` by its name.
 fn files() -> HashMap<String, String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../lua");
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let files: HashMap<_, _> = paths
         .filter(|path| path.extension().is_some_and(|extension| extension == "lua"))

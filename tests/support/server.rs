@@ -6,7 +6,7 @@ use std::{
     fs,
     hash::{BuildHasher, Hasher},
     net::TcpListener,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread::sleep,
     time::{Duration, Instant},
@@ -69,10 +69,11 @@ impl Engine {
         };
         let configured = std::env::var_os(variable).map(PathBuf::from);
         let installed = || {
-            let local = [PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/target/engines"))];
+            // Several packages of the workspace use this file.
+            let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+            let local = package.ancestors().map(|folder| folder.join("target/engines"));
             let path = std::env::var_os("PATH").unwrap_or_default();
             local
-                .into_iter()
                 .chain(std::env::split_paths(&path))
                 .map(|folder| folder.join(name))
                 .find(|program| program.is_file())
