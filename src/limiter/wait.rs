@@ -78,14 +78,14 @@ async fn wait(
             outcome => return outcome,
         };
         // The store has decided before this instant, so the request does not ask again too early.
-        match denied.retry_after() {
-            Wait::For(wait) if let Some(at) = wakes_at(wait, end) => {
-                ticket.sleeps_until(at);
-                sleep_until(at).await;
-                ticket.asks();
-            }
-            Wait::For(_) | Wait::Never => return Err(Rejection::Denied(denied)),
-        }
+        let at = match denied.retry_after() {
+            Wait::For(wait) => wakes_at(wait, end),
+            Wait::Never => None,
+        };
+        let Some(at) = at else { return Err(Rejection::Denied(denied)) };
+        ticket.sleeps_until(at);
+        sleep_until(at).await;
+        ticket.asks();
     }
 }
 

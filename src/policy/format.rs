@@ -193,8 +193,9 @@ impl FieldValue<'_, '_> {
         match given.try_into() {
             Ok(quota) => self.fields.quota = Some(quota),
             Err(_) => {
-                let text = format_args!("quota {given}: it must be 1 to {} quota units", u32::MAX);
-                return Err(self.fields.error(text));
+                return Err(self
+                    .fields
+                    .error(format_args!("quota {given}: it must be 1 to {} quota units", u32::MAX)));
             }
         }
         self.fields.validate()

@@ -208,7 +208,9 @@ impl Drop for Counters {
 
 fn add(sum: &AtomicU64, units: u32) {
     // The last meter to be dropped sees the additions of all others: `Arc` orders them.
-    sum.update(Ordering::Relaxed, Ordering::Relaxed, |sum| (sum.max(1) + u64::from(units)).min(LARGEST));
+    let add = |sum: u64| Some((sum.max(1) + u64::from(units)).min(LARGEST));
+    // It cannot fail: `add` always returns a sum.
+    let _ = sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
 }
 
 fn added(sum: &AtomicU64) -> Option<u32> {
