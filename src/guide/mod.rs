@@ -15,6 +15,9 @@
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
 //! | How do I test a limited service? | [`testing`] |
+//! | How do I limit logins by the body, a WebSocket, or several routers? How do I disable limits? | [`cookbook`] |
+//! | How do I migrate from tower_governor, governor, redis-cell, or a script of my own? | [`migration`] |
+//! | Is `INCREX` a rate limiter? Why not Envoy? What does this crate not do? | [`alternatives`] |
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
@@ -24,6 +27,9 @@
 #[doc = include_str!("algorithms.md")]
 pub mod algorithms {}
 
+#[doc = include_str!("alternatives.md")]
+pub mod alternatives {}
+
 #[cfg_attr(feature = "redis", doc = include_str!("cluster.md"))]
 #[cfg_attr(
     not(feature = "redis"),
@@ -31,11 +37,17 @@ pub mod algorithms {}
 )]
 pub mod cluster {}
 
+#[doc = include_str!("cookbook.md")]
+pub mod cookbook {}
+
 #[doc = include_str!("costs.md")]
 pub mod costs {}
 
 #[doc = include_str!("keys.md")]
 pub mod keys {}
+
+#[doc = include_str!("migration.md")]
+pub mod migration {}
 
 #[doc = include_str!("observability.md")]
 pub mod observability {}
