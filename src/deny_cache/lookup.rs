@@ -75,10 +75,10 @@ impl Miss {
         self.permission.is_some()
     }
 
-    /// Marks the send time of the check. Call it right before sending: a denial is valid from here on.
-    pub(crate) fn send(self) -> Sent {
+    /// Marks that the check is sent now, or later: a denial is valid from here on.
+    pub(crate) fn send(self, now: Instant) -> Sent {
         let invalidations = self.denials.invalidations();
-        Sent { miss: self, at: Instant::now(), invalidations }
+        Sent { miss: self, at: now, invalidations }
     }
 }
 

@@ -294,11 +294,11 @@ impl Backend for RedisBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let keys = || check.pairs().iter().map(|pair| &pair.key);
         let outcome = match self.slots(keys()) {
-            Some(slots) => return cross_slot::check(self, check, &slots).await,
+            Some(slots) => return Box::pin(cross_slot::check(self, check, &slots)).await,
             None => self.check_in_slot(check, Patience::Caller).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => cross_slot::check(self, check, &slots).await,
+            Some(slots) => Box::pin(cross_slot::check(self, check, &slots)).await,
             None => outcome,
         }
     }

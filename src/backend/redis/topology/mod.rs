@@ -164,6 +164,20 @@ impl Topology {
         }
     }
 
+    /// Returns whether the slot of a command has an effect on where or how it is sent.
+    pub(super) fn needs_slots(&self) -> bool {
+        !matches!(self, Self::Server(_))
+    }
+
+    /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
+    pub(super) fn connected_owner(&self, slot: u16) -> Option<Node> {
+        match self {
+            Self::Server(server) => Some(Node::of(server.clone())),
+            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::of),
+            Self::External(external) => Some(Node::External(external.connection(slot))),
+        }
+    }
+
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up.
     pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Node>> {
         match self {
