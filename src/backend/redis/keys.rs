@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
-use super::slot;
+use super::{recent_tags::RecentTags, slot};
 use crate::{
     error::ConfigError,
     key::PartitionKey,
@@ -14,11 +14,7 @@ use crate::{
 };
 
 /// The version of the storage format. It changes with the meaning of a stored value.
-macro_rules! storage_version {
-    () => {
-        "1"
-    };
-}
+const STORAGE_VERSION: u8 = b'1';
 
 /// The shortest secret, in bytes: as long as the hash, and the length of 128 random bits in hexadecimal.
 const MIN_SECRET: usize = 32;
@@ -28,6 +24,7 @@ const MIN_SECRET: usize = 32;
 pub(super) struct KeyNames {
     /// The HMAC state after the secret. None for a hash without a secret.
     secret: Option<Arc<Hmac<Sha256>>>,
+    recent: Arc<RecentTags>,
 }
 
 impl KeyNames {
@@ -43,7 +40,7 @@ impl KeyNames {
         }
         // HMAC accepts a secret of any length.
         let hmac = Hmac::new_from_slice(secret).map_err(|_| too_short())?;
-        Ok(Self { secret: Some(Arc::new(hmac)) })
+        Ok(Self { secret: Some(Arc::new(hmac)), recent: Arc::default() })
     }
 
     pub(super) fn has_secret(&self) -> bool {
@@ -81,6 +78,10 @@ impl KeyNames {
 
     /// Returns the hash tag of a partition key.
     pub(super) fn tag(&self, partition: &PartitionKey) -> Tag {
+        self.recent.tag(partition, || self.hash(partition))
+    }
+
+    fn hash(&self, partition: &PartitionKey) -> Tag {
         match &self.secret {
             None => Tag::of(&Sha256::digest(partition.as_bytes())),
             Some(hmac) => {
@@ -137,11 +138,12 @@ impl Keys {
             Algorithm::SlidingCounter => ":counter:",
             Algorithm::FixedWindow => ":fixed:",
         };
+        let mut middle = *b":1:{................................}:";
+        middle[1] = STORAGE_VERSION;
+        middle[4..36].copy_from_slice(&tag.0);
         let mut digits = itoa::Buffer::new();
         self.text.extend_from_slice(namespace.as_bytes());
-        self.text.extend_from_slice(concat!(":", storage_version!(), ":{").as_bytes());
-        self.text.extend_from_slice(&tag.0);
-        self.text.extend_from_slice(b"}:");
+        self.text.extend_from_slice(&middle);
         self.text.extend_from_slice(policy.name().as_bytes());
         self.text.extend_from_slice(algorithm.as_bytes());
         self.text.extend_from_slice(digits.format(policy.window_micros()).as_bytes());

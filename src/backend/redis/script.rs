@@ -125,14 +125,17 @@ impl Call {
     pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
         let mut pairs = Fields::new();
         for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
-            pairs.extend_from_slice(&policy.quota().to_le_bytes());
-            pairs.extend_from_slice(&cost.to_le_bytes());
+            let mut pair = [0; 20];
+            pair[..4].copy_from_slice(&policy.quota().to_le_bytes());
+            pair[4..8].copy_from_slice(&cost.to_le_bytes());
             // A window is shorter than 2^45 microseconds.
-            pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pairs.extend_from_slice(&precision(policy).to_le_bytes()[..6]);
+            pair[8..14].copy_from_slice(&policy.window_micros().to_le_bytes()[..6]);
+            pair[14..].copy_from_slice(&precision(policy).to_le_bytes()[..6]);
+            pairs.extend_from_slice(&pair);
         }
-        pairs.extend_from_slice(&u64::MAX.to_le_bytes());
-        pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
+        let mut end = [u8::MAX; 8 + GENERATION_SIZE];
+        end[8..].copy_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
+        pairs.extend_from_slice(&end);
         let purpose = match check.purpose() {
             Purpose::Charge => None,
             Purpose::Reserve => Some("r"),

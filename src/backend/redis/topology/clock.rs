@@ -37,8 +37,7 @@ impl ServerClock {
         let new = Reading { server_micros, received };
         // The reply with the shorter delay gives the higher lower bound.
         let is_better = |old: Reading| {
-            new.lower_bound_at(received) >= old.lower_bound_at(received)
-                || received.duration_since(old.received) >= MAX_AGE
+            server_micros >= old.lower_bound_at(received) || received.duration_since(old.received) >= MAX_AGE
         };
         if known.is_none_or(is_better) {
             *known = Some(new);

@@ -116,6 +116,11 @@ impl Topology {
         Self::External(External::new(connection))
     }
 
+    /// Returns the caller's own connection to one server.
+    pub(super) fn external_server(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        Self::External(External::one_server(connection))
+    }
+
     /// Connects, unless it is connected.
     pub(super) async fn connect(&self) -> RedisResult<()> {
         match self {
@@ -166,7 +171,11 @@ impl Topology {
 
     /// Returns whether the slot of a command has an effect on where or how it is sent.
     pub(super) fn needs_slots(&self) -> bool {
-        !matches!(self, Self::Server(_))
+        match self {
+            Self::Server(_) => false,
+            Self::Cluster(_) => true,
+            Self::External(external) => external.has_slots(),
+        }
     }
 
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
