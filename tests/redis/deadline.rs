@@ -16,7 +16,8 @@ use super::{
     admin::Admin,
     proxy::Proxy,
     rig::{
-        HOUR, alice, backend, check, concurrently, every_algorithm, idle, limiter, peek, policy, remaining,
+        HOUR, LONG_DEADLINE, alice, backend, check, concurrently, every_algorithm, idle, limiter, peek,
+        policy, remaining,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -89,9 +90,14 @@ async fn unanswered_connection_charges_nothing_after_deadline() {
     }
 }
 
+fn long_deadline_limiter(backend: RedisBackend) -> Limiter {
+    let builder = Limiter::builder(backend).deadline(LONG_DEADLINE);
+    builder.policy(policy("hourly", 100, HOUR)).build().unwrap()
+}
+
 /// Returns the commands that three first checks of different keys, and so of different slots, have sent.
 async fn calls_of_three_keys(server: &Server, supplied: RedisBackend) -> [u64; 3] {
-    let limiter = short_deadline_limiter(supplied, &[policy("hourly", 100, HOUR)]);
+    let limiter = long_deadline_limiter(supplied);
     let mut admin = Admin::at(server);
     limiter.check(user(0), 0).await.unwrap();
     let mut calls = [0; 3];
@@ -132,8 +138,7 @@ async fn connection_of_unknown_type_learns_clock_per_slot() {
         let supplied = RedisBackend::from_connection(wrapped.clone());
         assert_eq!(calls_of_three_keys(&server, supplied).await, [2, 2, 2], "{engine:?}");
         // A second check of a slot is sent once.
-        let limiter =
-            short_deadline_limiter(RedisBackend::from_connection(wrapped), &[policy("hourly", 100, HOUR)]);
+        let limiter = long_deadline_limiter(RedisBackend::from_connection(wrapped));
         limiter.check(user(1), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);

@@ -1,6 +1,6 @@
 //! The cost of a check on Redis in the process, over the same client crate with a script that does nothing.
 //!
-//! Every scenario has 64 checks in flight on one thread and 10,000 keys, and runs against a server of its own. Instructions and
+//! Every scenario has 64 checks in flight on one thread, and runs against a server of its own. Instructions and
 //! allocations are counted by valgrind in the process of the client. The latency of one check in flight and the throughput of many
 //! are measured side by side, in rounds of which the median counts.
 
@@ -24,33 +24,40 @@ use tower_sliding_window::{Limiter, PartitionKey, Policy, RateLimitLayer, RedisB
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
+/// More keys than a run has checks, so that each check has another key.
 const KEYS: usize = 10_000;
+/// Keys that repeat.
+const FEW_KEYS: usize = 100;
 const IN_FLIGHT: usize = 64;
 const FEW: usize = 50 * IN_FLIGHT;
 const MANY: usize = 150 * IN_FLIGHT;
 
 /// The scenarios that valgrind counts.
-const SCENARIOS: [&str; 4] = ["bare", "limiter", "inner", "layer"];
+const SCENARIOS: [&str; 6] = ["bare", "limiter", "limiter-few-keys", "inner", "layer", "layer-few-keys"];
 
 /// Measures everything and prints the tables.
 pub fn report() -> Fallible<()> {
     let server = Server::start()?;
-    let [bare, limiter, inner, layer] = SCENARIOS.map(|scenario| Cost::of(scenario, &server.url));
-    let (bare, limiter, inner, layer) = (bare?, limiter?, inner?, layer?);
-    println!("\ncost of a check on Redis, {IN_FLIGHT} in flight on one thread, {KEYS} keys, one policy");
+    let mut costs = SCENARIOS.iter().map(|scenario| Cost::of(scenario, &server.url));
+    let mut next = || costs.next().ok_or("a scenario is missing")?;
+    let (bare, limiter, limiter_few, inner, layer, layer_few) =
+        (next()?, next()?, next()?, next()?, next()?, next()?);
+    println!(
+        "\ncost of a check on Redis, {IN_FLIGHT} in flight on one thread, one policy; valgrind has no SHA instructions"
+    );
     println!("| scenario | instructions | over the bare call | allocations | over the bare call |");
     println!("| --- | --- | --- | --- | --- |");
     println!("| EVALSHA of `return 1` | {} | | {:.2} | |", bare.instructions, bare.allocations);
-    for (name, cost, base) in [
-        ("limiter", limiter, bare),
-        ("layer, without the inner service and its request", layer - inner, bare),
+    for (name, keys, cost) in [
+        ("limiter", KEYS, limiter),
+        ("limiter", FEW_KEYS, limiter_few),
+        ("layer, without the inner service and its request", KEYS, layer - inner),
+        ("layer, without the inner service and its request", FEW_KEYS, layer_few - inner),
     ] {
+        let over = cost - bare;
         println!(
-            "| {name} | {} | {} | {:.2} | {:.2} |",
-            cost.instructions,
-            cost.instructions - base.instructions,
-            cost.allocations,
-            cost.allocations - base.allocations
+            "| {name}, {keys} keys | {} | {} | {:.2} | {:.2} |",
+            cost.instructions, over.instructions, cost.allocations, over.allocations
         );
     }
     println!("\none check in flight, on one thread");
@@ -75,15 +82,17 @@ pub fn run(scenario: &str, requests: usize, url: &str) -> Fallible<()> {
     runtime.block_on(async {
         match scenario {
             "bare" => bare(url, IN_FLIGHT, requests).await,
-            "limiter" => checks(&limiter(url).await?, IN_FLIGHT, requests).await,
-            "inner" => serve(inner(), requests).await,
-            "layer" => {
+            "limiter" => checks(&limiter(url).await?, IN_FLIGHT, requests, KEYS).await,
+            "limiter-few-keys" => checks(&limiter(url).await?, IN_FLIGHT, requests, FEW_KEYS).await,
+            "inner" => serve(inner(), requests, KEYS).await,
+            "layer" | "layer-few-keys" => {
                 let limits = RateLimitLayer::builder(backend(url).await?)
                     .policy(policy()?)
                     .key(header("x-api-key")?)
                     .deadline(DEADLINE)
                     .build()?;
-                serve(limits.layer(inner()), requests).await
+                let keys = if scenario == "layer" { KEYS } else { FEW_KEYS };
+                serve(limits.layer(inner()), requests, keys).await
             }
             _ => Err(format!("unknown scenario {scenario:?}").into()),
         }
@@ -195,17 +204,22 @@ fn key(number: usize) -> String {
 }
 
 /// Sends this number of checks with a limiter.
-async fn checks(limiter: &Limiter, in_flight: usize, requests: usize) -> Fallible<()> {
+async fn checks(limiter: &Limiter, in_flight: usize, requests: usize, keys: usize) -> Fallible<()> {
     // The keys are made before, as the names of the bare call are.
-    drive(in_flight, requests, key, |keys| {
-        let limiter = limiter.clone();
-        async move {
-            for key in keys {
-                let checked = limiter.check(PartitionKey::new("header:x-api-key", key), 1).await;
-                assert!(checked.is_ok_and(|decision| decision.is_admitted()));
+    drive(
+        in_flight,
+        requests,
+        |number| key(number % keys),
+        |keys| {
+            let limiter = limiter.clone();
+            async move {
+                for key in keys {
+                    let checked = limiter.check(PartitionKey::new("header:x-api-key", key), 1).await;
+                    assert!(checked.is_ok_and(|decision| decision.is_admitted()));
+                }
             }
-        }
-    })
+        },
+    )
     .await
 }
 
@@ -249,14 +263,14 @@ fn inner() -> tower::util::ServiceFn<Inner> {
 }
 
 /// Sends this number of requests to a service.
-async fn serve<S>(service: S, requests: usize) -> Fallible<()>
+async fn serve<S>(service: S, requests: usize, keys: usize) -> Fallible<()>
 where
     S: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + 'static,
     S::Response: Send,
 {
     let request = |number| {
         let mut request = Request::new(());
-        if let Ok(value) = key(number).parse() {
+        if let Ok(value) = key(number % keys).parse() {
             request.headers_mut().insert("x-api-key", value);
         }
         request
@@ -325,7 +339,7 @@ fn throughput(url: &str, in_flight: usize) -> Fallible<[f64; 2]> {
             bare(url, in_flight, CALLS).await?;
             rates[0].push(CALLS as f64 / started.elapsed().as_secs_f64());
             let started = Instant::now();
-            checks(&limiter, in_flight, CALLS).await?;
+            checks(&limiter, in_flight, CALLS, KEYS).await?;
             rates[1].push(CALLS as f64 / started.elapsed().as_secs_f64());
         }
         Ok(rates.map(|mut rates| *rates.select_nth_unstable_by(2, f64::total_cmp).1))
