@@ -1,7 +1,7 @@
 //! The hash tags of partition keys that were used a short time ago.
 //!
-//! A client usually sends several requests, and a hash in software takes longer than all other work for a name of a key. There is
-//! one place for many keys, so that the memory is bounded, and nothing is to be cleaned up.
+//! A client usually sends several requests, and a hash in software takes longer than all other work for the name of a key. The number
+//! of places is fixed: the memory is bounded, and no key needs to be removed.
 
 use std::sync::Mutex;
 
@@ -15,7 +15,9 @@ const PLACES: usize = 1_024;
 const MAX_KEY: usize = 256;
 
 /// The hash tags of recent partition keys. Each key has one place, which it shares with others: the last one has it.
-pub(super) struct RecentTags(Box<[Mutex<Option<(PartitionKey, Tag)>>]>);
+pub(super) struct RecentTags(Box<[Place]>);
+
+type Place = Mutex<Option<(PartitionKey, Tag)>>;
 
 impl Default for RecentTags {
     fn default() -> Self {

@@ -104,13 +104,13 @@ fn ends_word(character: char) -> bool {
 }
 
 /// Packed little-endian numbers. Those of two pairs need no allocation.
-type Fields = SmallVec<[u8; 56]>;
+type Packed = SmallVec<[u8; 56]>;
 
 /// The keys and arguments of one call.
 pub(super) struct Call {
     keys: Keys,
     /// The fields of each pair. In a check, the deadline and the generation follow them.
-    pairs: Fields,
+    pairs: Packed,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
     /// The number of shadow pairs, which are the last ones. `None` if there are none.
@@ -123,7 +123,7 @@ impl Call {
     /// Returns the call that decides a check. Each pair that begins empty gets this generation. The call has no deadline yet. The
     /// enforcing pairs come first, and then the shadow pairs.
     pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
-        let mut pairs = Fields::new();
+        let mut pairs = Packed::new();
         for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
             let mut pair = [0; 20];
             pair[..4].copy_from_slice(&policy.quota().to_le_bytes());
@@ -151,7 +151,7 @@ impl Call {
 
     /// Returns the call that refunds units.
     pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
-        let mut pairs = Fields::new();
+        let mut pairs = Packed::new();
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
             pairs.extend_from_slice(&units.to_le_bytes());
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
@@ -255,7 +255,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     if is_deadline_exceeded(reply) {
         return Err(BackendError::new(Reason::DeadlineExceeded));
     }
-    let mut fields = Reader(bytes);
+    let mut fields = Fields(bytes);
     let (at_micros, statuses, mut receipts) = match check.purpose() {
         // The usual case: a status for each pair, in the order of the check.
         Purpose::Charge if check.pairs().iter().all(|pair| !pair.is_shadow) => {
@@ -302,7 +302,7 @@ pub(super) fn refunded_at(reply: &Value) -> Result<u64, BackendError> {
     }
 }
 
-fn receipt(fields: &mut Reader<'_>) -> Option<Receipt> {
+fn receipt(fields: &mut Fields<'_>) -> Option<Receipt> {
     Some(Receipt {
         generation: fields.uint::<GENERATION_SIZE>()?,
         at_micros: fields.uint::<7>()?,
@@ -311,7 +311,7 @@ fn receipt(fields: &mut Reader<'_>) -> Option<Receipt> {
 }
 
 /// Parses a status, or `Some(None)` if the script could not decide a shadow pair. Returns `None` if the reply is broken.
-fn status(pair: &Pair, fields: &mut Reader<'_>) -> Option<Option<Status>> {
+fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
     let (verdict, remaining) = (fields.u8()?, fields.u32()?);
     let (retry, next, reset) = (fields.micros()?, fields.micros()?, fields.micros()?);
     let retry_after = match verdict {
@@ -326,9 +326,9 @@ fn status(pair: &Pair, fields: &mut Reader<'_>) -> Option<Option<Status>> {
 }
 
 /// A reader of packed little-endian numbers.
-struct Reader<'a>(&'a [u8]);
+struct Fields<'a>(&'a [u8]);
 
-impl Reader<'_> {
+impl Fields<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
