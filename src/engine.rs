@@ -1,6 +1,6 @@
 //! The object-safe engine: a backend without its type, behind the circuit breaker and the deny cache.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::{
     deny_cache::{Denials, Miss},
     now_or_later::BoxFuture,
     observe::LimiterEvents,
-    outage::{Guard, Protection, ServerBreaker, within},
+    outage::{Guard, Protection, ServerBreaker, before, within},
 };
 
 pub(crate) type Outcome<T> = Result<T, BackendError>;
@@ -71,13 +71,16 @@ impl<B: Backend> Engine for B {
         events: Arc<LimiterEvents>,
     ) -> BoxFuture<Outcome<Decision>> {
         Box::pin(async move {
-            let sent = miss.map(Miss::send);
             let started = Instant::now();
-            let check = check.with_deadline(started + deadline);
-            let asked = async { complete(&check, self.check(&check).await) };
-            let outcome = match guard {
-                Some(guard) => guard.ask(&check, deadline, asked).await,
-                None => within(deadline, asked).await,
+            let sent = miss.map(|miss| miss.send(started));
+            let deadline = started + deadline;
+            let check = check.with_deadline(deadline);
+            let outcome = {
+                let asked = pin!(async { complete(&check, self.check(&check).await) });
+                match guard {
+                    Some(guard) => guard.ask(&check, deadline, asked).await,
+                    None => before(deadline, asked).await,
+                }
             };
             let was_asked = outcome.as_ref().err().is_none_or(BackendError::was_asked);
             let outcome = match sent {

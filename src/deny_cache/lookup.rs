@@ -75,10 +75,10 @@ impl Miss {
         self.permission.is_some()
     }
 
-    /// Marks the send time of the check. Call it right before sending: a denial is valid from here on.
-    pub(crate) fn send(self) -> Sent {
+    /// Marks that the check is sent now, or later: a denial is valid from here on.
+    pub(crate) fn send(self, now: Instant) -> Sent {
         let invalidations = self.denials.invalidations();
-        Sent { miss: self, at: Instant::now(), invalidations }
+        Sent { miss: self, at: now, invalidations }
     }
 }
 
@@ -94,13 +94,13 @@ impl Sent {
             Ok(decision) => decision,
             Err(error) => return permission.and_then(|_| denials.repeat(check)).ok_or(error),
         };
-        let sent = denials.micros(at);
         for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| pair.cost > 0) {
             if pair.is_shadow && !status.retry_after().is_zero() {
                 // It was not charged, and its denial denies no check.
                 continue;
             }
             if !status.retry_after().is_zero() {
+                let sent = denials.micros(at);
                 let denial = Denial::new(pair, status, sent, decision.at_micros(), decision.is_divided());
                 denials.enter(pair, denial, invalidations, permission.as_ref());
             } else if permission.is_some() {

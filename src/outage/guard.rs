@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -131,11 +132,11 @@ impl Guard {
     pub(crate) async fn ask(
         self: Arc<Self>,
         check: &Check,
-        deadline: Duration,
-        asked: impl Future<Output = Result<Decision, BackendError>>,
+        deadline: Instant,
+        asked: Pin<&mut impl Future<Output = Result<Decision, BackendError>>>,
     ) -> Result<Decision, BackendError> {
         let pass = self.enter(None)?;
-        let outcome = within(deadline, asked).await;
+        let outcome = before(deadline, asked).await;
         pass.decided(check, &outcome);
         outcome
     }
@@ -208,12 +209,20 @@ impl Drop for Pass {
     }
 }
 
-/// Runs a future until the deadline.
+/// Runs a future for at most the deadline.
 pub(crate) async fn within<T>(
     deadline: Duration,
     asked: impl Future<Output = Result<T, BackendError>>,
 ) -> Result<T, BackendError> {
-    let outcome = until(Instant::now() + deadline, asked).await;
+    before(Instant::now() + deadline, asked).await
+}
+
+/// Runs a future until the deadline. A large future is best passed as a pinned reference, so that it is not copied.
+pub(crate) async fn before<T>(
+    deadline: Instant,
+    asked: impl Future<Output = Result<T, BackendError>>,
+) -> Result<T, BackendError> {
+    let outcome = until(deadline, asked).await;
     outcome.unwrap_or_else(|| Err(BackendError::new(Reason::Timeout)))
 }
 

@@ -16,7 +16,7 @@ pub(crate) use breaker::Answer;
 pub(crate) use breaker::check_breaker;
 pub use breaker::{Breaker, BreakerState, ServerBreaker};
 pub use guard::Protection;
-pub(crate) use guard::{Guard, until, within};
+pub(crate) use guard::{Guard, before, until, within};
 #[cfg(feature = "redis")]
 pub(crate) use guard::{Pass, SharedProtection};
 pub(crate) use local::{Local, Locally};

@@ -193,11 +193,12 @@ pub const BUGS: &[Bug] = &[
         rule: "HealthyConnectionsStay",
         changes: &[(
             "backend/redis/topology/pending.rs",
-            "let since = self.counted_until.map_or(*oldest, |counted| counted.max(*oldest));",
-            "let has_begun = PLANTED && self.silence > Duration::ZERO;
-             let since = self.counted_until.filter(|_| has_begun).unwrap_or_else(|| {
-                 self.counted_until.map_or(*oldest, |counted| counted.max(*oldest))
-             });",
+            "        state.counted_until = Some(now);
+        self.on_drop = None;",
+            "        if !PLANTED {
+                 state.counted_until = Some(now);
+             }
+             self.on_drop = None;",
         )],
     },
     Bug {

@@ -16,7 +16,8 @@ use super::{
     admin::Admin,
     proxy::Proxy,
     rig::{
-        HOUR, alice, backend, check, concurrently, every_algorithm, idle, limiter, peek, policy, remaining,
+        HOUR, LONG_DEADLINE, alice, backend, check, concurrently, every_algorithm, idle, limiter, peek,
+        policy, remaining,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -89,22 +90,83 @@ async fn unanswered_connection_charges_nothing_after_deadline() {
     }
 }
 
-/// On a supplied connection, the first check of each slot is sent twice and charged once.
+fn long_deadline_limiter(backend: RedisBackend) -> Limiter {
+    let builder = Limiter::builder(backend).deadline(LONG_DEADLINE);
+    builder.policy(policy("hourly", 100, HOUR)).build().unwrap()
+}
+
+/// Returns the commands that three first checks of different keys, and so of different slots, have sent.
+async fn calls_of_three_keys(server: &Server, supplied: RedisBackend) -> [u64; 3] {
+    let limiter = long_deadline_limiter(supplied);
+    let mut admin = Admin::at(server);
+    limiter.check(user(0), 0).await.unwrap();
+    let mut calls = [0; 3];
+    for (user, calls) in (1..).map(user).zip(&mut calls) {
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+        let decision = limiter.check(user, 1).await.unwrap();
+        assert_eq!(decision.statuses()[0].remaining(), 99, "a check that is sent twice is charged once");
+        *calls = admin.calls("evalsha").all;
+    }
+    admin.query::<()>(&["FLUSHALL"]);
+    calls
+}
+
 #[tokio::test]
-async fn supplied_connection_learns_clock_from_first_check() {
+async fn connection_to_one_server_learns_clock_once() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let client = Client::open(server.url()).unwrap();
-        let supplied = RedisBackend::from_connection(ConnectionManager::new(client).await.unwrap());
-        let limiter = short_deadline_limiter(supplied, &[policy("hourly", 100, HOUR)]);
-        let mut admin = Admin::at(&server);
-        limiter.check(user(0), 0).await.unwrap();
-        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
-        for (user, calls, expected) in [(user(1), 2, 99), (user(1), 3, 98), (user(2), 5, 99)] {
-            let decision = limiter.check(user, 1).await.unwrap();
-            assert_eq!(decision.statuses()[0].remaining(), expected, "{engine:?}");
-            assert_eq!(admin.calls("evalsha").all, calls, "{engine:?}");
+        let multiplexed = client.get_multiplexed_async_connection().await.unwrap();
+        let manager = ConnectionManager::new(client).await.unwrap();
+        let wrapped = Wrapped(manager.clone());
+        for (name, supplied) in [
+            ("multiplexed connection", RedisBackend::from_connection(multiplexed)),
+            ("connection manager", RedisBackend::from_connection(manager)),
+            ("declared by the caller", RedisBackend::from_server_connection(wrapped)),
+        ] {
+            assert_eq!(calls_of_three_keys(&server, supplied).await, [1, 1, 1], "{engine:?} {name}");
         }
+    }
+}
+
+#[tokio::test]
+async fn connection_of_unknown_type_learns_clock_per_slot() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let client = Client::open(server.url()).unwrap();
+        let wrapped = Wrapped(ConnectionManager::new(client).await.unwrap());
+        let supplied = RedisBackend::from_connection(wrapped.clone());
+        assert_eq!(calls_of_three_keys(&server, supplied).await, [2, 2, 2], "{engine:?}");
+        // A second check of a slot is sent once.
+        let limiter = long_deadline_limiter(RedisBackend::from_connection(wrapped));
+        limiter.check(user(1), 1).await.unwrap();
+        let mut admin = Admin::at(&server);
+        admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+        limiter.check(user(1), 1).await.unwrap();
+        assert_eq!(admin.calls("evalsha").all, 1, "{engine:?}");
+    }
+}
+
+/// A connection whose type does not show where it leads.
+#[derive(Clone)]
+struct Wrapped(ConnectionManager);
+
+impl ConnectionLike for Wrapped {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        self.0.req_packed_command(command)
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        self.0.req_packed_commands(commands, offset, count)
+    }
+
+    fn get_db(&self) -> i64 {
+        self.0.get_db()
     }
 }
 

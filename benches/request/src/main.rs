@@ -4,8 +4,10 @@
 //! cargo run --release -p request-bench
 //! ```
 //!
-//! It needs valgrind. Each scenario runs twice, with a different number of requests. The difference divided by the number of
-//! further requests is the cost of one request, without start-up. Requests are built before the first count.
+//! It needs valgrind and redis-server. `cargo run --release -p request-bench redis` measures the checks on Redis only.
+//!
+//! Each scenario runs twice, with a different number of requests. The difference divided by the number of further requests is the
+//! cost of one request, without start-up. Requests are built before the first count.
 
 use std::{convert::Infallible, env, error::Error, future, pin::pin, process::Command, task, time::Duration};
 
@@ -13,14 +15,19 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, header};
 
+mod redis;
+
 const SCENARIOS: [&str; 3] = ["inner", "admitted", "denied"];
 const FEW: u32 = 1_000;
 const MANY: u32 = 3_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = env::args().skip(1).collect();
-    if let [scenario, requests] = &args[..] {
-        return run(scenario, requests.parse()?);
+    match &args[..] {
+        [backend] if backend == "redis" => return redis::report(),
+        [scenario, requests] => return run(scenario, requests.parse()?),
+        [scenario, requests, url] => return redis::run(scenario, requests.parse()?, url),
+        _ => {}
     }
     let counts = SCENARIOS.map(count);
     let [inner, admitted, denied] = counts;
@@ -31,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("| inner service | {inner} | |");
     println!("| admitted | {admitted} | {} |", admitted - inner);
     println!("| denied | {denied} | {} |", denied - inner);
-    Ok(())
+    redis::report()
 }
 
 /// Counts the instructions of one request.

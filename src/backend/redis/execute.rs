@@ -61,37 +61,54 @@ enum Command<'a> {
 }
 
 impl Command<'_> {
-    /// Sends the command. If the server does not know the script, loads it.
-    async fn send(&self, connection: &Connection) -> RedisResult<Value> {
-        let (script, call) = match self {
-            Self::Script(script, call) => (script, call),
-            Self::Plain(command) => return connection.send(command).await,
+    /// Sends the command now. If the server does not know the script, loads it.
+    async fn send(&self, connection: &Connection, now: Instant) -> RedisResult<Value> {
+        let command = match self {
+            Self::Script(script, call) => &script.by_hash(call),
+            Self::Plain(command) => *command,
         };
-        let is_unknown = |reply: &RedisResult<Value>| {
-            reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
-        };
-        let scripts = &connection.server().scripts;
-        let mut load = None;
-        // Twice another call may load it: one that is stuck, and the one that replaces it.
-        for _ in 0..3 {
-            let sent = Instant::now();
-            let reply = connection.send(&script.by_hash(call)).await;
-            if !is_unknown(&reply) {
-                return reply;
+        let reply = connection.send(command, now).await;
+        match self {
+            Self::Script(script, call) if is_unknown_script(&reply) => {
+                Box::pin(send_unknown(script, call, connection, now)).await
             }
-            // Nothing has run. Of all calls that find the script unknown, one sends its text.
-            load = scripts.start_load(sent).await;
-            if load.is_some() {
-                break;
-            }
+            _ => reply,
         }
-        let reply = connection.send(&script.by_text(call)).await;
-        if reply.is_ok() {
-            scripts.record_load();
-        }
-        drop(load);
-        reply
     }
+}
+
+/// Sends a script that the server did not know at this instant. Loads it, unless another call does.
+async fn send_unknown(
+    script: &Script,
+    call: &Call,
+    connection: &Connection,
+    mut sent: Instant,
+) -> RedisResult<Value> {
+    let scripts = &connection.server().scripts;
+    // Nothing has run. Of all calls that find the script unknown, one sends its text.
+    let mut load = scripts.start_load(sent).await;
+    // Twice another call may load it: one that is stuck, and the one that replaces it.
+    for _ in 0..2 {
+        if load.is_some() {
+            break;
+        }
+        sent = Instant::now();
+        let reply = connection.send(&script.by_hash(call), sent).await;
+        if !is_unknown_script(&reply) {
+            return reply;
+        }
+        load = scripts.start_load(sent).await;
+    }
+    let reply = connection.send(&script.by_text(call), Instant::now()).await;
+    if reply.is_ok() {
+        scripts.record_load();
+    }
+    drop(load);
+    reply
+}
+
+fn is_unknown_script(reply: &RedisResult<Value>) -> bool {
+    reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
 }
 
 /// Returns whether an error is a reply of the server, and not a lost reply.
@@ -123,7 +140,7 @@ impl RedisBackend {
         // An overage is charged even after the deadline, and a peek after it does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
-        let slot = call.slot();
+        let slot = if self.topology.needs_slots() { call.slot() } else { 0 };
         let command = Command::Script(&self.scripts.check, &mut call);
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
@@ -186,7 +203,10 @@ impl RedisBackend {
         pass: &mut Option<Pass>,
     ) -> Result<Value, BackendError> {
         let Operation { slot, mut command, deadline, counts_unanswered, wait } = operation;
-        let mut node = self.owner(slot, wait).await?;
+        let mut node = match self.topology.connected_owner(slot) {
+            Some(node) => node,
+            None => Box::pin(self.owner(slot, wait)).await?,
+        };
         let mut failed: Option<Arc<ServerState>> = None;
         let mut last_error = BackendError::new(Reason::Other);
         for _ in 0..MAX_ATTEMPTS {
@@ -195,7 +215,10 @@ impl RedisBackend {
             {
                 *pass = Some(node.guard().enter(wait.deadline)?);
             }
-            let connection = by_deadline(wait, node.connection()).await?.map_err(unavailable)?;
+            let connection = match node.open_connection() {
+                Some(connection) => connection,
+                None => Box::pin(by_deadline(wait, node.connection())).await?.map_err(unavailable)?,
+            };
             if failed.take().is_some_and(|failed| Arc::ptr_eq(&failed, connection.server())) {
                 break;
             }
@@ -203,7 +226,13 @@ impl RedisBackend {
                 call.set_deadline(connection.server().clock.lower_bound_at(deadline));
             }
             let mut sent = Sent { unanswered: counts_unanswered.then_some(&self.unanswered) };
-            let reply = with_patience(wait, command.send(&connection), pass).await;
+            let now = Instant::now();
+            let reply = match wait {
+                Some(CheckWait { deadline, patience: Patience::Late(is_pending) }) => {
+                    Box::pin(with_patience(deadline, is_pending, command.send(&connection, now), pass)).await
+                }
+                _ => command.send(&connection, now).await,
+            };
             let received = Instant::now();
             if reply.as_ref().map_or_else(is_reply, |_| true) {
                 sent.unanswered = None;
@@ -228,9 +257,8 @@ impl RedisBackend {
                 }
                 (Ok(reply), None) => return Ok(reply),
                 (Err(error), _) => {
-                    let Some(redirect) =
-                        by_deadline(wait, self.topology.redirect(slot, connection.server(), &error)).await?
-                    else {
+                    let redirect = self.topology.redirect(slot, connection.server(), &error);
+                    let Some(redirect) = Box::pin(by_deadline(wait, redirect)).await? else {
                         return Err(unavailable(error));
                     };
                     let has_moved = is_redirect(&error);
@@ -277,13 +305,13 @@ async fn by_deadline<T>(
     }
 }
 
-/// Waits for a reply. If it comes late, the guard hears of the deadline when it passes.
+/// Waits for a reply that may come late. Then the guard hears of the deadline when it passes. The flag is set meanwhile.
 async fn with_patience(
-    wait: Option<CheckWait<'_>>,
+    deadline: Option<Instant>,
+    is_pending: &AtomicBool,
     reply: impl Future<Output = RedisResult<Value>>,
     pass: &mut Option<Pass>,
 ) -> RedisResult<Value> {
-    let Some(CheckWait { deadline, patience: Patience::Late(is_pending) }) = wait else { return reply.await };
     is_pending.store(true, Ordering::Relaxed);
     let Some(deadline) = deadline else { return reply.await };
     let mut reply = pin!(reply);

@@ -1,10 +1,12 @@
 //! The names of keys in Redis, and the hash in them that hides the partition key.
 
-use std::{fmt::Write, sync::Arc};
+use std::{fmt, iter, sync::Arc};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
 
+use super::{recent_tags::RecentTags, slot};
 use crate::{
     error::ConfigError,
     key::PartitionKey,
@@ -12,7 +14,7 @@ use crate::{
 };
 
 /// The version of the storage format. It changes with the meaning of a stored value.
-const STORAGE_VERSION: &str = "1";
+const STORAGE_VERSION: u8 = b'1';
 
 /// The shortest secret, in bytes: as long as the hash, and the length of 128 random bits in hexadecimal.
 const MIN_SECRET: usize = 32;
@@ -22,6 +24,7 @@ const MIN_SECRET: usize = 32;
 pub(super) struct KeyNames {
     /// The HMAC state after the secret. None for a hash without a secret.
     secret: Option<Arc<Hmac<Sha256>>>,
+    recent: Arc<RecentTags>,
 }
 
 impl KeyNames {
@@ -37,7 +40,7 @@ impl KeyNames {
         }
         // HMAC accepts a secret of any length.
         let hmac = Hmac::new_from_slice(secret).map_err(|_| too_short())?;
-        Ok(Self { secret: Some(Arc::new(hmac)) })
+        Ok(Self { secret: Some(Arc::new(hmac)), recent: Arc::default() })
     }
 
     pub(super) fn has_secret(&self) -> bool {
@@ -51,17 +54,17 @@ impl KeyNames {
     pub(super) fn keys<'a>(
         &self,
         namespace: &str,
-        pairs: impl ExactSizeIterator<Item = (&'a PartitionKey, &'a Policy)>,
-    ) -> Vec<String> {
-        let mut keys = Vec::with_capacity(pairs.len());
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+    ) -> Keys {
+        let mut keys = Keys::default();
         // Usually all pairs have the same partition key, which is hashed once.
-        let mut hashed: Option<(&PartitionKey, String)> = None;
+        let mut hashed: Option<(&PartitionKey, Tag)> = None;
         for (partition, policy) in pairs {
-            let tag = match hashed.take() {
+            let tag = match hashed {
                 Some((other, tag)) if other == partition => tag,
                 _ => self.tag(partition),
             };
-            keys.push(key(namespace, &tag, policy));
+            keys.push(namespace, tag, policy);
             hashed = Some((partition, tag));
         }
         keys
@@ -69,50 +72,107 @@ impl KeyNames {
 
     /// Returns the key of one pair.
     pub(super) fn key(&self, namespace: &str, partition: &PartitionKey, policy: &Policy) -> String {
-        key(namespace, &self.tag(partition), policy)
+        let keys = self.keys(namespace, [(partition, policy)].into_iter());
+        String::from_utf8_lossy(&keys.text).into_owned()
     }
 
-    /// Returns the hash tag, the text between the braces: 128 bits in hexadecimal, the first half of the SHA-256 of a partition
-    /// key, or of its HMAC-SHA-256 under the secret.
-    pub(super) fn tag(&self, partition: &PartitionKey) -> String {
+    /// Returns the hash tag of a partition key.
+    pub(super) fn tag(&self, partition: &PartitionKey) -> Tag {
+        self.recent.tag(partition, || self.hash(partition))
+    }
+
+    fn hash(&self, partition: &PartitionKey) -> Tag {
         match &self.secret {
-            None => hexadecimal(&Sha256::digest(partition.as_bytes())),
+            None => Tag::of(&Sha256::digest(partition.as_bytes())),
             Some(hmac) => {
                 let mut mac = Hmac::clone(hmac);
                 mac.update(partition.as_bytes());
-                hexadecimal(&mac.finalize().into_bytes())
+                Tag::of(&mac.finalize().into_bytes())
             }
         }
     }
 }
 
-fn hexadecimal(hash: &[u8]) -> String {
-    let mut text = String::with_capacity(32);
-    for byte in hash.iter().take(16) {
-        // Writing into a string never fails.
-        let _ = write!(text, "{byte:02x}");
+/// A hash tag, the text between the braces of a key: 128 bits in hexadecimal, the first half of the SHA-256 of a partition key, or
+/// of its HMAC-SHA-256 under the secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tag([u8; 32]);
+
+impl Tag {
+    fn of(hash: &[u8]) -> Self {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut text = [0; 32];
+        for (digits, byte) in text.chunks_exact_mut(2).zip(hash) {
+            digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        Self(text)
     }
-    text
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
-fn key(namespace: &str, tag: &str, policy: &Policy) -> String {
-    let algorithm = match policy.algorithm() {
-        Algorithm::SlidingLog => "log",
-        Algorithm::SlidingBuckets { .. } => "buckets",
-        Algorithm::SlidingCounter => "counter",
-        Algorithm::FixedWindow => "fixed",
-    };
-    let mut key = String::with_capacity(128);
-    let _ = write!(
-        key,
-        "{namespace}:{STORAGE_VERSION}:{{{tag}}}:{}:{algorithm}:{}",
-        policy.name(),
-        policy.window_micros()
-    );
-    if let Algorithm::SlidingBuckets { precision } = policy.algorithm() {
-        let _ = write!(key, ":{}", precision.as_micros());
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
     }
-    key
+}
+
+/// The names of some keys in Redis, as arguments of a command. A usual name needs no allocation.
+#[derive(Default)]
+pub(super) struct Keys {
+    /// The names, one after the other.
+    text: SmallVec<[u8; 96]>,
+    /// The end of each name.
+    ends: SmallVec<[usize; 2]>,
+    /// The hash tag of the first name.
+    first_tag: Option<Tag>,
+}
+
+impl Keys {
+    fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
+        let algorithm = match policy.algorithm() {
+            Algorithm::SlidingLog => ":log:",
+            Algorithm::SlidingBuckets { .. } => ":buckets:",
+            Algorithm::SlidingCounter => ":counter:",
+            Algorithm::FixedWindow => ":fixed:",
+        };
+        let mut middle = *b":1:{................................}:";
+        middle[1] = STORAGE_VERSION;
+        middle[4..36].copy_from_slice(&tag.0);
+        let mut digits = itoa::Buffer::new();
+        self.text.extend_from_slice(namespace.as_bytes());
+        self.text.extend_from_slice(&middle);
+        self.text.extend_from_slice(policy.name().as_bytes());
+        self.text.extend_from_slice(algorithm.as_bytes());
+        self.text.extend_from_slice(digits.format(policy.window_micros()).as_bytes());
+        if let Algorithm::SlidingBuckets { precision } = policy.algorithm() {
+            self.text.push(b':');
+            self.text.extend_from_slice(digits.format(precision.as_micros()).as_bytes());
+        }
+        self.ends.push(self.text.len());
+        self.first_tag.get_or_insert(tag);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Returns the size of all names, in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.text.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).filter_map(|(start, end)| self.text.get(start..*end))
+    }
+
+    /// Returns the slot of the first key.
+    pub(super) fn slot(&self) -> u16 {
+        self.first_tag.map_or(0, slot::of_tag)
+    }
 }
 
 #[cfg(test)]
@@ -140,8 +200,9 @@ mod tests {
             [(&alice, &policies[0]), (&alice, &policies[1]), (&bob, &policies[2]), (&alice, &policies[3])];
         let names = KeyNames::default();
         let keys = names.keys("tsw", pairs.into_iter());
+        let texts: Vec<_> = keys.iter().map(|key| str::from_utf8(key).unwrap()).collect();
         assert_eq!(
-            keys,
+            texts,
             [
                 "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:log:1000000",
                 "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:buckets:1000000:7000",
@@ -149,7 +210,7 @@ mod tests {
                 "tsw:1:{2d4cfc522819a2c3c1ae8f168eac7df8}:burst:fixed:1000000",
             ]
         );
-        assert_eq!(pairs.map(|(key, policy)| names.key("tsw", key, policy)), *keys);
+        assert_eq!(pairs.map(|(key, policy)| names.key("tsw", key, policy)), *texts);
     }
 
     /// The expected value was computed with Python's `hmac`.
@@ -158,7 +219,7 @@ mod tests {
         let secret = b"a secret of at least 32 bytes, or more";
         let names = KeyNames::with_secret(secret).unwrap();
         let alice = PartitionKey::new("user", "alice");
-        assert_eq!(names.tag(&alice), "d5aa60f5a1a8eab39bc8640cd15ef8cb");
+        assert_eq!(names.tag(&alice).to_string(), "d5aa60f5a1a8eab39bc8640cd15ef8cb");
         assert_ne!(names.tag(&alice), KeyNames::default().tag(&alice));
         let other = KeyNames::with_secret(&secret[1..]).unwrap();
         assert_ne!(names.tag(&alice), other.tag(&alice));

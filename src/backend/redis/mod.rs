@@ -27,6 +27,7 @@ mod eviction;
 mod execute;
 mod keys;
 mod problem;
+mod recent_tags;
 mod rollback;
 mod script;
 mod slot;
@@ -63,7 +64,7 @@ use topology::Topology;
 /// | a single server | [`connect`](RedisBackend::connect) | [`lazy`](RedisBackend::lazy) |
 /// | the primary behind Sentinels | [`connect_sentinel`](RedisBackend::connect_sentinel) | [`lazy_sentinel`](RedisBackend::lazy_sentinel) |
 /// | a cluster | [`connect_cluster`](RedisBackend::connect_cluster) | [`lazy_cluster`](RedisBackend::lazy_cluster) |
-/// | your own connection | | [`from_connection`](RedisBackend::from_connection) |
+/// | your own connection | | [`from_connection`](RedisBackend::from_connection), [`from_server_connection`](RedisBackend::from_server_connection) |
 /// | your own streams | | [`over_streams`](RedisBackend::over_streams), [`cluster_over_streams`](RedisBackend::cluster_over_streams) |
 ///
 /// The backend recovers by itself from a restarted server, a flushed script cache, a lost or hanging connection, a failover, and
@@ -170,10 +171,22 @@ impl RedisBackend {
     /// check twice. A `ClusterConnection` resends commands by default, so build it with `.retries(0)`. A check of keys that are
     /// being migrated to another node then returns [`Reason::Busy`] until the migration has finished.
     ///
-    /// A connection does not show which server replies. Therefore the backend learns the server's clock separately for each of
-    /// the 16,384 slots: the first check of a slot takes two round trips.
+    /// A `MultiplexedConnection` and a `ConnectionManager` lead to one server. The backend learns the clock of this server from the
+    /// first check, which takes two round trips. Behind a proxy that distributes keys over several servers, a check may be charged
+    /// after its deadline, by at most the difference of their clocks.
+    ///
+    /// A connection of another type does not show which server replies. Therefore the backend learns the server's clock separately
+    /// for each of the 16,384 slots: the first check of a slot takes two round trips. The next check of a slot takes two as well if
+    /// the last one is older than 2,000 times its deadline, because the clocks may have drifted apart. If such a connection leads to
+    /// one server, use [`from_server_connection`](Self::from_server_connection).
     pub fn from_connection(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Self::new(Topology::external(connection))
+    }
+
+    /// Uses your own connection of any type that leads to one server, such as a wrapper around a `ConnectionManager`. The backend
+    /// keeps one clock for it. See [`from_connection`](Self::from_connection) for what the connection must do.
+    pub fn from_server_connection(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        Self::new(Topology::external_server(connection))
     }
 
     /// Hashes partition keys under a secret of at least 32 random bytes. Without the secret, an attacker who can read Redis
@@ -294,11 +307,11 @@ impl Backend for RedisBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let keys = || check.pairs().iter().map(|pair| &pair.key);
         let outcome = match self.slots(keys()) {
-            Some(slots) => return cross_slot::check(self, check, &slots).await,
+            Some(slots) => return Box::pin(cross_slot::check(self, check, &slots)).await,
             None => self.check_in_slot(check, Patience::Caller).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => cross_slot::check(self, check, &slots).await,
+            Some(slots) => Box::pin(cross_slot::check(self, check, &slots)).await,
             None => outcome,
         }
     }

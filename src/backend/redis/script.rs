@@ -2,9 +2,10 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use redis::{Cmd, Value, cmd};
+use redis::{Cmd, Value};
+use smallvec::SmallVec;
 
-use super::{keys::KeyNames, slot};
+use super::keys::{KeyNames, Keys};
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
@@ -102,11 +103,14 @@ fn ends_word(character: char) -> bool {
     !(character.is_ascii_alphanumeric() || character == '_')
 }
 
+/// Packed little-endian numbers. Those of two pairs need no allocation.
+type Packed = SmallVec<[u8; 56]>;
+
 /// The keys and arguments of one call.
 pub(super) struct Call {
-    keys: Vec<String>,
+    keys: Keys,
     /// The fields of each pair. In a check, the deadline and the generation follow them.
-    pairs: Vec<u8>,
+    pairs: Packed,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
     /// The number of shadow pairs, which are the last ones. `None` if there are none.
@@ -119,24 +123,27 @@ impl Call {
     /// Returns the call that decides a check. Each pair that begins empty gets this generation. The call has no deadline yet. The
     /// enforcing pairs come first, and then the shadow pairs.
     pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
-        let mut pairs = Vec::with_capacity(20 * check.pairs().len() + 8 + GENERATION_SIZE);
+        let mut pairs = Packed::new();
         for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
-            pairs.extend_from_slice(&policy.quota().to_le_bytes());
-            pairs.extend_from_slice(&cost.to_le_bytes());
+            let mut pair = [0; 20];
+            pair[..4].copy_from_slice(&policy.quota().to_le_bytes());
+            pair[4..8].copy_from_slice(&cost.to_le_bytes());
             // A window is shorter than 2^45 microseconds.
-            pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pairs.extend_from_slice(&precision(policy).to_le_bytes()[..6]);
+            pair[8..14].copy_from_slice(&policy.window_micros().to_le_bytes()[..6]);
+            pair[14..].copy_from_slice(&precision(policy).to_le_bytes()[..6]);
+            pairs.extend_from_slice(&pair);
         }
-        pairs.extend_from_slice(&u64::MAX.to_le_bytes());
-        pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
+        let mut end = [u8::MAX; 8 + GENERATION_SIZE];
+        end[8..].copy_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
+        pairs.extend_from_slice(&end);
         let purpose = match check.purpose() {
             Purpose::Charge => None,
             Purpose::Reserve => Some("r"),
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
         };
-        let ordered: Vec<_> = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy)).collect();
-        let keys = names.keys(check.namespace(), ordered.into_iter());
+        let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
+        let keys = names.keys(check.namespace(), ordered);
         let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
         let shadow_pairs = (shadow_pairs > 0).then_some(shadow_pairs);
         Self { keys, pairs, purpose, shadow_pairs, at_micros }
@@ -144,7 +151,7 @@ impl Call {
 
     /// Returns the call that refunds units.
     pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
-        let mut pairs = Vec::with_capacity(33 * refund.pairs().len());
+        let mut pairs = Packed::new();
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
             pairs.extend_from_slice(&units.to_le_bytes());
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
@@ -170,12 +177,18 @@ impl Call {
 
     /// Returns the slot of the first key.
     pub(super) fn slot(&self) -> u16 {
-        slot_of(&self.keys)
+        self.keys.slot()
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {
-        let mut command = cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys).arg(&self.pairs).arg(self.purpose);
+        // Beside the keys: at most seven other arguments, of which three are short.
+        let size = name.len() + script.len() + self.keys.size() + self.pairs.len() + 32;
+        let mut command = Cmd::with_capacity(self.keys.len() + 7, size);
+        command.arg(name).arg(script).arg(self.keys.len());
+        for key in self.keys.iter() {
+            command.arg(key);
+        }
+        command.arg(&self.pairs[..]).arg(self.purpose);
         // The number of shadow pairs is after the purpose, and the instant is the last argument.
         let is_last = self.shadow_pairs.is_none() && self.at_micros.is_none();
         if self.purpose.is_none() && !is_last {
@@ -200,14 +213,12 @@ fn in_call_order(check: &Check) -> impl Iterator<Item = (usize, &Pair)> {
 
 /// Returns the command that deletes the keys of the pairs of a check, and the slot of the first key.
 pub(super) fn reset(pairs: &Check, names: &KeyNames) -> (u16, Cmd) {
-    let mut command = cmd("UNLINK");
+    let mut command = redis::cmd("UNLINK");
     let keys = names.keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-    command.arg(&keys);
-    (slot_of(&keys), command)
-}
-
-fn slot_of(keys: &[String]) -> u16 {
-    keys.first().map_or(0, |key| slot::of_key(key))
+    for key in keys.iter() {
+        command.arg(key);
+    }
+    (keys.slot(), command)
 }
 
 /// Returns the precision of buckets, in microseconds. For another algorithm, returns the number that stands for it: 0 for the
@@ -245,18 +256,33 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         return Err(BackendError::new(Reason::DeadlineExceeded));
     }
     let mut fields = Fields(bytes);
-    let (mut statuses, mut receipts) = (vec![None; check.pairs().len()], Vec::new());
-    if check.purpose() == Purpose::Reserve {
-        receipts = vec![Receipt::NO_CHARGE; check.pairs().len()];
-    }
-    let mut at_micros = 0;
-    for (i, pair) in in_call_order(check) {
-        at_micros = fields.u64().ok_or_else(broken)?;
-        statuses[i] = status(pair, &mut fields).ok_or_else(broken)?;
-        if let Some(place) = receipts.get_mut(i) {
-            *place = receipt(&mut fields).ok_or_else(broken)?;
+    let (at_micros, statuses, mut receipts) = match check.purpose() {
+        // The usual case: a status for each pair, in the order of the check.
+        Purpose::Charge if check.pairs().iter().all(|pair| !pair.is_shadow) => {
+            let (mut at_micros, mut statuses) = (0, Vec::with_capacity(check.pairs().len()));
+            for pair in check.pairs() {
+                at_micros = fields.u64().ok_or_else(broken)?;
+                statuses.push(status(pair, &mut fields).flatten().ok_or_else(broken)?);
+            }
+            if !fields.0.is_empty() {
+                return Err(broken());
+            }
+            return Ok(Decision::new(at_micros, statuses));
         }
-    }
+        purpose => {
+            let receipts = if purpose == Purpose::Reserve { check.pairs().len() } else { 0 };
+            let mut receipts = vec![Receipt::NO_CHARGE; receipts];
+            let (mut at_micros, mut statuses) = (0, vec![None; check.pairs().len()]);
+            for (i, pair) in in_call_order(check) {
+                at_micros = fields.u64().ok_or_else(broken)?;
+                statuses[i] = status(pair, &mut fields).ok_or_else(broken)?;
+                if let Some(place) = receipts.get_mut(i) {
+                    *place = receipt(&mut fields).ok_or_else(broken)?;
+                }
+            }
+            (at_micros, statuses, receipts)
+        }
+    };
     if !fields.0.is_empty() {
         return Err(broken());
     }

@@ -8,7 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 /// The largest drift between two clocks, as a fraction: 1/2,000, or 500 ppm. A kernel that corrects a clock slews it no faster.
-const DRIFT: u32 = 2_000;
+const DRIFT: u64 = 2_000;
 
 /// A reading of this age is replaced by any newer one, because the server's clock may have been set back since.
 const MAX_AGE: Duration = Duration::from_secs(10);
@@ -37,8 +37,7 @@ impl ServerClock {
         let new = Reading { server_micros, received };
         // The reply with the shorter delay gives the higher lower bound.
         let is_better = |old: Reading| {
-            new.lower_bound_at(received) >= old.lower_bound_at(received)
-                || received.duration_since(old.received) >= MAX_AGE
+            server_micros >= old.lower_bound_at(received) || received.duration_since(old.received) >= MAX_AGE
         };
         if known.is_none_or(is_better) {
             *known = Some(new);
@@ -54,14 +53,17 @@ impl Reading {
     /// The server's clock is later than this, by the delay of the reply.
     fn lower_bound_at(self, instant: Instant) -> u64 {
         match instant.checked_duration_since(self.received) {
-            Some(later) => self.server_micros.saturating_add(micros(later - later / DRIFT)),
+            Some(later) => {
+                let later = micros(later);
+                self.server_micros.saturating_add(later - later.div_ceil(DRIFT))
+            }
             None => self.server_micros.saturating_sub(micros(self.received - instant)),
         }
     }
 }
 
 fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+    duration.as_secs().saturating_mul(1_000_000).saturating_add(u64::from(duration.subsec_micros()))
 }
 
 #[cfg(test)]

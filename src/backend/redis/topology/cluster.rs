@@ -171,6 +171,11 @@ impl Cluster {
         self.0.state().address(slot).map(|(host, port)| format!("{host}:{port}"))
     }
 
+    /// Returns the owner of a slot if it is known and connected.
+    pub(super) fn connected_owner(&self, slot: u16) -> Option<Server> {
+        self.0.state().owner(slot).filter(Server::is_connected)
+    }
+
     /// Returns the owner of a slot, as far as it is known.
     pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
         let Some(server) = self.0.state().owner(slot) else { return Ok(None) };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use redis::{Cmd, RedisResult, Value};
+use tokio::time::Instant;
 
 use super::{external::ExternalConnection, server::ServerConnection, server_state::ServerState};
 
@@ -15,10 +16,10 @@ pub(crate) enum Connection {
 }
 
 impl Connection {
-    /// Sends a command once. The connection never sends it again, because it may have run. An error reply is an `Err`.
-    pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
+    /// Sends a command once, now. The connection never sends it again, because it may have run. An error reply is an `Err`.
+    pub(crate) async fn send(&self, command: &Cmd, now: Instant) -> RedisResult<Value> {
         match self {
-            Self::Server(connection) => connection.send(command).await,
+            Self::Server(connection) => connection.send(command, now).await,
             Self::External(connection) => connection.send(command).await,
         }
     }

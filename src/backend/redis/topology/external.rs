@@ -1,12 +1,16 @@
-//! The caller's own connection. It may lead to a single server or to a cluster; the backend cannot see which.
+//! The caller's own connection. It may lead to a single server or to a cluster; only its type or the caller may say which.
 
 use std::{
+    any::TypeId,
     future::Future,
     pin::Pin,
     sync::{Arc, OnceLock},
 };
 
-use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value, aio::ConnectionLike};
+use redis::{
+    Cmd, RedisError, RedisResult, ServerErrorKind, Value,
+    aio::{ConnectionLike, ConnectionManager, MultiplexedConnection},
+};
 
 use super::server_state::ServerState;
 use crate::{backend::redis::slot::SLOTS, outage::Guard};
@@ -17,8 +21,16 @@ pub(crate) struct External {
     connection: Arc<dyn Commands>,
     /// One for the connection: it does not report which server fails.
     guard: Arc<Guard>,
+    servers: Servers,
+}
+
+/// The states of the servers behind the connection.
+#[derive(Clone)]
+enum Servers {
+    /// One server, by the type of the connection or by the caller.
+    One(Arc<ServerState>),
     /// By slot: this may be a cluster, and the connection does not report which server has replied.
-    servers: Arc<[OnceLock<Arc<ServerState>>]>,
+    BySlot(Arc<[OnceLock<Arc<ServerState>>]>),
 }
 
 /// The caller's own connection, for the commands of one slot.
@@ -45,13 +57,28 @@ where
 }
 
 impl External {
-    pub(super) fn new(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        let servers = (0..SLOTS).map(|_| OnceLock::new()).collect();
-        Self {
-            connection: Arc::new(connection),
-            guard: Guard::new(Arc::default(), "custom connection"),
-            servers,
+    /// Returns a connection that may lead to a cluster, unless its type leads to one server.
+    pub(super) fn new<C: ConnectionLike + Clone + Send + Sync + 'static>(connection: C) -> Self {
+        let types = [TypeId::of::<MultiplexedConnection>(), TypeId::of::<ConnectionManager>()];
+        if types.contains(&TypeId::of::<C>()) {
+            return Self::one_server(connection);
         }
+        Self::of(connection, Servers::BySlot((0..SLOTS).map(|_| OnceLock::new()).collect()))
+    }
+
+    /// Returns a connection that leads to one server.
+    pub(super) fn one_server(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        Self::of(connection, Servers::One(Arc::default()))
+    }
+
+    fn of(connection: impl ConnectionLike + Clone + Send + Sync + 'static, servers: Servers) -> Self {
+        let guard = Guard::new(Arc::default(), "custom connection");
+        Self { connection: Arc::new(connection), guard, servers }
+    }
+
+    /// Returns whether the commands of different slots may go to different servers.
+    pub(super) fn has_slots(&self) -> bool {
+        matches!(self.servers, Servers::BySlot(_))
     }
 
     pub(super) fn guard(&self) -> &Arc<Guard> {
@@ -60,8 +87,13 @@ impl External {
 
     /// Returns the connection for the commands of a slot.
     pub(super) fn connection(&self, slot: u16) -> ExternalConnection {
-        let server = self.servers.get(usize::from(slot));
-        let server = server.map(|server| server.get_or_init(Arc::default).clone()).unwrap_or_default();
+        let server = match &self.servers {
+            Servers::One(server) => server.clone(),
+            Servers::BySlot(servers) => {
+                let server = servers.get(usize::from(slot));
+                server.map(|server| server.get_or_init(Arc::default).clone()).unwrap_or_default()
+            }
+        };
         ExternalConnection { connection: self.connection.clone(), guard: self.guard.clone(), server }
     }
 

@@ -116,6 +116,11 @@ impl Topology {
         Self::External(External::new(connection))
     }
 
+    /// Returns the caller's own connection to one server.
+    pub(super) fn external_server(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
+        Self::External(External::one_server(connection))
+    }
+
     /// Connects, unless it is connected.
     pub(super) async fn connect(&self) -> RedisResult<()> {
         match self {
@@ -161,6 +166,24 @@ impl Topology {
             Self::Server(server) => server.guard().breaker().into_iter().collect(),
             Self::Cluster(cluster) => cluster.breakers(),
             Self::External(external) => external.guard().breaker().into_iter().collect(),
+        }
+    }
+
+    /// Returns whether the slot of a command has an effect on where or how it is sent.
+    pub(super) fn needs_slots(&self) -> bool {
+        match self {
+            Self::Server(_) => false,
+            Self::Cluster(_) => true,
+            Self::External(external) => external.has_slots(),
+        }
+    }
+
+    /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
+    pub(super) fn connected_owner(&self, slot: u16) -> Option<Node> {
+        match self {
+            Self::Server(server) => Some(Node::of(server.clone())),
+            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::of),
+            Self::External(external) => Some(Node::External(external.connection(slot))),
         }
     }
 

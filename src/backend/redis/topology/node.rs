@@ -39,6 +39,17 @@ impl Node {
         }
     }
 
+    /// Returns the connection to the node, or `None` if there is none.
+    pub(crate) fn open_connection(&self) -> Option<Connection> {
+        match self {
+            Self::Server { server, is_asking } => {
+                let connection = server.open_connection()?;
+                Some(Connection::Server(if *is_asking { connection.asking() } else { connection }))
+            }
+            Self::External(connection) => Some(Connection::External(connection.clone())),
+        }
+    }
+
     /// Returns the connection to the node. If there is none, connects.
     pub(crate) async fn connection(&self) -> RedisResult<Connection> {
         match self {

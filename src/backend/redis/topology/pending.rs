@@ -1,7 +1,6 @@
 //! Commands without a reply: how long a server has been silent while a command waits for it.
 
 use std::{
-    collections::BTreeSet,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -21,30 +20,35 @@ pub(super) struct PendingCommands(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The commands that wait: when each was sent, and its number.
-    waiting: BTreeSet<(Instant, u64)>,
-    /// The number of commands so far.
-    count: u64,
+    /// The number of commands that wait.
+    waiting: usize,
     /// The silence up to `counted_until`.
     silence: Duration,
+    /// The last reply or drop. If no command has waited then, the first start after it.
     counted_until: Option<Instant>,
 }
 
 /// A command that waits for its reply. If it is dropped before the reply, it may have run.
 pub(super) struct PendingCommand<'a> {
     commands: &'a PendingCommands,
-    id: (Instant, u64),
+    sent: Instant,
     on_drop: Option<&'a (dyn Fn(Duration) + Sync)>,
 }
 
 impl PendingCommands {
-    /// Starts to wait for a reply. If the command is dropped before, `on_drop` gets the silence of the server.
-    pub(super) fn start<'a>(&'a self, on_drop: &'a (dyn Fn(Duration) + Sync)) -> PendingCommand<'a> {
+    /// Starts to wait for the reply to a command that is sent now. If the command is dropped before, `on_drop` gets the silence of
+    /// the server.
+    pub(super) fn start<'a>(
+        &'a self,
+        now: Instant,
+        on_drop: &'a (dyn Fn(Duration) + Sync),
+    ) -> PendingCommand<'a> {
         let mut state = self.state();
-        state.count += 1;
-        let id = (Instant::now(), state.count);
-        state.waiting.insert(id);
-        PendingCommand { commands: self, id, on_drop: Some(on_drop) }
+        if state.waiting == 0 {
+            state.counted_until = Some(now);
+        }
+        state.waiting += 1;
+        PendingCommand { commands: self, sent: now, on_drop: Some(on_drop) }
     }
 
     // No code that holds the lock can panic or wait.
@@ -54,11 +58,10 @@ impl PendingCommands {
 }
 
 impl State {
-    /// Counts the time up to now in which a command was waiting.
+    /// Counts the time up to now, if a command was waiting.
     fn count_silence(&mut self, now: Instant) {
-        if let Some((oldest, _)) = self.waiting.first() {
-            let since = self.counted_until.map_or(*oldest, |counted| counted.max(*oldest));
-            self.silence += now.saturating_duration_since(since);
+        if let Some(counted) = self.counted_until.filter(|_| self.waiting > 0) {
+            self.silence += now.saturating_duration_since(counted);
         }
         self.counted_until = Some(now);
     }
@@ -66,11 +69,11 @@ impl State {
 
 impl PendingCommand<'_> {
     /// Ends the wait: the server has replied, or the connection is lost.
-    pub(super) fn finish(mut self) {
+    pub(super) fn finish(mut self, now: Instant) {
         let mut state = self.commands.state();
-        state.waiting.remove(&self.id);
+        state.waiting = state.waiting.saturating_sub(1);
         state.silence = Duration::ZERO;
-        state.counted_until = Some(Instant::now());
+        state.counted_until = Some(now);
         self.on_drop = None;
     }
 }
@@ -80,11 +83,11 @@ impl Drop for PendingCommand<'_> {
         let Some(on_drop) = self.on_drop else { return };
         let silence = {
             let (mut state, now) = (self.commands.state(), Instant::now());
-            let has_waited = now.saturating_duration_since(self.id.0) >= MIN_WAIT;
+            let has_waited = now.saturating_duration_since(self.sent) >= MIN_WAIT;
             if has_waited {
                 state.count_silence(now);
             }
-            state.waiting.remove(&self.id);
+            state.waiting = state.waiting.saturating_sub(1);
             if !has_waited {
                 state.count_silence(now);
             }
@@ -111,7 +114,7 @@ mod tests {
         /// Returns the silence after a command that is dropped after this time.
         async fn after(&self, wait: Duration) -> Duration {
             let on_drop = |silence| *self.1.lock().unwrap() = silence;
-            let command = self.0.start(&on_drop);
+            let command = self.0.start(Instant::now(), &on_drop);
             advance(wait).await;
             drop(command);
             *self.1.lock().unwrap()
@@ -126,7 +129,7 @@ mod tests {
             advance(SECOND).await;
         }
         assert_eq!(silence.after(100 * MIN_WAIT).await, 100 * MIN_WAIT);
-        silence.0.start(&|_| {}).finish();
+        silence.0.start(Instant::now(), &|_| {}).finish(Instant::now());
         assert_eq!(silence.after(MILLI).await, Duration::ZERO);
     }
 
@@ -147,7 +150,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn overlapping_waits_count_once() {
         let (silence, ignore) = (Silence::default(), |_| {});
-        let long = silence.0.start(&ignore);
+        let long = silence.0.start(Instant::now(), &ignore);
         for waited in 1..=5 {
             assert_eq!(silence.after(100 * MILLI).await, waited * 100 * MILLI);
         }
@@ -155,7 +158,7 @@ mod tests {
         advance(SECOND).await;
         assert_eq!(silence.after(MILLI).await, SECOND + 501 * MILLI);
         // A reply shows that the server is alive, though another command still waits.
-        silence.0.start(&ignore).finish();
+        silence.0.start(Instant::now(), &ignore).finish(Instant::now());
         advance(10 * MILLI).await;
         assert_eq!(silence.after(20 * MILLI).await, 30 * MILLI);
         drop(long);

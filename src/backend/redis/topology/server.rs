@@ -12,7 +12,7 @@ use std::{
 
 use redis::{
     AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, ProtocolVersion, PushKind, RedisConnectionInfo,
-    RedisError, RedisResult, Value,
+    RedisError, RedisFuture, RedisResult, Value,
     aio::{ConnectionLike, MultiplexedConnection},
     cmd, from_redis_value, pipe,
 };
@@ -121,13 +121,18 @@ enum State {
 /// A connection to a server. Its state identifies it among the earlier and later connections to the same server.
 #[derive(Clone)]
 pub(crate) struct ServerConnection {
+    opened: Arc<Opened>,
+    /// Whether to send ASKING before each command: the slot is being migrated to this server.
+    is_asking: bool,
+}
+
+/// An open connection, which its clones share.
+struct Opened {
     connection: MultiplexedConnection,
     state: Arc<ServerState>,
     server: Weak<Shared>,
     connected_at: Instant,
-    /// Whether to send ASKING before each command: the slot is being migrated to this server.
-    is_asking: bool,
-    driver: Arc<Driver>,
+    driver: Driver,
 }
 
 impl Target {
@@ -175,7 +180,12 @@ impl Server {
 
     /// Returns whether this state is the one of the connection.
     pub(super) fn has_state(&self, state: &Arc<ServerState>) -> bool {
-        matches!(&*self.0.state(), State::Connected(connection) if Arc::ptr_eq(&connection.state, state))
+        matches!(&*self.0.state(), State::Connected(connection) if Arc::ptr_eq(connection.server(), state))
+    }
+
+    /// Returns the connection, or `None` if there is none.
+    pub(super) fn open_connection(&self) -> Option<ServerConnection> {
+        self.0.state().connection().cloned()
     }
 
     /// Returns the connection. If there is none, connects, or waits for the attempt in progress.
@@ -217,34 +227,45 @@ impl ServerConnection {
 
     /// Returns the state of the server at the other end.
     pub(super) fn server(&self) -> &Arc<ServerState> {
-        &self.state
+        &self.opened.state
     }
 
-    /// Sends a command once.
-    pub(super) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
-        self.watch(self.request(command)).await
+    /// Sends a command once, now.
+    pub(super) async fn send(&self, command: &Cmd, now: Instant) -> RedisResult<Value> {
+        let mut connection = self.opened.connection.clone();
+        let request: RedisFuture<'_, Value> = match self.is_asking {
+            true => Box::pin(ask(connection.clone(), command)),
+            false => connection.req_packed_command(command),
+        };
+        self.watch(request, now, Value::extract_error).await
     }
 
     /// Sends several commands at once. The outer error is that of the connection.
     pub(super) async fn send_all(&self, commands: &Pipeline) -> RedisResult<Vec<RedisResult<Value>>> {
-        let mut connection = self.connection.clone();
-        let replies = self.watch(connection.req_packed_commands(commands, 0, commands.len())).await?;
+        let mut connection = self.opened.connection.clone();
+        let request = connection.req_packed_commands(commands, 0, commands.len());
+        let replies = self.watch(request, Instant::now(), Ok).await?;
         Ok(replies.into_iter().map(Value::extract_error).collect())
     }
 
-    /// Disconnects if a request shows that the connection is lost.
-    async fn watch<T>(&self, request: impl Future<Output = RedisResult<T>>) -> RedisResult<T> {
+    /// Disconnects if a request that is sent now shows that the connection is lost, by its reply or by an error in the reply.
+    async fn watch<T>(
+        &self,
+        request: RedisFuture<'_, T>,
+        now: Instant,
+        extract_error: fn(T) -> RedisResult<T>,
+    ) -> RedisResult<T> {
         let on_drop = |silence| {
             if silence >= MAX_SILENCE {
                 self.disconnect();
             }
         };
-        let pending = self.state.pending.start(&on_drop);
-        let reply = request.await;
-        pending.finish();
+        let pending = self.opened.state.pending.start(now, &on_drop);
+        let reply = request.await.and_then(extract_error);
+        pending.finish(Instant::now());
         if let Err(error) = &reply {
             // A new connection is kept for a moment; otherwise every check would reconnect.
-            let is_new = self.connected_at.elapsed() < RECONNECT_PAUSE;
+            let is_new = self.opened.connected_at.elapsed() < RECONNECT_PAUSE;
             if error.is_unrecoverable_error() || requires_reconnect(error) && !is_new {
                 self.disconnect();
             }
@@ -252,29 +273,25 @@ impl ServerConnection {
         reply
     }
 
-    async fn request(&self, command: &Cmd) -> RedisResult<Value> {
-        let mut connection = self.connection.clone();
-        if !self.is_asking {
-            return connection.req_packed_command(command).await.and_then(Value::extract_error);
-        }
-        let mut both = pipe();
-        both.cmd("ASKING").add_command(command.clone());
-        let replies = connection.req_packed_commands(&both, 0, 2).await?;
-        let mut replies = replies.into_iter().map(Value::extract_error);
-        let missing = || Err(RedisError::from((ErrorKind::Parse, "no reply")));
-        let (asking, reply) =
-            (replies.next().unwrap_or_else(missing), replies.next().unwrap_or_else(missing));
-        match reply {
-            // If ASKING fails, the command is redirected again. The reason is the first error.
-            Err(_) => asking.and(reply),
-            reply => reply,
+    fn disconnect(&self) {
+        if let Some(server) = self.opened.server.upgrade() {
+            server.disconnect(&self.opened.state);
         }
     }
+}
 
-    fn disconnect(&self) {
-        if let Some(server) = self.server.upgrade() {
-            server.disconnect(&self.state);
-        }
+/// Sends ASKING and a command.
+async fn ask(mut connection: MultiplexedConnection, command: &Cmd) -> RedisResult<Value> {
+    let mut both = pipe();
+    both.cmd("ASKING").add_command(command.clone());
+    let replies = connection.req_packed_commands(&both, 0, 2).await?;
+    let mut replies = replies.into_iter().map(Value::extract_error);
+    let missing = || Err(RedisError::from((ErrorKind::Parse, "no reply")));
+    let (asking, reply) = (replies.next().unwrap_or_else(missing), replies.next().unwrap_or_else(missing));
+    match reply {
+        // If ASKING fails, the command is redirected again. The reason is the first error.
+        Err(_) => asking.and(reply),
+        reply => reply,
     }
 }
 
@@ -282,7 +299,7 @@ impl State {
     /// Returns the connection, unless the runtime that moved its bytes has shut down.
     fn connection(&self) -> Option<&ServerConnection> {
         match self {
-            Self::Connected(connection) if !connection.driver.is_gone() => Some(connection),
+            Self::Connected(connection) if !connection.opened.driver.is_gone() => Some(connection),
             _ => None,
         }
     }
@@ -296,7 +313,7 @@ impl Shared {
     /// Drops a connection that is lost. A newer one stays.
     fn disconnect(&self, lost: &Arc<ServerState>) {
         let mut state = self.state();
-        if matches!(&*state, State::Connected(connection) if Arc::ptr_eq(&connection.state, lost)) {
+        if matches!(&*state, State::Connected(connection) if Arc::ptr_eq(connection.server(), lost)) {
             *state = State::Disconnected;
         }
     }
@@ -338,8 +355,8 @@ impl Shared {
             }
             outcome => outcome,
         };
-        if let Ok(opened) = &outcome {
-            self.eviction.start(&opened.connection, endpoint.info.addr());
+        if let Ok(connection) = &outcome {
+            self.eviction.start(&connection.opened.connection, endpoint.info.addr());
         }
         outcome
     }
@@ -365,11 +382,11 @@ impl Shared {
     }
 
     async fn open_confirmed(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
-        let opened = self.open(endpoint).await?;
-        let role: Vec<Value> = cmd("ROLE").query_async(&mut opened.connection.clone()).await?;
+        let connection = self.open(endpoint).await?;
+        let role: Vec<Value> = cmd("ROLE").query_async(&mut connection.opened.connection.clone()).await?;
         let role = role.into_iter().next().and_then(|role| from_redis_value::<String>(role).ok());
         if role.as_deref() == Some("master") {
-            return Ok(opened);
+            return Ok(connection);
         }
         let text = "the server that the Sentinels name is not a primary";
         Err(RedisError::from((ErrorKind::MasterNameNotFoundBySentinel, text)))
@@ -415,8 +432,8 @@ impl Shared {
             state.clock.record(seconds.saturating_mul(1_000_000).saturating_add(micros), Instant::now());
         }
         let (server, connected_at) = (Arc::downgrade(self), Instant::now());
-        let driver = Arc::new(driver);
-        ServerConnection { connection, state, server, connected_at, is_asking: false, driver }
+        let opened = Opened { connection, state, server, connected_at, driver };
+        ServerConnection { opened: Arc::new(opened), is_asking: false }
     }
 }
 
