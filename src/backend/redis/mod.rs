@@ -26,6 +26,7 @@ mod error;
 mod eviction;
 mod execute;
 mod keys;
+mod merge;
 mod problem;
 mod rollback;
 mod script;
@@ -42,6 +43,8 @@ mod verify;
 pub use error::ConnectError;
 use execute::Patience;
 use keys::KeyNames;
+use merge::Merger;
+pub use merge::Merging;
 pub use problem::Problem;
 use rollback::Rollbacks;
 use script::Scripts;
@@ -159,6 +162,7 @@ pub struct RedisBackend {
     is_cluster: Arc<AtomicBool>,
     rollbacks: Arc<Rollbacks>,
     unanswered: Arc<AtomicU64>,
+    merger: Merger,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
 }
@@ -242,6 +246,7 @@ impl RedisBackend {
             generations: Arc::new(Generations::new()),
             rollbacks: Arc::default(),
             unanswered: Arc::default(),
+            merger: Merger::default(),
             #[cfg(feature = "test-util")]
             injected_clock: None,
         }
