@@ -5,7 +5,8 @@
 //! ```
 //!
 //! The benchmark starts its own Redis server and takes about two minutes. The modes take turns in each round, so that a busy
-//! machine affects all of them. A ratio is the median of the ratios within a round.
+//! machine affects all of them. A ratio is the median of the ratios within a round. Processor times count only the time in which
+//! the server or this process runs, so they are more reliable than the rates on a busy machine.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "../../tests/support/delay.rs"]
@@ -45,28 +46,47 @@ struct Scenario {
 /// The figures of one round in one mode.
 struct Figures {
     per_second: f64,
-    /// Script calls, and microseconds of the server in them, per check.
+    /// Script calls per check.
     calls: f64,
+    /// Microseconds per check of the server's processor time, and of this process.
     server_micros: f64,
+    process_micros: f64,
     p50: Duration,
     p99: Duration,
 }
 
-/// Calls and microseconds of scripts so far.
-fn script_stats(server: &Server) -> (f64, f64) {
-    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
-    let field = |line: &str, name: &str| -> f64 {
-        let value = line.split([',', ':']).find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
-        value.unwrap().trim().parse().unwrap()
-    };
-    let lines = info.lines().filter(|line| line.starts_with("cmdstat_eval"));
-    lines.fold((0.0, 0.0), |(calls, micros), line| {
-        (calls + field(line, "calls"), micros + field(line, "usec"))
-    })
+/// The figures of the server and of this process so far.
+#[derive(Clone, Copy)]
+struct Totals {
+    calls: f64,
+    server_micros: f64,
+    process_micros: f64,
+}
+
+impl Totals {
+    fn read(server: &Server) -> Self {
+        let info: String = redis::cmd("INFO").arg("everything").query(&mut server.connection()).unwrap();
+        let fields = |prefix: &str| -> Vec<f64> {
+            let lines = info.lines().filter_map(|line| line.strip_prefix(prefix)?.split_once([':', '=']));
+            let numbers = lines.map(|(_, rest)| rest.trim_start_matches("calls=").split(',').next().unwrap());
+            numbers.map(|number| number.trim().parse().unwrap()).collect()
+        };
+        let of_process = std::fs::read_to_string("/proc/self/stat").unwrap();
+        let (_, fields_of_process) = of_process.rsplit_once(')').unwrap();
+        let ticks = fields_of_process.split_whitespace().skip(11).take(2);
+        let ticks: f64 = ticks.map(|ticks| ticks.parse::<f64>().unwrap()).sum();
+        let server_seconds = [fields("used_cpu_user"), fields("used_cpu_sys")].map(|times| times[0]);
+        Self {
+            calls: fields("cmdstat_eval").iter().sum(),
+            server_micros: server_seconds.iter().sum::<f64>() * 1e6,
+            // A tick is a hundredth of a second.
+            process_micros: ticks * 1e4,
+        }
+    }
 }
 
 async fn run(limiter: &Limiter, server: &Server, keys: &Arc<[PartitionKey]>, scenario: Scenario) -> Figures {
-    let before = script_stats(server);
+    let before = Totals::read(server);
     let stop = Arc::<AtomicBool>::default();
     let start = Instant::now();
     let mut clients = JoinSet::new();
@@ -89,12 +109,13 @@ async fn run(limiter: &Limiter, server: &Server, keys: &Arc<[PartitionKey]>, sce
     let mut times: Vec<Duration> = clients.join_all().await.concat();
     let seconds = start.elapsed().as_secs_f64();
     times.sort_unstable();
-    let after = script_stats(server);
+    let after = Totals::read(server);
     let checks = times.len() as f64;
     Figures {
         per_second: checks / seconds,
-        calls: (after.0 - before.0) / checks,
-        server_micros: (after.1 - before.1) / checks,
+        calls: (after.calls - before.calls) / checks,
+        server_micros: (after.server_micros - before.server_micros) / checks,
+        process_micros: (after.process_micros - before.process_micros) / checks,
         p50: times[times.len() / 2],
         p99: times[times.len() * 99 / 100],
     }
@@ -134,13 +155,14 @@ async fn measure(server: &Server, url: &str, keys: &Arc<[PartitionKey]>, scenari
             median(rounds.iter().map(|round| figure(&round[i]) / figure(&round[0])).collect())
         };
         println!(
-            "| {} | {} | {mode:?} | {:.0} | {:.2} | {:.3} | {:.2} | {:.0} | {:.0} | {:.3} |",
+            "| {} | {} | {mode:?} | {:.0} | {:.2} | {:.3} | {:.2} | {:.2} | {:.0} | {:.0} | {:.3} |",
             scenario.keys,
             scenario.in_flight,
             of(|figures| figures.per_second),
             to_off(|figures| figures.per_second),
             of(|figures| figures.calls),
             of(|figures| figures.server_micros),
+            of(|figures| figures.process_micros),
             of(|figures| figures.p50.as_secs_f64() * 1e6),
             of(|figures| figures.p99.as_secs_f64() * 1e6),
             to_off(|figures| figures.p99.as_secs_f64()),
@@ -158,9 +180,9 @@ async fn main() {
     let keys: Arc<[PartitionKey]> =
         (0..MANY_KEYS).map(|i| PartitionKey::new("user", format!("user {i}"))).collect();
     println!(
-        "| keys | in flight | mode | checks per second | to Off | calls per check | server us per check | p50 us | p99 us | p99 to Off |"
+        "| keys | in flight | mode | checks per second | to Off | calls per check | server us per check | process us per check | p50 us | p99 us | p99 to Off |"
     );
-    println!("|{}", " --- |".repeat(10));
+    println!("|{}", " --- |".repeat(11));
     let url = server.url();
     for in_flight in [1, 2, 4, 8, 16, 64] {
         measure(&server, &url, &keys, Scenario { keys: MANY_KEYS, in_flight }).await;
