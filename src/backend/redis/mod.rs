@@ -56,8 +56,8 @@ use topology::Topology;
 
 /// A backend in Redis (5 or newer) or Valkey, which any number of processes share.
 ///
-/// A check is one script call and one round trip: it decides all policies at once, on the server's clock. Clones share their
-/// connections.
+/// A check is one script call and one round trip: it decides all policies at once, on the server's clock. Under load, checks that
+/// start at the same time [share a call](RedisBackend::merging). Clones share their connections.
 ///
 /// # Connections
 ///

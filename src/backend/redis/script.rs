@@ -12,9 +12,7 @@ use crate::{
     policy::{Algorithm, Policy},
 };
 
-mod merged;
-
-pub(super) use merged::Merged;
+pub(super) mod merged;
 
 /// The definitions of the names in the other files.
 const NAMES: &str = include_str!("../../../lua/names.lua");

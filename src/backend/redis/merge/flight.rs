@@ -13,7 +13,7 @@ use super::{
 use crate::{
     backend::redis::{
         execute::Command,
-        script::{Merged, Scripts},
+        script::{Scripts, merged::Merged},
         topology::Connection,
     },
     outage::Answer,
