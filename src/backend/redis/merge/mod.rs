@@ -2,12 +2,13 @@
 //!
 //! A check that finds enough others in flight joins the open batch of its group, instead of sending a call of its own. A task of
 //! the batch runs when the tasks that are ready have run. It closes the batch and sends it as one call. The
-//! [replies](super::script::Replies) are those that the check script would send, so a check handles its reply, a redirect or a
+//! [replies](super::script::merged::Replies) are those that the check script would send, so a check handles its reply, a redirect or a
 //! lost connection as if it were alone.
 
 use std::{
     collections::HashMap,
-    io,
+    hash::{Hash, Hasher},
+    io, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
 };
 
@@ -59,8 +60,9 @@ impl RedisBackend {
     /// the reply of another call.
     ///
     /// Checks are merged if they are for the same server, or in a cluster for the same slot, and have the same namespace and tokio
-    /// runtime. Plain charges and reservations are merged. Peeks, overages, checks with shadow policies, and checks of several
-    /// partition keys in a cluster or over your own connection are not. Over your own connection, checks of one slot are merged.
+    /// runtime. Only such checks count as in flight here. Charges are merged with charges, and reservations with reservations.
+    /// Peeks, overages and checks with shadow policies are calls of their own. So are checks of several partition keys in a cluster
+    /// or over your own connection. Over your own connection, checks of the same slot are merged.
     ///
     /// The setting applies to this clone of the backend and to the clones of it.
     ///
@@ -108,7 +110,7 @@ pub(super) struct Merger {
 struct Groups(Mutex<HashMap<GroupKey, Group>>);
 
 /// What checks must have in common to share a call.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 struct GroupKey {
     /// The server, by the address of its state, which the connections of the group keep alive.
     server: usize,
@@ -119,6 +121,13 @@ struct GroupKey {
     runtime: runtime::Id,
     /// The instant of an injected clock.
     at_micros: Option<u64>,
+}
+
+/// Hashes what usually tells two groups apart.
+impl Hash for GroupKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.server, self.slot).hash(state);
+    }
 }
 
 #[derive(Default)]
@@ -170,7 +179,7 @@ impl Merger {
     }
 }
 
-/// Returns whether a check may share a call with others. `is_one_server` is whether keys in several slots are possible.
+/// Returns whether a check may share a call with others. Unless it is for one server without slots, its keys must be in one slot.
 pub(super) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
     matches!(check.purpose(), Purpose::Charge | Purpose::Reserve)
         && !check.pairs().iter().any(|pair| pair.is_shadow)
@@ -214,7 +223,7 @@ impl Place<'_> {
                 Some(batch) => (batch.clone(), false),
                 None => (group.open.insert(Arc::default()).clone(), true),
             };
-            let (waiter, is_full) = Waiter::join(&batch, std::mem::take(call), pass);
+            let (waiter, is_full) = Waiter::join(&batch, mem::take(call), pass);
             if is_full {
                 group.open = None;
             }
