@@ -48,6 +48,18 @@ WAIT = 1
 NEVER = 2
 UNKNOWN = 3
 
+-- ARGV of a merged call: the number of pairs and of checks at the begin of a run, and the size of a deadline.
+RUN_FORMAT = '<BB'
+RUN_SIZE = 2
+CLOCK_SIZE = 8
+-- The reply to a merged call: the place and the format of `remaining` in a status, the length of an error text, and the
+-- numbers that stand for a full log and for an error in place of the number of admitted checks.
+REMAINING_FORMAT = '<I4'
+REMAINING_PLACE = 10
+TEXT_FORMAT = '<I2'
+MERGED_FULL = 254
+MERGED_ERROR = 255
+
 -- The tail of a log: the header, followed by records; with `c0`, by those that are packed already. A generation is `c7`, a
 -- string, because a number of 56 bits is not exact in Lua.
 HEADER_FORMAT = '<c7I7I7I7I5I5BI3'

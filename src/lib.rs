@@ -130,7 +130,7 @@ pub mod redis {
 
     #[cfg(feature = "tls")]
     pub use crate::backend::redis::Tls;
-    pub use crate::backend::redis::{ConnectError, Problem, RedisBackend};
+    pub use crate::backend::redis::{ConnectError, Merging, Problem, RedisBackend};
 }
 pub mod settle;
 #[cfg(feature = "test-util")]

@@ -148,6 +148,14 @@ pub(super) struct Ticket {
     probe: Option<Attempt<()>>,
 }
 
+#[cfg(feature = "redis")]
+impl Ticket {
+    /// Returns whether this is the permission of a probe.
+    pub(super) fn is_probe(&self) -> bool {
+        self.probe.is_some()
+    }
+}
+
 /// What an answer shows of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {

@@ -56,6 +56,13 @@ pub(crate) struct Pass {
     ticket: Option<Ticket>,
 }
 
+/// The right to report the outcome of a call that decides several checks. Dropping it reports nothing.
+#[cfg(feature = "redis")]
+pub(crate) struct CallReport {
+    guard: Arc<Guard>,
+    ticket: Ticket,
+}
+
 impl Protection {
     fn strictest(self, other: Self) -> Self {
         let breaker = match (self.breaker, other.breaker) {
@@ -141,6 +148,16 @@ impl Guard {
         outcome
     }
 
+    fn report(&self, ticket: Ticket, report: Report<'_>) {
+        let Self { circuit, protection, events, .. } = self;
+        match circuit.leave(ticket, report, || protection.breaker()) {
+            Some(Change::Opened(error)) => events.breaker_opened(&error),
+            Some(Change::Closed(open_for)) => events.breaker_closed(open_for),
+            Some(Change::Failed(error)) => events.failed(&error),
+            None => {}
+        }
+    }
+
     /// Starts a check, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
     pub(crate) fn enter(self: &Arc<Self>, deadline: Option<Instant>) -> Result<Pass, BackendError> {
         let ticket = self.circuit.enter()?;
@@ -187,14 +204,50 @@ impl Pass {
     }
 
     fn report(&mut self, report: Report<'_>) {
-        let Some(ticket) = self.ticket.take() else { return };
-        let Guard { circuit, protection, events, .. } = &*self.guard;
-        match circuit.leave(ticket, report, || protection.breaker()) {
-            Some(Change::Opened(error)) => events.breaker_opened(&error),
-            Some(Change::Closed(open_for)) => events.breaker_closed(open_for),
-            Some(Change::Failed(error)) => events.failed(&error),
-            None => {}
+        if let Some(ticket) = self.ticket.take() {
+            self.guard.report(ticket, report);
         }
+    }
+}
+
+#[cfg(feature = "redis")]
+impl Pass {
+    /// Returns whether this check is the probe of a breaker that is half-open.
+    pub(crate) fn is_probe(&self) -> bool {
+        self.ticket.as_ref().is_some_and(Ticket::is_probe)
+    }
+
+    /// Returns whether the deadline has passed.
+    pub(crate) fn has_timed_out(&self) -> bool {
+        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Returns whether the outcome of this check is not reported, or not by this pass.
+    pub(crate) fn is_reported(&self) -> bool {
+        self.ticket.is_none()
+    }
+
+    /// Takes the right to report, for the call that contains this check. From then on, this pass reports nothing.
+    pub(crate) fn take_report(&mut self) -> Option<CallReport> {
+        Some(CallReport { guard: self.guard.clone(), ticket: self.ticket.take()? })
+    }
+
+    /// Gives the right to report to this pass.
+    pub(crate) fn give_report(&mut self, report: CallReport) {
+        self.ticket = Some(report.ticket);
+    }
+}
+
+#[cfg(feature = "redis")]
+impl CallReport {
+    /// Reports that the store has answered.
+    pub(crate) fn answered(self, answer: Answer) {
+        self.guard.report(self.ticket, Report::Answered(answer));
+    }
+
+    /// Reports that the deadline has passed.
+    pub(crate) fn time_out(self) {
+        self.guard.report(self.ticket, Report::Failed(&BackendError::new(Reason::Timeout)));
     }
 }
 

@@ -18,7 +18,7 @@ pub use breaker::{Breaker, BreakerState, ServerBreaker};
 pub use guard::Protection;
 pub(crate) use guard::{Guard, before, until, within};
 #[cfg(feature = "redis")]
-pub(crate) use guard::{Pass, SharedProtection};
+pub(crate) use guard::{CallReport, Pass, SharedProtection};
 pub(crate) use local::{Local, Locally};
 pub use rule::{OutageRule, Share};
 

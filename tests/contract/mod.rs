@@ -10,6 +10,7 @@ mod ledger;
 mod memory;
 mod memory_changes;
 mod memory_eviction;
+mod merging;
 pub mod model;
 mod replay;
 

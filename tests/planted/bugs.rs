@@ -225,3 +225,79 @@ pub const BUGS: &[Bug] = &[
         )],
     },
 ];
+
+const BATCH: &str = "backend/redis/merge/batch.rs";
+const FLIGHT: &str = "backend/redis/merge/flight.rs";
+const MERGED: &str = "backend/redis/script/merged.rs";
+
+/// The bugs of merged checks, which the simulation of one server must find.
+pub const MERGING_BUGS: &[Bug] = &[
+    Bug {
+        name: "a dropped check of a merged call is not counted",
+        rule: "UnansweredChecksAreCounted",
+        changes: &[(BATCH, "if state.is_written {", "if state.is_written && !PLANTED {")],
+    },
+    Bug {
+        name: "a merged call is written with a dropped check",
+        rule: "UnansweredChecksAreCounted",
+        changes: &[
+            (BATCH, "filter(|(_, caller)| !caller.is_closed())", "filter(|(_, caller)| PLANTED || !caller.is_closed())"),
+        ],
+    },
+    Bug {
+        name: "a merged call ends with its first caller",
+        rule: "Recovers",
+        changes: &[(
+            FLIGHT,
+            "caller.closed().await;",
+            "caller.closed().await;
+             if PLANTED {
+                 break;
+             }",
+        )],
+    },
+    Bug {
+        name: "a merged call that may have run is sent again",
+        rule: "NoDoubleCharge",
+        changes: &[(
+            FLIGHT,
+            "let reply = while_awaited(command.send(&self.connection), &mut checks.callers).await?;",
+            "let reply = while_awaited(
+                 async {
+                     if PLANTED {
+                         let first = command.send(&self.connection);
+                         if let Ok(reply) = tokio::time::timeout(std::time::Duration::from_millis(25), first).await {
+                             return reply;
+                         }
+                     }
+                     command.send(&self.connection).await
+                 },
+                 &mut checks.callers,
+             )
+             .await?;",
+        )],
+    },
+    Bug {
+        name: "a merged check has no deadline",
+        rule: "NoChargeAfterDeadline",
+        changes: &[(
+            MERGED,
+            "call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));",
+            "let deadlines = deadlines.map(|deadline| if PLANTED { u64::MAX } else { deadline });
+             call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));",
+        )],
+    },
+    Bug {
+        name: "a merged check gets the reply of another",
+        rule: "DecisionsComeFromStore",
+        changes: &[(
+            FLIGHT,
+            "let Checks { calls, callers, mut report } = checks;",
+            "let Checks { calls, callers, mut report } = checks;
+             let mut replies = replies;
+             if PLANTED {
+                 replies.reverse();
+             }",
+        )],
+    },
+];

@@ -25,6 +25,7 @@ mod large_log;
 mod layer_per_request;
 mod lost_reply;
 mod lua_files;
+mod merging;
 mod outage_events;
 mod record_positions;
 mod reservations;

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use redis::cmd;
 use tokio::{task::spawn_blocking, time::sleep};
 use tower_sliding_window::{
-    Limiter, PartitionKey, Policy, RedisBackend, backend::Reason, redis::ConnectError,
+    Limiter, PartitionKey, Policy, RedisBackend,
+    backend::Reason,
+    redis::{ConnectError, Merging},
 };
 
 use super::{
@@ -73,20 +75,24 @@ async fn until_decided(limiter: &Limiter, key: &PartitionKey) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn checks_are_charged_once_while_slot_moves() {
+/// Moves a slot while checks run. So many checks start at the same time.
+async fn assert_charged_once_while_slot_moves(merging: Merging, together: u32) {
     concurrently(Engine::ALL.map(|engine| async move {
         let cluster = start(engine).await;
-        let backend = backend(&cluster).await;
+        let backend = backend(&cluster).await.merging(merging);
         let limiter = limiter(&backend, LONG_DEADLINE, two());
         let from = &cluster.primaries()[owner(&alice())];
         let to = &cluster.primaries()[(owner(&alice()) + 1) % PRIMARIES];
         let slot = slot(&alice());
         let mut used = 0;
         let mut check = async || {
-            used += 1;
-            let decision = limiter.check(alice(), 1).await.unwrap();
-            assert_eq!(decision.statuses()[0].remaining(), 100 - used, "{engine:?}");
+            let outcomes = concurrently((0..together).map(|_| limiter.check(alice(), 1))).await;
+            let left = outcomes.into_iter().map(|outcome| outcome.unwrap().statuses()[0].remaining());
+            let mut left: Vec<u32> = left.collect();
+            left.sort_unstable();
+            used += together;
+            assert_eq!(left, (100 - used..100 - used + together).collect::<Vec<_>>(), "{engine:?}");
+            used
         };
         check().await;
         let keys = Admin::at(from).keys();
@@ -98,8 +104,10 @@ async fn checks_are_charged_once_while_slot_moves() {
         check().await;
         // The keys are on different nodes. No node can run the check until both keys are on one.
         move_key(from, to, &keys[0]);
-        let error = limiter.check(alice(), 1).await.unwrap_err();
-        assert_eq!(error.reason(), Reason::Busy, "{engine:?}: {error:?}");
+        for outcome in concurrently((0..together).map(|_| limiter.check(alice(), 1))).await {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.reason(), Reason::Busy, "{engine:?}: {error:?}");
+        }
         move_key(from, to, &keys[1]);
         // Both keys have moved, but the slot has not.
         check().await;
@@ -108,21 +116,31 @@ async fn checks_are_charged_once_while_slot_moves() {
         }
         // The slot has moved.
         check().await;
-        check().await;
-        assert_eq!(remaining(&limiter, &alice()).await, [95, 995], "{engine:?}");
+        let used = check().await;
+        assert_eq!(remaining(&limiter, &alice()).await, [100 - used, 1_000 - used], "{engine:?}");
 
         // The backend sends further checks directly to the new node.
         let mut admin = Admin::at(from);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
-        check().await;
+        let used = check().await;
         assert_eq!(admin.calls("evalsha").all, 0, "{engine:?}");
         // Settlements and resets reach the new node as well.
         limiter.reserve(alice(), 5).await.unwrap().settle(2).await;
-        assert_eq!(remaining(&limiter, &alice()).await, [92, 992], "{engine:?}");
+        assert_eq!(remaining(&limiter, &alice()).await, [98 - used, 998 - used], "{engine:?}");
         limiter.reset(alice()).await.unwrap();
         assert_eq!(remaining(&limiter, &alice()).await, [100, 1_000], "{engine:?}");
     }))
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn checks_are_charged_once_while_slot_moves() {
+    assert_charged_once_while_slot_moves(Merging::Off, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn merged_checks_are_charged_once_while_slot_moves() {
+    assert_charged_once_while_slot_moves(Merging::On, 6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]

@@ -18,7 +18,7 @@ use tokio::{
 };
 use tower_sliding_window::{
     Admission, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Rejection,
-    settle::Settled, testing::ManualClock,
+    redis::Merging, settle::Settled, testing::ManualClock,
 };
 use turmoil::net::TcpStream;
 
@@ -70,7 +70,8 @@ impl Client {
         while turmoil::sim_elapsed().unwrap() < self.plan.last {
             sleep(random.millis(1..2 * self.plan.pause.as_millis() as u64)).await;
             // Sometimes many callers start at once.
-            for _ in 0..if random.one_in(20) { 8 } else { 1 } {
+            let is_burst = random.one_in(if self.plan.merges { 3 } else { 20 });
+            for _ in 0..if is_burst { 8 } else { 1 } {
                 started += 1;
                 let new_call = self.new_call(&mut random, started);
                 callers.spawn(self.clone().call(limiter.clone(), new_call));
@@ -92,7 +93,8 @@ impl Client {
     fn backend(&self, streams: Arc<AtomicUsize>) -> RedisBackend {
         let (mutation, record, client) = (self.mutation, self.record.clone(), self.number);
         let has_connected = Arc::<AtomicBool>::default();
-        RedisBackend::over_streams(move || {
+        let merging = if self.plan.merges { Merging::On } else { Merging::Off };
+        let backend = RedisBackend::over_streams(move || {
             let (streams, record, has_connected) = (streams.clone(), record.clone(), has_connected.clone());
             async move {
                 mutation::allow_connecting(mutation, &has_connected)?;
@@ -105,16 +107,19 @@ impl Client {
                     is_kept: mutation == Some(Mutation::LeaksStreams),
                 })
             }
-        })
+        });
+        backend.merging(merging)
     }
 
     fn limiter(&self, backend: RedisBackend) -> Limiter {
         let number = Policy::new(NUMBER, u32::MAX, Duration::from_millis(1)).unwrap();
-        mutation::limiter(self.mutation, backend)
-            .policy(self.plan.policy.clone())
-            .policy(number)
-            // It would deny almost every check, and must not change any outcome.
-            .policy(Policy::new("canary", 1, self.plan.policy.window()).unwrap().shadow())
+        // It would deny almost every check, and must not change any outcome.
+        let canary = Policy::new("canary", 1, self.plan.policy.window()).unwrap().shadow();
+        let canary = Some(canary).filter(|_| !self.plan.merges);
+        let limiter =
+            mutation::limiter(self.mutation, backend).policy(self.plan.policy.clone()).policy(number);
+        let limiter = canary.into_iter().fold(limiter, |limiter, canary| limiter.policy(canary));
+        limiter
             .outage(mutation::outage(self.mutation, self.plan.rule))
             .local_memory(MemoryBackend::new().with_clock(&self.clock))
             .build()

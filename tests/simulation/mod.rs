@@ -121,6 +121,8 @@ struct Coverage {
     connected: usize,
     refunded: usize,
     overages: usize,
+    /// Checks of merged calls.
+    merged: usize,
 }
 
 impl Coverage {
@@ -140,6 +142,7 @@ impl Coverage {
                 Event::Decided { verdict: Verdict::DeadlineExceeded, .. } => self.deadline_exceeded += 1,
                 Event::Decided { verdict: Verdict::Overage, .. } => self.overages += 1,
                 Event::Refunded { .. } => self.refunded += 1,
+                Event::Merged { checks } => self.merged += checks,
                 Event::UnknownScript => self.unknown_scripts += 1,
                 Event::Connected { .. } => self.connected += 1,
                 Event::Stopped { unanswered, lost_settlements, .. } => {
@@ -166,8 +169,8 @@ impl Coverage {
         } = self;
         let outcomes = [charged, denied, local, unchecked, local_fallback_denied, unavailable, cancelled];
         assert!(outcomes.iter().all(|many| **many > started / 200), "{self:#?}");
-        let Self { deadline_exceeded, unknown_scripts, connected, refunded, overages, .. } = self;
-        let events = [deadline_exceeded, unknown_scripts, connected, refunded, overages];
+        let Self { deadline_exceeded, unknown_scripts, connected, refunded, overages, merged, .. } = self;
+        let events = [deadline_exceeded, unknown_scripts, connected, refunded, overages, merged];
         assert!(events.iter().all(|many| **many > 100), "{self:#?}");
         assert!(self.unanswered > 1_000 && self.lost_settlements > 50, "{self:#?}");
     }

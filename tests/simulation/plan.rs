@@ -24,6 +24,8 @@ pub struct Plan {
     pub tenants: u64,
     pub policy: Policy,
     pub rule: OutageRule,
+    /// Whether clients merge their checks. Then their limiters have no shadow policy, and more of their callers start at once.
+    pub merges: bool,
     /// The mean time between two checks of a client.
     pub pause: Duration,
     /// The drift of the server's clock, in millionths. The crate tolerates 100.
@@ -99,6 +101,7 @@ impl Plan {
             tenants: random.between(1..4),
             policy,
             rule,
+            merges: seed % 2 == 1,
             pause: random.millis(10..40),
             drift: random.between(0..181) as i64 - 90,
             capacity: random.one_of(&[4_096, 4_096, 16]),

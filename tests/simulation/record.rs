@@ -56,6 +56,10 @@ pub enum Event {
         id: Id,
         units: u32,
     },
+    /// The server has received a merged call.
+    Merged {
+        checks: usize,
+    },
     /// The server does not know the script of a command.
     UnknownScript,
     Connected {

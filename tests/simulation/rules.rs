@@ -123,7 +123,7 @@ impl Events {
                     events.stopped.push((client, unanswered, lost_settlements, streams));
                 }
                 Event::UnknownCommand(what) => events.unknown_commands.push(what),
-                Event::Step(_) | Event::UnknownScript | Event::Connected { .. } => {}
+                Event::Step(_) | Event::UnknownScript | Event::Merged { .. } | Event::Connected { .. } => {}
             }
         }
         events

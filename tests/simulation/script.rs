@@ -11,8 +11,18 @@ use tower_sliding_window::{
 pub enum ScriptCall {
     /// A check with its deadline, in microseconds of the server's clock, and the generation of the pairs that begin empty.
     Check { check: Check, deadline: u64, generation: u64 },
+    /// The runs of a merged call.
+    Merged(Vec<Run>),
     /// The refunds of some pairs.
     Refund(Vec<RefundOfPair>),
+}
+
+/// Equal checks of a merged call.
+pub struct Run {
+    pub check: Check,
+    /// In microseconds of the server's clock.
+    pub deadlines: Vec<u64>,
+    pub generation: u64,
 }
 
 /// The refund of one pair.
@@ -67,13 +77,43 @@ impl ScriptCall {
         }
     }
 
+    /// Decodes a call of the merged script.
+    pub fn decode_merged(call: &[&[u8]]) -> Result<Self, String> {
+        let (mut keys, arguments) = keys_and_arguments(call)?;
+        let (runs, purpose) = match arguments {
+            [runs] => (runs, Purpose::Charge),
+            [runs, b"r"] => (runs, Purpose::Reserve),
+            _ => return Err("the arguments of a merged call".to_owned()),
+        };
+        let (mut fields, mut decoded) = (Fields(runs), Vec::new());
+        while !fields.0.is_empty() {
+            let (pairs, checks) = (fields.take(1)? as usize, fields.take(1)? as usize);
+            if keys.len() < pairs {
+                return Err("too few keys".to_owned());
+            }
+            let rest = keys.split_off(pairs);
+            let pairs: Result<Vec<_>, String> = keys.iter().map(|key| fields.pair(key)).collect();
+            keys = rest;
+            let deadlines = (0..checks).map(|_| fields.take(8)).collect::<Result<Vec<_>, _>>()?;
+            let generation = fields.take(7)?;
+            let check = Check::new(pairs?).map_err(|error| error.to_string())?.with_purpose(purpose);
+            if checks == 0 || !deadlines.is_sorted() {
+                return Err("the deadlines of a run".to_owned());
+            }
+            decoded.push(Run { check, deadlines, generation });
+        }
+        let checks: usize = decoded.iter().map(|run| run.deadlines.len()).sum();
+        if !keys.is_empty() || !(2..=64).contains(&checks) {
+            return Err(format!("a merged call of {checks} checks"));
+        }
+        Ok(Self::Merged(decoded))
+    }
+
     fn check(keys: &[String], argument: &[u8], purpose: Purpose) -> Result<Self, String> {
         let mut fields = Fields(argument);
         let mut pairs = Vec::new();
         for key in keys {
-            let (quota, cost) = (fields.take(4)?, fields.take(4)?);
-            let (window, shape) = (fields.take(6)?, fields.take_signed(6)?);
-            pairs.push(pair(key, quota as u32, cost as u32, window, shape)?);
+            pairs.push(fields.pair(key)?);
         }
         let (deadline, generation) = (fields.take(8)?, fields.take(7)?);
         fields.end()?;
@@ -177,6 +217,12 @@ pub fn text(bytes: &[u8]) -> Result<String, String> {
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
+    fn pair(&mut self, key: &str) -> Result<Pair, String> {
+        let (quota, cost) = (self.take(4)?, self.take(4)?);
+        let (window, shape) = (self.take(6)?, self.take_signed(6)?);
+        pair(key, quota as u32, cost as u32, window, shape)
+    }
+
     fn take(&mut self, bytes: usize) -> Result<u64, String> {
         let (field, rest) = self.0.split_at_checked(bytes).ok_or("the argument is too short")?;
         self.0 = rest;

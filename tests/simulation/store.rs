@@ -2,7 +2,7 @@
 //! `lua/README.md`, and decides with the reference model.
 
 use std::{
-    collections::HashSet,
+    collections::HashMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -17,7 +17,7 @@ use super::{
     plan::NUMBER,
     record::{Event, Id, Record, Verdict},
     resp,
-    script::{self, Receipt, RefundOfPair, ScriptCall, text},
+    script::{self, Receipt, RefundOfPair, Run, ScriptCall, text},
     server::{Execute, Session},
 };
 use crate::contract::model::{Handle, Model};
@@ -27,7 +27,8 @@ pub struct Store {
     data_losses: u64,
     /// The charges with a receipt. The index is the ordinal of the receipt, and the generation is that of the check.
     reserved: Vec<Reserved>,
-    scripts: HashSet<String>,
+    /// The hashes of the loaded scripts, and whether each is the merged script.
+    scripts: HashMap<String, bool>,
     clock: Clock,
     /// The instant until which the server executes no command, in true time.
     pub paused_until: Duration,
@@ -68,7 +69,7 @@ impl Store {
             model: Model::default(),
             data_losses: 0,
             reserved: Vec::new(),
-            scripts: HashSet::new(),
+            scripts: HashMap::new(),
             clock: Clock { offset: 0, drift },
             paused_until: Duration::ZERO,
             mutation,
@@ -102,15 +103,17 @@ impl Store {
                 Ok(resp::array(&parts.map(|part| resp::bulk(part.to_string().as_bytes()))))
             }
             [b"EVALSHA", hash, ref call @ ..] => {
-                if self.scripts.contains(&*text(hash)?) {
-                    return self.run(call);
+                if let Some(is_merged) = self.scripts.get(&*text(hash)?) {
+                    return self.run(call, *is_merged);
                 }
                 self.record.note(Event::UnknownScript);
                 Ok(resp::error("NOSCRIPT No matching script."))
             }
             [b"EVAL", script, ref call @ ..] => {
-                self.scripts.insert(redis::Script::new(&text(script)?).get_hash().to_owned());
-                self.run(call)
+                let script = text(script)?;
+                let is_merged = script.contains("decide_run");
+                self.scripts.insert(redis::Script::new(&script).get_hash().to_owned(), is_merged);
+                self.run(call, is_merged)
             }
             _ => Err(format!(
                 "{:?}",
@@ -127,19 +130,53 @@ impl Store {
         if self.mutation == Some(Mutation::ServerReportsClockAhead) { now + CLOCK_LEAD } else { now }
     }
 
-    fn run(&mut self, call: &[&[u8]]) -> Result<Vec<u8>, String> {
-        match ScriptCall::decode(call)? {
-            ScriptCall::Check { check, deadline, generation } => self.check(check, deadline, generation),
+    fn run(&mut self, call: &[&[u8]], is_merged: bool) -> Result<Vec<u8>, String> {
+        let call = if is_merged { ScriptCall::decode_merged(call) } else { ScriptCall::decode(call) };
+        match call? {
+            ScriptCall::Check { check, deadline, generation } => {
+                self.check(check, deadline, generation).map(|(_, reply)| resp::bulk(&reply))
+            }
+            ScriptCall::Merged(runs) => self.merged(&runs),
             ScriptCall::Refund(refunds) => self.refund(&refunds),
         }
     }
 
-    fn check(&mut self, mut check: Check, deadline: u64, generation: u64) -> Result<Vec<u8>, String> {
+    /// Decides the checks of a merged call one after another.
+    fn merged(&mut self, runs: &[Run]) -> Result<Vec<u8>, String> {
+        let now = self.now();
+        let mut reply = self.reported(now).to_le_bytes().to_vec();
+        let checks = runs.iter().map(|run| run.deadlines.len()).sum();
+        self.record.note(Event::Merged { checks });
+        for run in runs {
+            let (mut exceeded, mut admitted, mut last_admitted, mut denied) = (0, 0, Vec::new(), Vec::new());
+            for deadline in &run.deadlines {
+                let (verdict, statuses) = self.check(run.check.clone(), *deadline, run.generation)?;
+                match verdict {
+                    Verdict::DeadlineExceeded => exceeded += 1,
+                    Verdict::Denied => denied = statuses,
+                    Verdict::Charged | Verdict::Overage => {
+                        (admitted, last_admitted) = (admitted + 1, statuses)
+                    }
+                }
+            }
+            reply.extend([exceeded, admitted]);
+            reply.extend([last_admitted, denied].concat());
+        }
+        Ok(resp::bulk(&reply))
+    }
+
+    /// Decides a check. Returns the reply of the check script.
+    fn check(
+        &mut self,
+        mut check: Check,
+        deadline: u64,
+        generation: u64,
+    ) -> Result<(Verdict, Vec<u8>), String> {
         let (id, purpose) = (number(check.pairs()), check.purpose());
         let now = self.now();
         if now > deadline && self.mutation != Some(Mutation::ServerIgnoresDeadlines) {
             self.record.note(Event::Decided { id, reading: now, verdict: Verdict::DeadlineExceeded });
-            return Ok(resp::bulk(&self.reported(now).to_le_bytes()));
+            return Ok((Verdict::DeadlineExceeded, self.reported(now).to_le_bytes().to_vec()));
         }
         if self.mutation == Some(Mutation::ServerExceedsQuota) {
             let mut pairs = check.pairs().to_vec();
@@ -167,7 +204,7 @@ impl Store {
             }
             receipts
         });
-        Ok(resp::bulk(&script::reply(&decision, self.reported(now), receipts.as_deref())))
+        Ok((verdict, script::reply(&decision, self.reported(now), receipts.as_deref())))
     }
 
     /// Returns the receipts for these charges, or zeros for a denied check.

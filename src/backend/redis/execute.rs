@@ -14,8 +14,9 @@ use tokio::time::Instant;
 use super::{
     RedisBackend,
     error::unavailable,
+    merge::is_mergeable,
     script::{self, Call, Script},
-    topology::{Connection, Node, Redirect, ServerState},
+    topology::{Connection, Node, Redirect, ServerState, Topology},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -47,6 +48,8 @@ struct Operation<'a> {
     counts_unanswered: bool,
     /// The wait of a check, which needs a pass of its server. `None` for the change of a charge.
     wait: Option<CheckWait<'a>>,
+    /// The check, if it may share a call with others.
+    mergeable: Option<&'a Check>,
 }
 
 #[derive(Clone, Copy)]
@@ -55,14 +58,14 @@ struct CheckWait<'a> {
     patience: Patience<'a>,
 }
 
-enum Command<'a> {
+pub(super) enum Command<'a> {
     Script(&'a Script, &'a mut Call),
     Plain(&'a Cmd),
 }
 
 impl Command<'_> {
     /// Sends the command now. If the server does not know the script, loads it.
-    async fn send(&self, connection: &Connection, now: Instant) -> RedisResult<Value> {
+    pub(super) async fn send(&self, connection: &Connection, now: Instant) -> RedisResult<Value> {
         let command = match self {
             Self::Script(script, call) => &script.by_hash(call),
             Self::Plain(command) => *command,
@@ -112,7 +115,7 @@ fn is_unknown_script(reply: &RedisResult<Value>) -> bool {
 }
 
 /// Returns whether an error is a reply of the server, and not a lost reply.
-fn is_reply(error: &RedisError) -> bool {
+pub(super) fn is_reply(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
 }
 
@@ -144,7 +147,10 @@ impl RedisBackend {
         let command = Command::Script(&self.scripts.check, &mut call);
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
-        let operation = Operation { slot, command, deadline, counts_unanswered: charges, wait };
+        let can_merge = matches!(patience, Patience::Caller)
+            && is_mergeable(check, matches!(self.topology, Topology::Server(_)));
+        let mergeable = can_merge.then_some(check);
+        let operation = Operation { slot, command, deadline, counts_unanswered: charges, wait, mergeable };
         let (reply, pass) = self.execute(operation).await?;
         let decision = script::decision(check, &reply);
         if let Some(pass) = pass {
@@ -177,7 +183,14 @@ impl RedisBackend {
     }
 
     async fn change_in_slot(&self, slot: u16, command: Command<'_>) -> Result<Value, BackendError> {
-        let operation = Operation { slot, command, deadline: None, counts_unanswered: false, wait: None };
+        let operation = Operation {
+            slot,
+            command,
+            deadline: None,
+            counts_unanswered: false,
+            wait: None,
+            mergeable: None,
+        };
         self.execute(operation).await.map(|(reply, _)| reply)
     }
 
@@ -202,7 +215,7 @@ impl RedisBackend {
         operation: Operation<'_>,
         pass: &mut Option<Pass>,
     ) -> Result<Value, BackendError> {
-        let Operation { slot, mut command, deadline, counts_unanswered, wait } = operation;
+        let Operation { slot, mut command, deadline, counts_unanswered, wait, mergeable } = operation;
         let mut node = match self.topology.connected_owner(slot) {
             Some(node) => node,
             None => Box::pin(self.owner(slot, wait)).await?,
@@ -210,6 +223,8 @@ impl RedisBackend {
         let mut failed: Option<Arc<ServerState>> = None;
         let mut last_error = BackendError::new(Reason::Other);
         for _ in 0..MAX_ATTEMPTS {
+            // A call that has decided other checks has reported its outcome. The retry needs a report of its own.
+            pass.take_if(|pass| pass.is_reported());
             if let Some(wait) = wait
                 && pass.is_none()
             {
@@ -225,14 +240,24 @@ impl RedisBackend {
             if let (Command::Script(_, call), Some(deadline)) = (&mut command, deadline) {
                 call.set_deadline(connection.server().clock.lower_bound_at(deadline));
             }
-            let mut sent = Sent { unanswered: counts_unanswered.then_some(&self.unanswered) };
+            let place = mergeable.and_then(|check| self.merge_place(check, slot, &connection));
+            let merged = match (&place, &mut command, &mut *pass) {
+                (Some(place), Command::Script(_, call), Some(pass)) if place.merges() && !pass.is_probe() => {
+                    Box::pin(place.send(call, pass, self.batch_sender(&connection))).await
+                }
+                _ => None,
+            };
+            let is_merged = merged.is_some();
+            let mut sent = Sent { unanswered: (counts_unanswered && !is_merged).then_some(&self.unanswered) };
             let now = Instant::now();
-            let reply = match wait {
-                Some(CheckWait { deadline, patience: Patience::Late(is_pending) }) => {
+            let reply = match (merged, wait) {
+                (Some(reply), _) => reply,
+                (None, Some(CheckWait { deadline, patience: Patience::Late(is_pending) })) => {
                     Box::pin(with_patience(deadline, is_pending, command.send(&connection, now), pass)).await
                 }
-                _ => command.send(&connection, now).await,
+                (None, _) => command.send(&connection, now).await,
             };
+            drop(place);
             let received = Instant::now();
             if reply.as_ref().map_or_else(is_reply, |_| true) {
                 sent.unanswered = None;

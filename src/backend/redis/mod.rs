@@ -26,6 +26,7 @@ mod error;
 mod eviction;
 mod execute;
 mod keys;
+mod merge;
 mod problem;
 mod recent_tags;
 mod rollback;
@@ -43,6 +44,8 @@ mod verify;
 pub use error::ConnectError;
 use execute::Patience;
 use keys::KeyNames;
+use merge::Merger;
+pub use merge::Merging;
 pub use problem::Problem;
 use rollback::Rollbacks;
 use script::Scripts;
@@ -54,8 +57,8 @@ use topology::Topology;
 
 /// A backend in Redis (5 or newer) or Valkey, which any number of processes share.
 ///
-/// A check is one script call and one round trip: it decides all policies at once, on the server's clock. Clones share their
-/// connections.
+/// A check is one script call and one round trip: it decides all policies at once, on the server's clock. Under load, checks that
+/// start at the same time [share a call](RedisBackend::merging). Clones share their connections.
 ///
 /// # Connections
 ///
@@ -160,6 +163,7 @@ pub struct RedisBackend {
     is_cluster: Arc<AtomicBool>,
     rollbacks: Arc<Rollbacks>,
     unanswered: Arc<AtomicU64>,
+    merger: Merger,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
 }
@@ -255,6 +259,7 @@ impl RedisBackend {
             generations: Arc::new(Generations::new()),
             rollbacks: Arc::default(),
             unanswered: Arc::default(),
+            merger: Merger::default(),
             #[cfg(feature = "test-util")]
             injected_clock: None,
         }

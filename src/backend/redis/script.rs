@@ -13,6 +13,8 @@ use crate::{
     policy::{Algorithm, Policy},
 };
 
+pub(super) mod merged;
+
 /// The definitions of the names in the other files.
 const NAMES: &str = include_str!("../../../lua/names.lua");
 
@@ -33,6 +35,8 @@ macro_rules! script {
 pub(super) struct Scripts {
     /// Decides a check.
     pub(super) check: Script,
+    /// Decides several checks.
+    pub(super) merged: Script,
     /// Refunds units.
     pub(super) refund: Script,
 }
@@ -42,6 +46,7 @@ impl Scripts {
     pub(super) fn new() -> Self {
         Self {
             check: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
+            merged: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
             refund: script!("clock.lua", "records.lua", "refund.lua"),
         }
     }
@@ -51,6 +56,7 @@ impl Scripts {
     pub(super) fn with_injected_clock() -> Self {
         Self {
             check: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
+            merged: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
             refund: script!("clock_injected.lua", "records.lua", "refund.lua"),
         }
     }
@@ -107,6 +113,7 @@ fn ends_word(character: char) -> bool {
 type Packed = SmallVec<[u8; 56]>;
 
 /// The keys and arguments of one call.
+#[derive(Default)]
 pub(super) struct Call {
     keys: Keys,
     /// The fields of each pair. In a check, the deadline and the generation follow them.
@@ -392,7 +399,7 @@ mod tests {
         let all = [Scripts::new(), Scripts::with_injected_clock()];
         let names: HashSet<&str> = definitions(NAMES).into_keys().collect();
         assert!(names.contains("CONTEXT"));
-        for script in all.iter().flat_map(|scripts| [&scripts.check, &scripts.refund]) {
+        for script in all.iter().flat_map(|scripts| [&scripts.check, &scripts.merged, &scripts.refund]) {
             let unexpanded = script.text.split(ends_word).find(|word| names.contains(word));
             assert_eq!(unexpanded, None);
         }

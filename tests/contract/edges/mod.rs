@@ -173,6 +173,24 @@ macro_rules! edges {
 }
 use edges;
 
+/// Runs every edge test. `backend` returns an empty backend with this clock.
+pub fn run_all<B: Backend>(backend: impl Fn(&Runtime, &ManualClock) -> B) {
+    let fresh = || {
+        let bench = Bench::new((), ManualClock::new());
+        let backend = backend(&bench.runtime, &bench.clock);
+        bench.with(backend)
+    };
+    run_with(fresh);
+}
+
+fn run_with<B: Backend>(fresh: impl Fn() -> Bench<B>) {
+    bounds::cluster::run(&fresh);
+    changes::cluster::run(&fresh);
+    every_algorithm::cluster::run(&fresh);
+    shadow::cluster::run(&fresh);
+    sliding_log::cluster::run(&fresh);
+}
+
 /// Runs every edge test with an empty cluster. All keys are in one slot, because across slots a denial may leave a trace.
 #[test]
 fn cluster_passes_all_edges_in_one_slot() {
@@ -186,11 +204,7 @@ fn cluster_passes_all_edges_in_one_slot() {
             bench.with(RedisBackend::from_connection(connection).with_clock(&clock))
         };
         println!("{engine:?}");
-        bounds::cluster::run(fresh);
-        changes::cluster::run(fresh);
-        every_algorithm::cluster::run(fresh);
-        shadow::cluster::run(fresh);
-        sliding_log::cluster::run(fresh);
+        run_with(fresh);
     }
 }
 

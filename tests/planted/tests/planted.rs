@@ -1,4 +1,4 @@
-//! The simulation of a cluster against a copy of the crate with planted bugs: the rules must find each bug.
+//! The simulations against a copy of the crate with planted bugs: the rules must find each bug.
 #![allow(missing_docs, unreachable_pub, dead_code, unused_imports, clippy::unwrap_used)]
 
 #[path = "../bugs.rs"]
@@ -19,6 +19,7 @@ mod simulation {
     pub mod random;
     pub mod record;
     pub mod resp;
+    pub mod rules;
     pub mod run;
     pub mod script;
     pub mod server;
@@ -37,11 +38,14 @@ mod simulation {
 
 use std::{env, ops::Range};
 
-use bugs::{BUGS, Bug};
-use simulation::cluster::{
-    plan::Plan,
-    rules::{Violation, check_rules},
-    run::run,
+use bugs::{BUGS, Bug, MERGING_BUGS};
+use simulation::{
+    cluster::{
+        plan::Plan,
+        rules::{Violation, check_rules},
+        run::run,
+    },
+    plan, rules,
 };
 use tower_sliding_window::planted;
 
@@ -80,6 +84,35 @@ fn rules_find_planted_bugs_with_even_index() {
 #[test]
 fn rules_find_planted_bugs_with_odd_index() {
     assert_found(1);
+}
+
+/// Runs a seed of the simulation of one server. Clients merge their checks if the seed is odd.
+fn run_merging_seed(seed: u64, bug: Option<&Bug>) -> Vec<rules::Violation> {
+    let plan = plan::Plan::of(seed);
+    planted::switch(bug.map(|bug| bug.name));
+    let entries = simulation::run::run(&plan, None);
+    planted::switch(None);
+    rules::check_rules(&plan, &entries)
+}
+
+#[test]
+fn rules_find_planted_bugs_of_merged_checks() {
+    let seeds = || SEEDS.map(|seed| 2 * seed + 1);
+    let wanted = env::var("PLANTED_BUG").unwrap_or_default();
+    let bugs = || MERGING_BUGS.iter().filter(|bug| bug.name.contains(&wanted));
+    let mut missed = Vec::new();
+    for bug in bugs() {
+        let finds = |violation: &rules::Violation| format!("{:?}", violation.rule) == bug.rule;
+        match seeds().find(|seed| run_merging_seed(*seed, Some(bug)).iter().any(finds)) {
+            Some(seed) => println!("{}: seed {seed}, {}", bug.name, bug.rule),
+            None => missed.push((bug.name, bug.rule)),
+        }
+    }
+    assert!(missed.is_empty(), "no seed reports {missed:#?}");
+    for seed in seeds() {
+        let violations = run_merging_seed(seed, None);
+        assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
+    }
 }
 
 /// Without a bug, the rules report nothing. So a bug is the only reason for a violation.

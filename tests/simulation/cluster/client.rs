@@ -24,6 +24,7 @@ use tower_sliding_window::{
     by,
     outage::Share,
     protocol::{By, Draft, RejectWith},
+    redis::Merging,
     settle::Settled,
     testing::ManualClock,
 };
@@ -163,7 +164,7 @@ impl Client {
             }
         };
         let seeds = (0..NODES).map(|node| (Plan::node(node), PORT));
-        RedisBackend::cluster_over_streams(seeds, connect).unwrap()
+        RedisBackend::cluster_over_streams(seeds, connect).unwrap().merging(Merging::Off)
     }
 
     fn limiter(&self, backend: RedisBackend) -> Limiter {

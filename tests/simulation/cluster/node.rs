@@ -450,6 +450,7 @@ impl Cluster {
             ScriptCall::Check { check, deadline, generation } => {
                 Ok(self.check(node, slot, check, (deadline, generation)))
             }
+            ScriptCall::Merged(_) => Err("these clients merge no checks".to_owned()),
             ScriptCall::Refund(refunds) => self.refund(node, slot, &refunds),
         }
     }

@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use super::{external::ExternalConnection, server::ServerConnection, server_state::ServerState};
 
-/// A connection to one server.
+/// A connection to one server. Clones share it.
+#[derive(Clone)]
 pub(crate) enum Connection {
     /// The backend's own.
     Server(ServerConnection),
@@ -22,6 +23,11 @@ impl Connection {
             Self::Server(connection) => connection.send(command, now).await,
             Self::External(connection) => connection.send(command).await,
         }
+    }
+
+    /// Returns whether each command needs ASKING before it.
+    pub(crate) fn is_asking(&self) -> bool {
+        matches!(self, Self::Server(connection) if connection.is_asking())
     }
 
     /// Returns the state of the server at the other end.

@@ -225,6 +225,10 @@ impl ServerConnection {
         Self { is_asking: true, ..self }
     }
 
+    pub(super) fn is_asking(&self) -> bool {
+        self.is_asking
+    }
+
     /// Returns the state of the server at the other end.
     pub(super) fn server(&self) -> &Arc<ServerState> {
         &self.opened.state

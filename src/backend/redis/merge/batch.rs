@@ -1,0 +1,138 @@
+//! A batch: the checks of one merged call, and how each of them waits for its reply.
+
+use std::{
+    iter::zip,
+    mem,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use redis::{RedisResult, Value};
+use tokio::sync::oneshot;
+
+use super::MAX_CHECKS;
+use crate::{
+    backend::redis::{execute::is_reply, script::Call},
+    outage::{CallReport, Pass},
+};
+
+/// The checks of one call.
+#[derive(Default)]
+pub(super) struct Batch(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    checks: Checks,
+    /// Whether the call was given to the connection. From then on, a check that is dropped may have run.
+    is_written: bool,
+    /// Whether a check has waited until its deadline.
+    has_timed_out: bool,
+}
+
+/// Checks whose callers wait.
+#[derive(Default)]
+pub(super) struct Checks {
+    pub(super) calls: Vec<Call>,
+    /// One for each call.
+    pub(super) callers: Vec<Caller>,
+    /// The right to report the outcome of the call.
+    pub(super) report: Option<CallReport>,
+}
+
+pub(super) type Caller = oneshot::Sender<Outcome>;
+
+/// What a caller gets.
+pub(super) struct Outcome {
+    /// The reply to its check, or `None` if nothing was sent.
+    pub(super) reply: Option<RedisResult<Value>>,
+    pub(super) call: Call,
+    /// The right to report the outcome, if the call has not reported it.
+    pub(super) report: Option<CallReport>,
+}
+
+/// A caller that waits for its reply. If it is dropped before the call is written, its check is not sent.
+pub(super) struct Waiter {
+    batch: Arc<Batch>,
+    reply: oneshot::Receiver<Outcome>,
+}
+
+/// Counts a check that is dropped without a reply.
+struct Unanswered<'a> {
+    waiter: Waiter,
+    count: &'a AtomicU64,
+    pass: &'a Pass,
+    is_answered: bool,
+}
+
+impl Batch {
+    // No code that holds the lock can panic or wait.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the checks whose callers wait, and marks the call as written.
+    pub(super) fn write(&self) -> Checks {
+        let mut state = self.state();
+        state.is_written = true;
+        let Checks { calls, callers, report } = mem::take(&mut state.checks);
+        let waiting = zip(calls, callers).filter(|(_, caller)| !caller.is_closed());
+        let (calls, callers) = waiting.unzip();
+        Checks { calls, callers, report }
+    }
+
+    /// Returns the checks, if the call was not written.
+    pub(super) fn take(&self) -> Checks {
+        mem::take(&mut self.state().checks)
+    }
+
+    pub(super) fn has_timed_out(&self) -> bool {
+        self.state().has_timed_out
+    }
+}
+
+impl Waiter {
+    /// Adds a check to a batch. Also returns whether the batch is full now. The first check of a batch gives it the right to report.
+    pub(super) fn join(batch: &Arc<Batch>, call: Call, pass: &mut Pass) -> (Self, bool) {
+        let (caller, reply) = oneshot::channel();
+        let mut state = batch.state();
+        let report = pass.take_report();
+        let checks = &mut state.checks;
+        if checks.report.is_none() {
+            checks.report = report;
+        }
+        checks.calls.push(call);
+        checks.callers.push(caller);
+        let is_full = checks.calls.len() >= MAX_CHECKS;
+        drop(state);
+        (Self { batch: batch.clone(), reply }, is_full)
+    }
+
+    /// Waits for the reply. Returns `None` if the call will get none. Counts the check if it was written and gets no reply.
+    pub(super) async fn outcome(self, count: &AtomicU64, pass: &Pass) -> Option<Outcome> {
+        let mut unanswered = Unanswered { waiter: self, count, pass, is_answered: false };
+        let outcome = (&mut unanswered.waiter.reply).await.ok();
+        let is_answered = |outcome: &Outcome| match &outcome.reply {
+            Some(reply) => reply.as_ref().map_or_else(is_reply, |_| true),
+            None => true,
+        };
+        unanswered.is_answered = outcome.as_ref().is_some_and(is_answered);
+        outcome
+    }
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if self.is_answered {
+            return;
+        }
+        // Under the lock, a check is either removed from the call or counted.
+        let mut state = self.waiter.batch.state();
+        self.waiter.reply.close();
+        state.has_timed_out |= self.pass.has_timed_out();
+        if state.is_written {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}

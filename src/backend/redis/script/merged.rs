@@ -1,0 +1,197 @@
+//! A merged call: several checks in one call of the merged script. `lua/README.md` is the contract.
+
+use std::collections::{HashMap, hash_map::Entry};
+
+use redis::{RedisResult, Value, parse_redis_value};
+
+use super::{Call, Fields, GENERATION_SIZE};
+
+/// The size of a pair in the arguments, in bytes.
+const PAIR_SIZE: usize = 20;
+/// The place of the cost among the fields of a pair.
+const COST_PLACE: usize = 4;
+const DEADLINE_SIZE: usize = 8;
+/// The sizes of a status and of a receipt in a reply.
+const STATUS_SIZE: usize = 37;
+const RECEIPT_SIZE: usize = 17;
+/// The place of `remaining` in a status.
+const REMAINING_PLACE: usize = 9;
+/// What stands in place of the number of admitted checks.
+const FULL: u8 = 254;
+const ERROR: u8 = 255;
+
+/// A call that decides several checks of one kind and namespace.
+pub(in crate::backend::redis) struct Merged {
+    call: Call,
+    runs: Vec<Run>,
+}
+
+/// Equal checks: the same keys, policies and costs.
+struct Run {
+    /// The cost of each pair.
+    costs: Vec<u32>,
+    /// The indices of the checks in the order of their deadlines, which is that of their execution.
+    checks: Vec<usize>,
+}
+
+/// The reply to each check of a merged call, as the check script would send it.
+pub(in crate::backend::redis) struct Replies {
+    pub(in crate::backend::redis) of_checks: Vec<RedisResult<Value>>,
+    /// Whether the server has decided a check.
+    pub(in crate::backend::redis) has_decided: bool,
+    /// Whether the server has charged a check.
+    pub(in crate::backend::redis) has_charged: bool,
+}
+
+impl Merged {
+    /// Returns the call that decides these checks: 1 to 64, all of one purpose, without shadow pairs, and with deadlines that are
+    /// set. Equal checks become one run, in the place of the first of them.
+    pub(in crate::backend::redis) fn new(checks: &[&Call]) -> Self {
+        let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
+        let mut last_runs: HashMap<(&[String], &[u8]), usize> = HashMap::with_capacity(checks.len());
+        for (index, check) in checks.iter().enumerate() {
+            let new = || {
+                let cost = |pair: &[u8]| Fields(&pair[COST_PLACE..]).u32().unwrap_or_default();
+                let costs = check.fields().chunks_exact(PAIR_SIZE).map(cost).collect();
+                Run { costs, checks: vec![index] }
+            };
+            match last_runs.entry((&check.keys, check.fields())) {
+                Entry::Occupied(mut entry) => match runs.get_mut(*entry.get()).filter(|run| run.has_room()) {
+                    Some(run) => run.checks.push(index),
+                    None => {
+                        entry.insert(runs.len());
+                        runs.push(new());
+                    }
+                },
+                Entry::Vacant(entry) => {
+                    entry.insert(runs.len());
+                    runs.push(new());
+                }
+            }
+        }
+        let first = checks.first();
+        let mut call = Call {
+            purpose: first.and_then(|check| check.purpose),
+            at_micros: first.and_then(|check| check.at_micros),
+            ..Call::default()
+        };
+        let check = |index: &usize| checks.get(*index).copied();
+        for run in &mut runs {
+            run.checks.sort_by_key(|index| check(index).map(Call::deadline));
+            let Some(first) = run.checks.first().and_then(check) else { continue };
+            call.keys.extend_from_slice(&first.keys);
+            // Each is at most 64.
+            call.pairs.extend([first.keys.len() as u8, run.checks.len() as u8]);
+            call.pairs.extend_from_slice(first.fields());
+            let deadlines = run.checks.iter().filter_map(check).map(Call::deadline);
+            call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));
+            call.pairs.extend_from_slice(first.generation());
+        }
+        Self { call, runs }
+    }
+
+    pub(in crate::backend::redis) fn call(&mut self) -> &mut Call {
+        &mut self.call
+    }
+
+    /// Parses the reply to the call. Returns `None` if the reply is broken.
+    pub(in crate::backend::redis) fn replies(&self, reply: &Value) -> Option<Replies> {
+        let Value::BulkString(bytes) = reply else { return None };
+        let (clock, rest) = bytes.split_first_chunk::<8>()?;
+        let status_size = STATUS_SIZE + if self.call.purpose == Some("r") { RECEIPT_SIZE } else { 0 };
+        let checks = self.runs.iter().map(|run| run.checks.len()).sum();
+        let mut of_checks: Vec<Option<RedisResult<Value>>> = vec![None; checks];
+        let (mut has_decided, mut has_charged) = (false, false);
+        let mut fields = Fields(rest);
+        for run in &self.runs {
+            let mut reply_to = |checks: &[usize], reply: RedisResult<Vec<u8>>| {
+                let reply = reply.map(Value::BulkString);
+                for check in checks {
+                    *of_checks.get_mut(*check)? = Some(reply.clone());
+                }
+                Some(())
+            };
+            let (exceeded, admitted) = (fields.u8()?, fields.u8()?);
+            let (exceeded, decided) = run.checks.split_at_checked(exceeded.into())?;
+            reply_to(exceeded, Ok(clock.to_vec()))?;
+            match admitted {
+                FULL => {
+                    reply_to(decided, Ok(b"full".to_vec()))?;
+                    has_decided = true;
+                }
+                ERROR => {
+                    let length = fields.uint::<2>()? as usize;
+                    reply_to(decided, Err(error(fields.bytes(length)?)?))?;
+                }
+                _ => {
+                    let size = status_size * run.costs.len();
+                    let (admitted, denied) = decided.split_at_checked(admitted.into())?;
+                    if !admitted.is_empty() {
+                        // The statuses are those of the last one. Each check before it has seen one charge less.
+                        let mut statuses = fields.bytes(size)?.to_vec();
+                        for check in admitted.iter().rev() {
+                            reply_to(&[*check], Ok(statuses.clone()))?;
+                            add_costs(&mut statuses, status_size, &run.costs);
+                        }
+                        has_charged |= run.costs.iter().any(|cost| *cost > 0);
+                    }
+                    if !denied.is_empty() {
+                        reply_to(denied, Ok(fields.bytes(size)?.to_vec()))?;
+                    }
+                    has_decided |= !decided.is_empty();
+                }
+            }
+        }
+        let of_checks = of_checks.into_iter().collect::<Option<_>>()?;
+        fields.0.is_empty().then_some(Replies { of_checks, has_decided, has_charged })
+    }
+}
+
+impl Run {
+    /// Returns whether the costs of one more check fit into the arguments, in which a cost has 32 bits.
+    fn has_room(&self) -> bool {
+        let count = self.checks.len() as u32 + 1;
+        self.costs.iter().all(|cost| cost.checked_mul(count).is_some())
+    }
+}
+
+impl Call {
+    /// Returns the fields of the pairs of a check.
+    fn fields(&self) -> &[u8] {
+        let size = self.pairs.len().saturating_sub(DEADLINE_SIZE + GENERATION_SIZE);
+        self.pairs.get(..size).unwrap_or_default()
+    }
+
+    /// Returns the deadline of a check, in microseconds of the server's clock.
+    fn deadline(&self) -> u64 {
+        Fields(self.pairs.get(self.fields().len()..).unwrap_or_default()).u64().unwrap_or_default()
+    }
+
+    fn generation(&self) -> &[u8] {
+        let start = self.pairs.len().saturating_sub(GENERATION_SIZE);
+        self.pairs.get(start..).unwrap_or_default()
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (field, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(field)
+    }
+}
+
+/// Adds the cost of each pair to what remains of it.
+fn add_costs(statuses: &mut [u8], status_size: usize, costs: &[u32]) {
+    for (status, cost) in statuses.chunks_exact_mut(status_size).zip(costs) {
+        if let Some(place) = status.get_mut(REMAINING_PLACE..).and_then(|rest| rest.first_chunk_mut()) {
+            *place = u32::from_le_bytes(*place).saturating_add(*cost).to_le_bytes();
+        }
+    }
+}
+
+/// Returns the error of one check. Its text is that of an error reply.
+fn error(text: &[u8]) -> Option<redis::RedisError> {
+    let line: Vec<u8> = text.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }).collect();
+    parse_redis_value(&[b"-", &line[..], b"\r\n"].concat()).ok()?.extract_error().err()
+}
