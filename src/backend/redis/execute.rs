@@ -121,7 +121,7 @@ impl RedisBackend {
     ) -> Result<Decision, BackendError> {
         let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
         // An overage is charged even after the deadline, and a peek after it does no harm.
-        let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
+        let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::Lease);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
         let slot = call.slot();
         let command = Command::Script(&self.scripts.check, &mut call);
