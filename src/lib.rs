@@ -103,6 +103,7 @@ mod error;
 mod extract;
 mod head;
 mod layer;
+mod lease;
 mod limit;
 mod limiter;
 mod now_or_later;
