@@ -7,13 +7,14 @@
 //! No caller waits for another one. While a lease request is in flight, other checks of the pair ask the store.
 
 mod clock;
+mod due;
 mod entry;
 mod request;
 mod returns;
 mod table;
 
-pub(crate) use request::Miss;
-pub(crate) use table::{Leases, Lookup};
+pub(crate) use request::{Lookup, Miss};
+pub(crate) use table::Leases;
 
 /// Microseconds of the local clock.
 type Micros = u64;

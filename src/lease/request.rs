@@ -9,27 +9,32 @@ use std::{
 
 use tokio::runtime::Handle;
 
-use super::table::{Leases, OfPairs};
+use super::{
+    returns,
+    table::{Learned, Leases, Request},
+};
 use crate::{
     backend::{BackendError, Reason},
-    check::Check,
-    decision::Decision,
+    check::{Check, Pair, Purpose},
+    decision::{Decision, Status},
     now_or_later::BoxFuture,
     observe::LeasedUnits,
 };
 
 type Outcome = Result<Decision, BackendError>;
 
+/// The result of a lookup.
+pub(crate) enum Lookup {
+    /// The check is admitted from leases.
+    Granted(Decision),
+    /// The store must be asked, and the leases learn from its decision.
+    Miss(Miss),
+    /// The check takes and uses no leases.
+    Bypass,
+}
+
 /// A check that the store must be asked.
 pub(crate) struct Miss(Arc<Leases>);
-
-/// The units to lease.
-pub(super) struct Request {
-    /// The units for each pair, at least one.
-    units: OfPairs<u32>,
-    /// For each pair, the number of times that its lease was ended before the request.
-    ends: OfPairs<u64>,
-}
 
 /// A lease request. If it is dropped without an answer, nothing is leased for a while.
 struct InFlight {
@@ -52,11 +57,17 @@ struct Continued {
     is_begun: bool,
 }
 
-impl Miss {
-    pub(super) fn new(leases: Arc<Leases>) -> Self {
-        Self(leases)
+impl Leases {
+    /// Looks up a check.
+    pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> Lookup {
+        if !is_leasable(check) {
+            return Lookup::Bypass;
+        }
+        self.grant(check).map_or_else(|| Lookup::Miss(Miss(self.clone())), Lookup::Granted)
     }
+}
 
+impl Miss {
     /// Asks the store by means of `ask`, for a lease if one is due, and learns from its decision.
     pub(crate) fn ask(
         self,
@@ -66,22 +77,13 @@ impl Miss {
         let Self(leases) = self;
         let Some(request) = leases.begin_request(&check) else {
             let asked = ask(check.clone());
-            return Box::pin(async move { asked.await.map(|decision| leases.learn(&check, decision, None)) });
+            return Box::pin(async move {
+                asked.await.inspect(|decision| drop(leases.learn(&check, decision, None)))
+            });
         };
         let asked = ask(check.clone().leasing(request.units.iter().copied()));
         let in_flight = InFlight { leases, check, request, progress: Progress::Unsent };
         Box::pin(Continued { request: Some(Box::pin(in_flight.send(asked))), is_begun: false })
-    }
-}
-
-impl Request {
-    pub(super) fn new(units: OfPairs<u32>, ends: OfPairs<u64>) -> Self {
-        Self { units, ends }
-    }
-
-    /// Returns the number of times that the lease of a pair was ended before the request.
-    pub(super) fn ends(&self, pair: usize) -> u64 {
-        self.ends.get(pair).copied().unwrap_or_default()
     }
 }
 
@@ -100,7 +102,15 @@ impl InFlight {
             unanswered => return unanswered,
         };
         self.progress = Progress::Ended;
-        Ok(self.leases.learn(&self.check, decision, Some((&self.request, sent))))
+        let Some(Learned { held, due }) =
+            self.leases.learn(&self.check, &decision, Some((&self.request, sent)))
+        else {
+            return Ok(decision);
+        };
+        if let Some(due) = due {
+            returns::schedule(&self.leases, due);
+        }
+        Ok(for_caller(&self.check, &decision, &held))
     }
 }
 
@@ -117,6 +127,23 @@ impl Drop for InFlight {
             self.leases.events.leased(LeasedUnits::Lost, units);
         }
     }
+}
+
+/// Returns whether a check may take and use leases: it charges, all its pairs are leased, and they have one partition key.
+fn is_leasable(check: &Check) -> bool {
+    let may = |pair: &Pair| pair.policy.lease().is_some() && pair.cost > 0 && !pair.is_shadow;
+    matches!(check.purpose(), Purpose::Charge | Purpose::Reserve)
+        && check.pairs().iter().all(may)
+        && !check.has_several_keys()
+}
+
+/// Returns the decision on a lease request as that on the check itself. The remaining quota includes the units that are held.
+fn for_caller(check: &Check, decision: &Decision, held: &[u32]) -> Decision {
+    let with_held =
+        |(i, status): (usize, &Status)| status.clone().with_more(held.get(i).copied().unwrap_or_default());
+    let statuses: Vec<_> = decision.statuses().iter().enumerate().map(with_held).collect();
+    let receipts = if check.purpose() == Purpose::Reserve { decision.receipts() } else { &[] };
+    Decision::with_receipts(decision.at_micros(), statuses, receipts).of_check(check.clone())
 }
 
 /// Returns whether a check with this error may have been charged.

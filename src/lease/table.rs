@@ -11,13 +11,12 @@ use smallvec::SmallVec;
 use super::{
     Micros,
     clock::LocalClock,
+    due::{Due, Dues},
     entry::{Answer, Entry, Leftover},
-    request::{Miss, Request},
-    returns::Returns,
 };
 use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Refund, RefundPair},
-    decision::{Decision, Status},
+    decision::Decision,
     key::PartitionKey,
     observe::{LeasedUnits, LimiterEvents},
     policy::Policy,
@@ -34,14 +33,20 @@ const KEEP_IDLE: Micros = 1_000_000;
 /// A number for each pair of a check.
 pub(super) type OfPairs<T> = SmallVec<[T; MAX_PAIRS]>;
 
-/// The result of a lookup.
-pub(crate) enum Lookup {
-    /// The check is admitted from leases.
-    Granted(Decision),
-    /// The store must be asked, and the leases learn from its decision.
-    Miss(Miss),
-    /// The check takes and uses no leases.
-    Bypass,
+/// The units to lease in a request.
+pub(super) struct Request {
+    /// The units for each pair, at least one.
+    pub(super) units: OfPairs<u32>,
+    /// For each pair, the number of times that its lease was ended before the request.
+    ends: OfPairs<u64>,
+}
+
+/// What the leases have learned from a decision.
+pub(super) struct Learned {
+    /// The units that are held for each pair after a lease request.
+    pub(super) held: OfPairs<u32>,
+    /// When to look at the leases of the partition key again.
+    pub(super) due: Option<Due>,
 }
 
 /// The leases of a limiter.
@@ -49,7 +54,7 @@ pub(crate) struct Leases {
     pub(super) clock: LocalClock,
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
-    pub(super) returns: Returns,
+    pub(super) dues: Dues,
     namespace: Namespace,
     queue: Arc<Queue>,
     pub(super) events: Arc<LimiterEvents>,
@@ -80,30 +85,22 @@ impl Leases {
         events: Arc<LimiterEvents>,
     ) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let (hasher, returns) = (RandomState::new(), Returns::default());
-        Self { clock, hasher, shards, returns, namespace, queue, events }
+        let (hasher, dues) = (RandomState::new(), Dues::default());
+        Self { clock, hasher, shards, dues, namespace, queue, events }
     }
 
-    /// Grants a check from leases.
-    pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> Lookup {
-        if !is_leasable(check) {
-            return Lookup::Bypass;
-        }
-        let Some((hash, key)) = self.place(check) else { return Lookup::Bypass };
+    /// Admits a check from leases, if every pair has leased units for it.
+    pub(super) fn grant(&self, check: &Check) -> Option<Decision> {
+        let (hash, key) = self.place(check)?;
         let now = self.clock.now();
         let mut leftovers = OfPairs::new();
-        let mut shard = self.shard(hash);
-        let lookup = match shard.grant(hash, &key, check, now, &self.hasher, &mut leftovers) {
-            Some(decision) => Lookup::Granted(decision),
-            None => Lookup::Miss(Miss::new(self.clone())),
-        };
-        drop(shard);
+        let granted = self.shard(hash).grant(hash, &key, check, now, &self.hasher, &mut leftovers);
         self.return_units(leftovers);
-        if let Lookup::Granted(_) = lookup {
+        if granted.is_some() {
             let units = check.pairs().iter().map(|pair| u64::from(pair.cost)).sum();
             self.events.leased(LeasedUnits::Granted, units);
         }
-        lookup
+        granted
     }
 
     /// Begins a lease request for a check that the store is about to be asked, if one is due.
@@ -113,45 +110,41 @@ impl Leases {
         self.shard(hash).begin_request(hash, &key, check, now)
     }
 
-    /// Learns the decision of the store. If the check was a lease request, begins the leases. Returns the decision for the caller.
+    /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases.
     pub(super) fn learn(
-        self: &Arc<Self>,
+        &self,
         check: &Check,
-        decision: Decision,
+        decision: &Decision,
         request: Option<(&Request, Micros)>,
-    ) -> Decision {
-        let Some((hash, key)) = self.place(check) else { return decision };
+    ) -> Option<Learned> {
+        let (hash, key) = self.place(check)?;
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
         let (mut leftovers, mut held, mut due) = (OfPairs::new(), OfPairs::new(), None);
         let mut shard = self.shard(hash);
         for (i, (pair, status)) in check.pairs().iter().zip(decision.statuses()).enumerate() {
             let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
-            match (request, decision.leases().get(i), decision.receipts().get(i)) {
-                (Some((request, sent)), Some(units), Some(receipt)) => {
-                    let (units, receipt) = (*units, *receipt);
-                    let decision = &decision;
+            let Some((request, sent)) = request else {
+                entry.learn(status, is_admitted, received);
+                continue;
+            };
+            match (decision.leases().get(i), decision.receipts().get(i)) {
+                (Some(&units), Some(&receipt)) => {
                     let answer = Answer { decision, status, receipt, units, sent, received };
-                    leftovers.extend(entry.answer(&answer, request.ends(i)));
+                    let ends = request.ends.get(i).copied().unwrap_or_default();
+                    leftovers.extend(entry.answer(&answer, ends));
                     held.push(entry.units());
                     due = due.into_iter().chain(entry.due()).min();
                 }
-                (Some(_), ..) => {
+                _ => {
                     entry.cancel();
                     entry.learn(status, false, received);
                 }
-                (None, ..) => entry.learn(status, is_admitted, received),
             }
         }
         drop(shard);
-        if request.is_none() {
-            return decision;
-        }
         self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
         self.return_units(leftovers);
-        if let Some(due) = due {
-            self.returns.add(self, due, hash, key);
-        }
-        for_caller(check, decision, &held)
+        Some(Learned { held, due: due.map(|at| Due { at, hash, key }) })
     }
 
     /// Ends a lease request without leases. If it was sent, nothing is leased for a while.
@@ -183,16 +176,16 @@ impl Leases {
     }
 
     /// Returns the units of leases of a partition key whose bucket has ended, or that are idle. Returns when to look at this key again.
-    pub(super) fn expire(&self, hash: u64, key: &PartitionKey, now: Micros) -> Option<Micros> {
+    pub(super) fn expire(&self, Due { hash, key, .. }: Due, now: Micros) -> Option<Due> {
         let (mut leftovers, mut due) = (OfPairs::new(), None);
         let mut shard = self.shard(hash);
-        for entry in shard.entries.iter_hash_mut(hash).filter(|entry| entry.key == *key) {
+        for entry in shard.entries.iter_hash_mut(hash).filter(|entry| entry.key == key) {
             leftovers.extend(entry.expire(now));
             due = due.into_iter().chain(entry.due()).min();
         }
         drop(shard);
         self.return_units(leftovers);
-        due
+        due.map(|at| Due { at, hash, key })
     }
 
     fn return_units(&self, leftovers: impl IntoIterator<Item = Leftover>) {
@@ -279,7 +272,7 @@ impl Shard {
         for Pair { policy, .. } in check.pairs() {
             ends.push(self.find(hash, key, policy)?.begin_request());
         }
-        Some(Request::new(wanted, ends))
+        Some(Request { units: wanted, ends })
     }
 
     /// Adds the entry of a pair, if there is room.
@@ -315,23 +308,6 @@ impl Drop for Ending {
     fn drop(&mut self) {
         self.end_now();
     }
-}
-
-/// Returns whether a check may take and use leases: it charges, all its pairs are leased, and they have one partition key.
-fn is_leasable(check: &Check) -> bool {
-    let may = |pair: &Pair| pair.policy.lease().is_some() && pair.cost > 0 && !pair.is_shadow;
-    matches!(check.purpose(), Purpose::Charge | Purpose::Reserve)
-        && check.pairs().iter().all(may)
-        && !check.has_several_keys()
-}
-
-/// Returns the decision on a lease request as that on the check itself. The remaining quota includes the units that are held.
-fn for_caller(check: &Check, decision: Decision, held: &[u32]) -> Decision {
-    let with_held =
-        |(i, status): (usize, &Status)| status.clone().with_more(held.get(i).copied().unwrap_or_default());
-    let statuses: Vec<_> = decision.statuses().iter().enumerate().map(with_held).collect();
-    let receipts = if check.purpose() == Purpose::Reserve { decision.receipts() } else { &[] };
-    Decision::with_receipts(decision.at_micros(), statuses, receipts).of_check(check.clone())
 }
 
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {

@@ -163,11 +163,9 @@ impl Backend for Store {
     }
 
     async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
-        let (request, reply) = self.state().latency;
+        let request = self.state().latency.0;
         sleep(request).await;
-        self.0.memory.reset(pairs).await?;
-        sleep(reply).await;
-        Ok(())
+        self.0.memory.reset(pairs).await
     }
 
     fn denials_hold(&self) -> bool {
