@@ -78,7 +78,7 @@ impl Leases {
         Arc::new(Self::on_clock(LocalClock::new(), namespace, queue, events))
     }
 
-    fn on_clock(
+    pub(super) fn on_clock(
         clock: LocalClock,
         namespace: Namespace,
         queue: Arc<Queue>,
