@@ -48,6 +48,31 @@ struct Settings {
     faults: bool,
 }
 
+impl Settings {
+    /// Returns the mean time between the requests of a process, by phases that repeat: a burst, which makes the next lease large; few
+    /// requests, so that units are left at the end of a bucket; more than the quota, so that a unit that returns is used at once; and
+    /// silence, so that nothing is used.
+    fn gap(&self, now: Duration) -> Duration {
+        let (window, precision) = (self.window, self.precision);
+        let flood = window / self.quota;
+        let phases = [
+            (precision * 5 / 4, flood),
+            (window * 2 / 3, precision / 4),
+            (window, flood),
+            (window + 2 * precision, window / 2),
+        ];
+        let round: Duration = phases.iter().map(|(length, _)| *length).sum();
+        let mut left = Duration::from_micros((now.as_micros() % round.as_micros()) as u64);
+        for (length, gap) in phases {
+            if left < length {
+                return gap;
+            }
+            left -= length;
+        }
+        flood
+    }
+}
+
 /// Returns the largest number of units in a half-open window.
 fn most(grants: &Grants, window: Duration) -> u32 {
     let mut grants = grants.borrow().clone();
@@ -68,7 +93,7 @@ fn most(grants: &Grants, window: Duration) -> u32 {
 /// Runs several processes. Returns their admissions, and how many of them were leased.
 async fn run(seed: u64, settings: Settings) -> (Grants, usize) {
     let mut random = Random(seed);
-    let latency = [(); 2].map(|()| Duration::from_micros(random.within(0, 8_000)));
+    let latency = [(); 2].map(|()| Duration::from_micros(random.within(0, 3_000)));
     let store = Store::new().with_latency(latency[0], latency[1]);
     let store = store.with_drift(random.within(0, 1_000) as i64 - 500);
     let (grants, leased) = (Grants::default(), Rc::new(RefCell::new(0)));
@@ -82,10 +107,10 @@ async fn run(seed: u64, settings: Settings) -> (Grants, usize) {
                 let policy = buckets(quota, window, precision).leased(Lease::up_to(up_to)).unwrap();
                 builder(&store, policy).deadline(100 * MILLISECOND).breaker(None).build().unwrap()
             };
-            let (end, mut limiter) = (Instant::now() + 4 * settings.window, new());
-            let gap = random.within(100, 20_000);
-            while Instant::now() < end {
-                sleep(Duration::from_micros(random.within(0, gap))).await;
+            let (start, mut limiter) = (Instant::now(), new());
+            while start.elapsed() < 12 * settings.window {
+                let gap = settings.gap(start.elapsed()).as_micros() as u64;
+                sleep(Duration::from_micros(random.within(0, 2 * gap))).await;
                 if settings.faults && random.one_in(100) {
                     // The process crashes, with what it holds, and starts again.
                     limiter = new();
@@ -167,10 +192,10 @@ async fn check_quota(seeds: std::ops::Range<u64>, faults: bool) {
 
 #[tokio::test(start_paused = true)]
 async fn processes_never_exceed_quota() {
-    check_quota(0..60, false).await;
+    check_quota(0..40, false).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn processes_with_faults_never_exceed_quota() {
-    check_quota(100..160, true).await;
+    check_quota(140..180, true).await;
 }

@@ -29,7 +29,6 @@ struct Shared {
 struct State {
     /// How much faster than tokio's clock the store's clock runs.
     drift_ppm: i64,
-    step_micros: i64,
     /// The time of a request and of a reply.
     latency: (Duration, Duration),
     faults: VecDeque<Fault>,
@@ -65,11 +64,6 @@ impl Store {
         self
     }
 
-    /// Moves the store's clock.
-    pub fn step(&self, micros: i64) {
-        self.state().step_micros += micros;
-    }
-
     /// Sets what happens to the next checks.
     pub fn fail(&self, faults: impl IntoIterator<Item = Fault>) {
         self.state().faults = faults.into_iter().collect();
@@ -92,7 +86,7 @@ impl Store {
 
     fn read_clock(&self) {
         let (elapsed, state) = (self.0.start.elapsed().as_micros() as i64, self.state());
-        let micros = elapsed + elapsed * state.drift_ppm / 1_000_000 + state.step_micros;
+        let micros = elapsed + elapsed * state.drift_ppm / 1_000_000;
         self.0.clock.set_micros(1_000_000_000_000_000_u64.saturating_add_signed(micros));
     }
 
@@ -133,6 +127,13 @@ pub fn model(memory: &MemoryBackend, check: &Check) -> Result<Decision, BackendE
     Ok(Decision::with_leases(charged.at_micros(), statuses, charged.receipts(), leases))
 }
 
+/// Waits. Unlike a sleep, no time is no time.
+async fn pass(time: Duration) {
+    if !time.is_zero() {
+        sleep(time).await;
+    }
+}
+
 impl Backend for Store {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let (request, reply) = self.state().latency;
@@ -141,9 +142,9 @@ impl Backend for Store {
         if fault == Fault::Refused {
             return Err(BackendError::new(Reason::Busy));
         }
-        sleep(request).await;
+        pass(request).await;
         let decision = self.decide(check);
-        sleep(reply).await;
+        pass(reply).await;
         if fault == Fault::LostReply {
             return pending().await;
         }
@@ -156,7 +157,7 @@ impl Backend for Store {
 
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let request = self.state().latency.0;
-        sleep(request).await;
+        pass(request).await;
         self.read_clock();
         self.state().refunds.extend(refund.pairs().iter().map(|pair| pair.units));
         self.0.memory.refund(refund).await
@@ -164,7 +165,7 @@ impl Backend for Store {
 
     async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
         let request = self.state().latency.0;
-        sleep(request).await;
+        pass(request).await;
         self.0.memory.reset(pairs).await
     }
 
