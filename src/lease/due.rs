@@ -1,7 +1,7 @@
-//! When to look at the leases of which partition key.
+//! When to look at the lease of which pair.
 
 use std::{
-    cmp::Reverse,
+    cmp::{Ordering, Reverse},
     collections::BinaryHeap,
     mem,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -10,16 +10,42 @@ use std::{
 use tokio::sync::Notify;
 
 use super::Micros;
-use crate::key::PartitionKey;
+use crate::{key::PartitionKey, policy::Policy};
 
-/// The instant at which to look at the leases of a partition key.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+/// The instant at which to look at the lease of a pair. Instants are compared, and not pairs.
 pub(super) struct Due {
     pub(super) at: Micros,
     /// The hash of the key.
     pub(super) hash: u64,
     pub(super) key: PartitionKey,
+    pub(super) policy: Policy,
 }
+
+impl Due {
+    pub(super) fn new(at: Micros, hash: u64, key: &PartitionKey, policy: &Policy) -> Self {
+        Self { at, hash, key: key.clone(), policy: policy.clone() }
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Due {}
 
 /// All instants, in their order, and whether a task waits for them.
 #[derive(Default)]
@@ -75,6 +101,11 @@ impl Dues {
     /// Records that the task has ended with its runtime. The next lease starts another one.
     pub(super) fn abandon(&self) {
         self.state().is_running = false;
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.state().dues.len()
     }
 
     // No code that holds the lock can panic or wait.

@@ -34,6 +34,8 @@ pub(super) struct Entry {
     /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
     ends: u64,
     is_requesting: bool,
+    /// Whether the task that returns units looks at this pair later.
+    is_scheduled: bool,
     paused_until: Micros,
     last_use: Micros,
 }
@@ -97,6 +99,7 @@ impl Entry {
             remaining: 0,
             ends: 0,
             is_requesting: false,
+            is_scheduled: false,
             paused_until: 0,
             last_use: 0,
         }
@@ -156,7 +159,7 @@ impl Entry {
 
     /// Returns whether no lease request is in flight, no units are held, and the pair was not used since this instant.
     pub(super) fn is_idle_since(&self, instant: Micros) -> bool {
-        !self.is_requesting && self.held.is_none() && self.last_use < instant
+        !self.is_requesting && !self.is_scheduled && self.held.is_none() && self.last_use < instant
     }
 
     /// Learns what the store has decided for a check of this pair that was no lease request.
@@ -215,15 +218,26 @@ impl Entry {
         self.held.as_ref().map_or(0, |held| held.units)
     }
 
-    /// Returns when to look at the lease again: at the end of its bucket, or when it may be idle. `None` without a lease.
-    pub(super) fn due(&self) -> Option<Micros> {
-        let held = self.held.as_ref()?;
-        Some((held.until + 1).min(held.last_grant + IDLE))
+    /// Returns when to look at a new lease again. `None` if this is scheduled already, at the same instant or before.
+    pub(super) fn schedule(&mut self) -> Option<Micros> {
+        let due = self.due().filter(|_| !self.is_scheduled)?;
+        self.is_scheduled = true;
+        Some(due)
     }
 
-    /// Ends the lease if its bucket has ended, or if it is idle. Returns its units.
-    pub(super) fn expire(&mut self, now: Micros) -> Option<Leftover> {
-        if self.due().is_some_and(|due| now >= due) { self.give_back() } else { None }
+    /// Ends the lease if its bucket has ended, or if it is idle. Returns its units, and when to look at the lease again.
+    pub(super) fn expire(&mut self, now: Micros) -> (Option<Leftover>, Option<Micros>) {
+        let is_over = self.due().is_some_and(|due| now >= due);
+        let leftover = if is_over { self.give_back() } else { None };
+        let due = self.due();
+        self.is_scheduled = due.is_some();
+        (leftover, due)
+    }
+
+    /// Returns the end of the bucket, or when the lease may be idle. `None` without a lease.
+    fn due(&self) -> Option<Micros> {
+        let held = self.held.as_ref()?;
+        Some((held.until + 1).min(held.last_grant + IDLE))
     }
 
     /// Ends the lease, and every lease that was requested before. Returns its units.

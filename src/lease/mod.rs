@@ -48,6 +48,14 @@ mod tests {
         Arc::new(Leases::on_clock(LocalClock::suspended_by(suspended), Namespace::default(), queue, events))
     }
 
+    fn hot() -> Check {
+        let policy = Policy::new("hot", 1_000, 10 * SECOND).unwrap();
+        let policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision: SECOND }).unwrap();
+        let policy = policy.leased(Lease::up_to(50)).unwrap();
+        let pair = Pair::new(PartitionKey::new("user", "alice"), policy, 1);
+        Check::of_limiter(Namespace::default(), [pair].into())
+    }
+
     /// Admits a check in the middle of a bucket of a second, with all units that it asks for.
     fn admit(check: &Check) -> Decision {
         let status = |pair| Status::new(pair, 900, Wait::ZERO, SECOND, 10 * SECOND);
@@ -78,11 +86,7 @@ mod tests {
     async fn suspended_machine_keeps_no_lease() {
         let suspended = Arc::new(AtomicU64::new(0));
         let leases = leases(&suspended);
-        let policy = Policy::new("hot", 1_000, 10 * SECOND).unwrap();
-        let policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision: SECOND }).unwrap();
-        let policy = policy.leased(Lease::up_to(50)).unwrap();
-        let pair = Pair::new(PartitionKey::new("user", "alice"), policy, 1);
-        let check = Check::of_limiter(Namespace::default(), [pair].into());
+        let check = hot();
         for leased in [false, false, true, false, true] {
             assert_eq!(is_leased(&leases, &check).await, leased);
         }
@@ -91,5 +95,21 @@ mod tests {
         assert!(is_leased(&leases, &check).await);
         suspended.fetch_add(100_000, Ordering::SeqCst);
         assert!(!is_leased(&leases, &check).await);
+    }
+    /// The pair is leased all the time.
+    #[tokio::test(start_paused = true)]
+    async fn pair_is_scheduled_once() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        let mut leased = 0;
+        for _ in 0..200 {
+            leased += u32::from(is_leased(&leases, &check).await);
+            tokio::time::sleep(Duration::from_millis(70)).await;
+            assert!(leases.dues.len() <= 1);
+        }
+        assert!(leased > 50, "{leased}");
+        // Without checks, nothing is scheduled.
+        tokio::time::sleep(SECOND).await;
+        assert_eq!(leases.dues.len(), 0);
     }
 }

@@ -102,12 +102,12 @@ impl InFlight {
             unanswered => return unanswered,
         };
         self.progress = Progress::Ended;
-        let Some(Learned { held, due }) =
+        let Some(Learned { held, dues }) =
             self.leases.learn(&self.check, &decision, Some((&self.request, sent)))
         else {
             return Ok(decision);
         };
-        if let Some(due) = due {
+        for due in dues {
             returns::schedule(&self.leases, due);
         }
         Ok(for_caller(&self.check, &decision, &held))

@@ -15,7 +15,7 @@ struct Task {
     has_ended: bool,
 }
 
-/// Looks at the leases of a partition key at an instant. Outside a runtime, the next check of the key looks at them.
+/// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it.
 pub(super) fn schedule(leases: &Arc<Leases>, due: Due) {
     let Ok(runtime) = Handle::try_current() else { return };
     if leases.dues.add(due) {
@@ -31,7 +31,7 @@ impl Task {
         }
     }
 
-    /// Looks at all keys whose instant has come. Returns the wait for the next one, or `None` if there is none.
+    /// Looks at all pairs whose instant has come. Returns the wait for the next one, or `None` if there is none.
     fn work(&mut self) -> Option<Duration> {
         let leases = &self.leases;
         loop {

@@ -45,8 +45,8 @@ pub(super) struct Request {
 pub(super) struct Learned {
     /// The units that are held for each pair after a lease request.
     pub(super) held: OfPairs<u32>,
-    /// When to look at the leases of the partition key again.
-    pub(super) due: Option<Due>,
+    /// When to look at the leases again.
+    pub(super) dues: OfPairs<Due>,
 }
 
 /// The leases of a limiter.
@@ -117,9 +117,10 @@ impl Leases {
         decision: &Decision,
         request: Option<(&Request, Micros)>,
     ) -> Option<Learned> {
-        let (hash, key) = self.place(check)?;
+        // A cached denial is no statement of the store.
+        let (hash, key) = self.place(check).filter(|_| !decision.is_cached())?;
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
-        let (mut leftovers, mut held, mut due) = (OfPairs::new(), OfPairs::new(), None);
+        let (mut leftovers, mut held, mut dues) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
         let mut shard = self.shard(hash);
         for (i, (pair, status)) in check.pairs().iter().zip(decision.statuses()).enumerate() {
             let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
@@ -133,7 +134,8 @@ impl Leases {
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
                     held.push(entry.units());
-                    due = due.into_iter().chain(entry.due()).min();
+                    let (key, policy) = (&key, &pair.policy);
+                    dues.extend(entry.schedule().map(|at| Due::new(at, hash, key, policy)));
                 }
                 _ => {
                     entry.cancel();
@@ -144,7 +146,7 @@ impl Leases {
         drop(shard);
         self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
         self.return_units(leftovers);
-        Some(Learned { held, due: due.map(|at| Due { at, hash, key }) })
+        Some(Learned { held, dues })
     }
 
     /// Ends a lease request without leases. If it was sent, nothing is leased for a while.
@@ -175,17 +177,12 @@ impl Leases {
         self.return_units(leftovers);
     }
 
-    /// Returns the units of leases of a partition key whose bucket has ended, or that are idle. Returns when to look at this key again.
-    pub(super) fn expire(&self, Due { hash, key, .. }: Due, now: Micros) -> Option<Due> {
-        let (mut leftovers, mut due) = (OfPairs::new(), None);
-        let mut shard = self.shard(hash);
-        for entry in shard.entries.iter_hash_mut(hash).filter(|entry| entry.key == key) {
-            leftovers.extend(entry.expire(now));
-            due = due.into_iter().chain(entry.due()).min();
-        }
-        drop(shard);
-        self.return_units(leftovers);
-        due.map(|at| Due { at, hash, key })
+    /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
+    pub(super) fn expire(&self, due: Due, now: Micros) -> Option<Due> {
+        let found = self.shard(due.hash).find(due.hash, &due.key, &due.policy).map(|entry| entry.expire(now));
+        let (leftover, at) = found?;
+        self.return_units(leftover);
+        at.map(|at| Due { at, ..due })
     }
 
     fn return_units(&self, leftovers: impl IntoIterator<Item = Leftover>) {
