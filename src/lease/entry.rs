@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::Micros;
 use crate::{
     check::{Pair, Receipt},
@@ -16,7 +18,7 @@ const DRIFT: u64 = 2_000;
 /// A lease takes at most this part of the store's remaining quota: an eighth. So the last units go to any process that asks.
 const SHARE: u32 = 8;
 
-/// How long nothing is leased after a lease request without an answer, or with an answer after the end of its bucket.
+/// How long nothing is leased after a lease request without an answer, and at most after an answer that came too late.
 const PAUSE: Micros = 1_000_000;
 
 /// A lease is returned if nothing was granted from it for this time.
@@ -33,7 +35,10 @@ pub(super) struct Entry {
     remaining: u32,
     /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
     ends: u64,
-    is_requesting: bool,
+    /// The lease request in flight. Dropping it wakes the checks that wait for its end.
+    request: Option<watch::Sender<()>>,
+    /// The number of successive answers that came after the end of their bucket.
+    late: u32,
     /// Whether the task that returns units looks at this pair later.
     is_scheduled: bool,
     paused_until: Micros,
@@ -98,7 +103,8 @@ impl Entry {
             held: None,
             remaining: 0,
             ends: 0,
-            is_requesting: false,
+            request: None,
+            late: 0,
             is_scheduled: false,
             paused_until: 0,
             last_use: 0,
@@ -141,7 +147,7 @@ impl Entry {
     /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of the policy,
     /// and at most a share of the store's remaining quota.
     pub(super) fn wanted(&mut self, now: Micros) -> u32 {
-        if self.is_requesting || now < self.paused_until {
+        if self.request.is_some() || now < self.paused_until {
             return 0;
         }
         self.granted.add(period(&self.policy, now), 0);
@@ -153,13 +159,18 @@ impl Entry {
 
     /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
     pub(super) fn begin_request(&mut self) -> u64 {
-        self.is_requesting = true;
+        self.request = Some(watch::Sender::new(()));
         self.ends
+    }
+
+    /// Returns what ends with the lease request in flight.
+    pub(super) fn request_in_flight(&self) -> Option<watch::Receiver<()>> {
+        self.request.as_ref().map(watch::Sender::subscribe)
     }
 
     /// Returns whether no lease request is in flight, no units are held, and the pair was not used since this instant.
     pub(super) fn is_idle_since(&self, instant: Micros) -> bool {
-        !self.is_requesting && !self.is_scheduled && self.held.is_none() && self.last_use < instant
+        self.request.is_none() && !self.is_scheduled && self.held.is_none() && self.last_use < instant
     }
 
     /// Learns what the store has decided for a check of this pair that was no lease request.
@@ -172,27 +183,29 @@ impl Entry {
 
     /// Ends a lease request without a valid answer.
     pub(super) fn fail(&mut self, now: Micros) {
-        self.is_requesting = false;
+        self.request = None;
         self.paused_until = now + PAUSE;
     }
 
     /// Ends a lease request that was not sent.
     pub(super) fn cancel(&mut self) {
-        self.is_requesting = false;
+        self.request = None;
     }
 
     /// Ends a lease request with the answer of the store. Begins a lease, unless the lease was ended since the request, or the bucket
     /// has ended. Returns units to return, if there are any.
     pub(super) fn answer(&mut self, answer: &Answer<'_>, ends: u64) -> Option<Leftover> {
-        self.is_requesting = false;
+        self.request = None;
         let (now, receipt) = (answer.received, answer.receipt);
         self.learn(answer.status, true, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
         let is_over = now > until;
         if is_over {
-            // Replies take as long as buckets last.
-            self.paused_until = now + PAUSE;
+            // Replies take as long as buckets last. It is tried again, after 1, 2, 4, and more buckets.
+            let pause = precision(&self.policy).saturating_mul(1 << self.late.min(20));
+            self.paused_until = now + pause.min(PAUSE);
         }
+        self.late = if is_over { self.late.saturating_add(1) } else { 0 };
         if answer.units == 0 {
             return None;
         }
@@ -284,8 +297,13 @@ impl Reply {
 
 /// Returns the number of the period that contains an instant.
 fn period(policy: &Policy, now: Micros) -> u64 {
+    now / precision(policy).max(1)
+}
+
+/// Returns the length of a bucket.
+fn precision(policy: &Policy) -> Micros {
     match policy.algorithm() {
-        Algorithm::SlidingBuckets { precision } => now / (precision.as_micros() as u64).max(1),
+        Algorithm::SlidingBuckets { precision } => precision.as_micros() as Micros,
         // Only sliding buckets are leased.
         _ => 0,
     }

@@ -4,7 +4,8 @@
 //! them until the bucket ends on the server's clock. The process knows a bound of this instant: it is not before the local instant of
 //! the request plus the rest of the bucket at the script, if the local clock counts suspended time.
 //!
-//! No caller waits for another one. While a lease request is in flight, other checks of the pair ask the store.
+//! While a lease request is in flight, other checks of the pair wait for it: at most a quarter of their deadline, and once. The request
+//! runs in a task of its own, so it depends on no caller.
 
 mod clock;
 mod due;
@@ -72,10 +73,10 @@ mod tests {
         match leases.lookup(check) {
             Lookup::Granted(decision) => decision.is_leased(),
             Lookup::Miss(miss) => {
-                let ask = |check: Check| -> crate::now_or_later::BoxFuture<_> {
+                let ask = |check: Check, _: Duration| -> crate::now_or_later::BoxFuture<_> {
                     Box::pin(async move { Ok(admit(&check)) })
                 };
-                assert!(miss.ask(check.clone(), ask).await.unwrap().is_admitted());
+                assert!(miss.ask(check.clone(), SECOND, ask).await.unwrap().is_admitted());
                 false
             }
             Lookup::Bypass => panic!("the check is leasable"),

@@ -1,17 +1,15 @@
 //! Checks that the leases could not grant: the store is asked, some of them for a lease.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{sync::Arc, time::Duration};
 
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
 
 use super::{
     returns,
-    table::{Learned, Leases, Request},
+    table::{Learned, Leases, Request, Step},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -20,6 +18,9 @@ use crate::{
     now_or_later::BoxFuture,
     observe::LeasedUnits,
 };
+
+/// A check waits for the lease request of another one for at most this part of its deadline: a quarter.
+const WAIT: u32 = 4;
 
 type Outcome = Result<Decision, BackendError>;
 
@@ -50,13 +51,6 @@ enum Progress {
     Ended,
 }
 
-/// A lease request that continues in the background if the caller drops it. Otherwise, the units of an answer that comes later would be
-/// idle.
-struct Continued {
-    request: Option<BoxFuture<Outcome>>,
-    is_begun: bool,
-}
-
 impl Leases {
     /// Looks up a check.
     pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> Lookup {
@@ -68,22 +62,46 @@ impl Leases {
 }
 
 impl Miss {
-    /// Asks the store by means of `ask`, for a lease if one is due, and learns from its decision.
+    /// Asks the store by means of `ask` within this deadline, for a lease if one is due, and learns from its decision. If a lease request
+    /// of the same pair is in flight, waits for its end first, because its lease may grant the check.
     pub(crate) fn ask(
         self,
         check: Check,
-        ask: impl FnOnce(Check) -> BoxFuture<Outcome>,
+        deadline: Duration,
+        ask: impl FnOnce(Check, Duration) -> BoxFuture<Outcome> + Send + 'static,
     ) -> BoxFuture<Outcome> {
         let Self(leases) = self;
-        let Some(request) = leases.begin_request(&check) else {
-            let asked = ask(check.clone());
-            return Box::pin(async move {
-                asked.await.inspect(|decision| drop(leases.learn(&check, decision, None)))
-            });
-        };
-        let asked = ask(check.clone().leasing(request.units.iter().copied()));
-        let in_flight = InFlight { leases, check, request, progress: Progress::Unsent };
-        Box::pin(Continued { request: Some(Box::pin(in_flight.send(asked))), is_begun: false })
+        Box::pin(async move {
+            let mut left = deadline;
+            let mut step = leases.next_step(&check);
+            if let Step::Wait(mut request) = step {
+                let started = Instant::now();
+                // An error means that the request has ended, too.
+                let _ = timeout(deadline / WAIT, request.changed()).await;
+                left = deadline.saturating_sub(started.elapsed());
+                if let Some(decision) = leases.grant(&check) {
+                    let granted = Ok(decision);
+                    leases.events.decided(&check, &granted, None);
+                    return granted;
+                }
+                step = leases.next_step(&check);
+            }
+            let Step::Request(request) = step else {
+                let decision = ask(check.clone(), left).await?;
+                leases.learn(&check, &decision, None);
+                return Ok(decision);
+            };
+            let asked = ask(check.clone().leasing(request.units.iter().copied()), left);
+            let in_flight = InFlight { leases, check, request, progress: Progress::Unsent };
+            match Handle::try_current() {
+                // Others wait for it, so it must not depend on this caller.
+                Ok(runtime) => runtime
+                    .spawn(in_flight.send(asked))
+                    .await
+                    .unwrap_or_else(|error| Err(BackendError::with_source(Reason::Other, error.to_string()))),
+                Err(_) => in_flight.send(asked).await,
+            }
+        })
     }
 }
 
@@ -151,29 +169,4 @@ fn may_have_charged(error: &BackendError) -> bool {
     let is_unknown =
         matches!(error.reason(), Reason::Timeout | Reason::Connection | Reason::BrokenReply | Reason::Other);
     is_unknown && error.was_asked()
-}
-
-impl Future for Continued {
-    type Output = Outcome;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        self.is_begun = true;
-        let Some(request) = &mut self.request else { return Poll::Pending };
-        let polled = request.as_mut().poll(cx);
-        if polled.is_ready() {
-            self.request = None;
-        }
-        polled
-    }
-}
-
-impl Drop for Continued {
-    fn drop(&mut self) {
-        if self.is_begun
-            && let Some(request) = self.request.take()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(request);
-        }
-    }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
+use tokio::sync::watch;
 
 use super::{
     Micros,
@@ -39,6 +40,16 @@ pub(super) struct Request {
     pub(super) units: OfPairs<u32>,
     /// For each pair, the number of times that its lease was ended before the request.
     ends: OfPairs<u64>,
+}
+
+/// What to do with a check that the leases cannot grant.
+pub(super) enum Step {
+    /// Ask the store.
+    Ask,
+    /// Ask the store for a lease.
+    Request(Request),
+    /// Wait for the end of a lease request.
+    Wait(watch::Receiver<()>),
 }
 
 /// What the leases have learned from a decision.
@@ -103,11 +114,17 @@ impl Leases {
         granted
     }
 
-    /// Begins a lease request for a check that the store is about to be asked, if one is due.
-    pub(super) fn begin_request(&self, check: &Check) -> Option<Request> {
-        let (hash, key) = self.place(check)?;
+    /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight.
+    pub(super) fn next_step(&self, check: &Check) -> Step {
+        let Some((hash, key)) = self.place(check) else { return Step::Ask };
         let now = self.clock.now();
-        self.shard(hash).begin_request(hash, &key, check, now)
+        let mut shard = self.shard(hash);
+        let mut in_flight =
+            check.pairs().iter().filter_map(|pair| shard.find(hash, &key, &pair.policy)?.request_in_flight());
+        if let Some(request) = in_flight.next() {
+            return Step::Wait(request);
+        }
+        shard.begin_request(hash, &key, check, now).map_or(Step::Ask, Step::Request)
     }
 
     /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases.

@@ -603,10 +603,11 @@ impl Limiter {
                 on_rollback: on_rollback.clone(),
             });
         }
-        let ask = |check| engine.clone().ask(check, settings.deadline, guard.clone(), miss, events.clone());
+        let (engine, guard, events) = (engine.clone(), guard.clone(), events.clone());
+        let ask = |check, deadline| engine.ask(check, deadline, guard, miss, events);
         match lease {
-            Some(lease) => lease.ask(check, ask),
-            None => ask(check),
+            Some(lease) => lease.ask(check, settings.deadline, ask),
+            None => ask(check, settings.deadline),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Lease requests without an answer, dropped callers, outages, and replies that come too late.
 
-use tokio::time::{advance, sleep, timeout};
+use tokio::time::{Instant, advance, sleep, timeout};
 use tower_sliding_window::backend::{Purpose, Reason};
 
 use super::store::{Fault, Store};
@@ -42,8 +42,7 @@ async fn dropped_caller_does_not_drop_its_lease() {
     checks(&limiter, 1).await;
     assert!(timeout(2 * MILLISECOND, check(&limiter)).await.is_err());
     assert_eq!(store.take_asked().last(), Some(&(Purpose::Lease, 1)));
-    // Meanwhile, the store decides.
-    assert!(!check(&limiter).await.is_leased());
+    // Another check waits for the lease.
     assert!(check(&limiter).await.is_leased());
     assert_eq!(limiter.stats().leased_units_lost, 0);
     // A request that was never polled does not block the next one.
@@ -53,16 +52,38 @@ async fn dropped_caller_does_not_drop_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_request_per_pair_is_in_flight() {
+async fn checks_wait_for_lease_request_in_flight() {
     let store = Store::new().with_latency(MILLISECOND, MILLISECOND);
     let limiter = limiter(&store, leased(1_000, 50));
-    checks(&limiter, 5).await;
+    // Neither is leased: nothing was granted before.
+    tokio::join!(check(&limiter), check(&limiter));
     next_bucket(&store).await;
     store.take_asked();
-    let (a, b, c) = tokio::join!(check(&limiter), check(&limiter), check(&limiter));
-    assert!([a, b, c].iter().all(|decision| decision.is_admitted() && !decision.is_leased()));
-    let purposes: Vec<_> = store.take_asked().into_iter().map(|(purpose, _)| purpose).collect();
-    assert_eq!(purposes, [Purpose::Lease, Purpose::Charge, Purpose::Charge]);
+    let all =
+        tokio::join!(check(&limiter), check(&limiter), check(&limiter), check(&limiter), check(&limiter));
+    let leased = [all.0, all.1, all.2, all.3, all.4].map(|decision| decision.is_leased());
+    // The lease has two units. The other two checks have waited once, and then one of them requests a lease.
+    assert_eq!(leased.iter().filter(|is_leased| **is_leased).count(), 2);
+    assert_eq!(store.take_asked(), [(Purpose::Lease, 2), (Purpose::Charge, 0), (Purpose::Lease, 3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_checks_keep_their_deadline() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).deadline(80 * MILLISECOND).build().unwrap();
+    checks(&limiter, 4).await;
+    next_bucket(&store).await;
+    // The lease request hangs, and so does the check that has waited for it.
+    store.fail([Fault::LostReply; 2]);
+    let started = Instant::now();
+    let (first, second) = tokio::join!(limiter.check(alice(), 1), async {
+        let outcome = limiter.check(alice(), 1).await;
+        // It has gone to the store after a quarter of its deadline.
+        assert!(started.elapsed() <= 82 * MILLISECOND);
+        outcome
+    });
+    assert_eq!([first, second].map(|outcome| outcome.unwrap_err().reason()), [Reason::Timeout; 2]);
+    assert_eq!(store.take_asked().len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -89,8 +110,8 @@ async fn slow_replies_lease_nothing_and_return_units() {
         assert!(![a, b, c].iter().any(|decision| decision.is_leased()));
         requests += store.take_asked().iter().filter(|(purpose, _)| *purpose == Purpose::Lease).count();
     }
-    // Three seconds: at most one request in each of them.
-    assert!((1..=4).contains(&requests), "{requests}");
+    // Twenty rounds of at least 150 ms: the pauses are 100, 200, 400 and 800 ms, and then a second.
+    assert!((2..=8).contains(&requests), "{requests}");
     limiter.drain().await;
     let stats = limiter.stats();
     assert!(stats.leased_units > 0);
