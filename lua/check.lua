@@ -2,10 +2,10 @@
 --   shadow pairs that have room, or nothing.
 -- KEYS: one key per pair; those of the shadow pairs are the last ones.
 -- ARGV: [1] the pairs, 20 bytes each, then the deadline, 8 bytes, and the generation, 7 bytes; [2] the purpose: absent
---   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage; [3] the number of shadow pairs, absent
---   or empty if there are none.
+--   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease; [3] the number of shadow
+--   pairs, absent or empty if there are none; [4] for a lease, the units of each pair, 4 bytes each.
 -- Reply: if the deadline is exceeded, the clock reading alone, 8 bytes. If a log is full, the text `full`. Otherwise
---   one status per pair, each followed by a receipt if the purpose is `r`. README.md has the fields.
+--   one status per pair, each followed by a receipt if the purpose is `r` or `l`. README.md has the fields.
 -- Units: instants in microseconds, costs in quota units.
 if now > parse(CLOCK_FORMAT, ARGV[1], PAIR_SIZE * #KEYS + 1) then return pack(CLOCK_FORMAT, now) end
 local shadow_pairs = ARGV[3]

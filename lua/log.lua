@@ -1,7 +1,8 @@
 -- Purpose: part of the check script. Decides a pair whose algorithm is sliding log or sliding buckets, and the pairs
 --   after it.
 -- KEYS: KEYS[i] is the LIST of pair `i`.
--- ARGV: [1] pair `i` at byte 20 * i - 19, and the generation in the last 7 bytes; [2] the purpose.
+-- ARGV: [1] pair `i` at byte 20 * i - 19, and the generation in the last 7 bytes; [2] the purpose; [4] for a lease, the
+--   units of pair `i` at byte 4 * i - 3.
 -- Reply: the statuses of pair `i` and of the pairs after it, in order.
 -- Units: instants, windows and waits in microseconds, usage in quota units.
 
@@ -92,9 +93,16 @@ local function decide(i, admitted, full, CONTEXT)
   -- The instant of the record: of a bucket, its end.
   local record_at, ordinal, receipt = at, 0, ''
   if purpose == RESERVE then receipt = NO_CHARGE end
+  if purpose == LEASE then receipt = NO_LEASE end
   if precision > 0 then record_at = at - at % precision + precision end
   -- Usage saturates. Only an overage can reach this limit.
   if purpose == OVERAGE then cost = math.min(cost, MAX_USED - used) end
+  local leased = 0
+  if purpose == LEASE and admitted then
+    -- As many units as fit beyond the cost, at most those of the request.
+    leased = math.max(0, math.min(parse(UNITS_FORMAT, ARGV[4], UNITS_SIZE * i - (UNITS_SIZE - 1)), quota - used - cost))
+    cost = cost + leased
+  end
   if admitted and not full and cost > 0 then
     if used == 0 then
       generation, oldest = sub(ARGV[1], -GENERATION_SIZE), record_at
@@ -137,6 +145,7 @@ local function decide(i, admitted, full, CONTEXT)
     end
     used, newest = used + cost, record_at
     if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, record_at, ordinal) end
+    if purpose == LEASE then receipt = pack(LEASE_FORMAT, generation, record_at, ordinal, leased) end
   end
   local remaining, next_after, reset_after = quota - used, window, 0
   if remaining < 0 then remaining = 0 end

@@ -32,6 +32,10 @@ GENERATION_SIZE = 7
 RESERVE = 'r'
 PEEK = 'p'
 OVERAGE = 'o'
+LEASE = 'l'
+-- ARGV of a lease: the units of a pair, and their size.
+UNITS_FORMAT = '<I4'
+UNITS_SIZE = 4
 
 -- ARGV of a refund: the fields of a pair, their size, and the place of the precision among them.
 REFUND_FORMAT = '<I4I6i6c7I7I3'
@@ -39,10 +43,13 @@ REFUND_SIZE = 33
 PRECISION_FORMAT = '<i6'
 PRECISION_PLACE = 11
 
--- The reply to a check: the status and the receipt of a pair, the receipt without a charge, and the verdicts.
+-- The reply to a check: the status and the receipt of a pair, the receipt without a charge, the same with leased units, and the
+-- verdicts.
 STATUS_FORMAT = '<I8BI4I8I8I8'
 RECEIPT_FORMAT = '<c7I7I3'
 NO_CHARGE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+LEASE_FORMAT = '<c7I7I3I4'
+NO_LEASE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 ADMIT = 0
 WAIT = 1
 NEVER = 2

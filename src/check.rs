@@ -58,6 +58,11 @@ pub enum Purpose {
     /// Charges even if a pair does not admit, because the client has already used the units. The statuses are those after the
     /// charge, with a wait of zero.
     Overage,
+    /// Charges as [`Reserve`](Self::Reserve) does, and charges [`Pair::lease`] more units of each pair, or as many of them as fit. Too
+    /// little room for these units never denies the check. All pairs have sliding buckets and the same partition key, and none is a
+    /// shadow pair. Only a backend that [grants leases](crate::backend::Backend::grants_leases) receives this purpose. It answers with
+    /// [`Decision::with_leases`](crate::Decision::with_leases).
+    Lease,
 }
 
 /// The place of a charge, in the terms of the backend that has made it.
@@ -114,6 +119,8 @@ pub struct Pair {
     pub cost: u32,
     /// Whether the pair is a [shadow](Pair::shadow), and does not take part in the verdict.
     pub is_shadow: bool,
+    /// The units to charge in advance, for [`Purpose::Lease`]: 0 to 2^32-1 quota units beyond the cost. 0 for any other purpose.
+    pub lease: u32,
 }
 
 /// The namespace, which separates two applications on one store.
@@ -124,7 +131,7 @@ impl Pair {
     /// Creates a pair with its cost in quota units. The pair of a [shadow policy](Policy::shadow) is a shadow pair.
     pub fn new(key: PartitionKey, policy: Policy, cost: u32) -> Self {
         let is_shadow = policy.is_shadow();
-        Self { key, policy, cost, is_shadow }
+        Self { key, policy, cost, is_shadow, lease: 0 }
     }
 
     /// Returns this pair as a shadow pair, which does not take part in the verdict of its check:
@@ -177,6 +184,14 @@ impl Check {
     #[must_use]
     pub fn with_purpose(self, purpose: Purpose) -> Self {
         Self { purpose, ..self }
+    }
+
+    /// Returns the same check as a lease request for these units, one number for each pair.
+    pub(crate) fn leasing(mut self, units: impl Iterator<Item = u32>) -> Self {
+        for (pair, units) in self.pairs.iter_mut().zip(units) {
+            pair.lease = units;
+        }
+        self.with_purpose(Purpose::Lease)
     }
 
     /// Returns the same check with a deadline. If the deadline is exceeded, a backend must not charge the check, and returns
@@ -304,6 +319,11 @@ impl Refund {
 }
 
 impl Refund {
+    /// Returns the refund of units of one charge.
+    pub(crate) fn of_units(namespace: Namespace, pair: RefundPair) -> Self {
+        Self { namespace, pairs: [pair].into() }
+    }
+
     /// Returns the refund of the pairs with these indices.
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize]) -> Self {

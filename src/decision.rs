@@ -92,6 +92,10 @@ enum Origin {
         /// For each pair, whether it has a status.
         known: [bool; MAX_PAIRS],
     },
+    /// A backend, which has also leased units to this process: for every pair, how many beyond its cost.
+    Leasing(Box<[u32]>),
+    /// This process, from units that it has leased, with a status for every pair.
+    Lease,
 }
 
 /// A policy of a check, and whether its pair is a shadow.
@@ -128,6 +132,27 @@ impl Decision {
         receipts: impl Into<Box<[Receipt]>>,
     ) -> Self {
         Self::of(Origin::Backend, at_micros, statuses.into(), receipts.into())
+    }
+
+    /// Creates the decision of a check whose purpose was [`Purpose::Lease`](crate::backend::Purpose::Lease). If it was admitted, with
+    /// a receipt for every pair, and the units that were charged beyond its cost: 0 to [`Pair::lease`](crate::backend::Pair::lease)
+    /// quota units. If it was denied, with none of them. `remaining` counts these units as used.
+    pub fn with_leases(
+        at_micros: u64,
+        statuses: impl Into<Box<[Status]>>,
+        receipts: impl Into<Box<[Receipt]>>,
+        leases: impl Into<Box<[u32]>>,
+    ) -> Self {
+        Self::of(Origin::Leasing(leases.into()), at_micros, statuses.into(), receipts.into())
+    }
+
+    /// Creates an admission from leased units.
+    pub(crate) fn from_lease(
+        at_micros: u64,
+        statuses: impl Into<Box<[Status]>>,
+        receipts: impl Into<Box<[Receipt]>>,
+    ) -> Self {
+        Self::of(Origin::Lease, at_micros, statuses.into(), receipts.into())
     }
 
     /// Creates the decision of a check across several slots. A denial may have the statuses of some pairs only: of those that
@@ -289,6 +314,21 @@ impl Decision {
         matches!(self.0.origin, Origin::Cache { .. })
     }
 
+    /// Returns whether this process has admitted the check from [leased units](crate::Policy::leased), which the store had charged
+    /// before. Then [`at_micros`](Self::at_micros) is a lower bound, `remaining` is that of the store after the lease plus what is left
+    /// of the lease in this process, and the waits of the statuses are upper bounds.
+    pub fn is_leased(&self) -> bool {
+        matches!(self.0.origin, Origin::Lease)
+    }
+
+    /// Returns the units that a backend has leased beyond the cost, in the order of the pairs, and empty for any other decision.
+    pub(crate) fn leases(&self) -> &[u32] {
+        match &self.0.origin {
+            Origin::Leasing(units) => units,
+            _ => &[],
+        }
+    }
+
     /// Returns whether the check was decided at several instants of several clocks.
     pub(crate) fn is_divided(&self) -> bool {
         matches!(self.0.origin, Origin::Partial { is_divided: true, .. })
@@ -312,7 +352,7 @@ impl Decision {
             let index = match &self.0.origin {
                 Origin::Partial { known, .. } => *known.get(i)?,
                 Origin::Cache { known, .. } => (0..MAX_PAIRS).filter(|pair| known[*pair]).nth(i)?,
-                Origin::Backend => i,
+                Origin::Backend | Origin::Leasing(_) | Origin::Lease => i,
             };
             Some((index, status))
         })
@@ -335,7 +375,7 @@ impl Decision {
     fn listed(&self) -> impl Iterator<Item = (&Policy, bool)> {
         let (listed, known): (&[Listed], &[Status]) = match &self.0.origin {
             Origin::Cache { listed, .. } | Origin::Partial { listed, .. } => (listed, &[]),
-            Origin::Backend => (&[], &self.0.statuses),
+            Origin::Backend | Origin::Leasing(_) | Origin::Lease => (&[], &self.0.statuses),
         };
         let listed = listed.iter().map(|listed| (&listed.policy, listed.is_shadow));
         listed.chain(known.iter().map(|status| (&status.policy, status.is_shadow)))
@@ -352,6 +392,7 @@ impl fmt::Debug for Decision {
         f.debug_struct("Decision")
             .field("admitted", &self.is_admitted())
             .field("cached", &self.is_cached())
+            .field("leased", &self.is_leased())
             .field("at_micros", &self.at_micros())
             .field("statuses", &self.statuses())
             .finish()
@@ -422,6 +463,11 @@ impl Status {
     /// ```
     pub fn is_near(&self, fraction: f64) -> bool {
         self.usage_fraction() >= fraction
+    }
+
+    /// Returns the same status with more remaining quota.
+    pub(crate) fn with_more(self, units: u32) -> Self {
+        Self { remaining: self.remaining.saturating_add(units), ..self }
     }
 
     /// Returns the smallest wait after which this pair admits the same cost, if there are no other charges. Zero if it admits

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::{
     backend::{Backend, BackendError, Reason},
-    check::{Check, Purpose, Refund},
+    check::{Check, Pair, Purpose, Refund},
     decision::Decision,
     deny_cache::{Denials, Miss},
     now_or_later::BoxFuture,
@@ -48,6 +48,7 @@ pub(crate) trait Engine: Send + Sync {
     fn change(self: Arc<Self>, change: Change, deadline: Duration) -> BoxFuture<Outcome<u64>>;
     fn can_change(&self) -> bool;
     fn can_remember(&self) -> bool;
+    fn can_lease(&self) -> bool;
     fn name_of_store(&self) -> Option<String>;
     /// Returns whether the backend protects its servers itself.
     fn protects_servers(&self, protection: Protection) -> bool;
@@ -145,6 +146,10 @@ impl<B: Backend> Engine for B {
         self.denials_hold()
     }
 
+    fn can_lease(&self) -> bool {
+        self.changes_charges() && self.grants_leases()
+    }
+
     fn name_of_store(&self) -> Option<String> {
         self.store()
     }
@@ -173,14 +178,26 @@ fn charged_at(check: &Check, outcome: Outcome<Decision>) -> Outcome<u64> {
 }
 
 /// Rejects a decision without a status for every pair, which would admit pairs that were not checked, and an admitted
-/// reservation without a receipt for every pair, which could not be settled.
+/// reservation without a receipt for every pair, which could not be settled. A lease needs receipts, too, and at most the units
+/// that were asked for.
 fn complete(check: &Check, outcome: Outcome<Decision>) -> Outcome<Decision> {
     outcome.and_then(|decision| {
-        let reserved = check.purpose() == Purpose::Reserve && decision.is_admitted();
-        if decision.is_complete(check) && (!reserved || decision.receipts().len() == check.pairs().len()) {
+        let (pairs, is_admitted) = (check.pairs(), decision.is_admitted());
+        let has_receipts = !is_admitted || decision.receipts().len() == pairs.len();
+        let is_valid = match check.purpose() {
+            Purpose::Reserve => has_receipts,
+            Purpose::Lease => has_receipts && (!is_admitted || has_leases(pairs, decision.leases())),
+            _ => true,
+        };
+        if decision.is_complete(check) && is_valid {
             Ok(decision)
         } else {
             Err(BackendError::new(Reason::BrokenReply))
         }
     })
+}
+
+/// Returns whether the units that were leased are at most those of the request.
+fn has_leases(pairs: &[Pair], leases: &[u32]) -> bool {
+    leases.len() == pairs.len() && pairs.iter().zip(leases).all(|(pair, units)| *units <= pair.lease)
 }

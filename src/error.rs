@@ -59,6 +59,17 @@ pub enum ConfigError {
         percent: u32,
     },
 
+    /// A policy with another algorithm than sliding buckets is leased, or the lease has no units.
+    #[error(
+        "policy {name:?}: lease of {units} units: it must be 1 to 4294967295 quota units, and the algorithm must be sliding buckets"
+    )]
+    Lease {
+        /// The policy's name.
+        name: String,
+        /// The given units.
+        units: u32,
+    },
+
     /// The percentage of keys whose limits are enforced is out of range.
     #[error("enforce_percent {percent}: it must be 0 to 100 percent of the partition keys")]
     EnforcePercent {

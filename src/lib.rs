@@ -72,6 +72,7 @@
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
 //! | What do I measure? When do I raise an alert? | [`guide::observability`] | [`Stats`](observe::Stats) |
 //! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost), [`Meter`](settle::Meter) |
+//! | How do I limit a key with very many requests? | [`guide::leases`] | [`Lease`](policy::Lease) |
 //! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
 //! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
 //! | How do I try a limit first? | [`guide::rollout`] | [`Policy::shadow`], [`Builder::enforce_percent`] |
@@ -103,6 +104,7 @@ mod error;
 mod extract;
 mod head;
 mod layer;
+mod lease;
 mod limit;
 mod limiter;
 mod now_or_later;

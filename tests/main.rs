@@ -10,6 +10,7 @@ mod contract;
 mod deny_cache;
 mod example;
 mod http;
+mod lease;
 mod licences;
 mod limiter;
 mod outage;

@@ -133,6 +133,14 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether this backend grants leases: whether it decides checks with [`Purpose::Lease`]. It must have a clock of its own
+    /// that runs at the rate of this process, and the receipt of a bucket must contain its end in microseconds of this clock. A limiter
+    /// calls this method once, when it is built. After `false`, the default, [leased policies](crate::Policy::leased) ask the backend
+    /// about every request.
+    fn grants_leases(&self) -> bool {
+        false
+    }
+
     /// Takes over the circuit breaker and the load shedding of a limiter: for a backend of several servers, of which one may fail
     /// while the others answer. Returns whether it does. A limiter calls this method once, when it is built. After `false`, the
     /// default, the limiter guards the backend as one server.

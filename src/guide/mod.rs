@@ -9,6 +9,7 @@
 //! | What happens if Redis does not answer? | [`outages`] |
 //! | What do I measure, and when do I raise an alert? | [`observability`] |
 //! | How do I charge what a request has actually used? | [`settling`] |
+//! | One key has more requests than Redis can decide. What can I do? | [`leases`] |
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
@@ -45,6 +46,9 @@ pub mod costs {}
 
 #[doc = include_str!("keys.md")]
 pub mod keys {}
+
+#[doc = include_str!("leases.md")]
+pub mod leases {}
 
 #[doc = include_str!("migration.md")]
 pub mod migration {}

@@ -10,6 +10,7 @@ use crate::{
     engine::Engine,
     error::ConfigError,
     key::PartitionKey,
+    lease::Leases,
     observe::{self, LimiterEvents},
     outage::{Breaker, Guard, Local, OutageRule, Protection, check_breaker},
     policy::{Policy, distinct},
@@ -297,15 +298,13 @@ impl LimiterBuilder {
             Some(store) => namespace.in_store(store),
             None => namespace,
         };
+        let queue =
+            Queue::new(engine.clone(), deadline, queue, max_in_flight, denials.clone(), events.clone());
+        let leases =
+            engine.can_lease().then(|| Leases::new(namespace.clone(), queue.clone(), events.clone()));
         Ok(Limiter(Arc::new(Inner {
-            queue: Queue::new(
-                engine.clone(),
-                deadline,
-                queue,
-                max_in_flight,
-                denials.clone(),
-                events.clone(),
-            ),
+            queue,
+            leases,
             denials,
             settings: Settings { policies, namespace, region, deadline, rule, reserve },
             guard,

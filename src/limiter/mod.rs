@@ -11,6 +11,7 @@ use crate::{
     engine::Engine,
     error::ConfigError,
     key::{KeyError, PartitionKey},
+    lease::{self, Leases},
     now_or_later::{BoxFuture, NowOrLater},
     observe::{self, DeniedKey, Lifetime, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
@@ -66,6 +67,8 @@ struct Inner {
     queue: Arc<Queue>,
     /// `None` if the backend protects its servers itself.
     guard: Option<Arc<Guard>>,
+    /// `None` if the backend grants no leases.
+    leases: Option<Arc<Leases>>,
     /// `None` if the deny cache is off.
     denials: Option<Arc<Denials>>,
     /// `None` if the deny cache is off.
@@ -75,6 +78,13 @@ struct Inner {
     events: Arc<LimiterEvents>,
     /// `None` if the store has no name.
     _lifetime: Option<Lifetime>,
+}
+
+/// What learns from the decision of the store.
+#[derive(Default)]
+struct Learning {
+    lease: Option<lease::Miss>,
+    denials: Option<Miss>,
 }
 
 #[derive(Clone, Debug)]
@@ -332,7 +342,12 @@ impl Limiter {
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end
     /// of a process, after the last response. Each settlement takes at most two deadlines, and each rollback at most a deadline and six
     /// seconds. A rollback whose runtime does not run is then counted as lost.
+    ///
+    /// Ends all [leases](crate::Policy::leased) and returns their units first.
     pub async fn drain(&self) {
+        if let Some(leases) = &self.0.leases {
+            leases.end_all();
+        }
         self.0.queue.drain().await;
         self.0.engine.clone().finish().await;
     }
@@ -456,10 +471,10 @@ impl Limiter {
                 NowOrLater::now(future::outcome(decided, terms, Some((self, check))))
             }
             NowOrLater::Now(None) => NowOrLater::Now(None),
-            NowOrLater::Later(miss) => {
+            NowOrLater::Later(learning) => {
                 let is_kept = reserve.is_some() || matches!(rule, OutageRule::LocalFallback(_));
                 let kept = is_kept.then(|| (self.clone(), check.clone()));
-                let store = self.decide_later(check, miss, rule);
+                let store = self.decide_later(check, learning, rule);
                 NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserve }, kept })
             }
         }
@@ -530,14 +545,14 @@ impl Limiter {
         match self.decide_now(&check) {
             NowOrLater::Now(decided) => NowOrLater::Now(decided),
             // Without a decision, the caller decides.
-            NowOrLater::Later(miss) => {
-                NowOrLater::Later(self.decide_later(check, miss, OutageRule::FailClosed))
+            NowOrLater::Later(learning) => {
+                NowOrLater::Later(self.decide_later(check, learning, OutageRule::FailClosed))
             }
         }
     }
 
-    /// Returns the decision if it is known without waiting, or else what the deny cache needs to learn from the store.
-    fn decide_now(&self, check: &Check) -> NowOrLater<Result<Decision, BackendError>, Option<Miss>> {
+    /// Returns the decision if it is known without waiting, or else what learns from the decision of the store.
+    fn decide_now(&self, check: &Check) -> NowOrLater<Result<Decision, BackendError>, Learning> {
         let engine = &self.0.engine;
         if check.purpose() != Purpose::Charge && !engine.can_change() {
             return NowOrLater::now(Err(BackendError::new(Reason::Unsupported)));
@@ -556,17 +571,23 @@ impl Limiter {
         if let Some(outcome) = engine.ask_now(check) {
             return decided(outcome);
         }
-        match self.0.denials.as_ref().map(|denials| denials.lookup(check)) {
-            Some(Lookup::Hit(decision)) => decided(Ok(decision)),
-            Some(Lookup::Miss(miss)) => NowOrLater::Later(Some(miss)),
-            Some(Lookup::Bypass) | None => NowOrLater::Later(None),
-        }
+        let lease = match self.0.leases.as_ref().map(|leases| leases.lookup(check)) {
+            Some(lease::Lookup::Granted(decision)) => return decided(Ok(decision)),
+            Some(lease::Lookup::Miss(miss)) => Some(miss),
+            Some(lease::Lookup::Bypass) | None => None,
+        };
+        let denials = match self.0.denials.as_ref().map(|denials| denials.lookup(check)) {
+            Some(Lookup::Hit(decision)) => return decided(Ok(decision)),
+            Some(Lookup::Miss(miss)) => Some(miss),
+            Some(Lookup::Bypass) | None => None,
+        };
+        NowOrLater::Later(Learning { lease, denials })
     }
 
     fn decide_later(
         &self,
         mut check: Check,
-        miss: Option<Miss>,
+        Learning { lease, denials: miss }: Learning,
         rule: OutageRule,
     ) -> BoxFuture<Result<Decision, BackendError>> {
         let Inner { settings, engine, guard, denials, on_rollback, events, .. } = &*self.0;
@@ -582,13 +603,26 @@ impl Limiter {
                 on_rollback: on_rollback.clone(),
             });
         }
-        engine.clone().ask(check, settings.deadline, guard.clone(), miss, events.clone())
+        let (engine, guard, events) = (engine.clone(), guard.clone(), events.clone());
+        let ask = |check, deadline| engine.ask(check, deadline, guard, miss, events);
+        match lease {
+            Some(lease) => lease.ask(check, settings.deadline, ask),
+            None => ask(check, settings.deadline),
+        }
     }
 
     fn clear(&self, check: Check) -> ResetFuture {
-        let Inner { settings, engine, denials, .. } = &*self.0;
+        let Inner { settings, engine, denials, leases, .. } = &*self.0;
         ResetFuture(if engine.can_change() {
-            NowOrLater::Later(engine.clone().forget(check, settings.deadline, denials.clone()))
+            let ending = leases.as_ref().map(|leases| (leases.clone(), check.clone()));
+            let forgotten = engine.clone().forget(check, settings.deadline, denials.clone());
+            NowOrLater::Later(match ending {
+                Some((leases, check)) => Box::pin(async move {
+                    let _ending = leases.end(&check);
+                    forgotten.await
+                }),
+                None => forgotten,
+            })
         } else {
             NowOrLater::now(Err(BackendError::new(Reason::Unsupported)))
         })

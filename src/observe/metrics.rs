@@ -11,7 +11,7 @@ use metrics::{
 use tokio::time::Instant;
 
 use super::{
-    RequestOutcome,
+    LeasedUnits, RequestOutcome,
     series::{ByName, Series},
 };
 use crate::{
@@ -30,6 +30,7 @@ const UNAVAILABLE_CHECKS: &str = "rate_limit_unavailable_checks_total";
 const BREAKER_OPEN: &str = "rate_limit_breaker_open";
 const DENY_CACHE_HITS: &str = "rate_limit_deny_cache_hits_total";
 const SETTLEMENTS: &str = "rate_limit_settlements_total";
+const LEASED_UNITS: &str = "rate_limit_leased_units_total";
 const LOST_ROLLBACKS: &str = "rate_limit_lost_rollbacks_total";
 const EVICTED_KEYS: &str = "rate_limit_evicted_keys_total";
 const EVICTED_UNITS: &str = "rate_limit_evicted_units_total";
@@ -52,6 +53,7 @@ pub fn describe_metrics() {
     describe_gauge!(BREAKER_OPEN, Unit::Count, "Circuit breakers that are open or half-open, by server.");
     describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has answered.");
     describe_counter!(SETTLEMENTS, Unit::Count, "Settlements, by outcome.");
+    describe_counter!(LEASED_UNITS, Unit::Count, "Leased quota units, by what happened to them.");
     describe_counter!(LOST_ROLLBACKS, Unit::Count, "Rollbacks that were lost, so that a charge stands.");
     describe_counter!(EVICTED_KEYS, Unit::Count, "Partition keys that memory backends have evicted.");
     describe_counter!(EVICTED_UNITS, Unit::Count, "Quota units in use by evicted partition keys.");
@@ -69,6 +71,8 @@ pub(super) struct LimiterMetrics {
     deny_cache_hits: Series,
     settled: Series,
     lost_settlements: Series,
+    /// By the discriminant of what happened to the units.
+    leased: Vec<Series>,
 }
 
 /// The metrics of one policy.
@@ -100,6 +104,10 @@ impl LimiterMetrics {
             deny_cache_hits: Series::new(DENY_CACHE_HITS, vec![]),
             settled: settlements("done"),
             lost_settlements: settlements("lost"),
+            leased: LeasedUnits::ALL
+                .iter()
+                .map(|units| Series::new(LEASED_UNITS, vec![label("outcome", units.name())]))
+                .collect(),
         };
         metrics.register();
         metrics
@@ -159,6 +167,12 @@ impl LimiterMetrics {
         match route() {
             Some(route) => self.routes.with(route, |requests| requests.count(outcome)),
             None => self.unrouted.count(outcome),
+        }
+    }
+
+    pub(super) fn leased(&self, units: LeasedUnits, count: u64) {
+        if let Some(counter) = self.leased.get(units as usize) {
+            counter.count(count);
         }
     }
 

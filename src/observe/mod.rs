@@ -27,6 +27,7 @@ mod conflicts;
 #[cfg(feature = "tracing")]
 mod double_charges;
 mod events;
+mod leased;
 mod lifetime;
 #[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
 mod metrics;
@@ -37,6 +38,7 @@ mod server;
 mod stats;
 mod throttle;
 
+pub(crate) use leased::LeasedUnits;
 pub(crate) use lifetime::Lifetime;
 use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
@@ -166,6 +168,14 @@ impl LimiterEvents {
     /// Counts a request of a layer. `route` returns the matched route.
     pub(crate) fn responded<'a>(&self, outcome: RequestOutcome, route: impl FnOnce() -> Option<&'a str>) {
         self.metrics.responded(outcome, route);
+    }
+
+    /// Counts leased units.
+    pub(crate) fn leased(&self, units: LeasedUnits, count: u64) {
+        if count > 0 {
+            self.counters.leased(units, count);
+            self.metrics.leased(units, count);
+        }
     }
 
     /// Counts a settlement that took effect.

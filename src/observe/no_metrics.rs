@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::RequestOutcome;
+use super::{LeasedUnits, RequestOutcome};
 use crate::{
     backend::BackendError,
     check::Check,
@@ -27,6 +27,8 @@ impl LimiterMetrics {
     }
 
     pub(super) fn responded<'a>(&self, _: RequestOutcome, _: impl FnOnce() -> Option<&'a str>) {}
+
+    pub(super) fn leased(&self, _: LeasedUnits, _: u64) {}
 
     pub(super) fn settled(&self) {}
 

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use super::LeasedUnits;
 use crate::{
     backend::{BackendError, Reason},
     check::Check,
@@ -40,6 +41,15 @@ pub struct Stats {
     pub settlements: u64,
     /// The number of lost settlements.
     pub lost_settlements: u64,
+    /// The quota units that the store has [leased](crate::Policy::leased) to this process.
+    pub leased_units: u64,
+    /// The leased units that this process has granted, each without asking the store.
+    pub leased_units_granted: u64,
+    /// The leased units that were returned to the store.
+    pub leased_units_returned: u64,
+    /// The leased units that may be idle until they leave the window: an upper bound. Their return was not confirmed, or the lease
+    /// request had no answer, so that `leased_units` does not count them.
+    pub leased_units_lost: u64,
     /// The circuit breaker of each server. Limiters that share a backend share its breakers. Empty if the breaker is disabled. The
     /// breaker of a backend that answers at once, such as the memory, stays closed.
     pub breakers: Vec<ServerBreaker>,
@@ -70,6 +80,7 @@ pub(crate) struct Counters {
     denied_from_cache: AtomicU64,
     near_limit: AtomicU64,
     settlements: AtomicU64,
+    leased: [AtomicU64; LeasedUnits::ALL.len()],
     reasons: [AtomicU64; Reason::ALL.len()],
     denied_keys: Mutex<Sketch>,
 }
@@ -117,6 +128,13 @@ impl Counters {
         }
     }
 
+    /// Counts leased units.
+    pub(crate) fn leased(&self, units: LeasedUnits, count: u64) {
+        if let Some(counter) = self.leased.get(units as usize) {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
     /// Counts a settlement that took effect.
     pub(crate) fn settled(&self) {
         self.settlements.fetch_add(1, Ordering::Relaxed);
@@ -126,7 +144,12 @@ impl Counters {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let reasons = Reason::ALL.iter().copied().zip(self.reasons.iter().map(count));
         let reasons: Vec<_> = reasons.filter(|(_, checks)| *checks > 0).collect();
+        let [charged, granted, returned, lost] = &self.leased;
         Stats {
+            leased_units: count(charged),
+            leased_units_granted: count(granted),
+            leased_units_returned: count(returned),
+            leased_units_lost: count(lost),
             admitted: count(&self.admitted),
             shadow_denied: count(&self.shadow_denied),
             denied: count(&self.denied),

@@ -16,11 +16,13 @@ use crate::error::ConfigError;
 
 #[cfg(feature = "serde")]
 mod format;
+mod lease;
 mod policies;
 mod selector;
 mod table;
 mod tier;
 
+pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{distinct, pairs};
 pub use selector::{PolicySelector, from_fn};
@@ -42,7 +44,7 @@ const MAX_BUCKETS: u64 = 4_096;
 /// policy, even under the same name, and its counting starts from zero.
 ///
 /// Cloning is cheap. Two policies are equal if their names, quotas, windows and algorithms are, whether or not they are
-/// [hidden](Self::hidden) or in [shadow mode](Self::shadow).
+/// [hidden](Self::hidden), [leased](Self::leased) or in [shadow mode](Self::shadow).
 ///
 /// With the feature `serde`, policies are read from [a file](crate::guide::policies#policies-from-a-file).
 ///
@@ -64,6 +66,8 @@ struct Inner {
     algorithm: Algorithm,
     is_hidden: bool,
     is_shadow: bool,
+    /// Only for sliding buckets. At least one unit.
+    lease: Option<Lease>,
     warned: AtomicBool,
     /// The policy as a member of a header field, made when it is first needed.
     member: OnceLock<HeaderValue>,
@@ -146,6 +150,7 @@ impl Policy {
             algorithm: Algorithm::default(),
             is_hidden: false,
             is_shadow: false,
+            lease: None,
             warned: AtomicBool::new(false),
             member: OnceLock::new(),
             json_name: OnceLock::new(),
@@ -166,7 +171,8 @@ impl Policy {
     /// # Errors
     ///
     /// Returns [`ConfigError::Precision`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
-    /// microseconds, and at least a 4,096th of the window.
+    /// microseconds, and at least a 4,096th of the window. Returns [`ConfigError::Lease`] if the policy is
+    /// [leased](Self::leased) and the algorithm is another one.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
         if let Algorithm::SlidingBuckets { precision } = algorithm {
             let possible = (MIN_WINDOW..=self.window()).contains(&precision)
@@ -176,6 +182,8 @@ impl Policy {
                 let (name, window) = (self.name().to_owned(), self.window());
                 return Err(ConfigError::Precision { name, precision, window, max: MAX_BUCKETS });
             }
+        } else if let Some(lease) = self.0.lease {
+            return Err(ConfigError::Lease { name: self.name().to_owned(), units: lease.units() });
         }
         Ok(self.with(self.0.quota, algorithm))
     }
@@ -196,6 +204,41 @@ impl Policy {
                 Err(ConfigError::Headroom { name, quota, percent })
             }
         }
+    }
+
+    /// Returns this policy with leased units: a process that admits many requests of one partition key charges units in advance, and
+    /// then grants them without asking the store. Only for [`Algorithm::SlidingBuckets`]. By default, a policy is not leased.
+    ///
+    /// A lease ends with its bucket, so it saves calls if a process grants several units of a key in one precision. The store counts
+    /// the units of all leases, so the processes together admit no more than the quota. The [guide](crate::guide::leases) states the
+    /// exceptions, and how many units may be idle.
+    ///
+    /// The lease is not a part of the policy's identity. It has no effect for a backend that answers at once, such as the memory, or
+    /// that does not [grant leases](crate::backend::Backend::grants_leases).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Algorithm, Policy, policy::Lease};
+    ///
+    /// let tenant = Policy::new("tenant", 100_000, Duration::from_secs(60))?
+    ///     .with_algorithm(Algorithm::SlidingBuckets { precision: Duration::from_secs(1) })?
+    ///     .leased(Lease::up_to(50))?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::Lease`] unless the algorithm is sliding buckets and the lease has 1 to 2^32-1 units.
+    pub fn leased(self, lease: Lease) -> Result<Self, ConfigError> {
+        if lease.units() == 0 || !matches!(self.0.algorithm, Algorithm::SlidingBuckets { .. }) {
+            return Err(ConfigError::Lease { name: self.name().to_owned(), units: lease.units() });
+        }
+        Ok(Self(Arc::new(Inner { lease: Some(lease), ..self.inner(self.0.quota, self.0.algorithm) })))
+    }
+
+    /// Returns the [lease](Self::leased) of this policy, if it has one.
+    pub fn lease(&self) -> Option<Lease> {
+        self.0.lease
     }
 
     /// Returns this policy, hidden from responses: header fields, problem details and gRPC details never contain its name, its
@@ -272,6 +315,7 @@ impl Policy {
             algorithm,
             is_hidden: self.0.is_hidden,
             is_shadow: self.0.is_shadow,
+            lease: self.0.lease,
             warned: AtomicBool::new(false),
             member: OnceLock::new(),
             json_name: OnceLock::new(),

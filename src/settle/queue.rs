@@ -1,4 +1,4 @@
-//! The settlement queue, and the workers that process it.
+//! The queue of settlements and of returned leases, and the workers that process it.
 
 use std::{
     collections::VecDeque,
@@ -24,7 +24,7 @@ use crate::{
     check::Refund,
     deny_cache::{Denials, Invalidation},
     engine::{Change, Engine, latest},
-    observe::LimiterEvents,
+    observe::{LeasedUnits, LimiterEvents},
 };
 
 /// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
@@ -60,9 +60,16 @@ struct Job {
     invalidation: Option<Invalidation>,
     /// The result of the part that needed no waiting.
     begun: Result<u64, BackendError>,
-    /// `None` once the result is sent.
-    confirmation: Option<oneshot::Sender<Settled>>,
+    /// `None` once the result is known.
+    confirmation: Option<Confirmation>,
     queue: Arc<Queue>,
+}
+
+/// What learns of the result of a job.
+enum Confirmation {
+    Settlement(oneshot::Sender<Settled>),
+    /// The return of this many leased units.
+    Returned(u32),
 }
 
 /// A worker.
@@ -124,9 +131,18 @@ impl Queue {
             return Settlement::now(self.settled(outcome));
         }
         let (confirmation, settled) = oneshot::channel();
-        let (change, confirmation, queue) = (Some(change), Some(confirmation), self.clone());
+        let confirmation = Some(Confirmation::Settlement(confirmation));
+        let (change, queue) = (Some(change), self.clone());
         self.enqueue(Job { change, invalidation, begun: outcome, confirmation, queue });
         Settlement::waiting(settled)
+    }
+
+    /// Returns leased units to the place of their charge.
+    pub(crate) fn return_units(self: &Arc<Self>, refund: Refund, units: u32) {
+        let invalidation = self.invalidate(Some(&refund));
+        let (change, begun) = (Some(Change { refund: Some(refund), overage: None }), Ok(0));
+        let (confirmation, queue) = (Some(Confirmation::Returned(units)), self.clone());
+        self.enqueue(Job { change, invalidation, begun, confirmation, queue });
     }
 
     /// Settles a charge in the memory of the local fallback.
@@ -242,8 +258,17 @@ impl Job {
             // The invalidation comes first: the caller may use the refunded units at once.
             self.invalidation = None;
             let begun = std::mem::replace(&mut self.begun, Ok(0));
-            // The receiver may have been dropped.
-            let _ = confirmation.send(self.queue.settled(latest(begun, outcome)));
+            let outcome = latest(begun, outcome);
+            match confirmation {
+                Confirmation::Settlement(confirmation) => {
+                    // The receiver may have been dropped.
+                    let _ = confirmation.send(self.queue.settled(outcome));
+                }
+                Confirmation::Returned(units) => {
+                    let outcome = outcome.map_or(LeasedUnits::Lost, |_| LeasedUnits::Returned);
+                    self.queue.events.leased(outcome, units.into());
+                }
+            }
         }
     }
 }

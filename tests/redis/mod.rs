@@ -23,6 +23,7 @@ mod isolation;
 mod keys;
 mod large_log;
 mod layer_per_request;
+mod leases;
 mod lost_reply;
 mod lua_files;
 mod merging;

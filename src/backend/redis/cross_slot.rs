@@ -80,7 +80,8 @@ pub(super) async fn check(
     slots: &[Vec<usize>],
 ) -> Result<Decision, BackendError> {
     match check.purpose() {
-        Purpose::Charge | Purpose::Reserve => {}
+        // A lease has one partition key, and so one slot.
+        Purpose::Charge | Purpose::Reserve | Purpose::Lease => {}
         Purpose::Peek => {
             let mut peek = Transaction::start(backend, check, slots, Purpose::Peek);
             peek.replies(check.deadline()).await;

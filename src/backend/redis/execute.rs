@@ -141,7 +141,7 @@ impl RedisBackend {
     ) -> Result<Decision, BackendError> {
         let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
         // An overage is charged even after the deadline, and a peek after it does no harm.
-        let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve);
+        let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::Lease);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
         let slot = if self.topology.needs_slots() { call.slot() } else { 0 };
         let command = Command::Script(&self.scripts.check, &mut call);

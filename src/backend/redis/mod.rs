@@ -370,6 +370,11 @@ impl Backend for RedisBackend {
         self.injected_micros().is_none()
     }
 
+    /// Returns true on the server's own clock. A test may move an injected clock at any time.
+    fn grants_leases(&self) -> bool {
+        self.injected_micros().is_none()
+    }
+
     fn store(&self) -> Option<String> {
         // Only clones share their scripts.
         let store =

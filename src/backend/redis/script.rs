@@ -122,6 +122,8 @@ pub(super) struct Call {
     purpose: Option<&'static str>,
     /// The number of shadow pairs, which are the last ones. `None` if there are none.
     shadow_pairs: Option<usize>,
+    /// The units to lease of each pair, 4 bytes each. `None` unless the purpose is a lease.
+    leases: Option<Vec<u8>>,
     /// The instant, if the scripts have an injected clock.
     at_micros: Option<u64>,
 }
@@ -148,12 +150,16 @@ impl Call {
             Purpose::Reserve => Some("r"),
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
+            Purpose::Lease => Some("l"),
         };
+        let is_lease = check.purpose() == Purpose::Lease;
+        let leases = || check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect();
+        let leases = is_lease.then(leases);
         let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
         let keys = names.keys(check.namespace(), ordered);
         let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
         let shadow_pairs = (shadow_pairs > 0).then_some(shadow_pairs);
-        Self { keys, pairs, purpose, shadow_pairs, at_micros }
+        Self { keys, pairs, purpose, shadow_pairs, leases, at_micros }
     }
 
     /// Returns the call that refunds units.
@@ -171,7 +177,7 @@ impl Call {
         }
         let keys =
             names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-        Self { keys, pairs, purpose: None, shadow_pairs: None, at_micros }
+        Self { keys, pairs, purpose: None, shadow_pairs: None, leases: None, at_micros }
     }
 
     /// Sets the deadline of a check, in microseconds of the server's clock. A check that runs later charges nothing.
@@ -196,16 +202,16 @@ impl Call {
             command.arg(key);
         }
         command.arg(&self.pairs[..]).arg(self.purpose);
-        // The number of shadow pairs is after the purpose, and the instant is the last argument.
+        // The number of shadow pairs is after the purpose, then the leases, and the instant is the last argument.
         let is_last = self.shadow_pairs.is_none() && self.at_micros.is_none();
         if self.purpose.is_none() && !is_last {
             command.arg("");
         }
         command.arg(self.shadow_pairs);
-        if self.shadow_pairs.is_none() && self.at_micros.is_some() {
+        if self.shadow_pairs.is_none() && (self.at_micros.is_some() || self.leases.is_some()) {
             command.arg("");
         }
-        command.arg(self.at_micros);
+        command.arg(&self.leases).arg(self.at_micros);
         command
     }
 }
@@ -263,7 +269,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         return Err(BackendError::new(Reason::DeadlineExceeded));
     }
     let mut fields = Fields(bytes);
-    let (at_micros, statuses, mut receipts) = match check.purpose() {
+    let (at_micros, statuses, mut receipts, leases) = match check.purpose() {
         // The usual case: a status for each pair, in the order of the check.
         Purpose::Charge if check.pairs().iter().all(|pair| !pair.is_shadow) => {
             let (mut at_micros, mut statuses) = (0, Vec::with_capacity(check.pairs().len()));
@@ -277,8 +283,9 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
             return Ok(Decision::new(at_micros, statuses));
         }
         purpose => {
-            let receipts = if purpose == Purpose::Reserve { check.pairs().len() } else { 0 };
-            let mut receipts = vec![Receipt::NO_CHARGE; receipts];
+            let is_lease = purpose == Purpose::Lease;
+            let receipts = if is_lease || purpose == Purpose::Reserve { check.pairs().len() } else { 0 };
+            let (mut receipts, mut leases) = (vec![Receipt::NO_CHARGE; receipts], Vec::new());
             let (mut at_micros, mut statuses) = (0, vec![None; check.pairs().len()]);
             for (i, pair) in in_call_order(check) {
                 at_micros = fields.u64().ok_or_else(broken)?;
@@ -286,8 +293,11 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
                 if let Some(place) = receipts.get_mut(i) {
                     *place = receipt(&mut fields).ok_or_else(broken)?;
                 }
+                if is_lease {
+                    leases.push(fields.u32().ok_or_else(broken)?);
+                }
             }
-            (at_micros, statuses, receipts)
+            (at_micros, statuses, receipts, leases)
         }
     };
     if !fields.0.is_empty() {
@@ -297,6 +307,12 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     let denies = |status: &Status| !status.is_shadow() && !status.retry_after().is_zero();
     if statuses.iter().flatten().any(denies) {
         receipts.clear();
+        leases.clear();
+    }
+    if check.purpose() == Purpose::Lease {
+        // No pair is a shadow, so each has a status.
+        let statuses: Vec<Status> = statuses.into_iter().flatten().collect();
+        return Ok(Decision::with_leases(at_micros, statuses, receipts, leases));
     }
     Ok(Decision::partial(at_micros, statuses, receipts, check))
 }

@@ -1,0 +1,120 @@
+//! The local clock of leases: it also counts the time that the machine was suspended.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::time::Instant;
+
+use super::Micros;
+
+/// A change of the suspended time by less than this is the time between two readings. No machine is suspended for so short a time.
+const NOISE: u64 = 2_000;
+
+/// Returns the time that the machine was suspended, in microseconds, from an arbitrary origin.
+type Suspended = Box<dyn Fn() -> Micros + Send + Sync>;
+
+/// A monotonic clock that counts suspended time.
+///
+/// On Linux, the clock of [`Instant`] stops while the machine is suspended, and the server's clock does not. The clock is that of
+/// tokio plus the suspended time, so a test that pauses tokio's clock controls this one.
+pub(super) struct LocalClock {
+    start: Instant,
+    suspended: Suspended,
+    /// The suspended time as last counted.
+    counted: AtomicU64,
+}
+
+impl LocalClock {
+    pub(super) fn new() -> Self {
+        Self::with(Box::new(suspended))
+    }
+
+    fn with(suspended: Suspended) -> Self {
+        let counted = AtomicU64::new(suspended());
+        Self { start: Instant::now(), suspended, counted }
+    }
+
+    /// Returns the time since an arbitrary origin, in microseconds. It never goes back.
+    pub(super) fn now(&self) -> Micros {
+        // If the machine is suspended between these two readings, the result is the time before.
+        let suspended = self.count_suspended();
+        self.start.elapsed().as_micros() as Micros + suspended
+    }
+
+    fn count_suspended(&self) -> Micros {
+        let counted = self.counted.load(Ordering::Relaxed);
+        if (self.suspended)() < counted + NOISE {
+            return counted;
+        }
+        // A pause between two readings of a clock seems to be suspended time. A second and a third attempt have no such pause.
+        let again = (self.suspended)().min((self.suspended)());
+        if again < counted + NOISE {
+            return counted;
+        }
+        self.counted.fetch_max(again, Ordering::Relaxed).max(again)
+    }
+}
+
+/// Returns the difference of a clock that counts suspended time and one that does not.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn suspended() -> Micros {
+    use rustix::time::{ClockId, Timespec, clock_gettime};
+
+    let micros = |time: Timespec| (time.tv_sec as u64) * 1_000_000 + time.tv_nsec as u64 / 1_000;
+    let monotonic = micros(clock_gettime(ClockId::Monotonic));
+    micros(clock_gettime(ClockId::Boottime)).saturating_sub(monotonic)
+}
+
+/// On Windows, the monotonic clock counts suspended time. On the other systems, a suspended machine must not hold leases.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn suspended() -> Micros {
+    0
+}
+
+#[cfg(test)]
+impl LocalClock {
+    /// Returns a clock whose suspended time is that of the test.
+    pub(super) fn suspended_by(suspended: &std::sync::Arc<AtomicU64>) -> Self {
+        let suspended = suspended.clone();
+        Self::with(Box::new(move || suspended.load(Ordering::SeqCst)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn clock_counts_suspended_time() {
+        let suspended = Arc::new(AtomicU64::new(5_000_000));
+        let clock = LocalClock::suspended_by(&suspended);
+        assert_eq!(clock.now(), 5_000_000);
+        advance(Duration::from_millis(3)).await;
+        assert_eq!(clock.now(), 5_003_000);
+        suspended.fetch_add(60_000_000, Ordering::SeqCst);
+        assert_eq!(clock.now(), 65_003_000);
+        suspended.fetch_add(NOISE - 1, Ordering::SeqCst);
+        assert_eq!(clock.now(), 65_003_000, "the time between two readings does not count");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pause_between_readings_is_not_suspended_time() {
+        let readings = AtomicU64::new(0);
+        // The second reading is interrupted for 10 ms.
+        let interrupted = move || if readings.fetch_add(1, Ordering::SeqCst) == 1 { 10_000 } else { 7 };
+        let clock = LocalClock::with(Box::new(interrupted));
+        assert_eq!((clock.now(), clock.now()), (7, 7));
+    }
+
+    /// The clock of the operating system never goes back, and it stands still while that of tokio is paused.
+    #[tokio::test(start_paused = true)]
+    async fn paused_clock_of_tokio_pauses_local_clock() {
+        let clock = LocalClock::new();
+        let start = clock.now();
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(clock.now() - start, 1_000_000);
+    }
+}

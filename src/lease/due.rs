@@ -1,0 +1,115 @@
+//! When to look at the lease of which pair.
+
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::BinaryHeap,
+    mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+use super::Micros;
+use crate::{key::PartitionKey, policy::Policy};
+
+/// The instant at which to look at the lease of a pair. Instants are compared, and not pairs.
+pub(super) struct Due {
+    pub(super) at: Micros,
+    /// The hash of the key.
+    pub(super) hash: u64,
+    pub(super) key: PartitionKey,
+    pub(super) policy: Policy,
+}
+
+impl Due {
+    pub(super) fn new(at: Micros, hash: u64, key: &PartitionKey, policy: &Policy) -> Self {
+        Self { at, hash, key: key.clone(), policy: policy.clone() }
+    }
+}
+
+impl Ord for Due {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl PartialOrd for Due {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Due {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl Eq for Due {}
+
+/// All instants, in their order, and whether a task waits for them.
+#[derive(Default)]
+pub(super) struct Dues {
+    state: Mutex<State>,
+    /// Notified when the next instant comes earlier.
+    pub(super) earlier: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    dues: BinaryHeap<Reverse<Due>>,
+    is_running: bool,
+}
+
+/// The next instant.
+pub(super) enum Next {
+    /// It has come.
+    Now(Due),
+    /// It comes later.
+    At(Micros),
+    /// There is none, so the task ends.
+    None,
+}
+
+impl Dues {
+    /// Adds an instant. Returns whether a task must be started.
+    pub(super) fn add(&self, due: Due) -> bool {
+        let mut state = self.state();
+        let is_first = state.dues.peek().is_none_or(|Reverse(first)| due.at < first.at);
+        state.dues.push(Reverse(due));
+        let must_start = !mem::replace(&mut state.is_running, true);
+        drop(state);
+        if is_first && !must_start {
+            self.earlier.notify_one();
+        }
+        must_start
+    }
+
+    /// Takes the next instant, if it has come.
+    pub(super) fn next(&self, now: Micros) -> Next {
+        let mut state = self.state();
+        match state.dues.peek() {
+            Some(Reverse(first)) if first.at > now => Next::At(first.at),
+            Some(_) => state.dues.pop().map_or(Next::None, |Reverse(due)| Next::Now(due)),
+            None => {
+                state.is_running = false;
+                Next::None
+            }
+        }
+    }
+
+    /// Records that the task has ended with its runtime. The next lease starts another one.
+    pub(super) fn abandon(&self) {
+        self.state().is_running = false;
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.state().dues.len()
+    }
+
+    // No code that holds the lock can panic or wait.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,317 @@
+//! The lease of one pair, and how many units to lease next. It knows no clock and no lock.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::Micros;
+use crate::{
+    check::{Pair, Receipt},
+    decision::{Decision, Status, Wait},
+    key::PartitionKey,
+    policy::{Algorithm, Policy},
+};
+
+/// The largest drift between two clocks, as a fraction: 1/2,000, or 500 ppm.
+const DRIFT: u64 = 2_000;
+
+/// A lease takes at most this part of the store's remaining quota: an eighth. So the last units go to any process that asks.
+const SHARE: u32 = 8;
+
+/// How long nothing is leased after a lease request without an answer, and at most after an answer that came too late.
+const PAUSE: Micros = 1_000_000;
+
+/// A lease is returned if nothing was granted from it for this time.
+const IDLE: Micros = 1_000_000;
+
+/// A pair of a partition key and a leased policy.
+pub(super) struct Entry {
+    /// As a table keeps it, of bounded size.
+    pub(super) key: PartitionKey,
+    policy: Policy,
+    granted: Granted,
+    held: Option<Held>,
+    /// The store's remaining quota, as last stated.
+    remaining: u32,
+    /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
+    ends: u64,
+    /// The lease request in flight. Dropping it wakes the checks that wait for its end.
+    request: Option<watch::Sender<()>>,
+    /// The number of successive answers that came after the end of their bucket.
+    late: u32,
+    /// Whether the task that returns units looks at this pair later.
+    is_scheduled: bool,
+    paused_until: Micros,
+    last_use: Micros,
+}
+
+/// The units that this process was granted, by itself and by the store.
+#[derive(Default)]
+struct Granted {
+    /// The number of the current period. A period is as long as a bucket.
+    period: u64,
+    current: u32,
+    previous: u32,
+}
+
+/// Units that the store has charged, and that this process may grant.
+struct Held {
+    receipt: Receipt,
+    units: u32,
+    /// The last instant at which a unit may be granted.
+    until: Micros,
+    /// The instant of the last grant or of the lease.
+    last_grant: Micros,
+    store: Reply,
+}
+
+/// The status of the store after a lease.
+#[derive(Clone)]
+struct Reply {
+    /// In microseconds of the store's clock.
+    at_micros: u64,
+    received: Micros,
+    status: Status,
+}
+
+/// Units to return to the store.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Leftover {
+    pub(super) key: PartitionKey,
+    pub(super) policy: Policy,
+    pub(super) receipt: Receipt,
+    pub(super) units: u32,
+}
+
+/// What the store has answered to one pair of a lease request.
+pub(super) struct Answer<'a> {
+    pub(super) decision: &'a Decision,
+    pub(super) status: &'a Status,
+    pub(super) receipt: Receipt,
+    /// The units beyond the cost.
+    pub(super) units: u32,
+    pub(super) sent: Micros,
+    pub(super) received: Micros,
+}
+
+impl Entry {
+    pub(super) fn new(key: PartitionKey, policy: Policy) -> Self {
+        Self {
+            key,
+            policy,
+            granted: Granted::default(),
+            held: None,
+            remaining: 0,
+            ends: 0,
+            request: None,
+            late: 0,
+            is_scheduled: false,
+            paused_until: 0,
+            last_use: 0,
+        }
+    }
+
+    pub(super) fn is_of(&self, key: &PartitionKey, policy: &Policy) -> bool {
+        self.policy.counts_with(policy) && self.key == *key
+    }
+
+    /// Applies what has changed since the last use: a lease whose bucket has ended, and another quota, end it. Returns its units.
+    pub(super) fn begin_use(&mut self, policy: &Policy, now: Micros) -> Option<Leftover> {
+        self.last_use = now;
+        let has_ended = self.held.as_ref().is_some_and(|held| now > held.until);
+        if self.policy.quota() != policy.quota() {
+            let leftover = self.end();
+            self.policy = policy.clone();
+            return leftover;
+        }
+        if has_ended { self.give_back() } else { None }
+    }
+
+    /// Returns whether the lease has room for this cost. Call it after [`begin_use`](Self::begin_use).
+    pub(super) fn has_room(&self, cost: u32) -> bool {
+        self.held.as_ref().is_some_and(|held| cost <= held.units)
+    }
+
+    /// Grants units of the lease. Returns the status of the pair, the receipt, and the instant in microseconds of the store's clock,
+    /// as a lower bound.
+    pub(super) fn grant(&mut self, pair: &Pair, now: Micros) -> Option<(Status, Receipt, u64)> {
+        let held = self.held.as_mut()?;
+        held.units = held.units.checked_sub(pair.cost)?;
+        held.last_grant = now;
+        self.granted.add(period(&self.policy, now), pair.cost);
+        let since = now.saturating_sub(held.store.received);
+        let status = held.store.status_after(pair, held.units, since);
+        Some((status, held.receipt, held.store.at_micros + since))
+    }
+
+    /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of the policy,
+    /// and at most a share of the store's remaining quota.
+    pub(super) fn wanted(&mut self, now: Micros) -> u32 {
+        if self.request.is_some() || now < self.paused_until {
+            return 0;
+        }
+        self.granted.add(period(&self.policy, now), 0);
+        let bound = self.policy.lease().map_or(0, |lease| lease.units());
+        let held = self.held.as_ref().map_or(0, |held| held.units);
+        let rate = self.granted.current.max(self.granted.previous);
+        rate.min(self.remaining / SHARE).min(bound.saturating_sub(held))
+    }
+
+    /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
+    pub(super) fn begin_request(&mut self) -> u64 {
+        self.request = Some(watch::Sender::new(()));
+        self.ends
+    }
+
+    /// Returns what ends with the lease request in flight.
+    pub(super) fn request_in_flight(&self) -> Option<watch::Receiver<()>> {
+        self.request.as_ref().map(watch::Sender::subscribe)
+    }
+
+    /// Returns whether no lease request is in flight, no units are held, and the pair was not used since this instant.
+    pub(super) fn is_idle_since(&self, instant: Micros) -> bool {
+        self.request.is_none() && !self.is_scheduled && self.held.is_none() && self.last_use < instant
+    }
+
+    /// Learns what the store has decided for a check of this pair that was no lease request.
+    pub(super) fn learn(&mut self, status: &Status, is_charged: bool, now: Micros) {
+        self.remaining = status.remaining();
+        if is_charged {
+            self.granted.add(period(&self.policy, now), status.cost());
+        }
+    }
+
+    /// Ends a lease request without a valid answer.
+    pub(super) fn fail(&mut self, now: Micros) {
+        self.request = None;
+        self.paused_until = now + PAUSE;
+    }
+
+    /// Ends a lease request that was not sent.
+    pub(super) fn cancel(&mut self) {
+        self.request = None;
+    }
+
+    /// Ends a lease request with the answer of the store. Begins a lease, unless the lease was ended since the request, or the bucket
+    /// has ended. Returns units to return, if there are any.
+    pub(super) fn answer(&mut self, answer: &Answer<'_>, ends: u64) -> Option<Leftover> {
+        self.request = None;
+        let (now, receipt) = (answer.received, answer.receipt);
+        self.learn(answer.status, true, now);
+        let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
+        let is_over = now > until;
+        if is_over {
+            // Replies take as long as buckets last. It is tried again, after 1, 2, 4, and more buckets.
+            let pause = precision(&self.policy).saturating_mul(1 << self.late.min(20));
+            self.paused_until = now + pause.min(PAUSE);
+        }
+        self.late = if is_over { self.late.saturating_add(1) } else { 0 };
+        if answer.units == 0 {
+            return None;
+        }
+        if is_over || self.ends != ends {
+            return Some(self.leftover(receipt, answer.units));
+        }
+        let store =
+            Reply { at_micros: answer.decision.at_micros(), received: now, status: answer.status.clone() };
+        if let Some(held) = self.held.as_mut().filter(|held| held.receipt == receipt) {
+            // The same bucket: both bounds of its end are true.
+            held.units = held.units.saturating_add(answer.units);
+            held.until = held.until.max(until);
+            held.store = store;
+            return None;
+        }
+        let old = self.give_back();
+        self.held = Some(Held { receipt, units: answer.units, until, last_grant: now, store });
+        old
+    }
+
+    /// Returns the units that are left of the lease in this process.
+    pub(super) fn units(&self) -> u32 {
+        self.held.as_ref().map_or(0, |held| held.units)
+    }
+
+    /// Returns when to look at a new lease again. `None` if this is scheduled already, at the same instant or before.
+    pub(super) fn schedule(&mut self) -> Option<Micros> {
+        let due = self.due().filter(|_| !self.is_scheduled)?;
+        self.is_scheduled = true;
+        Some(due)
+    }
+
+    /// Ends the lease if its bucket has ended, or if it is idle. Returns its units, and when to look at the lease again.
+    pub(super) fn expire(&mut self, now: Micros) -> (Option<Leftover>, Option<Micros>) {
+        let is_over = self.due().is_some_and(|due| now >= due);
+        let leftover = if is_over { self.give_back() } else { None };
+        let due = self.due();
+        self.is_scheduled = due.is_some();
+        (leftover, due)
+    }
+
+    /// Returns the end of the bucket, or when the lease may be idle. `None` without a lease.
+    fn due(&self) -> Option<Micros> {
+        let held = self.held.as_ref()?;
+        Some((held.until + 1).min(held.last_grant + IDLE))
+    }
+
+    /// Ends the lease, and every lease that was requested before. Returns its units.
+    pub(super) fn end(&mut self) -> Option<Leftover> {
+        self.ends += 1;
+        self.remaining = 0;
+        self.give_back()
+    }
+
+    fn give_back(&mut self) -> Option<Leftover> {
+        let held = self.held.take()?;
+        (held.units > 0).then(|| self.leftover(held.receipt, held.units))
+    }
+
+    fn leftover(&self, receipt: Receipt, units: u32) -> Leftover {
+        Leftover { key: self.key.clone(), policy: self.policy.clone(), receipt, units }
+    }
+}
+
+impl Granted {
+    fn add(&mut self, period: u64, units: u32) {
+        if period != self.period {
+            self.previous = if period == self.period + 1 { self.current } else { 0 };
+            (self.period, self.current) = (period, 0);
+        }
+        self.current = self.current.saturating_add(units);
+    }
+}
+
+impl Reply {
+    /// Returns the status of a pair that was granted from a lease: `since` after the reply, with these units left.
+    fn status_after(&self, pair: &Pair, units: u32, since: Micros) -> Status {
+        let later = |wait: Duration| wait.saturating_sub(Duration::from_micros(since));
+        let reset_after = later(self.status.reset_after());
+        // If some usage has left since the reply, the next wait is not known. All usage has left at the reset.
+        let next_after = match later(self.status.next_after()) {
+            wait if wait.is_zero() => reset_after,
+            wait => wait,
+        };
+        let remaining = self.status.remaining().saturating_add(units);
+        Status::new(pair, remaining, Wait::ZERO, next_after, reset_after)
+    }
+}
+
+/// Returns the number of the period that contains an instant.
+fn period(policy: &Policy, now: Micros) -> u64 {
+    now / precision(policy).max(1)
+}
+
+/// Returns the length of a bucket.
+fn precision(policy: &Policy) -> Micros {
+    match policy.algorithm() {
+        Algorithm::SlidingBuckets { precision } => precision.as_micros() as Micros,
+        // Only sliding buckets are leased.
+        _ => 0,
+    }
+}
+
+/// Returns the last local instant at which the server's clock has not reached the end of a bucket. The request was sent at `sent`, the
+/// script ran at `at`, and the bucket ends at `end` of the server's clock. The clocks may drift apart.
+fn last_grant(sent: Micros, at: u64, end: u64) -> Micros {
+    let left = end.saturating_sub(at);
+    (sent + left - left.div_ceil(DRIFT)).saturating_sub(1)
+}

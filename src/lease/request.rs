@@ -1,0 +1,172 @@
+//! Checks that the leases could not grant: the store is asked, some of them for a lease.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    runtime::Handle,
+    time::{Instant, timeout},
+};
+
+use super::{
+    returns,
+    table::{Learned, Leases, Request, Step},
+};
+use crate::{
+    backend::{BackendError, Reason},
+    check::{Check, Pair, Purpose},
+    decision::{Decision, Status},
+    now_or_later::BoxFuture,
+    observe::LeasedUnits,
+};
+
+/// A check waits for the lease request of another one for at most this part of its deadline: a quarter.
+const WAIT: u32 = 4;
+
+type Outcome = Result<Decision, BackendError>;
+
+/// The result of a lookup.
+pub(crate) enum Lookup {
+    /// The check is admitted from leases.
+    Granted(Decision),
+    /// The store must be asked, and the leases learn from its decision.
+    Miss(Miss),
+    /// The check takes and uses no leases.
+    Bypass,
+}
+
+/// A check that the store must be asked.
+pub(crate) struct Miss(Arc<Leases>);
+
+/// A lease request. If it is dropped without an answer, nothing is leased for a while.
+struct InFlight {
+    leases: Arc<Leases>,
+    check: Check,
+    request: Request,
+    progress: Progress,
+}
+
+enum Progress {
+    Unsent,
+    Sent,
+    Ended,
+}
+
+impl Leases {
+    /// Looks up a check.
+    pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> Lookup {
+        if !is_leasable(check) {
+            return Lookup::Bypass;
+        }
+        self.grant(check).map_or_else(|| Lookup::Miss(Miss(self.clone())), Lookup::Granted)
+    }
+}
+
+impl Miss {
+    /// Asks the store by means of `ask` within this deadline, for a lease if one is due, and learns from its decision. If a lease request
+    /// of the same pair is in flight, waits for its end first, because its lease may grant the check.
+    pub(crate) fn ask(
+        self,
+        check: Check,
+        deadline: Duration,
+        ask: impl FnOnce(Check, Duration) -> BoxFuture<Outcome> + Send + 'static,
+    ) -> BoxFuture<Outcome> {
+        let Self(leases) = self;
+        Box::pin(async move {
+            let mut left = deadline;
+            let mut step = leases.next_step(&check);
+            if let Step::Wait(mut request) = step {
+                let started = Instant::now();
+                // An error means that the request has ended, too.
+                let _ = timeout(deadline / WAIT, request.changed()).await;
+                left = deadline.saturating_sub(started.elapsed());
+                if let Some(decision) = leases.grant(&check) {
+                    let granted = Ok(decision);
+                    leases.events.decided(&check, &granted, None);
+                    return granted;
+                }
+                step = leases.next_step(&check);
+            }
+            let Step::Request(request) = step else {
+                let decision = ask(check.clone(), left).await?;
+                leases.learn(&check, &decision, None);
+                return Ok(decision);
+            };
+            let asked = ask(check.clone().leasing(request.units.iter().copied()), left);
+            let in_flight = InFlight { leases, check, request, progress: Progress::Unsent };
+            match Handle::try_current() {
+                // Others wait for it, so it must not depend on this caller.
+                Ok(runtime) => runtime
+                    .spawn(in_flight.send(asked))
+                    .await
+                    .unwrap_or_else(|error| Err(BackendError::with_source(Reason::Other, error.to_string()))),
+                Err(_) => in_flight.send(asked).await,
+            }
+        })
+    }
+}
+
+impl InFlight {
+    async fn send(mut self, asked: BoxFuture<Outcome>) -> Outcome {
+        let sent = self.leases.clock.now();
+        self.progress = Progress::Sent;
+        let decision = match asked.await {
+            Err(error) if !may_have_charged(&error) => {
+                self.progress = Progress::Ended;
+                self.leases.end_request(&self.check, true);
+                return Err(error);
+            }
+            // Without an answer of the store, the deny cache may repeat a denial.
+            Ok(decision) if !decision.is_cached() => decision,
+            unanswered => return unanswered,
+        };
+        self.progress = Progress::Ended;
+        let Some(Learned { held, dues }) =
+            self.leases.learn(&self.check, &decision, Some((&self.request, sent)))
+        else {
+            return Ok(decision);
+        };
+        for due in dues {
+            returns::schedule(&self.leases, due);
+        }
+        Ok(for_caller(&self.check, &decision, &held))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        let is_sent = match self.progress {
+            Progress::Ended => return,
+            Progress::Unsent => false,
+            Progress::Sent => true,
+        };
+        self.leases.end_request(&self.check, is_sent);
+        if is_sent {
+            let units = self.request.units.iter().copied().map(u64::from).sum();
+            self.leases.events.leased(LeasedUnits::Lost, units);
+        }
+    }
+}
+
+/// Returns whether a check may take and use leases: it charges, all its pairs are leased, and they have one partition key.
+fn is_leasable(check: &Check) -> bool {
+    let may = |pair: &Pair| pair.policy.lease().is_some() && pair.cost > 0 && !pair.is_shadow;
+    matches!(check.purpose(), Purpose::Charge | Purpose::Reserve)
+        && check.pairs().iter().all(may)
+        && !check.has_several_keys()
+}
+
+/// Returns the decision on a lease request as that on the check itself. The remaining quota includes the units that are held.
+fn for_caller(check: &Check, decision: &Decision, held: &[u32]) -> Decision {
+    let with_held =
+        |(i, status): (usize, &Status)| status.clone().with_more(held.get(i).copied().unwrap_or_default());
+    let statuses: Vec<_> = decision.statuses().iter().enumerate().map(with_held).collect();
+    let receipts = if check.purpose() == Purpose::Reserve { decision.receipts() } else { &[] };
+    Decision::with_receipts(decision.at_micros(), statuses, receipts).of_check(check.clone())
+}
+
+/// Returns whether a check with this error may have been charged.
+fn may_have_charged(error: &BackendError) -> bool {
+    let is_unknown =
+        matches!(error.reason(), Reason::Timeout | Reason::Connection | Reason::BrokenReply | Reason::Other);
+    is_unknown && error.was_asked()
+}

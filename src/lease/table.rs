@@ -1,0 +1,330 @@
+//! The leases of a limiter.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+use tokio::sync::watch;
+
+use super::{
+    Micros,
+    clock::LocalClock,
+    due::{Due, Dues},
+    entry::{Answer, Entry, Leftover},
+};
+use crate::{
+    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Refund, RefundPair},
+    decision::Decision,
+    key::PartitionKey,
+    observe::{LeasedUnits, LimiterEvents},
+    policy::Policy,
+    settle::Queue,
+};
+
+/// The number of locks. All pairs of a partition key have the same one, so a check takes one lock.
+const SHARDS: usize = 64;
+/// The largest number of pairs in a shard. Further pairs are not leased.
+const MAX_PAIRS_OF_SHARD: usize = 1_024;
+/// A pair that was not used for this time makes room for another one. A full shard is searched at most this often.
+const KEEP_IDLE: Micros = 1_000_000;
+
+/// A number for each pair of a check.
+pub(super) type OfPairs<T> = SmallVec<[T; MAX_PAIRS]>;
+
+/// The units to lease in a request.
+pub(super) struct Request {
+    /// The units for each pair, at least one.
+    pub(super) units: OfPairs<u32>,
+    /// For each pair, the number of times that its lease was ended before the request.
+    ends: OfPairs<u64>,
+}
+
+/// What to do with a check that the leases cannot grant.
+pub(super) enum Step {
+    /// Ask the store.
+    Ask,
+    /// Ask the store for a lease.
+    Request(Request),
+    /// Wait for the end of a lease request.
+    Wait(watch::Receiver<()>),
+}
+
+/// What the leases have learned from a decision.
+pub(super) struct Learned {
+    /// The units that are held for each pair after a lease request.
+    pub(super) held: OfPairs<u32>,
+    /// When to look at the leases again.
+    pub(super) dues: OfPairs<Due>,
+}
+
+/// The leases of a limiter.
+pub(crate) struct Leases {
+    pub(super) clock: LocalClock,
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    pub(super) dues: Dues,
+    namespace: Namespace,
+    queue: Arc<Queue>,
+    pub(super) events: Arc<LimiterEvents>,
+}
+
+#[derive(Default)]
+pub(super) struct Shard {
+    entries: HashTable<Entry>,
+    searched: Micros,
+}
+
+/// Ends the leases of some pairs when it is created and again when it is dropped, because a lease in between may have been charged
+/// before the change that it guards.
+pub(crate) struct Ending {
+    leases: Arc<Leases>,
+    pairs: Box<[Pair]>,
+}
+
+impl Leases {
+    pub(crate) fn new(namespace: Namespace, queue: Arc<Queue>, events: Arc<LimiterEvents>) -> Arc<Self> {
+        Arc::new(Self::on_clock(LocalClock::new(), namespace, queue, events))
+    }
+
+    pub(super) fn on_clock(
+        clock: LocalClock,
+        namespace: Namespace,
+        queue: Arc<Queue>,
+        events: Arc<LimiterEvents>,
+    ) -> Self {
+        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        let (hasher, dues) = (RandomState::new(), Dues::default());
+        Self { clock, hasher, shards, dues, namespace, queue, events }
+    }
+
+    /// Admits a check from leases, if every pair has leased units for it.
+    pub(super) fn grant(&self, check: &Check) -> Option<Decision> {
+        let (hash, key) = self.place(check)?;
+        let now = self.clock.now();
+        let mut leftovers = OfPairs::new();
+        let granted = self.shard(hash).grant(hash, &key, check, now, &self.hasher, &mut leftovers);
+        self.return_units(leftovers);
+        if granted.is_some() {
+            let units = check.pairs().iter().map(|pair| u64::from(pair.cost)).sum();
+            self.events.leased(LeasedUnits::Granted, units);
+        }
+        granted
+    }
+
+    /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight.
+    pub(super) fn next_step(&self, check: &Check) -> Step {
+        let Some((hash, key)) = self.place(check) else { return Step::Ask };
+        let now = self.clock.now();
+        let mut shard = self.shard(hash);
+        let mut in_flight =
+            check.pairs().iter().filter_map(|pair| shard.find(hash, &key, &pair.policy)?.request_in_flight());
+        if let Some(request) = in_flight.next() {
+            return Step::Wait(request);
+        }
+        shard.begin_request(hash, &key, check, now).map_or(Step::Ask, Step::Request)
+    }
+
+    /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases.
+    pub(super) fn learn(
+        &self,
+        check: &Check,
+        decision: &Decision,
+        request: Option<(&Request, Micros)>,
+    ) -> Option<Learned> {
+        // A cached denial is no statement of the store.
+        let (hash, key) = self.place(check).filter(|_| !decision.is_cached())?;
+        let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
+        let (mut leftovers, mut held, mut dues) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
+        let mut shard = self.shard(hash);
+        for (i, (pair, status)) in check.pairs().iter().zip(decision.statuses()).enumerate() {
+            let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
+            let Some((request, sent)) = request else {
+                entry.learn(status, is_admitted, received);
+                continue;
+            };
+            match (decision.leases().get(i), decision.receipts().get(i)) {
+                (Some(&units), Some(&receipt)) => {
+                    let answer = Answer { decision, status, receipt, units, sent, received };
+                    let ends = request.ends.get(i).copied().unwrap_or_default();
+                    leftovers.extend(entry.answer(&answer, ends));
+                    held.push(entry.units());
+                    let (key, policy) = (&key, &pair.policy);
+                    dues.extend(entry.schedule().map(|at| Due::new(at, hash, key, policy)));
+                }
+                _ => {
+                    entry.cancel();
+                    entry.learn(status, false, received);
+                }
+            }
+        }
+        drop(shard);
+        self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
+        self.return_units(leftovers);
+        Some(Learned { held, dues })
+    }
+
+    /// Ends a lease request without leases. If it was sent, nothing is leased for a while.
+    pub(super) fn end_request(&self, check: &Check, is_sent: bool) {
+        let Some((hash, key)) = self.place(check) else { return };
+        let now = self.clock.now();
+        let mut shard = self.shard(hash);
+        for pair in check.pairs() {
+            let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
+            if is_sent { entry.fail(now) } else { entry.cancel() }
+        }
+    }
+
+    /// Ends the leases of these pairs now and when the returned guard is dropped.
+    pub(crate) fn end(self: &Arc<Self>, check: &Check) -> Ending {
+        let ending = Ending { leases: self.clone(), pairs: check.pairs().into() };
+        ending.end_now();
+        ending
+    }
+
+    /// Ends all leases.
+    pub(crate) fn end_all(&self) {
+        let mut leftovers = Vec::new();
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            leftovers.extend(shard.entries.iter_mut().filter_map(Entry::end));
+        }
+        self.return_units(leftovers);
+    }
+
+    /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
+    pub(super) fn expire(&self, due: Due, now: Micros) -> Option<Due> {
+        let found = self.shard(due.hash).find(due.hash, &due.key, &due.policy).map(|entry| entry.expire(now));
+        let (leftover, at) = found?;
+        self.return_units(leftover);
+        at.map(|at| Due { at, ..due })
+    }
+
+    fn return_units(&self, leftovers: impl IntoIterator<Item = Leftover>) {
+        for Leftover { key, policy, receipt, units } in leftovers {
+            let pair = RefundPair { key, policy, receipt, units };
+            self.queue.return_units(Refund::of_units(self.namespace.clone(), pair), units);
+        }
+    }
+
+    /// Returns the hash of the partition key of a check, and the key as the table keeps it.
+    fn place(&self, check: &Check) -> Option<(u64, PartitionKey)> {
+        let key = check.pairs().first()?.key.bounded();
+        Some((self.hasher.hash_one(&key), key))
+    }
+
+    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
+        // The table uses the upper seven bits and the lower ones.
+        lock(&self.shards[(hash >> 32) as usize % SHARDS])
+    }
+}
+
+impl Shard {
+    /// Returns the entry of a pair.
+    fn find(&mut self, hash: u64, key: &PartitionKey, policy: &Policy) -> Option<&mut Entry> {
+        self.entries.find_mut(hash, |entry| entry.is_of(key, policy))
+    }
+
+    /// Admits a check if every pair has leased units for it. Otherwise, grants nothing.
+    fn grant(
+        &mut self,
+        hash: u64,
+        key: &PartitionKey,
+        check: &Check,
+        now: Micros,
+        hasher: &RandomState,
+        leftovers: &mut OfPairs<Leftover>,
+    ) -> Option<Decision> {
+        let mut has_room = true;
+        for Pair { policy, cost, .. } in check.pairs() {
+            if self.find(hash, key, policy).is_none() {
+                self.insert(hash, key, policy, now, hasher);
+            }
+            let Some(entry) = self.find(hash, key, policy) else {
+                has_room = false;
+                continue;
+            };
+            leftovers.extend(entry.begin_use(policy, now));
+            has_room &= entry.has_room(*cost);
+        }
+        if !has_room {
+            return None;
+        }
+        let (mut statuses, mut receipts, mut at_micros) = (OfPairs::new(), OfPairs::new(), 0);
+        for pair in check.pairs() {
+            let (status, receipt, at) = self.find(hash, key, &pair.policy)?.grant(pair, now)?;
+            statuses.push(status);
+            receipts.push(receipt);
+            at_micros = at_micros.max(at);
+        }
+        if check.purpose() != Purpose::Reserve {
+            receipts.clear();
+        }
+        Some(Decision::from_lease(at_micros, statuses.into_vec(), receipts.into_vec()))
+    }
+
+    /// Begins a lease request, if every pair would have leased units after it.
+    fn begin_request(
+        &mut self,
+        hash: u64,
+        key: &PartitionKey,
+        check: &Check,
+        now: Micros,
+    ) -> Option<Request> {
+        let mut wanted = OfPairs::new();
+        for Pair { policy, .. } in check.pairs() {
+            let entry = self.find(hash, key, policy)?;
+            let units = entry.wanted(now);
+            if units == 0 {
+                return None;
+            }
+            wanted.push(units);
+        }
+        let mut ends = OfPairs::new();
+        for Pair { policy, .. } in check.pairs() {
+            ends.push(self.find(hash, key, policy)?.begin_request());
+        }
+        Some(Request { units: wanted, ends })
+    }
+
+    /// Adds the entry of a pair, if there is room.
+    fn insert(&mut self, hash: u64, key: &PartitionKey, policy: &Policy, now: Micros, hasher: &RandomState) {
+        if self.entries.len() >= MAX_PAIRS_OF_SHARD {
+            if now < self.searched + KEEP_IDLE {
+                return;
+            }
+            self.searched = now;
+            self.entries.retain(|entry| !entry.is_idle_since(now.saturating_sub(KEEP_IDLE)));
+        }
+        if self.entries.len() < MAX_PAIRS_OF_SHARD {
+            let entry = Entry::new(key.clone(), policy.clone());
+            self.entries.insert_unique(hash, entry, |entry| hasher.hash_one(&entry.key));
+        }
+    }
+}
+
+impl Ending {
+    fn end_now(&self) {
+        let mut leftovers = OfPairs::new();
+        for pair in &self.pairs {
+            let key = pair.key.bounded();
+            let hash = self.leases.hasher.hash_one(&key);
+            let mut shard = self.leases.shard(hash);
+            leftovers.extend(shard.find(hash, &key, &pair.policy).and_then(Entry::end));
+        }
+        self.leases.return_units(leftovers);
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.end_now();
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    // No code that holds the lock can panic or wait.
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}

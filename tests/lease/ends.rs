@@ -1,0 +1,151 @@
+//! When a lease ends: with its bucket, when it is idle, after a reset, and with another quota.
+
+use std::time::Duration;
+
+use tokio::time::{advance, sleep};
+use tower_sliding_window::{Policy, backend::Pair};
+
+use super::store::Store;
+use super::{
+    MILLISECOND, PRECISION, SECOND, alice, buckets, check, checks, leased, limiter, next_bucket, remaining,
+};
+
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+/// The request takes 2 ms and the reply 3 ms. The script runs 3 ms after the beginning of the bucket.
+async fn lease_in_new_bucket(store: &Store, limiter: &tower_sliding_window::Limiter) {
+    next_bucket(store).await;
+    advance(MILLISECOND).await;
+    assert_eq!(checks(limiter, 1).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_ends_before_its_bucket() {
+    for drift in [-500, 0, 500] {
+        let store = Store::new().with_latency(Duration::ZERO, 3 * MILLISECOND).with_drift(drift);
+        let limiter = limiter(&store, leased(10_000, 1_000));
+        next_bucket(&store).await;
+        checks(&limiter, 600).await;
+        lease_in_new_bucket(&store, &limiter).await;
+        let end = store.now_micros() / 100_000 * 100_000 + 100_000;
+        advance(Duration::from_micros(end - store.now_micros() - 500)).await;
+        let mut last = 0;
+        while check(&limiter).await.is_leased() {
+            last = store.now_micros();
+            advance(10 * MICROSECOND).await;
+        }
+        // Earlier by the allowance for drift in both directions, and the steps of the test.
+        assert!(
+            last < end && end - last <= 98 + 20,
+            "drift {drift}: the last grant at {last}, the end at {end}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_ends_at_exact_instant() {
+    let store = Store::new().with_latency(2 * MILLISECOND, 3 * MILLISECOND);
+    let limiter = limiter(&store, leased(10_000, 1_000));
+    checks(&limiter, 10).await;
+    lease_in_new_bucket(&store, &limiter).await;
+    // The script ran 3 ms after the beginning of the bucket, 2 ms after the request. Of the 97,000 us that were left, 49 us are the
+    // allowance for drift, and one is the instant of the end itself. The reply came 5 ms after the request.
+    advance(Duration::from_micros(97_000 - 49 - 1 - 5_000)).await;
+    assert!(check(&limiter).await.is_leased());
+    advance(MICROSECOND).await;
+    assert!(!check(&limiter).await.is_leased());
+}
+
+#[tokio::test(start_paused = true)]
+async fn leftover_units_are_returned_once() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    // Two leases: 1 unit, and 3 units of which 2 are left.
+    assert_eq!(checks(&limiter, 5).await, 2);
+    assert_eq!(remaining(&limiter).await, 993);
+    next_bucket(&store).await;
+    sleep(2 * MILLISECOND).await;
+    assert_eq!(store.take_refunds(), [2]);
+    // They are returned at their own place.
+    assert_eq!(remaining(&limiter).await, 995);
+    sleep(2 * SECOND).await;
+    assert_eq!(store.take_refunds(), [0_u32; 0]);
+    let stats = limiter.stats();
+    assert_eq!((stats.leased_units_returned, stats.leased_units_lost, stats.settlements), (2, 0, 0));
+    assert_eq!(stats.leased_units, stats.leased_units_granted + stats.leased_units_returned);
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_lease_is_returned_after_a_second() {
+    let store = Store::new();
+    let minute = 60 * SECOND;
+    let policy =
+        buckets(1_000, 60 * minute, minute).leased(tower_sliding_window::policy::Lease::up_to(50)).unwrap();
+    let limiter = limiter(&store, policy);
+    // The last lease has seven units, of which three are left.
+    assert_eq!(checks(&limiter, 12).await, 8);
+    for _ in 0..2 {
+        // A grant in less than a second keeps the lease.
+        sleep(900 * MILLISECOND).await;
+        assert_eq!(checks(&limiter, 1).await, 1);
+    }
+    sleep(990 * MILLISECOND).await;
+    assert_eq!(store.take_refunds(), [0_u32; 0]);
+    sleep(12 * MILLISECOND).await;
+    assert_eq!(store.take_refunds(), [1]);
+    assert_eq!(remaining(&limiter).await, 1_000 - 14);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_returns_all_leases() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 5).await;
+    limiter.drain().await;
+    assert_eq!(store.take_refunds(), [2]);
+    assert_eq!(remaining(&limiter).await, 995);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reset_ends_lease_at_once() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 5).await;
+    limiter.reset(alice()).await.unwrap();
+    assert!(!check(&limiter).await.is_leased());
+    // The units of the old lease are not returned to the new record.
+    assert_eq!(remaining(&limiter).await, 999);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reset_ends_lease_that_is_requested() {
+    let store = Store::new().with_latency(MILLISECOND, 8 * MILLISECOND);
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 1).await;
+    // The script of the lease runs before the reset, and its reply comes after it.
+    let (decision, reset) = tokio::join!(check(&limiter), async {
+        sleep(2 * MILLISECOND).await;
+        limiter.reset(alice()).await
+    });
+    reset.unwrap();
+    assert!(decision.is_admitted());
+    assert_eq!(limiter.stats().leased_units, 1);
+    assert!(!check(&limiter).await.is_leased());
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_quota_ends_lease_at_once() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 5).await;
+    let of = |policy: &Policy| [Pair::new(alice(), policy.clone(), 1)];
+    let lower = leased(6, 50);
+    // Five units are used, and two are leased, which come back.
+    let decision = limiter.check_pairs(of(&lower)).unwrap().await.unwrap();
+    assert!(!decision.is_leased());
+    sleep(2 * MILLISECOND).await;
+    assert_eq!(store.take_refunds(), [2]);
+    assert!(limiter.check_pairs(of(&lower)).unwrap().await.unwrap().is_admitted());
+    assert!(!limiter.check_pairs(of(&lower)).unwrap().await.unwrap().is_admitted());
+    assert!(PRECISION > 4 * MILLISECOND, "all of this is in one bucket");
+}

@@ -1,0 +1,119 @@
+//! Lease requests without an answer, dropped callers, outages, and replies that come too late.
+
+use tokio::time::{Instant, advance, sleep, timeout};
+use tower_sliding_window::backend::{Purpose, Reason};
+
+use super::store::{Fault, Store};
+use super::{MILLISECOND, PRECISION, SECOND, alice, builder, check, checks, leased, limiter, next_bucket};
+
+#[tokio::test(start_paused = true)]
+async fn unanswered_request_leases_nothing_for_a_second() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).deadline(10 * MILLISECOND).build().unwrap();
+    checks(&limiter, 4).await;
+    next_bucket(&store).await;
+    store.fail([Fault::LostReply]);
+    let error = limiter.check(alice(), 1).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Timeout);
+    let lost = store.take_asked().last().unwrap().1;
+    assert!(lost > 0);
+    assert_eq!(limiter.stats().leased_units_lost, u64::from(lost));
+    assert_eq!(checks(&limiter, 20).await, 0);
+    advance(SECOND).await;
+    assert!(checks(&limiter, 20).await > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_that_was_not_run_loses_nothing() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 4).await;
+    next_bucket(&store).await;
+    store.fail([Fault::Refused]);
+    assert_eq!(limiter.check(alice(), 1).await.unwrap_err().reason(), Reason::Busy);
+    assert_eq!(limiter.stats().leased_units_lost, 0);
+    assert_eq!(checks(&limiter, 20).await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_caller_does_not_drop_its_lease() {
+    let store = Store::new().with_latency(MILLISECOND, 4 * MILLISECOND);
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 1).await;
+    assert!(timeout(2 * MILLISECOND, check(&limiter)).await.is_err());
+    assert_eq!(store.take_asked().last(), Some(&(Purpose::Lease, 1)));
+    // Another check waits for the lease.
+    assert!(check(&limiter).await.is_leased());
+    assert_eq!(limiter.stats().leased_units_lost, 0);
+    // A request that was never polled does not block the next one.
+    drop(limiter.check(alice(), 1));
+    check(&limiter).await;
+    assert_eq!(store.take_asked().last().map(|asked| asked.0), Some(Purpose::Lease));
+}
+
+#[tokio::test(start_paused = true)]
+async fn checks_wait_for_lease_request_in_flight() {
+    let store = Store::new().with_latency(MILLISECOND, MILLISECOND);
+    let limiter = limiter(&store, leased(1_000, 50));
+    // Neither is leased: nothing was granted before.
+    tokio::join!(check(&limiter), check(&limiter));
+    next_bucket(&store).await;
+    store.take_asked();
+    let all =
+        tokio::join!(check(&limiter), check(&limiter), check(&limiter), check(&limiter), check(&limiter));
+    let leased = [all.0, all.1, all.2, all.3, all.4].map(|decision| decision.is_leased());
+    // The lease has two units. The other two checks have waited once, and then one of them requests a lease.
+    assert_eq!(leased.iter().filter(|is_leased| **is_leased).count(), 2);
+    assert_eq!(store.take_asked(), [(Purpose::Lease, 2), (Purpose::Charge, 0), (Purpose::Lease, 3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_checks_keep_their_deadline() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).deadline(80 * MILLISECOND).build().unwrap();
+    checks(&limiter, 4).await;
+    next_bucket(&store).await;
+    // The lease request hangs, and so does the check that has waited for it.
+    store.fail([Fault::LostReply; 2]);
+    let started = Instant::now();
+    let (first, second) = tokio::join!(limiter.check(alice(), 1), async {
+        let outcome = limiter.check(alice(), 1).await;
+        // It has gone to the store after a quarter of its deadline.
+        assert!(started.elapsed() <= 82 * MILLISECOND);
+        outcome
+    });
+    assert_eq!([first, second].map(|outcome| outcome.unwrap_err().reason()), [Reason::Timeout; 2]);
+    assert_eq!(store.take_asked().len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lease_outlives_outage_until_its_bucket_ends() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).breaker(None).build().unwrap();
+    checks(&limiter, 20).await;
+    next_bucket(&store).await;
+    assert_eq!(checks(&limiter, 2).await, 1);
+    store.fail([Fault::Refused; 100]);
+    assert_eq!(checks(&limiter, 10).await, 10);
+    sleep(PRECISION).await;
+    limiter.check(alice(), 1).await.unwrap_err();
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_replies_lease_nothing_and_return_units() {
+    // A round trip takes longer than a bucket.
+    let store = Store::new().with_latency(MILLISECOND, 150 * MILLISECOND);
+    let limiter = limiter(&store, leased(1_000, 50));
+    let mut requests = 0;
+    for _ in 0..20 {
+        let (a, b, c) = tokio::join!(check(&limiter), check(&limiter), check(&limiter));
+        assert!(![a, b, c].iter().any(|decision| decision.is_leased()));
+        requests += store.take_asked().iter().filter(|(purpose, _)| *purpose == Purpose::Lease).count();
+    }
+    // Twenty rounds of at least 150 ms: the pauses are 100, 200, 400 and 800 ms, and then a second.
+    assert!((2..=8).contains(&requests), "{requests}");
+    limiter.drain().await;
+    let stats = limiter.stats();
+    assert!(stats.leased_units > 0);
+    assert_eq!(stats.leased_units, stats.leased_units_returned);
+}

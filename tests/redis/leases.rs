@@ -1,0 +1,174 @@
+//! Leases of a real server: the script, and several processes on one key.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use tokio::time::{Instant, sleep};
+use tower_sliding_window::{
+    Decision, Limiter, MemoryBackend, PartitionKey, Policy,
+    backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
+    policy::Lease,
+    testing::ManualClock,
+};
+
+use super::rig::{LONG_DEADLINE, alice, backend};
+use crate::{
+    lease::{buckets, store::model},
+    support::server::{Engine, Server},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+fn request(policies: &[Policy], cost: u32, units: u32) -> Check {
+    let pair = |policy: &Policy| {
+        let mut pair = Pair::new(alice(), policy.clone(), cost);
+        pair.lease = units;
+        pair
+    };
+    let pairs: Vec<Pair> = policies.iter().map(pair).collect();
+    Check::new(pairs).unwrap().with_purpose(Purpose::Lease)
+}
+
+/// Returns a decision without what differs between stores: the generation.
+fn comparable(decision: &Decision) -> (u64, String, Vec<(u64, u32)>) {
+    let place = |receipt: &Receipt| (receipt.at_micros, receipt.ordinal);
+    let receipts = decision.receipts().iter().map(place).collect();
+    (decision.at_micros(), format!("{:?}", decision.statuses()), receipts)
+}
+
+async fn equal_leases(engine: Engine) {
+    let (server, clock) = (Server::start(engine), ManualClock::new());
+    let redis = backend(&server).await.with_clock(&clock);
+    let memory = MemoryBackend::new().with_clock(&clock);
+    let policies = [(40, "a"), (25, "b")].map(|(quota, name)| {
+        let policy = Policy::new(name, quota, SECOND).unwrap();
+        policy.with_algorithm(buckets(1, SECOND, 100 * MILLISECOND).algorithm()).unwrap()
+    });
+    let mut random = 7_u64;
+    let mut random = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    let (mut leased, mut denied) = (0, 0);
+    for step in 0..600 {
+        let pairs = &policies[..1 + random(2) as usize];
+        let check = request(pairs, random(4) as u32, random(12) as u32);
+        let [ours, models] = [redis.check(&check).await.unwrap(), model(&memory, &check).unwrap()];
+        assert_eq!(comparable(&ours), comparable(&models), "step {step}: {check:?}");
+        leased += usize::from(ours.is_admitted());
+        denied += usize::from(!ours.is_admitted());
+        if ours.is_admitted() && random(2) == 0 {
+            // A part of the units is returned at its place.
+            let refund = |decision: &Decision| {
+                let charged: Vec<Pair> = check
+                    .pairs()
+                    .iter()
+                    .map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), 1))
+                    .collect();
+                Refund::of(&Check::new(charged).unwrap(), decision.receipts(), &vec![0; pairs.len()])
+            };
+            if check.pairs().iter().all(|pair| pair.cost > 0) {
+                redis.refund(&refund(&ours).unwrap()).await.unwrap();
+                memory.refund(&refund(&models).unwrap()).await.unwrap();
+            }
+        }
+        clock.advance(Duration::from_micros(random(60_000)));
+    }
+    assert!(leased > 100 && denied > 100, "{leased} leased, {denied} denied");
+}
+
+#[tokio::test]
+async fn lease_requests_equal_reference_model() {
+    equal_leases(Engine::Redis).await;
+}
+
+#[tokio::test]
+async fn lease_requests_equal_reference_model_on_valkey() {
+    equal_leases(Engine::Valkey).await;
+}
+
+fn unix_micros() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64
+}
+
+fn limiter(backend: impl Backend, policy: Policy) -> Limiter {
+    let builder = Limiter::builder(backend).policy(policy).deadline(LONG_DEADLINE);
+    builder.build().unwrap()
+}
+
+/// Four limiters, each with a connection of its own, ask for more than the quota in every second window.
+#[tokio::test]
+async fn processes_on_redis_never_exceed_quota() {
+    const QUOTA: usize = 400;
+    let (window, server) = (400 * MILLISECOND, Server::start(Engine::Redis));
+    let policy = buckets(QUOTA as u32, window, 50 * MILLISECOND).leased(Lease::up_to(40)).unwrap();
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    let mut processes = Vec::new();
+    for _ in 0..4 {
+        let limiter = limiter(backend(&server).await, policy.clone());
+        let grants = grants.clone();
+        processes.push(tokio::spawn(async move {
+            let start = Instant::now();
+            while start.elapsed() < 8 * window {
+                let is_flood = (start.elapsed().as_micros() / window.as_micros()).is_multiple_of(2);
+                for _ in 0..if is_flood { 6 } else { 1 } {
+                    let before = unix_micros();
+                    let decision = limiter.check(alice(), 1).await.unwrap();
+                    let now = unix_micros();
+                    if decision.is_admitted() {
+                        // The server reads the clock of this machine. The store states its instant.
+                        let at = decision.at_micros();
+                        let grant = if decision.is_leased() { (before, now) } else { (at, at) };
+                        grants.lock().unwrap().push((grant, decision.is_leased()));
+                    }
+                }
+                sleep(2 * MILLISECOND).await;
+            }
+            limiter.drain().await;
+            limiter.stats()
+        }));
+    }
+    let (mut leased, mut granted, mut returned) = (0, 0, 0);
+    for process in processes {
+        let stats = process.await.unwrap();
+        leased += stats.leased_units;
+        granted += stats.leased_units_granted;
+        returned += stats.leased_units_returned;
+        assert_eq!(stats.leased_units_lost, 0);
+    }
+    assert_eq!(leased, granted + returned);
+    let grants = grants.lock().unwrap().clone();
+    assert_eq!(grants.iter().filter(|(_, is_leased)| *is_leased).count() as u64, granted);
+    assert!(granted > 300, "{granted} were granted from leases");
+    let window = window.as_micros() as u64;
+    for ((start, _), _) in &grants {
+        // Those that were granted within the window, whenever between their two instants.
+        let inside = grants.iter().filter(|((from, to), _)| start <= from && *to < start + window).count();
+        assert!(inside <= QUOTA, "{inside} in a window");
+    }
+}
+
+#[tokio::test]
+async fn leases_survive_server_outage_until_bucket_ends() {
+    let mut server = Server::start(Engine::Redis);
+    let policy = buckets(10_000, 60 * SECOND, 20 * SECOND).leased(Lease::up_to(100)).unwrap();
+    let backend = backend(&server).await;
+    // Not at the end of a bucket.
+    while unix_micros() % 20_000_000 > 15_000_000 {
+        sleep(100 * MILLISECOND).await;
+    }
+    let limiter = limiter(backend, policy);
+    let key = || PartitionKey::new("user", "alice");
+    // Leases of 1, 3, 7 and 15 units.
+    for _ in 0..16 {
+        limiter.check(key(), 1).await.unwrap();
+    }
+    server.kill();
+    for _ in 0..14 {
+        assert!(limiter.check(key(), 1).await.unwrap().is_leased());
+    }
+    assert!(limiter.peek(key(), 1).await.is_err());
+}
