@@ -22,7 +22,7 @@ mod table;
 mod tier;
 
 pub use policies::Policies;
-pub(crate) use policies::{distinct, pairs};
+pub(crate) use policies::{distinct, pair, pairs};
 pub use selector::{PolicySelector, from_fn};
 pub use table::PolicyTable;
 pub use tier::Tier;
