@@ -399,7 +399,7 @@ impl Builder {
         Self { clamps: true, ..self }
     }
 
-    /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extensions.
+    /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extension.
     ///
     /// The closure answers all [rejections](Rejection) and chooses the status. Use 429 only for [`Rejection::Denied`] and [`Rejection::WaitTooLong`]. If an
     /// outage looked like a denial, clients would wait although they have not exceeded a limit. The closure returns an

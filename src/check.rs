@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
@@ -17,17 +18,21 @@ pub const MAX_PAIRS: usize = 8;
 ///
 /// A check is admitted as a whole or not at all. [Shadow pairs](Pair::shadow) do not take part in the verdict: an admitted check
 /// charges those that have room.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Check {
     namespace: Namespace,
     purpose: Purpose,
     deadline: Option<Instant>,
-    pairs: Box<[Pair]>,
-    across_slots: AcrossSlots,
+    pairs: Pairs,
+    /// `None` for the default rules.
+    across_slots: Option<Box<AcrossSlots>>,
 }
 
+/// The pairs of a check. One pair needs no memory of the heap.
+type Pairs = SmallVec<[Pair; 1]>;
+
 /// The rules for a check whose keys are in several slots of a cluster, which no single call can decide.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct AcrossSlots {
     /// Whether the charges of some slots stay if another slot does not answer.
     pub(crate) keeps_charges: bool,
@@ -177,7 +182,7 @@ impl Check {
                 return Err(ConfigError::DuplicatePair { policy: pair.policy.name().to_owned() });
             }
         }
-        Ok(Self::of_limiter(Namespace::default(), pairs))
+        Ok(Self::of_pairs(Namespace::default(), pairs.into_vec().into()))
     }
 
     /// Returns the same check with another purpose.
@@ -194,6 +199,10 @@ impl Check {
         self.with_purpose(Purpose::Lease)
     }
 
+    pub(crate) fn set_purpose(&mut self, purpose: Purpose) {
+        self.purpose = purpose;
+    }
+
     /// Returns the same check with a deadline. If the deadline is exceeded, a backend must not charge the check, and returns
     /// [`Reason::DeadlineExceeded`](crate::backend::Reason::DeadlineExceeded), if it can. A limiter sets the deadline of every
     /// check that it waits for.
@@ -202,21 +211,36 @@ impl Check {
         Self { deadline: deadline.into(), ..self }
     }
 
+    /// Creates a check of one pair.
+    pub(crate) fn of_pair(namespace: Namespace, pair: Pair) -> Self {
+        Self::of_pairs(namespace, Pairs::from_buf([pair]))
+    }
+
     /// Creates a check of 1 to [`MAX_PAIRS`] different pairs, which were validated when the limiter was built.
-    pub(crate) fn of_limiter(namespace: Namespace, pairs: Box<[Pair]>) -> Self {
+    pub(crate) fn of_limiter(namespace: Namespace, pairs: impl Iterator<Item = Pair>) -> Self {
+        Self::of_pairs(namespace, pairs.collect())
+    }
+
+    fn of_pairs(namespace: Namespace, pairs: Pairs) -> Self {
         debug_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
-        let across_slots = AcrossSlots::default();
-        Self { namespace, purpose: Purpose::default(), deadline: None, pairs, across_slots }
+        Self { namespace, purpose: Purpose::default(), deadline: None, pairs, across_slots: None }
     }
 
     /// Returns the same check with rules for several slots.
     pub(crate) fn with_across_slots(self, across_slots: AcrossSlots) -> Self {
-        Self { across_slots, ..self }
+        Self { across_slots: Some(Box::new(across_slots)), ..self }
+    }
+
+    /// Returns the same check with the default rules for several slots.
+    pub(crate) fn without_across_slots(self) -> Self {
+        Self { across_slots: None, ..self }
     }
 
     #[cfg(feature = "redis")]
     pub(crate) fn across_slots(&self) -> &AcrossSlots {
-        &self.across_slots
+        static DEFAULT: AcrossSlots =
+            AcrossSlots { keeps_charges: false, peeks_first: false, denied: Vec::new(), on_rollback: None };
+        self.across_slots.as_deref().unwrap_or(&DEFAULT)
     }
 
     /// Returns whether the pairs have different partition keys.
@@ -239,7 +263,9 @@ impl Check {
 
     /// Returns the same check with other pairs.
     pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
-        Self { pairs, ..self.clone() }
+        let (namespace, across_slots) = (self.namespace.clone(), self.across_slots.clone());
+        let Self { purpose, deadline, .. } = *self;
+        Self { namespace, purpose, deadline, pairs: pairs.into_vec().into(), across_slots }
     }
 
     pub(crate) fn in_namespace(self, namespace: Namespace) -> Self {
@@ -316,6 +342,10 @@ impl Refund {
     pub fn namespace(&self) -> &str {
         &self.namespace.0
     }
+
+    pub(crate) fn namespace_shared(&self) -> &Arc<str> {
+        &self.namespace.0
+    }
 }
 
 impl Refund {
@@ -337,8 +367,8 @@ impl Check {
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
-        let Self { namespace, deadline, across_slots, .. } = self.clone();
-        Self { namespace, purpose, deadline, pairs, across_slots }
+        let (namespace, across_slots) = (self.namespace.clone(), self.across_slots.clone());
+        Self { namespace, purpose, deadline: self.deadline, pairs, across_slots }
     }
 
     /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
@@ -355,14 +385,18 @@ impl Check {
     }
 }
 
-/// The rules do not change what is checked.
-impl PartialEq for AcrossSlots {
-    fn eq(&self, _: &Self) -> bool {
-        true
+/// The rules for several slots do not change what is checked.
+impl PartialEq for Check {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { namespace, purpose, deadline, pairs, across_slots: _ } = self;
+        *namespace == other.namespace
+            && *purpose == other.purpose
+            && *deadline == other.deadline
+            && *pairs == other.pairs
     }
 }
 
-impl Eq for AcrossSlots {}
+impl Eq for Check {}
 
 impl fmt::Debug for AcrossSlots {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

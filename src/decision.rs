@@ -2,8 +2,10 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use smallvec::SmallVec;
+
 use crate::{
-    check::{AcrossSlots, Check, MAX_PAIRS, Pair, Purpose, Receipt},
+    check::{Check, MAX_PAIRS, Pair, Purpose, Receipt},
     policy::Policy,
 };
 
@@ -53,11 +55,15 @@ pub struct Decision(Arc<Inner>);
 #[derive(PartialEq, Eq)]
 struct Inner {
     at_micros: u64,
-    statuses: Box<[Status]>,
+    is_admitted: bool,
+    statuses: Statuses,
     receipts: Box<[Receipt]>,
     origin: Origin,
     check: Decided,
 }
+
+/// The statuses of a decision. One status needs no further memory of the heap.
+type Statuses = SmallVec<[Status; 1]>;
 
 /// The check, if the limiter has noted it.
 struct Decided(Option<Check>);
@@ -131,7 +137,12 @@ impl Decision {
         statuses: impl Into<Box<[Status]>>,
         receipts: impl Into<Box<[Receipt]>>,
     ) -> Self {
-        Self::of(Origin::Backend, at_micros, statuses.into(), receipts.into())
+        Self::of(Origin::Backend, at_micros, statuses.into().into_vec().into(), receipts.into())
+    }
+
+    /// Creates the decision of a check of one pair that is no reservation.
+    pub(crate) fn of_one(at_micros: u64, status: Status) -> Self {
+        Self::of(Origin::Backend, at_micros, Statuses::from_buf([status]), [].into())
     }
 
     /// Creates the decision of a check whose purpose was [`Purpose::Lease`](crate::backend::Purpose::Lease). If it was admitted, with
@@ -194,11 +205,13 @@ impl Decision {
         known: [bool; MAX_PAIRS],
     ) -> Self {
         let origin = Origin::Cache { listed: listed(check), known };
-        Self::of(origin, at_micros, statuses, [].into())
+        Self::of(origin, at_micros, statuses.into_vec().into(), [].into())
     }
 
-    fn of(origin: Origin, at_micros: u64, statuses: Box<[Status]>, receipts: Box<[Receipt]>) -> Self {
-        Self(Arc::new(Inner { at_micros, statuses, receipts, origin, check: Decided(None) }))
+    fn of(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
+        let is_admitted = statuses.iter().all(|status| status.is_shadow || status.retry_after.is_zero());
+        let check = Decided(None);
+        Self(Arc::new(Inner { at_micros, is_admitted, statuses, receipts, origin, check }))
     }
 
     /// Notes the check of this decision, so that a nested layer can compare its own with it.
@@ -207,7 +220,7 @@ impl Decision {
         if cfg!(feature = "tracing")
             && let Some(inner) = Arc::get_mut(&mut self.0)
         {
-            inner.check = Decided(Some(check.with_across_slots(AcrossSlots::default())));
+            inner.check = Decided(Some(check.without_across_slots()));
         }
         self
     }
@@ -224,7 +237,7 @@ impl Decision {
 
     /// Returns whether the check was admitted and charged.
     pub fn is_admitted(&self) -> bool {
-        self.retry_after().is_zero()
+        self.0.is_admitted
     }
 
     /// Returns whether the check has written to the store: it was admitted, charged a pair with a cost, and was no peek.
@@ -288,6 +301,14 @@ impl Decision {
     /// Returns the statuses that a response may show: those of enforcing pairs whose policies are not hidden.
     pub(crate) fn shown_statuses(&self) -> impl Iterator<Item = &Status> {
         self.enforced().filter(|status| !status.policy.is_hidden())
+    }
+
+    /// Returns the status that a response may show, if the check had one pair. `None` otherwise, or if the status is not shown.
+    pub(crate) fn only_shown(&self) -> Option<&Status> {
+        match (&self.0.origin, self.statuses()) {
+            (Origin::Backend, [status]) if !status.is_shadow && !status.policy.is_hidden() => Some(status),
+            _ => None,
+        }
     }
 
     /// Returns the policies that a response may show, also those of pairs without a status.

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use http::{
     HeaderMap, HeaderName, HeaderValue,
     header::{Entry, RETRY_AFTER},
@@ -18,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Status, Wait},
-    policy::Policy,
+    policy::{Member, Policy},
 };
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -29,24 +30,25 @@ const LEGACY: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-reset"),
 ];
 
-/// A line of a list field. Most lines need no memory of the heap.
+/// A line of a list field of several policies. Most lines need no memory of the heap.
 type Line = SmallVec<[u8; 128]>;
 
 /// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
-    let mut policies = decision.shown_policies().map(member);
-    match (policies.next(), policies.next()) {
-        (None, _) => {}
-        // One policy is the usual case: its member is the whole line.
-        (Some(only), None) => append(headers, RATELIMIT_POLICY, only.clone()),
-        (Some(first), Some(second)) => {
-            let mut line = Line::from_slice(first.as_bytes());
-            [second].into_iter().chain(policies).for_each(|member| extend(&mut line, member.as_bytes()));
-            append_line(headers, RATELIMIT_POLICY, &line);
+    if let Some(status) = decision.only_shown() {
+        // The usual case. Its members are the whole lines.
+        append(headers, RATELIMIT_POLICY, member(status.policy()).policy.clone());
+        let line = Bytes::from(limit(status, &mut Default::default()).concat());
+        if let Ok(value) = HeaderValue::from_maybe_shared(line) {
+            append(headers, RATELIMIT, value);
         }
+        return;
     }
     let mut line = Line::new();
-    decision.shown_statuses().for_each(|status| add_limit(&mut line, status));
+    decision.shown_policies().for_each(|policy| extend(&mut line, &[member(policy).policy.as_bytes()]));
+    append_line(headers, RATELIMIT_POLICY, &line);
+    line.clear();
+    decision.shown_statuses().for_each(|status| extend(&mut line, &limit(status, &mut Default::default())));
     append_line(headers, RATELIMIT, &line);
 }
 
@@ -76,11 +78,16 @@ pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
 /// Adds `Retry-After` to a denial, unless no wait helps or the field already has a larger value. A random time of at most
 /// `max_jitter` is added to the wait.
 pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, max_jitter: Duration) {
-    if let (false, Wait::For(wait)) = (decision.is_admitted(), decision.retry_after()) {
+    if decision.is_admitted() {
+        return;
+    }
+    if let Wait::For(wait) = decision.retry_after() {
         let seconds = whole_seconds(wait.saturating_add(random_up_to(max_jitter)));
         let current = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        if current.is_none_or(|current: u64| current < seconds) {
-            headers.insert(RETRY_AFTER, seconds.into());
+        if current.is_none_or(|current: u64| current < seconds)
+            && let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(seconds))
+        {
+            headers.insert(RETRY_AFTER, value);
         }
     }
 }
@@ -117,10 +124,10 @@ fn duration(wait: Duration) -> String {
     }
 }
 
-/// Returns `"burst";q=10;w=1`. `w` is omitted if the window is not a whole number of seconds.
-fn member(policy: &Policy) -> &HeaderValue {
+/// Returns `"burst";q=10;w=1` and `"burst";r=`. `w` is omitted if the window is not a whole number of seconds.
+fn member(policy: &Policy) -> &Member {
     policy.member(|| {
-        let mut list = ListSerializer::new();
+        let (mut list, mut name_only) = (ListSerializer::new(), ListSerializer::new());
         // This cannot fail: names are printable ASCII, as RFC 9651 requires for a String.
         if let Ok(name) = StringRef::from_str(policy.name()) {
             let member = list.bare_item(name).parameter(KeyRef::constant("q"), policy.quota());
@@ -129,33 +136,34 @@ fn member(policy: &Policy) -> &HeaderValue {
                 // At most 366 days.
                 let _ = member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
             }
+            let _ = name_only.bare_item(name);
         }
         let member = list.finish().and_then(|member| HeaderValue::try_from(member).ok());
-        member.unwrap_or(HeaderValue::from_static(""))
+        let name = name_only.finish().unwrap_or_default();
+        Member {
+            policy: member.unwrap_or(HeaderValue::from_static("")),
+            limit_start: [name.as_bytes(), b";r="].concat().into(),
+        }
     })
 }
 
-/// Adds `"burst";r=7;t=1`: within `t` seconds, the client can use no more than `r`.
-fn add_limit(line: &mut Line, status: &Status) {
-    // The name is the first item of the member. The parameters contain no `;`.
-    let member = member(status.policy()).as_bytes();
-    let name = member.windows(3).rposition(|part| part == b";q=").map_or(member, |end| &member[..end]);
-    let mut digits = itoa::Buffer::new();
-    extend(line, name);
-    line.extend_from_slice(b";r=");
-    line.extend_from_slice(digits.format(status.remaining()).as_bytes());
-    if let Ok(seconds) = u32::try_from(whole_seconds(status.next_after())) {
-        line.extend_from_slice(b";t=");
-        line.extend_from_slice(digits.format(seconds).as_bytes());
+/// Returns the parts of `"burst";r=7;t=1`: within `t` seconds, the client can use no more than `r`.
+fn limit<'a>(status: &'a Status, digits: &'a mut [itoa::Buffer; 2]) -> [&'a [u8]; 4] {
+    let start = &member(status.policy()).limit_start;
+    let [remaining, seconds] = digits;
+    let remaining = remaining.format(status.remaining()).as_bytes();
+    match u32::try_from(whole_seconds(status.next_after())) {
+        Ok(next) => [start, remaining, b";t=", seconds.format(next).as_bytes()],
+        Err(_) => [start, remaining, b"", b""],
     }
 }
 
-/// Adds a member to the line of a list field.
-fn extend(line: &mut Line, member: &[u8]) {
+/// Adds a member of these parts to the line of a list field.
+fn extend(line: &mut Line, member: &[&[u8]]) {
     if !line.is_empty() {
         line.extend_from_slice(b", ");
     }
-    line.extend_from_slice(member);
+    member.iter().for_each(|part| line.extend_from_slice(part));
 }
 
 fn append_line(headers: &mut HeaderMap, name: HeaderName, line: &[u8]) {
@@ -172,7 +180,7 @@ fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
         Entry::Vacant(entry) => drop(entry.insert(members)),
         Entry::Occupied(mut entry) => {
             let mut line = Line::new();
-            entry.iter().chain([&members]).for_each(|value| extend(&mut line, value.as_bytes()));
+            entry.iter().chain([&members]).for_each(|value| extend(&mut line, &[value.as_bytes()]));
             if let Ok(value) = HeaderValue::from_bytes(&line) {
                 entry.insert(value);
             }

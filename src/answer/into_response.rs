@@ -8,7 +8,7 @@ use axum::{
 use super::{Dialect, Problem};
 use crate::limiter::Rejection;
 
-/// The response of a layer with default settings: that of [`Problem`], with the fields of [`Dialect::Draft11`] and the extensions.
+/// The response of a layer with default settings: that of [`Problem`], with the fields of [`Dialect::Draft11`] and the extension.
 /// So a handler may return the rejection of its own [`Limiter`](crate::Limiter) as its error.
 ///
 /// ```
@@ -24,9 +24,8 @@ use crate::limiter::Rejection;
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
         let mut response = Problem::response(&self).map(Body::from);
-        if let Some(decision) = self.decision().cloned() {
-            Dialect::Draft11.add_fields(&decision, response.headers_mut());
-            response.extensions_mut().insert(decision);
+        if let Some(decision) = self.decision() {
+            Dialect::Draft11.add_fields(decision, response.headers_mut());
         }
         response.extensions_mut().insert(self);
         response

@@ -44,7 +44,7 @@ pub use crate::extract::{NoDecision, NoReservation};
     note = "if it is a closure, call `.rejection(|rejection, head| ..)` instead"
 )]
 pub trait Answer: Send + Sync + 'static {
-    /// Builds the response of a rejected request. The layer adds the header fields and extensions.
+    /// Builds the response of a rejected request. The layer adds the header fields and the extension.
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes>;
 
     /// Adds the fields of a decision to the headers of a response, regardless of which code built the response. By default,

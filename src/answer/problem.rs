@@ -5,6 +5,7 @@ use std::{sync::LazyLock, time::Duration};
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
+use smallvec::SmallVec;
 
 use super::{Answer, fields};
 use crate::{decision::Wait, head::Head, key::KeyError, limiter::Rejection, policy::Policy};
@@ -126,23 +127,21 @@ fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8>
         json.pop();
         json
     });
-    let mut body = Vec::with_capacity(START.len() + 128);
-    body.extend_from_slice(&START);
+    let mut digits = itoa::Buffer::new();
+    let mut parts = SmallVec::<[&[u8]; 24]>::new();
     // The detail contains no character that JSON escapes.
-    body.extend_from_slice(b",\"detail\":\"");
-    advise(&mut body, wait);
-    body.push(b'"');
-    let separators = [&b",\"violated-policies\":["[..]].into_iter().chain(std::iter::repeat(&b","[..]));
-    let length = body.len();
-    for (separator, policy) in separators.zip(violated) {
-        body.extend_from_slice(separator);
-        body.extend_from_slice(json_name(policy));
+    parts.extend([&START[..], b",\"detail\":\""]);
+    parts.extend(advice_parts(wait, &mut digits));
+    parts.push(b"\"");
+    let mut separator: &[u8] = b",\"violated-policies\":[";
+    let mut end: &[u8] = b"}";
+    for policy in violated {
+        parts.extend([separator, json_name(policy)]);
+        (separator, end) = (b",", b"]}");
     }
-    if body.len() > length {
-        body.push(b']');
-    }
-    body.push(b'}');
-    body
+    parts.push(end);
+    // Of the exact size, so that the bytes are not copied again.
+    parts.concat()
 }
 
 /// Returns the policies that a response may name.
@@ -158,19 +157,13 @@ fn json_name(policy: &Policy) -> &[u8] {
 /// Returns a sentence about the wait of a denial, in ASCII without quotation marks.
 #[cfg(feature = "tonic")]
 pub(super) fn advice(wait: Wait) -> String {
-    let mut text = Vec::new();
-    advise(&mut text, wait);
-    String::from_utf8(text).unwrap_or_default()
+    String::from_utf8(advice_parts(wait, &mut itoa::Buffer::new()).concat()).unwrap_or_default()
 }
 
-fn advise(text: &mut Vec<u8>, wait: Wait) {
+fn advice_parts(wait: Wait, digits: &mut itoa::Buffer) -> [&[u8]; 3] {
     match wait {
-        Wait::Never => text.extend_from_slice(b"This request costs more than the whole quota."),
-        Wait::For(wait) => {
-            text.extend_from_slice(b"Try again in ");
-            text.extend_from_slice(itoa::Buffer::new().format(fields::whole_seconds(wait)).as_bytes());
-            text.extend_from_slice(b" s.");
-        }
+        Wait::Never => [b"This request costs more than the whole quota.", b"", b""],
+        Wait::For(wait) => [b"Try again in ", digits.format(fields::whole_seconds(wait)).as_bytes(), b" s."],
     }
 }
 

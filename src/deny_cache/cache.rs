@@ -227,7 +227,9 @@ impl Denials {
     fn stripe(&self, pair_key: &PairKey) -> MutexGuard<'_, u64> {
         let mut hasher = DefaultHasher::new();
         self.salt.get_or_init(|| self.start.elapsed().as_nanos()).hash(&mut hasher);
-        pair_key.hash(&mut hasher);
+        // The hash of the key differs between processes.
+        pair_key.key.as_bytes().hash(&mut hasher);
+        pair_key.hash_policy(&mut hasher);
         let index = hasher.finish() as usize % STRIPES;
         // No code that holds the lock can panic or wait.
         self.stripes[index].lock().unwrap_or_else(PoisonError::into_inner)
@@ -261,7 +263,13 @@ impl Drop for Invalidation {
 
 impl PairKey {
     fn of(key: &PartitionKey, policy: &Policy) -> Self {
-        Self { key: key.bounded(), policy: policy.clone() }
+        Self { key: key.bounded().into_owned(), policy: policy.clone() }
+    }
+
+    fn hash_policy(&self, state: &mut impl Hasher) {
+        self.policy.name().hash(state);
+        self.policy.window_micros().hash(state);
+        self.policy.algorithm().hash(state);
     }
 }
 
@@ -276,9 +284,7 @@ impl Eq for PairKey {}
 impl Hash for PairKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.key.hash(state);
-        self.policy.name().hash(state);
-        self.policy.window_micros().hash(state);
-        self.policy.algorithm().hash(state);
+        self.hash_policy(state);
     }
 }
 

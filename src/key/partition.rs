@@ -1,12 +1,20 @@
 //! The partition key itself.
 
-use std::{fmt, sync::Arc};
+use std::{
+    borrow::Cow,
+    cmp::Ordering,
+    fmt,
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    sync::{Arc, LazyLock},
+};
 
 use sha2::{Digest, Sha256};
-use smallvec::SmallVec;
 
 /// Longer keys are kept as their digest.
 const MAX_KEPT: usize = 256;
+
+/// The length of the buffer in which most keys are built.
+const SHORT: usize = 128;
 
 /// The partition key: whose usage is counted. An API key, a user, an address, a route, or several together.
 ///
@@ -22,30 +30,42 @@ const MAX_KEPT: usize = 256;
 /// assert_ne!(user, PartitionKey::new("peer-ip", "1.2.3.4"));
 /// assert_ne!(user.and(&PartitionKey::new("route", "/search")), user);
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PartitionKey(
+#[derive(Clone)]
+pub struct PartitionKey {
     /// The parts, one after the other, each as two fields; a field is its length in eight bytes and its bytes.
     /// So the list can be read back in one way only.
-    Arc<[u8]>,
-);
+    bytes: Arc<[u8]>,
+    /// The hash of the bytes, computed once for all maps of this process.
+    hash: u64,
+}
 
 impl PartitionKey {
     /// Creates a key of one part. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
     /// crate never create one.
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
+        let (kind, value) = (kind.as_bytes(), value.as_ref());
+        let lengths = [kind.len(), value.len()].map(|length| (length as u64).to_le_bytes());
+        let fields = [&lengths[0][..], kind, &lengths[1][..], value];
+        let mut buffer = [0; SHORT];
         // Most keys are short, so that only the key itself is allocated.
-        let mut bytes = SmallVec::<[u8; 128]>::new();
-        for field in [kind.as_bytes(), value.as_ref()] {
-            bytes.extend_from_slice(&(field.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(field);
+        match concatenate(&mut buffer, fields) {
+            Some(bytes) => Self::of_bytes(bytes.into()),
+            None => Self::of_bytes(fields.concat().into()),
         }
-        Self(bytes.as_slice().into())
+    }
+
+    fn of_bytes(bytes: Arc<[u8]>) -> Self {
+        // Clients choose keys. So the hash is one that resists chosen collisions, and its keys come from the operating system.
+        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+        let mut hasher = HASHER.build_hasher();
+        hasher.write(&bytes);
+        Self { hash: hasher.finish(), bytes }
     }
 
     /// Returns the key of all parts of this key, followed by all parts of the other.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
-        Self([&self.0[..], &other.0[..]].concat().into())
+        Self::of_bytes([&self.bytes[..], &other.bytes[..]].concat().into())
     }
 
     /// Returns a number from 0 to 99 that divides all keys into a hundred parts of about the same size. Use it to treat a percentage of
@@ -61,7 +81,7 @@ impl PartitionKey {
     /// assert_eq!(PartitionKey::new("user", "alice").percentile(), 9);
     /// ```
     pub fn percentile(&self) -> u8 {
-        let hash = Sha256::digest(&self.0);
+        let hash = Sha256::digest(&self.bytes);
         let number = hash.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         // Below 100.
         (number % 100) as u8
@@ -69,16 +89,22 @@ impl PartitionKey {
 
     /// Returns the canonical bytes: the same for equal keys and different for different keys, in every process and version.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
+    }
+
+    /// Returns a hash of this key, which is the same for equal keys. It differs between processes, and clients cannot predict it.
+    pub(crate) fn hash_code(&self) -> u64 {
+        self.hash
     }
 
     /// This key as a store in memory keeps it: of bounded size, whatever a client has sent. A long key becomes its
     /// SHA-256, after a field length that no list of parts can have.
-    pub(crate) fn bounded(&self) -> Self {
-        if self.0.len() <= MAX_KEPT {
-            self.clone()
+    pub(crate) fn bounded(&self) -> Cow<'_, Self> {
+        if self.bytes.len() <= MAX_KEPT {
+            Cow::Borrowed(self)
         } else {
-            Self([&u64::MAX.to_le_bytes()[..], &Sha256::digest(&self.0)].concat().into())
+            let digest = [&u64::MAX.to_le_bytes()[..], &Sha256::digest(&self.bytes)].concat();
+            Cow::Owned(Self::of_bytes(digest.into()))
         }
     }
 
@@ -95,13 +121,72 @@ impl PartitionKey {
             let (length, rest) = bytes.split_first_chunk::<8>()?;
             rest.split_at_checked(u64::from_le_bytes(*length) as usize)
         }
-        let mut rest = &self.0[..];
+        let mut rest = &self.bytes[..];
         std::iter::from_fn(move || {
             let (kind, after_kind) = field(rest)?;
             let (value, after_value) = field(after_kind)?;
             rest = after_value;
             Some((str::from_utf8(kind).ok()?, value))
         })
+    }
+}
+
+/// The hasher of maps from partition keys. It returns the hash that the key contains.
+#[derive(Default)]
+pub(crate) struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // A partition key writes no bytes.
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// Writes the fields one after the other. Returns `None` if the buffer is too short.
+fn concatenate<'b>(buffer: &'b mut [u8; SHORT], fields: [&[u8]; 4]) -> Option<&'b [u8]> {
+    let mut end = 0;
+    for field in fields {
+        buffer.get_mut(end..)?.get_mut(..field.len())?.copy_from_slice(field);
+        end += field.len();
+    }
+    buffer.get(..end)
+}
+
+impl PartialEq for PartitionKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.hash == other.hash && self.bytes == other.bytes
+    }
+}
+
+impl Eq for PartitionKey {}
+
+/// Hashes a number that was computed when the key was created. It differs between processes.
+impl Hash for PartitionKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl PartialOrd for PartitionKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// Compares the [bytes](PartitionKey::as_bytes).
+impl Ord for PartitionKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.bytes.cmp(&other.bytes)
     }
 }
 
@@ -140,16 +225,37 @@ mod tests {
         }
     }
 
+    /// Around the length of the buffer in which short keys are built.
+    #[test]
+    fn key_of_any_length_holds_its_parts() {
+        for length in (0..20).chain(90..140) {
+            let (kind, value) = ("k".repeat(length % 7), "v".repeat(length));
+            let key = PartitionKey::new(&kind, &value);
+            assert_eq!(key.parts().collect::<Vec<_>>(), [(&*kind, value.as_bytes())]);
+            assert_eq!(key.as_bytes().len(), 16 + kind.len() + value.len());
+        }
+    }
+
+    #[test]
+    fn equal_keys_have_equal_hashes() {
+        let key = |last: &str| PartitionKey::new("user", "a").and(&PartitionKey::new("route", last));
+        assert_eq!((key("b"), key("b").hash_code()), (key("b"), key("b").hash_code()));
+        let codes: std::collections::HashSet<u64> =
+            (0..1_000).map(|i| key(&i.to_string()).hash_code()).collect();
+        assert_eq!(codes.len(), 1_000);
+    }
+
     #[test]
     fn bounded_key_keeps_keys_distinct() {
-        let long =
-            |last: char| PartitionKey::new("header:x", "x".repeat(100_000) + &last.to_string()).bounded();
+        let long = |last: char| {
+            PartitionKey::new("header:x", "x".repeat(100_000) + &last.to_string()).bounded().into_owned()
+        };
         assert!(long('a').as_bytes().len() <= MAX_KEPT);
         assert_eq!(long('a'), long('a'));
         assert_ne!(long('a'), long('b'));
         assert_eq!(format!("{:?}", long('a')), "PartitionKey()");
         let short = PartitionKey::new("header:x", "a");
-        assert_eq!(short.bounded(), short);
+        assert_eq!(*short.bounded(), short);
     }
 
     /// The expected values were computed with Python's `hashlib`.

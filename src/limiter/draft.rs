@@ -18,17 +18,24 @@ use crate::{
 pub struct Draft {
     /// Most drafts have one part, which needs no list.
     pub(crate) first: Option<Part>,
-    pub(crate) others: Vec<Part>,
-    pub(crate) pairs: Vec<Pair>,
+    /// What few drafts have.
+    pub(crate) rest: Option<Box<Rest>>,
     /// `None` for the rule of the layer or the limiter.
     pub(crate) outage: Option<OutageRule>,
     pub(crate) reserves: bool,
-    /// A mistake in the server because of which a shadow limit does not count this request.
-    pub(crate) uncounted: Option<KeyError>,
     /// `None` for the rule of the limiter.
     pub(crate) unsettled: Option<Unsettled>,
     /// Whether estimates are clamped, also if the limiter does not clamp them.
     pub(crate) clamps: bool,
+}
+
+/// Further parts of a draft.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rest {
+    pub(crate) others: Vec<Part>,
+    pub(crate) pairs: Vec<Pair>,
+    /// A mistake in the server because of which a shadow limit does not count this request.
+    pub(crate) uncounted: Option<KeyError>,
 }
 
 /// How a check reserves.
@@ -83,7 +90,8 @@ impl Draft {
 
     /// Checks these pairs.
     pub fn pairs(pairs: impl Into<Vec<Pair>>) -> Self {
-        Self { pairs: pairs.into(), ..Self::default() }
+        let rest = Rest { pairs: pairs.into(), ..Rest::default() };
+        Self { rest: (!rest.pairs.is_empty()).then(|| Box::new(rest)), ..Self::default() }
     }
 
     /// Sets the outage rule of this request, which replaces the rule of the [layer](crate::Builder::outage).
@@ -118,11 +126,16 @@ impl Draft {
 
     /// Makes the pairs of some keys shadow pairs.
     pub(crate) fn shadow_where(mut self, is_shadow: impl Fn(&PartitionKey) -> bool) -> Self {
-        for part in self.first.iter_mut().chain(&mut self.others) {
+        if let Some(part) = &mut self.first {
             part.is_shadow |= is_shadow(&part.key);
         }
-        for pair in &mut self.pairs {
-            pair.is_shadow |= is_shadow(&pair.key);
+        if let Some(rest) = &mut self.rest {
+            for part in &mut rest.others {
+                part.is_shadow |= is_shadow(&part.key);
+            }
+            for pair in &mut rest.pairs {
+                pair.is_shadow |= is_shadow(&pair.key);
+            }
         }
         self
     }
@@ -130,15 +143,22 @@ impl Draft {
     /// Combines two drafts in one check. If both set an outage rule, the other's rule applies.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
-        match (&self.first, other.first) {
-            (None, first) => self.first = first,
-            (Some(_), first) => self.others.extend(first),
-        }
-        self.others.extend(other.others);
-        self.pairs.extend(other.pairs);
         self.outage = other.outage.or(self.outage);
         self.reserves |= other.reserves;
-        self.uncounted = self.uncounted.or(other.uncounted);
+        let first = match &self.first {
+            None => {
+                self.first = other.first;
+                None
+            }
+            Some(_) => other.first,
+        };
+        if first.is_some() || other.rest.is_some() {
+            let rest = self.rest.get_or_insert_default();
+            let others = other.rest.map(|rest| *rest).unwrap_or_default();
+            rest.others.extend(first.into_iter().chain(others.others));
+            rest.pairs.extend(others.pairs);
+            rest.uncounted = rest.uncounted.take().or(others.uncounted);
+        }
         self
     }
 
@@ -149,17 +169,27 @@ impl Draft {
 
     /// Creates the draft of a shadow limit whose key cannot be read: the request passes uncounted.
     pub(crate) fn uncounted(error: KeyError) -> Self {
-        Self { uncounted: Some(error), ..Self::default() }
+        let rest = Rest { uncounted: Some(error), ..Rest::default() };
+        Self { rest: Some(Box::new(rest)), ..Self::default() }
     }
 
     pub(crate) fn is_exempt(&self) -> bool {
-        self.first.is_none() && self.others.is_empty() && self.pairs.is_empty()
+        self.first.is_none() && self.others().is_empty() && self.pairs_only().is_empty()
+    }
+
+    fn others(&self) -> &[Part] {
+        self.rest.as_ref().map_or(&[], |rest| &rest.others)
+    }
+
+    /// Returns the pairs that belong to no part.
+    fn pairs_only(&self) -> &[Pair] {
+        self.rest.as_ref().map_or(&[], |rest| &rest.pairs)
     }
 
     /// Returns whether all pairs of this draft are shadows, whatever its policies are.
     pub(super) fn is_shadow(&self) -> bool {
-        self.first.iter().chain(&self.others).all(|part| part.is_shadow)
-            && self.pairs.iter().all(|pair| pair.is_shadow)
+        self.first.iter().chain(self.others()).all(|part| part.is_shadow)
+            && self.pairs_only().iter().all(|pair| pair.is_shadow)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{
     now_or_later::{BoxFuture, NowOrLater},
     observe::{self, DeniedKey, Lifetime, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
-    policy::{Policy, distinct, pairs},
+    policy::{Policy, distinct, pair, pairs},
     settle::Queue,
 };
 
@@ -29,7 +29,7 @@ mod waiters;
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
 pub use draft::{Draft, IntoDraft};
-use draft::{Part, Reserve};
+use draft::{Part, Reserve, Rest};
 pub(crate) use future::Asking;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
 use future::{Terms, Waiting};
@@ -138,12 +138,12 @@ impl Limiter {
 
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if `cost` does not name it.
     pub fn check(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        CheckFuture(self.decide(self.own(&key, &cost.into_costs()), Purpose::Charge))
+        CheckFuture(self.decide(self.own(key, &cost.into_costs()), Purpose::Charge))
     }
 
     /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
     pub fn peek(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        CheckFuture(self.decide(self.own(&key, &cost.into_costs()), Purpose::Peek))
+        CheckFuture(self.decide(self.own(key, &cost.into_costs()), Purpose::Peek))
     }
 
     /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
@@ -154,7 +154,7 @@ impl Limiter {
     /// Returns [`Rejection::Denied`] if a policy has no room, and [`Rejection::Unavailable`] if there is no decision. The
     /// outage rule does not apply.
     pub fn reserve(&self, key: PartitionKey, cost: impl IntoCosts) -> ReserveFuture {
-        ReserveFuture(match self.own(&key, &cost.into_costs()) {
+        ReserveFuture(match self.own(key, &cost.into_costs()) {
             Ok(check) => self.ask(check, Some(self.0.settings.reserve), Some(OutageRule::FailClosed)),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
@@ -167,7 +167,7 @@ impl Limiter {
     ///
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn admit(&self, key: PartitionKey, cost: impl IntoCosts) -> AdmitFuture {
-        AdmitFuture(match self.own(&key, &cost.into_costs()) {
+        AdmitFuture(match self.own(key, &cost.into_costs()) {
             Ok(check) => self.ask(check, None, None),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
@@ -211,7 +211,7 @@ impl Limiter {
     /// If the turn of the request has not come when `at_most` ends, returns [`Rejection::WaitTooLong`] then. A check that has begun is
     /// completed.
     pub fn wait(&self, key: PartitionKey, cost: impl IntoCosts, at_most: Duration) -> WaitFuture {
-        match self.own(&key, &cost.into_costs()) {
+        match self.own(key, &cost.into_costs()) {
             Ok(check) => WaitFuture::of(self.clone(), check, None, None, at_most),
             Err(error) => WaitFuture::rejected(Rejection::Unavailable(error)),
         }
@@ -226,7 +226,7 @@ impl Limiter {
     /// layer chooses by the request, and those of its further limits, do not belong to the limiter. For these policies, use
     /// [`reset_pairs`](Self::reset_pairs) with [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, key: PartitionKey) -> ResetFuture {
-        match self.own(&key, &Costs::from(0)) {
+        match self.own(key, &Costs::from(0)) {
             Ok(check) => self.clear(check),
             Err(error) => ResetFuture(NowOrLater::now(Err(error))),
         }
@@ -379,9 +379,17 @@ impl Limiter {
 
     /// Returns the check of a draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
     /// cannot be a check.
-    fn counted(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
+    fn counted(&self, mut draft: Draft) -> Option<Result<Check, Rejection>> {
+        if let Some(Part { against: Against::Limiter | Against::LimiterAnd(None), .. }) = &draft.first
+            && draft.rest.is_none()
+            && !self.policies().is_empty()
+            && let Some(Part { key, costs, is_shadow, .. }) = draft.first.take()
+        {
+            // The usual case. The builder has validated these policies.
+            return Some(Ok(self.of_limiter(key, &costs, is_shadow)));
+        }
         let is_shadow = draft.is_shadow();
-        if let Some(error) = &draft.uncounted {
+        if let Some(error) = draft.rest.as_ref().and_then(|rest| rest.uncounted.as_ref()) {
             self.0.events.misconfigured_shadow(error);
         }
         match self.check_of(draft) {
@@ -417,18 +425,9 @@ impl Limiter {
 
     /// Returns the check of a draft, or `None` if the draft is exempt.
     fn check_of(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
-        if draft.others.is_empty()
-            && draft.pairs.is_empty()
-            && let Some(Part { key, costs, against: Against::Limiter | Against::LimiterAnd(None), is_shadow }) =
-                &draft.first
-            && !self.policies().is_empty()
-        {
-            // The usual case. The builder has validated these policies.
-            return Ok(Some(self.of_limiter(key, costs, *is_shadow)));
-        }
-        let of_parts_only = draft.pairs.is_empty();
-        let mut all = draft.pairs;
-        for Part { key, costs, against, is_shadow } in draft.first.iter().chain(&draft.others) {
+        let Rest { others, pairs: mut all, .. } = draft.rest.map(|rest| *rest).unwrap_or_default();
+        let of_parts_only = all.is_empty();
+        for Part { key, costs, against, is_shadow } in draft.first.iter().chain(&others) {
             let pairs = |policies| pairs(key, policies, costs).map(|pair| pair.shadow_if(*is_shadow));
             if *against == Against::Limiter && self.policies().is_empty() {
                 return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
@@ -440,7 +439,7 @@ impl Limiter {
                 all.extend(pairs(policies.as_slice()));
             }
         }
-        for Part { costs, .. } in draft.first.iter().chain(&draft.others) {
+        for Part { costs, .. } in draft.first.iter().chain(&others) {
             self.0.events.unknown_policies(costs, &all);
         }
         if all.is_empty() {
@@ -454,17 +453,16 @@ impl Limiter {
 
     /// Asks for a decision, and for a reservation if `reserve` is given. If there is no decision, applies the given outage rule,
     /// or else the limiter's own. A check of shadow pairs only is then admitted.
-    fn ask(&self, check: Check, reserve: Option<Reserve>, rule: Option<OutageRule>) -> Asking {
+    fn ask(&self, mut check: Check, reserve: Option<Reserve>, rule: Option<OutageRule>) -> Asking {
         let is_shadow = check.is_shadow();
         let rule = match rule.unwrap_or(self.0.settings.rule) {
             _ if is_shadow => OutageRule::FailOpen,
             rule => rule,
         };
-        let check = match reserve {
-            Some(Reserve { clamps: true, .. }) => check.clamped().with_purpose(Purpose::Reserve),
-            Some(_) => check.with_purpose(Purpose::Reserve),
-            None => check.with_purpose(Purpose::Charge),
-        };
+        if reserve.is_some_and(|reserve| reserve.clamps) {
+            check = check.clamped();
+        }
+        check.set_purpose(if reserve.is_some() { Purpose::Reserve } else { Purpose::Charge });
         match self.decide_now(&check) {
             NowOrLater::Now(Some(decided)) => {
                 let terms = Terms { rule, is_shadow, reserve };
@@ -506,16 +504,26 @@ impl Limiter {
         &self.0.queue
     }
 
-    fn of_limiter(&self, key: &PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
-        let in_region = self.0.settings.region.as_ref().map(|region| region.and(key));
-        let pairs = pairs(in_region.as_ref().unwrap_or(key), self.policies(), costs);
-        let pairs: Box<[Pair]> = pairs.map(|pair| pair.shadow_if(is_shadow)).collect();
-        self.0.events.unknown_policies(costs, &pairs);
-        Check::of_limiter(self.0.settings.namespace.clone(), pairs)
+    fn of_limiter(&self, key: PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
+        let Settings { policies, namespace, region, .. } = &self.0.settings;
+        let key = match region {
+            Some(region) => region.and(&key),
+            None => key,
+        };
+        let namespace = namespace.clone();
+        let check = match &policies[..] {
+            [policy] => Check::of_pair(namespace, pair(key, policy, costs).shadow_if(is_shadow)),
+            policies => {
+                let pairs = pairs(&key, policies, costs).map(|pair| pair.shadow_if(is_shadow));
+                Check::of_limiter(namespace, pairs)
+            }
+        };
+        self.0.events.unknown_policies(costs, check.pairs());
+        check
     }
 
     /// Returns the check of this key against all policies of the limiter.
-    fn own(&self, key: &PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
+    fn own(&self, key: PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
         if self.policies().is_empty() {
             let none = ConfigError::NoPolicies { max: MAX_PAIRS };
             return Err(BackendError::with_source(Reason::Other, none));

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::BuildHasherDefault,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -13,7 +14,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::Check,
     decision::{Decision, Status},
-    key::PartitionKey,
+    key::{KeyHasher, PartitionKey},
     outage::ServerBreaker,
 };
 
@@ -90,7 +91,7 @@ pub(crate) struct Counters {
 /// with more than one `KEPT`th of all denials is kept.
 #[derive(Default)]
 struct Sketch {
-    places: HashMap<PartitionKey, usize>,
+    places: HashMap<PartitionKey, usize, BuildHasherDefault<KeyHasher>>,
     keys: Vec<DeniedKey>,
 }
 
@@ -186,10 +187,11 @@ fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option<&'a Partit
 impl Sketch {
     fn count(&mut self, key: &PartitionKey) {
         let key = key.bounded();
-        if let Some(kept) = self.places.get(&key).and_then(|place| self.keys.get_mut(*place)) {
+        if let Some(kept) = self.places.get(&*key).and_then(|place| self.keys.get_mut(*place)) {
             kept.denials += 1;
             return;
         }
+        let key = key.into_owned();
         let new = DeniedKey { key: key.clone(), denials: 1, excess: 0 };
         if self.keys.len() < KEPT {
             self.places.insert(key, self.keys.len());

@@ -7,14 +7,14 @@ use crate::{
 
 /// A request that was admitted without a check, because the outage rule is to [fail open](crate::OutageRule::FailOpen).
 ///
-/// It is in the extensions of the request and of the response, in place of a [`Decision`]. In nested layers, it states that at
-/// least one layer could not check.
+/// It is in the extensions of the request, in place of a [`Decision`], and in those of the response. In nested layers, it states
+/// that at least one layer could not check.
 #[derive(Clone, Debug)]
 pub struct Unchecked(BackendError);
 
 /// A request that the [local fallback](crate::OutageRule::LocalFallback) has admitted.
 ///
-/// It is in the extensions of the request and of the response, in place of a [`Decision`].
+/// It is in the extensions of the request, in place of a [`Decision`], and in those of the response.
 #[derive(Clone, Debug)]
 pub struct LocalDecision {
     decision: Decision,

@@ -24,7 +24,7 @@ mod tier;
 
 pub use lease::Lease;
 pub use policies::Policies;
-pub(crate) use policies::{distinct, pairs};
+pub(crate) use policies::{distinct, pair, pairs};
 pub use selector::{PolicySelector, from_fn};
 pub use table::PolicyTable;
 pub use tier::Tier;
@@ -69,10 +69,18 @@ struct Inner {
     /// Only for sliding buckets. At least one unit.
     lease: Option<Lease>,
     warned: AtomicBool,
-    /// The policy as a member of a header field, made when it is first needed.
-    member: OnceLock<HeaderValue>,
+    /// The policy in header fields, made when it is first needed.
+    member: OnceLock<Member>,
     /// The name as JSON, made when it is first needed.
     json_name: OnceLock<Box<[u8]>>,
+}
+
+/// The parts of header fields that do not change.
+pub(crate) struct Member {
+    /// The member of `RateLimit-Policy`.
+    pub(crate) policy: HeaderValue,
+    /// The start of the member of `RateLimit`, up to the remaining quota.
+    pub(crate) limit_start: Box<[u8]>,
 }
 
 /// The algorithm that counts usage.
@@ -355,8 +363,8 @@ impl Policy {
         self.0.window_micros
     }
 
-    /// Returns this policy as a member of a header field. The first call makes it.
-    pub(crate) fn member(&self, make: impl FnOnce() -> HeaderValue) -> &HeaderValue {
+    /// Returns this policy in header fields. The first call makes it.
+    pub(crate) fn member(&self, make: impl FnOnce() -> Member) -> &Member {
         self.0.member.get_or_init(make)
     }
 

@@ -63,10 +63,12 @@ pub(crate) fn distinct(policies: &[Policy]) -> Result<(), ConfigError> {
 }
 
 pub(crate) fn pairs(key: &PartitionKey, policies: &[Policy], costs: &Costs) -> impl Iterator<Item = Pair> {
-    policies.iter().map(|policy| {
-        let cost = costs.of(policy.name()).unwrap_or(1);
-        Pair::new(key.clone(), policy.clone(), cost)
-    })
+    policies.iter().map(|policy| pair(key.clone(), policy, costs))
+}
+
+/// Pairs this key with a policy. If `costs` does not name the policy, it costs 1 unit.
+pub(crate) fn pair(key: PartitionKey, policy: &Policy, costs: &Costs) -> Pair {
+    Pair::new(key, policy.clone(), costs.of(policy.name()).unwrap_or(1))
 }
 
 impl From<Policy> for Policies {

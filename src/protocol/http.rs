@@ -9,7 +9,6 @@ use super::{LimitedBody, Protocol, nested};
 use crate::{
     answer::Answer,
     cost::Costs,
-    decision::Decision,
     head::{Head, Lookups, ResponseHead},
     key::KeyError,
     limit::Limit,
@@ -28,14 +27,17 @@ pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> 
 ///
 /// | | in the request | in the response |
 /// | --- | --- | --- |
-/// | decided by the store | [`Decision`] | [`Decision`] |
+/// | admitted by the store | [`Decision`](crate::Decision) | |
 /// | admitted by the local fallback | [`LocalDecision`](crate::outage::LocalDecision) | [`LocalDecision`](crate::outage::LocalDecision) |
 /// | admitted unchecked | [`Unchecked`](crate::outage::Unchecked) | [`Unchecked`](crate::outage::Unchecked) |
-/// | rejected | | [`Rejection`], and for a denial the [`Decision`] |
+/// | rejected | | [`Rejection`], which contains the [`Decision`](crate::Decision) of a denial |
 /// | a reservation: the layer [settles](crate::Builder::settle_by), or the [draft reserves](super::Draft::reserve) | [`Reservation`](crate::Reservation) | |
 ///
+/// The header fields of an admitted response state its decision. If an outer layer needs the [`Decision`](crate::Decision) itself, an inner one can
+/// copy it from the request to the response.
+///
 /// If layers are nested, the request contains the values of every kind from the innermost layer so far, and the response those
-/// of the outermost layer. A layer replaces a value of the same kind only. A denial is never replaced. List fields are joined, and the larger `Retry-After` is kept.
+/// of the outermost layer. A layer replaces a value of the same kind only. List fields are joined, and the larger `Retry-After` is kept.
 #[derive(Clone)]
 pub struct Http {
     pub(crate) plan: Plan,
@@ -115,7 +117,7 @@ impl Http {
             None => self.answer.reject(rejection, head),
         };
         if let Some(decision) = rejection.decision() {
-            self.add_decision(&mut response, decision);
+            self.answer.fields(decision, response.headers_mut());
         }
         response.extensions_mut().insert(rejection.clone());
         response
@@ -129,17 +131,9 @@ impl Http {
             drop(reservation.settle(used));
         }
         match &admission.basis {
-            Basis::Store(decision) => self.add_decision(response, decision),
+            Basis::Store(decision) => self.answer.fields(decision, response.headers_mut()),
             Basis::Local(local) => drop(response.extensions_mut().insert(local.clone())),
             Basis::Unchecked(unchecked) => drop(response.extensions_mut().insert(unchecked.clone())),
-        }
-    }
-
-    fn add_decision<B>(&self, response: &mut Response<B>, decision: &Decision) {
-        self.answer.fields(decision, response.headers_mut());
-        let current = response.extensions().get::<Decision>();
-        if current.is_none_or(Decision::is_admitted) {
-            response.extensions_mut().insert(decision.clone());
         }
     }
 }

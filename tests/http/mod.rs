@@ -1,5 +1,6 @@
 //! The layer over axum and tonic on sockets, over other services, and in unit tests.
 
+mod allocations;
 mod client_ip;
 mod clients;
 mod composition;

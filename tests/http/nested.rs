@@ -69,10 +69,9 @@ async fn outer_layer_passes_denial_of_inner_layer() {
 
     let request = Request::get("/").header("x-api-key", "alice").body(Body::empty()).unwrap();
     let response = app.oneshot(request).await.unwrap();
-    let decision = response.extensions().get::<Decision>().unwrap();
-    assert!(!decision.is_admitted(), "the outer admission does not hide the denial");
     assert!(
-        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(denied)) if denied == decision)
+        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))),
+        "the outer admission does not hide the denial"
     );
 }
 
@@ -120,24 +119,11 @@ async fn policy_names_separate_layers_on_one_backend() {
 }
 
 #[tokio::test]
-async fn admitted_response_holds_decision_of_outer_layer() {
-    let response =
-        nested(FakeBackend::admitting(), FakeBackend::admitting()).oneshot(request()).await.unwrap();
-    let decision = response.extensions().get::<Decision>().unwrap();
-    let names: Vec<_> = decision.statuses().iter().map(|status| status.policy().name()).collect();
-    assert_eq!(names, ["outer"]);
-    assert!(response.extensions().get::<Rejection>().is_none());
-}
-
-#[tokio::test]
 async fn denial_of_outer_layer_reaches_response() {
     let app = nested(FakeBackend::admitting(), FakeBackend::denying(7 * SECOND));
     let response = app.oneshot(request()).await.unwrap();
-    let decision = response.extensions().get::<Decision>().unwrap();
+    let Some(Rejection::Denied(decision)) = response.extensions().get() else { panic!("{response:?}") };
     assert_eq!(decision.violated().map(|policy| policy.name()).collect::<Vec<_>>(), ["outer"]);
-    assert!(
-        matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(denied)) if denied == decision)
-    );
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use tower_sliding_window::{
     Limiter, OutageRule, PartitionKey, RateLimitLayer, RedisBackend, backend::Reason, header,
 };
 
-use super::{Marks, RequestMarks, echo_marks, local, policy};
+use super::{Marks, RequestMarks, echo_marks, local, marks, policy};
 use crate::{
     redis_server::{
         admin::Admin,
@@ -90,7 +90,7 @@ async fn send(layer: &Limits) -> (StatusCode, Marks, Duration) {
     let start = Instant::now();
     let response = layer.layer(service_fn(echo_marks)).oneshot(request).await.unwrap();
     let waited = start.elapsed();
-    let marks = Marks::of(response.extensions());
+    let marks = marks(&response);
     assert_eq!(response.status() == StatusCode::OK, response.extensions().get::<RequestMarks>().is_some());
     (response.status(), marks, waited)
 }
@@ -387,7 +387,7 @@ async fn keys_of_several_slots_cause_no_outage() {
             let request = Request::get("/").header("x-api-key", "alice").header("x-other", i.to_string());
             let request = request.body(()).unwrap();
             let response = layer.layer(service_fn(echo_marks)).oneshot(request).await.unwrap();
-            assert!(Marks::of(response.extensions()).decision, "{rule:?} {i}: {response:?}");
+            assert!(marks(&response).decision, "{rule:?} {i}: {response:?}");
         }
     }
 }

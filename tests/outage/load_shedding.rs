@@ -20,7 +20,7 @@ use tower_sliding_window::{
     testing::FakeBackend,
 };
 
-use super::{Marks, SECOND, TICK, alice, deferred, echo_marks, local, on, outcome, policy};
+use super::{SECOND, TICK, alice, deferred, echo_marks, local, marks, on, outcome, policy};
 
 const OVERLOADED: Result<bool, (Reason, bool)> = Err((Reason::Overloaded, false));
 
@@ -134,7 +134,7 @@ async fn shed_request_follows_outage_rule() {
         let start = Instant::now();
         let response = send().await.unwrap().unwrap();
         assert_eq!((response.status().as_u16(), start.elapsed()), (status, Duration::ZERO), "{rule:?}");
-        let marks = Marks::of(response.extensions());
+        let marks = marks(&response);
         assert_eq!(
             [marks.unchecked, marks.local, marks.rejection.map(|(_, reason)| reason)]
                 .into_iter()

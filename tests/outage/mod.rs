@@ -78,6 +78,13 @@ impl Marks {
     }
 }
 
+/// Returns the marks of a response of [`echo_marks`], and whether its request had a decision.
+fn marks<B>(response: &Response<B>) -> Marks {
+    let request = response.extensions().get::<RequestMarks>();
+    let of_response = Marks::of(response.extensions());
+    Marks { decision: request.is_some_and(|RequestMarks(request)| request.decision), ..of_response }
+}
+
 /// The marks of a request, which the inner service puts into its response.
 #[derive(Clone)]
 struct RequestMarks(Marks);

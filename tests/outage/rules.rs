@@ -15,7 +15,7 @@ use tower_sliding_window::{
     testing::FakeBackend,
 };
 
-use super::{Marks, OF_ONE_CHECK, RequestMarks, TICK, alice, deferred, echo_marks, local, on, policy};
+use super::{Marks, OF_ONE_CHECK, RequestMarks, TICK, alice, deferred, echo_marks, local, marks, on, policy};
 use crate::http::Later;
 
 fn api_key() -> Header {
@@ -29,7 +29,7 @@ fn request(path: &str) -> Request<()> {
 /// Sends a request. Returns the marks of the request if the inner service received it, and the status and marks of the response.
 async fn send(limits: &RateLimitLayer, request: Request<()>) -> (Option<Marks>, StatusCode, Marks) {
     let response = limits.layer(service_fn(echo_marks)).oneshot(request).await.unwrap();
-    let marks = Marks::of(response.extensions());
+    let marks = marks(&response);
     if !marks.decision {
         let fields = ["ratelimit", "ratelimit-policy", "retry-after"];
         assert!(fields.iter().all(|name| !response.headers().contains_key(*name)), "{response:?}");
@@ -199,7 +199,7 @@ async fn grpc_outage_returns_unavailable() {
         assert_eq!(status, code, "{rule:?}");
         assert!(!response.headers().contains_key("grpc-retry-pushback-ms"));
         assert!(!response.headers().contains_key("ratelimit"));
-        assert_eq!(Marks::of(response.extensions()).unchecked.is_some(), rule == OutageRule::FailOpen);
+        assert_eq!(marks(&response).unchecked.is_some(), rule == OutageRule::FailOpen);
     }
 }
 
@@ -223,7 +223,7 @@ async fn unchecked_layer_keeps_headers_of_other_layer() {
     ] {
         let response = service.oneshot(request("/")).await.unwrap();
         assert_eq!(response.headers()["ratelimit"], r#""b";r=9;t=60"#);
-        assert_eq!(Marks::of(response.extensions()), both);
+        assert_eq!(marks(&response), both);
         assert_eq!(response.extensions().get::<RequestMarks>().unwrap().0, both);
     }
 }

@@ -16,7 +16,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header};
 
-use super::{Marks, echo_marks, local};
+use super::{Marks, echo_marks, local, marks};
 use crate::{
     redis_server::{
         admin::Admin,
@@ -57,7 +57,7 @@ async fn serve(limits: Limits, ends: Arc<Semaphore>) -> Seen {
         requests.spawn(async move {
             let request = Request::get("/").header("x-api-key", "alice").body(()).unwrap();
             let response = timeout(PATIENCE, service.oneshot(request)).await.expect("a response").unwrap();
-            (response.status(), Marks::of(response.extensions()))
+            (response.status(), marks(&response))
         });
     }
     let mut seen = Seen::default();

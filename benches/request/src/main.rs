@@ -13,11 +13,11 @@ use std::{convert::Infallible, env, error::Error, future, pin::pin, process::Com
 
 use http::{Request, Response};
 use tower::{Layer, Service};
-use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, header};
+use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, header};
 
 mod redis;
 
-const SCENARIOS: [&str; 3] = ["inner", "admitted", "denied"];
+const SCENARIOS: [&str; 4] = ["inner", "admitted", "denied", "check"];
 const FEW: u32 = 1_000;
 const MANY: u32 = 3_000;
 
@@ -30,14 +30,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         _ => {}
     }
     let counts = SCENARIOS.map(count);
-    let [inner, admitted, denied] = counts;
-    let (inner, admitted, denied) = (inner?, admitted?, denied?);
+    let [inner, admitted, denied, check] = counts;
+    let (inner, admitted, denied, check) = (inner?, admitted?, denied?, check?);
     println!("instructions of a request, memory backend, header key, one policy");
     println!("| scenario | instructions | over the inner service |");
     println!("| --- | --- | --- |");
     println!("| inner service | {inner} | |");
     println!("| admitted | {admitted} | {} |", admitted - inner);
     println!("| denied | {denied} | {} |", denied - inner);
+    println!("| `Limiter::check` alone, key already made | {check} | |");
     redis::report()
 }
 
@@ -65,10 +66,12 @@ fn total(scenario: &str, requests: u32) -> Result<i64, Box<dyn Error>> {
 
 fn run(scenario: &str, requests: u32) -> Result<(), Box<dyn Error>> {
     let quota = if scenario == "denied" { 1 } else { u32::MAX };
-    let limits = RateLimitLayer::builder(MemoryBackend::new())
-        .policy(Policy::new("burst", quota, Duration::from_secs(3600))?)
-        .key(header("x-api-key")?)
-        .build()?;
+    let policy = Policy::new("burst", quota, Duration::from_secs(3600))?;
+    if scenario == "check" {
+        return check(policy, requests);
+    }
+    let limits =
+        RateLimitLayer::builder(MemoryBackend::new()).policy(policy).key(header("x-api-key")?).build()?;
     let inner = tower::service_fn(|_: Request<()>| future::ready(Ok::<_, Infallible>(Response::new(()))));
     let request = || Request::get("/").header("x-api-key", "alice").body(());
     let built = (0..requests).map(|_| request()).collect::<Result<Vec<_>, _>>()?;
@@ -76,6 +79,17 @@ fn run(scenario: &str, requests: u32) -> Result<(), Box<dyn Error>> {
         serve(inner, built)
     } else {
         serve(limits.layer(inner), built)
+    }
+    Ok(())
+}
+
+/// Checks one key. Every future is ready when it is polled first.
+fn check(policy: Policy, checks: u32) -> Result<(), Box<dyn Error>> {
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
+    let (key, mut cx) = (PartitionKey::new("user", "alice"), task::Context::from_waker(task::Waker::noop()));
+    for _ in 0..checks {
+        let decided = pin!(limiter.check(key.clone(), 1)).poll(&mut cx);
+        assert!(matches!(decided, task::Poll::Ready(Ok(decision)) if decision.is_admitted()));
     }
     Ok(())
 }

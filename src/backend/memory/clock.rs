@@ -19,7 +19,10 @@ impl Clock {
 
     pub(super) fn now_micros(&self) -> u64 {
         match self {
-            Self::System { unix_micros, start } => unix_micros + start.elapsed().as_micros() as u64,
+            Self::System { unix_micros, start } => {
+                let passed = start.elapsed();
+                unix_micros + passed.as_secs() * 1_000_000 + u64::from(passed.subsec_micros())
+            }
             #[cfg(feature = "test-util")]
             Self::Manual(clock) => clock.now_micros(),
         }

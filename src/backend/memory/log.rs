@@ -42,10 +42,16 @@ pub(super) struct Reading<'a> {
     log: &'a Log,
     /// The clock as read.
     pub(super) clock: u64,
-    /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
-    now: u64,
     window: u64,
     precision: u64,
+    pub(super) span: Span,
+}
+
+/// The part of a log that counts at one instant.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
+    now: u64,
     /// How many of the oldest records have expired.
     expired: usize,
     /// The running total before the oldest record that counts.
@@ -58,29 +64,29 @@ impl Log {
 
     /// Reads the log at `clock`. All arguments are in microseconds.
     pub(super) fn read(&self, clock: u64, window: u64, precision: u64) -> Reading<'_> {
-        let reading =
-            |now, expired, before| Reading { log: self, clock, now, window, precision, expired, before };
+        Reading { log: self, clock, window, precision, span: self.span(clock, window) }
+    }
+
+    fn span(&self, clock: u64, window: u64) -> Span {
         let Some(now) = monotonic_instant(clock, self.last, window) else {
-            return reading(clock, self.records.len(), self.total);
+            return Span { now: clock, expired: self.records.len(), before: self.total };
         };
         let is_expired = |record: &Record| record.at + window <= now;
         let expired = match self.records.front() {
             Some(oldest) if is_expired(oldest) => self.records.partition_point(is_expired),
             _ => 0,
         };
-        reading(now, expired, self.start(expired))
+        Span { now, expired, before: self.start(expired) }
     }
 
-    /// Records a charge, and drops expired records. If nothing is used, a generation begins.
+    /// Records a charge at the instant of a reading, and drops expired records. If nothing is used, a generation begins.
     pub(super) fn charge(
         &mut self,
-        clock: u64,
-        window: u64,
+        Span { now, expired, before }: Span,
         precision: u64,
         cost: u32,
         generations: &Generations,
     ) -> Receipt {
-        let Reading { now, expired, before, .. } = self.read(clock, window, precision);
         if expired > 0 {
             // All records of an instant expire together.
             self.records.drain(..expired);
@@ -177,19 +183,19 @@ impl Log {
 impl Reading<'_> {
     /// Returns the usage in quota units.
     pub(super) fn used(&self) -> u64 {
-        self.log.total.wrapping_sub(self.before)
+        self.log.total.wrapping_sub(self.span.before)
     }
 
     /// Returns whether one more charge can be recorded.
     pub(super) fn has_room(&self) -> bool {
         // A window has far fewer buckets than this.
-        self.log.records.len() - self.expired < MAX_RECORDS
+        self.log.records.len() - self.span.expired < MAX_RECORDS
     }
 
     /// Returns the first instant at which no more than `units` are used.
     pub(super) fn falls_to(&self, units: u64) -> u64 {
         match self.used().checked_sub(units) {
-            None | Some(0) => self.now,
+            None | Some(0) => self.span.now,
             Some(excess) => self.expires_at(excess),
         }
     }
@@ -198,27 +204,36 @@ impl Reading<'_> {
     pub(super) fn forecast(&self, units: u64) -> Forecast {
         let used = self.used();
         let added = units.min(MAX_USED.saturating_sub(used));
-        let newest = recorded_at(self.now, self.precision) + self.window;
+        let newest = recorded_at(self.span.now, self.precision) + self.window;
         Forecast {
             used: used + added,
             next: if used > 0 { self.expires_at(1) } else { newest },
-            reset: if added > 0 { newest } else { self.expires_at(used) },
+            reset: if added > 0 { newest } else { self.newest_expires_at() },
         }
+    }
+
+    /// Returns the instant at which the newest record, which holds units, has expired.
+    fn newest_expires_at(&self) -> u64 {
+        self.log.records.back().map_or(self.span.now, |newest| newest.at + self.window)
     }
 
     /// Returns the instant at which `units` of the usage have expired.
     fn expires_at(&self, units: u64) -> u64 {
-        // The expired records come first: bisect among the others.
-        let (mut low, mut high) = (self.expired, self.log.records.len());
+        let expired_after = |index: usize| self.log.start(index + 1).wrapping_sub(self.span.before);
+        // The expired records come first: bisect among the others. Usually the oldest of them holds enough units.
+        let (mut low, mut high) = (self.span.expired, self.log.records.len());
+        if low < high && expired_after(low) >= units {
+            high = low;
+        }
         while low < high {
             let middle = low + (high - low) / 2;
-            if self.log.start(middle + 1).wrapping_sub(self.before) < units {
+            if expired_after(middle) < units {
                 low = middle + 1;
             } else {
                 high = middle;
             }
         }
-        self.log.records.get(low).map_or(self.now, |record| record.at + self.window)
+        self.log.records.get(low).map_or(self.span.now, |record| record.at + self.window)
     }
 }
 

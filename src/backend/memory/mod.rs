@@ -18,6 +18,7 @@ mod forecast;
 mod log;
 mod shard;
 mod state;
+mod stored;
 mod usage;
 mod windows;
 

@@ -1,14 +1,14 @@
 //! A shard of the partition keys, under one lock. Each check removes a few idle keys.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, hash::BuildHasherDefault, sync::Arc};
 
 use indexmap::IndexMap;
 
-use super::usage::Usage;
+use super::usage::{Instant, Reading, Usage};
 use crate::{
     backend::generation::Generations,
     check::{Check, Pair, Receipt, RefundPair},
-    key::PartitionKey,
+    key::{KeyHasher, PartitionKey},
     policy::Policy,
 };
 
@@ -16,10 +16,12 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Shard {
     /// A map with indices, so that a random key is found without a search.
-    partitions: IndexMap<PartitionKey, Partition>,
+    partitions: IndexMap<PartitionKey, Partition, BuildHasherDefault<KeyHasher>>,
     /// Every partition once, by the instant of its next inspection: at the latest when it is idle. The inspection updates this
     /// instant, so that a charge need not.
     due: BTreeSet<(u64, PartitionKey)>,
+    /// No key is due before this instant.
+    first_due: u64,
 }
 
 /// The usage of one partition key under every policy.
@@ -29,7 +31,8 @@ struct Partition {
     due: u64,
 }
 
-struct Slot {
+/// The usage of one pair.
+pub(super) struct Slot {
     namespace: Arc<str>,
     /// With the quota of the last charge.
     policy: Policy,
@@ -40,9 +43,15 @@ struct Slot {
 
 impl Shard {
     /// Returns the usage of a pair, if it is stored.
-    pub(super) fn usage(&self, key: &PartitionKey, namespace: &str, policy: &Policy) -> Option<&Usage> {
+    pub(super) fn usage(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&Usage> {
         let slots = &self.partitions.get(key)?.slots;
-        slots.iter().find(|slot| slot.is_of(namespace, policy)).map(|slot| &slot.usage)
+        slots.iter().find(|slot| slot.is_of(check.namespace_shared(), policy)).map(|slot| &slot.usage)
+    }
+
+    /// Returns the slot of a pair, if it is stored.
+    pub(super) fn slot(&mut self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&mut Slot> {
+        let slots = &mut self.partitions.get_mut(key)?.slots;
+        slots.iter_mut().find(|slot| slot.is_of(check.namespace_shared(), policy))
     }
 
     /// Charges a pair, and stores it if it is new.
@@ -55,18 +64,19 @@ impl Shard {
         generations: &Generations,
     ) -> Receipt {
         if let Some(partition) = self.partitions.get_mut(key) {
-            return partition.slot(check, pair).usage.charge(clock, &pair.policy, pair.cost, generations);
+            return partition.slot(check, pair).charge(pair, clock, generations);
         }
         let mut partition = Partition { slots: Vec::new(), due: 0 };
-        let receipt = partition.slot(check, pair).usage.charge(clock, &pair.policy, pair.cost, generations);
+        let receipt = partition.slot(check, pair).charge(pair, clock, generations);
         partition.due = partition.idle_at().unwrap_or(clock);
+        self.first_due = self.first_due.min(partition.due);
         self.due.insert((partition.due, key.clone()));
         self.partitions.insert(key.clone(), partition);
         receipt
     }
 
     /// Refunds units of a pair.
-    pub(super) fn refund(&mut self, key: &PartitionKey, namespace: &str, pair: &RefundPair, clock: u64) {
+    pub(super) fn refund(&mut self, key: &PartitionKey, namespace: &Arc<str>, pair: &RefundPair, clock: u64) {
         let Some(partition) = self.partitions.get_mut(key) else { return };
         if let Some(slot) = partition.slots.iter_mut().find(|slot| slot.is_of(namespace, &pair.policy)) {
             slot.usage.refund(clock, &pair.policy, pair.receipt, pair.units);
@@ -74,7 +84,7 @@ impl Shard {
     }
 
     /// Removes the usage of a pair.
-    pub(super) fn reset(&mut self, key: &PartitionKey, namespace: &str, policy: &Policy) {
+    pub(super) fn reset(&mut self, key: &PartitionKey, namespace: &Arc<str>, policy: &Policy) {
         if let Some(partition) = self.partitions.get_mut(key) {
             partition.slots.retain(|slot| !slot.is_of(namespace, policy));
         }
@@ -87,6 +97,9 @@ impl Shard {
 
     /// Inspects up to `max` partition keys that are due, and removes those that are idle at `now`. Returns how many were removed.
     pub(super) fn remove_idle(&mut self, now: u64, max: usize) -> usize {
+        if self.first_due > now {
+            return 0;
+        }
         let mut removed = 0;
         for _ in 0..max.min(self.due.len()) {
             let Some((due, key)) = self.due.first() else { break };
@@ -95,6 +108,7 @@ impl Shard {
             }
             removed += usize::from(self.remove_if_idle(&key.clone(), now));
         }
+        self.first_due = self.first_due().unwrap_or(u64::MAX);
         if self.partitions.capacity() > 1_024 && self.partitions.len() < self.partitions.capacity() / 8 {
             self.partitions.shrink_to(self.partitions.len() * 2);
         }
@@ -114,6 +128,7 @@ impl Shard {
         match idle_at {
             Some(idle_at) => {
                 partition.due = idle_at;
+                self.first_due = self.first_due.min(idle_at);
                 self.due.insert((idle_at, key));
                 false
             }
@@ -156,12 +171,7 @@ impl Shard {
 impl Partition {
     /// Returns the slot of a pair, and adds it if it is new.
     fn slot(&mut self, check: &Check, pair: &Pair) -> &mut Slot {
-        let found = self.slots.iter().position(|slot| slot.is_of(check.namespace(), &pair.policy));
-        if let Some(slot) = found.and_then(|index| self.slots.get_mut(index))
-            && slot.policy.quota() != pair.policy.quota()
-        {
-            slot.policy = pair.policy.clone();
-        }
+        let found = self.slots.iter().position(|slot| slot.is_of(check.namespace_shared(), &pair.policy));
         let index = found.unwrap_or_else(|| {
             // From their first check on, most keys have as many slots as the limiter has policies.
             self.slots.reserve_exact(1);
@@ -173,10 +183,7 @@ impl Partition {
             });
             self.slots.len() - 1
         });
-        let slot = &mut self.slots[index];
-        // A client must not make its enforced usage evictable by a request in shadow mode.
-        slot.is_shadow &= pair.is_shadow;
-        slot
+        &mut self.slots[index]
     }
 
     /// Returns the instant at which all policies are idle. None if there is none.
@@ -193,8 +200,30 @@ impl Partition {
 
 impl Slot {
     /// Returns whether this slot counts a policy.
-    fn is_of(&self, namespace: &str, policy: &Policy) -> bool {
-        self.policy.counts_with(policy) && *self.namespace == *namespace
+    fn is_of(&self, namespace: &Arc<str>, policy: &Policy) -> bool {
+        let is_same_namespace = || Arc::ptr_eq(&self.namespace, namespace) || self.namespace == *namespace;
+        self.policy.counts_with(policy) && is_same_namespace()
+    }
+
+    /// Reads the usage at `clock`, in microseconds.
+    pub(super) fn read(&self, clock: u64, policy: &Policy) -> Reading<'_> {
+        self.usage.read(clock, policy)
+    }
+
+    /// Charges a pair at `clock`.
+    fn charge(&mut self, pair: &Pair, clock: u64, generations: &Generations) -> Receipt {
+        let instant = self.read(clock, &pair.policy).instant();
+        self.charge_at(instant, pair, generations)
+    }
+
+    /// Charges a pair at the instant of a reading.
+    pub(super) fn charge_at(&mut self, instant: Instant, pair: &Pair, generations: &Generations) -> Receipt {
+        if self.policy.quota() != pair.policy.quota() {
+            self.policy = pair.policy.clone();
+        }
+        // A client must not make its enforced usage evictable by a request in shadow mode.
+        self.is_shadow &= pair.is_shadow;
+        self.usage.charge_at(instant, &pair.policy, pair.cost, generations)
     }
 
     fn idle_at(&self) -> u64 {

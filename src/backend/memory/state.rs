@@ -26,7 +26,7 @@ use crate::{
 const SHARDS: usize = 64;
 /// The number of due partition keys that a check inspects per shard. More than one, so that keys are removed faster than they are
 /// added.
-const INSPECTIONS_PER_CHECK: usize = 4;
+pub(super) const INSPECTIONS_PER_CHECK: usize = 4;
 /// The number of partition keys that are sampled for an eviction.
 const SAMPLED_KEYS: usize = 8;
 /// A partition key is evicted only if less than this share of each of its quotas is in use.
@@ -43,8 +43,9 @@ pub(super) struct State {
     /// Whether a new key at the bound is rejected, and no key evicted.
     pub(super) rejects_when_full: AtomicBool,
     shards: [Mutex<Shard>; SHARDS],
+    /// Makes random numbers.
     hasher: RandomState,
-    generations: Generations,
+    pub(super) generations: Generations,
     /// The number of partition keys in all shards, and of those that are about to be added.
     keys: AtomicUsize,
     /// No partition key is due before this instant.
@@ -123,6 +124,11 @@ impl State {
 
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
+        if let [pair] = check.pairs()
+            && let Some(decision) = self.decide_stored(check, pair)
+        {
+            return Ok(decision);
+        }
         match self.try_decide(check, &mut 0, NewShadows::Charged)? {
             Attempt::Decided(decision) => Ok(decision),
             Attempt::NoRoom { .. } => self.decide_at_bound(check),
@@ -169,7 +175,8 @@ impl State {
             return None;
         }
         let clock = self.clock.now_micros();
-        let own: Vec<PartitionKey> = check.pairs().iter().map(|pair| pair.key.bounded()).collect();
+        let own: Vec<PartitionKey> =
+            check.pairs().iter().map(|pair| pair.key.bounded().into_owned()).collect();
         let mut sample: Vec<(f64, usize, PartitionKey)> = Vec::with_capacity(SAMPLED_KEYS);
         let mut left = SAMPLED_KEYS;
         for shard in (shard..SHARDS).chain(0..shard) {
@@ -238,8 +245,9 @@ impl State {
             // An enforcing pair has room if the check is admitted.
             admitted && (!pair.is_shadow || has_room(pair, reading))
         };
-        let status =
-            |(pair, reading): (&Pair, &Reading<'_>)| reading.status(pair, is_charged(pair, reading), waits);
+        let status = |(pair, reading): (&Pair, &Reading<'_>)| {
+            reading.status(pair, has_room(pair, reading), is_charged(pair, reading))
+        };
         let statuses: Vec<Status> = of_pairs().map(status).collect();
         if !admitted {
             return Ok(Attempt::Decided(Decision::new(clock, statuses)));
@@ -287,7 +295,7 @@ impl State {
         let clock = self.clock.now_micros();
         for (i, pair) in refund.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            shard.refund(key, refund.namespace(), pair, clock);
+            shard.refund(key, refund.namespace_shared(), pair, clock);
             self.remove_if_idle(shard, key, clock);
         }
         clock
@@ -299,7 +307,7 @@ impl State {
         let clock = self.clock.now_micros();
         for (i, pair) in pairs.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            shard.reset(key, pairs.namespace(), &pair.policy);
+            shard.reset(key, pairs.namespace_shared(), &pair.policy);
             self.remove_if_idle(shard, key, clock);
         }
     }
@@ -346,7 +354,7 @@ impl State {
         }
     }
 
-    fn remove_idle(&self, shard: &mut Shard, idle_since: u64, max: usize) {
+    pub(super) fn remove_idle(&self, shard: &mut Shard, idle_since: u64, max: usize) {
         let removed = shard.remove_idle(idle_since, max);
         if removed > 0 {
             self.keys.fetch_sub(removed, Ordering::Relaxed);
@@ -363,16 +371,21 @@ impl State {
     }
 
     /// Returns the instant since which a key must be idle to be removed.
-    fn idle_since(&self, clock: u64) -> u64 {
+    pub(super) fn idle_since(&self, clock: u64) -> u64 {
         clock.saturating_sub(self.keep_idle)
+    }
+
+    /// Locks the shard of a key, which is of bounded size.
+    pub(super) fn shard_of(&self, key: &PartitionKey) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[shard_of(key)])
     }
 
     /// Locks the shards of at most [`MAX_PAIRS`] keys.
     fn lock<'k>(&self, keys: impl Iterator<Item = &'k PartitionKey>) -> Locked<'_> {
-        let keys: Vec<PartitionKey> = keys.map(PartitionKey::bounded).collect();
+        let keys: Vec<PartitionKey> = keys.map(|key| key.bounded().into_owned()).collect();
         let mut shard_of_pair = [0; MAX_PAIRS];
         for (shard, key) in shard_of_pair.iter_mut().zip(&keys) {
-            *shard = self.hasher.hash_one(key) as usize % SHARDS;
+            *shard = shard_of(key);
         }
         let mut guards = Vec::with_capacity(1);
         let mut guard_of_pair = [0; MAX_PAIRS];
@@ -400,7 +413,7 @@ impl Locked<'_> {
     }
 
     fn usage(&self, index: usize, check: &Check, pair: &Pair) -> Option<&Usage> {
-        self.shard(index).usage(&self.keys[index], check.namespace(), &pair.policy)
+        self.shard(index).usage(&self.keys[index], check, &pair.policy)
     }
 
     fn charge(
@@ -449,6 +462,11 @@ fn decision(
     }
     let statuses = statuses.into_iter().zip(is_known).map(|(status, is_known)| is_known.then_some(status));
     Decision::partial(clock, statuses.collect(), receipts, check)
+}
+
+/// Returns the index of the shard of a key. The map of the shard uses other bits of the hash.
+fn shard_of(key: &PartitionKey) -> usize {
+    (key.hash_code() >> 40) as usize % SHARDS
 }
 
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {

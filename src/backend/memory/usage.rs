@@ -26,6 +26,13 @@ pub(super) enum Reading<'a> {
     Windows(windows::Reading),
 }
 
+/// What a charge needs of a reading. The usage must not have changed since.
+#[derive(Clone, Copy)]
+pub(super) enum Instant {
+    Log(log::Span),
+    Windows(windows::Reading),
+}
+
 /// Returns the width of a bucket; 0 for an algorithm without buckets.
 fn precision(policy: &Policy) -> u64 {
     match policy.algorithm() {
@@ -68,18 +75,19 @@ impl Usage {
         }
     }
 
-    /// Charges a cost, and drops expired charges.
-    pub(super) fn charge(
+    /// Charges a cost at the instant of a reading, and drops expired charges.
+    pub(super) fn charge_at(
         &mut self,
-        clock: u64,
+        instant: Instant,
         policy: &Policy,
         cost: u32,
         generations: &Generations,
     ) -> Receipt {
-        let window = policy.window_micros();
-        match self {
-            Self::Log(log) => log.charge(clock, window, precision(policy), cost, generations),
-            Self::Windows(windows) => windows.charge(clock, window, carries(policy), cost, generations),
+        match (self, instant) {
+            (Self::Log(log), Instant::Log(span)) => log.charge(span, precision(policy), cost, generations),
+            (Self::Windows(windows), Instant::Windows(reading)) => windows.charge(reading, cost, generations),
+            // A reading is of the same kind as its usage.
+            (Self::Log(_), Instant::Windows(_)) | (Self::Windows(_), Instant::Log(_)) => Receipt::NO_CHARGE,
         }
     }
 
@@ -103,6 +111,14 @@ impl Usage {
 }
 
 impl Reading<'_> {
+    /// Returns what a charge needs of this reading.
+    pub(super) fn instant(&self) -> Instant {
+        match self {
+            Self::Log(log) => Instant::Log(log.span),
+            Self::Windows(windows) => Instant::Windows(*windows),
+        }
+    }
+
     /// Returns whether the pair's cost fits into its quota.
     pub(super) fn admits(&self, pair: &Pair) -> bool {
         let fits = |free: u32| match self {
@@ -128,9 +144,9 @@ impl Reading<'_> {
         }
     }
 
-    /// Returns the pair's status, with or without its charge. Without `waits`, as for an overage, it has no wait.
-    pub(super) fn status(&self, pair: &Pair, charged: bool, waits: bool) -> Status {
-        let retry_after = if !waits || self.admits(pair) {
+    /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
+    pub(super) fn status(&self, pair: &Pair, admits: bool, charged: bool) -> Status {
+        let retry_after = if admits {
             Wait::ZERO
         } else {
             let free = pair.policy.quota().checked_sub(pair.cost).map(u64::from);

@@ -55,16 +55,8 @@ impl Windows {
         Reading { clock, now, window, carries, current, previous }
     }
 
-    /// Adds a charge. If nothing is used, a generation begins.
-    pub(super) fn charge(
-        &mut self,
-        clock: u64,
-        window: u64,
-        carries: bool,
-        cost: u32,
-        generations: &Generations,
-    ) -> Receipt {
-        let reading = self.read(clock, window, carries);
+    /// Adds a charge at the instant of a reading. If nothing is used, a generation begins.
+    pub(super) fn charge(&mut self, reading: Reading, cost: u32, generations: &Generations) -> Receipt {
         let Reading { now, current, previous, .. } = reading.charged(u64::from(cost));
         let generation = if reading.is_unused() { generations.draw() } else { self.generation };
         *self = Self { generation, last: now, current, previous };

@@ -1,0 +1,67 @@
+//! The memory that a request in memory allocates, beside the maps of `http`.
+
+use std::{convert::Infallible, future::ready};
+
+use allocation_counter::measure;
+use http::{HeaderName, HeaderValue, Request, Response};
+use tower::{Layer, Service, service_fn};
+use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, RateLimitLayer, testing::ManualClock};
+
+use super::{MINUTE, api_key, policy, probe::now};
+
+/// More requests than a log has room for when it is created, and fewer than it has room for then.
+const REQUESTS: usize = 40;
+
+fn request() -> Request<()> {
+    Request::get("/").header("x-api-key", "alice").body(()).unwrap()
+}
+
+/// Returns the allocations of a request of one policy, the fewest of some requests: some also enlarge the log.
+fn allocations(quota: u32) -> u64 {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let limits = RateLimitLayer::builder(backend).policy(policy("p", quota, MINUTE)).key(api_key()).build();
+    let inner = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(()))));
+    let mut service = limits.unwrap().layer(inner);
+    let counted = (0..REQUESTS).map(|_| {
+        let request = request();
+        measure(|| drop(now(service.call(request)))).count_total
+    });
+    counted.min().unwrap()
+}
+
+/// Returns the allocations of the maps of an extension and two fields whose values are not copied.
+fn of_maps() -> u64 {
+    let (mut request, mut response) = (request(), Response::new(()));
+    let counted = measure(|| {
+        request.extensions_mut().insert(());
+        for name in ["ratelimit-policy", "ratelimit"].map(HeaderName::from_static) {
+            response.headers_mut().insert(name, HeaderValue::from_static("p"));
+        }
+    });
+    // An empty value in the extensions needs no memory.
+    counted.count_total + 1
+}
+
+/// The partition key, the decision, and the value of `RateLimit`.
+#[test]
+fn admitted_request_allocates_three_times() {
+    assert_eq!(allocations(1_000_000) - of_maps(), 3);
+}
+
+/// Also the body and the value of `Retry-After`.
+#[test]
+fn denied_request_allocates_five_times() {
+    assert_eq!(allocations(1) - of_maps(), 5);
+}
+
+#[test]
+fn check_of_limiter_allocates_decision_only() {
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let limiter = Limiter::builder(backend).policy(policy("p", 1_000, MINUTE)).build().unwrap();
+    let key = PartitionKey::new("user", "alice");
+    let counted = (0..REQUESTS).map(|_| {
+        let key = key.clone();
+        measure(|| assert!(now(limiter.check(key, 1)).unwrap().is_admitted())).count_total
+    });
+    assert_eq!(counted.min(), Some(1));
+}
