@@ -154,7 +154,12 @@ impl Decision {
         receipts: impl Into<Box<[Receipt]>>,
         leases: impl Into<Box<[u32]>>,
     ) -> Self {
-        Self::of(Origin::Leasing(leases.into()), at_micros, statuses.into(), receipts.into())
+        Self::of(
+            Origin::Leasing(leases.into()),
+            at_micros,
+            statuses.into().into_vec().into(),
+            receipts.into(),
+        )
     }
 
     /// Creates an admission from leased units.
@@ -163,7 +168,7 @@ impl Decision {
         statuses: impl Into<Box<[Status]>>,
         receipts: impl Into<Box<[Receipt]>>,
     ) -> Self {
-        Self::of(Origin::Lease, at_micros, statuses.into(), receipts.into())
+        Self::of(Origin::Lease, at_micros, statuses.into().into_vec().into(), receipts.into())
     }
 
     /// Creates the decision of a check across several slots. A denial may have the statuses of some pairs only: of those that

@@ -54,7 +54,7 @@ mod tests {
         let policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision: SECOND }).unwrap();
         let policy = policy.leased(Lease::up_to(50)).unwrap();
         let pair = Pair::new(PartitionKey::new("user", "alice"), policy, 1);
-        Check::of_limiter(Namespace::default(), [pair].into())
+        Check::of_limiter(Namespace::default(), [pair].into_iter())
     }
 
     /// Admits a check in the middle of a bucket of a second, with all units that it asks for.

@@ -211,7 +211,7 @@ impl Leases {
 
     /// Returns the hash of the partition key of a check, and the key as the table keeps it.
     fn place(&self, check: &Check) -> Option<(u64, PartitionKey)> {
-        let key = check.pairs().first()?.key.bounded();
+        let key = check.pairs().first()?.key.bounded().into_owned();
         Some((self.hasher.hash_one(&key), key))
     }
 

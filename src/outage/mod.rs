@@ -16,9 +16,9 @@ pub(crate) use breaker::Answer;
 pub(crate) use breaker::check_breaker;
 pub use breaker::{Breaker, BreakerState, ServerBreaker};
 pub use guard::Protection;
-pub(crate) use guard::{Guard, before, until, within};
 #[cfg(feature = "redis")]
 pub(crate) use guard::{CallReport, Pass, SharedProtection};
+pub(crate) use guard::{Guard, before, until, within};
 pub(crate) use local::{Local, Locally};
 pub use rule::{OutageRule, Share};
 

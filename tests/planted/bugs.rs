@@ -261,16 +261,16 @@ pub const MERGING_BUGS: &[Bug] = &[
         rule: "NoDoubleCharge",
         changes: &[(
             FLIGHT,
-            "let reply = while_awaited(command.send(&self.connection), &mut checks.callers).await?;",
+            "let reply = while_awaited(command.send(&self.connection, Instant::now()), &mut checks.callers).await?;",
             "let reply = while_awaited(
                  async {
                      if PLANTED {
-                         let first = command.send(&self.connection);
+                         let first = command.send(&self.connection, Instant::now());
                          if let Ok(reply) = tokio::time::timeout(std::time::Duration::from_millis(25), first).await {
                              return reply;
                          }
                      }
-                     command.send(&self.connection).await
+                     command.send(&self.connection, Instant::now()).await
                  },
                  &mut checks.callers,
              )

@@ -95,7 +95,7 @@ impl KeyNames {
 
 /// A hash tag, the text between the braces of a key: 128 bits in hexadecimal, the first half of the SHA-256 of a partition key, or
 /// of its HMAC-SHA-256 under the secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tag([u8; 32]);
 
 impl Tag {
@@ -120,7 +120,7 @@ impl fmt::Display for Tag {
 }
 
 /// The names of some keys in Redis, as arguments of a command. A usual name needs no allocation.
-#[derive(Default)]
+#[derive(Default, PartialEq, Eq, Hash)]
 pub(super) struct Keys {
     /// The names, one after the other.
     text: SmallVec<[u8; 96]>,
@@ -153,6 +153,14 @@ impl Keys {
         }
         self.ends.push(self.text.len());
         self.first_tag.get_or_insert(tag);
+    }
+
+    /// Adds the names of another list.
+    pub(super) fn append(&mut self, other: &Self) {
+        let start = self.text.len();
+        self.text.extend_from_slice(&other.text);
+        self.ends.extend(other.ends.iter().map(|end| start + end));
+        self.first_tag = self.first_tag.or(other.first_tag);
     }
 
     pub(super) fn len(&self) -> usize {

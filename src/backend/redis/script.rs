@@ -269,7 +269,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         return Err(BackendError::new(Reason::DeadlineExceeded));
     }
     let mut fields = Fields(bytes);
-    let (at_micros, statuses, mut receipts, leases) = match check.purpose() {
+    let (at_micros, statuses, mut receipts, mut leases) = match check.purpose() {
         // The usual case: a status for each pair, in the order of the check.
         Purpose::Charge if check.pairs().iter().all(|pair| !pair.is_shadow) => {
             let (mut at_micros, mut statuses) = (0, Vec::with_capacity(check.pairs().len()));

@@ -63,7 +63,8 @@ impl Flight {
 
     async fn send_all(&self, mut merged: Merged, checks: &mut Checks) -> Option<Vec<RedisResult<Value>>> {
         let command = Command::Script(&self.scripts.merged, merged.call());
-        let reply = while_awaited(command.send(&self.connection, Instant::now()), &mut checks.callers).await?;
+        let reply =
+            while_awaited(command.send(&self.connection, Instant::now()), &mut checks.callers).await?;
         let to_all = |error: RedisError| vec![Err(error); checks.calls.len()];
         Some(match reply.map(|reply| merged.replies(&reply)) {
             Ok(Some(replies)) => {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, hash_map::Entry};
 use redis::{RedisResult, Value, parse_redis_value};
 
 use super::{Call, Fields, GENERATION_SIZE};
+use crate::backend::redis::keys::Keys;
 
 /// The size of a pair in the arguments, in bytes.
 const PAIR_SIZE: usize = 20;
@@ -48,7 +49,7 @@ impl Merged {
     /// set. Equal checks become one run, in the place of the first of them.
     pub(in crate::backend::redis) fn new(checks: &[&Call]) -> Self {
         let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
-        let mut last_runs: HashMap<(&[String], &[u8]), usize> = HashMap::with_capacity(checks.len());
+        let mut last_runs: HashMap<(&Keys, &[u8]), usize> = HashMap::with_capacity(checks.len());
         for (index, check) in checks.iter().enumerate() {
             let new = || {
                 let cost = |pair: &[u8]| Fields(&pair[COST_PLACE..]).u32().unwrap_or_default();
@@ -79,7 +80,7 @@ impl Merged {
         for run in &mut runs {
             run.checks.sort_by_key(|index| check(index).map(Call::deadline));
             let Some(first) = run.checks.first().and_then(check) else { continue };
-            call.keys.extend_from_slice(&first.keys);
+            call.keys.append(&first.keys);
             // Each is at most 64.
             call.pairs.extend([first.keys.len() as u8, run.checks.len() as u8]);
             call.pairs.extend_from_slice(first.fields());
