@@ -238,13 +238,6 @@ pub const MERGING_BUGS: &[Bug] = &[
         changes: &[(BATCH, "if state.is_written {", "if state.is_written && !PLANTED {")],
     },
     Bug {
-        name: "a merged call is written with a dropped check",
-        rule: "UnansweredChecksAreCounted",
-        changes: &[
-            (BATCH, "filter(|(_, caller)| !caller.is_closed())", "filter(|(_, caller)| PLANTED || !caller.is_closed())"),
-        ],
-    },
-    Bug {
         name: "a merged call ends with its first caller",
         rule: "Recovers",
         changes: &[(

@@ -269,10 +269,13 @@ async fn merged_call_with_lost_reply_is_charged_once() {
         let all = || (0..10).map(|_| one_unit(&backend, alice())).collect::<Vec<_>>();
         outcomes(all()).await;
         proxy.cut_every(Some(cut));
-        for outcome in outcomes(all()).await {
-            assert_eq!(reason(outcome), Reason::Connection, "{cut:?}");
+        let outcomes = outcomes(all()).await;
+        // The first check is a call of its own. Half of both replies may contain all of its reply.
+        let lost: Vec<_> = outcomes.into_iter().enumerate().filter(|(i, it)| *i > 0 || it.is_err()).collect();
+        assert_eq!(backend.unanswered_checks(), lost.len() as u64, "{cut:?}");
+        for (i, outcome) in lost {
+            assert_eq!(reason(outcome), Reason::Connection, "{cut:?} {i}");
         }
-        assert_eq!(backend.unanswered_checks(), 10, "{cut:?}");
         // The connection may be lost before the second call has run.
         let used = used(&server, alice()).await;
         assert!([11, 20].contains(&used), "{cut:?}: {used}");
