@@ -218,8 +218,7 @@ async fn open_loop(
         at -= (1.0 - uniform(&mut random)).ln() / per_second;
     }
     tasks.join_all().await;
-    let grants = grants.lock().unwrap().clone();
-    grants
+    grants.lock().unwrap().clone()
 }
 
 /// Returns a random number from 0 to below 1 (SplitMix64).

@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, timeout},
-};
+use tokio::{runtime::Handle, time::Instant};
 
 use super::{
     returns,
@@ -17,6 +14,7 @@ use crate::{
     decision::{Decision, Status},
     now_or_later::BoxFuture,
     observe::LeasedUnits,
+    outage::until,
 };
 
 /// A check waits for the lease request of another one for at most this part of its deadline: a quarter.
@@ -77,7 +75,7 @@ impl Miss {
             if let Step::Wait(mut request) = step {
                 let started = Instant::now();
                 // An error means that the request has ended, too.
-                let _ = timeout(deadline / WAIT, request.changed()).await;
+                let _ = until(started + deadline / WAIT, request.changed()).await;
                 left = deadline.saturating_sub(started.elapsed());
                 if let Some(decision) = leases.grant(&check) {
                     let granted = Ok(decision);
