@@ -3,7 +3,10 @@
 //! The first four bytes of the input choose the header, the trusted proxies, the peer and the prefix of IPv6 groups. The rest is
 //! the lines of the header.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    str::FromStr,
+};
 
 use http::{HeaderName, HeaderValue, Request};
 use tower_sliding_window::{
@@ -200,23 +203,28 @@ fn address(text: &str) -> Option<IpAddr> {
     let address = if let Some(rest) = text.strip_prefix('[') {
         let (address, after) = rest.split_once(']')?;
         let port = after.strip_prefix(':');
-        if !after.is_empty() && port.and_then(|port| port.parse::<u16>().ok()).is_none() {
+        if !after.is_empty() && port.and_then(number::<u16>).is_none() {
             return None;
         }
         // RFC 4007: a zone needs a port here. It does not change the address.
         let (address, zone) =
             address.split_once('%').map_or((address, None), |(address, zone)| (address, Some(zone)));
-        if zone.is_some_and(|zone| zone.parse::<u32>().is_err() || port.is_none()) {
+        if zone.is_some_and(|zone| number::<u32>(zone).is_none() || port.is_none()) {
             return None;
         }
         IpAddr::V6(address.parse().ok()?)
     } else if let (1, Some((v4, port))) = (text.matches(':').count(), text.split_once(':')) {
-        port.parse::<u16>().ok()?;
+        number::<u16>(port)?;
         IpAddr::V4(v4.parse().ok()?)
     } else {
         text.parse().ok()?
     };
     Some(address.to_canonical())
+}
+
+/// Parses decimal digits, without a sign.
+fn number<N: FromStr>(text: &str) -> Option<N> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
 /// Whatever a client has written before it, the element that the only trusted proxy has appended is the client.
@@ -283,8 +291,7 @@ fn network(text: &str) -> Option<(IpAddr, u8)> {
     let address: IpAddr = address.parse().ok()?;
     let most = if address.is_ipv4() { 32 } else { 128 };
     let length = match length {
-        Some(length) if length.bytes().all(|byte| byte.is_ascii_digit()) => length.parse::<u8>().ok()?,
-        Some(_) => return None,
+        Some(length) => number(length)?,
         None => most,
     };
     if length > most {

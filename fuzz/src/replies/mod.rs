@@ -191,8 +191,11 @@ async fn ask(conditions: Conditions, bits: u8, answer: &[u8]) {
 /// Returns whether a reply is this number. The client crate ignores white space around it.
 fn has_number(sent: &[Vec<u8>], value: u64) -> bool {
     let sent = sent.concat();
-    let lines = sent.split(|byte| *byte == b':').filter_map(|line| line.split(|byte| *byte == b'\r').next());
-    let mut numbers = lines.filter_map(|line| str::from_utf8(line).ok()?.trim().parse::<i64>().ok());
+    let starts = (0..sent.len()).filter(|at| sent[*at] == b':').map(|at| &sent[at + 1..]);
+    let mut numbers = starts.filter_map(|line| {
+        let end = line.windows(2).position(|end| end == b"\r\n")?;
+        str::from_utf8(&line[..end]).ok()?.trim().parse::<i64>().ok()
+    });
     numbers.any(|number| u64::try_from(number) == Ok(value))
 }
 
@@ -227,7 +230,7 @@ async fn use_limiter(backend: RedisBackend, server: &Server, check: &Check, answ
         if let Some(decision) = reservation.decision() {
             use_decision(decision);
         }
-        // An outcome of the settlement comes only with `drain`.
+        // It is sent in the background, and `drain` waits for it.
         drop(reservation.settle(if answer.len().is_multiple_of(2) { 0 } else { 7 }));
     }
     for purpose in [Purpose::Charge, Purpose::Peek, Purpose::Charge] {
