@@ -25,7 +25,8 @@ local function decide(i, admitted, full, CONTEXT)
     if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
     generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
     front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
-    if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0 then
+    if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0
+      or oldest > newest or newest > last + window or last > newest + window then
       error('FOREIGNVALUE ' .. key)
     end
     -- If the clock is behind the last charge by at most a window, time stands still. If it is behind by more, the log
@@ -48,6 +49,7 @@ local function decide(i, admitted, full, CONTEXT)
         local guess = math.floor((at - window - oldest) / (newest - oldest) * (count - 1))
         first, oldest, start, _, rest, front_byte, dropped_blocks =
           find_record(READER, LOG, 1, count, math.min(guess + 1, count - 1), at - window + 1, ANY_UNITS)
+        if not start then error('FOREIGNVALUE ' .. key) end
       end
       if empty_records > 0 then
         -- Skips records without units, up to the first record of the instant that holds units.
@@ -55,8 +57,13 @@ local function decide(i, admitted, full, CONTEXT)
         if holder_at and holder_at > oldest then
           first, oldest, start, _, rest, front_byte, dropped_blocks =
             find_record(READER, LOG, first + 1, beyond, beyond - 1, holder_at, ANY_UNITS)
+          if not start then error('FOREIGNVALUE ' .. key) end
         end
         front_byte = front_byte + empty_records
+      end
+      -- If all blocks have left, no search has read the last one.
+      if dropped_blocks > 0 and dropped_blocks == blocks and call('LINDEX', key, blocks) ~= tail then
+        error('FOREIGNVALUE ' .. key)
       end
       used = (total - start) % START_MODULUS
     end

@@ -15,16 +15,18 @@ end
 
 -- Returns the tail of a log, the fields of its header, the number of records in front, and the number of blocks. If the
 -- key does not exist, returns nothing.
-local function read_header(key)
+local function read_header(key, window)
   local tail = call('LINDEX', key, '-1')
   if not tail then return end
   local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
   if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
   local generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
   local front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
-  if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0 then
+  if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0
+    or oldest > newest or newest > last + window or last > newest + window then
     error('FOREIGNVALUE ' .. key)
   end
+  if blocks > 0 and call('LINDEX', key, blocks) ~= tail then error('FOREIGNVALUE ' .. key) end
   return tail, generation, last, newest, oldest, start, total, front_byte, count, front, blocks
 end
 
@@ -64,7 +66,7 @@ local function refund_log(i, refund_from)
   local key = KEYS[i]
   local units, window, _, receipt_generation, record_at, ordinal =
     parse(REFUND_FORMAT, ARGV[1], REFUND_SIZE * i - (REFUND_SIZE - 1))
-  local tail, generation, last, newest, oldest, start, total, front_byte, count, front, blocks = read_header(key)
+  local tail, generation, last, newest, oldest, start, total, front_byte, count, front, blocks = read_header(key, window)
   local position, record_units = 0, 0
   if tail and generation == receipt_generation and last <= now + window
     and record_at + window > math.max(now, last) then

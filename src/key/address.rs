@@ -78,8 +78,12 @@ impl Networks {
     /// Parses addresses and networks in CIDR notation.
     pub(super) fn parse(networks: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
         let parse = |text: &str| {
+            let is_address = |text: &str| text.parse::<IpAddr>().is_ok();
             let address = || text.parse::<IpAddr>().ok().map(IpNet::from);
-            let network = text.parse::<IpNet>().ok().or_else(address).map(canonical);
+            // `IpNet` ignores the leading zero of "010.0.0.0/8", with which other programs write an octal number.
+            let network =
+                text.parse::<IpNet>().ok().filter(|_| text.split('/').next().is_some_and(is_address));
+            let network = network.or_else(address).map(canonical);
             network.ok_or_else(|| ConfigError::Network { network: text.to_owned() })
         };
         let networks: Result<Vec<_>, _> = networks.into_iter().map(|text| parse(text.as_ref())).collect();
@@ -132,7 +136,7 @@ mod tests {
 
     #[test]
     fn invalid_network_is_an_error() {
-        for network in ["", "10.0.0.0/33", "localhost", "10.0.0.0/8 ", "2001:db8::/129"] {
+        for network in ["", "10.0.0.0/33", "localhost", "10.0.0.0/8 ", "2001:db8::/129", "010.0.0.0/8"] {
             let error = Networks::parse(["10.0.0.0/8", network]).unwrap_err();
             assert_eq!(
                 error.to_string(),

@@ -114,6 +114,61 @@ async fn list_with_broken_block_is_foreign_when_read() {
     }
 }
 
+/// The fields of the header have the right size, and contradict each other or the records.
+#[tokio::test]
+async fn list_with_contradictory_header_is_foreign() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = with_manual_clock(&server).await;
+        let policies = [policy("minutely", 100, Duration::from_secs(60))];
+        let limiter = limiter(backend.clone(), policies.clone());
+        twenty_charges(&limiter).await;
+        clock.advance(Duration::from_secs(30));
+        let newest = reserve(&backend, &policies, 1).await;
+        let mut admin = Admin::at(&server);
+        let key = admin.only_key();
+        let tail: Vec<u8> = admin.query(&["LINDEX", &key, "-1"]);
+        let (charged, minute) = (clock.now_micros(), 60_000_000);
+        // Only the newest record is in the window.
+        clock.advance(Duration::from_secs(59));
+
+        const LAST: usize = 7;
+        const NEWEST: usize = 14;
+        const OLDEST: usize = 21;
+        const COUNT: usize = 39;
+        let cases: [&[(usize, u64)]; 6] = [
+            &[(LAST, charged + minute + 1)],
+            &[(LAST, charged - minute - 1)],
+            &[(NEWEST, charged + minute + 1)],
+            &[(OLDEST, charged + 1)],
+            // No record is in the window.
+            &[(LAST, charged + 10 * minute), (NEWEST, charged + 10 * minute)],
+            // A block that the list does not have.
+            &[(COUNT, 29)],
+        ];
+        for (i, changes) in cases.into_iter().enumerate() {
+            let mut foreign = tail.clone();
+            for (offset, value) in changes {
+                let size = if *offset == COUNT { 3 } else { 7 };
+                foreign[*offset..offset + size].copy_from_slice(&value.to_le_bytes()[..size]);
+            }
+            cmd("LSET").arg(&key).arg(-1).arg(&foreign).exec(&mut admin.0).unwrap();
+            let at = clock.now_micros();
+            let is_empty_window = i == 4;
+            if is_empty_window {
+                clock.set_micros(charged + 10 * minute);
+            }
+            assert_foreign_and_unchanged(engine, &format!("case {i}"), &limiter, &mut admin).await;
+            clock.set_micros(at);
+            if !is_empty_window {
+                assert_refund_fails_and_writes_nothing(engine, &backend, &newest.refund(0), &mut admin).await;
+            }
+        }
+        cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut admin.0).unwrap();
+        assert_eq!(limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(), 98);
+    }
+}
+
 #[tokio::test]
 async fn foreign_value_leaves_other_keys_unchanged() {
     for engine in Engine::ALL {

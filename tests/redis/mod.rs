@@ -7,6 +7,7 @@ mod reference_log;
 pub mod rig;
 
 mod access;
+mod bit_flips;
 pub mod cluster;
 mod cluster_slots;
 mod connecting;

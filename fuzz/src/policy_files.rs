@@ -1,0 +1,90 @@
+//! Policy files: what parses is in the documented ranges, and keeps its meaning when it is written and read again.
+
+use std::{collections::HashSet, time::Duration};
+
+use tower_sliding_window::{Algorithm, Policy, PolicyTable, policy::Tier};
+
+pub(crate) const DICTIONARY: &[&[u8]] = &[
+    b"default",
+    b"tiers",
+    b"name",
+    b"quota",
+    b"window",
+    b"algorithm",
+    b"headroom",
+    b"hidden",
+    b"shadow",
+    b"precision",
+    b"sliding-log",
+    b"sliding-buckets",
+    b"sliding-counter",
+    b"fixed-window",
+    b"unlimited",
+    b"true",
+    b"4294967295",
+    b"366d",
+    b"1ms",
+    b"1us",
+    b"1month",
+    b"99%",
+    b"[[default]]\n",
+    b"[tiers]\n",
+    b"\\u0000",
+    b"9223372036854775807",
+];
+
+pub(crate) fn run(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    if let Ok(table) = toml::from_str(text) {
+        check(&table);
+    }
+    if let Ok(table) = serde_json::from_str(text) {
+        check(&table);
+    }
+}
+
+fn check(table: &PolicyTable) {
+    let json = serde_json::to_value(table).expect("a table is valid JSON");
+    let names: Vec<&str> = json["tiers"].as_object().expect("tiers").keys().map(String::as_str).collect();
+    let text = toml::to_string(table).expect("a table is valid TOML");
+    let of_toml: PolicyTable = toml::from_str(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    let text = serde_json::to_string(table).expect("a table is valid JSON");
+    let of_json: PolicyTable = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    for name in names.into_iter().map(Some).chain([None]) {
+        let tier = table.pick(name);
+        check_ranges(&tier);
+        for again in [&of_toml, &of_json] {
+            assert!(is_same(&tier, &again.pick(name)), "{name:?}: {tier:?} became {:?}", again.pick(name));
+        }
+    }
+    // Neither file has a tier more.
+    assert_eq!(serde_json::to_value(&of_toml).expect("JSON"), json);
+    assert_eq!(serde_json::to_value(&of_json).expect("JSON"), json);
+}
+
+fn check_ranges(tier: &Tier) {
+    let Some(policies) = tier.policies() else { return };
+    let policies = policies.as_slice();
+    assert!((1..=8).contains(&policies.len()));
+    let names: HashSet<&str> = policies.iter().map(Policy::name).collect();
+    assert_eq!(names.len(), policies.len(), "names differ");
+    for policy in policies {
+        let (name, window) = (policy.name(), policy.window());
+        assert!((1..=64).contains(&name.len()) && name.bytes().all(|byte| (32..127).contains(&byte)));
+        assert!(policy.quota() >= 1);
+        assert!(window >= Duration::from_millis(1) && window <= Duration::from_secs(366 * 86_400));
+        assert_eq!(window.as_nanos() % 1_000, 0);
+        if let Algorithm::SlidingBuckets { precision } = policy.algorithm() {
+            assert!(precision >= Duration::from_millis(1) && precision <= window);
+            assert_eq!(precision.as_nanos() % 1_000, 0);
+            assert!(window.as_nanos().div_ceil(precision.as_nanos()) <= 4_096);
+        }
+    }
+}
+
+/// Compares every property. Two policies are equal even if only one is hidden or a shadow.
+fn is_same(a: &Tier, b: &Tier) -> bool {
+    let (Some(a), Some(b)) = (a.policies(), b.policies()) else { return a == b };
+    let flags = |policy: &Policy| (policy.is_hidden(), policy.is_shadow());
+    a == b && a.as_slice().iter().map(flags).eq(b.as_slice().iter().map(flags))
+}
