@@ -115,7 +115,7 @@ export const DOWN = ["denied", "unavailable"];
  */
 export function drawLive(place, { now, span, events, policies, title }) {
   const width = Math.max(place.clientWidth, 240);
-  const [left, right, above, height, waits, below] = [34, 38, 10, 150, 34, 20];
+  const [left, right, above, height, waits, below] = [34, 42, 12, 150, 34, 20];
   const x = (at) => left + (1 - (now - at) / span) * (width - left - right);
   const columns = Math.max(40, Math.floor((width - left - right) / 7));
   const bins = new Map();
@@ -135,7 +135,6 @@ export function drawLive(place, { now, span, events, policies, title }) {
   parts.push(svg("line", { class: "s-axis", x1: left, x2: width - right, y1: middle, y2: middle }));
   parts.push(svg("text", { x: left - 6, y: above + 8, "text-anchor": "end" }, [String(most)]));
   parts.push(svg("text", { x: left - 6, y: round(middle) + 4, "text-anchor": "end" }, ["0"]));
-  parts.push(svg("text", { x: left - 6, y: above + height, "text-anchor": "end" }, [String(most)]));
   const column = (width - left - right) / columns;
   const waitTop = above + height + 12;
   const longest = Math.max(1, ...[...bins.values()].map((counts) => counts.wait));
@@ -169,8 +168,6 @@ export function drawLive(place, { now, span, events, policies, title }) {
   parts.push(svg("text", { x: width - right + 6, y: round(middle) + 4 }, ["0 %"]));
   parts.push(svg("line", { class: "s-axis", x1: left, x2: width - right, y1: waitTop + waits, y2: waitTop + waits }));
   parts.push(svg("text", { x: left - 6, y: waitTop + 10, "text-anchor": "end" }, [`${longest} s`]));
-  parts.push(svg("text", { x: left + 2, y: waitTop + 6 }, ["advertised wait"]));
-  parts.push(svg("text", { x: left + 2, y: above + 2 }, ["responses (bars), remaining share of each quota (lines)"]));
   for (const before of ticks(0, span, Math.max(3, width / 130)).filter((before) => before < span)) {
     const label = before === 0 ? "now" : `−${before} s`;
     parts.push(svg("text", { x: round(x(now - before)), y: waitTop + waits + 15, "text-anchor": "middle" }, [label]));

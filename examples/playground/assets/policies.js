@@ -93,7 +93,7 @@ export function startPolicies(restarted) {
     while (meters.children.length > policies.length) meters.lastChild.remove();
     policies.forEach((policy, index) => {
       if (!meters.children[index]) {
-        meters.append(element("li", {}, [
+        meters.append(element("li", { className: `p${index}` }, [
           element("span", { className: "name" }), element("div", { className: "meter" }, [element("i")]), element("span", { className: "numbers" }),
         ]));
       }
