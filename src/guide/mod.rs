@@ -19,9 +19,12 @@
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
 
+// Rustdoc copies no files, so a page contains its pictures. `tests/pictures` makes them.
+
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
 #[doc = include_str!("algorithms.md")]
+#[doc = concat!("\n[playground]: ", include_str!("pictures/comparison.txt"))]
 pub mod algorithms {}
 
 #[cfg_attr(feature = "redis", doc = include_str!("cluster.md"))]
@@ -41,6 +44,7 @@ pub mod keys {}
 pub mod observability {}
 
 #[doc = include_str!("outages.md")]
+#[doc = concat!("\n[playground]: ", include_str!("pictures/outage.txt"))]
 pub mod outages {}
 
 #[doc = include_str!("policies.md")]

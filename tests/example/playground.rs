@@ -1,6 +1,6 @@
 //! The example `playground` in a headless browser, as a user sees it.
 
-use std::{path::PathBuf, thread::sleep, time::Duration};
+use std::{path::PathBuf, process::Command, thread::sleep, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -83,6 +83,8 @@ fn comparison_counts_units_over_quota() {
         ("sliding counter", 50),
         ("fixed window", 100),
         ("INCREX", 50),
+        // It rounds the share of the previous window down.
+        ("two counters", 51),
     ];
     for (counter, units) in worst {
         assert_eq!(page.number(counter, "worst"), units, "{counter}");
@@ -222,7 +224,8 @@ fn page_shows_each_outage_rule_and_recovery() {
     page.send_until_wire_contains("\"admitted_by\":\"fail open\"");
     page.browser.click("[name=outage][value=local-fallback]");
     page.send_until_wire_contains("\"admitted_by\":\"local fallback\"");
-    // Half of the quota of 10, for two processes. Then the share has no room.
+    // Two processes share the quota of 10. One request of 5 units uses the share of this process.
+    page.browser.fill("#send-form [name=cost]", "5");
     page.send_until_wire_contains("\"remaining\":0");
     page.send_until_wire_contains("503 Service Unavailable");
     page.browser.until("document.querySelector('#breaker').textContent === 'open'");
@@ -380,6 +383,19 @@ fn pictures_show_comparison_and_outage() {
         assert!(picture.starts_with(b"\x89PNG") && picture.len() > 20_000, "{name}: {}", picture.len());
     }
     page.assert_clean();
+}
+
+#[test]
+fn guide_has_pictures_of_the_readme() {
+    for name in ["comparison", "outage"] {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
+        let picture = format!("{root}examples/playground/pictures/{name}.png");
+        let encoded = Command::new("base64").args(["-w", "0", &picture]).output().unwrap();
+        let encoded = String::from_utf8(encoded.stdout).unwrap();
+        let in_guide = std::fs::read_to_string(format!("{root}src/guide/pictures/{name}.txt")).unwrap();
+        assert!(in_guide == format!("data:image/png;base64,{encoded}"), "{name}: run tests/pictures");
+        assert!(encoded.len() < 200_000, "{name}: {} characters", encoded.len());
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub struct Browser {
     events: Vec<Value>,
     session: String,
     last_id: u64,
-    profile: TempDir,
+    _profile: TempDir,
 }
 
 impl Browser {
@@ -67,7 +67,8 @@ impl Browser {
         });
         let commands = process.stdin.take();
         let (events, session) = (Vec::new(), String::new());
-        let mut browser = Self { process, commands, messages, events, session, last_id: 0, profile };
+        let mut browser =
+            Self { process, commands, messages, events, session, last_id: 0, _profile: profile };
         let target = browser.call("Target.createTarget", json!({ "url": "about:blank" }));
         let attach = json!({ "targetId": target["targetId"], "flatten": true });
         let attached = browser.call("Target.attachToTarget", attach);
@@ -244,7 +245,6 @@ impl Drop for Browser {
             }
             sleep(Duration::from_millis(5));
         }
-        let _ = &self.profile;
     }
 }
 

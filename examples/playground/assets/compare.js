@@ -58,7 +58,9 @@ export function startComparison(liveTrace) {
 
   function settings() {
     const value = (name) => Number(form.elements[name].value);
-    return { window: value("window"), quota: value("quota"), cost: value("cost"), burst: value("burst"), rate: value("rate"), precision: value("precision") };
+    // A larger burst would be more than the program accepts.
+    const burst = Math.min(Math.max(Math.floor(value("burst")), 1), 2500);
+    return { window: value("window"), quota: value("quota"), cost: value("cost"), burst, rate: value("rate"), precision: value("precision") };
   }
 
   function draw() {
@@ -126,7 +128,7 @@ export function startComparison(liveTrace) {
     const text = await response.text();
     // A later question has its own answer.
     if (number !== asked) return;
-    error.textContent = response.ok ? "" : text;
+    error.textContent = response.ok ? "" : text.replace(/^Failed to deserialize[^:]*: /, "");
     if (response.ok) show(JSON.parse(text), body.trace.map(([at, cost]) => [at / 1e6, cost]), given);
   }
 
