@@ -23,8 +23,7 @@
 
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
-#[doc = include_str!("algorithms.md")]
-#[doc = concat!("\n[playground]: ", include_str!("pictures/comparison.txt"))]
+#[doc = concat!(include_str!("algorithms.md"), "\n[playground]: ", include_str!("pictures/comparison.txt"))]
 pub mod algorithms {}
 
 #[cfg_attr(feature = "redis", doc = include_str!("cluster.md"))]
@@ -43,8 +42,7 @@ pub mod keys {}
 #[doc = include_str!("observability.md")]
 pub mod observability {}
 
-#[doc = include_str!("outages.md")]
-#[doc = concat!("\n[playground]: ", include_str!("pictures/outage.txt"))]
+#[doc = concat!(include_str!("outages.md"), "\n[playground]: ", include_str!("pictures/outage.txt"))]
 pub mod outages {}
 
 #[doc = include_str!("policies.md")]

@@ -162,7 +162,10 @@ fn page_shows_response_and_rejecting_policy() {
     page.browser
         .until("document.querySelector('#meters li:nth-child(2)').textContent.includes('has rejected 2')");
     assert!(!page.browser.text("#meters li:nth-child(1)").contains("rejected"));
+    page.browser
+        .until("document.querySelector('#meters li:nth-child(2)').textContent.includes('0 of 4 left')");
     page.browser.until("document.querySelector('#tile-rejected').textContent === '2'");
+    page.browser.until("/^[1-9]\\d* s$/.test(document.querySelector('#tile-wait').textContent)");
     assert_eq!(page.browser.text("#tile-admitted"), "4");
     // The fields in view are those of the response.
     page.browser.click("[name=wire][value=rejected]");
