@@ -23,9 +23,11 @@
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
 
+// Rustdoc copies no files, so a page contains its pictures. `tests/pictures` makes them.
+
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
-#[doc = include_str!("algorithms.md")]
+#[doc = concat!(include_str!("algorithms.md"), "\n[playground]: ", include_str!("pictures/comparison.txt"))]
 pub mod algorithms {}
 
 #[doc = include_str!("alternatives.md")]
@@ -56,7 +58,7 @@ pub mod migration {}
 #[doc = include_str!("observability.md")]
 pub mod observability {}
 
-#[doc = include_str!("outages.md")]
+#[doc = concat!(include_str!("outages.md"), "\n[playground]: ", include_str!("pictures/outage.txt"))]
 pub mod outages {}
 
 #[doc = include_str!("policies.md")]

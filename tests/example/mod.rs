@@ -6,6 +6,7 @@ mod inspect;
 mod limits;
 mod observability;
 mod outage;
+mod playground;
 mod process;
 mod reload;
 mod settlement;

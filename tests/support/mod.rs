@@ -1,5 +1,6 @@
-//! Servers, clusters and Sentinels that several tests use.
+//! Servers, clusters, Sentinels and the browser that several tests use.
 
+pub mod browser;
 pub mod cluster;
 pub mod cluster_rows;
 pub mod delay;

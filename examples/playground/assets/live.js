@@ -1,0 +1,242 @@
+// The limited service: sends requests to it, and shows its responses.
+
+import { drawLive } from "./chart.js";
+import { startOutage } from "./outage.js";
+import { startPolicies } from "./policies.js";
+
+/** The responses that the page keeps. */
+const KEPT = 4000;
+/** The time that the chart shows, in seconds. */
+const SPAN = 30;
+
+const $ = (selector) => document.querySelector(selector);
+const now = () => performance.now() / 1000;
+const sleep = (time) => new Promise((done) => setTimeout(done, Math.max(0, time * 1000)));
+
+/** Returns the items of a RateLimit field: the name, the remaining units, and the seconds until they grow. */
+function limits(field) {
+  const items = (field ?? "").matchAll(/"((?:[^"\\]|\\.)*)";r=(\d+)(?:;t=(\d+))?/g);
+  return new Map([...items].map(([, name, r, t]) => [name.replace(/\\(.)/g, "$1"), { remaining: Number(r), next: t && Number(t) }]));
+}
+
+/** Returns the most units that any window has, by the times of the backend. */
+function worst(charges, window) {
+  const sorted = [...charges].sort((a, b) => a[0] - b[0]);
+  let [most, units, first] = [0, 0, 0];
+  for (const [at, cost] of sorted) {
+    units += cost;
+    while (sorted[first][0] + window <= at) units -= sorted[first++][1];
+    most = Math.max(most, units);
+  }
+  return most;
+}
+
+export function startLive(changed) {
+  const form = $("#send-form");
+  let events = [];
+  let counts = {};
+  let wait = null;
+  let offset = null;
+  let stream = null;
+  let inFlight = 0;
+  let dirty = true;
+  const wires = {};
+  const status = (text) => { $("#send-status").textContent = text; };
+  const outage = startOutage();
+  const policies = startPolicies(clear);
+
+  function clear() {
+    events = [];
+    counts = { usage: 0, local: 0, unchecked: 0, denied: 0, unavailable: 0 };
+    wait = null;
+    policies.all().forEach((policy) => Object.assign(policy, { known: null, rejections: 0 }));
+    dirty = true;
+  }
+
+  /** Sends one request, and returns whether it was admitted. */
+  async function send() {
+    const [key, cost] = [form.elements.key.value, Number(form.elements.cost.value)];
+    const path = `/limited?cost=${cost}`;
+    inFlight += 1;
+    try {
+      const response = await fetch(path, { headers: { "x-api-key": key } });
+      return record(response, await response.text(), { path, key, cost });
+    } catch (error) {
+      status(`The program does not answer: ${error.message}`);
+      return false;
+    } finally {
+      inFlight -= 1;
+    }
+  }
+
+  function record(response, body, request) {
+    const admitted = response.ok;
+    const answer = admitted ? JSON.parse(body) : {};
+    const kinds = { backend: "usage", "local fallback": "local", "fail open": "unchecked" };
+    const kind = admitted ? kinds[answer.admitted_by] : response.status === 429 ? "denied" : "unavailable";
+    wires.last = { request, response, body };
+    wires[admitted ? "admitted" : "rejected"] = wires.last;
+    const received = now();
+    // The clock of the backend, as far as it is known.
+    if (answer.at_micros) offset = answer.at_micros / 1e6 - received;
+    const at = answer.at_micros ? answer.at_micros / 1e6 : received + (offset ?? Date.now() / 1000 - received);
+    const known = limits(response.headers.get("ratelimit"));
+    const violated = response.status === 429 ? (JSON.parse(body)["violated-policies"] ?? []) : [];
+    const remaining = policies.all().map((policy) => {
+      const item = known.get(policy.name);
+      if (item) policy.known = item;
+      if (violated.includes(policy.name)) policy.rejections += 1;
+      policy.rejects = violated.includes(policy.name);
+      return item && Math.min(1, item.remaining / policy.quota);
+    });
+    wait = response.headers.get("retry-after");
+    counts[kind] += 1;
+    events.push({ at: received, decided: at, kind, cost: request.cost, remaining, wait: Number(wait ?? 0), admitted });
+    if (events.length > KEPT) events = events.slice(-KEPT);
+    outage.saw(kind, answer.error);
+    dirty = true;
+    return admitted;
+  }
+
+  /** Sends a burst of requests at once. Returns how many were admitted. */
+  async function burst() {
+    const size = Number(form.elements.burst.value);
+    const answers = await Promise.all(Array.from({ length: size }, send));
+    return answers.filter(Boolean).length;
+  }
+
+  async function burstsAcrossEdge() {
+    const response = await fetch("api/clock");
+    if (!response.ok) return status("The backend does not tell its time. Start it first.");
+    const { at_micros } = await response.json();
+    const begin = at_micros / 1e6 - now();
+    const { window, name } = policies.all()[0];
+    const size = Number(form.elements.burst.value);
+    const lead = 0.25 + size * 0.006;
+    const edge = Math.ceil((begin + now() + lead) / window) * window - begin;
+    status(`The next edge of the window of "${name}" is in ${(edge - now()).toFixed(1)} s. The first burst begins ${lead.toFixed(1)} s before it.`);
+    await sleep(edge - lead - now());
+    const first = now();
+    const before = await burst();
+    const missed = now() > edge;
+    await sleep(edge + 0.02 - now());
+    const after = await burst();
+    const result = `Before the edge: ${before} of ${size} admitted. After the edge: ${after} of ${size} admitted.`;
+    // Otherwise, the requests are not in one interval as long as the window.
+    const slow = missed || now() > first + window;
+    status(slow ? `${result} The requests were too slow to show the edge. Please try again.` : result);
+  }
+
+  /** Sends requests at a constant rate until the stream is stopped. */
+  function startStream() {
+    const begun = now();
+    let sent = 0;
+    stream = setInterval(() => {
+      const rate = Math.min(100, Math.max(0.2, Number(form.elements.rate.value) || 0.2));
+      // After a pause of the browser, the stream does not catch up.
+      const due = Math.min(Math.floor((now() - begun) * rate) + 1 - sent, 20);
+      for (let i = 0; i < due && inFlight < 100; i += 1) send();
+      sent = Math.floor((now() - begun) * rate) + 1;
+    }, 50);
+  }
+
+  function stopStream() {
+    clearInterval(stream);
+    stream = null;
+  }
+
+  function clicked(id, action) {
+    $(id).addEventListener("click", async (event) => {
+      if (!form.reportValidity()) return;
+      const button = event.currentTarget;
+      button.setAttribute("aria-busy", "true");
+      try {
+        await policies.ready();
+        await action(button);
+      } catch (error) {
+        status(error.message);
+      }
+      button.removeAttribute("aria-busy");
+    });
+  }
+
+  clicked("#send-one", async () => {
+    status((await send()) ? "Admitted." : `Rejected with status ${wires.last.response.status}.`);
+  });
+  clicked("#send-burst", async () => {
+    const admitted = await burst();
+    status(`${admitted} of ${form.elements.burst.value} admitted.`);
+  });
+  let waiting = false;
+  clicked("#send-edge", async () => {
+    if (waiting) return;
+    waiting = true;
+    await burstsAcrossEdge().finally(() => { waiting = false; });
+  });
+  clicked("#send-stream", (button) => {
+    if (stream) stopStream();
+    else startStream();
+    button.setAttribute("aria-pressed", String(stream !== null));
+    button.textContent = stream ? "Stop the stream" : "Steady stream";
+    status(stream ? "The stream runs." : "The stream has stopped.");
+  });
+  $("#restart").addEventListener("click", () => policies.apply(true));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  document.querySelectorAll("[name=wire]").forEach((radio) => radio.addEventListener("change", () => { dirty = true; }));
+
+  function render() {
+    $("#tile-admitted").textContent = counts.usage + counts.local + counts.unchecked;
+    $("#tile-rejected").textContent = counts.denied + counts.unavailable;
+    $("#tile-outage").textContent = counts.local + counts.unchecked + counts.unavailable;
+    $("#tile-wait").textContent = wait === null ? "–" : `${wait} s`;
+    const charges = events.filter((event) => event.admitted).map((event) => [event.decided, event.cost]);
+    policies.show((policy) => worst(charges, policy.window));
+    showWire(wires[$("[name=wire]:checked").value]);
+    const shown = events.filter((event) => event.at > now() - SPAN);
+    const title = `The last ${SPAN} s: ${shown.filter((event) => event.admitted).length} requests admitted, ${shown.filter((event) => !event.admitted).length} rejected.`;
+    drawLive($("#live-chart"), { now: now(), span: SPAN, events: shown, policies: policies.all(), title });
+    return shown.length > 0;
+  }
+
+  clear();
+  let moves = false;
+  const frame = () => {
+    if (!document.hidden && (dirty || moves)) {
+      if (dirty) changed();
+      dirty = false;
+      moves = render();
+    }
+  };
+  const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  setInterval(frame, calm ? 1000 : 100);
+  new ResizeObserver(() => { dirty = true; }).observe($("#live-chart"));
+
+  return {
+    /** Returns the requests that the backend has decided, in seconds from an edge of a window of this length. */
+    trace(window) {
+      const decided = events.filter((event) => event.kind === "usage" || event.kind === "denied").slice(-2000);
+      if (!decided.length) return [];
+      const edge = Math.floor(decided[0].decided / window) * window;
+      return decided.map((event) => [event.decided - edge, event.cost]);
+    },
+  };
+}
+
+/** Shows a request and its response, with the fields as the browser has received them. */
+function showWire(wire) {
+  const place = $("#wire");
+  if (!wire) return;
+  const { request, response, body } = wire;
+  const span = (kind, text) => Object.assign(document.createElement(kind === "b" ? "b" : "span"), { className: kind === "b" ? "" : kind, textContent: text });
+  const parts = [span("dim", `GET ${request.path} HTTP/1.1\nx-api-key: ${request.key}\n\n`)];
+  const names = { 200: "OK", 400: "Bad Request", 429: "Too Many Requests", 503: "Service Unavailable" };
+  parts.push(span(response.ok ? "ok" : "no", `HTTP/1.1 ${response.status} ${response.statusText || names[response.status] || ""}\n`));
+  const limited = ["ratelimit", "ratelimit-policy", "retry-after"];
+  for (const [name, value] of response.headers) {
+    parts.push(limited.includes(name) ? span("b", name) : span("dim", name), `: ${value}\n`);
+  }
+  parts.push(`\n${body}`);
+  const text = parts.map((part) => part.textContent ?? part).join("");
+  // A selection of the text stays while nothing changes.
+  if (place.textContent !== text) place.replaceChildren(...parts);
+}

@@ -1,0 +1,135 @@
+// The table of policies, and the outage rule: what the layer enforces.
+
+const MAX = 4;
+const ALGORITHMS = { "sliding-log": "sliding log", "sliding-buckets": "sliding buckets", "sliding-counter": "sliding counter", "fixed-window": "fixed window" };
+
+const $ = (selector) => document.querySelector(selector);
+
+function element(tag, properties = {}, children = []) {
+  const created = Object.assign(document.createElement(tag), properties);
+  created.append(...children);
+  return created;
+}
+
+/** Starts the table. Calls `restarted` when counting starts from zero. */
+export function startPolicies(restarted) {
+  const form = $("#limits-form");
+  const rows = $("#policies");
+  let policies = [];
+  let timer = null;
+  let applied = Promise.resolve();
+
+  function add({ name, quota, window, algorithm }) {
+    const labelled = (text, control) => element("label", {}, [text, control]);
+    const options = Object.entries(ALGORITHMS).map(([value, text]) => element("option", { value, textContent: text, selected: value === algorithm }));
+    const remove = element("button", { type: "button", className: "quiet remove", textContent: "Remove" });
+    const row = element("li", {}, [
+      labelled("Name", element("input", { type: "text", value: name, maxLength: 64, required: true, className: "name", autocomplete: "off", spellcheck: false })),
+      labelled("Quota", element("input", { type: "number", value: quota, min: 1, max: 4294967295, required: true, className: "quota" })),
+      labelled("Seconds", element("input", { type: "number", value: window, min: 0.001, max: 31622400, step: "any", required: true, className: "window" })),
+      labelled("Algorithm", element("select", { className: "algorithm" }, options)),
+      remove,
+    ]);
+    remove.addEventListener("click", () => {
+      row.remove();
+      changed(0);
+      $("#add-policy").focus();
+    });
+    rows.append(row);
+    return row;
+  }
+
+  function read() {
+    const old = new Map(policies.map((policy) => [policy.name, policy]));
+    policies = [...rows.children].map((row) => {
+      const value = (name) => row.querySelector(`.${name}`).value;
+      const [name, quota, window, algorithm] = [value("name"), Number(value("quota")), Number(value("window")), value("algorithm")];
+      const same = old.get(name);
+      return { known: same?.known ?? null, rejections: same?.rejections ?? 0, name, quota, window, algorithm };
+    });
+    rows.querySelectorAll(".remove").forEach((button) => {
+      button.disabled = policies.length < 2;
+      button.setAttribute("aria-label", `Remove the policy ${button.closest("li").querySelector(".name").value}`);
+    });
+    $("#add-policy").disabled = policies.length >= MAX;
+  }
+
+  /** Sends the settings to the program. Its error is that of the crate. */
+  async function send(restart) {
+    const milliseconds = (time) => `${Math.round(time * 1000)}ms`;
+    const body = {
+      policies: policies.map(({ name, quota, window, algorithm }) => ({
+        name,
+        quota,
+        window: milliseconds(window),
+        algorithm: algorithm === "sliding-buckets" ? { [algorithm]: { precision: milliseconds(window / 10) } } : algorithm,
+      })),
+      outage: form.elements.outage.value,
+      processes: Number(form.elements.processes.value),
+      restart,
+    };
+    const response = await fetch("api/limits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+    const text = await response.text();
+    $("#limits-error").textContent = response.ok ? "" : text.replace(/^Failed to deserialize[^:]*: /, "");
+    if (response.ok && restart) restarted();
+  }
+
+  function apply(restart) {
+    clearTimeout(timer);
+    timer = null;
+    read();
+    applied = applied.then(() => send(restart)).catch((error) => { $("#limits-error").textContent = `The program does not answer: ${error.message}`; });
+    return applied;
+  }
+
+  function changed(delay) {
+    clearTimeout(timer);
+    timer = setTimeout(() => apply(false), delay);
+  }
+
+  /** Shows the remaining units of each policy, and the worst window. */
+  function show(worst) {
+    const meters = $("#meters");
+    while (meters.children.length > policies.length) meters.lastChild.remove();
+    policies.forEach((policy, index) => {
+      if (!meters.children[index]) {
+        meters.append(element("li", { className: `p${index}` }, [
+          element("span", { className: "name" }), element("div", { className: "meter" }, [element("i")]), element("span", { className: "numbers" }),
+        ]));
+      }
+      const row = meters.children[index];
+      const { known, quota } = policy;
+      const remaining = Math.min(known?.remaining ?? quota, quota);
+      const most = worst(policy);
+      const facts = [`${known ? known.remaining : quota} of ${quota} left`];
+      if (known?.next && known.remaining < quota) facts.push(`more in ${known.next} s`);
+      facts.push(most > quota ? `worst window: ${most}, ${most - quota} over the quota` : `worst window: ${most}`);
+      if (policy.rejections) facts.push(`has rejected ${policy.rejections}`);
+      row.classList.toggle("rejects", Boolean(policy.rejects));
+      row.querySelector(".name").textContent = policy.name;
+      row.querySelector("i").style.width = `${(100 * remaining) / quota}%`;
+      row.querySelector(".numbers").textContent = facts.join(" · ");
+    });
+  }
+
+  form.addEventListener("input", () => changed(250));
+  // These controls belong to the form, and are elsewhere in the page.
+  for (const control of form.elements) if (!form.contains(control)) control.addEventListener("input", () => changed(0));
+  form.addEventListener("submit", (event) => event.preventDefault());
+  $("#add-policy").addEventListener("click", () => {
+    const names = ["sustained", "hourly", "daily", "monthly"].filter((name) => policies.every((policy) => policy.name !== name));
+    add({ name: names[0], quota: 30, window: 60, algorithm: "sliding-log" }).querySelector("input").focus();
+    changed(0);
+  });
+  add({ name: "burst", quota: 10, window: 10, algorithm: "sliding-log" });
+  read();
+  setTimeout(() => apply(true));
+
+  return {
+    all: () => policies,
+    apply,
+    show,
+    /** Resolves when the settings of the page are in force. */
+    ready: () => (timer === null ? applied : apply(false)),
+  };
+}

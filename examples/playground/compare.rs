@@ -1,0 +1,213 @@
+//! One trace of requests, decided by six counters: the four algorithms of the crate, and two that other libraries use.
+//!
+//! The limiters are real, on a memory backend with a manual clock. So the result does not depend on the time of day.
+
+use std::time::Duration;
+
+use axum::{Json, http::StatusCode};
+use serde::{Deserialize, Serialize};
+use tower_sliding_window::{
+    Algorithm, ConfigError, Limiter, MemoryBackend, PartitionKey, Policy, Wait, testing::ManualClock,
+};
+
+use crate::simulations::{Increx, Simulation, TwoCounters};
+
+/// The largest number of requests of a trace.
+const MAX_REQUESTS: usize = 5_000;
+/// The largest distance of a request from the edge, in microseconds: seven days.
+const MAX_TIME: i64 = 7 * 86_400 * 1_000_000;
+/// The longest window. It is a bound of this page, because of the range of the manual clock.
+const MAX_WINDOW: Duration = Duration::from_secs(86_400);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Comparison {
+    /// The quota and the window.
+    policy: Policy,
+    /// The precision of the sliding buckets, in milliseconds.
+    precision_ms: u64,
+    /// The time of each request in microseconds from the edge of a calendar window, and its cost.
+    trace: Vec<(i64, u32)>,
+}
+
+/// What a counter decides.
+#[derive(Serialize)]
+pub(crate) struct Lane {
+    name: &'static str,
+    /// Whether it is an algorithm of this crate.
+    is_ours: bool,
+    decisions: Vec<Decided>,
+    /// The edges of the windows of this counter, in microseconds. A sliding window has none.
+    edges: Vec<i64>,
+    /// The admitted units, and the denied units.
+    admitted: u64,
+    denied: u64,
+    worst: Worst,
+    /// The units over the quota in the worst window.
+    over: u64,
+}
+
+/// The decision of a request: whether it is admitted, the remaining units, and the stated wait in microseconds.
+#[derive(Clone, Copy, Serialize)]
+struct Decided(bool, u32, Option<i64>);
+
+/// The window with the most admitted units, among all intervals of this length.
+#[derive(Default, Serialize)]
+struct Worst {
+    from: i64,
+    units: u64,
+}
+
+/// A limiter of the crate, or a simulation.
+enum Counter {
+    Limiter(Limiter),
+    Increx(Increx),
+    TwoCounters(TwoCounters),
+}
+
+pub(crate) async fn compare(
+    Json(comparison): Json<Comparison>,
+) -> Result<Json<Vec<Lane>>, (StatusCode, String)> {
+    match comparison.run().await {
+        Ok(lanes) => Ok(Json(lanes)),
+        Err(error) => Err((StatusCode::BAD_REQUEST, error)),
+    }
+}
+
+impl Comparison {
+    async fn run(mut self) -> Result<Vec<Lane>, String> {
+        let window = self.policy.window();
+        if window > MAX_WINDOW {
+            return Err(format!("window {window:?}: it must be at most one day"));
+        }
+        if self.trace.len() > MAX_REQUESTS {
+            return Err(format!("{} requests: a trace must have at most {MAX_REQUESTS}", self.trace.len()));
+        }
+        if self.trace.iter().any(|(at, _)| !(-MAX_TIME..=MAX_TIME).contains(at)) {
+            return Err("the time of a request must be within seven days of the edge".to_owned());
+        }
+        self.trace.sort_by_key(|(at, _)| *at);
+        let counters = self.counters().map_err(|error| error.to_string())?;
+        let mut lanes = Vec::new();
+        for (name, counter, clock) in counters {
+            lanes.push(self.lane(name, counter, &clock).await?);
+        }
+        Ok(lanes)
+    }
+
+    fn counters(&self) -> Result<Vec<(&'static str, Counter, ManualClock)>, ConfigError> {
+        let precision = Duration::from_millis(self.precision_ms);
+        let mut counters = Vec::new();
+        for (name, algorithm) in [
+            ("sliding log", Algorithm::SlidingLog),
+            ("sliding buckets", Algorithm::SlidingBuckets { precision }),
+            ("sliding counter", Algorithm::SlidingCounter),
+            ("fixed window", Algorithm::FixedWindow),
+        ] {
+            let clock = ManualClock::new();
+            let limiter = Limiter::builder(MemoryBackend::new().with_clock(&clock))
+                .policy(self.policy.clone().with_algorithm(algorithm)?)
+                .build()?;
+            counters.push((name, Counter::Limiter(limiter), clock));
+        }
+        let (quota, window) = (self.policy.quota(), self.window());
+        counters.push(("INCREX", Counter::Increx(Increx::new(quota, window)), ManualClock::new()));
+        let two = Counter::TwoCounters(TwoCounters::new(quota, window));
+        counters.push(("two counters", two, ManualClock::new()));
+        Ok(counters)
+    }
+
+    async fn lane(
+        &self,
+        name: &'static str,
+        mut counter: Counter,
+        clock: &ManualClock,
+    ) -> Result<Lane, String> {
+        let window = self.window();
+        // An edge of a calendar window.
+        let edge = (clock.now_micros().cast_signed() / window + 1) * window;
+        let mut decisions = Vec::new();
+        for (at, cost) in &self.trace {
+            clock.set_micros((edge + at).cast_unsigned());
+            decisions.push(counter.decide(*at, *cost).await?);
+        }
+        let decided = || {
+            decisions.iter().zip(&self.trace).map(|(Decided(admitted, ..), request)| (*admitted, *request))
+        };
+        let units =
+            |verdict| decided().filter(|it| it.0 == verdict).map(|(_, (_, cost))| u64::from(cost)).sum();
+        let admitted: Vec<_> = decided().filter(|it| it.0).map(|it| it.1).collect();
+        let worst = Worst::of(&admitted, window);
+        let edges = match &counter {
+            Counter::Increx(increx) => increx.begins.iter().flat_map(|at| [*at, *at + window]).collect(),
+            _ if ["sliding log", "sliding buckets"].contains(&name) => Vec::new(),
+            _ => self.calendar_edges(),
+        };
+        Ok(Lane {
+            name,
+            is_ours: matches!(counter, Counter::Limiter(_)),
+            edges,
+            admitted: units(true),
+            denied: units(false),
+            over: worst.units.saturating_sub(u64::from(self.policy.quota())),
+            worst,
+            decisions,
+        })
+    }
+
+    /// Returns the edges of the calendar windows from before the first request until after the last one, at most 200.
+    fn calendar_edges(&self) -> Vec<i64> {
+        let (Some((first, _)), Some((last, _))) = (self.trace.first(), self.trace.last()) else {
+            return Vec::new();
+        };
+        let window = self.window();
+        let numbers = first.div_euclid(window)..=last.div_euclid(window) + 1;
+        numbers.take(200).map(|number| number * window).collect()
+    }
+
+    /// Returns the window in microseconds. It is at most one day.
+    fn window(&self) -> i64 {
+        self.policy.window().as_micros() as i64
+    }
+}
+
+impl Counter {
+    async fn decide(&mut self, at: i64, cost: u32) -> Result<Decided, String> {
+        let simulation: &mut dyn Simulation = match self {
+            Self::Limiter(limiter) => {
+                let decision = limiter.check(PartitionKey::new("user", "alice"), cost).await;
+                let decision = decision.map_err(|error| error.to_string())?;
+                let wait = match decision.retry_after() {
+                    Wait::For(wait) => Some(wait.as_micros() as i64),
+                    Wait::Never => None,
+                };
+                let remaining = decision.statuses().first().map_or(0, |status| status.remaining());
+                return Ok(Decided(decision.is_admitted(), remaining, wait));
+            }
+            Self::Increx(increx) => increx,
+            Self::TwoCounters(counters) => counters,
+        };
+        let admitted = simulation.take(at, cost);
+        let wait = if admitted { Some(0) } else { simulation.wait(at) };
+        Ok(Decided(admitted, simulation.remaining(), wait))
+    }
+}
+
+impl Worst {
+    /// Returns the worst window of these charges, which are in the order of their times. A window contains its begin and does
+    /// not contain its end.
+    fn of(charges: &[(i64, u32)], window: i64) -> Self {
+        let (mut worst, mut units, mut first) = (Self::default(), 0, 0);
+        for (at, cost) in charges {
+            units += u64::from(*cost);
+            while charges[first].0 + window <= *at {
+                units -= u64::from(charges[first].1);
+                first += 1;
+            }
+            if units > worst.units {
+                worst = Self { from: charges[first].0, units };
+            }
+        }
+        worst
+    }
+}

@@ -1,0 +1,181 @@
+//! A limited service, whose limits and backend the page changes while it runs.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use axum::{
+    Json, Router,
+    extract::{Request, State},
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use tower_sliding_window::{
+    ConfigError, Decision, Limiter, OutageRule, PartitionKey, Policies, Policy, RateLimitLayer, header,
+    outage::{Breaker, LocalDecision, Share, Unchecked},
+};
+
+use crate::switch::{Mode, Switch};
+
+/// The circuit breaker stays open for long enough to be seen. The default is 250 ms.
+const BREAKER: Breaker = Breaker { failures: 5, open_for: Duration::from_secs(2) };
+
+/// The limited service. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Live(Arc<Inner>);
+
+struct Inner {
+    switch: Switch,
+    /// The limits in force.
+    limits: Mutex<Limits>,
+}
+
+#[derive(Clone)]
+struct Limits {
+    namespace: String,
+    limiter: Limiter,
+    service: Router,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Settings {
+    policies: Policies,
+    outage: Rule,
+    /// The number of processes that share a quota in the local fallback.
+    processes: u32,
+    /// Whether counting starts from zero.
+    restart: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Rule {
+    FailClosed,
+    FailOpen,
+    LocalFallback,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BackendSettings {
+    mode: Mode,
+}
+
+impl Live {
+    /// Creates the service with one policy.
+    pub(crate) fn new(switch: Switch) -> Result<Self, ConfigError> {
+        let policies = Policies::new([Policy::new("burst", 10, Duration::from_secs(10))?])?;
+        let limits = Limits::new(&switch, &policies, OutageRule::default(), namespace())?;
+        Ok(Self(Arc::new(Inner { switch, limits: Mutex::new(limits) })))
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Limits {
+    fn new(
+        switch: &Switch,
+        policies: &Policies,
+        rule: OutageRule,
+        namespace: String,
+    ) -> Result<Self, ConfigError> {
+        let mut layer = RateLimitLayer::builder(switch.clone())
+            .key(header("x-api-key")?)
+            .cost_by(|head| cost(head.uri.query()))
+            .outage(rule)
+            .breaker(BREAKER)
+            .namespace(&namespace);
+        for policy in policies.as_slice() {
+            layer = layer.policy(policy.clone());
+        }
+        let layer = layer.build()?;
+        let limiter = layer.limiter().clone();
+        Ok(Self { namespace, limiter, service: Router::new().route("/limited", get(answer)).layer(layer) })
+    }
+}
+
+/// Returns a new namespace, so that counting starts from zero.
+fn namespace() -> String {
+    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    format!("playground-{}-{}", since_epoch.as_micros(), std::process::id())
+}
+
+/// Returns the cost of a request, such as 3 for `?cost=3`.
+fn cost(query: Option<&str>) -> u32 {
+    query.and_then(|query| query.strip_prefix("cost=")?.parse().ok()).unwrap_or(1)
+}
+
+/// Handles an admitted request: reports why it was admitted.
+async fn answer(request: Request) -> Json<Value> {
+    let extensions = request.extensions();
+    Json(if let Some(unchecked) = extensions.get::<Unchecked>() {
+        json!({ "admitted_by": "fail open", "error": unchecked.error().to_string() })
+    } else if let Some(local) = extensions.get::<LocalDecision>() {
+        let remaining = local.decision().statuses().iter().map(|status| status.remaining()).min();
+        json!({ "admitted_by": "local fallback", "remaining": remaining, "error": local.error().to_string() })
+    } else {
+        let at_micros = extensions.get::<Decision>().map(Decision::at_micros);
+        json!({ "admitted_by": "backend", "at_micros": at_micros })
+    })
+}
+
+/// Passes a request through the layer in force.
+pub(crate) async fn limited(State(live): State<Live>, request: Request) -> Response {
+    live.limits().service.oneshot(request).await.into_response()
+}
+
+/// Replaces the policies and the outage rule. Usage is kept unless the page asks for a restart.
+pub(crate) async fn set_limits(
+    State(live): State<Live>,
+    Json(settings): Json<Settings>,
+) -> Result<(), (StatusCode, String)> {
+    let bad_request = |error: ConfigError| (StatusCode::BAD_REQUEST, error.to_string());
+    let rule = match settings.outage {
+        Rule::FailClosed => OutageRule::FailClosed,
+        Rule::FailOpen => OutageRule::FailOpen,
+        Rule::LocalFallback => {
+            OutageRule::LocalFallback(Share::among(settings.processes).map_err(bad_request)?)
+        }
+    };
+    let namespace = if settings.restart { namespace() } else { live.limits().namespace };
+    let limits = Limits::new(&live.0.switch, &settings.policies, rule, namespace).map_err(bad_request)?;
+    *live.0.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
+    Ok(())
+}
+
+/// Stops the backend, or starts it again.
+pub(crate) async fn set_backend(State(live): State<Live>, Json(settings): Json<BackendSettings>) {
+    live.0.switch.set_mode(settings.mode);
+}
+
+/// Returns the state of the backend and of the circuit breaker, and the counters.
+pub(crate) async fn state(State(live): State<Live>) -> Json<Value> {
+    let stats = live.limits().limiter.stats();
+    Json(json!({
+        "backend": live.0.switch.name(),
+        "mode": live.0.switch.mode(),
+        "breaker": stats.breakers.first().map(|breaker| breaker.state.to_string()),
+        "admitted": stats.admitted,
+        "denied": stats.denied,
+        "denied_from_cache": stats.denied_from_cache,
+        "unavailable": stats.unavailable,
+    }))
+}
+
+/// Returns the time of the backend, in microseconds. The edges of calendar windows are multiples of the window.
+pub(crate) async fn clock(State(live): State<Live>) -> Result<Json<Value>, (StatusCode, String)> {
+    // A check with a cost of 0 records nothing.
+    let decision = live.limits().limiter.check(PartitionKey::new("playground", "clock"), 0).await;
+    match decision {
+        Ok(decision) => Ok(Json(json!({ "at_micros": decision.at_micros() }))),
+        Err(error) => Err((StatusCode::SERVICE_UNAVAILABLE, error.to_string())),
+    }
+}

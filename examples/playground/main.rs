@@ -1,0 +1,71 @@
+//! A page to try limits on: it compares the algorithms on one trace, and sends requests through a real layer.
+//!
+//! ```text
+//! cargo run --example playground
+//! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example playground
+//! ```
+
+mod compare;
+mod live;
+mod page;
+mod simulations;
+mod switch;
+
+use std::{env, error::Error, io::Write, process::ExitCode};
+
+use axum::{
+    Router,
+    routing::{get, post},
+};
+use live::Live;
+use switch::{Store, Switch};
+use tokio::net::TcpListener;
+use tower_sliding_window::{MemoryBackend, RedisBackend};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match serve().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn serve() -> Result<(), Box<dyn Error>> {
+    let store = match env::var("REDIS_URL") {
+        Ok(url) => {
+            let backend = RedisBackend::connect(&url).await.map_err(|error| format!("REDIS_URL: {error}"))?;
+            Store::Redis(backend)
+        }
+        Err(env::VarError::NotPresent) => Store::Memory(MemoryBackend::new()),
+        // The error would repeat the URL, and the URL may hold a password.
+        Err(env::VarError::NotUnicode(_)) => return Err("REDIS_URL: the value is not UTF-8".into()),
+    };
+    let app = Router::new()
+        .merge(page::routes())
+        .route("/api/compare", post(compare::compare))
+        .route("/api/limits", post(live::set_limits))
+        .route("/api/backend", post(live::set_backend))
+        .route("/api/state", get(live::state))
+        .route("/api/clock", get(live::clock))
+        // The limited service: the requests of the page pass through the layer.
+        .route("/limited", get(live::limited))
+        .with_state(Live::new(Switch::new(store))?);
+
+    let port = match env::var("PORT") {
+        Ok(given) => {
+            given.parse().map_err(|_| format!("PORT {given:?}: it must be a number from 0 to 65535"))?
+        }
+        Err(_) => 3000,
+    };
+    // Other machines must not be able to change the limits or to stop the backend.
+    let listener =
+        TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| format!("PORT {port}: {error}"))?;
+    let text = format!("listening on http://{}\n  open this address in a browser", listener.local_addr()?);
+    // Ignores the error if standard output is closed.
+    let _ = writeln!(std::io::stdout(), "{text}");
+    axum::serve(listener, app).await?;
+    Ok(())
+}
