@@ -64,7 +64,7 @@ pub(super) fn group_by_slot<'a>(
 ) -> Vec<Vec<usize>> {
     let mut slots: Vec<(u16, Vec<usize>)> = Vec::new();
     for (i, key) in keys.enumerate() {
-        let slot = slot::of_tag(names.tag(key));
+        let slot = slot::of_tag(names.tag(key).as_bytes());
         match slots.iter_mut().find(|(other, _)| *other == slot) {
             Some((_, pairs)) => pairs.push(i),
             None => slots.push((slot, vec![i])),

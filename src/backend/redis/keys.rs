@@ -1,12 +1,12 @@
 //! The names of keys in Redis, and the hash in them that hides the partition key.
 
-use std::{fmt, iter, sync::Arc};
+use std::{iter, sync::Arc};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
-use super::{recent_tags::RecentTags, slot};
+use super::{recent_tags::RecentTags, slot, tag::Tag};
 use crate::{
     error::ConfigError,
     key::PartitionKey,
@@ -93,32 +93,6 @@ impl KeyNames {
     }
 }
 
-/// A hash tag, the text between the braces of a key: 128 bits in hexadecimal, the first half of the SHA-256 of a partition key, or
-/// of its HMAC-SHA-256 under the secret.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tag([u8; 32]);
-
-impl Tag {
-    fn of(hash: &[u8]) -> Self {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let mut text = [0; 32];
-        for (digits, byte) in text.chunks_exact_mut(2).zip(hash) {
-            digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
-        }
-        Self(text)
-    }
-
-    pub(super) fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Display for Tag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&String::from_utf8_lossy(&self.0))
-    }
-}
-
 /// The names of some keys in Redis, as arguments of a command. A usual name needs no allocation.
 #[derive(Default)]
 pub(super) struct Keys {
@@ -140,7 +114,7 @@ impl Keys {
         };
         let mut middle = *b":1:{................................}:";
         middle[1] = STORAGE_VERSION;
-        middle[4..36].copy_from_slice(&tag.0);
+        middle[4..36].copy_from_slice(tag.as_bytes());
         let mut digits = itoa::Buffer::new();
         self.text.extend_from_slice(namespace.as_bytes());
         self.text.extend_from_slice(&middle);
@@ -171,7 +145,7 @@ impl Keys {
 
     /// Returns the slot of the first key.
     pub(super) fn slot(&self) -> u16 {
-        self.first_tag.map_or(0, slot::of_tag)
+        self.first_tag.map_or(0, |tag| slot::of_tag(tag.as_bytes()))
     }
 }
 

@@ -31,6 +31,7 @@ mod recent_tags;
 mod rollback;
 mod script;
 mod slot;
+mod tag;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]

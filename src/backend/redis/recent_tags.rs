@@ -5,7 +5,7 @@
 
 use std::sync::Mutex;
 
-use super::keys::Tag;
+use super::tag::Tag;
 use crate::key::PartitionKey;
 
 /// The number of places.

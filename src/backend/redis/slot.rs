@@ -1,16 +1,10 @@
 //! Hash slots of a cluster (Redis cluster specification, "Key distribution model").
 
-use super::keys::Tag;
-
 /// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
 /// Returns the slot of a key that has this hash tag between its braces.
-pub(super) fn of_tag(tag: Tag) -> u16 {
-    of(tag.as_bytes())
-}
-
-fn of(tag: &[u8]) -> u16 {
+pub(super) fn of_tag(tag: &[u8]) -> u16 {
     crc16::State::<crc16::XMODEM>::calculate(tag) % SLOTS
 }
 
@@ -21,6 +15,6 @@ mod tests {
     #[test]
     fn slots_match_the_cluster_specification() {
         // The check value of CRC16 XMODEM in the specification is 0x31C3; `CLUSTER KEYSLOT` returns the same slot.
-        assert_eq!(of(b"123456789"), 12_739);
+        assert_eq!(of_tag(b"123456789"), 12_739);
     }
 }
