@@ -184,6 +184,7 @@ fn full_log_returns_error_until_record_is_refunded() {
     for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
         let pairs = [check_of(0, &other, 1), check_of(0, &log, 1)].map(|check| check.pairs()[0].clone());
         assert_eq!(run_check(&backend, Check::new(pairs).unwrap(), purpose).unwrap_err(), Reason::Full);
+        assert_eq!(run_check(&backend, check_of(0, &log, 1), purpose).unwrap_err(), Reason::Full);
     }
     let remaining = |status: &Status| status.remaining();
     let decision = run_check(&backend, check_of(0, &other, 0), Purpose::Charge).unwrap();
