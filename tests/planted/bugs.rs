@@ -254,7 +254,8 @@ pub const MERGING_BUGS: &[Bug] = &[
         rule: "NoDoubleCharge",
         changes: &[(
             FLIGHT,
-            "let reply = while_awaited(command.send(&self.connection, Instant::now()), &mut checks.callers).await?;",
+            "let reply =
+            while_awaited(command.send(&self.connection, Instant::now()), &mut checks.callers).await?;",
             "let reply = while_awaited(
                  async {
                      if PLANTED {
