@@ -137,7 +137,7 @@ fn inner_retry_after(u: &mut Unstructured<'_>, headers: &mut HeaderMap) -> Resul
 
 fn policy_member(policy: &Policy) -> Member {
     let mut parameters = vec![("q".to_owned(), i64::from(policy.quota()))];
-    if policy.window().as_micros() % 1_000_000 == 0 {
+    if policy.window().as_micros().is_multiple_of(1_000_000) {
         parameters.push(("w".to_owned(), policy.window().as_secs() as i64));
     }
     (policy.name().to_owned(), parameters)
