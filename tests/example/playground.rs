@@ -38,9 +38,10 @@ impl Page {
 
     /// Chooses a pattern of the comparison, and waits for its result.
     fn choose_pattern(&mut self, pattern: &str) {
-        self.browser.eval("document.querySelector('#compare-result').textContent = ''");
         self.browser.click(&format!("[name=pattern][value={pattern}]"));
-        self.browser.until("document.querySelector('#compare-result').textContent");
+        self.browser
+            .until(&format!("document.querySelector('[name=pattern]:checked').value === '{pattern}'"));
+        self.browser.until("document.querySelector('#lanes').ariaBusy === 'false'");
     }
 
     /// Sets the size of a burst, sends it, and waits for its result. Returns the status line below the buttons.

@@ -133,7 +133,11 @@ export function startComparison(liveTrace) {
   }
 
   function update() {
-    compare().catch((failure) => { error.textContent = `The program does not answer: ${failure.message}`; });
+    list.ariaBusy = "true";
+    const answered = compare();
+    const number = asked;
+    answered.catch((failure) => { error.textContent = `The program does not answer: ${failure.message}`; })
+      .finally(() => { if (number === asked) list.ariaBusy = "false"; });
   }
 
   form.addEventListener("input", (event) => {
