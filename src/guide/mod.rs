@@ -15,6 +15,7 @@
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
+//! | How many decisions can one Redis make? What do I do with a hot key? | [`capacity`] |
 //! | How do I test a limited service? | [`testing`] |
 //! | How do I limit logins by the body, a WebSocket, or several routers? How do I disable limits? | [`cookbook`] |
 //! | How do I migrate from tower_governor, governor, redis-cell, or a script of my own? | [`migration`] |
@@ -32,6 +33,9 @@ pub mod algorithms {}
 
 #[doc = include_str!("alternatives.md")]
 pub mod alternatives {}
+
+#[doc = include_str!("capacity.md")]
+pub mod capacity {}
 
 #[cfg_attr(feature = "redis", doc = include_str!("cluster.md"))]
 #[cfg_attr(
