@@ -30,7 +30,7 @@ pub async fn print() {
 /// Returns the instants of the admitted requests, in microseconds.
 async fn admitted(shards: u32, percent: u32) -> Vec<u64> {
     let clock = ManualClock::new();
-    let limiter = Limiter::builder(MemoryBackend::with_clock(clock.clone()))
+    let limiter = Limiter::builder(MemoryBackend::new().with_clock(&clock))
         .policy(Policy::new("share", QUOTA / shards, WINDOW).unwrap())
         .build()
         .unwrap();
