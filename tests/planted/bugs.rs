@@ -191,15 +191,22 @@ pub const BUGS: &[Bug] = &[
     Bug {
         name: "silence counts from an old command",
         rule: "HealthyConnectionsStay",
-        changes: &[(
-            "backend/redis/topology/pending.rs",
-            "        state.counted_until = Some(now);
+        changes: &[
+            (
+                "backend/redis/topology/pending.rs",
+                "        state.counted_until = Some(now);
         self.on_drop = None;",
-            "        if !PLANTED {
+                "        if !PLANTED {
                  state.counted_until = Some(now);
              }
              self.on_drop = None;",
-        )],
+            ),
+            (
+                "backend/redis/topology/pending.rs",
+                "        if state.waiting == 0 {",
+                "        if state.waiting == 0 && !(PLANTED && state.counted_until.is_some()) {",
+            ),
+        ],
     },
     Bug {
         name: "settlements are sent one at a time",
