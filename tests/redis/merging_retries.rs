@@ -1,6 +1,16 @@
 //! Merged checks whose call fails as a whole, or whose server has changed: each check is decided as if it were alone.
 
-use std::{future::poll_fn, pin::pin, task::Poll, thread, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+    task::Poll,
+    thread,
+    time::Duration,
+};
 
 use redis::cmd;
 use tokio::time::sleep;
@@ -13,9 +23,10 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    merging::{hourly, merging, one_unit, outcomes, script_calls, user},
+    merging::{decided, hourly, merging, one_unit, outcomes, script_calls, user},
+    proxy::relay,
     resharding::{id, move_key, set_slot},
-    rig::alice,
+    rig::{HOUR, alice, check, policy},
 };
 use crate::support::{
     cluster::{Cluster, OPTIONS, slot},
@@ -92,6 +103,34 @@ async fn merged_checks_are_decided_while_slot_moves() {
         async move { backend.check(&peek).await.unwrap().statuses()[0].remaining() }
     };
     assert_eq!([left(alice()).await, left(bob.clone()).await], [993, 993]);
+}
+
+/// A server that has become a replica rejects only writes. The address leads to the new primary.
+#[tokio::test]
+async fn merged_checks_leave_demoted_server() {
+    for engine in Engine::ALL {
+        for mode in [Merging::Off, Merging::On] {
+            let [old, new] = [(); 2].map(|()| Server::start(engine));
+            let target = Arc::new(AtomicU16::new(old.port()));
+            let port = relay(target.clone(), Duration::ZERO, |_| false).await;
+            let backend = merging(&format!("redis://127.0.0.1:{port}/")).await.merging(mode);
+            let one = policy("one", 1, HOUR);
+            let of_one = || check(std::slice::from_ref(&one), 1, Purpose::Charge);
+            assert!(backend.check(&of_one()).await.unwrap().is_admitted());
+            // A connection that is new is kept for a moment.
+            sleep(Duration::from_millis(100)).await;
+            Admin::at(&old).query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+            target.store(new.port(), Ordering::SeqCst);
+            // The first check is a call of its own, which is denied and writes nothing.
+            let mut checks = vec![decided(&backend, of_one())];
+            checks.extend((0..10).map(|i| one_unit(&backend, user(&i.to_string()))));
+            let outcomes = outcomes(checks).await;
+            assert!(!outcomes[0].as_ref().unwrap().is_admitted(), "{engine:?} {mode:?}");
+            for outcome in &outcomes[1..] {
+                assert!(outcome.as_ref().unwrap().is_admitted(), "{engine:?} {mode:?}");
+            }
+        }
+    }
 }
 
 /// The call that is open was started before the breaker has opened. So its outcome does not count.
