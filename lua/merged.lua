@@ -72,7 +72,9 @@ while place <= #runs do
     is_decided, admitted, statuses = pcall(decide_run, pair_count, count - exceeded, CONTEXT)
     if not is_decided then
       -- An error fails the checks of this run alone.
-      local text = type(admitted) == 'table' and admitted.err or 'ERR ' .. admitted
+      local text = type(admitted) == 'table' and admitted.err or admitted
+      -- The error of a command begins with a code, except in older servers.
+      if not text:find('^%u+ ') then text = 'ERR ' .. text end
       admitted, statuses = MERGED_ERROR, pack(TEXT_FORMAT, #text) .. text
     end
   end

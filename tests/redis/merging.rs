@@ -29,33 +29,33 @@ use crate::support::{
     server::{Engine, Server},
 };
 
-type Decided = Pin<Box<dyn Future<Output = Result<Decision, BackendError>> + Send>>;
+pub type Decided = Pin<Box<dyn Future<Output = Result<Decision, BackendError>> + Send>>;
 
-fn user(name: &str) -> PartitionKey {
+pub fn user(name: &str) -> PartitionKey {
     PartitionKey::new("user", name)
 }
 
-fn hourly() -> Policy {
+pub fn hourly() -> Policy {
     policy("hourly", 1_000, HOUR)
 }
 
-async fn merging(url: &str) -> RedisBackend {
+pub async fn merging(url: &str) -> RedisBackend {
     RedisBackend::connect(url).await.unwrap().merging(Merging::On)
 }
 
 /// Returns the future of a check of one unit.
-fn one_unit(backend: &RedisBackend, key: PartitionKey) -> Decided {
+pub fn one_unit(backend: &RedisBackend, key: PartitionKey) -> Decided {
     let check = Check::new([Pair::new(key, hourly(), 1)]).unwrap();
     decided(backend, check.with_deadline(Instant::now() + LONG_DEADLINE))
 }
 
-fn decided(backend: &RedisBackend, check: Check) -> Decided {
+pub fn decided(backend: &RedisBackend, check: Check) -> Decided {
     let backend = backend.clone();
     Box::pin(async move { backend.check(&check).await })
 }
 
 /// Polls each future once, in order. On a runtime with one thread, none is complete then.
-async fn start(checks: &mut [Decided]) {
+pub async fn start(checks: &mut [Decided]) {
     for check in checks {
         poll_fn(|context| {
             let _ = check.as_mut().poll(context);
@@ -66,7 +66,7 @@ async fn start(checks: &mut [Decided]) {
 }
 
 /// Returns the outcomes in the order of the checks.
-async fn outcomes(checks: Vec<Decided>) -> Vec<Result<Decision, BackendError>> {
+pub async fn outcomes(checks: Vec<Decided>) -> Vec<Result<Decision, BackendError>> {
     let mut outcomes = Vec::new();
     for check in checks.into_iter().map(tokio::spawn).collect::<Vec<_>>() {
         outcomes.push(check.await.unwrap());
@@ -74,7 +74,7 @@ async fn outcomes(checks: Vec<Decided>) -> Vec<Result<Decision, BackendError>> {
     outcomes
 }
 
-async fn used(server: &Server, key: PartitionKey) -> u32 {
+pub async fn used(server: &Server, key: PartitionKey) -> u32 {
     let direct = limiter(super::rig::backend(server).await, [hourly()]);
     let decision = direct.check(key, 0).await.unwrap();
     hourly().quota() - decision.statuses()[0].remaining()
@@ -85,7 +85,7 @@ fn remaining(outcome: &Result<Decision, BackendError>) -> u32 {
 }
 
 /// Returns the number of script calls since the last `CONFIG RESETSTAT`.
-fn script_calls(admin: &mut Admin) -> u64 {
+pub fn script_calls(admin: &mut Admin) -> u64 {
     admin.calls("evalsha").all + admin.calls("eval").all
 }
 

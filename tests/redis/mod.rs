@@ -28,6 +28,7 @@ mod leases;
 mod lost_reply;
 mod lua_files;
 mod merging;
+mod merging_retries;
 mod outage_events;
 mod record_positions;
 mod reservations;

@@ -47,15 +47,15 @@ fn owner(key: &PartitionKey) -> usize {
     usize::from(slot(key)) * PRIMARIES / 16_384
 }
 
-fn id(node: &Server) -> String {
+pub fn id(node: &Server) -> String {
     cmd("CLUSTER").arg("MYID").query(&mut node.connection()).unwrap()
 }
 
-fn set_slot(node: &Server, slot: u16, to: &[&str]) {
+pub fn set_slot(node: &Server, slot: u16, to: &[&str]) {
     cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(to).exec(&mut node.connection()).unwrap();
 }
 
-fn move_key(from: &Server, to: &Server, key: &str) {
+pub fn move_key(from: &Server, to: &Server, key: &str) {
     let mut command = cmd("MIGRATE");
     command.arg("127.0.0.1").arg(to.port()).arg(key).arg(0).arg(5_000);
     command.exec(&mut from.connection()).unwrap();

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{
     RedisBackend,
     error::unavailable,
-    merge::is_mergeable,
+    merge::{Place, is_mergeable},
     script::{self, Call, Script},
     topology::{Connection, Node, Redirect, ServerState, Topology},
 };
@@ -143,7 +143,9 @@ impl RedisBackend {
         // An overage is charged even after the deadline, and a peek after it does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::Lease);
         let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
-        let slot = if self.topology.needs_slots() { call.slot() } else { 0 };
+        // A single server, too, may show that it is in cluster mode.
+        let needs_slots = self.topology.needs_slots() || self.is_cluster.load(Ordering::Relaxed);
+        let slot = if needs_slots { call.slot() } else { 0 };
         let command = Command::Script(&self.scripts.check, &mut call);
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
@@ -215,7 +217,7 @@ impl RedisBackend {
         operation: Operation<'_>,
         pass: &mut Option<Pass>,
     ) -> Result<Value, BackendError> {
-        let Operation { slot, mut command, deadline, counts_unanswered, wait, mergeable } = operation;
+        let Operation { slot, mut command, deadline, counts_unanswered, wait, mut mergeable } = operation;
         let mut node = match self.topology.connected_owner(slot) {
             Some(node) => node,
             None => Box::pin(self.owner(slot, wait)).await?,
@@ -223,12 +225,11 @@ impl RedisBackend {
         let mut failed: Option<Arc<ServerState>> = None;
         let mut last_error = BackendError::new(Reason::Other);
         for _ in 0..MAX_ATTEMPTS {
-            // A call that has decided other checks has reported its outcome. The retry needs a report of its own.
-            pass.take_if(|pass| pass.is_reported());
-            if let Some(wait) = wait
-                && pass.is_none()
-            {
-                *pass = Some(node.guard().enter(wait.deadline)?);
+            match pass {
+                // A call that has decided other checks has reported its outcome. The retry needs a report of its own.
+                Some(pass) if pass.is_reported() => pass.renew()?,
+                Some(_) => {}
+                None => *pass = wait.map(|wait| node.guard().enter(wait.deadline)).transpose()?,
             }
             let connection = match node.open_connection() {
                 Some(connection) => connection,
@@ -240,10 +241,11 @@ impl RedisBackend {
             if let (Command::Script(_, call), Some(deadline)) = (&mut command, deadline) {
                 call.set_deadline(connection.server().clock.lower_bound_at(deadline));
             }
-            let place = mergeable.and_then(|check| self.merge_place(check, slot, &connection));
-            let merged = match (&place, &mut command, &mut *pass) {
-                (Some(place), Command::Script(_, call), Some(pass)) if place.merges() && !pass.is_probe() => {
-                    Box::pin(place.send(call, pass, self.batch_sender(&connection))).await
+            let place = mergeable.and_then(|_| self.merge_place(slot, &connection));
+            let merges = place.as_ref().is_some_and(Place::merges);
+            let merged = match (mergeable, &mut command, &mut *pass) {
+                (Some(check), Command::Script(_, call), Some(pass)) if merges && !pass.is_probe() => {
+                    Box::pin(self.send_merged(check, slot, call, pass, &connection)).await
                 }
                 _ => None,
             };
@@ -281,6 +283,14 @@ impl RedisBackend {
                     }
                 }
                 (Ok(reply), None) => return Ok(reply),
+                (Err(error), _) if is_merged && is_of_several_keys(&error) => {
+                    // The server has run nothing. It rejects the keys of the call, and not those of each check.
+                    if error.kind() == ServerErrorKind::CrossSlot.into() {
+                        self.is_cluster.store(true, Ordering::Relaxed);
+                    }
+                    mergeable = None;
+                    last_error = unavailable(error);
+                }
                 (Err(error), _) => {
                     let redirect = self.topology.redirect(slot, connection.server(), &error);
                     let Some(redirect) = Box::pin(by_deadline(wait, redirect)).await? else {
@@ -352,5 +362,11 @@ async fn with_patience(
 /// Returns whether a node has answered that another node has the slot.
 fn is_redirect(error: &RedisError) -> bool {
     let kinds = [ServerErrorKind::Moved, ServerErrorKind::Ask, ServerErrorKind::TryAgain];
+    kinds.into_iter().any(|kind| error.kind() == kind.into())
+}
+
+/// Returns whether a server rejects a call because its keys are in several slots, or on several nodes.
+fn is_of_several_keys(error: &RedisError) -> bool {
+    let kinds = [ServerErrorKind::CrossSlot, ServerErrorKind::TryAgain];
     kinds.into_iter().any(|kind| error.kind() == kind.into())
 }

@@ -74,6 +74,10 @@ impl Flight {
                 {
                     report.answered(if replies.has_charged { Answer::Works } else { Answer::Reads });
                 }
+                // The server may have become a replica, which rejects only the checks that write.
+                for error in replies.of_checks.iter().filter_map(|reply| reply.as_ref().err()) {
+                    self.connection.disconnect_after(error);
+                }
                 replies.of_checks
             }
             Ok(None) => to_all((ErrorKind::UnexpectedReturnType, "invalid reply to merged checks").into()),

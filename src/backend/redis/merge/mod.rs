@@ -9,17 +9,16 @@ use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
     io, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use redis::{RedisResult, Value};
 use tokio::runtime::{self, Handle};
 
-use super::{
-    RedisBackend,
-    script::{Call, Scripts},
-    topology::Connection,
-};
+use super::{RedisBackend, script::Call, topology::Connection};
 use crate::{
     check::{Check, Purpose},
     outage::Pass,
@@ -36,6 +35,9 @@ const MAX_CHECKS: usize = 64;
 
 /// The number of checks in flight from which a call for several checks costs less than a call for each.
 const ADAPTIVE_IN_FLIGHT: usize = 8;
+
+/// The number of counters of checks in flight. Two servers or slots may share a counter. Then their checks are merged sooner.
+const COUNTERS: usize = 1_024;
 
 /// Whether checks that start at the same time share a script call; see [`RedisBackend::merging`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -60,9 +62,13 @@ impl RedisBackend {
     /// the reply of another call.
     ///
     /// Checks are merged if they are for the same server, or in a cluster for the same slot, and have the same namespace and tokio
-    /// runtime. Only such checks count as in flight here. Charges are merged with charges, and reservations with reservations.
-    /// Peeks, overages and checks with shadow policies are calls of their own. So are checks of several partition keys in a cluster
-    /// or over your own connection. Over your own connection, checks of the same slot are merged.
+    /// runtime. Charges are merged with charges, and reservations with reservations. Peeks, overages and checks with shadow policies
+    /// are calls of their own. So are checks of several partition keys in a cluster or over your own connection. Over your own
+    /// connection that may lead to a cluster, only checks of the same slot are merged.
+    ///
+    /// A proxy may distribute keys over several servers. If it rejects a call with keys of several slots (CROSSSLOT), the checks of
+    /// this call are sent again, each as a call of its own. From then on, only checks of the same slot are merged. If the proxy
+    /// sends such a call to the server of the first key, use [`Merging::Off`]. Otherwise, keys are counted on several servers.
     ///
     /// The setting applies to this clone of the backend and to the clones of it.
     ///
@@ -80,41 +86,86 @@ impl RedisBackend {
 
 impl RedisBackend {
     /// Counts a check as in flight at a server. Returns `None` if it is not merged, however many others are in flight.
-    pub(super) fn merge_place(&self, check: &Check, slot: u16, connection: &Connection) -> Option<Place<'_>> {
+    pub(super) fn merge_place(&self, slot: u16, connection: &Connection) -> Option<Place<'_>> {
         // The commands of a slot that is being migrated need ASKING.
         let min_in_flight = self.merger.min_in_flight.filter(|_| !connection.is_asking())?;
-        let runtime = Handle::try_current().ok()?.id();
-        let server = Arc::as_ptr(connection.server()).addr();
-        let slot = self.topology.is_cluster().then_some(slot);
-        let (namespace, purpose) = (check.namespace_shared().clone(), check.purpose());
-        let key = GroupKey { server, slot, namespace, purpose, runtime, at_micros: self.injected_micros() };
-        Some(self.merger.enter(key, min_in_flight))
+        let counter = self.merger.groups.counter(address(connection), slot)?;
+        let merges = counter.fetch_add(1, Ordering::Relaxed) + 1 >= min_in_flight;
+        Some(Place { counter, merges })
     }
 
-    /// Returns what a batch needs to send its call.
-    pub(super) fn batch_sender<'a>(&'a self, connection: &'a Connection) -> Sender<'a> {
-        Sender { connection, scripts: &self.scripts, unanswered: &self.unanswered }
+    /// Joins the open batch, or opens one, and waits for the reply to this check. Returns `None` if nothing was sent, because the
+    /// runtime has shut down, or because there is none. Then `call` and the pass are as before. After an error reply, too, `call` is
+    /// as before.
+    pub(super) async fn send_merged(
+        &self,
+        check: &Check,
+        slot: u16,
+        call: &mut Call,
+        pass: &mut Pass,
+        connection: &Connection,
+    ) -> Option<RedisResult<Value>> {
+        let waiter = {
+            let (server, runtime) = (address(connection), Handle::try_current().ok()?.id());
+            let (namespace, purpose) = (check.namespace_shared().clone(), check.purpose());
+            let key =
+                GroupKey { server, slot, namespace, purpose, runtime, at_micros: self.injected_micros() };
+            let groups = &self.merger.groups;
+            let mut open = groups.open();
+            let (batch, is_new) = match open.get(&key) {
+                Some(batch) => (batch.clone(), false),
+                None => (open.entry(key.clone()).or_default().clone(), true),
+            };
+            let (waiter, is_full) = Waiter::join(&batch, mem::take(call), pass);
+            if is_full {
+                open.remove(&key);
+            }
+            drop(open);
+            if is_new {
+                let (connection, scripts, groups) =
+                    (connection.clone(), self.scripts.clone(), groups.clone());
+                tokio::spawn(Flight { batch, groups, key, connection, scripts }.run());
+            }
+            waiter
+        };
+        let Some(outcome) = waiter.outcome(&self.unanswered, pass).await else {
+            let text = "the runtime of a merged call has shut down";
+            return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text).into()));
+        };
+        *call = outcome.call;
+        if let Some(report) = outcome.report {
+            pass.give_report(report);
+        }
+        outcome.reply
     }
+}
+
+/// Returns the address of the state of a server, which the connection keeps alive.
+fn address(connection: &Connection) -> usize {
+    Arc::as_ptr(connection.server()).addr()
 }
 
 /// The checks in flight and the open batches of a backend. Clones share them.
 #[derive(Clone)]
 pub(super) struct Merger {
-    /// The number of checks in flight in a group from which they are merged. `None` if they never are.
+    /// The number of checks in flight from which they are merged. `None` if they never are.
     min_in_flight: Option<usize>,
     groups: Arc<Groups>,
 }
 
-/// The groups with checks in flight.
-#[derive(Default)]
-struct Groups(Mutex<HashMap<GroupKey, Group>>);
+/// The checks in flight by server and slot, and the batches that are not written yet and have room.
+struct Groups {
+    in_flight: Box<[AtomicUsize]>,
+    open: Mutex<HashMap<GroupKey, Arc<Batch>>>,
+}
 
 /// What checks must have in common to share a call.
 #[derive(Clone, PartialEq, Eq)]
 struct GroupKey {
-    /// The server, by the address of its state, which the connections of the group keep alive.
+    /// The server, by the address of its state, which the connection of the batch keeps alive.
     server: usize,
-    slot: Option<u16>,
+    /// 0 if this is not known to be a cluster.
+    slot: u16,
     namespace: Arc<str>,
     purpose: Purpose,
     /// A batch is driven by the runtime of its checks, so that no other runtime can stop them.
@@ -130,26 +181,10 @@ impl Hash for GroupKey {
     }
 }
 
-#[derive(Default)]
-struct Group {
-    in_flight: usize,
-    /// The batch that is not written yet and has room.
-    open: Option<Arc<Batch>>,
-}
-
-/// The place of a check in the count of its group. Dropping it releases the place.
+/// The place of a check in the count of its server and slot. Dropping it releases the place.
 pub(super) struct Place<'a> {
-    groups: &'a Arc<Groups>,
-    key: GroupKey,
+    counter: &'a AtomicUsize,
     merges: bool,
-}
-
-/// What a batch needs to send its call.
-pub(super) struct Sender<'a> {
-    connection: &'a Connection,
-    scripts: &'a Arc<Scripts>,
-    /// The number of checks without a reply.
-    unanswered: &'a AtomicU64,
 }
 
 impl Default for Merger {
@@ -165,17 +200,8 @@ impl Merger {
             Merging::On => Some(2),
             Merging::Adaptive => Some(ADAPTIVE_IN_FLIGHT),
         };
-        Self { min_in_flight, groups: Arc::default() }
-    }
-
-    /// Counts a check as in flight in its group.
-    fn enter(&self, key: GroupKey, min_in_flight: usize) -> Place<'_> {
-        let mut groups = self.groups.lock();
-        let group = groups.entry(key.clone()).or_default();
-        group.in_flight += 1;
-        let merges = group.in_flight >= min_in_flight;
-        drop(groups);
-        Place { groups: &self.groups, key, merges }
+        let in_flight = (0..COUNTERS).map(|_| AtomicUsize::new(0)).collect();
+        Self { min_in_flight, groups: Arc::new(Groups { in_flight, open: Mutex::default() }) }
     }
 }
 
@@ -187,15 +213,23 @@ pub(super) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
 }
 
 impl Groups {
+    /// Returns the counter of the checks in flight at a server, of one slot. An atomic counter costs less than a lock, and most checks
+    /// need no more.
+    fn counter(&self, server: usize, slot: u16) -> Option<&AtomicUsize> {
+        // Addresses are multiples of 16 at least.
+        self.in_flight.get((server >> 4).wrapping_add(slot.into()) % COUNTERS)
+    }
+
     // No code that holds the lock can panic or wait.
-    fn lock(&self) -> MutexGuard<'_, HashMap<GroupKey, Group>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn open(&self) -> MutexGuard<'_, HashMap<GroupKey, Arc<Batch>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the time in which checks may join a batch.
     fn detach(&self, key: &GroupKey, batch: &Arc<Batch>) {
-        if let Some(group) = self.lock().get_mut(key) {
-            group.open.take_if(|open| Arc::ptr_eq(open, batch));
+        let mut open = self.open();
+        if open.get(key).is_some_and(|open| Arc::ptr_eq(open, batch)) {
+            open.remove(key);
         }
     }
 }
@@ -205,56 +239,10 @@ impl Place<'_> {
     pub(super) fn merges(&self) -> bool {
         self.merges
     }
-
-    /// Joins the open batch, or opens one, and waits for the reply to this check. Returns `None` if nothing was sent, because the
-    /// runtime has shut down. Then `call` and the pass are as before. After an error reply, too, `call` is as before.
-    pub(super) async fn send(
-        &self,
-        call: &mut Call,
-        pass: &mut Pass,
-        sender: Sender<'_>,
-    ) -> Option<RedisResult<Value>> {
-        let Sender { connection, scripts, unanswered } = sender;
-        let waiter = {
-            let mut groups = self.groups.lock();
-            // The place keeps the group.
-            let group = groups.get_mut(&self.key)?;
-            let (batch, is_new) = match &group.open {
-                Some(batch) => (batch.clone(), false),
-                None => (group.open.insert(Arc::default()).clone(), true),
-            };
-            let (waiter, is_full) = Waiter::join(&batch, mem::take(call), pass);
-            if is_full {
-                group.open = None;
-            }
-            drop(groups);
-            if is_new {
-                let (connection, scripts) = (connection.clone(), scripts.clone());
-                let (groups, key) = (self.groups.clone(), self.key.clone());
-                tokio::spawn(Flight { batch, groups, key, connection, scripts }.run());
-            }
-            waiter
-        };
-        let Some(outcome) = waiter.outcome(unanswered, pass).await else {
-            let text = "the runtime of a merged call has shut down";
-            return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text).into()));
-        };
-        *call = outcome.call;
-        if let Some(report) = outcome.report {
-            pass.give_report(report);
-        }
-        outcome.reply
-    }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut groups = self.groups.lock();
-        if let Some(group) = groups.get_mut(&self.key) {
-            group.in_flight -= 1;
-            if group.in_flight == 0 {
-                groups.remove(&self.key);
-            }
-        }
+        self.counter.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -79,14 +79,16 @@ impl Merged {
         let check = |index: &usize| checks.get(*index).copied();
         for run in &mut runs {
             run.checks.sort_by_key(|index| check(index).map(Call::deadline));
-            let Some(first) = run.checks.first().and_then(check) else { continue };
-            call.keys.append(&first.keys);
+            // A check whose deadline is exceeded may be sent again, with its generation. Deadlines are in ascending order, so the
+            // generation of the last check is in no other call if a check of the run is decided.
+            let Some(last) = run.checks.last().and_then(check) else { continue };
+            call.keys.append(&last.keys);
             // Each is at most 64.
-            call.pairs.extend([first.keys.len() as u8, run.checks.len() as u8]);
-            call.pairs.extend_from_slice(first.fields());
+            call.pairs.extend([last.keys.len() as u8, run.checks.len() as u8]);
+            call.pairs.extend_from_slice(last.fields());
             let deadlines = run.checks.iter().filter_map(check).map(Call::deadline);
             call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));
-            call.pairs.extend_from_slice(first.generation());
+            call.pairs.extend_from_slice(last.generation());
         }
         Self { call, runs }
     }
@@ -195,4 +197,32 @@ fn add_costs(statuses: &mut [u8], status_size: usize, costs: &[u32]) {
 fn error(text: &[u8]) -> Option<redis::RedisError> {
     let line: Vec<u8> = text.iter().map(|byte| if byte.is_ascii_control() { b' ' } else { *byte }).collect();
     parse_redis_value(&[b"-", &line[..], b"\r\n"].concat()).ok()?.extract_error().err()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        backend::redis::keys::KeyNames,
+        check::{Check, Pair},
+        key::PartitionKey,
+        policy::Policy,
+    };
+
+    /// A check whose deadline is exceeded may be sent again, with its generation. The last one is not, if one is decided.
+    #[test]
+    fn run_takes_generation_of_its_last_check() {
+        let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
+        let check = Check::new([Pair::new(PartitionKey::new("user", "alice"), policy, 1)]).unwrap();
+        let mut calls =
+            [1, 2, 3].map(|generation| Call::check(&check, &KeyNames::default(), generation, None));
+        for (call, deadline) in calls.iter_mut().zip([200, 300, 100]) {
+            call.set_deadline(deadline);
+        }
+        let merged = Merged::new(&calls.each_ref());
+        assert_eq!(merged.runs.iter().map(|run| run.checks.clone()).collect::<Vec<_>>(), [[2, 0, 1]]);
+        assert_eq!(merged.call.generation(), calls[1].generation());
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use redis::{Cmd, RedisResult, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::time::Instant;
 
 use super::{external::ExternalConnection, server::ServerConnection, server_state::ServerState};
@@ -22,6 +22,13 @@ impl Connection {
         match self {
             Self::Server(connection) => connection.send(command, now).await,
             Self::External(connection) => connection.send(command).await,
+        }
+    }
+
+    /// Disconnects if an error in a reply requires a new connection. The caller's own connection decides for itself.
+    pub(crate) fn disconnect_after(&self, error: &RedisError) {
+        if let Self::Server(connection) = self {
+            connection.disconnect_after(error);
         }
     }
 

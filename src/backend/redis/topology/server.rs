@@ -268,13 +268,18 @@ impl ServerConnection {
         let reply = request.await.and_then(extract_error);
         pending.finish(Instant::now());
         if let Err(error) = &reply {
-            // A new connection is kept for a moment; otherwise every check would reconnect.
-            let is_new = self.opened.connected_at.elapsed() < RECONNECT_PAUSE;
-            if error.is_unrecoverable_error() || requires_reconnect(error) && !is_new {
-                self.disconnect();
-            }
+            self.disconnect_after(error);
         }
         reply
+    }
+
+    /// Disconnects if an error shows that the connection is lost, or requires a new connection.
+    pub(super) fn disconnect_after(&self, error: &RedisError) {
+        // A new connection is kept for a moment; otherwise every check would reconnect.
+        let is_new = self.opened.connected_at.elapsed() < RECONNECT_PAUSE;
+        if error.is_unrecoverable_error() || requires_reconnect(error) && !is_new {
+            self.disconnect();
+        }
     }
 
     fn disconnect(&self) {
