@@ -56,6 +56,8 @@ struct Granted {
 
 /// Units that the store has charged, and that this process may grant.
 struct Held {
+    /// As the store knows it. A long key differs from that of the table.
+    key: PartitionKey,
     receipt: Receipt,
     units: u32,
     /// The last instant at which a unit may be granted.
@@ -85,6 +87,8 @@ pub(super) struct Leftover {
 
 /// What the store has answered to one pair of a lease request.
 pub(super) struct Answer<'a> {
+    /// As the store knows it.
+    pub(super) key: &'a PartitionKey,
     pub(super) decision: &'a Decision,
     pub(super) status: &'a Status,
     pub(super) receipt: Receipt,
@@ -210,7 +214,7 @@ impl Entry {
             return None;
         }
         if is_over || self.ends != ends {
-            return Some(self.leftover(receipt, answer.units));
+            return Some(self.leftover(answer.key.clone(), receipt, answer.units));
         }
         let store =
             Reply { at_micros: answer.decision.at_micros(), received: now, status: answer.status.clone() };
@@ -222,7 +226,8 @@ impl Entry {
             return None;
         }
         let old = self.give_back();
-        self.held = Some(Held { receipt, units: answer.units, until, last_grant: now, store });
+        let key = answer.key.clone();
+        self.held = Some(Held { key, receipt, units: answer.units, until, last_grant: now, store });
         old
     }
 
@@ -262,11 +267,11 @@ impl Entry {
 
     fn give_back(&mut self) -> Option<Leftover> {
         let held = self.held.take()?;
-        (held.units > 0).then(|| self.leftover(held.receipt, held.units))
+        (held.units > 0).then(|| self.leftover(held.key, held.receipt, held.units))
     }
 
-    fn leftover(&self, receipt: Receipt, units: u32) -> Leftover {
-        Leftover { key: self.key.clone(), policy: self.policy.clone(), receipt, units }
+    fn leftover(&self, key: PartitionKey, receipt: Receipt, units: u32) -> Leftover {
+        Leftover { key, policy: self.policy.clone(), receipt, units }
     }
 }
 

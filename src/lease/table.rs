@@ -147,12 +147,13 @@ impl Leases {
             };
             match (decision.leases().get(i), decision.receipts().get(i)) {
                 (Some(&units), Some(&receipt)) => {
-                    let answer = Answer { decision, status, receipt, units, sent, received };
+                    let key = &pair.key;
+                    let answer = Answer { key, decision, status, receipt, units, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
                     held.push(entry.units());
-                    let (key, policy) = (&key, &pair.policy);
-                    dues.extend(entry.schedule().map(|at| Due::new(at, hash, key, policy)));
+                    let at = entry.schedule();
+                    dues.extend(at.map(|at| Due::new(at, hash, &entry.key, &pair.policy)));
                 }
                 _ => {
                     entry.cancel();
