@@ -148,14 +148,14 @@ impl Entry {
         Some((status, held.receipt, held.store.at_micros + since))
     }
 
-    /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of the policy,
-    /// and at most a share of the store's remaining quota.
-    pub(super) fn wanted(&mut self, now: Micros) -> u32 {
-        if self.request.is_some() || now < self.paused_until {
+    /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of this policy,
+    /// and at most a share of the store's remaining quota. None under another quota than that of the last use.
+    pub(super) fn wanted(&mut self, policy: &Policy, now: Micros) -> u32 {
+        if self.request.is_some() || now < self.paused_until || policy.quota() != self.policy.quota() {
             return 0;
         }
-        self.granted.add(period(&self.policy, now), 0);
-        let bound = self.policy.lease().map_or(0, |lease| lease.units());
+        self.granted.add(period(policy, now), 0);
+        let bound = policy.lease().map_or(0, |lease| lease.units());
         let held = self.held.as_ref().map_or(0, |held| held.units);
         let rate = self.granted.current.max(self.granted.previous);
         rate.min(self.remaining / SHARE).min(bound.saturating_sub(held))

@@ -277,7 +277,7 @@ impl Shard {
         let mut wanted = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
             let entry = self.find(hash, key, policy)?;
-            let units = entry.wanted(now);
+            let units = entry.wanted(policy, now);
             if units == 0 {
                 return None;
             }
