@@ -149,16 +149,18 @@ impl Entry {
     }
 
     /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of this policy,
-    /// and at most a share of the store's remaining quota. None under another quota than that of the last use.
-    pub(super) fn wanted(&mut self, policy: &Policy, now: Micros) -> u32 {
+    /// and at most a share of the store's remaining quota. `None` if this process would hold no units, or if nothing may be leased: under
+    /// another quota than that of the last use, or after a failure.
+    pub(super) fn wanted(&mut self, policy: &Policy, now: Micros) -> Option<u32> {
         if self.request.is_some() || now < self.paused_until || policy.quota() != self.policy.quota() {
-            return 0;
+            return None;
         }
         self.granted.add(period(policy, now), 0);
         let bound = policy.lease().map_or(0, |lease| lease.units());
-        let held = self.held.as_ref().map_or(0, |held| held.units);
+        let held = self.units();
         let rate = self.granted.current.max(self.granted.previous);
-        rate.min(self.remaining / SHARE).min(bound.saturating_sub(held))
+        let units = rate.min(self.remaining / SHARE).min(bound.saturating_sub(held));
+        (units > 0 || held > 0).then_some(units)
     }
 
     /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.

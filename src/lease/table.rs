@@ -36,7 +36,7 @@ pub(super) type OfPairs<T> = SmallVec<[T; MAX_PAIRS]>;
 
 /// The units to lease in a request.
 pub(super) struct Request {
-    /// The units for each pair, at least one.
+    /// The units for each pair. Zero for a pair whose lease is large enough.
     pub(super) units: OfPairs<u32>,
     /// For each pair, the number of times that its lease was ended before the request.
     ends: OfPairs<u64>,
@@ -276,12 +276,10 @@ impl Shard {
     ) -> Option<Request> {
         let mut wanted = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
-            let entry = self.find(hash, key, policy)?;
-            let units = entry.wanted(policy, now);
-            if units == 0 {
-                return None;
-            }
-            wanted.push(units);
+            wanted.push(self.find(hash, key, policy)?.wanted(policy, now)?);
+        }
+        if wanted.iter().all(|units| *units == 0) {
+            return None;
         }
         let mut ends = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {

@@ -2,8 +2,8 @@
 
 use tokio::time::advance;
 use tower_sliding_window::{
-    ConfigError, Limiter, MemoryBackend, Policy, Wait,
-    backend::{Backend, BackendError, Check, Pair, Purpose},
+    ConfigError, Limiter, MemoryBackend, Policy, Status, Wait,
+    backend::{Backend, BackendError, Check, Pair, Purpose, Receipt},
     policy::Lease,
     settle::Settled,
 };
@@ -202,4 +202,21 @@ fn lease_needs_units_and_sliding_buckets() {
     assert_eq!(text(policy.clone().with_algorithm(log().algorithm())), error(7));
     assert_eq!(policy.clone().hidden().headroom(20).unwrap().lease(), Some(Lease::up_to(7)));
     assert_eq!(policy, buckets(10, SECOND, PRECISION));
+}
+
+#[tokio::test(start_paused = true)]
+async fn full_lease_does_not_block_that_of_other_policy() {
+    let store = Store::new();
+    let short = Policy::new("short", 10_000, SECOND).unwrap();
+    let short = short.with_algorithm(buckets(1, SECOND, PRECISION).algorithm()).unwrap();
+    let long = buckets(10_000, 60 * SECOND, 10 * SECOND).leased(Lease::up_to(8)).unwrap();
+    let limiter = Limiter::builder(store.clone()).policy(long).policy(short.leased(Lease::up_to(8)).unwrap());
+    let limiter = limiter.build().unwrap();
+    // Both policies hold eight units.
+    while store.take_asked() != [(Purpose::Lease, 8)] {
+        check(&limiter).await;
+    }
+    // The short bucket ends, and the other lease is full.
+    next_bucket(&store).await;
+    assert_eq!(checks(&limiter, 9).await, 8);
 }
