@@ -186,3 +186,28 @@ async fn changed_bound_limits_next_lease() {
     }
     assert_eq!(store.take_asked(), [(Purpose::Lease, 2); 3]);
 }
+
+#[tokio::test(start_paused = true)]
+async fn drain_returns_leases_of_many_keys() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).settlement_queue(1).build().unwrap();
+    let key = |i: u32| PartitionKey::new("user", i.to_string());
+    for i in 0..100 {
+        for _ in 0..2 {
+            limiter.check(key(i), 1).await.unwrap();
+        }
+    }
+    limiter.drain().await;
+    let stats = limiter.stats();
+    assert_eq!((stats.leased_units, stats.leased_units_returned, stats.leased_units_lost), (100, 100, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn returned_units_leave_room_for_settlements() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).settlement_queue(1).build().unwrap();
+    let reservation = limiter.reserve(PartitionKey::new("user", "bob"), 1).await.unwrap();
+    checks(&limiter, 2).await;
+    let (_, settled) = tokio::join!(limiter.drain(), async { reservation.settle(0).await });
+    assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
+}
