@@ -187,21 +187,20 @@ impl Entry {
         }
     }
 
-    /// Ends a lease request without a valid answer.
-    pub(super) fn fail(&mut self, now: Micros) {
-        self.request = None;
+    /// Ends a lease request. Dropping the returned value wakes the checks that wait for it.
+    #[must_use]
+    pub(super) fn end_request(&mut self) -> Option<watch::Sender<()>> {
+        self.request.take()
+    }
+
+    /// Leases nothing for a while, after a lease request without a valid answer.
+    pub(super) fn pause(&mut self, now: Micros) {
         self.paused_until = now + PAUSE;
     }
 
-    /// Ends a lease request that was not sent.
-    pub(super) fn cancel(&mut self) {
-        self.request = None;
-    }
-
-    /// Ends a lease request with the answer of the store. Begins a lease, unless the lease was ended since the request, or the bucket
+    /// Applies the answer of the store to a lease request. Begins a lease, unless the lease was ended since the request, or the bucket
     /// has ended. Returns units to return, if there are any.
     pub(super) fn answer(&mut self, answer: &Answer<'_>, ends: u64) -> Option<Leftover> {
-        self.request = None;
         let (now, receipt) = (answer.received, answer.receipt);
         self.learn(answer.status, true, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);

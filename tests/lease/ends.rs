@@ -188,6 +188,18 @@ async fn changed_bound_limits_next_lease() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn drain_returns_lease_that_is_requested() {
+    let store = Store::new().with_latency(MILLISECOND, 4 * MILLISECOND);
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 1).await;
+    // The caller is gone, and its lease request is in flight.
+    assert!(timeout(2 * MILLISECOND, check(&limiter)).await.is_err());
+    limiter.drain().await;
+    let stats = limiter.stats();
+    assert_eq!((stats.leased_units, stats.leased_units_returned), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn drain_returns_leases_of_many_keys() {
     let store = Store::new();
     let limiter = builder(&store, leased(1_000, 50)).settlement_queue(1).build().unwrap();
