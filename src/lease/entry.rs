@@ -145,7 +145,7 @@ impl Entry {
         self.granted.add(period(&self.policy, now), pair.cost);
         let since = now.saturating_sub(held.store.received);
         let status = held.store.status_after(pair, held.units, since);
-        Some((status, held.receipt, held.store.at_micros + since))
+        Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
     }
 
     /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of this policy,
@@ -256,7 +256,7 @@ impl Entry {
     /// Returns the end of the bucket, or when the lease may be idle. `None` without a lease.
     fn due(&self) -> Option<Micros> {
         let held = self.held.as_ref()?;
-        Some((held.until + 1).min(held.last_grant + IDLE))
+        Some(held.until.saturating_add(1).min(held.last_grant + IDLE))
     }
 
     /// Ends the lease, and every lease that was requested before. Returns its units.
@@ -319,5 +319,5 @@ fn precision(policy: &Policy) -> Micros {
 /// script ran at `at`, and the bucket ends at `end` of the server's clock. The clocks may drift apart.
 fn last_grant(sent: Micros, at: u64, end: u64) -> Micros {
     let left = end.saturating_sub(at);
-    (sent + left - left.div_ceil(DRIFT)).saturating_sub(1)
+    sent.saturating_add(left - left.div_ceil(DRIFT)).saturating_sub(1)
 }

@@ -151,7 +151,7 @@ impl Leases {
             };
             _ended.extend(entry.end_request());
             match (decision.leases().get(i), decision.receipts().get(i)) {
-                (Some(&units), Some(&receipt)) => {
+                (Some(&units), Some(&receipt)) if is_admitted => {
                     let key = &pair.key;
                     let answer = Answer { key, decision, status, receipt, units, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
@@ -164,7 +164,9 @@ impl Leases {
             }
         }
         drop(shard);
-        self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
+        if is_admitted {
+            self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
+        }
         self.return_units(leftovers);
         Some(Learned { held, dues })
     }

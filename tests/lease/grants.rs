@@ -220,3 +220,69 @@ async fn full_lease_does_not_block_that_of_other_policy() {
     next_bucket(&store).await;
     assert_eq!(checks(&limiter, 9).await, 8);
 }
+
+/// A store with other decisions than the contract permits.
+struct Altered(Store, fn(tower_sliding_window::Decision) -> tower_sliding_window::Decision);
+
+impl Backend for Altered {
+    async fn check(&self, check: &Check) -> Result<tower_sliding_window::Decision, BackendError> {
+        self.0.check(check).await.map(self.1)
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+
+    fn grants_leases(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn instants_out_of_range_do_not_panic() {
+    for at_micros in [0, u64::MAX] {
+        let alter = match at_micros {
+            0 => |decision| altered(decision, 0, u64::MAX),
+            _ => |decision| altered(decision, u64::MAX, u64::MAX),
+        };
+        let limiter =
+            Limiter::builder(Altered(Store::new(), alter)).policy(leased(1_000, 50)).build().unwrap();
+        for _ in 0..10 {
+            advance(MILLISECOND).await;
+            assert!(check(&limiter).await.is_admitted());
+        }
+        advance(SECOND).await;
+    }
+}
+
+fn altered(
+    decision: tower_sliding_window::Decision,
+    at_micros: u64,
+    end: u64,
+) -> tower_sliding_window::Decision {
+    let receipts: Vec<Receipt> =
+        decision.receipts().iter().map(|receipt| Receipt { at_micros: end, ..*receipt }).collect();
+    let leases = vec![1; receipts.len()];
+    tower_sliding_window::Decision::with_leases(at_micros, decision.statuses(), receipts, leases)
+}
+
+#[tokio::test(start_paused = true)]
+async fn denial_with_units_grants_nothing() {
+    let deny = |decision: tower_sliding_window::Decision| {
+        let (at, retry_after) = (decision.at_micros(), Wait::For(SECOND));
+        let deny = |status: &Status| {
+            let pair = Pair::new(alice(), status.policy().clone(), 1);
+            Status::new(&pair, status.remaining(), retry_after, SECOND, SECOND)
+        };
+        if decision.receipts().is_empty() {
+            return decision;
+        }
+        let statuses: Vec<Status> = decision.statuses().iter().map(deny).collect();
+        tower_sliding_window::Decision::with_leases(at, statuses, decision.receipts(), [1])
+    };
+    let limiter = Limiter::builder(Altered(Store::new(), deny)).policy(leased(1_000, 50)).build().unwrap();
+    check(&limiter).await;
+    assert!(!check(&limiter).await.is_admitted());
+    assert!(!check(&limiter).await.is_leased());
+    assert_eq!(limiter.stats().leased_units, 0);
+}
