@@ -25,6 +25,7 @@ pub struct Load {
     /// The checks per second of all processes, at random instants.
     pub per_second: u64,
     pub quota: u32,
+    pub precision: Duration,
     pub duration: Duration,
     /// 0 without leases.
     pub up_to: u32,
@@ -53,11 +54,11 @@ impl Run {
         let start = unix_micros() + 1_500_000;
         let children: Vec<_> = (0..load.processes)
             .map(|number| {
-                let Load { processes, in_flight, per_second, quota, duration, up_to } = load;
-                let seconds = duration.as_secs();
+                let Load { processes, in_flight, per_second, quota, precision, duration, up_to } = load;
+                let (precision, seconds) = (precision.as_millis(), duration.as_secs());
                 let url = server.url();
                 let load = format!(
-                    "{url} {start} {number} {processes} {in_flight} {per_second} {quota} {seconds} {up_to}"
+                    "{url} {start} {number} {processes} {in_flight} {per_second} {quota} {precision} {seconds} {up_to}"
                 );
                 let mut command = Command::new(env::current_exe().unwrap());
                 command.env(CHILD, load).stdout(Stdio::piped()).spawn().expect("a process")
@@ -128,12 +129,13 @@ async fn ask(load: &str) -> String {
     let mut fields = load.split(' ');
     let url = fields.next().unwrap();
     let numbers: Vec<u64> = fields.map(|field| field.parse().unwrap()).collect();
-    let [start, number, processes, in_flight, per_second, quota, seconds, up_to] = numbers[..] else {
+    let [start, number, processes, in_flight, per_second, quota, precision, seconds, up_to] = numbers[..]
+    else {
         panic!("{load}")
     };
     // Each run has a key of its own.
     let key = PartitionKey::new("tenant", start.to_string());
-    let precision = Duration::from_millis(10);
+    let precision = Duration::from_millis(precision);
     let policy = Policy::new("hot", quota as u32, Duration::from_secs(1)).unwrap();
     let policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision }).unwrap();
     let policy = if up_to > 0 { policy.leased(Lease::up_to(up_to as u32)).unwrap() } else { policy };

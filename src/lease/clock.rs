@@ -29,7 +29,8 @@ impl LocalClock {
     }
 
     fn with(suspended: Suspended) -> Self {
-        let counted = AtomicU64::new(suspended());
+        // As below: a pause at the start must not hide suspended time.
+        let counted = AtomicU64::new(suspended().min(suspended()).min(suspended()));
         Self { start: Instant::now(), suspended, counted }
     }
 
@@ -102,11 +103,36 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn pause_between_readings_is_not_suspended_time() {
-        let readings = AtomicU64::new(0);
-        // The second reading is interrupted for 10 ms.
-        let interrupted = move || if readings.fetch_add(1, Ordering::SeqCst) == 1 { 10_000 } else { 7 };
-        let clock = LocalClock::with(Box::new(interrupted));
+        let (readings, is_interrupted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let reading = {
+            let (readings, is_interrupted) = (readings.clone(), is_interrupted.clone());
+            // The reading of this number is interrupted for 10 ms.
+            move || {
+                let number = readings.fetch_add(1, Ordering::SeqCst);
+                if number == is_interrupted.load(Ordering::SeqCst) { 10_000 } else { 7 }
+            }
+        };
+        is_interrupted.store(u64::MAX, Ordering::SeqCst);
+        let clock = LocalClock::with(Box::new(reading));
+        is_interrupted.store(readings.load(Ordering::SeqCst), Ordering::SeqCst);
         assert_eq!((clock.now(), clock.now()), (7, 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pause_at_start_hides_no_suspended_time() {
+        let (suspended, readings) = (Arc::new(AtomicU64::new(0)), AtomicU64::new(0));
+        let reading = {
+            let suspended = suspended.clone();
+            // The first reading is interrupted for 50 ms.
+            move || {
+                let pause = if readings.fetch_add(1, Ordering::SeqCst) == 0 { 50_000 } else { 0 };
+                suspended.load(Ordering::SeqCst) + pause
+            }
+        };
+        let clock = LocalClock::with(Box::new(reading));
+        let start = clock.now();
+        suspended.store(40_000, Ordering::SeqCst);
+        assert_eq!(clock.now() - start, 40_000);
     }
 
     /// The clock of the operating system never goes back, and it stands still while that of tokio is paused.

@@ -98,7 +98,7 @@ impl Dues {
         }
     }
 
-    /// Records that the task has ended with its runtime. The next lease starts another one.
+    /// Records that no task runs: it has ended with its runtime, or there is no runtime. The next lease starts one.
     pub(super) fn abandon(&self) {
         self.state().is_running = false;
     }

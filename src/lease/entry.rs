@@ -56,6 +56,8 @@ struct Granted {
 
 /// Units that the store has charged, and that this process may grant.
 struct Held {
+    /// As the store knows it. A long key differs from that of the table.
+    key: PartitionKey,
     receipt: Receipt,
     units: u32,
     /// The last instant at which a unit may be granted.
@@ -85,6 +87,8 @@ pub(super) struct Leftover {
 
 /// What the store has answered to one pair of a lease request.
 pub(super) struct Answer<'a> {
+    /// As the store knows it.
+    pub(super) key: &'a PartitionKey,
     pub(super) decision: &'a Decision,
     pub(super) status: &'a Status,
     pub(super) receipt: Receipt,
@@ -141,20 +145,22 @@ impl Entry {
         self.granted.add(period(&self.policy, now), pair.cost);
         let since = now.saturating_sub(held.store.received);
         let status = held.store.status_after(pair, held.units, since);
-        Some((status, held.receipt, held.store.at_micros + since))
+        Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
     }
 
-    /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of the policy,
-    /// and at most a share of the store's remaining quota.
-    pub(super) fn wanted(&mut self, now: Micros) -> u32 {
-        if self.request.is_some() || now < self.paused_until {
-            return 0;
+    /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of this policy,
+    /// and at most a share of the store's remaining quota. `None` if this process would hold no units, or if nothing may be leased: under
+    /// another quota than that of the last use, or after a failure.
+    pub(super) fn wanted(&mut self, policy: &Policy, now: Micros) -> Option<u32> {
+        if self.request.is_some() || now < self.paused_until || policy.quota() != self.policy.quota() {
+            return None;
         }
-        self.granted.add(period(&self.policy, now), 0);
-        let bound = self.policy.lease().map_or(0, |lease| lease.units());
-        let held = self.held.as_ref().map_or(0, |held| held.units);
+        self.granted.add(period(policy, now), 0);
+        let bound = policy.lease().map_or(0, |lease| lease.units());
+        let held = self.units();
         let rate = self.granted.current.max(self.granted.previous);
-        rate.min(self.remaining / SHARE).min(bound.saturating_sub(held))
+        let units = rate.min(self.remaining / SHARE).min(bound.saturating_sub(held));
+        (units > 0 || held > 0).then_some(units)
     }
 
     /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
@@ -181,21 +187,20 @@ impl Entry {
         }
     }
 
-    /// Ends a lease request without a valid answer.
-    pub(super) fn fail(&mut self, now: Micros) {
-        self.request = None;
+    /// Ends a lease request. Dropping the returned value wakes the checks that wait for it.
+    #[must_use]
+    pub(super) fn end_request(&mut self) -> Option<watch::Sender<()>> {
+        self.request.take()
+    }
+
+    /// Leases nothing for a while, after a lease request without a valid answer.
+    pub(super) fn pause(&mut self, now: Micros) {
         self.paused_until = now + PAUSE;
     }
 
-    /// Ends a lease request that was not sent.
-    pub(super) fn cancel(&mut self) {
-        self.request = None;
-    }
-
-    /// Ends a lease request with the answer of the store. Begins a lease, unless the lease was ended since the request, or the bucket
+    /// Applies the answer of the store to a lease request. Begins a lease, unless the lease was ended since the request, or the bucket
     /// has ended. Returns units to return, if there are any.
     pub(super) fn answer(&mut self, answer: &Answer<'_>, ends: u64) -> Option<Leftover> {
-        self.request = None;
         let (now, receipt) = (answer.received, answer.receipt);
         self.learn(answer.status, true, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
@@ -210,7 +215,7 @@ impl Entry {
             return None;
         }
         if is_over || self.ends != ends {
-            return Some(self.leftover(receipt, answer.units));
+            return Some(self.leftover(answer.key.clone(), receipt, answer.units));
         }
         let store =
             Reply { at_micros: answer.decision.at_micros(), received: now, status: answer.status.clone() };
@@ -222,7 +227,8 @@ impl Entry {
             return None;
         }
         let old = self.give_back();
-        self.held = Some(Held { receipt, units: answer.units, until, last_grant: now, store });
+        let key = answer.key.clone();
+        self.held = Some(Held { key, receipt, units: answer.units, until, last_grant: now, store });
         old
     }
 
@@ -250,7 +256,7 @@ impl Entry {
     /// Returns the end of the bucket, or when the lease may be idle. `None` without a lease.
     fn due(&self) -> Option<Micros> {
         let held = self.held.as_ref()?;
-        Some((held.until + 1).min(held.last_grant + IDLE))
+        Some(held.until.saturating_add(1).min(held.last_grant + IDLE))
     }
 
     /// Ends the lease, and every lease that was requested before. Returns its units.
@@ -262,11 +268,11 @@ impl Entry {
 
     fn give_back(&mut self) -> Option<Leftover> {
         let held = self.held.take()?;
-        (held.units > 0).then(|| self.leftover(held.receipt, held.units))
+        (held.units > 0).then(|| self.leftover(held.key, held.receipt, held.units))
     }
 
-    fn leftover(&self, receipt: Receipt, units: u32) -> Leftover {
-        Leftover { key: self.key.clone(), policy: self.policy.clone(), receipt, units }
+    fn leftover(&self, key: PartitionKey, receipt: Receipt, units: u32) -> Leftover {
+        Leftover { key, policy: self.policy.clone(), receipt, units }
     }
 }
 
@@ -313,5 +319,5 @@ fn precision(policy: &Policy) -> Micros {
 /// script ran at `at`, and the bucket ends at `end` of the server's clock. The clocks may drift apart.
 fn last_grant(sent: Micros, at: u64, end: u64) -> Micros {
     let left = end.saturating_sub(at);
-    (sent + left - left.div_ceil(DRIFT)).saturating_sub(1)
+    sent.saturating_add(left - left.div_ceil(DRIFT)).saturating_sub(1)
 }

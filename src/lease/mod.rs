@@ -30,7 +30,7 @@ mod tests {
         time::Duration,
     };
 
-    use super::{Leases, Lookup, clock::LocalClock};
+    use super::{Leases, Lookup, clock::LocalClock, due::Due, returns};
     use crate::{
         backend::MemoryBackend,
         check::{Check, Namespace, Pair, Purpose, Receipt},
@@ -97,6 +97,22 @@ mod tests {
         suspended.fetch_add(100_000, Ordering::SeqCst);
         assert!(!is_leased(&leases, &check).await);
     }
+
+    #[test]
+    fn lease_outside_runtime_is_returned_by_next_task() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        let due = || Due::new(0, 7, &check.pairs()[0].key, &check.pairs()[0].policy);
+        returns::schedule(&leases, due());
+        assert_eq!(leases.dues.len(), 1);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            returns::schedule(&leases, due());
+            tokio::task::yield_now().await;
+        });
+        assert_eq!(leases.dues.len(), 0);
+    }
+
     /// The pair is leased all the time.
     #[tokio::test(start_paused = true)]
     async fn pair_is_scheduled_once() {

@@ -15,11 +15,14 @@ struct Task {
     has_ended: bool,
 }
 
-/// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it.
+/// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it, or the next task.
 pub(super) fn schedule(leases: &Arc<Leases>, due: Due) {
-    let Ok(runtime) = Handle::try_current() else { return };
-    if leases.dues.add(due) {
-        runtime.spawn(Task { leases: leases.clone(), has_ended: false }.run());
+    if !leases.dues.add(due) {
+        return;
+    }
+    match Handle::try_current() {
+        Ok(runtime) => drop(runtime.spawn(Task { leases: leases.clone(), has_ended: false }.run())),
+        Err(_) => leases.dues.abandon(),
     }
 }
 

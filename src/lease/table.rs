@@ -3,11 +3,12 @@
 use std::{
     hash::{BuildHasher, RandomState},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch, time::Instant};
 
 use super::{
     Micros,
@@ -20,6 +21,7 @@ use crate::{
     decision::Decision,
     key::PartitionKey,
     observe::{LeasedUnits, LimiterEvents},
+    outage::until,
     policy::Policy,
     settle::Queue,
 };
@@ -36,7 +38,7 @@ pub(super) type OfPairs<T> = SmallVec<[T; MAX_PAIRS]>;
 
 /// The units to lease in a request.
 pub(super) struct Request {
-    /// The units for each pair, at least one.
+    /// The units for each pair. Zero for a pair whose lease is large enough.
     pub(super) units: OfPairs<u32>,
     /// For each pair, the number of times that its lease was ended before the request.
     ends: OfPairs<u64>,
@@ -138,6 +140,8 @@ impl Leases {
         let (hash, key) = self.place(check).filter(|_| !decision.is_cached())?;
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
         let (mut leftovers, mut held, mut dues) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
+        // Those who wait for the request are woken last, when the units are granted or queued.
+        let mut _ended = OfPairs::new();
         let mut shard = self.shard(hash);
         for (i, (pair, status)) in check.pairs().iter().zip(decision.statuses()).enumerate() {
             let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
@@ -145,23 +149,24 @@ impl Leases {
                 entry.learn(status, is_admitted, received);
                 continue;
             };
+            _ended.extend(entry.end_request());
             match (decision.leases().get(i), decision.receipts().get(i)) {
-                (Some(&units), Some(&receipt)) => {
-                    let answer = Answer { decision, status, receipt, units, sent, received };
+                (Some(&units), Some(&receipt)) if is_admitted => {
+                    let key = &pair.key;
+                    let answer = Answer { key, decision, status, receipt, units, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
                     held.push(entry.units());
-                    let (key, policy) = (&key, &pair.policy);
-                    dues.extend(entry.schedule().map(|at| Due::new(at, hash, key, policy)));
+                    let at = entry.schedule();
+                    dues.extend(at.map(|at| Due::new(at, hash, &entry.key, &pair.policy)));
                 }
-                _ => {
-                    entry.cancel();
-                    entry.learn(status, false, received);
-                }
+                _ => entry.learn(status, false, received),
             }
         }
         drop(shard);
-        self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
+        if is_admitted {
+            self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
+        }
         self.return_units(leftovers);
         Some(Learned { held, dues })
     }
@@ -173,7 +178,10 @@ impl Leases {
         let mut shard = self.shard(hash);
         for pair in check.pairs() {
             let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
-            if is_sent { entry.fail(now) } else { entry.cancel() }
+            drop(entry.end_request());
+            if is_sent {
+                entry.pause(now);
+            }
         }
     }
 
@@ -184,14 +192,25 @@ impl Leases {
         ending
     }
 
-    /// Ends all leases.
-    pub(crate) fn end_all(&self) {
-        let mut leftovers = Vec::new();
+    /// Ends all leases. Waits for the lease requests in flight, at most this long, so that their units are queued.
+    pub(crate) async fn drain(&self, at_most: Duration) {
+        let (mut leftovers, mut requests) = (Vec::new(), Vec::new());
         for shard in &self.shards {
-            let mut shard = lock(shard);
-            leftovers.extend(shard.entries.iter_mut().filter_map(Entry::end));
+            for entry in &mut lock(shard).entries {
+                requests.extend(entry.request_in_flight());
+                leftovers.extend(entry.end());
+            }
         }
         self.return_units(leftovers);
+        // Outside a runtime, a lease request runs only while its caller polls it.
+        if Handle::try_current().is_err() {
+            return;
+        }
+        let end = Instant::now() + at_most;
+        for mut request in requests {
+            // An error means that the request has ended.
+            let _ = until(end, request.changed()).await;
+        }
     }
 
     /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
@@ -275,12 +294,10 @@ impl Shard {
     ) -> Option<Request> {
         let mut wanted = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
-            let entry = self.find(hash, key, policy)?;
-            let units = entry.wanted(now);
-            if units == 0 {
-                return None;
-            }
-            wanted.push(units);
+            wanted.push(self.find(hash, key, policy)?.wanted(policy, now)?);
+        }
+        if wanted.iter().all(|units| *units == 0) {
+            return None;
         }
         let mut ends = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {

@@ -343,10 +343,10 @@ impl Limiter {
     /// of a process, after the last response. Each settlement takes at most two deadlines, and each rollback at most a deadline and six
     /// seconds. A rollback whose runtime does not run is then counted as lost.
     ///
-    /// Ends all [leases](crate::Policy::leased) and returns their units first.
+    /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline.
     pub async fn drain(&self) {
         if let Some(leases) = &self.0.leases {
-            leases.end_all();
+            leases.drain(self.0.settings.deadline).await;
         }
         self.0.queue.drain().await;
         self.0.engine.clone().finish().await;

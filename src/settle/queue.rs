@@ -27,6 +27,9 @@ use crate::{
     observe::{LeasedUnits, LimiterEvents},
 };
 
+/// The largest number of waiting returns: as many as pairs can be leased.
+const MAX_RETURNS: usize = 1 << 16;
+
 /// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
 pub(crate) struct Queue {
     engine: Arc<dyn Engine>,
@@ -47,7 +50,9 @@ pub(crate) struct Queue {
 
 #[derive(Default)]
 struct Waiting {
-    jobs: VecDeque<Job>,
+    settlements: VecDeque<Job>,
+    /// The returns of leased units. Many leases end at one instant, and must not take the places of settlements.
+    returns: VecDeque<Job>,
     /// The number of workers that run or are about to. While there are jobs, there is at least one.
     workers: usize,
 }
@@ -161,11 +166,15 @@ impl Queue {
             return job.end(Err(failed("a settlement that waits needs a tokio runtime")));
         };
         let mut waiting = self.waiting();
-        if waiting.jobs.len() >= self.bound {
+        let (jobs, bound) = match job.confirmation {
+            Some(Confirmation::Returned(_)) => (&mut waiting.returns, MAX_RETURNS),
+            _ => (&mut waiting.settlements, self.bound),
+        };
+        if jobs.len() >= bound {
             drop(waiting);
             return job.end(Err(BackendError::new(Reason::Full)));
         }
-        waiting.jobs.push_back(job);
+        jobs.push_back(job);
         let worker = (waiting.workers < self.max_workers).then(|| {
             waiting.workers += 1;
             Worker { queue: self.clone(), has_retired: false }
@@ -213,7 +222,7 @@ impl Worker {
     /// Takes the next settlement. If there is none, the worker retires under the same lock.
     fn next(&mut self) -> Option<Job> {
         let mut waiting = self.queue.waiting();
-        let job = waiting.jobs.pop_front();
+        let job = waiting.settlements.pop_front().or_else(|| waiting.returns.pop_front());
         if job.is_none() {
             waiting.workers -= 1;
             self.has_retired = true;
@@ -228,7 +237,11 @@ impl Drop for Worker {
             let mut waiting = self.queue.waiting();
             waiting.workers -= 1;
             // The runtime has ended. Without a worker, the waiting settlements are lost, and counted.
-            let left = if waiting.workers == 0 { std::mem::take(&mut waiting.jobs) } else { VecDeque::new() };
+            let mut left = VecDeque::new();
+            if waiting.workers == 0 {
+                left.append(&mut waiting.settlements);
+                left.append(&mut waiting.returns);
+            }
             drop(waiting);
             drop(left);
         }

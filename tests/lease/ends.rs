@@ -2,12 +2,17 @@
 
 use std::time::Duration;
 
-use tokio::time::{advance, sleep};
-use tower_sliding_window::{Policy, backend::Pair};
+use tokio::time::{advance, sleep, timeout};
+use tower_sliding_window::{
+    PartitionKey, Policy,
+    backend::{Pair, Purpose},
+    settle::Settled,
+};
 
 use super::store::Store;
 use super::{
-    MILLISECOND, PRECISION, SECOND, alice, buckets, check, checks, leased, limiter, next_bucket, remaining,
+    MILLISECOND, PRECISION, SECOND, alice, buckets, builder, check, checks, leased, limiter, next_bucket,
+    remaining,
 };
 
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -148,4 +153,73 @@ async fn changed_quota_ends_lease_at_once() {
     assert!(limiter.check_pairs(of(&lower)).unwrap().await.unwrap().is_admitted());
     assert!(!limiter.check_pairs(of(&lower)).unwrap().await.unwrap().is_admitted());
     assert!(PRECISION > 4 * MILLISECOND, "all of this is in one bucket");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lower_quota_rejects_lease_of_higher_quota() {
+    let store = Store::new();
+    let [first, second] = [(); 2].map(|()| limiter(&store, leased(1_000, 50)));
+    let (high, low) = (leased(1_000, 50), leased(40, 50));
+    let of = |policy: &Policy, cost| [Pair::new(alice(), policy.clone(), cost)];
+    checks(&first, 8).await;
+    assert_eq!(checks(&first, 2).await, 2);
+    // This check begins, and asks the store after the quota is lower and another process has used some of it.
+    let earlier = first.check_pairs(of(&high, 50)).unwrap();
+    assert!(first.check_pairs(of(&low, 1)).unwrap().await.unwrap().is_admitted());
+    sleep(2 * MILLISECOND).await;
+    let left = first.peek_pairs(of(&low, 0)).unwrap().await.unwrap().statuses()[0].remaining();
+    second.check_pairs(of(&low, left)).unwrap().await.unwrap();
+    assert!(earlier.await.unwrap().is_admitted());
+    assert!(!first.check_pairs(of(&low, 1)).unwrap().await.unwrap().is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_bound_limits_next_lease() {
+    let store = Store::new();
+    let limiter = limiter(&store, leased(10_000, 50));
+    checks(&limiter, 200).await;
+    next_bucket(&store).await;
+    store.take_asked();
+    let lower = || [Pair::new(alice(), leased(10_000, 2), 1)];
+    for _ in 0..9 {
+        assert!(limiter.check_pairs(lower()).unwrap().await.unwrap().is_admitted());
+    }
+    assert_eq!(store.take_asked(), [(Purpose::Lease, 2); 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_returns_lease_that_is_requested() {
+    let store = Store::new().with_latency(MILLISECOND, 4 * MILLISECOND);
+    let limiter = limiter(&store, leased(1_000, 50));
+    checks(&limiter, 1).await;
+    // The caller is gone, and its lease request is in flight.
+    assert!(timeout(2 * MILLISECOND, check(&limiter)).await.is_err());
+    limiter.drain().await;
+    let stats = limiter.stats();
+    assert_eq!((stats.leased_units, stats.leased_units_returned), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_returns_leases_of_many_keys() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).settlement_queue(1).build().unwrap();
+    let key = |i: u32| PartitionKey::new("user", i.to_string());
+    for i in 0..100 {
+        for _ in 0..2 {
+            limiter.check(key(i), 1).await.unwrap();
+        }
+    }
+    limiter.drain().await;
+    let stats = limiter.stats();
+    assert_eq!((stats.leased_units, stats.leased_units_returned, stats.leased_units_lost), (100, 100, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn returned_units_leave_room_for_settlements() {
+    let store = Store::new();
+    let limiter = builder(&store, leased(1_000, 50)).settlement_queue(1).build().unwrap();
+    let reservation = limiter.reserve(PartitionKey::new("user", "bob"), 1).await.unwrap();
+    checks(&limiter, 2).await;
+    let (_, settled) = tokio::join!(limiter.drain(), async { reservation.settle(0).await });
+    assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
 }

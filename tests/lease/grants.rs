@@ -2,8 +2,8 @@
 
 use tokio::time::advance;
 use tower_sliding_window::{
-    ConfigError, Limiter, MemoryBackend, Policy, Wait,
-    backend::{Backend, BackendError, Check, Pair, Purpose},
+    ConfigError, Limiter, MemoryBackend, Policy, Status, Wait,
+    backend::{Backend, BackendError, Check, Pair, Purpose, Receipt},
     policy::Lease,
     settle::Settled,
 };
@@ -202,4 +202,87 @@ fn lease_needs_units_and_sliding_buckets() {
     assert_eq!(text(policy.clone().with_algorithm(log().algorithm())), error(7));
     assert_eq!(policy.clone().hidden().headroom(20).unwrap().lease(), Some(Lease::up_to(7)));
     assert_eq!(policy, buckets(10, SECOND, PRECISION));
+}
+
+#[tokio::test(start_paused = true)]
+async fn full_lease_does_not_block_that_of_other_policy() {
+    let store = Store::new();
+    let short = Policy::new("short", 10_000, SECOND).unwrap();
+    let short = short.with_algorithm(buckets(1, SECOND, PRECISION).algorithm()).unwrap();
+    let long = buckets(10_000, 60 * SECOND, 10 * SECOND).leased(Lease::up_to(8)).unwrap();
+    let limiter = Limiter::builder(store.clone()).policy(long).policy(short.leased(Lease::up_to(8)).unwrap());
+    let limiter = limiter.build().unwrap();
+    // Both policies hold eight units.
+    while store.take_asked() != [(Purpose::Lease, 8)] {
+        check(&limiter).await;
+    }
+    // The short bucket ends, and the other lease is full.
+    next_bucket(&store).await;
+    assert_eq!(checks(&limiter, 9).await, 8);
+}
+
+/// A store with other decisions than the contract permits.
+struct Altered(Store, fn(tower_sliding_window::Decision) -> tower_sliding_window::Decision);
+
+impl Backend for Altered {
+    async fn check(&self, check: &Check) -> Result<tower_sliding_window::Decision, BackendError> {
+        self.0.check(check).await.map(self.1)
+    }
+
+    fn changes_charges(&self) -> bool {
+        true
+    }
+
+    fn grants_leases(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn instants_out_of_range_do_not_panic() {
+    for at_micros in [0, u64::MAX] {
+        let alter = match at_micros {
+            0 => |decision| altered(decision, 0, u64::MAX),
+            _ => |decision| altered(decision, u64::MAX, u64::MAX),
+        };
+        let limiter =
+            Limiter::builder(Altered(Store::new(), alter)).policy(leased(1_000, 50)).build().unwrap();
+        for _ in 0..10 {
+            advance(MILLISECOND).await;
+            assert!(check(&limiter).await.is_admitted());
+        }
+        advance(SECOND).await;
+    }
+}
+
+fn altered(
+    decision: tower_sliding_window::Decision,
+    at_micros: u64,
+    end: u64,
+) -> tower_sliding_window::Decision {
+    let receipts: Vec<Receipt> =
+        decision.receipts().iter().map(|receipt| Receipt { at_micros: end, ..*receipt }).collect();
+    let leases = vec![1; receipts.len()];
+    tower_sliding_window::Decision::with_leases(at_micros, decision.statuses(), receipts, leases)
+}
+
+#[tokio::test(start_paused = true)]
+async fn denial_with_units_grants_nothing() {
+    let deny = |decision: tower_sliding_window::Decision| {
+        let (at, retry_after) = (decision.at_micros(), Wait::For(SECOND));
+        let deny = |status: &Status| {
+            let pair = Pair::new(alice(), status.policy().clone(), 1);
+            Status::new(&pair, status.remaining(), retry_after, SECOND, SECOND)
+        };
+        if decision.receipts().is_empty() {
+            return decision;
+        }
+        let statuses: Vec<Status> = decision.statuses().iter().map(deny).collect();
+        tower_sliding_window::Decision::with_leases(at, statuses, decision.receipts(), [1])
+    };
+    let limiter = Limiter::builder(Altered(Store::new(), deny)).policy(leased(1_000, 50)).build().unwrap();
+    check(&limiter).await;
+    assert!(!check(&limiter).await.is_admitted());
+    assert!(!check(&limiter).await.is_leased());
+    assert_eq!(limiter.stats().leased_units, 0);
 }

@@ -172,3 +172,21 @@ async fn leases_survive_server_outage_until_bucket_ends() {
     }
     assert!(limiter.peek(key(), 1).await.is_err());
 }
+
+/// The table of leases keeps a long key as a digest.
+#[tokio::test]
+async fn lease_of_long_key_is_returned() {
+    let server = Server::start(Engine::Redis);
+    let policy = buckets(10_000, 60 * SECOND, 20 * SECOND).leased(Lease::up_to(100)).unwrap();
+    let limiter = limiter(backend(&server).await, policy);
+    let key = || PartitionKey::new("user", "x".repeat(1_000));
+    while unix_micros() % 20_000_000 > 15_000_000 {
+        sleep(100 * MILLISECOND).await;
+    }
+    for _ in 0..5 {
+        limiter.check(key(), 1).await.unwrap();
+    }
+    limiter.drain().await;
+    assert!(limiter.stats().leased_units_returned > 0);
+    assert_eq!(limiter.peek(key(), 0).await.unwrap().statuses()[0].remaining(), 10_000 - 5);
+}
