@@ -13,7 +13,9 @@
 //! therefore known, and what a cost leaves free whose wait has passed.
 //!
 //! If the usage is not below the quota, its excess is not known. It exceeds the quota only after an overage or under a smaller
-//! quota. Then the denial confirms the waits too, but for eight maximum ages at most, and each cost is asked for again in turn.
+//! quota. Then the denial confirms the waits too, but only until units next leave the window: before that, all costs are denied. And
+//! it confirms them for eight maximum ages at most, and each cost is asked for again in turn. If units were returned meanwhile, the
+//! upper bounds above do not apply to these waits, so no later denial proves them.
 //! The sliding counter falls all the time and its usage is rounded, and instants of several clocks cannot be compared: in these
 //! cases nothing is confirmed, and each wait is valid for one maximum age.
 
@@ -80,6 +82,8 @@ struct Known {
     bounds_usage: bool,
     /// Whether this was a lower bound as of the newest denial, so that the next one may confirm it.
     is_current: bool,
+    /// Whether every denial that confirmed it proved that no units were returned.
+    is_proven: bool,
     /// When the wait ends at the earliest.
     until: Micros,
     /// When the wait ends, on the store's clock.
@@ -106,7 +110,7 @@ pub(super) struct Found {
 enum Verdict {
     /// They are lower bounds still.
     Confirmed,
-    /// Nothing contradicts them.
+    /// Nothing contradicts them. All costs are denied until units next leave the window.
     Plausible,
     /// They are valid until their maximum age.
     Unknown,
@@ -159,6 +163,7 @@ impl Denial {
             is_exact: true,
             bounds_usage: self.charges_delay_reset(),
             is_current: true,
+            is_proven: true,
             until: sent + wait,
             ends_at: at.saturating_add(wait),
             asked: sent,
@@ -258,7 +263,7 @@ impl Entry {
             known.bounds_usage &= !is_charged;
             let age = new.sent.saturating_sub(known.asked);
             known.is_current &= match verdict {
-                Verdict::Confirmed => true,
+                Verdict::Confirmed => known.is_proven,
                 Verdict::Plausible => age < MAX_UNPROVEN_AGES * max_age,
                 Verdict::Unknown | Verdict::Contradicted => false,
             };
@@ -266,7 +271,9 @@ impl Entry {
                 known.is_exact &= verdict == Verdict::Confirmed || age < round;
                 // If the store's clock was stepped forward, the wait ends earlier.
                 known.until = known.until.min(new.sent + known.ends_at.saturating_sub(new.at));
-                known.confirmed = new.sent;
+                known.is_proven = verdict == Verdict::Confirmed;
+                let proven = if known.is_proven { max_age } else { max_age.min(new.next) };
+                known.confirmed = known.confirmed.max((new.sent + proven).saturating_sub(max_age));
             }
             known
         });

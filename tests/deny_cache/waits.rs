@@ -183,6 +183,48 @@ async fn refund_while_units_leave_ends_known_waits() {
     rig.shortfall_of_hit(14).await;
 }
 
+/// Charges 16 units of a quota of 12, which leave in three parts: 4 after 8 s, 4 after 9 s, and 8 after 10 s. Returns the rig after
+/// 6.9 s, and the receipt of a charge of 4 units that leaves last.
+async fn exceeded() -> (Rig, Receipt) {
+    let rig = Rig::new(policy("p", 12, 8 * SECOND));
+    for _ in 0..2 {
+        assert!(rig.ask_store(4, Purpose::Charge).await.is_admitted());
+        advance(SECOND).await;
+    }
+    let receipt = rig.ask_store(4, Purpose::Reserve).await.receipts()[0];
+    rig.ask_store(4, Purpose::Overage).await;
+    advance(SECOND * 49 / 10).await;
+    (rig, receipt)
+}
+
+#[tokio::test(start_paused = true)]
+async fn refund_of_hidden_excess_ends_denials_as_units_leave() {
+    let (rig, receipt) = exceeded().await;
+    assert!(!rig.check(4).await.is_cached());
+    refund(&rig, receipt, 4, 4).await;
+    advance(SECOND * 7 / 10).await;
+    // This does not show the refund, because the usage is not below the quota.
+    assert!(!rig.check(6).await.is_cached());
+    assert!(rig.check(4).await.is_cached());
+    advance(SECOND / 2).await;
+    assert!(rig.check(4).await.is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn later_denial_does_not_prove_wait_after_hidden_refund() {
+    let (rig, receipt) = exceeded().await;
+    assert!(!rig.check(5).await.is_cached());
+    refund(&rig, receipt, 4, 4).await;
+    advance(SECOND * 7 / 10).await;
+    // This does not show the refund, because the usage is not below the quota.
+    assert!(!rig.check(4).await.is_cached());
+    advance(SECOND * 9 / 10).await;
+    // The usage is as expected after the wait of the last check, but the wait of the first one is shorter now.
+    assert!(!rig.check(9).await.is_admitted());
+    advance(SECOND * 6 / 10).await;
+    assert!(rig.check(5).await.is_admitted());
+}
+
 async fn refund(rig: &Rig, receipt: Receipt, cost: u32, units: u32) {
     let check = Check::new([Pair::new(alice(), rig.policy.clone(), cost)]).unwrap();
     if let Some(refund) = Refund::of(&check, &[receipt], &[cost - units]) {

@@ -394,7 +394,7 @@ fn pictures_show_comparison_and_outage() {
 #[test]
 fn guide_has_pictures_of_the_readme() {
     for name in ["comparison", "outage"] {
-        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/");
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
         let picture = format!("{root}examples/playground/pictures/{name}.png");
         let encoded = Command::new("base64").args(["-w", "0", &picture]).output().unwrap();
         let encoded = String::from_utf8(encoded.stdout).unwrap();

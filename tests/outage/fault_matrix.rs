@@ -413,11 +413,16 @@ async fn cluster_failover_triggers_outage_rules() {
     let backend = RedisBackend::lazy_cluster([cluster.borrow().nodes[4].url()]).unwrap();
     let reasons = &[Reason::Connection, Reason::Timeout, Reason::Busy];
     let scenario = Scenario { recovery: AGREEMENT, ..outage(backend, reasons) };
+    let owner = usize::from(slot(&alice())) * 3 / 16_384;
+    // The failover must not end the outage before all requests are sent.
+    let forbid_failover = |forbid| {
+        Admin::at(&cluster.borrow().replicas()[owner]).set("cluster-replica-no-failover", forbid);
+    };
     let kill = async || {
-        let owner = usize::from(slot(&alice())) * 3 / 16_384;
+        forbid_failover("yes");
         Admin::at(&cluster.borrow().nodes[owner]).replicate();
         cluster.borrow_mut().kill(owner);
         idle().await;
     };
-    run_scenario(scenario, kill, async || ()).await;
+    run_scenario(scenario, kill, async || forbid_failover("no")).await;
 }

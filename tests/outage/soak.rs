@@ -14,7 +14,9 @@ use tokio::{
     time::{interval, sleep, timeout},
 };
 use tower::{Layer, ServiceExt, service_fn};
-use tower_sliding_window::{Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header};
+use tower_sliding_window::{
+    Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header, observe::Stats,
+};
 
 use super::{Marks, echo_marks, local, marks};
 use crate::{
@@ -30,6 +32,8 @@ const SOAK: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(10);
 /// A quota that the test never reaches, so that every denial is an error.
 const QUOTA: u32 = 100_000_000;
+/// The time limit until all checks get decisions again.
+const RECOVERY: Duration = Duration::from_secs(30);
 /// The time limit of a response: the deadline and a tolerance for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -132,10 +136,11 @@ async fn continuous_faults_lose_no_charge_and_deny_no_request() {
     // Three services, each with its own connection, simulate three processes.
     let rules = [OutageRule::FailClosed, OutageRule::FailOpen, local(3)];
     let backends = rules.map(|_| RedisBackend::lazy(&proxy.url()).unwrap());
-    let mut services = Vec::new();
+    let (mut services, mut limiters) = (Vec::new(), Vec::new());
     for (rule, backend) in rules.into_iter().zip(&backends) {
         let builder = RateLimitLayer::builder(backend.clone()).policy(policy()).outage(rule);
         let limits = builder.key(header("x-api-key").unwrap()).cost(1).build().unwrap();
+        limiters.push(limits.limiter().clone());
         services.push(tokio::spawn(serve(limits, ends.clone())));
     }
 
@@ -147,10 +152,20 @@ async fn continuous_faults_lose_no_charge_and_deny_no_request() {
         inject(faults, &mut server, &proxy).await;
         faults += 1;
     }
-    // All faults have ended. The backends get time to reconnect.
-    sleep(Duration::from_secs(3)).await;
-    let before = backends.iter().map(RedisBackend::unanswered_checks).sum::<u64>();
-    sleep(Duration::from_millis(500)).await;
+    // All faults have ended. On a busy machine, checks may still reach their deadlines, but not in every half second.
+    let healed = Instant::now();
+    loop {
+        let before: Vec<_> = limiters.iter().map(Limiter::stats).collect();
+        sleep(Duration::from_millis(500)).await;
+        let has_recovered = |(limiter, before): (&Limiter, &Stats)| {
+            let now = limiter.stats();
+            now.admitted > before.admitted && now.unavailable == before.unavailable
+        };
+        if limiters.iter().zip(&before).all(has_recovered) {
+            break;
+        }
+        assert!(healed.elapsed() < RECOVERY, "the backends have not recovered");
+    }
     ends.add_permits(1);
     let mut seen = Vec::new();
     for service in services {
@@ -158,7 +173,6 @@ async fn continuous_faults_lose_no_charge_and_deny_no_request() {
     }
     let unanswered = backends.iter().map(RedisBackend::unanswered_checks).sum::<u64>();
     println!("{faults} faults, {unanswered} unanswered: {seen:?}");
-    assert_eq!(unanswered, before, "the backends have not recovered");
     assert!(faults >= 30, "{faults} faults in a minute");
     for (seen, rule) in seen.iter().zip(rules) {
         assert!(seen.decided > 1_000, "{rule:?}: {seen:?}");

@@ -97,12 +97,13 @@ async fn server_loading_its_data_is_busy() {
         limiter.check(alice(), 3).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.set("rdbcompression", "no");
-        let value = "string.rep('x', 8192)";
-        admin.query::<()>(&["EVAL", &format!("for i = 1, 5000 do redis.call('SET', i, {value}) end"), "0"]);
+        let value = "string.rep('x', 131072)";
+        admin.query::<()>(&["EVAL", &format!("for i = 1, 320 do redis.call('SET', i, {value}) end"), "0"]);
         admin.query::<()>(&["SAVE"]);
-        // The keys take more than a second to load. The server serves its clients after every 2 of 40 megabytes.
+        // The keys take two seconds to load. The server serves its clients after every 2 of 40 megabytes. A few long delays take
+        // about as long on a busy machine, unlike many short ones.
         server.kill();
-        server.add_options(&["--key-load-delay", "200"]);
+        server.add_options(&["--key-load-delay", "6400"]);
         server.restart();
         idle().await;
         let outcome = limiter.check(alice(), 1).await;
