@@ -227,6 +227,13 @@ impl Pass {
         self.ticket.is_none()
     }
 
+    /// Gets a new right to report, for a retry after a call that has reported its outcome. The check stays in flight, so load
+    /// shedding does not reject it.
+    pub(crate) fn renew(&mut self) -> Result<(), BackendError> {
+        self.ticket = Some(self.guard.circuit.enter()?);
+        Ok(())
+    }
+
     /// Takes the right to report, for the call that contains this check. From then on, this pass reports nothing.
     pub(crate) fn take_report(&mut self) -> Option<CallReport> {
         Some(CallReport { guard: self.guard.clone(), ticket: self.ticket.take()? })
@@ -286,4 +293,26 @@ pub(crate) async fn until<T>(end: Instant, future: impl Future<Output = T>) -> O
         return Some(future.await);
     }
     tokio::time::timeout_at(end, future).await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(feature = "redis")]
+    use super::*;
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn renewed_pass_keeps_its_place() {
+        let settings = Protection { breaker: None, deadline: Duration::from_secs(1), max_in_flight: 1 };
+        let guard = Guard::of_backend(settings, "test");
+        let mut pass = guard.enter(None).unwrap();
+        drop(pass.take_report());
+        // A check that is rejected occupies a place for a moment, too.
+        guard.in_flight.fetch_add(1, Ordering::Relaxed);
+        assert!(pass.is_reported() && pass.renew().is_ok() && !pass.is_reported());
+        guard.in_flight.fetch_sub(1, Ordering::Relaxed);
+        assert!(guard.enter(None).is_err_and(|error| error.reason() == Reason::Overloaded));
+        drop(pass);
+        assert!(guard.enter(None).is_ok());
+    }
 }

@@ -225,12 +225,11 @@ impl RedisBackend {
         let mut failed: Option<Arc<ServerState>> = None;
         let mut last_error = BackendError::new(Reason::Other);
         for _ in 0..MAX_ATTEMPTS {
-            // A call that has decided other checks has reported its outcome. The retry needs a report of its own.
-            pass.take_if(|pass| pass.is_reported());
-            if let Some(wait) = wait
-                && pass.is_none()
-            {
-                *pass = Some(node.guard().enter(wait.deadline)?);
+            match pass {
+                // A call that has decided other checks has reported its outcome. The retry needs a report of its own.
+                Some(pass) if pass.is_reported() => pass.renew()?,
+                Some(_) => {}
+                None => *pass = wait.map(|wait| node.guard().enter(wait.deadline)).transpose()?,
             }
             let connection = match node.open_connection() {
                 Some(connection) => connection,

@@ -178,7 +178,7 @@ impl RedisBackend {
     ///
     /// A `MultiplexedConnection` and a `ConnectionManager` lead to one server. The backend learns the clock of this server from the
     /// first check, which takes two round trips. Behind a proxy that distributes keys over several servers, a check may be charged
-    /// after its deadline, by at most the difference of their clocks.
+    /// after its deadline, by at most the difference of their clocks. See [`merging`](Self::merging) for such a proxy.
     ///
     /// A connection of another type does not show which server replies. Therefore the backend learns the server's clock separately
     /// for each of the 16,384 slots: the first check of a slot takes two round trips. The next check of a slot takes two as well if
