@@ -17,13 +17,15 @@ use serde::{
     ser::SerializeStruct,
 };
 
-use super::{Algorithm, MAX_WINDOW, Policies, Policy, PolicyTable, Tier, table::Entries};
+use super::{Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Tier, table::Entries};
 use crate::{check::MAX_PAIRS, error::ConfigError};
 
 /// The form of a length of time.
 const LENGTH: &str = r#"a number and a unit, such as "500ms", "90s", "15m", "1h" or "30d""#;
 /// The form of a headroom.
 const PERCENTAGE: &str = r#"a whole number of percent, "0%" to "99%""#;
+/// The form of a lease.
+const LEASE: &str = "a table, such as `{ up-to = 50 }`";
 const UNLIMITED: &str = "unlimited";
 /// The name of a policy until its name has been read.
 const UNNAMED: &str = "?";
@@ -35,9 +37,17 @@ enum Field {
     Quota,
     Window,
     Algorithm,
+    Lease,
     Headroom,
     Hidden,
     Shadow,
+}
+
+/// A lease in a file.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct LeaseForm {
+    up_to: u32,
 }
 
 /// The fields of a policy that have been read.
@@ -48,13 +58,14 @@ struct Fields<'a> {
     quota: Option<u32>,
     window: Option<Duration>,
     algorithm: Option<Algorithm>,
+    lease: Option<Lease>,
     headroom: Option<u32>,
     hidden: Option<bool>,
     shadow: Option<bool>,
 }
 
 impl Field {
-    const NAMES: &[&str] = &["name", "quota", "window", "algorithm", "headroom", "hidden", "shadow"];
+    const NAMES: &[&str] = &["name", "quota", "window", "algorithm", "lease", "headroom", "hidden", "shadow"];
 
     fn name(self) -> &'static str {
         match self {
@@ -62,6 +73,7 @@ impl Field {
             Self::Quota => "quota",
             Self::Window => "window",
             Self::Algorithm => "algorithm",
+            Self::Lease => "lease",
             Self::Headroom => "headroom",
             Self::Hidden => "hidden",
             Self::Shadow => "shadow",
@@ -76,6 +88,7 @@ impl Fields<'_> {
             Field::Quota => self.quota.is_some(),
             Field::Window => self.window.is_some(),
             Field::Algorithm => self.algorithm.is_some(),
+            Field::Lease => self.lease.is_some(),
             Field::Headroom => self.headroom.is_some(),
             Field::Hidden => self.hidden.is_some(),
             Field::Shadow => self.shadow.is_some(),
@@ -92,6 +105,9 @@ impl Fields<'_> {
         let mut policy = Policy::new(name, quota, window)?;
         if let (Some(algorithm), Some(_)) = (self.algorithm, self.window) {
             policy = policy.with_algorithm(algorithm)?;
+            if let Some(lease) = self.lease {
+                policy = policy.leased(lease)?;
+            }
         }
         if let (Some(percent), Some(_)) = (self.headroom, self.quota) {
             policy = policy.headroom(percent)?;
@@ -149,6 +165,7 @@ impl<'de> Visitor<'de> for PolicySeed<'_> {
             quota: None,
             window: None,
             algorithm: None,
+            lease: None,
             headroom: None,
             hidden: None,
             shadow: None,
@@ -164,6 +181,8 @@ impl<'de> Visitor<'de> for PolicySeed<'_> {
                 return Err(fields.error(format_args!("missing field `{}`", field.name())));
             }
         }
+        // Now the algorithm is known, also if it has not been read. It must be one that can be leased.
+        fields.algorithm.get_or_insert_default();
         fields.policy().map_err(A::Error::custom)
     }
 }
@@ -184,6 +203,7 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_, '_> {
             Field::Hidden | Field::Shadow => deserializer.deserialize_bool(self),
             // A name or a table.
             Field::Algorithm => deserializer.deserialize_any(self),
+            Field::Lease => deserializer.deserialize_map(self),
         }
     }
 }
@@ -216,6 +236,7 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             Field::Quota => write!(f, "1 to {} quota units", u32::MAX),
             Field::Window => f.write_str(LENGTH),
             Field::Algorithm => f.write_str("a name, or a table for `sliding-buckets`"),
+            Field::Lease => f.write_str(LEASE),
             Field::Headroom => f.write_str(PERCENTAGE),
             Field::Hidden | Field::Shadow => f.write_str("true or false"),
         }
@@ -238,7 +259,7 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             Field::Algorithm => {
                 fields.algorithm = Some(Algorithm::deserialize(text.into_deserializer())?);
             }
-            Field::Quota | Field::Hidden | Field::Shadow => {
+            Field::Quota | Field::Lease | Field::Hidden | Field::Shadow => {
                 return Err(E::invalid_type(Unexpected::Str(text), &Self { field, fields }));
             }
         }
@@ -282,6 +303,11 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                 }
                 self.fields.validate()
             }
+            Field::Lease => {
+                let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map))?;
+                self.fields.lease = Some(Lease::up_to(form.up_to));
+                self.fields.validate()
+            }
             _ => Err(A::Error::invalid_type(Unexpected::Map, &self)),
         }
     }
@@ -296,7 +322,8 @@ impl<'de> Deserialize<'de> for Policy {
 impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let has_algorithm = self.algorithm() != Algorithm::default();
-        let optional = [has_algorithm, self.is_hidden(), self.is_shadow()];
+        let lease = self.lease().map(|lease| LeaseForm { up_to: lease.units() });
+        let optional = [has_algorithm, lease.is_some(), self.is_hidden(), self.is_shadow()];
         let fields = 3 + optional.into_iter().filter(|has| *has).count();
         let mut policy = serializer.serialize_struct("Policy", fields)?;
         policy.serialize_field("name", self.name())?;
@@ -304,6 +331,9 @@ impl Serialize for Policy {
         policy.serialize_field("window", &length_text(self.window()))?;
         if has_algorithm {
             policy.serialize_field("algorithm", &self.algorithm())?;
+        }
+        if let Some(lease) = lease {
+            policy.serialize_field("lease", &lease)?;
         }
         if self.is_hidden() {
             policy.serialize_field("hidden", &true)?;

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tower_sliding_window::{Algorithm, Policies, Policy, PolicyTable, policy::Tier};
+use tower_sliding_window::{
+    Algorithm, Policies, Policy, PolicyTable,
+    policy::{Lease, Tier},
+};
 
 /// One example of everything that a file may contain.
 const TOML: &str = r#"
@@ -78,6 +81,17 @@ fn file_contains_all_kinds_of_tiers() {
     assert_eq!(default.as_slice().iter().map(Policy::is_hidden).collect::<Vec<_>>(), [false, true]);
     let Tier::Limited(gold) = table.pick("gold") else { panic!("limited") };
     assert!(gold.as_slice()[0].is_shadow() && !default.as_slice()[0].is_shadow());
+}
+
+#[test]
+fn lease_reads_as_it_was_written() {
+    let text = "name = \"hot\"\nquota = 10\nwindow = \"1m\"\nlease = { up-to = 50 }\n";
+    let text = text.to_owned() + "algorithm = { sliding-buckets = { precision = \"1s\" } }\n";
+    let policy: Policy = toml::from_str(&text).unwrap();
+    assert_eq!(policy.lease(), Some(Lease::up_to(50)));
+    let written = serde_json::to_value(&policy).unwrap();
+    assert_eq!(written["lease"], json!({"up-to": 50}));
+    assert_eq!(serde_json::from_value::<Policy>(written).unwrap().lease(), Some(Lease::up_to(50)));
 }
 
 #[test]
@@ -187,7 +201,7 @@ fn toml_error_names_field_value_and_range() {
             "quoat = 3",
             9,
             1,
-            "unknown field `quoat`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden`, `shadow`"
+            "unknown field `quoat`, expected one of `name`, `quota`, `window`, `algorithm`, `lease`, `headroom`, `hidden`, `shadow`"
                 .to_owned(),
         ),
         (
@@ -237,6 +251,18 @@ fn toml_error_names_field_value_and_range() {
             9,
             of_requests("headroom of 99 percent of 10 units: it must be 0 to 99 percent and leave at least one unit"),
         ),
+        (
+            "lease = 50",
+            9,
+            9,
+            "invalid type: integer `50`, expected the lease: a table, such as `{ up-to = 50 }`".to_owned(),
+        ),
+        (
+            "lease = { units = 50 }",
+            9,
+            11,
+            "unknown field `units`, expected `up-to`".to_owned(),
+        ),
         (r#"hidden = "yes""#, 9, 10, r#"invalid type: string "yes", expected the hidden: true or false"#.to_owned()),
         (
             // TOML reads it after the name.
@@ -249,6 +275,23 @@ fn toml_error_names_field_value_and_range() {
     for (line, at, column, text) in cases {
         assert_eq!(error_of_line(line), (at, column, text), "{line}");
     }
+}
+
+#[test]
+fn lease_needs_sliding_buckets_and_units() {
+    let error = |fields: &str| {
+        let text = format!("[default]\nname = \"hot\"\nquota = 10\nwindow = \"1m\"\n{fields}\n");
+        toml_error(&text).trim_end().lines().last().unwrap().to_owned()
+    };
+    let of_units = |units: u32| {
+        format!(
+            "policy \"hot\": lease of {units} units: it must be 1 to 4294967295 quota units, and the algorithm must be sliding buckets"
+        )
+    };
+    assert_eq!(error("lease = { up-to = 50 }"), of_units(50));
+    assert_eq!(error("lease = { up-to = 50 }\nalgorithm = \"fixed-window\""), of_units(50));
+    let buckets = "algorithm = { sliding-buckets = { precision = \"1s\" } }";
+    assert_eq!(error(&format!("{buckets}\nlease = {{ up-to = 0 }}")), of_units(0));
 }
 
 #[test]
@@ -278,7 +321,7 @@ fn json_error_shows_line_of_value() {
     assert_eq!(error(r#""quota": 11"#), r#"policy "burst": field `quota` occurs twice at line 7 column 10"#);
     assert_eq!(
         error(r#""shadows": true"#),
-        "unknown field `shadows`, expected one of `name`, `quota`, `window`, `algorithm`, `headroom`, `hidden`, `shadow` at line 7 column 12"
+        "unknown field `shadows`, expected one of `name`, `quota`, `window`, `algorithm`, `lease`, `headroom`, `hidden`, `shadow` at line 7 column 12"
     );
     // The name of the policy is not known yet.
     assert_eq!(
