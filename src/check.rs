@@ -159,8 +159,10 @@ impl Pair {
     }
 
     /// Returns this pair, as a shadow pair if `is_shadow`.
-    pub(crate) fn shadow_if(self, is_shadow: bool) -> Self {
-        Self { is_shadow: self.is_shadow || is_shadow, ..self }
+    #[inline]
+    pub(crate) fn shadow_if(mut self, is_shadow: bool) -> Self {
+        self.is_shadow |= is_shadow;
+        self
     }
 }
 
@@ -199,6 +201,7 @@ impl Check {
         self.with_purpose(Purpose::Lease)
     }
 
+    #[inline]
     pub(crate) fn set_purpose(&mut self, purpose: Purpose) {
         self.purpose = purpose;
     }
@@ -212,6 +215,7 @@ impl Check {
     }
 
     /// Creates a check of one pair.
+    #[inline]
     pub(crate) fn of_pair(namespace: Namespace, pair: Pair) -> Self {
         Self::of_pairs(namespace, Pairs::from_buf([pair]))
     }
@@ -221,6 +225,7 @@ impl Check {
         Self::of_pairs(namespace, pairs.collect())
     }
 
+    #[inline]
     fn of_pairs(namespace: Namespace, pairs: Pairs) -> Self {
         debug_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
         Self { namespace, purpose: Purpose::default(), deadline: None, pairs, across_slots: None }
@@ -231,9 +236,10 @@ impl Check {
         Self { across_slots: Some(Box::new(across_slots)), ..self }
     }
 
-    /// Returns the same check with the default rules for several slots.
-    pub(crate) fn without_across_slots(self) -> Self {
-        Self { across_slots: None, ..self }
+    /// Restores the default rules for several slots.
+    #[cfg(feature = "tracing")]
+    pub(crate) fn clear_across_slots(&mut self) {
+        self.across_slots = None;
     }
 
     #[cfg(feature = "redis")]
@@ -253,12 +259,11 @@ impl Check {
         self.pairs.iter().all(|pair| pair.is_shadow)
     }
 
-    /// Returns the same check, with no cost above the quota of its policy.
-    pub(crate) fn clamped(mut self) -> Self {
+    /// Lowers each cost above the quota of its policy to the quota.
+    pub(crate) fn clamp(&mut self) {
         for pair in &mut self.pairs {
             pair.cost = pair.cost.min(pair.policy.quota());
         }
-        self
     }
 
     /// Returns the same check with other pairs.

@@ -65,8 +65,12 @@ struct Inner {
 /// The statuses of a decision. One status needs no further memory of the heap.
 type Statuses = SmallVec<[Status; 1]>;
 
-/// The check, if the limiter has noted it.
-struct Decided(Option<Check>);
+/// The check, if the limiter has noted it. Only the warning about double charges needs it.
+#[derive(Default)]
+struct Decided {
+    #[cfg(feature = "tracing")]
+    check: Option<Check>,
+}
 
 /// The same decision may be made with and without a limiter.
 impl PartialEq for Decided {
@@ -141,6 +145,7 @@ impl Decision {
     }
 
     /// Creates the decision of a check of one pair that is no reservation.
+    #[inline]
     pub(crate) fn of_one(at_micros: u64, status: Status) -> Self {
         Self::of(Origin::Backend, at_micros, Statuses::from_buf([status]), [].into())
     }
@@ -215,24 +220,34 @@ impl Decision {
 
     fn of(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
         let is_admitted = statuses.iter().all(|status| status.is_shadow || status.retry_after.is_zero());
-        let check = Decided(None);
+        let check = Decided::default();
         Self(Arc::new(Inner { at_micros, is_admitted, statuses, receipts, origin, check }))
     }
 
     /// Notes the check of this decision, so that a nested layer can compare its own with it.
-    pub(crate) fn of_check(mut self, check: Check) -> Self {
-        // Only the warning about double charges needs it. A backend may return one decision for several checks. Then none is noted.
-        if cfg!(feature = "tracing")
-            && let Some(inner) = Arc::get_mut(&mut self.0)
-        {
-            inner.check = Decided(Some(check.without_across_slots()));
+    #[cfg(feature = "tracing")]
+    #[inline]
+    pub(crate) fn of_check(mut self, mut check: Check) -> Self {
+        // A backend may return one decision for several checks. Then none is noted.
+        if let Some(inner) = Arc::get_mut(&mut self.0) {
+            check.clear_across_slots();
+            inner.check.check = Some(check);
         }
+        self
+    }
+
+    #[cfg(not(feature = "tracing"))]
+    #[inline]
+    pub(crate) fn of_check(self, _: Check) -> Self {
         self
     }
 
     /// Returns the check of this decision, if it is noted.
     pub(crate) fn check(&self) -> Option<&Check> {
-        self.0.check.0.as_ref()
+        #[cfg(feature = "tracing")]
+        return self.0.check.check.as_ref();
+        #[cfg(not(feature = "tracing"))]
+        None
     }
 
     /// Returns whether both are clones of one decision.
@@ -241,6 +256,7 @@ impl Decision {
     }
 
     /// Returns whether the check was admitted and charged.
+    #[inline]
     pub fn is_admitted(&self) -> bool {
         self.0.is_admitted
     }
@@ -309,6 +325,7 @@ impl Decision {
     }
 
     /// Returns the status that a response may show, if the check had one pair. `None` otherwise, or if the status is not shown.
+    #[inline]
     pub(crate) fn only_shown(&self) -> Option<&Status> {
         match (&self.0.origin, self.statuses()) {
             (Origin::Backend, [status]) if !status.is_shadow && !status.policy.is_hidden() => Some(status),
@@ -361,6 +378,7 @@ impl Decision {
     }
 
     /// Returns whether every pair of this check that must have a status has one.
+    #[inline]
     pub(crate) fn is_complete(&self, check: &Check) -> bool {
         match &self.0.origin {
             Origin::Partial { known, .. } => {

@@ -180,6 +180,7 @@ fn charged_at(check: &Check, outcome: Outcome<Decision>) -> Outcome<u64> {
 /// Rejects a decision without a status for every pair, which would admit pairs that were not checked, and an admitted
 /// reservation without a receipt for every pair, which could not be settled. A lease needs receipts, too, and at most the units
 /// that were asked for.
+#[inline]
 fn complete(check: &Check, outcome: Outcome<Decision>) -> Outcome<Decision> {
     outcome.and_then(|decision| {
         let (pairs, is_admitted) = (check.pairs(), decision.is_admitted());

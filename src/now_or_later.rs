@@ -21,6 +21,7 @@ pub(crate) enum NowOrLater<T, F = BoxFuture<T>> {
 
 impl<T, F> NowOrLater<T, F> {
     /// Wraps a value that is ready.
+    #[inline]
     pub(crate) fn now(value: T) -> Self {
         Self::Now(Some(value))
     }
@@ -36,6 +37,7 @@ where
     type Output = T;
 
     /// Delivers the value once. Later polls return `Pending`: they do not panic.
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         match &mut *self {
             Self::Now(value) => value.take().map_or(Poll::Pending, Poll::Ready),

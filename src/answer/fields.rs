@@ -10,10 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{Entry, RETRY_AFTER},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use sfv::{KeyRef, ListSerializer, StringRef};
 use smallvec::SmallVec;
 
@@ -22,8 +19,8 @@ use crate::{
     policy::{Member, Policy},
 };
 
-const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+static RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const LEGACY: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-limit"),
     HeaderName::from_static("x-ratelimit-remaining"),
@@ -37,19 +34,19 @@ type Line = SmallVec<[u8; 128]>;
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
     if let Some(status) = decision.only_shown() {
         // The usual case. Its members are the whole lines.
-        append(headers, RATELIMIT_POLICY, member(status.policy()).policy.clone());
-        let line = Bytes::from(limit(status, &mut Default::default()).concat());
+        append(headers, &RATELIMIT_POLICY, member(status.policy()).policy.clone());
+        let line = Bytes::from(concatenate(&limit(status, &mut Default::default())));
         if let Ok(value) = HeaderValue::from_maybe_shared(line) {
-            append(headers, RATELIMIT, value);
+            append(headers, &RATELIMIT, value);
         }
         return;
     }
     let mut line = Line::new();
     decision.shown_policies().for_each(|policy| extend(&mut line, &[member(policy).policy.as_bytes()]));
-    append_line(headers, RATELIMIT_POLICY, &line);
+    append_line(headers, &RATELIMIT_POLICY, &line);
     line.clear();
     decision.shown_statuses().for_each(|status| extend(&mut line, &limit(status, &mut Default::default())));
-    append_line(headers, RATELIMIT, &line);
+    append_line(headers, &RATELIMIT, &line);
 }
 
 /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `reset` formats the time
@@ -158,6 +155,13 @@ fn limit<'a>(status: &'a Status, digits: &'a mut [itoa::Buffer; 2]) -> [&'a [u8]
     }
 }
 
+/// Concatenates parts in a vector of the exact size, so that `Bytes` does not copy them again.
+pub(super) fn concatenate(parts: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    bytes
+}
+
 /// Adds a member of these parts to the line of a list field.
 fn extend(line: &mut Line, member: &[&[u8]]) {
     if !line.is_empty() {
@@ -166,7 +170,7 @@ fn extend(line: &mut Line, member: &[&[u8]]) {
     member.iter().for_each(|part| line.extend_from_slice(part));
 }
 
-fn append_line(headers: &mut HeaderMap, name: HeaderName, line: &[u8]) {
+fn append_line(headers: &mut HeaderMap, name: &HeaderName, line: &[u8]) {
     if let Ok(value) = HeaderValue::from_bytes(line)
         && !line.is_empty()
     {
@@ -175,15 +179,13 @@ fn append_line(headers: &mut HeaderMap, name: HeaderName, line: &[u8]) {
 }
 
 /// Appends members to a list field. They join an existing line, because some clients read only one line.
-fn append(headers: &mut HeaderMap, name: HeaderName, members: HeaderValue) {
-    match headers.entry(name) {
-        Entry::Vacant(entry) => drop(entry.insert(members)),
-        Entry::Occupied(mut entry) => {
-            let mut line = Line::new();
-            entry.iter().chain([&members]).for_each(|value| extend(&mut line, &[value.as_bytes()]));
-            if let Ok(value) = HeaderValue::from_bytes(&line) {
-                entry.insert(value);
-            }
+fn append(headers: &mut HeaderMap, name: &HeaderName, members: HeaderValue) {
+    let has_other_lines = headers.append(name, members);
+    if has_other_lines {
+        let mut line = Line::new();
+        headers.get_all(name).iter().for_each(|value| extend(&mut line, &[value.as_bytes()]));
+        if let Ok(value) = HeaderValue::from_bytes(&line) {
+            headers.insert(name, value);
         }
     }
 }
@@ -305,8 +307,8 @@ mod tests {
                 }
                 add_draft_11(&mut headers, &Decision::new(0, layer));
             }
-            assert_eq!(headers[RATELIMIT_POLICY], policies.finish().unwrap());
-            assert_eq!(headers[RATELIMIT], limits.finish().unwrap());
+            assert_eq!(headers[&RATELIMIT_POLICY], policies.finish().unwrap());
+            assert_eq!(headers[&RATELIMIT], limits.finish().unwrap());
         }
     }
 

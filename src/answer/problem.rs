@@ -140,8 +140,7 @@ fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8>
         (separator, end) = (b",", b"]}");
     }
     parts.push(end);
-    // Of the exact size, so that the bytes are not copied again.
-    parts.concat()
+    fields::concatenate(&parts)
 }
 
 /// Returns the policies that a response may name.

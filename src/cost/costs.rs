@@ -50,11 +50,13 @@ impl Costs {
     }
 
     /// Returns the amount for the policy with this name, in quota units, or `None` if no amount is set.
+    #[inline]
     pub fn of(&self, policy: &str) -> Option<u32> {
         self.place(policy).ok().map(|place| self.named[place].1).or(self.otherwise)
     }
 
     /// Returns the names.
+    #[inline]
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.named.iter().map(|(name, _)| &**name)
     }
@@ -69,6 +71,7 @@ impl Costs {
         named.chain(otherwise).collect::<Vec<_>>().join(" ")
     }
 
+    #[inline]
     fn place(&self, name: &str) -> Result<usize, usize> {
         self.named.binary_search_by(|(there, _)| (**there).cmp(name))
     }

@@ -74,6 +74,16 @@ impl Future for Waiting {
     }
 }
 
+/// Returns the outcome of a decided check that is no reservation.
+#[inline]
+pub(super) fn of_decision(decision: Decision, check: Check) -> Outcome {
+    if decision.is_admitted() {
+        Ok(Admission { basis: Basis::Store(decision.of_check(check)), reservation: None })
+    } else {
+        Err(Rejection::Denied(decision))
+    }
+}
+
 /// Applies the outage rule.
 pub(super) fn outcome(
     decided: Decided,

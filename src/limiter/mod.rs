@@ -1,6 +1,6 @@
 //! The limiter: policies and a backend.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use crate::{
     backend::{Backend, BackendError, Reason},
@@ -353,6 +353,7 @@ impl Limiter {
     }
 
     /// Returns how a draft reserves, or `None` for a plain charge.
+    #[inline]
     fn reserve_of(&self, draft: &Draft) -> Option<Reserve> {
         let own = self.0.settings.reserve;
         let unsettled = draft.unsettled.unwrap_or(own.unsettled);
@@ -360,8 +361,8 @@ impl Limiter {
     }
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
-    pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+    pub(crate) fn start(&self, draft: &mut Draft) -> Option<Asking> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(draft));
         Some(match self.counted(draft)? {
             Ok(check) => self.ask(check, reserve, rule),
             Err(rejection) => NowOrLater::now(Err(rejection)),
@@ -369,8 +370,8 @@ impl Limiter {
     }
 
     /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
-    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+    pub(crate) fn start_waiting(&self, draft: &mut Draft, at_most: Duration) -> Option<WaitFuture> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(draft));
         Some(match self.counted(draft)? {
             Ok(check) => WaitFuture::of(self.clone(), check, reserve, rule, at_most),
             Err(rejection) => WaitFuture::rejected(rejection),
@@ -379,7 +380,8 @@ impl Limiter {
 
     /// Returns the check of a draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
     /// cannot be a check.
-    fn counted(&self, mut draft: Draft) -> Option<Result<Check, Rejection>> {
+    #[inline]
+    fn counted(&self, draft: &mut Draft) -> Option<Result<Check, Rejection>> {
         if let Some(Part { against: Against::Limiter | Against::LimiterAnd(None), .. }) = &draft.first
             && draft.rest.is_none()
             && !self.policies().is_empty()
@@ -388,6 +390,11 @@ impl Limiter {
             // The usual case. The builder has validated these policies.
             return Some(Ok(self.of_limiter(key, &costs, is_shadow)));
         }
+        self.counted_by_parts(mem::take(draft))
+    }
+
+    /// Returns the check of any draft, as [`counted`](Self::counted) does.
+    fn counted_by_parts(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
         let is_shadow = draft.is_shadow();
         if let Some(error) = draft.rest.as_ref().and_then(|rest| rest.uncounted.as_ref()) {
             self.0.events.misconfigured_shadow(error);
@@ -460,10 +467,14 @@ impl Limiter {
             rule => rule,
         };
         if reserve.is_some_and(|reserve| reserve.clamps) {
-            check = check.clamped();
+            check.clamp();
         }
         check.set_purpose(if reserve.is_some() { Purpose::Reserve } else { Purpose::Charge });
         match self.decide_now(&check) {
+            // The usual case, which needs neither the outage rule nor the settlement queue.
+            NowOrLater::Now(Some(Ok(decision))) if reserve.is_none() => {
+                NowOrLater::now(future::of_decision(decision, check))
+            }
             NowOrLater::Now(Some(decided)) => {
                 let terms = Terms { rule, is_shadow, reserve };
                 NowOrLater::now(future::outcome(decided, terms, Some((self, check))))
@@ -504,6 +515,7 @@ impl Limiter {
         &self.0.queue
     }
 
+    #[inline]
     fn of_limiter(&self, key: PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
         let Settings { policies, namespace, region, .. } = &self.0.settings;
         let key = match region {
@@ -523,6 +535,7 @@ impl Limiter {
     }
 
     /// Returns the check of this key against all policies of the limiter.
+    #[inline]
     fn own(&self, key: PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
         if self.policies().is_empty() {
             let none = ConfigError::NoPolicies { max: MAX_PAIRS };
@@ -541,15 +554,17 @@ impl Limiter {
         Ok(Check::new(pairs)?.in_namespace(self.0.settings.namespace.clone()))
     }
 
+    #[inline]
     fn decide(
         &self,
         check: Result<Check, BackendError>,
         purpose: Purpose,
     ) -> NowOrLater<Result<Decision, BackendError>> {
-        let check = match check {
-            Ok(check) => check.with_purpose(purpose),
+        let mut check = match check {
+            Ok(check) => check,
             Err(error) => return NowOrLater::now(Err(error)),
         };
+        check.set_purpose(purpose);
         match self.decide_now(&check) {
             NowOrLater::Now(decided) => NowOrLater::Now(decided),
             // Without a decision, the caller decides.

@@ -55,13 +55,15 @@ impl WaitFuture {
 
 async fn wait(
     limiter: Limiter,
-    check: Check,
+    mut check: Check,
     reserve: Option<Reserve>,
     rule: Option<OutageRule>,
     at_most: Duration,
 ) -> Outcome {
     let end = Instant::now().checked_add(at_most);
-    let check = if reserve.is_some_and(|reserve| reserve.clamps) { check.clamped() } else { check };
+    if reserve.is_some_and(|reserve| reserve.clamps) {
+        check.clamp();
+    }
     let ask = || limiter.ask(check.clone(), reserve, rule);
     if skips_queue(&check) {
         match ask().await {

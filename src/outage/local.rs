@@ -35,8 +35,10 @@ impl Local {
     /// Decides a check by this share of every quota, after this error of the store. If `clamps`, a cost above the share is clamped
     /// to it.
     pub(crate) fn decide(&self, check: &Check, share: Share, clamps: bool, error: &BackendError) -> Locally {
-        let Some(check) = shared(check, share) else { return Locally::Denied };
-        let check = if clamps { check.clamped() } else { check };
+        let Some(mut check) = shared(check, share) else { return Locally::Denied };
+        if clamps {
+            check.clamp();
+        }
         if check.pairs().is_empty() {
             // All costs are 0, except those of shadow pairs.
             return Locally::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);

@@ -336,6 +336,7 @@ impl Policy {
     }
 
     /// Returns the quota in quota units, 1 to 2^32-1.
+    #[inline]
     pub fn quota(&self) -> u32 {
         self.0.quota.get()
     }
@@ -351,6 +352,7 @@ impl Policy {
     }
 
     /// Returns whether both policies share their usage. The quota makes no difference: it may change, and the usage is kept.
+    #[inline]
     pub(crate) fn counts_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
             || (self.window_micros() == other.window_micros()
@@ -359,6 +361,7 @@ impl Policy {
     }
 
     /// Returns the window in microseconds.
+    #[inline]
     pub(crate) fn window_micros(&self) -> u64 {
         self.0.window_micros
     }

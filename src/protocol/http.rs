@@ -81,19 +81,18 @@ impl Http {
         }
         let is_shadow = self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
         // Shadow limits reject no request.
-        let or_uncounted = |draft: Result<Draft, KeyError>| match draft {
-            Err(error) if is_shadow => Ok(match error {
-                KeyError::Misconfigured { .. } => Draft::uncounted(error),
-                _ => Draft::exempt(),
-            }),
-            draft => draft,
+        let or_uncounted = |error| match error {
+            error if !is_shadow => Err(error),
+            KeyError::Misconfigured { .. } => Ok(Draft::uncounted(error)),
+            _ => Ok(Draft::exempt()),
         };
-        let mut draft = or_uncounted(match &self.plan {
+        let planned = match &self.plan {
             Plan::Limit(limit) => limit.draft_with_limiter(head),
             Plan::By(plan) => plan(head),
-        })?;
+        };
+        let mut draft = planned.or_else(or_uncounted)?;
         for limit in &self.others {
-            draft = draft.and(or_uncounted(limit.draft(head))?);
+            draft = draft.and(limit.draft(head).or_else(or_uncounted)?);
         }
         if is_shadow {
             draft = draft.shadow();

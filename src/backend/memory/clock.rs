@@ -17,6 +17,7 @@ impl Clock {
         Self::System { unix_micros: since_epoch.as_micros() as u64, start: Instant::now() }
     }
 
+    #[inline]
     pub(super) fn now_micros(&self) -> u64 {
         match self {
             Self::System { unix_micros, start } => {

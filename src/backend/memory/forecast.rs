@@ -12,6 +12,7 @@ pub(super) struct Forecast {
 
 /// Returns the instant of a pair whose last charge was at `last`: it never goes back, so it stays at `last` until the clock has
 /// caught up. Returns None if `last` is more than a window ahead: the record is from another clock.
+#[inline]
 pub(super) fn monotonic_instant(clock: u64, last: u64, window: u64) -> Option<u64> {
     (last <= clock + window).then(|| clock.max(last))
 }

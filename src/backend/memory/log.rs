@@ -63,10 +63,12 @@ impl Log {
         Self { generation: 0, last: 0, records: VecDeque::new(), total: 0, removed: 0 };
 
     /// Reads the log at `clock`. All arguments are in microseconds.
+    #[inline]
     pub(super) fn read(&self, clock: u64, window: u64, precision: u64) -> Reading<'_> {
         Reading { log: self, clock, window, precision, span: self.span(clock, window) }
     }
 
+    #[inline]
     fn span(&self, clock: u64, window: u64) -> Span {
         let Some(now) = monotonic_instant(clock, self.last, window) else {
             return Span { now: clock, expired: self.records.len(), before: self.total };
@@ -80,13 +82,14 @@ impl Log {
     }
 
     /// Records a charge at the instant of a reading, and drops expired records. If nothing is used, a generation begins.
+    #[inline]
     pub(super) fn charge(
         &mut self,
         Span { now, expired, before }: Span,
         precision: u64,
         cost: u32,
         generations: &Generations,
-    ) -> Receipt {
+    ) {
         if expired > 0 {
             // All records of an instant expire together.
             self.records.drain(..expired);
@@ -111,7 +114,12 @@ impl Log {
         if self.records.capacity() > 64 && self.records.len() < self.records.capacity() / 4 {
             self.records.shrink_to(self.records.len() * 2);
         }
-        Receipt { generation: self.generation, at_micros: at, ordinal: self.newest_ordinal() }
+    }
+
+    /// Returns the receipt of the charge that was recorded last, at the instant of this reading.
+    pub(super) fn receipt(&self, Span { now, .. }: Span, precision: u64) -> Receipt {
+        let at_micros = recorded_at(now, precision);
+        Receipt { generation: self.generation, at_micros, ordinal: self.newest_ordinal() }
     }
 
     /// Refunds units of a charge, at most those that its record holds, if the charge still counts.
@@ -143,6 +151,7 @@ impl Log {
     }
 
     /// Returns the running total before a record, or after all of them.
+    #[inline]
     fn start(&self, index: usize) -> u64 {
         self.records.get(index).map_or(self.total, |record| record.start)
     }
@@ -158,11 +167,21 @@ impl Log {
     fn newest_ordinal(&self) -> u32 {
         let Some(newest) = self.records.back() else { return 0 };
         let others = self.records.len() - 1;
-        // Usually it is the only one.
-        let first = match others.checked_sub(1).map(|index| self.records[index].at) {
-            Some(at) if at == newest.at => self.records.partition_point(|record| record.at < newest.at),
-            _ => others,
-        };
+        let is_earlier = |index: usize| self.records.get(index).is_none_or(|record| record.at < newest.at);
+        // Few records have the same instant: the search begins at the newest one, and its steps grow.
+        let mut step = 1;
+        while step <= others && !is_earlier(others - step) {
+            step *= 2;
+        }
+        let (mut low, mut first) = (others.saturating_sub(step), others - step / 2);
+        while low < first {
+            let middle = low + (first - low) / 2;
+            if is_earlier(middle) {
+                low = middle + 1;
+            } else {
+                first = middle;
+            }
+        }
         let removed = if first == 0 { self.removed } else { 0 };
         // At most 2^20.
         (others - first) as u32 + removed
@@ -182,11 +201,13 @@ impl Log {
 
 impl Reading<'_> {
     /// Returns the usage in quota units.
+    #[inline]
     pub(super) fn used(&self) -> u64 {
         self.log.total.wrapping_sub(self.span.before)
     }
 
     /// Returns whether one more charge can be recorded.
+    #[inline]
     pub(super) fn has_room(&self) -> bool {
         // A window has far fewer buckets than this.
         self.log.records.len() - self.span.expired < MAX_RECORDS
@@ -201,6 +222,7 @@ impl Reading<'_> {
     }
 
     /// Returns the usage after a charge of `units` now.
+    #[inline]
     pub(super) fn forecast(&self, units: u64) -> Forecast {
         let used = self.used();
         let added = units.min(MAX_USED.saturating_sub(used));
@@ -218,6 +240,7 @@ impl Reading<'_> {
     }
 
     /// Returns the instant at which `units` of the usage have expired.
+    #[inline]
     fn expires_at(&self, units: u64) -> u64 {
         let expired_after = |index: usize| self.log.start(index + 1).wrapping_sub(self.span.before);
         // The expired records come first: bisect among the others. Usually the oldest of them holds enough units.
@@ -238,7 +261,33 @@ impl Reading<'_> {
 }
 
 /// Returns the instant of the record of a charge: its own, or the end of its bucket.
+#[inline]
 fn recorded_at(now: u64, precision: u64) -> u64 {
     // With a precision of 0, every instant is the end of a bucket of its own.
     now.checked_div(precision).map_or(now, |bucket| (bucket + 1) * precision)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receipt_counts_earlier_charges_of_its_instant() {
+        let (generations, window) = (Generations::new(), 1_000);
+        for earlier in 0..20 {
+            let mut log = Log::EMPTY;
+            let mut charge = |at| {
+                let span = log.read(at, window, 0).span;
+                log.charge(span, 0, 1, &generations);
+                log.receipt(span, 0)
+            };
+            for at in 1..=earlier {
+                assert_eq!(charge(at).ordinal, 0);
+            }
+            for ordinal in 0..70 {
+                let receipt = charge(earlier + 1);
+                assert_eq!((receipt.at_micros, receipt.ordinal), (earlier + 1, ordinal));
+            }
+        }
+    }
 }

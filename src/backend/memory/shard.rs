@@ -49,6 +49,7 @@ impl Shard {
     }
 
     /// Returns the slot of a pair, if it is stored.
+    #[inline]
     pub(super) fn slot(&mut self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&mut Slot> {
         let slots = &mut self.partitions.get_mut(key)?.slots;
         slots.iter_mut().find(|slot| slot.is_of(check.namespace_shared(), policy))
@@ -96,10 +97,12 @@ impl Shard {
     }
 
     /// Inspects up to `max` partition keys that are due, and removes those that are idle at `now`. Returns how many were removed.
+    #[inline]
     pub(super) fn remove_idle(&mut self, now: u64, max: usize) -> usize {
-        if self.first_due > now {
-            return 0;
-        }
+        if self.first_due > now { 0 } else { self.remove_due(now, max) }
+    }
+
+    fn remove_due(&mut self, now: u64, max: usize) -> usize {
         let mut removed = 0;
         for _ in 0..max.min(self.due.len()) {
             let Some((due, key)) = self.due.first() else { break };
@@ -200,12 +203,14 @@ impl Partition {
 
 impl Slot {
     /// Returns whether this slot counts a policy.
+    #[inline]
     fn is_of(&self, namespace: &Arc<str>, policy: &Policy) -> bool {
         let is_same_namespace = || Arc::ptr_eq(&self.namespace, namespace) || self.namespace == *namespace;
         self.policy.counts_with(policy) && is_same_namespace()
     }
 
     /// Reads the usage at `clock`, in microseconds.
+    #[inline]
     pub(super) fn read(&self, clock: u64, policy: &Policy) -> Reading<'_> {
         self.usage.read(clock, policy)
     }
@@ -213,17 +218,24 @@ impl Slot {
     /// Charges a pair at `clock`.
     fn charge(&mut self, pair: &Pair, clock: u64, generations: &Generations) -> Receipt {
         let instant = self.read(clock, &pair.policy).instant();
-        self.charge_at(instant, pair, generations)
+        self.charge_at(instant, pair, generations);
+        self.receipt(instant, pair)
     }
 
     /// Charges a pair at the instant of a reading.
-    pub(super) fn charge_at(&mut self, instant: Instant, pair: &Pair, generations: &Generations) -> Receipt {
+    #[inline]
+    pub(super) fn charge_at(&mut self, instant: Instant, pair: &Pair, generations: &Generations) {
         if self.policy.quota() != pair.policy.quota() {
             self.policy = pair.policy.clone();
         }
         // A client must not make its enforced usage evictable by a request in shadow mode.
         self.is_shadow &= pair.is_shadow;
-        self.usage.charge_at(instant, &pair.policy, pair.cost, generations)
+        self.usage.charge_at(instant, &pair.policy, pair.cost, generations);
+    }
+
+    /// Returns the receipt of the last charge of a pair, which was made at the instant of this reading.
+    pub(super) fn receipt(&self, instant: Instant, pair: &Pair) -> Receipt {
+        self.usage.receipt(instant, &pair.policy)
     }
 
     fn idle_at(&self) -> u64 {

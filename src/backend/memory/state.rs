@@ -354,6 +354,7 @@ impl State {
         }
     }
 
+    #[inline]
     pub(super) fn remove_idle(&self, shard: &mut Shard, idle_since: u64, max: usize) {
         let removed = shard.remove_idle(idle_since, max);
         if removed > 0 {
@@ -371,11 +372,13 @@ impl State {
     }
 
     /// Returns the instant since which a key must be idle to be removed.
+    #[inline]
     pub(super) fn idle_since(&self, clock: u64) -> u64 {
         clock.saturating_sub(self.keep_idle)
     }
 
     /// Locks the shard of a key, which is of bounded size.
+    #[inline]
     pub(super) fn shard_of(&self, key: &PartitionKey) -> MutexGuard<'_, Shard> {
         lock(&self.shards[shard_of(key)])
     }
@@ -465,10 +468,12 @@ fn decision(
 }
 
 /// Returns the index of the shard of a key. The map of the shard uses other bits of the hash.
+#[inline]
 fn shard_of(key: &PartitionKey) -> usize {
     (key.hash_code() >> 40) as usize % SHARDS
 }
 
+#[inline]
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,6 +9,7 @@ use crate::{
 impl State {
     /// Decides a check of one pair that is stored already. Returns `None` if the pair is not stored, or if its record is full. Then
     /// nothing was charged.
+    #[inline]
     pub(super) fn decide_stored(&self, check: &Check, pair: &Pair) -> Option<Decision> {
         let (key, purpose) = (pair.key.bounded(), check.purpose());
         let mut shard = self.shard_of(&key);
@@ -24,12 +25,11 @@ impl State {
             return None;
         }
         let (status, instant) = (reading.status(pair, admits, admits), reading.instant());
-        let receipt = if is_charged && purpose != Purpose::Peek {
-            slot.charge_at(instant, pair, &self.generations)
-        } else {
-            Receipt::NO_CHARGE
-        };
+        if is_charged && purpose != Purpose::Peek {
+            slot.charge_at(instant, pair, &self.generations);
+        }
         Some(if purpose == Purpose::Reserve && (admits || pair.is_shadow) {
+            let receipt = if is_charged { slot.receipt(instant, pair) } else { Receipt::NO_CHARGE };
             Decision::with_receipts(clock, [status], [receipt])
         } else {
             Decision::of_one(clock, status)

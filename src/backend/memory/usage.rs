@@ -34,6 +34,7 @@ pub(super) enum Instant {
 }
 
 /// Returns the width of a bucket; 0 for an algorithm without buckets.
+#[inline]
 fn precision(policy: &Policy) -> u64 {
     match policy.algorithm() {
         // At most the window.
@@ -67,6 +68,7 @@ impl Usage {
     }
 
     /// Reads the usage at `clock`, in microseconds. A record from another clock counts as empty.
+    #[inline]
     pub(super) fn read(&self, clock: u64, policy: &Policy) -> Reading<'_> {
         let window = policy.window_micros();
         match self {
@@ -76,17 +78,27 @@ impl Usage {
     }
 
     /// Charges a cost at the instant of a reading, and drops expired charges.
+    #[inline]
     pub(super) fn charge_at(
         &mut self,
         instant: Instant,
         policy: &Policy,
         cost: u32,
         generations: &Generations,
-    ) -> Receipt {
+    ) {
         match (self, instant) {
             (Self::Log(log), Instant::Log(span)) => log.charge(span, precision(policy), cost, generations),
             (Self::Windows(windows), Instant::Windows(reading)) => windows.charge(reading, cost, generations),
             // A reading is of the same kind as its usage.
+            (Self::Log(_), Instant::Windows(_)) | (Self::Windows(_), Instant::Log(_)) => {}
+        }
+    }
+
+    /// Returns the receipt of the last charge, which was made at the instant of this reading.
+    pub(super) fn receipt(&self, instant: Instant, policy: &Policy) -> Receipt {
+        match (self, instant) {
+            (Self::Log(log), Instant::Log(span)) => log.receipt(span, precision(policy)),
+            (Self::Windows(windows), Instant::Windows(_)) => windows.receipt(),
             (Self::Log(_), Instant::Windows(_)) | (Self::Windows(_), Instant::Log(_)) => Receipt::NO_CHARGE,
         }
     }
@@ -112,6 +124,7 @@ impl Usage {
 
 impl Reading<'_> {
     /// Returns what a charge needs of this reading.
+    #[inline]
     pub(super) fn instant(&self) -> Instant {
         match self {
             Self::Log(log) => Instant::Log(log.span),
@@ -120,6 +133,7 @@ impl Reading<'_> {
     }
 
     /// Returns whether the pair's cost fits into its quota.
+    #[inline]
     pub(super) fn admits(&self, pair: &Pair) -> bool {
         let fits = |free: u32| match self {
             Self::Log(log) => log.used() <= u64::from(free),
@@ -137,6 +151,7 @@ impl Reading<'_> {
     }
 
     /// Returns whether one more charge can be recorded.
+    #[inline]
     pub(super) fn has_room(&self) -> bool {
         match self {
             Self::Log(log) => log.has_room(),
@@ -145,6 +160,7 @@ impl Reading<'_> {
     }
 
     /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
+    #[inline]
     pub(super) fn status(&self, pair: &Pair, admits: bool, charged: bool) -> Status {
         let retry_after = if admits {
             Wait::ZERO
@@ -162,6 +178,7 @@ impl Reading<'_> {
     }
 
     /// Returns the first instant at which no more than these units are used.
+    #[inline]
     fn falls_to(&self, units: u64) -> u64 {
         match self {
             Self::Log(log) => log.falls_to(units),
@@ -169,6 +186,7 @@ impl Reading<'_> {
         }
     }
 
+    #[inline]
     fn forecast(&self, units: u64) -> Forecast {
         match self {
             Self::Log(log) => log.forecast(units),
@@ -177,6 +195,7 @@ impl Reading<'_> {
     }
 
     /// Returns the wait from the clock as read, so that it includes the time until the clock has caught up with the pair.
+    #[inline]
     fn wait_until(&self, at: u64) -> Duration {
         let clock = match self {
             Self::Log(log) => log.clock,

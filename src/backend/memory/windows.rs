@@ -56,11 +56,15 @@ impl Windows {
     }
 
     /// Adds a charge at the instant of a reading. If nothing is used, a generation begins.
-    pub(super) fn charge(&mut self, reading: Reading, cost: u32, generations: &Generations) -> Receipt {
+    pub(super) fn charge(&mut self, reading: Reading, cost: u32, generations: &Generations) {
         let Reading { now, current, previous, .. } = reading.charged(u64::from(cost));
         let generation = if reading.is_unused() { generations.draw() } else { self.generation };
         *self = Self { generation, last: now, current, previous };
-        Receipt { generation, at_micros: now, ordinal: 0 }
+    }
+
+    /// Returns the receipt of the last charge.
+    pub(super) fn receipt(&self) -> Receipt {
+        Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
     }
 
     /// Refunds units of a charge, at most those that its calendar window holds, if the charge still counts.
