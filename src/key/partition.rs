@@ -13,7 +13,10 @@ use sha2::{Digest, Sha256};
 /// Longer keys are kept as their digest.
 const MAX_KEPT: usize = 256;
 
-/// The length of the buffer in which most keys are built.
+/// The length of the longest key that needs no memory of the heap.
+const MAX_INLINE: usize = 38;
+
+/// The length of the buffer in which most other keys are built.
 const SHORT: usize = 128;
 
 /// The partition key: whose usage is counted. An API key, a user, an address, a route, or several together.
@@ -34,9 +37,41 @@ const SHORT: usize = 128;
 pub struct PartitionKey {
     /// The parts, one after the other, each as two fields; a field is its length in eight bytes and its bytes.
     /// So the list can be read back in one way only.
-    bytes: Arc<[u8]>,
+    bytes: Bytes,
     /// The hash of the bytes, computed once for all maps of this process.
     hash: u64,
+}
+
+/// The bytes of a key. Most keys are short: their clones share no counter, and a map finds them without another memory access.
+#[derive(Clone)]
+enum Bytes {
+    Inline { length: u8, buffer: [u8; MAX_INLINE] },
+    Shared(Arc<[u8]>),
+}
+
+impl Bytes {
+    /// Concatenates the fields.
+    fn of(fields: [&[u8]; 4]) -> Self {
+        let mut inline = [0; MAX_INLINE];
+        if let Some(bytes) = concatenate(&mut inline, fields) {
+            // At most `MAX_INLINE`.
+            return Self::Inline { length: bytes.len() as u8, buffer: inline };
+        }
+        let mut buffer = [0; SHORT];
+        // Most keys are short, so that only the key itself is allocated.
+        Self::Shared(match concatenate(&mut buffer, fields) {
+            Some(bytes) => Arc::from(bytes),
+            None => fields.concat().into(),
+        })
+    }
+
+    #[inline]
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Inline { length, buffer } => buffer.get(..usize::from(*length)).unwrap_or_default(),
+            Self::Shared(bytes) => bytes,
+        }
+    }
 }
 
 impl PartitionKey {
@@ -45,27 +80,21 @@ impl PartitionKey {
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
         let (kind, value) = (kind.as_bytes(), value.as_ref());
         let lengths = [kind.len(), value.len()].map(|length| (length as u64).to_le_bytes());
-        let fields = [&lengths[0][..], kind, &lengths[1][..], value];
-        let mut buffer = [0; SHORT];
-        // Most keys are short, so that only the key itself is allocated.
-        match concatenate(&mut buffer, fields) {
-            Some(bytes) => Self::of_bytes(bytes.into()),
-            None => Self::of_bytes(fields.concat().into()),
-        }
+        Self::of_bytes(Bytes::of([&lengths[0][..], kind, &lengths[1][..], value]))
     }
 
-    fn of_bytes(bytes: Arc<[u8]>) -> Self {
+    fn of_bytes(bytes: Bytes) -> Self {
         // Clients choose keys. So the hash is one that resists chosen collisions, and its keys come from the operating system.
         static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let mut hasher = HASHER.build_hasher();
-        hasher.write(&bytes);
+        hasher.write(bytes.as_slice());
         Self { hash: hasher.finish(), bytes }
     }
 
     /// Returns the key of all parts of this key, followed by all parts of the other.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
-        Self::of_bytes([&self.bytes[..], &other.bytes[..]].concat().into())
+        Self::of_bytes(Bytes::of([self.as_bytes(), other.as_bytes(), &[], &[]]))
     }
 
     /// Returns a number from 0 to 99 that divides all keys into a hundred parts of about the same size. Use it to treat a percentage of
@@ -81,31 +110,35 @@ impl PartitionKey {
     /// assert_eq!(PartitionKey::new("user", "alice").percentile(), 9);
     /// ```
     pub fn percentile(&self) -> u8 {
-        let hash = Sha256::digest(&self.bytes);
+        let hash = Sha256::digest(self.as_bytes());
         let number = hash.first_chunk().map_or(0, |bytes| u64::from_be_bytes(*bytes));
         // Below 100.
         (number % 100) as u8
     }
 
     /// Returns the canonical bytes: the same for equal keys and different for different keys, in every process and version.
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+        self.bytes.as_slice()
     }
 
     /// Returns a hash of this key, which is the same for equal keys. It differs between processes, and clients cannot predict it.
+    #[inline]
     pub(crate) fn hash_code(&self) -> u64 {
         self.hash
     }
 
     /// This key as a store in memory keeps it: of bounded size, whatever a client has sent. A long key becomes its
     /// SHA-256, after a field length that no list of parts can have.
+    #[inline]
     pub(crate) fn bounded(&self) -> Cow<'_, Self> {
-        if self.bytes.len() <= MAX_KEPT {
-            Cow::Borrowed(self)
-        } else {
-            let digest = [&u64::MAX.to_le_bytes()[..], &Sha256::digest(&self.bytes)].concat();
-            Cow::Owned(Self::of_bytes(digest.into()))
-        }
+        if self.as_bytes().len() <= MAX_KEPT { Cow::Borrowed(self) } else { Cow::Owned(self.digest()) }
+    }
+
+    #[cold]
+    fn digest(&self) -> Self {
+        let digest = Sha256::digest(self.as_bytes());
+        Self::of_bytes(Bytes::of([&u64::MAX.to_le_bytes(), &digest, &[], &[]]))
     }
 
     /// Returns the parts of this key in their order, each with its kind and its value. Values may identify people.
@@ -121,7 +154,7 @@ impl PartitionKey {
             let (length, rest) = bytes.split_first_chunk::<8>()?;
             rest.split_at_checked(u64::from_le_bytes(*length) as usize)
         }
-        let mut rest = &self.bytes[..];
+        let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
             let (kind, after_kind) = field(rest)?;
             let (value, after_value) = field(after_kind)?;
@@ -153,7 +186,7 @@ impl Hasher for KeyHasher {
 }
 
 /// Writes the fields one after the other. Returns `None` if the buffer is too short.
-fn concatenate<'b>(buffer: &'b mut [u8; SHORT], fields: [&[u8]; 4]) -> Option<&'b [u8]> {
+fn concatenate<'b>(buffer: &'b mut [u8], fields: [&[u8]; 4]) -> Option<&'b [u8]> {
     let mut end = 0;
     for field in fields {
         buffer.get_mut(end..)?.get_mut(..field.len())?.copy_from_slice(field);
@@ -164,7 +197,7 @@ fn concatenate<'b>(buffer: &'b mut [u8; SHORT], fields: [&[u8]; 4]) -> Option<&'
 
 impl PartialEq for PartitionKey {
     fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.bytes == other.bytes
+        self.hash == other.hash && self.as_bytes() == other.as_bytes()
     }
 }
 
@@ -186,7 +219,7 @@ impl PartialOrd for PartitionKey {
 /// Compares the [bytes](PartitionKey::as_bytes).
 impl Ord for PartitionKey {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.bytes.cmp(&other.bytes)
+        self.as_bytes().cmp(other.as_bytes())
     }
 }
 
@@ -225,14 +258,19 @@ mod tests {
         }
     }
 
-    /// Around the length of the buffer in which short keys are built.
+    /// Around the lengths up to which keys are inline, and up to which they are built in a buffer.
     #[test]
     fn key_of_any_length_holds_its_parts() {
-        for length in (0..20).chain(90..140) {
+        for length in (0..40).chain(90..140) {
             let (kind, value) = ("k".repeat(length % 7), "v".repeat(length));
             let key = PartitionKey::new(&kind, &value);
             assert_eq!(key.parts().collect::<Vec<_>>(), [(&*kind, value.as_bytes())]);
             assert_eq!(key.as_bytes().len(), 16 + kind.len() + value.len());
+            assert_eq!(matches!(key.bytes, Bytes::Inline { .. }), key.as_bytes().len() <= MAX_INLINE);
+            let twice = key.and(&key);
+            assert_eq!(twice.as_bytes(), [key.as_bytes(), key.as_bytes()].concat());
+            assert_eq!(twice.clone(), twice);
+            assert_ne!(twice, key);
         }
     }
 

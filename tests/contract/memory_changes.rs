@@ -125,7 +125,8 @@ fn charges_in_one_bucket_share_one_counter() {
             clock.advance(Duration::from_millis(1));
         }
     });
-    assert!(kept.bytes_current < 1_000, "{} bytes for six counters", kept.bytes_current);
+    // The lists have room for several keys of 48 bytes.
+    assert!(kept.bytes_current < 1_300, "{} bytes for six counters", kept.bytes_current);
 }
 
 #[test]
