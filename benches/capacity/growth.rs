@@ -14,7 +14,9 @@ const KEYS: u64 = 100;
 /// Prints the growth, each row from an empty server.
 pub async fn print() {
     println!("Growth: {KEYS} keys, 64 checks in flight, not merged\n");
-    println!("| algorithm | charges in the window | policies | cost | server us per check | bytes per key and policy |");
+    println!(
+        "| algorithm | charges in the window | policies | cost | server us per check | bytes per key and policy |"
+    );
     println!("| --- | --- | --- | --- | --- | --- |");
     let server = Server::start(Engine::Redis);
     for (name, algorithm) in ALGORITHMS {
@@ -32,8 +34,9 @@ pub async fn print() {
 async fn row(server: &Server, name: &str, algorithm: Algorithm, charges: u64, policies: u32, cost: u32) {
     load::flush(server);
     // Different windows, so that each policy has a key of its own.
-    let policies_of_check =
-        (0..policies).map(|i| load::policy(&format!("policy {i}"), UNREACHED, HOUR + Duration::from_secs(u64::from(i)), algorithm));
+    let policies_of_check = (0..policies).map(|i| {
+        load::policy(&format!("policy {i}"), UNREACHED, HOUR + Duration::from_secs(u64::from(i)), algorithm)
+    });
     let limiter = load::limiter(server, policies_of_check, Merging::Off);
     let cost_of_check = load::run(server, &limiter, KEYS, cost, KEYS * charges, 64).await;
     println!(

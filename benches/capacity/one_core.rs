@@ -30,5 +30,7 @@ pub async fn print() {
             );
         }
     }
-    println!("\nMultiply by the number of nodes for a cluster, if no key is hot: a check is one call to one slot.\n");
+    println!(
+        "\nMultiply by the number of nodes for a cluster, if no key is hot: a check is one call to one slot.\n"
+    );
 }

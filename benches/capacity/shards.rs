@@ -10,7 +10,9 @@ const WINDOWS: u64 = 20;
 
 /// Prints how much a sharded key admits, against one key with the whole quota. The clock is simulated, and the arrivals are random.
 pub async fn print() {
-    println!("Shards: quota {QUOTA} per second over {WINDOWS} windows, random arrivals; share of what one key admits\n");
+    println!(
+        "Shards: quota {QUOTA} per second over {WINDOWS} windows, random arrivals; share of what one key admits\n"
+    );
     println!("| shards | asked 50 % of the quota | 80 % | 95 % | 100 % | 200 % | most units in one window |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
     for shards in [1, 2, 4, 8, 16, 64] {

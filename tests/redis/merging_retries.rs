@@ -93,7 +93,7 @@ async fn merged_checks_are_decided_while_slot_moves() {
     set_slot(to, slot_of_alice, &["IMPORTING", &id(from)]);
     set_slot(from, slot_of_alice, &["MIGRATING", &id(to)]);
     move_key(from, to, &backend.key_name("tsw", &alice(), &hourly()));
-    let key = |i: u32| if i % 2 == 0 { alice() } else { bob.clone() };
+    let key = |i: u32| if i.is_multiple_of(2) { alice() } else { bob.clone() };
     for outcome in outcomes((0..12).map(|i| one_unit(&backend, key(i))).collect()).await {
         assert!(outcome.unwrap().is_admitted());
     }
@@ -145,7 +145,8 @@ async fn probe_joins_no_open_call() {
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGSTOP);
     let mut failed = Box::pin(limiter.check(alice(), 1));
-    poll_fn(|context| Poll::Ready(assert!(failed.as_mut().poll(context).is_pending()))).await;
+    let is_pending = poll_fn(|context| Poll::Ready(failed.as_mut().poll(context).is_pending())).await;
+    assert!(is_pending);
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGCONT);
     // No other task runs between these three.
