@@ -295,10 +295,12 @@ pub(crate) async fn until<T>(end: Instant, future: impl Future<Output = T>) -> O
     tokio::time::timeout_at(end, future).await.ok()
 }
 
-#[cfg(all(test, feature = "redis"))]
+#[cfg(test)]
 mod tests {
+    #[cfg(feature = "redis")]
     use super::*;
 
+    #[cfg(feature = "redis")]
     #[test]
     fn renewed_pass_keeps_its_place() {
         let settings = Protection { breaker: None, deadline: Duration::from_secs(1), max_in_flight: 1 };
