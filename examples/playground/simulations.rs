@@ -8,7 +8,7 @@ pub(crate) trait Simulation {
     /// Returns the units that remain.
     fn remaining(&self) -> u32;
 
-    /// Returns the wait that a client is told after a denial, or `None` if the counter does not state one.
+    /// Returns the advertised wait of a denial, or `None` if the counter states none.
     fn wait(&self, at: i64) -> Option<i64>;
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct Increx {
 /// The usual sliding window of two counters: that of the current calendar window, and a share of the previous one.
 ///
 /// As the usual scripts do, it rounds the share down, and asks whether the usage is below the quota before it adds the cost. A
-/// client is told to wait for the next calendar window.
+/// denial advertises the wait for the next calendar window.
 pub(crate) struct TwoCounters {
     quota: u32,
     window: i64,

@@ -174,7 +174,7 @@ struct GroupKey {
     at_micros: Option<u64>,
 }
 
-/// Hashes what usually tells two groups apart.
+/// Hashes what usually distinguishes two groups.
 impl Hash for GroupKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.server, self.slot).hash(state);
