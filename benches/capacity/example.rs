@@ -36,7 +36,7 @@ pub async fn print() {
         load::policy("hour", 1_000, HOUR, Algorithm::SlidingBuckets { precision: minute }),
     ];
     let limiter = load::limiter(&server, policies, Merging::Adaptive);
-    load::run(&server, &limiter, KEYS, 1, KEYS * CHARGES, 64).await;
+    let busy_server = load::run(&server, &limiter, KEYS, 1, KEYS * CHARGES, 64).await;
     let bytes = memory(&server) - empty;
 
     let before = processor_seconds(&server);
@@ -59,9 +59,15 @@ pub async fn print() {
     times.extend(checks.join_all().await);
     times.sort_unstable();
     let busy = (processor_seconds(&server) - before) / start.elapsed().as_secs_f64();
-    println!("| figure | measured at one hundredth | times 100 |");
+    println!("| figure | at one hundredth | whole |");
     println!("| --- | --- | --- |");
-    println!("| share of one core | {:.2} % | {:.0} % |", busy * 100.0, busy * 10_000.0);
+    // An idle server wakes up for each check. A busy one reads many at once, so the whole rate costs less than a hundred times.
+    let whole = PER_SECOND * 100.0 * busy_server.server_micros / 1e6;
+    println!(
+        "| share of one core | {:.2} % | {:.0} %, by the time of a busy server |",
+        busy * 100.0,
+        whole * 100.0
+    );
     println!("| memory of Redis above an empty server | {:.1} MB | {:.2} GB |", bytes / 1e6, bytes / 1e7);
     println!(
         "| p50 and p99 of a check | {:.0} us, {:.0} us | |\n",
