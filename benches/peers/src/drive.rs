@@ -155,9 +155,9 @@ impl InFlight {
             + 'static,
         B: Send + 'static,
     {
-        // The first request loads the script; each key is used once if it must be used up.
+        // The first request loads the script: that of another key, unless each key must be used up.
         let mut warm = service.clone();
-        for key in 0..if load.is_used_up { load.keys } else { 1 } {
+        for key in if load.is_used_up { 0..load.keys } else { load.keys..load.keys + 1 } {
             let _ = warm.ready().await.expect("ready").call(request(key)).await;
         }
         let clients: Vec<_> =
