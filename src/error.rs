@@ -290,7 +290,7 @@ pub enum ConfigError {
         name: String,
     },
 
-    /// A route does not have the syntax of axum 0.8, lacks a parameter, or has two costs.
+    /// A route does not have the syntax of axum 0.8, lacks a parameter, has two costs, or conflicts with another route.
     #[error("route {route:?}: {reason}")]
     InvalidRoute {
         /// The given route.
@@ -329,15 +329,6 @@ pub enum ConfigError {
         name: String,
         /// The names of the policies.
         known: Vec<String>,
-    },
-
-    /// A route cannot be parsed or conflicts with another route.
-    #[error("route {route:?}: {source}")]
-    Route {
-        /// The given route.
-        route: String,
-        /// The reason.
-        source: matchit::InsertError,
     },
 
     /// The bound on the partition keys of a memory backend is out of range.

@@ -29,8 +29,8 @@ impl<'a> Pattern<'a> {
     }
 
     pub(crate) fn insert<T>(self, router: &mut matchit::Router<T>, value: T) -> Result<(), ConfigError> {
-        let route = || self.0.to_owned();
-        router.insert(self.0, value).map_err(|source| ConfigError::Route { route: route(), source })
+        // As text: the type of the router's error is not a part of the interface.
+        router.insert(self.0, value).map_err(|error| self.error(error.to_string()))
     }
 
     pub(crate) fn error(self, reason: impl Into<String>) -> ConfigError {

@@ -64,8 +64,7 @@ impl RouteCosts {
     /// # Errors
     ///
     /// Returns [`ConfigError::InvalidRoute`] unless the route begins with `/` and has no segment that begins with `:` or `*`, which
-    /// is the syntax of axum 0.7, or if its cost is already set. Returns [`ConfigError::Route`] if the route cannot be parsed, or
-    /// conflicts with an earlier route.
+    /// is the syntax of axum 0.7; or if its cost is already set, if it cannot be parsed, or if it conflicts with an earlier route.
     pub fn route(self, route: &str, cost: impl CostFunction) -> Result<Self, ConfigError> {
         self.with(None, route, Arc::new(cost))
     }
