@@ -128,15 +128,15 @@ pub(super) fn cost_above_quota(pair: &Pair) {
             quota = pair.policy.quota(),
             "the cost of a request is above the quota of a shadow policy: the policy would never admit it",
         );
-        return;
+    } else {
+        event!(
+            warn,
+            policy = pair.policy.name(),
+            cost = pair.cost,
+            quota = pair.policy.quota(),
+            "the cost of a request is above the quota: it can never be admitted",
+        );
     }
-    event!(
-        warn,
-        policy = pair.policy.name(),
-        cost = pair.cost,
-        quota = pair.policy.quota(),
-        "the cost of a request is above the quota: it can never be admitted",
-    );
 }
 
 pub(super) fn unknown_policy(name: &str) {
