@@ -25,7 +25,7 @@ use drive::{Allocations, InFlight, Load, Sequential};
 use limiters::Bare;
 use server::{Engine, Server};
 use subject::{Limit, Subject, visit};
-use table::{Rounds, bars, markdown, number};
+use table::{Comparison, Rounds, bars, markdown, number};
 
 const IN_FLIGHT: [usize; 5] = [1, 16, 64, 256, 1_024];
 
@@ -40,21 +40,24 @@ fn main() -> Result<(), Box<dyn Error>> {
     let server = Server::with_options(Engine::Redis, &["--io-threads", "1"]);
     let mut report = format!("# Results\n\n{}\n", introduction(rounds)?);
     println!("{report}");
-    let mut charts = Vec::new();
+    let mut output = Output::default();
     let parts: [(&str, Part); 3] = [("memory", memory), ("alone", limiters_alone), ("redis", redis)];
     let is_named = |name: &str| args.iter().any(|arg| arg == name);
     let is_complete = !is_quick || !parts.iter().any(|(name, _)| is_named(name));
     for (name, part) in parts {
         if is_complete || is_named(name) {
-            let printed = report.len();
-            part(&server, rounds, &mut report, &mut charts)?;
-            println!("{}", &report[printed..]);
+            let printed = output.tables.len();
+            part(&server, rounds, &mut output)?;
+            println!("{}", &output.tables[printed..]);
         }
     }
+    let losses = format!("## Where this crate loses\n\n{}", output.comparison.losses());
+    println!("{losses}");
+    report = format!("{report}\n{losses}{}", output.tables);
     if !is_quick {
         let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
         fs::create_dir_all(folder.join("charts"))?;
-        for (name, svg) in charts {
+        for (name, svg) in output.charts {
             fs::write(folder.join("charts").join(name), svg)?;
         }
         fs::write(folder.join("RESULTS.md"), report)?;
@@ -83,10 +86,17 @@ fn introduction(rounds: usize) -> Result<String, Box<dyn Error>> {
     ))
 }
 
-type Charts = Vec<(&'static str, String)>;
+/// What the parts have measured.
+#[derive(Default)]
+struct Output {
+    tables: String,
+    /// Each with the name of its file.
+    charts: Vec<(&'static str, String)>,
+    comparison: Comparison,
+}
 
-/// Measures a part of the subjects, and adds its tables and charts.
-type Part = fn(&Server, usize, &mut String, &mut Charts) -> Result<(), Box<dyn Error>>;
+/// Measures a part of the subjects.
+type Part = fn(&Server, usize, &mut Output) -> Result<(), Box<dyn Error>>;
 
 fn runtime(workers: usize) -> Result<Runtime, Box<dyn Error>> {
     let mut builder = if workers == 1 { Builder::new_current_thread() } else { Builder::new_multi_thread() };
@@ -125,7 +135,8 @@ fn instructions(subject: Subject, limit: Limit, clients: usize, url: &str) -> Re
 }
 
 /// The layers in memory.
-fn memory(_: &Server, rounds: usize, report: &mut String, charts: &mut Charts) -> Result<(), Box<dyn Error>> {
+fn memory(_: &Server, rounds: usize, output: &mut Output) -> Result<(), Box<dyn Error>> {
+    let Output { tables: report, charts, comparison } = output;
     let runtime = runtime(1)?;
     let cells: Vec<(usize, usize, Limit)> = {
         let limit = |policies, denies| Limit { policies, denies };
@@ -153,6 +164,13 @@ fn memory(_: &Server, rounds: usize, report: &mut String, charts: &mut Charts) -
         let over =
             |i: usize| Rounds(times[&i].0.iter().zip(&inner.0).map(|(time, inner)| time - inner).collect());
         let verdict = if limit.denies { "denied" } else { "admitted" };
+        let cell = format!(
+            "memory, {verdict}, {} keys, {threads} threads, {} policies",
+            number_of(keys),
+            limit.policies
+        );
+        let others = (2..Subject::IN_MEMORY.len()).map(|i| (Subject::IN_MEMORY[i].name(), over(i).median()));
+        comparison.add(cell + ": time", over(1).median(), others);
         let mut row =
             vec![verdict.to_owned(), number_of(keys), threads.to_string(), limit.policies.to_string()];
         row.extend((1..Subject::IN_MEMORY.len()).map(|i| over(i).with_spread()));
@@ -189,11 +207,15 @@ fn memory(_: &Server, rounds: usize, report: &mut String, charts: &mut Charts) -
             allocations(Subject::Inner)?,
         );
         let mut row = vec![verdict.to_owned(), limit.policies.to_string()];
+        let mut all = Vec::new();
         for subject in Subject::IN_MEMORY.into_iter().skip(1) {
-            let counted = instructions(subject, limit, 1, "")? - inner.0;
-            row.push(format!("{}; {:.1}", number(counted as f64), allocations(subject)? - inner.1));
+            let counted = (instructions(subject, limit, 1, "")? - inner.0) as f64;
+            row.push(format!("{}; {:.1}", number(counted), allocations(subject)? - inner.1));
+            all.push((subject.name(), counted));
         }
         rows.push(row);
+        let cell = format!("memory, {verdict}, {} policies: instructions", limit.policies);
+        comparison.add(cell, all[0].1, all.into_iter().skip(1));
     }
     let mut heading = vec!["verdict", "policies"];
     heading.extend(Subject::IN_MEMORY.iter().skip(1).map(|subject| subject.name()));
@@ -202,12 +224,8 @@ fn memory(_: &Server, rounds: usize, report: &mut String, charts: &mut Charts) -
 }
 
 /// The limiters without a layer.
-fn limiters_alone(
-    _: &Server,
-    rounds: usize,
-    report: &mut String,
-    _: &mut Charts,
-) -> Result<(), Box<dyn Error>> {
+fn limiters_alone(_: &Server, rounds: usize, output: &mut Output) -> Result<(), Box<dyn Error>> {
+    let Output { tables: report, comparison, .. } = output;
     let mut rows = Vec::new();
     for keys in [1, 10_000, 100_000] {
         let mut rates: Vec<Rounds> = vec![Rounds::default(); Bare::ALL.len()];
@@ -216,6 +234,12 @@ fn limiters_alone(
                 rates.0.push(1e9 / bare.run(300_000, keys)?.as_nanos().max(1) as f64);
             }
         }
+        let [ours, governor] = [&rates[0], &rates[1]].map(|rates| 1.0 / rates.median());
+        comparison.add(
+            format!("limiter without a layer, {} keys: time", number_of(keys)),
+            ours,
+            [(Bare::Governor.name(), governor)],
+        );
         let mut row = vec![number_of(keys)];
         row.extend(rates.iter().map(Rounds::with_spread));
         rows.push(row);
@@ -243,12 +267,8 @@ struct Cell {
     commands: Rounds,
 }
 
-fn redis(
-    server: &Server,
-    rounds: usize,
-    report: &mut String,
-    charts: &mut Charts,
-) -> Result<(), Box<dyn Error>> {
+fn redis(server: &Server, rounds: usize, output: &mut Output) -> Result<(), Box<dyn Error>> {
+    let Output { tables: report, charts, comparison } = output;
     *report += "\n## Layers on Redis\n\nDecisions per second; microseconds of latency; microseconds of CPU time of the server and commands for each \
                 decision. A denial that the deny cache answers sends no command.\n";
     for workers in [1, 2] {
@@ -270,6 +290,19 @@ fn redis(
                             round(server, workers, subject, limit, clients, keys, cell)?;
                         }
                     }
+                    let time = |subject: Subject| {
+                        let index = Subject::ON_REDIS.into_iter().position(|other| other == subject);
+                        1.0 / index.map_or(f64::NAN, |index| cells[index].rate.median())
+                    };
+                    let others = [Subject::TowerRateLimitRedis, Subject::TowerRateLimiterRedis];
+                    comparison.add(
+                        format!(
+                            "Redis, {verdict}, {} keys, {clients} in flight, {workers} threads, {policies} policies: time",
+                            number_of(keys)
+                        ),
+                        time(Subject::Redis),
+                        others.map(|subject| (subject.name(), time(subject))),
+                    );
                     for (cell, subject) in cells.iter().zip(Subject::ON_REDIS) {
                         rows.push(vec![
                             clients.to_string(),
@@ -310,13 +343,21 @@ fn redis(
     let mut rows = Vec::new();
     for (policies, denies) in [(1, false), (1, true), (3, false)] {
         let limit = Limit { policies, denies };
+        let verdict = if denies { "denied" } else { "admitted" };
+        let (mut ours, mut others) = (f64::NAN, Vec::new());
         for subject in Subject::ON_REDIS {
             if subject == Subject::Script && (denies || policies > 1) {
                 continue;
             }
             flush(server)?;
             let counted = instructions(subject, limit, 64, &server.url())?;
-            let verdict = if denies { "denied" } else { "admitted" };
+            match subject {
+                Subject::Redis => ours = counted as f64,
+                Subject::TowerRateLimitRedis | Subject::TowerRateLimiterRedis => {
+                    others.push((subject.name(), counted as f64));
+                }
+                _ => {}
+            }
             rows.push(vec![
                 verdict.to_owned(),
                 policies.to_string(),
@@ -324,10 +365,11 @@ fn redis(
                 number(counted as f64),
             ]);
         }
+        comparison.add(format!("Redis, {verdict}, {policies} policies: instructions"), ours, others);
     }
     *report += &markdown(&["verdict", "policies", "subject", "instructions"], &rows);
     *report += "\n### Bytes of Redis for each key\n\nOne admitted request for each of 10,000 keys, with a quota that returns after an hour.\n\n";
-    let mut rows = Vec::new();
+    let (mut rows, mut all) = (Vec::new(), Vec::new());
     for subject in Subject::ON_REDIS.into_iter().skip(1) {
         flush(server)?;
         let before = info(server, "used_memory")?;
@@ -337,11 +379,13 @@ fn redis(
         runtime(1)?.block_on(async {
             Ok::<_, Box<dyn Error>>(visit(subject, limit, &server.url(), InFlight(load)).await?.await)
         })?;
-        rows.push(vec![
-            subject.name().to_owned(),
-            number((info(server, "used_memory")? - before) / 10_000.0),
-        ]);
+        let bytes = (info(server, "used_memory")? - before) / 10_000.0;
+        rows.push(vec![subject.name().to_owned(), number(bytes)]);
+        all.push((subject, bytes));
     }
+    let others =
+        all.iter().filter(|(subject, _)| !subject.is_ours()).map(|(subject, bytes)| (subject.name(), *bytes));
+    comparison.add("bytes of Redis for each key", all[0].1, others);
     *report += &markdown(&["subject", "bytes"], &rows);
     Ok(())
 }

@@ -72,6 +72,11 @@ impl Subject {
         }
     }
 
+    /// Returns whether the subject is this crate.
+    pub fn is_ours(self) -> bool {
+        matches!(self, Self::Memory | Self::Redis | Self::RedisWithoutDenyCache)
+    }
+
     /// Returns the subject with this `Debug` name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|subject| format!("{subject:?}") == name)

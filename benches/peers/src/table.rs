@@ -43,6 +43,37 @@ pub fn number(value: f64) -> String {
     }
 }
 
+/// How this crate compares with the best other crate, cell by cell.
+#[derive(Default)]
+pub struct Comparison(Vec<(String, String, f64)>);
+
+impl Comparison {
+    /// Adds a cell: what `ours` and each of the others take of time or work.
+    pub fn add(
+        &mut self,
+        cell: impl Into<String>,
+        ours: f64,
+        others: impl IntoIterator<Item = (&'static str, f64)>,
+    ) {
+        if let Some((name, best)) = others.into_iter().min_by(|(_, a), (_, b)| a.total_cmp(b)) {
+            self.0.push((cell.into(), name.to_owned(), ours / best));
+        }
+    }
+
+    /// Returns the cells in which another crate is better, the worst first.
+    pub fn losses(&self) -> String {
+        let mut lost: Vec<_> = self.0.iter().filter(|(.., ratio)| *ratio > 1.0).collect();
+        lost.sort_by(|(.., a), (.., b)| b.total_cmp(a));
+        let row = |(cell, name, ratio): &&(String, String, f64)| {
+            vec![cell.clone(), name.clone(), format!("{ratio:.2} x")]
+        };
+        let rows: Vec<_> = lost.iter().map(row).collect();
+        let (lost, all) = (lost.len(), self.0.len());
+        format!("In {lost} of {all} cells, another crate needs less:\n\n")
+            + &markdown(&["cell", "best other crate", "this crate needs"], &rows)
+    }
+}
+
 pub fn markdown(heading: &[&str], rows: &[Vec<String>]) -> String {
     let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
     let heading: Vec<String> = heading.iter().map(|&cell| cell.to_owned()).collect();
