@@ -5,13 +5,14 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example playground
 //! ```
 
+mod charts;
 mod compare;
 mod live;
 mod page;
 mod simulations;
 mod switch;
 
-use std::{env, error::Error, io::Write, process::ExitCode};
+use std::{env, error::Error, io::Write, path::Path, process::ExitCode};
 
 use axum::{
     Router,
@@ -24,7 +25,15 @@ use tower_sliding_window::{MemoryBackend, RedisBackend};
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match serve().await {
+    let arguments: Vec<_> = env::args_os().skip(1).collect();
+    let done = match &arguments[..] {
+        [] => serve().await,
+        [command, folder] if command == "charts" => {
+            charts::write(Path::new(folder)).await.map_err(Into::into)
+        }
+        _ => Err("usage: playground [charts <folder>]".into()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -24,11 +24,18 @@
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
 
-// Rustdoc copies no files, so a page contains its pictures. `tests/pictures` makes them.
+// Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
+// the charts, and `tests/pictures` makes the picture of the outage.
 
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
-#[doc = concat!(include_str!("algorithms.md"), "\n[playground]: ", include_str!("pictures/comparison.txt"))]
+#[doc = concat!(
+    include_str!("algorithms.md"),
+    "\n[bursts]: ",
+    include_str!("pictures/bursts.txt"),
+    "\n\n[stream]: ",
+    include_str!("pictures/stream.txt")
+)]
 pub mod algorithms {}
 
 #[doc = include_str!("alternatives.md")]
