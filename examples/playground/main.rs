@@ -1,8 +1,23 @@
-//! A page to try limits on: it compares the algorithms on one trace, and sends requests through a real layer.
+//! How do the algorithms differ? What does a limit do, also in an outage? A page in the browser
+//!
+//! The page compares the algorithms on one trace, and sends requests through a real layer.
 //!
 //! ```text
 //! cargo run --example playground
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example playground
+//! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! listening on http://127.0.0.1:3000
+//!   open this address in a browser
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! cargo run --example playground -- charts src/guide/pictures    # makes the charts of the guide
 //! ```
 
 mod charts;
