@@ -124,7 +124,7 @@ impl Chart {
             BARS.0 - 16.0,
             WINDOW.as_secs(),
         );
-        let step = if self.shown.end - self.shown.start > 20 { 5 } else { 1 };
+        let step = if self.shown.end - self.shown.start > 20 { 5 } else { 2 };
         for second in self.shown.clone().filter(|second| second % step == 0) {
             let text = if second == 0 { "edge".to_owned() } else { format!("{second} s") };
             let _ = writeln!(
