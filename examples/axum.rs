@@ -1,8 +1,23 @@
-//! An axum service with two limits, in memory or shared through Redis.
+//! What does a limited service look like?
+//!
+//! An axum service with a limit by API key and a limit by address, in memory or shared through Redis.
 //!
 //! ```text
 //! cargo run --example axum
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example axum
+//! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! listening on http://127.0.0.1:3000
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! curl -i http://127.0.0.1:3000/    # 200, with the remaining units in the header fields
+//! for i in $(seq 11); do curl -s -o /dev/null -w '%{http_code}\n' -H 'x-api-key: bob' http://127.0.0.1:3000/; done    # 429 at the end
 //! ```
 
 #[path = "common/policies.rs"]

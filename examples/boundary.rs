@@ -1,12 +1,28 @@
-//! A full burst on each side of the edge of a window, for every algorithm.
+//! What happens at the boundary of a window, for each algorithm?
+//!
+//! In memory, the example moves a manual clock. On Redis, it waits for the next edge by the clock of Redis, for at most
+//! twelve seconds.
 //!
 //! ```text
 //! cargo run --example boundary
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example boundary
 //! ```
 //!
-//! In memory, the example moves a manual clock. On Redis, it waits for the next edge by the clock of Redis, for at most
-//! twelve seconds.
+//! Expected output:
+//!
+//! ```text
+//!                   -0.7 s                      edge   +0.3 s  before  after  most in 10 s
+//! sliding log       ....######..................|.xxxxxxx....      50      0            50
+//! sliding buckets   ....######..................|.xxxxxxx....      50      0            50
+//! sliding counter   ....######..................|.xxxxxxx....      50      0            50
+//! fixed window      ....######..................|.#######....      50     50           100
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! cargo run --example playground    # the same in a browser, with your own requests
+//! ```
 
 use std::{
     env,

@@ -1,14 +1,30 @@
-//! Workers share the daily quota of a remote API: 10,000 units, where a search costs 100, a read 1, and a deletion 50.
+//! How do several workers stay within the quota of a remote API?
 //!
-//! A pace limits them to 3,000 units in half a second, so that a worker waits before it calls. If the daily quota is used up, a worker
-//! gives up at once. If the store fails, the searches and the reads fail open, and the deletions fail closed.
+//! The API grants 10,000 units a day. A search costs 100, a read 1, and a deletion 50. A pace limits the workers to 3,000 units in half a
+//! second, so that a worker waits before it calls. If the daily quota is used up, a worker gives up at once. If the store fails, the
+//! searches and the reads fail open, and the deletions fail closed.
 //!
 //! ```text
 //! cargo run --example client_quota
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example client_quota
 //! ```
 //!
-//! On Redis, all processes share the quota: a second run on the same day finds it used up.
+//! Expected output:
+//!
+//! ```text
+//! The workers share 10,000 units:
+//!   clean      35 calls of  50   rate limit exceeded: policy "daily"; retry after 86398.494913s
+//!   index      60 calls of 100   all calls made
+//!   suggest    22 calls of 100   rate limit exceeded: policy "daily"; retry after 86398.495273s
+//!   sync       50 calls of   1   rate limit exceeded: policy "daily"; retry after 86398.494962s
+//!   10000 units in 1.5 s
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example client_quota    # twice: the second run finds the quota used up
+//! ```
 
 use std::{
     env,

@@ -1,13 +1,29 @@
-//! Reports or resets the usage of one key that the service in `axum.rs` counts in Redis.
+//! Why is this customer limited? How do I reset a limit?
+//!
+//! Reports or resets the usage of one key that the service in `axum.rs` counts in Redis. A key is the kind and the value that the service
+//! uses. The policies, the namespace and the secret of the hash, if any, must be those of the service. Otherwise the example reads the
+//! usage of another key.
 //!
 //! ```text
-//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- peek header:x-api-key alice
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- peek header:x-api-key alice 5
-//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- reset peer-ip 192.0.2.1
 //! ```
 //!
-//! A key is the kind and the value that the service uses. The policies, the namespace and the secret of the hash, if any,
-//! must be those of the service. Otherwise the example reads the usage of another key.
+//! Expected output:
+//!
+//! ```text
+//! a request of cost 5 is denied for 10.0 s:
+//! burst: 0 of 10 left, more in 10.0 s, all in 10.0 s; this policy denies it
+//!   tsw:1:{23749bd6d2af2d95c8c74bc31f047816}:burst:log:10000000
+//! sustained: 20 of 30 left, more in 60.0 s, all in 60.0 s
+//!   tsw:1:{23749bd6d2af2d95c8c74bc31f047816}:sustained:log:60000000
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- reset header:x-api-key alice
+//! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example inspect -- peek peer-ip 127.0.0.1
+//! ```
 
 #[path = "common/policies.rs"]
 mod policies;

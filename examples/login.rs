@@ -1,7 +1,22 @@
-//! A login that counts only failures: at most three per minute from one address.
+//! How do only failed logins count?
+//!
+//! A login that counts failures: at most three per minute from one address.
 //!
 //! ```text
 //! cargo run --example login
+//! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! listening on http://127.0.0.1:3000
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! curl -i -d user=alice -d password=sesame http://127.0.0.1:3000/login    # 200, and charges nothing
+//! curl -i -d user=alice -d password=guess http://127.0.0.1:3000/login     # 401 three times, then 429
 //! ```
 
 use std::{env, error::Error, net::SocketAddr, time::Duration};

@@ -1,10 +1,24 @@
-//! Metrics in the Prometheus text format, a health page, and log events.
+//! How do I see metrics, a health page and log events?
+//!
+//! Metrics are in the Prometheus text format. Log events go to standard error.
 //!
 //! ```text
 //! cargo run --example observability
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example observability
-//! curl http://127.0.0.1:3000/metrics
-//! curl http://127.0.0.1:3000/health
+//! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! listening on http://127.0.0.1:3000
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! for i in $(seq 12); do curl -s -o /dev/null -w '%{http_code}\n' -H 'x-api-key: alice' http://127.0.0.1:3000/users/7; done
+//! curl http://127.0.0.1:3000/metrics    # rate_limit_decisions_total{policy="per-key",outcome="denied"} 2
+//! curl http://127.0.0.1:3000/health     # "most_denied":[{"denials":2,"key":"header:x-api-key=alice"}]
 //! ```
 
 use std::{env, error::Error, io::Write, net::SocketAddr, time::Duration};

@@ -1,7 +1,32 @@
-//! An outage of Redis: cheap requests fail open, expensive requests fail closed, and logins use the local fallback.
+//! What happens in an outage of Redis, under each outage rule?
+//!
+//! Cheap requests fail open, expensive requests fail closed, and logins use the local fallback. No server listens at the address of Redis.
 //!
 //! ```text
 //! cargo run --example outage
+//! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! /        200 after 9.396242ms
+//!          admitted unchecked: no rate limit decision: the store cannot be reached
+//! /export  503 after 143.053µs
+//!          {"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity", ...}
+//! /login   200 after 154.96µs
+//!          6 units left in the local fallback
+//! /login   200 after 41.642µs
+//!          0 units left in the local fallback
+//! /login   503 after 35.242µs
+//!          {"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity", ...}
+//! /        200 after 21.371µs
+//!          admitted unchecked: no rate limit decision: the store cannot be reached (circuit breaker is open)
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! cargo run --example playground    # stop the backend in a browser, and watch the recovery
 //! ```
 
 use std::{convert::Infallible, error::Error, time::Duration};

@@ -1,8 +1,24 @@
-//! A service whose policies come from a file. It loads a changed file without a restart, and drops no request.
+//! How do policies come from a file, and change without a restart?
+//!
+//! The service loads a changed file, and drops no request.
 //!
 //! ```text
 //! cargo run --example reload
 //! POLICIES=/etc/service/policies.toml PORT=8080 cargo run --example reload
+//! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! listening on http://127.0.0.1:3000
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! curl -i http://127.0.0.1:3000/login    # ratelimit-policy: "logins";q=5;w=900
+//! sed -i 's/quota = 5/quota = 9/' examples/policies.toml
+//! curl -i http://127.0.0.1:3000/login    # ratelimit-policy: "logins";q=9;w=900, and the usage is kept
 //! ```
 
 use std::{

@@ -1,9 +1,25 @@
-//! A gateway to a language model: requests, input tokens, output tokens and cents are policies of one check. A streamed answer is
-//! charged by the tokens that the model has produced, also if the client disconnects.
+//! How does a gateway to a language model charge requests, tokens and cents, also for streamed answers?
+//!
+//! Requests, input tokens, output tokens and cents are policies of one check. A streamed answer is charged by the tokens that the model has
+//! produced, also if the client disconnects.
 //!
 //! ```text
 //! cargo run --example tokens
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example tokens
+//! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! listening on http://127.0.0.1:3000
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! curl -i -H 'x-api-key: bob' -H 'x-max-tokens: 5' -d 'three words only' http://127.0.0.1:3000/chat
+//! curl -H 'x-api-key: bob' http://127.0.0.1:3000/usage    # output-tokens: 195 of 200 left
+//! curl -i -H 'x-api-key: bob' -m 0.5 -d 'the client disconnects after half a second' http://127.0.0.1:3000/chat
 //! ```
 
 use std::{convert::Infallible, env, error::Error, io::Write, process::ExitCode, time::Duration};

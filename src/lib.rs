@@ -67,23 +67,20 @@
 //! | --- | --- | --- |
 //! | Which algorithm? | [`guide::algorithms`] | [`Policy`], [`Algorithm`] |
 //! | Which policies, by tier or route, or from a file? | [`guide::policies`] | [`PolicyTable`], [`Tier`](policy::Tier) |
-//! | Whose usage is counted? | [`guide::keys`] | [`header`], [`extension`], [`peer_ip`], [`limit`], [`key`] |
+//! | Whose usage is counted? Which address, behind a proxy? | [`guide::keys`], [`guide::proxies`] | [`header`], [`extension`], [`peer_ip`], [`client_ip`](key::client_ip), [`limit`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
+//! | How do I charge the actual cost, or only failures? | [`guide::settling`], [`guide::language_models`] | [`Reservation`], [`ActualCost`](settle::ActualCost), [`Meter`](settle::Meter) |
 //! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
+//! | How do I connect to Redis, to Sentinel or to a cluster? Where do I place it? | [`guide::cluster`], [`guide::deployment`] | `RedisBackend` |
+//! | How many decisions can Redis make? What about a hot key? | [`guide::capacity`], [`guide::leases`] | [`Lease`](policy::Lease) |
 //! | What do I measure? When do I raise an alert? | [`guide::observability`] | [`Stats`](observe::Stats) |
-//! | How do I charge the actual cost? | [`guide::settling`] | [`Reservation`], [`ActualCost`](settle::ActualCost), [`Meter`](settle::Meter) |
-//! | How do I limit a key with very many requests? | [`guide::leases`] | [`Lease`](policy::Lease) |
-//! | How do I connect to Sentinel or a cluster? | [`guide::cluster`] | `RedisBackend` |
-//! | How do I limit by address behind a proxy? | [`guide::proxies`] | [`client_ip`](key::client_ip), [`TrustedProxies`](key::TrustedProxies) |
-//! | How do I try a limit first? | [`guide::rollout`] | [`Policy::shadow`], [`Builder::enforce_percent`] |
-//! | How do I test my service? | [`guide::testing`] | `FakeBackend`, `ManualClock` |
-//! | What does a client see? | [`guide::responses`] | [`Dialect`](answer::Dialect), [`Builder::rejection`], [`Rejection`] |
-//! | How does a handler read the decision? | | [`Decision`], [`Http`](protocol::Http#extensions) |
+//! | What does a client see, also over gRPC? What does a handler see? | [`guide::responses`], [`guide::grpc`] | [`Dialect`](answer::Dialect), [`Rejection`], [`Decision`], [`Http`](protocol::Http#extensions) |
+//! | How do I try a limit first? How do I test my service? | [`guide::rollout`], [`guide::testing`] | [`Policy::shadow`], `FakeBackend`, `ManualClock` |
 //! | How do I limit a job? How does an outgoing call wait for its limit? | [`guide::waiting`] | [`Limiter`], [`by`], [`WaitLayer`](wait::WaitLayer) |
+//! | How do I look up or reset a usage, or limit a WebSocket? | [`guide::cookbook`] | [`Limiter::peek`], [`Limiter::reset`] |
+//! | Is this the right crate? How do I migrate to it? | [`guide::alternatives`], [`guide::migration`] | |
 //!
 //! # Features
-//!
-//! A feature adds items, and never changes the meaning of an existing one.
 //!
 //! - `redis` (default): `RedisBackend`. `tracing` (default): [events](guide::outages#events). `tls`: `rediss://`, your own
 //!   certificate authorities, client certificates.
@@ -91,6 +88,7 @@
 //!   `ConnectInfo`.
 //! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `metrics`: [`guide::observability`]. `serde`:
 //!   [policies from a file](guide::policies#policies-from-a-file). `test-util`: [`guide::testing`].
+//!   A feature never changes the meaning of an existing item.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 

@@ -8,6 +8,7 @@ mod support;
 
 mod contract;
 mod deny_cache;
+mod docs;
 mod example;
 mod http;
 mod lease;

@@ -85,7 +85,7 @@ fn cycles(sources: &[(&str, &str)]) -> Vec<String> {
 }
 
 /// Returns the text of every source file by its path below `src`.
-fn sources(src: &Path) -> BTreeMap<String, String> {
+pub fn sources(src: &Path) -> BTreeMap<String, String> {
     let (mut sources, mut folders) = (BTreeMap::new(), vec![src.to_owned()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {

@@ -23,28 +23,28 @@ const MAX_WINDOW: Duration = Duration::from_secs(86_400);
 #[serde(deny_unknown_fields)]
 pub(crate) struct Comparison {
     /// The quota and the window.
-    policy: Policy,
+    pub(crate) policy: Policy,
     /// The precision of the sliding buckets, in milliseconds.
-    precision_ms: u64,
+    pub(crate) precision_ms: u64,
     /// The time of each request in microseconds from the edge of a calendar window, and its cost.
-    trace: Vec<(i64, u32)>,
+    pub(crate) trace: Vec<(i64, u32)>,
 }
 
 /// What a counter decides.
 #[derive(Serialize)]
 pub(crate) struct Lane {
-    name: &'static str,
+    pub(crate) name: &'static str,
     /// Whether it is an algorithm of this crate.
     is_ours: bool,
     decisions: Vec<Decided>,
     /// The edges of the windows of this counter, in microseconds. A sliding window has none.
-    edges: Vec<i64>,
+    pub(crate) edges: Vec<i64>,
     /// The admitted units, and the denied units.
-    admitted: u64,
+    pub(crate) admitted: u64,
     denied: u64,
-    worst: Worst,
+    pub(crate) worst: Worst,
     /// The units over the quota in the worst window.
-    over: u64,
+    pub(crate) over: u64,
 }
 
 /// The decision of a request: whether it is admitted, the remaining units, and the stated wait in microseconds.
@@ -53,9 +53,9 @@ struct Decided(bool, u32, Option<i64>);
 
 /// The window with the most admitted units, among all intervals of this length.
 #[derive(Default, Serialize)]
-struct Worst {
+pub(crate) struct Worst {
     from: i64,
-    units: u64,
+    pub(crate) units: u64,
 }
 
 /// A limiter of the crate, or a simulation.
@@ -75,7 +75,7 @@ pub(crate) async fn compare(
 }
 
 impl Comparison {
-    async fn run(mut self) -> Result<Vec<Lane>, String> {
+    pub(crate) async fn run(mut self) -> Result<Vec<Lane>, String> {
         let window = self.policy.window();
         if window > MAX_WINDOW {
             return Err(format!("window {window:?}: it must be at most one day"));
@@ -168,6 +168,13 @@ impl Comparison {
     /// Returns the window in microseconds. It is at most one day.
     fn window(&self) -> i64 {
         self.policy.window().as_micros() as i64
+    }
+}
+
+impl Lane {
+    /// Returns whether each request is admitted, in the order of the trace.
+    pub(crate) fn admissions(&self) -> impl Iterator<Item = bool> {
+        self.decisions.iter().map(|Decided(is_admitted, ..)| *is_admitted)
     }
 }
 

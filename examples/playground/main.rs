@@ -1,17 +1,33 @@
-//! A page to try limits on: it compares the algorithms on one trace, and sends requests through a real layer.
+//! How do the algorithms differ? What does a limit do, also in an outage? A page in the browser
+//!
+//! The page compares the algorithms on one trace, and sends requests through a real layer.
 //!
 //! ```text
 //! cargo run --example playground
 //! REDIS_URL=redis://127.0.0.1:6379/ PORT=8080 cargo run --example playground
 //! ```
+//!
+//! Expected output:
+//!
+//! ```text
+//! listening on http://127.0.0.1:3000
+//!   open this address in a browser
+//! ```
+//!
+//! Type next:
+//!
+//! ```text
+//! cargo run --example playground -- charts src/guide/pictures    # makes the charts of the guide
+//! ```
 
+mod charts;
 mod compare;
 mod live;
 mod page;
 mod simulations;
 mod switch;
 
-use std::{env, error::Error, io::Write, process::ExitCode};
+use std::{env, error::Error, io::Write, path::Path, process::ExitCode};
 
 use axum::{
     Router,
@@ -24,7 +40,15 @@ use tower_sliding_window::{MemoryBackend, RedisBackend};
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    match serve().await {
+    let arguments: Vec<_> = env::args_os().skip(1).collect();
+    let done = match &arguments[..] {
+        [] => serve().await,
+        [command, folder] if command == "charts" => {
+            charts::write(Path::new(folder)).await.map_err(Into::into)
+        }
+        _ => Err("usage: playground [charts <folder>]".into()),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");

@@ -9,26 +9,36 @@
 //! | What happens if Redis does not answer? | [`outages`] |
 //! | What do I measure, and when do I raise an alert? | [`observability`] |
 //! | How do I charge what a request has actually used? | [`settling`] |
+//! | How does a gateway limit tokens and dollars? How does it charge a streamed answer? | [`language_models`] |
 //! | One key has more requests than Redis can decide. What can I do? | [`leases`] |
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |
+//! | What do I configure on Redis, and where do I place it? What about several regions? | [`deployment`] |
+//! | How do I limit a gRPC service? | [`grpc`] |
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
 //! | How many decisions can one Redis make? What do I do with a hot key? | [`capacity`] |
 //! | How do I test a limited service? | [`testing`] |
-//! | How do I limit logins by the body, a WebSocket, or several routers? How do I disable limits? | [`cookbook`] |
+//! | How do I limit logins by the body, a WebSocket, or several routers? How do I look up or reset a usage? | [`cookbook`] |
 //! | How do I migrate from tower_governor, governor, redis-cell, or a script of my own? | [`migration`] |
 //! | Is `INCREX` a rate limiter? Why not Envoy? What does this crate not do? | [`alternatives`] |
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
 
-// Rustdoc copies no files, so a page contains its pictures. `tests/pictures` makes them.
+// Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
+// the charts, and `tests/pictures` makes the picture of the outage.
 
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
-#[doc = concat!(include_str!("algorithms.md"), "\n[playground]: ", include_str!("pictures/comparison.txt"))]
+#[doc = concat!(
+    include_str!("algorithms.md"),
+    "\n[bursts]: ",
+    include_str!("pictures/bursts.txt"),
+    "\n\n[stream]: ",
+    include_str!("pictures/stream.txt")
+)]
 pub mod algorithms {}
 
 #[doc = include_str!("alternatives.md")]
@@ -50,8 +60,21 @@ pub mod cookbook {}
 #[doc = include_str!("costs.md")]
 pub mod costs {}
 
+#[doc = include_str!("deployment.md")]
+pub mod deployment {}
+
+#[cfg_attr(feature = "tonic", doc = include_str!("grpc.md"))]
+#[cfg_attr(
+    not(feature = "tonic"),
+    doc = "gRPC: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/grpc/) needs the feature `tonic`."
+)]
+pub mod grpc {}
+
 #[doc = include_str!("keys.md")]
 pub mod keys {}
+
+#[doc = include_str!("language_models.md")]
+pub mod language_models {}
 
 #[doc = include_str!("leases.md")]
 pub mod leases {}

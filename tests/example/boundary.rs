@@ -1,7 +1,10 @@
 //! The example `boundary`, in memory only. On Redis it waits up to twelve seconds for the edge of a window.
 
 use super::process::{Ended, run_example};
-use crate::support::server::{Engine, Server};
+use crate::{
+    docs::expected_output_of_boundary,
+    support::server::{Engine, Server},
+};
 
 fn boundary(variables: &[(&str, &str)]) -> Ended {
     run_example("boundary", variables)
@@ -24,6 +27,7 @@ fn only_fixed_window_admits_bursts_on_both_sides_of_edge() {
             line.split_whitespace().skip(3).map(|number| number.parse().unwrap()).collect();
         assert_eq!(numbers, [before, after, most], "{algorithm}");
     }
+    assert!(ended.stdout.contains(&expected_output_of_boundary()), "{ended:?}");
     assert!(ended.stdout.contains("The fixed window has admitted 100 requests within 0.78 s."), "{ended:?}");
 }
 

@@ -1,10 +1,15 @@
 //! The example `playground` in a headless browser, as a user sees it.
 
-use std::{path::PathBuf, process::Command, thread::sleep, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    thread::sleep,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
-use super::process::{Example, run_example};
+use super::process::{Example, run_example, run_with};
 use crate::{
     http::wire::request_with_body,
     support::{
@@ -392,15 +397,31 @@ fn pictures_show_comparison_and_outage() {
 }
 
 #[test]
-fn guide_has_pictures_of_the_readme() {
-    for name in ["comparison", "outage"] {
-        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
-        let picture = format!("{root}examples/playground/pictures/{name}.png");
-        let encoded = Command::new("base64").args(["-w", "0", &picture]).output().unwrap();
-        let encoded = String::from_utf8(encoded.stdout).unwrap();
-        let in_guide = std::fs::read_to_string(format!("{root}src/guide/pictures/{name}.txt")).unwrap();
-        assert!(in_guide == format!("data:image/png;base64,{encoded}"), "{name}: run tests/pictures");
-        assert!(encoded.len() < 200_000, "{name}: {} characters", encoded.len());
+fn guide_has_picture_of_outage() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+    let picture = format!("{root}examples/playground/pictures/outage.png");
+    let encoded = Command::new("base64").args(["-w", "0", &picture]).output().unwrap();
+    let encoded = String::from_utf8(encoded.stdout).unwrap();
+    let in_guide = std::fs::read_to_string(format!("{root}src/guide/pictures/outage.txt")).unwrap();
+    assert!(in_guide == format!("data:image/png;base64,{encoded}"), "run tests/pictures");
+    assert!(encoded.len() < 200_000, "{} characters", encoded.len());
+}
+
+#[test]
+fn charts_of_guide_are_current() {
+    let folder = tempfile::tempdir().unwrap();
+    let none: [(&str, &str); 0] = [];
+    let ended = run_with("playground", &["charts", folder.path().to_str().unwrap()], &none);
+    assert!(ended.status.success(), "{ended:?}");
+    let guide = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src/guide/pictures"));
+    for name in ["bursts.svg", "bursts.txt", "stream.svg", "stream.txt"] {
+        let [made, committed] =
+            [folder.path(), guide].map(|folder| std::fs::read_to_string(folder.join(name)).unwrap());
+        assert!(made == committed, "{name}: cargo run --example playground -- charts src/guide/pictures");
+    }
+    let chart = std::fs::read_to_string(guide.join("bursts.svg")).unwrap();
+    for colours in ["prefers-color-scheme:dark", ">100</text>", ">99</text>", ">57</text>"] {
+        assert!(chart.contains(colours), "{colours}");
     }
 }
 
