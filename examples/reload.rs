@@ -5,6 +5,9 @@
 //! POLICIES=/etc/service/policies.toml PORT=8080 cargo run --example reload
 //! ```
 
+#[path = "common/listen.rs"]
+mod listen;
+
 use std::{
     env,
     error::Error,
@@ -15,7 +18,8 @@ use std::{
 };
 
 use axum::{Router, extract::MatchedPath, routing::get};
-use tokio::{net::TcpListener, time::sleep};
+use listen::listen;
+use tokio::time::sleep;
 use tower_sliding_window::{MemoryBackend, PolicyTable, RateLimitLayer, peer_ip};
 
 /// The time between two looks at the file.
@@ -67,8 +71,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route_layer(limits)
         .into_make_service_with_connect_info::<SocketAddr>();
 
-    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = listen().await?;
     let address = listener.local_addr()?;
     println!(
         "listening on http://{address}\n  \

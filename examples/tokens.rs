@@ -6,6 +6,9 @@
 //! REDIS_URL=redis://127.0.0.1:6379/ cargo run --example tokens
 //! ```
 
+#[path = "common/listen.rs"]
+mod listen;
+
 use std::{convert::Infallible, env, error::Error, io::Write, process::ExitCode, time::Duration};
 
 use axum::{
@@ -16,7 +19,8 @@ use axum::{
     routing::{get, post},
 };
 use futures_util::{Stream, StreamExt, stream};
-use tokio::{net::TcpListener, time::sleep};
+use listen::listen;
+use tokio::time::sleep;
 use tower_sliding_window::{
     Costs, Head, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, Reservation,
     backend::Backend,
@@ -152,8 +156,7 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
         .route("/usage", get(usage))
         .with_state(limiter.clone());
 
-    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = listen().await?;
     let address = listener.local_addr()?;
     print_text(format_args!(
         "listening on http://{address}\n  \
