@@ -20,15 +20,17 @@
 //! for i in $(seq 11); do curl -s -o /dev/null -w '%{http_code}\n' -H 'x-api-key: bob' http://127.0.0.1:3000/; done    # 429 at the end
 //! ```
 
+#[path = "common/listen.rs"]
+mod listen;
 #[path = "common/policies.rs"]
 mod policies;
 
 use std::{env, error::Error, io::Write, net::SocketAddr, process::ExitCode, time::Duration};
 
 use axum::{Router, routing::get};
+use listen::listen;
 use policies::{per_address, policies};
 use tokio::{
-    net::TcpListener,
     signal::unix::{SignalKind, signal},
     sync::oneshot,
     time::sleep,
@@ -79,9 +81,7 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
         // `peer_ip` reads the address from here.
         .into_make_service_with_connect_info::<SocketAddr>();
 
-    let port = port()?;
-    let listener =
-        TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| format!("PORT {port}: {error}"))?;
+    let listener = listen().await?;
     let address = listener.local_addr()?;
     // A signal may arrive as soon as the lines below are printed.
     let stop = stop()?;
@@ -116,16 +116,6 @@ fn response_text(greeting: &str, decision: &Decision) -> String {
         text += &format!("{}: {} of {} left\n", status.policy().name(), status.remaining(), status.limit());
     }
     text
-}
-
-fn port() -> Result<u16, String> {
-    match env::var("PORT") {
-        Err(env::VarError::NotPresent) => Ok(3000),
-        Ok(given) => {
-            given.parse().map_err(|_| format!("PORT {given:?}: it must be a number from 0 to 65535"))
-        }
-        Err(error) => Err(format!("PORT: {error}")),
-    }
 }
 
 /// Returns a future that completes at Ctrl-C or SIGTERM.

@@ -19,11 +19,14 @@
 //! curl -i -d user=alice -d password=guess http://127.0.0.1:3000/login     # 401 three times, then 429
 //! ```
 
-use std::{env, error::Error, net::SocketAddr, time::Duration};
+#[path = "common/listen.rs"]
+mod listen;
+
+use std::{error::Error, net::SocketAddr, time::Duration};
 
 use axum::{Form, Router, http::StatusCode, routing::post};
+use listen::listen;
 use serde::Deserialize;
-use tokio::net::TcpListener;
 use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
 
 #[derive(Deserialize)]
@@ -57,12 +60,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         // `peer_ip` reads the address from here.
         .into_make_service_with_connect_info::<SocketAddr>();
 
-    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = listen().await?;
     let address = listener.local_addr()?;
     println!(
         "listening on http://{address}\n  \
-         curl -i -d user=alice -d password=sesame http://{address}/login   # not limited\n  \
+         curl -i -d user=alice -d password=sesame http://{address}/login   # not counted\n  \
          curl -i -d user=alice -d password=guess http://{address}/login    # three per minute"
     );
     axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;

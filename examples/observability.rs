@@ -21,12 +21,16 @@
 //! curl http://127.0.0.1:3000/health     # "most_denied":[{"denials":2,"key":"header:x-api-key=alice"}]
 //! ```
 
+#[path = "common/listen.rs"]
+mod listen;
+
 use std::{env, error::Error, io::Write, net::SocketAddr, time::Duration};
 
 use axum::{Json, Router, extract::State, routing::get};
+use listen::listen;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, time::sleep};
+use tokio::time::sleep;
 use tower_sliding_window::{
     Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend,
     header, key::MissingKey, limit, peer_ip,
@@ -82,8 +86,7 @@ async fn serve(backend: impl Backend, metrics: PrometheusHandle) -> Result<(), B
         // `peer_ip` reads the address from here.
         .into_make_service_with_connect_info::<SocketAddr>();
 
-    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse())?;
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = listen().await?;
     // Ignores the error if standard output is closed.
     let _ = writeln!(std::io::stdout(), "listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app).await?;

@@ -21,6 +21,9 @@
 //! curl -i http://127.0.0.1:3000/login    # ratelimit-policy: "logins";q=9;w=900, and the usage is kept
 //! ```
 
+#[path = "common/listen.rs"]
+mod listen;
+
 use std::{
     env,
     error::Error,
@@ -31,7 +34,8 @@ use std::{
 };
 
 use axum::{Router, extract::MatchedPath, routing::get};
-use tokio::{net::TcpListener, time::sleep};
+use listen::listen;
+use tokio::time::sleep;
 use tower_sliding_window::{MemoryBackend, PolicyTable, RateLimitLayer, peer_ip};
 
 /// The time between two looks at the file.
@@ -83,8 +87,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .route_layer(limits)
         .into_make_service_with_connect_info::<SocketAddr>();
 
-    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = listen().await?;
     let address = listener.local_addr()?;
     println!(
         "listening on http://{address}\n  \

@@ -22,6 +22,9 @@
 //! curl -i -H 'x-api-key: bob' -m 0.5 -d 'the client disconnects after half a second' http://127.0.0.1:3000/chat
 //! ```
 
+#[path = "common/listen.rs"]
+mod listen;
+
 use std::{convert::Infallible, env, error::Error, io::Write, process::ExitCode, time::Duration};
 
 use axum::{
@@ -32,7 +35,8 @@ use axum::{
     routing::{get, post},
 };
 use futures_util::{Stream, StreamExt, stream};
-use tokio::{net::TcpListener, time::sleep};
+use listen::listen;
+use tokio::time::sleep;
 use tower_sliding_window::{
     Costs, Head, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, Reservation,
     backend::Backend,
@@ -168,8 +172,7 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
         .route("/usage", get(usage))
         .with_state(limiter.clone());
 
-    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse::<u16>())?;
-    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    let listener = listen().await?;
     let address = listener.local_addr()?;
     print_text(format_args!(
         "listening on http://{address}\n  \

@@ -37,6 +37,8 @@ struct Inner {
 
 #[derive(Clone)]
 struct Limits {
+    /// The page that has set them. Empty at the start.
+    page: String,
     namespace: String,
     limiter: Limiter,
     service: Router,
@@ -51,6 +53,7 @@ pub(crate) struct Settings {
     processes: u32,
     /// Whether counting starts from zero.
     restart: bool,
+    page: String,
 }
 
 #[derive(Deserialize)]
@@ -71,7 +74,7 @@ impl Live {
     /// Creates the service with one policy.
     pub(crate) fn new(switch: Switch) -> Result<Self, ConfigError> {
         let policies = Policies::new([Policy::new("burst", 10, Duration::from_secs(10))?])?;
-        let limits = Limits::new(&switch, &policies, OutageRule::default(), namespace())?;
+        let limits = Limits::new(&switch, &policies, OutageRule::default(), namespace(), String::new())?;
         Ok(Self(Arc::new(Inner { switch, limits: Mutex::new(limits) })))
     }
 
@@ -86,6 +89,7 @@ impl Limits {
         policies: &Policies,
         rule: OutageRule,
         namespace: String,
+        page: String,
     ) -> Result<Self, ConfigError> {
         let mut layer = RateLimitLayer::builder(switch.clone())
             .key(header("x-api-key")?)
@@ -98,7 +102,12 @@ impl Limits {
         }
         let layer = layer.build()?;
         let limiter = layer.limiter().clone();
-        Ok(Self { namespace, limiter, service: Router::new().route("/limited", get(answer)).layer(layer) })
+        Ok(Self {
+            page,
+            namespace,
+            limiter,
+            service: Router::new().route("/limited", get(answer)).layer(layer),
+        })
     }
 }
 
@@ -146,7 +155,8 @@ pub(crate) async fn set_limits(
         }
     };
     let namespace = if settings.restart { namespace() } else { live.limits().namespace };
-    let limits = Limits::new(&live.0.switch, &settings.policies, rule, namespace).map_err(bad_request)?;
+    let Settings { policies, page, .. } = settings;
+    let limits = Limits::new(&live.0.switch, &policies, rule, namespace, page).map_err(bad_request)?;
     *live.0.limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     Ok(())
 }
@@ -158,8 +168,10 @@ pub(crate) async fn set_backend(State(live): State<Live>, Json(settings): Json<B
 
 /// Returns the state of the backend and of the circuit breaker, and the counters.
 pub(crate) async fn state(State(live): State<Live>) -> Json<Value> {
-    let stats = live.limits().limiter.stats();
+    let Limits { page, limiter, .. } = live.limits();
+    let stats = limiter.stats();
     Json(json!({
+        "page": page,
         "backend": live.0.switch.name(),
         "mode": live.0.switch.mode(),
         "breaker": stats.breakers.first().map(|breaker| breaker.state.to_string()),

@@ -22,6 +22,8 @@
 
 mod charts;
 mod compare;
+#[path = "../common/listen.rs"]
+mod listen;
 mod live;
 mod page;
 mod simulations;
@@ -33,9 +35,9 @@ use axum::{
     Router,
     routing::{get, post},
 };
+use listen::listen;
 use live::Live;
 use switch::{Store, Switch};
-use tokio::net::TcpListener;
 use tower_sliding_window::{MemoryBackend, RedisBackend};
 
 #[tokio::main]
@@ -78,15 +80,8 @@ async fn serve() -> Result<(), Box<dyn Error>> {
         .route("/limited", get(live::limited))
         .with_state(Live::new(Switch::new(store))?);
 
-    let port = match env::var("PORT") {
-        Ok(given) => {
-            given.parse().map_err(|_| format!("PORT {given:?}: it must be a number from 0 to 65535"))?
-        }
-        Err(_) => 3000,
-    };
     // Other machines must not be able to change the limits or to stop the backend.
-    let listener =
-        TcpListener::bind(("127.0.0.1", port)).await.map_err(|error| format!("PORT {port}: {error}"))?;
+    let listener = listen().await?;
     let text = format!("listening on http://{}\n  open this address in a browser", listener.local_addr()?);
     // Ignores the error if standard output is closed.
     let _ = writeln!(std::io::stdout(), "{text}");

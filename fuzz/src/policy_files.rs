@@ -2,7 +2,10 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use tower_sliding_window::{Algorithm, Policy, PolicyTable, policy::Tier};
+use tower_sliding_window::{
+    Algorithm, Policy, PolicyTable,
+    policy::{Lease, Tier},
+};
 
 pub(crate) const DICTIONARY: &[&[u8]] = &[
     b"default",
@@ -12,6 +15,8 @@ pub(crate) const DICTIONARY: &[&[u8]] = &[
     b"window",
     b"algorithm",
     b"headroom",
+    b"lease",
+    b"up-to",
     b"hidden",
     b"shadow",
     b"precision",
@@ -78,13 +83,37 @@ fn check_ranges(tier: &Tier) {
             assert!(precision >= Duration::from_millis(1) && precision <= window);
             assert_eq!(precision.as_nanos() % 1_000, 0);
             assert!(window.as_nanos().div_ceil(precision.as_nanos()) <= 4_096);
+        } else {
+            assert_eq!(policy.lease(), None);
         }
+        assert!(policy.lease().is_none_or(|lease| lease != Lease::up_to(0)));
     }
 }
 
-/// Compares every property. Two policies are equal even if only one is hidden or a shadow.
+/// Compares every property. Two policies are equal even if only one is hidden, a shadow or leased.
 fn is_same(a: &Tier, b: &Tier) -> bool {
     let (Some(a), Some(b)) = (a.policies(), b.policies()) else { return a == b };
-    let flags = |policy: &Policy| (policy.is_hidden(), policy.is_shadow());
-    a == b && a.as_slice().iter().map(flags).eq(b.as_slice().iter().map(flags))
+    let others = |policy: &Policy| (policy.is_hidden(), policy.is_shadow(), policy.lease());
+    a == b && a.as_slice().iter().map(others).eq(b.as_slice().iter().map(others))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that no longer parses would test nothing.
+    #[test]
+    fn corpus_has_valid_files() {
+        let corpus = crate::driver::corpus("policy_files").unwrap();
+        let parses = |text: &str| {
+            toml::from_str::<PolicyTable>(text).is_ok() || serde_json::from_str::<PolicyTable>(text).is_ok()
+        };
+        let (valid, invalid): (Vec<_>, Vec<_>) =
+            corpus.iter().partition(|(_, input)| str::from_utf8(input).is_ok_and(parses));
+        let names = |files: &[&(std::path::PathBuf, Vec<u8>)]| {
+            let name = |file: &&(std::path::PathBuf, Vec<u8>)| file.0.file_stem().unwrap().to_owned();
+            files.iter().map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&invalid), ["incomplete", "repeated"], "valid: {:?}", names(&valid));
+    }
 }

@@ -235,6 +235,8 @@ impl fmt::Debug for PartitionKey {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::HashMap, hash::BuildHasherDefault};
+
     use super::*;
 
     #[test]
@@ -281,6 +283,32 @@ mod tests {
         let codes: std::collections::HashSet<u64> =
             (0..1_000).map(|i| key(&i.to_string()).hash_code()).collect();
         assert_eq!(codes.len(), 1_000);
+    }
+
+    /// The hash has 64 bits, so two keys may have the same one.
+    #[test]
+    fn keys_of_equal_hash_are_different() {
+        let alice = PartitionKey::new("user", "alice");
+        for value in ["bob", &"b".repeat(MAX_INLINE)] {
+            let bob = PartitionKey { hash: alice.hash, ..PartitionKey::new("user", value) };
+            assert_ne!(alice, bob);
+            let mut map = HashMap::<_, _, BuildHasherDefault<KeyHasher>>::default();
+            map.extend([(alice.clone(), 1), (bob.clone(), 2)]);
+            assert_eq!((map.get(&alice), map.get(&bob), map.len()), (Some(&1), Some(&2), 2));
+        }
+    }
+
+    #[test]
+    fn bounded_key_is_digest_above_256_bytes() {
+        let key = |length: usize| PartitionKey::new("user", "x".repeat(length - "user".len() - 16));
+        for length in [255, 256] {
+            assert_eq!(*key(length).bounded(), key(length));
+        }
+        let digest = key(257).bounded().into_owned();
+        assert_eq!((digest.as_bytes().len(), digest.parts().count()), (40, 0));
+        // The digest is bounded itself, and no list of parts has its bytes.
+        assert_eq!(*digest.bounded(), digest);
+        assert_ne!(digest, key(258).bounded().into_owned());
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod limits;
 mod observability;
 mod outage;
 mod playground;
+mod playground_mistakes;
 mod process;
 mod reload;
 mod settlement;

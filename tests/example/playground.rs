@@ -19,20 +19,20 @@ use crate::{
 };
 
 /// The page in a browser, and the program that serves it.
-struct Page {
-    browser: Browser,
-    origin: String,
-    _example: Example,
+pub struct Page {
+    pub browser: Browser,
+    pub origin: String,
+    pub example: Example,
 }
 
 impl Page {
-    fn open(redis_url: Option<&str>, width: u32) -> Self {
+    pub fn open(redis_url: Option<&str>, width: u32) -> Self {
         let example = Example::of("playground", redis_url);
         let origin = format!("http://{}/", example.address());
         let mut browser = Browser::open(&origin, width, 900);
         browser.until("document.querySelectorAll('.lane svg').length === 6");
         browser.until("document.querySelector('#mode').textContent === 'running'");
-        Self { browser, origin, _example: example }
+        Self { browser, origin, example }
     }
 
     /// Returns a number of a counter in the comparison: `admitted`, `denied` or `worst`.
@@ -55,7 +55,8 @@ impl Page {
         self.click_and_wait("#send-burst")
     }
 
-    fn click_and_wait(&mut self, button: &str) -> String {
+    /// Clicks on a button of the traffic, and waits until it is not busy. Returns the status line below the buttons.
+    pub fn click_and_wait(&mut self, button: &str) -> String {
         self.browser.eval("document.querySelector('#send-status').textContent = ''");
         self.browser.click(button);
         self.browser.until(&format!("!document.querySelector('{button}').ariaBusy"));
@@ -74,7 +75,7 @@ impl Page {
         assert!(wire.contains(text), "{wire}");
     }
 
-    fn assert_clean(&mut self) {
+    pub fn assert_clean(&mut self) {
         self.browser.assert_clean(&self.origin);
     }
 }

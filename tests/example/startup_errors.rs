@@ -8,7 +8,7 @@ use std::{
     thread,
 };
 
-use super::process::run;
+use super::process::{run, run_example};
 use crate::support::server::{Engine, Server};
 
 /// Returns the line on stderr.
@@ -72,6 +72,21 @@ fn example_rejects_port_in_use() {
     let line = error_line(&[("PORT", port.to_string())]);
     assert!(line.starts_with(&format!("error: PORT {port}: ")), "{line}");
     assert!(line.contains("in use"), "{line}");
+}
+
+#[test]
+fn every_service_names_port_in_use() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    for name in ["login", "tokens", "reload", "observability", "playground"] {
+        for (given, text) in [
+            (port.to_string(), format!("PORT {port}: ")),
+            ("http".to_owned(), "it must be a number from 0 to 65535".to_owned()),
+        ] {
+            let ended = run_example(name, &[("PORT", given)]);
+            assert!(!ended.status.success() && ended.stderr.contains(&text), "{name}: {ended:?}");
+        }
+    }
 }
 
 #[test]

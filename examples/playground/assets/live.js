@@ -8,9 +8,13 @@ import { startPolicies } from "./policies.js";
 const KEPT = 4000;
 /** The time that the chart shows, in seconds. */
 const SPAN = 30;
+/** The longest wait for the edge of a window, in seconds. */
+const LONGEST_WAIT = 60;
 
 const $ = (selector) => document.querySelector(selector);
 const now = () => performance.now() / 1000;
+/** Sends a request to the program. */
+const ask = (path, options) => fetch(path, options).catch((error) => { throw new Error(`The program does not answer: ${error.message}`); });
 const sleep = (time) => new Promise((done) => setTimeout(done, Math.max(0, time * 1000)));
 
 /** Returns the items of a RateLimit field: the name, the remaining units, and the seconds until they grow. */
@@ -42,8 +46,8 @@ export function startLive(changed) {
   let dirty = true;
   const wires = {};
   const status = (text) => { $("#send-status").textContent = text; };
-  const outage = startOutage();
   const policies = startPolicies(clear);
+  const outage = startOutage();
 
   function clear() {
     events = [];
@@ -53,17 +57,15 @@ export function startLive(changed) {
     dirty = true;
   }
 
-  /** Sends one request, and returns whether it was admitted. */
+  /** Sends one request, and returns whether it was admitted. Fails if the program does not answer. */
   async function send() {
     const [key, cost] = [form.elements.key.value, Number(form.elements.cost.value)];
     const path = `/limited?cost=${cost}`;
     inFlight += 1;
     try {
-      const response = await fetch(path, { headers: { "x-api-key": key } });
+      // Otherwise the browser sends equal requests one after another, because the response to one may answer the next.
+      const response = await ask(path, { headers: { "x-api-key": key }, cache: "no-store" });
       return record(response, await response.text(), { path, key, cost });
-    } catch (error) {
-      status(`The program does not answer: ${error.message}`);
-      return false;
     } finally {
       inFlight -= 1;
     }
@@ -106,7 +108,7 @@ export function startLive(changed) {
   }
 
   async function burstsAcrossEdge() {
-    const response = await fetch("api/clock");
+    const response = await ask("api/clock");
     if (!response.ok) return status("The backend does not tell its time. Start it first.");
     const { at_micros } = await response.json();
     const begin = at_micros / 1e6 - now();
@@ -114,6 +116,9 @@ export function startLive(changed) {
     const size = Number(form.elements.burst.value);
     const lead = 0.25 + size * 0.006;
     const edge = Math.ceil((begin + now() + lead) / window) * window - begin;
+    if (edge - now() > LONGEST_WAIT) {
+      return status(`The next edge of the window of "${name}" is in ${Math.ceil(edge - now())} s. Choose a window of at most ${LONGEST_WAIT} s.`);
+    }
     status(`The next edge of the window of "${name}" is in ${(edge - now()).toFixed(1)} s. The first burst begins ${lead.toFixed(1)} s before it.`);
     await sleep(edge - lead - now());
     const first = now();
@@ -133,9 +138,9 @@ export function startLive(changed) {
     let sent = 0;
     stream = setInterval(() => {
       const rate = Math.min(100, Math.max(0.2, Number(form.elements.rate.value) || 0.2));
-      // After a pause of the browser, the stream does not catch up.
-      const due = Math.min(Math.floor((now() - begun) * rate) + 1 - sent, 20);
-      for (let i = 0; i < due && inFlight < 100; i += 1) send();
+      // After a pause of the browser, the stream does not catch up. It pauses while the form is invalid.
+      const due = form.checkValidity() ? Math.min(Math.floor((now() - begun) * rate) + 1 - sent, 20) : 0;
+      for (let i = 0; i < due && inFlight < 100; i += 1) send().catch((error) => status(error.message));
       sent = Math.floor((now() - begun) * rate) + 1;
     }, 50);
   }

@@ -1,5 +1,7 @@
 // The switch of the backend, the circuit breaker, and the events of an outage.
 
+import { PAGE } from "./policies.js";
+
 const $ = (selector) => document.querySelector(selector);
 
 const KINDS = {
@@ -14,6 +16,7 @@ export function startOutage() {
   let seen = "decided";
   let state = {};
   let lastActivity = 0;
+  let isInForce = false;
 
   function log(text) {
     const item = document.createElement("li");
@@ -26,6 +29,10 @@ export function startOutage() {
   function show(next) {
     const { mode, breaker } = state;
     state = next;
+    // Before this page has sent its policies, the program may have those of an earlier page.
+    isInForce ||= next.page === PAGE;
+    const notice = "The policies in force are those of another page, or of a new start of the program. Change or restart those of this page to use them.";
+    $("#limits-notice").textContent = isInForce && next.page !== PAGE ? notice : "";
     $("#backend-name").textContent = next.backend;
     $("#mode").textContent = next.mode;
     $("#mode").className = `pill ${next.mode === "running" ? "good" : "bad"}`;
@@ -53,6 +60,7 @@ export function startOutage() {
   stop.addEventListener("click", () => setMode(state.mode === "running" ? stopped() : "running").catch(report));
   $("#hang").addEventListener("input", () => { if (state.mode !== "running") setMode(stopped()).catch(report); });
   poll().catch(report);
+  document.addEventListener("visibilitychange", () => { lastActivity = performance.now(); });
   // Without requests, nothing changes.
   setInterval(() => {
     if (!document.hidden && performance.now() - lastActivity < 6000) poll().catch(() => {});

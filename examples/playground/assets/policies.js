@@ -11,11 +11,16 @@ function element(tag, properties = {}, children = []) {
   return created;
 }
 
+/** The number of this page. The program repeats the number of the page whose policies are in force. */
+export const PAGE = `${Date.now()}-${Math.random()}`;
+
 /** Starts the table. Calls `restarted` when counting starts from zero. */
 export function startPolicies(restarted) {
   const form = $("#limits-form");
   const rows = $("#policies");
+  /** The policies in force. Those of the table may be invalid, or not sent yet. */
   let policies = [];
+  let accepted = true;
   let timer = null;
   let applied = Promise.resolve();
 
@@ -41,24 +46,25 @@ export function startPolicies(restarted) {
 
   function read() {
     const old = new Map(policies.map((policy) => [policy.name, policy]));
-    policies = [...rows.children].map((row) => {
+    const given = [...rows.children].map((row) => {
       const value = (name) => row.querySelector(`.${name}`).value;
       const [name, quota, window, algorithm] = [value("name"), Number(value("quota")), Number(value("window")), value("algorithm")];
       const same = old.get(name);
       return { known: same?.known ?? null, rejections: same?.rejections ?? 0, name, quota, window, algorithm };
     });
     rows.querySelectorAll(".remove").forEach((button) => {
-      button.disabled = policies.length < 2;
+      button.disabled = given.length < 2;
       button.setAttribute("aria-label", `Remove the policy ${button.closest("li").querySelector(".name").value}`);
     });
-    $("#add-policy").disabled = policies.length >= MAX;
+    $("#add-policy").disabled = given.length >= MAX;
+    return given;
   }
 
   /** Sends the settings to the program. Its error is that of the crate. */
-  async function send(restart) {
+  async function send(given, restart) {
     const milliseconds = (time) => `${Math.round(time * 1000)}ms`;
     const body = {
-      policies: policies.map(({ name, quota, window, algorithm }) => ({
+      policies: given.map(({ name, quota, window, algorithm }) => ({
         name,
         quota,
         window: milliseconds(window),
@@ -67,18 +73,22 @@ export function startPolicies(restarted) {
       outage: form.elements.outage.value,
       processes: Number(form.elements.processes.value),
       restart,
+      page: PAGE,
     };
     const response = await fetch("api/limits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
     const text = await response.text();
     $("#limits-error").textContent = response.ok ? "" : text.replace(/^Failed to deserialize[^:]*: /, "");
-    if (response.ok && restart) restarted();
+    accepted = response.ok;
+    if (!accepted) return;
+    policies = given;
+    if (restart) restarted();
   }
 
   function apply(restart) {
     clearTimeout(timer);
     timer = null;
-    read();
-    applied = applied.then(() => send(restart)).catch((error) => { $("#limits-error").textContent = `The program does not answer: ${error.message}`; });
+    const given = read();
+    applied = applied.then(() => send(given, restart)).catch((error) => { $("#limits-error").textContent = `The program does not answer: ${error.message}`; });
     return applied;
   }
 
@@ -122,14 +132,17 @@ export function startPolicies(restarted) {
     changed(0);
   });
   add({ name: "burst", quota: 10, window: 10, algorithm: "sliding-log" });
-  read();
+  policies = read();
   setTimeout(() => apply(true));
 
   return {
     all: () => policies,
     apply,
     show,
-    /** Resolves when the settings of the page are in force. */
-    ready: () => (timer === null ? applied : apply(false)),
+    /** Resolves when the settings of the page are in force. Fails if they are invalid. */
+    async ready() {
+      await (timer === null ? applied : apply(false));
+      if (!accepted) throw new Error("The policies of this page are not in force. Correct them first.");
+    },
   };
 }

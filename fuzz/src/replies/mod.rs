@@ -2,18 +2,25 @@
 //!
 //! The first byte of the input is the operation and its conditions, and the second byte the pairs. The rest is what the server
 //! answers: one chunk for each command, divided by the line `--`.
+//!
+//! The bit 128 of the first byte changes the operation: a check becomes several checks that share a call, and a limiter a lease
+//! request.
 
 use std::time::Duration;
 
 use http::HeaderMap;
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 use tower_sliding_window::{
     Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
     answer::Dialect,
     backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
+    redis::Merging,
 };
 
-use reference::{Expected, payloads, read};
+use reference::{Expected, payloads, read, read_merged};
 use stream::{Handshake, Server};
 
 mod reference;
@@ -85,6 +92,19 @@ impl Conditions {
     fn has_deadline(self) -> bool {
         self.0 & 64 != 0
     }
+
+    /// The checks share a call.
+    fn merges(self) -> bool {
+        self.0 & 128 != 0 && self.operation() < 4
+    }
+
+    fn leases(self) -> bool {
+        self.0 & 128 != 0 && self.operation() == LIMITER
+    }
+
+    fn deadline(self) -> Option<Instant> {
+        self.has_deadline().then(|| Instant::now() + Duration::from_millis(100))
+    }
 }
 
 pub(crate) fn run(data: &[u8]) {
@@ -96,14 +116,18 @@ pub(crate) fn run(data: &[u8]) {
         // waits for it until the caller gives up, and a limiter until its deadline.
         let hour = Duration::from_secs(3_600);
         let has_ended = timeout(hour, ask(conditions, *pairs, answer)).await.is_ok();
-        assert!(has_ended || conditions.operation() != LIMITER, "a limiter waits for more than an hour");
+        let is_limiter = conditions.operation() == LIMITER && !conditions.leases();
+        assert!(has_ended || !is_limiter, "a limiter waits for more than an hour");
     });
 }
 
 /// Returns a backend, and its server, which answers with the input.
 fn backend(conditions: Conditions, answer: &[u8]) -> (RedisBackend, Server) {
     let chunks = if conditions.is_payload() {
-        vec![[format!("${}\r\n", answer.len()).as_bytes(), answer, b"\r\n"].concat()]
+        let payload = [format!("${}\r\n", answer.len()).as_bytes(), answer, b"\r\n"].concat();
+        // The first check finds no other one in flight, and has a call of its own.
+        let first = conditions.merges().then(|| b"$4\r\nfull\r\n".to_vec());
+        first.into_iter().chain([payload]).collect()
     } else {
         chunks(answer)
     };
@@ -146,6 +170,9 @@ fn pairs(bits: u8) -> Vec<Pair> {
 
 async fn ask(conditions: Conditions, bits: u8, answer: &[u8]) {
     let (backend, server) = backend(conditions, answer);
+    if conditions.merges() {
+        return ask_merged(conditions, bits, backend, answer).await;
+    }
     let check = Check::new(pairs(bits)).expect("different pairs");
     let purpose = match conditions.operation() {
         0 => Purpose::Charge,
@@ -162,10 +189,10 @@ async fn ask(conditions: Conditions, bits: u8, answer: &[u8]) {
         }
         5 => return drop(backend.reset(&check).await),
         6 => return drop(backend.verify().await),
+        _ if conditions.leases() => Purpose::Lease,
         _ => return use_limiter(backend, &server, &check, answer).await,
     };
-    let deadline = conditions.has_deadline().then(|| Instant::now() + Duration::from_millis(100));
-    let check = check.with_purpose(purpose).with_deadline(deadline);
+    let check = check.with_purpose(purpose).with_deadline(conditions.deadline());
     let outcome = backend.check(&check).await;
     if let Ok(decision) = &outcome {
         use_decision(decision);
@@ -185,6 +212,43 @@ async fn ask(conditions: Conditions, bits: u8, answer: &[u8]) {
             assert_eq!(read(answer, &check), None, "{error:?}");
         }
         Err(_) => {}
+    }
+}
+
+/// The costs of the checks that start at the same time. All after the first one share a call, in which those of an equal cost are a run.
+const MERGED_COSTS: [u32; 5] = [2, 3, 2, 3, 3];
+
+/// Returns a check that may share a call. Shadow pairs and several slots never do.
+fn merged_check(conditions: Conditions, bits: u8, cost: u32) -> Check {
+    let purpose = if conditions.operation() == 1 { Purpose::Reserve } else { Purpose::Charge };
+    let pairs = pairs(bits & 3).into_iter().map(|pair| Pair::new(pair.key, pair.policy, cost));
+    Check::new(pairs.collect::<Vec<_>>()).expect("different pairs").with_purpose(purpose)
+}
+
+/// Decides several checks of the same pairs in one call.
+async fn ask_merged(conditions: Conditions, bits: u8, backend: RedisBackend, answer: &[u8]) {
+    let backend = backend.merging(Merging::On);
+    let check = |cost| merged_check(conditions, bits, cost);
+    let mut checks = JoinSet::new();
+    for (i, cost) in MERGED_COSTS.into_iter().enumerate() {
+        let (backend, check) = (backend.clone(), check(cost).with_deadline(conditions.deadline()));
+        checks.spawn(async move { (i, backend.check(&check).await) });
+    }
+    let mut outcomes = checks.join_all().await;
+    outcomes.sort_by_key(|(i, _)| *i);
+    let mut decided = Vec::new();
+    for (_, outcome) in outcomes.into_iter().skip(1) {
+        if let Ok(decision) = &outcome {
+            use_decision(decision);
+        }
+        decided.push(outcome.ok().map(|decision| reference::of(&decision)));
+    }
+    if conditions.is_payload() && conditions.handshake() == Handshake::Valid {
+        // In the order of the first check of each run.
+        let expected = read_merged(answer, &[(check(3), 3), (check(2), 1)]);
+        let expected =
+            expected.map_or_else(|| vec![None; 4], |of| [0, 3, 1, 2].map(|i| of[i].clone()).into());
+        assert_eq!(decided, expected);
     }
 }
 
@@ -273,4 +337,28 @@ fn use_decision(decision: &Decision) {
         assert!((0.0..=1.0).contains(&status.usage_fraction()));
     }
     assert!(!format!("{decision:?}").is_empty());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A payload that is malformed for the crate and for the reference would compare nothing.
+    #[test]
+    fn corpus_has_well_formed_merged_replies() {
+        for (name, decisions) in [
+            ("merged_admits_all", 4),
+            ("merged_admits_some_of_two_pairs", 4),
+            ("merged_reserves", 2),
+            ("merged_full_and_error", 0),
+            ("merged_in_cluster", 4),
+        ] {
+            let corpus = crate::driver::corpus("replies").unwrap();
+            let (_, input) = corpus.iter().find(|(file, _)| file.ends_with(name)).expect(name);
+            let (conditions, bits, payload) = (Conditions(input[0]), input[1], &input[2..]);
+            let check = |cost| merged_check(conditions, bits, cost);
+            let outcomes = read_merged(payload, &[(check(3), 3), (check(2), 1)]).expect(name);
+            assert_eq!(outcomes.iter().flatten().count(), decisions, "{name}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use tower_sliding_window::{
 };
 
 /// What the payload of a reply says.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Expected {
     is_admitted: bool,
     /// For each pair that the script has decided, in the order of the check: its policy and its numbers.
@@ -39,8 +39,12 @@ impl Expected {
 
 /// Returns what a payload says, or `None` if it is malformed, or is not a decision.
 pub(super) fn read(payload: &[u8], check: &Check) -> Option<Expected> {
-    let is_reservation = check.purpose() == Purpose::Reserve;
-    let size = if is_reservation { 54 } else { 37 };
+    let is_reservation = matches!(check.purpose(), Purpose::Reserve | Purpose::Lease);
+    let size = match check.purpose() {
+        Purpose::Reserve => 54,
+        Purpose::Lease => 58,
+        _ => 37,
+    };
     let pairs = check.pairs();
     if payload.len() != pairs.len() * size {
         return None;
@@ -78,6 +82,49 @@ pub(super) fn read(payload: &[u8], check: &Check) -> Option<Expected> {
         receipts.clear();
     }
     Some(Expected { is_admitted, statuses: statuses.into_iter().flatten().collect(), receipts })
+}
+
+/// Returns what the reply to a merged call says about each check, in the order of the runs. `None` stands for a check without a
+/// decision. Returns `None` if the reply is malformed.
+pub(super) fn read_merged(payload: &[u8], runs: &[(Check, usize)]) -> Option<Vec<Option<Expected>>> {
+    let mut rest = payload.get(8..)?;
+    let mut take = |length: usize| {
+        let (field, after) = rest.split_at_checked(length)?;
+        rest = after;
+        Some(field)
+    };
+    let mut outcomes = Vec::new();
+    for (check, count) in runs {
+        let pair_size = if check.purpose() == Purpose::Reserve { 54 } else { 37 };
+        let size = pair_size * check.pairs().len();
+        let [exceeded, admitted] = *take(2)? else { return None };
+        let left = count.checked_sub(exceeded.into())?;
+        outcomes.extend((0..exceeded).map(|_| None));
+        if admitted >= 254 {
+            if admitted == 255 {
+                let length = number(take(2)?);
+                str::from_utf8(take(length as usize)?).ok()?;
+            }
+            outcomes.extend((0..left).map(|_| None));
+            continue;
+        }
+        let denied = left.checked_sub(admitted.into())?;
+        let last = if admitted > 0 { take(size)?.to_vec() } else { Vec::new() };
+        for later in (0..u32::from(admitted)).rev() {
+            let mut statuses = last.clone();
+            for (part, pair) in statuses.chunks_mut(pair_size).zip(check.pairs()) {
+                let remaining = number(&part[9..13]) + u64::from(later * pair.cost);
+                let remaining = u32::try_from(remaining).unwrap_or(u32::MAX);
+                part[9..13].copy_from_slice(&remaining.to_le_bytes());
+            }
+            outcomes.push(read(&statuses, check));
+        }
+        if denied > 0 {
+            let statuses = take(size)?;
+            outcomes.extend((0..denied).map(|_| read(statuses, check)));
+        }
+    }
+    rest.is_empty().then_some(outcomes)
 }
 
 /// Returns what a decision of the crate says.

@@ -1,0 +1,118 @@
+//! The example `playground` when a user makes a mistake, or when its program or its Redis goes away.
+
+use std::{
+    thread::sleep,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use super::playground::Page;
+use crate::support::{
+    browser::Browser,
+    server::{Engine, Server},
+};
+
+#[test]
+fn page_keeps_policies_in_force_after_invalid_input() {
+    let mut page = Page::open(None, 1280);
+    page.click_and_wait("#send-one");
+    for window in ["", "0", "-1"] {
+        page.browser.fill("#policies .window", window);
+        page.browser.until("document.querySelector('#limits-error').textContent !== ''");
+        let status = page.click_and_wait("#send-one");
+        assert!(status.starts_with("The policies of this page are not in force"), "{window:?}: {status}");
+        assert!(page.browser.text("#meters").contains("9 of 10 left"), "{window:?}");
+    }
+    page.browser.fill("#policies .window", "10");
+    assert_eq!(page.click_and_wait("#send-one"), "Admitted.");
+    page.assert_clean();
+}
+
+#[test]
+fn page_sends_nothing_for_invalid_traffic() {
+    let mut page = Page::open(None, 1280);
+    // Neither an empty value nor another script can be a header.
+    for key in ["", "   ", "\u{65e5}\u{672c}"] {
+        page.browser.fill("#send-form [name=key]", key);
+        page.click_and_wait("#send-one");
+    }
+    page.browser.fill("#send-form [name=key]", "alice");
+    // A stream pauses while the cost is invalid.
+    page.browser.fill("#send-form [name=rate]", "50");
+    page.browser.click("#send-stream");
+    page.browser.until("Number(document.querySelector('#tile-admitted').textContent) > 0");
+    page.browser.fill("#send-form [name=cost]", "-1");
+    sleep(Duration::from_millis(300));
+    let sent = "Number(document.querySelector('#tile-admitted').textContent) + \
+                Number(document.querySelector('#tile-rejected').textContent)";
+    let before = page.browser.eval(sent);
+    sleep(Duration::from_millis(300));
+    assert_eq!(page.browser.eval(sent), before);
+    assert!(page.browser.text("#wire").contains("?cost=1 "));
+    assert_eq!(page.browser.text("#tile-outage"), "0");
+    page.assert_clean();
+}
+
+#[test]
+fn page_does_not_wait_for_distant_edge() {
+    let mut page = Page::open(None, 1280);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let window = [31_622_400, 20_000_000].into_iter().find(|window| window - now % window > 1_000).unwrap();
+    page.browser.fill("#policies .window", &window.to_string());
+    let status = page.click_and_wait("#send-edge");
+    assert!(status.ends_with("Choose a window of at most 60 s."), "{status}");
+    assert_eq!(page.browser.text("#tile-admitted"), "0");
+    page.assert_clean();
+}
+
+#[test]
+fn page_reports_policies_of_another_page() {
+    let mut page = Page::open(None, 1280);
+    page.click_and_wait("#send-one");
+    let warning = "document.querySelector('#limits-notice').textContent.includes('another page')";
+    assert_eq!(page.browser.eval(warning), false);
+    let mut other = Browser::open(&page.origin, 1280, 900);
+    other.until("document.querySelector('#mode').textContent === 'running'");
+    page.browser.until(&format!("(document.querySelector('#send-one').click(), {warning})"));
+    assert_eq!(other.eval(warning), false);
+    // Each change here applies the policies of this page again.
+    page.browser.click("#restart");
+    page.browser.until(&format!("!{warning}"));
+    page.assert_clean();
+}
+
+#[test]
+fn page_reports_stopped_program() {
+    let Page { mut browser, origin, example } = Page::open(None, 1280);
+    browser.click("#send-one");
+    browser.until("document.querySelector('#tile-admitted').textContent === '1'");
+    drop(example);
+    for button in ["#send-one", "#send-burst", "#send-edge"] {
+        browser.eval("document.querySelector('#send-status').textContent = ''");
+        browser.click(button);
+        browser.until(
+            "document.querySelector('#send-status').textContent.startsWith('The program does not answer')",
+        );
+        browser.until(&format!("!document.querySelector('{button}').ariaBusy"));
+        let status = browser.text("#send-status");
+        assert!(status.starts_with("The program does not answer"), "{button} of {origin}: {status}");
+    }
+}
+
+#[test]
+fn page_shows_outage_and_recovery_of_redis() {
+    let mut server = Server::start(Engine::Redis);
+    let mut page = Page::open(Some(&server.url()), 1280);
+    let log = |text| format!("document.querySelector('#log').textContent.includes('{text}')");
+    page.browser.fill("#send-form [name=rate]", "20");
+    page.browser.click("#send-stream");
+    page.browser.until("document.querySelector('#tile-admitted').textContent === '10'");
+    server.kill();
+    page.browser.until(&log("Requests are rejected with 503."));
+    page.browser.until("document.querySelector('#breaker').textContent !== 'closed'");
+    server.restart();
+    page.browser.until(&log("The backend decides again."));
+    page.browser.until("document.querySelector('#breaker').textContent === 'closed'");
+    page.browser.until("Number(document.querySelector('#tile-admitted').textContent) > 10");
+    page.browser.click("#send-stream");
+    page.assert_clean();
+}
