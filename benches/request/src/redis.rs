@@ -20,7 +20,9 @@ use http::{Request, Response};
 use redis::{Client, Script, aio::MultiplexedConnection, cmd};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt};
-use tower_sliding_window::{Limiter, PartitionKey, Policy, RateLimitLayer, RedisBackend, header};
+use tower_sliding_window::{
+    Algorithm, Limiter, PartitionKey, Policy, RateLimitLayer, RedisBackend, header, policy::Lease,
+};
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
 
@@ -34,6 +36,8 @@ const MANY: usize = 150 * IN_FLIGHT;
 
 /// The scenarios that valgrind counts.
 const SCENARIOS: [&str; 6] = ["bare", "limiter", "limiter-few-keys", "inner", "layer", "layer-few-keys"];
+/// The checks before the first count of leased checks. The lease that they leave is larger than the number of checks that are counted.
+const BEFORE_LEASED: usize = 20_000;
 
 /// Measures everything and prints the tables.
 pub fn report() -> Fallible<()> {
@@ -60,6 +64,11 @@ pub fn report() -> Fallible<()> {
             cost.instructions, over.instructions, cost.allocations, over.allocations
         );
     }
+    let leased = Cost::of("leased", &server.url)?;
+    println!(
+        "\na check that is granted from a lease, key already made: {} instructions, {:.2} allocations",
+        leased.instructions, leased.allocations
+    );
     println!("\none check in flight, on one thread");
     println!("| scenario | p50 | over the bare call |");
     println!("| --- | --- | --- |");
@@ -84,6 +93,7 @@ pub fn run(scenario: &str, requests: usize, url: &str) -> Fallible<()> {
             "bare" => bare(url, IN_FLIGHT, requests).await,
             "limiter" => checks(&limiter(url).await?, IN_FLIGHT, requests, KEYS).await,
             "limiter-few-keys" => checks(&limiter(url).await?, IN_FLIGHT, requests, FEW_KEYS).await,
+            "leased" => leased(url, requests).await,
             "inner" => serve(inner(), requests, KEYS).await,
             "layer" | "layer-few-keys" => {
                 let limits = RateLimitLayer::builder(backend(url).await?)
@@ -221,6 +231,22 @@ async fn checks(limiter: &Limiter, in_flight: usize, requests: usize, keys: usiz
         },
     )
     .await
+}
+
+/// Checks one key, whose units are leased.
+async fn leased(url: &str, checks: usize) -> Fallible<()> {
+    // Each lease has as many units as all earlier checks of its bucket.
+    let precision = Duration::from_secs(3_600);
+    let policy =
+        Policy::new("hot", u32::MAX, precision)?.with_algorithm(Algorithm::SlidingBuckets { precision })?;
+    let policy = policy.leased(Lease::up_to(u32::MAX))?;
+    let limiter = Limiter::builder(backend(url).await?).policy(policy).deadline(DEADLINE).build()?;
+    let key = PartitionKey::new("header:x-api-key", std::process::id().to_string());
+    for number in 0..BEFORE_LEASED + checks {
+        let decision = limiter.check(key.clone(), 1).await?;
+        assert!(decision.is_admitted() && (decision.is_leased() || number < BEFORE_LEASED));
+    }
+    Ok(())
 }
 
 /// Sends this number of scripts that do nothing, with arguments as long as those of a check.
