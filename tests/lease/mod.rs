@@ -14,6 +14,7 @@ use tower_sliding_window::{
 
 use store::Store;
 
+pub const MICROSECOND: Duration = Duration::from_micros(1);
 pub const MILLISECOND: Duration = Duration::from_millis(1);
 pub const SECOND: Duration = Duration::from_secs(1);
 

@@ -14,7 +14,7 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-/// A store for several limiters. Each limiter stands for a process.
+/// A store for several limiters. Each limiter stands for a process, unless the store has a name.
 #[derive(Clone)]
 pub struct Store(Arc<Shared>);
 
@@ -27,6 +27,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    /// With a name, all limiters on the store are of one process.
+    name: Option<String>,
     /// How much faster than tokio's clock the store's clock runs.
     drift_ppm: i64,
     /// The time of a request and of a reply.
@@ -56,6 +58,11 @@ impl Store {
 
     pub fn with_latency(self, request: Duration, reply: Duration) -> Self {
         self.state().latency = (request, reply);
+        self
+    }
+
+    pub fn with_name(self, name: &str) -> Self {
+        self.state().name = Some(name.to_owned());
         self
     }
 
@@ -175,5 +182,9 @@ impl Backend for Store {
 
     fn grants_leases(&self) -> bool {
         true
+    }
+
+    fn store(&self) -> Option<String> {
+        self.state().name.clone()
     }
 }
