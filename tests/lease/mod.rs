@@ -4,6 +4,7 @@ mod ends;
 mod failures;
 mod grants;
 mod quota;
+mod simulation;
 pub mod store;
 
 use std::time::Duration;
