@@ -117,6 +117,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn fresh_reading_is_not_repeated() {
+        let readings = Arc::new(AtomicU64::new(0));
+        let reading = {
+            let readings = readings.clone();
+            move || {
+                readings.fetch_add(1, Ordering::SeqCst);
+                0
+            }
+        };
+        let clock = LocalClock::with(Box::new(reading));
+        let before = readings.load(Ordering::SeqCst);
+        for _ in 0..10 {
+            advance(Duration::from_micros(FRESH / 2)).await;
+            clock.now();
+        }
+        assert_eq!(readings.load(Ordering::SeqCst) - before, 5);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn pause_between_readings_is_not_suspended_time() {
         let (readings, is_interrupted) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let reading = {
