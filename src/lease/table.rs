@@ -132,7 +132,7 @@ impl Leases {
 
     /// Admits a check from leases, if every pair has leased units for it.
     pub(super) fn grant(&self, check: &Check) -> Option<Decision> {
-        let key = place(check)?;
+        let key = key_of(check)?;
         let now = self.clock.now();
         let decision = if let [pair] = check.pairs() {
             let (leftover, granted) = self.shard(&key).grant_one(&key, pair, now);
@@ -155,7 +155,7 @@ impl Leases {
 
     /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight.
     pub(super) fn next_step(&self, check: &Check) -> Step {
-        let Some(key) = place(check) else { return Step::Ask };
+        let Some(key) = key_of(check) else { return Step::Ask };
         let now = self.clock.now();
         let mut shard = self.shard(&key);
         let mut in_flight =
@@ -174,7 +174,7 @@ impl Leases {
         request: Option<(&Request, Micros)>,
     ) -> Option<Learned> {
         // A cached denial is no statement of the store.
-        let key = place(check).filter(|_| !decision.is_cached())?;
+        let key = key_of(check).filter(|_| !decision.is_cached())?;
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
         let (mut leftovers, mut held, mut dues) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
         // Those who wait for the request are woken last, when the units are granted or queued.
@@ -214,7 +214,7 @@ impl Leases {
 
     /// Ends a lease request without leases. If it was sent, nothing is leased for a while.
     pub(super) fn end_request(&self, check: &Check, is_sent: bool) {
-        let Some(key) = place(check) else { return };
+        let Some(key) = key_of(check) else { return };
         let now = self.clock.now();
         let mut shard = self.shard(&key);
         for pair in check.pairs() {
@@ -394,7 +394,7 @@ impl Drop for Ending {
 }
 
 /// Returns the partition key of a check as the table keeps it.
-fn place(check: &Check) -> Option<Cow<'_, PartitionKey>> {
+fn key_of(check: &Check) -> Option<Cow<'_, PartitionKey>> {
     check.pairs().first().map(|pair| pair.key.bounded())
 }
 
