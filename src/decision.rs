@@ -63,7 +63,7 @@ struct Inner {
 }
 
 /// The statuses of a decision. One status needs no further memory of the heap.
-type Statuses = SmallVec<[Status; 1]>;
+pub(crate) type Statuses = SmallVec<[Status; 1]>;
 
 /// The check, if the limiter has noted it. Only the warning about double charges needs it.
 #[derive(Default)]
@@ -168,12 +168,8 @@ impl Decision {
     }
 
     /// Creates an admission from leased units.
-    pub(crate) fn from_lease(
-        at_micros: u64,
-        statuses: impl Into<Box<[Status]>>,
-        receipts: impl Into<Box<[Receipt]>>,
-    ) -> Self {
-        Self::of(Origin::Lease, at_micros, statuses.into().into_vec().into(), receipts.into())
+    pub(crate) fn from_lease(at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
+        Self::of(Origin::Lease, at_micros, statuses, receipts)
     }
 
     /// Creates the decision of a check across several slots. A denial may have the statuses of some pairs only: of those that
@@ -328,7 +324,11 @@ impl Decision {
     #[inline]
     pub(crate) fn only_shown(&self) -> Option<&Status> {
         match (&self.0.origin, self.statuses()) {
-            (Origin::Backend, [status]) if !status.is_shadow && !status.policy.is_hidden() => Some(status),
+            (Origin::Backend | Origin::Lease, [status])
+                if !status.is_shadow && !status.policy.is_hidden() =>
+            {
+                Some(status)
+            }
             _ => None,
         }
     }

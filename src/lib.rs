@@ -96,6 +96,7 @@ mod builder;
 mod check;
 mod decision;
 mod deny_cache;
+mod drift;
 mod engine;
 mod error;
 #[cfg(feature = "axum")]

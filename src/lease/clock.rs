@@ -12,6 +12,10 @@ const NOISE: u64 = 2_000;
 /// Returns the time that the machine was suspended, in microseconds, from an arbitrary origin.
 type Suspended = Box<dyn Fn() -> Micros + Send + Sync>;
 
+/// For this time after a reading of the suspended time, it is not read again. To suspend a machine, the kernel needs longer than this to
+/// stop all processes, and the clock of [`Instant`] counts that time.
+const FRESH: Micros = 100;
+
 /// A monotonic clock that counts suspended time.
 ///
 /// On Linux, the clock of [`Instant`] stops while the machine is suspended, and the server's clock does not. The clock is that of
@@ -21,6 +25,8 @@ pub(super) struct LocalClock {
     suspended: Suspended,
     /// The suspended time as last counted.
     counted: AtomicU64,
+    /// When it was last counted, without the suspended time.
+    counted_at: AtomicU64,
 }
 
 impl LocalClock {
@@ -31,14 +37,21 @@ impl LocalClock {
     fn with(suspended: Suspended) -> Self {
         // As below: a pause at the start must not hide suspended time.
         let counted = AtomicU64::new(suspended().min(suspended()).min(suspended()));
-        Self { start: Instant::now(), suspended, counted }
+        Self { start: Instant::now(), suspended, counted, counted_at: AtomicU64::new(0) }
     }
 
     /// Returns the time since an arbitrary origin, in microseconds. It never goes back.
     pub(super) fn now(&self) -> Micros {
-        // If the machine is suspended between these two readings, the result is the time before.
-        let suspended = self.count_suspended();
-        self.start.elapsed().as_micros() as Micros + suspended
+        let elapsed = self.start.elapsed().as_micros() as Micros;
+        let suspended = if elapsed < self.counted_at.load(Ordering::Acquire) + FRESH {
+            self.counted.load(Ordering::Relaxed)
+        } else {
+            let suspended = self.count_suspended();
+            // The reading is at this instant or later.
+            self.counted_at.fetch_max(elapsed, Ordering::Release);
+            suspended
+        };
+        elapsed + suspended
     }
 
     fn count_suspended(&self) -> Micros {
@@ -96,9 +109,30 @@ mod tests {
         advance(Duration::from_millis(3)).await;
         assert_eq!(clock.now(), 5_003_000);
         suspended.fetch_add(60_000_000, Ordering::SeqCst);
-        assert_eq!(clock.now(), 65_003_000);
+        advance(Duration::from_micros(FRESH)).await;
+        assert_eq!(clock.now(), 65_003_100);
         suspended.fetch_add(NOISE - 1, Ordering::SeqCst);
-        assert_eq!(clock.now(), 65_003_000, "the time between two readings does not count");
+        advance(Duration::from_micros(FRESH)).await;
+        assert_eq!(clock.now(), 65_003_200, "the time between two readings does not count");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn fresh_reading_is_not_repeated() {
+        let readings = Arc::new(AtomicU64::new(0));
+        let reading = {
+            let readings = readings.clone();
+            move || {
+                readings.fetch_add(1, Ordering::SeqCst);
+                0
+            }
+        };
+        let clock = LocalClock::with(Box::new(reading));
+        let before = readings.load(Ordering::SeqCst);
+        for _ in 0..10 {
+            advance(Duration::from_micros(FRESH / 2)).await;
+            clock.now();
+        }
+        assert_eq!(readings.load(Ordering::SeqCst) - before, 5);
     }
 
     #[tokio::test(start_paused = true)]
@@ -115,7 +149,8 @@ mod tests {
         is_interrupted.store(u64::MAX, Ordering::SeqCst);
         let clock = LocalClock::with(Box::new(reading));
         is_interrupted.store(readings.load(Ordering::SeqCst), Ordering::SeqCst);
-        assert_eq!((clock.now(), clock.now()), (7, 7));
+        advance(Duration::from_micros(FRESH)).await;
+        assert_eq!((clock.now(), clock.now()), (107, 107));
     }
 
     #[tokio::test(start_paused = true)]
@@ -132,7 +167,8 @@ mod tests {
         let clock = LocalClock::with(Box::new(reading));
         let start = clock.now();
         suspended.store(40_000, Ordering::SeqCst);
-        assert_eq!(clock.now() - start, 40_000);
+        advance(Duration::from_micros(FRESH)).await;
+        assert_eq!(clock.now() - start, 40_100);
     }
 
     /// The clock of the operating system never goes back, and it stands still while that of tokio is paused.

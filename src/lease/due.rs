@@ -15,15 +15,13 @@ use crate::{key::PartitionKey, policy::Policy};
 /// The instant at which to look at the lease of a pair. Instants are compared, and not pairs.
 pub(super) struct Due {
     pub(super) at: Micros,
-    /// The hash of the key.
-    pub(super) hash: u64,
     pub(super) key: PartitionKey,
     pub(super) policy: Policy,
 }
 
 impl Due {
-    pub(super) fn new(at: Micros, hash: u64, key: &PartitionKey, policy: &Policy) -> Self {
-        Self { at, hash, key: key.clone(), policy: policy.clone() }
+    pub(super) fn new(at: Micros, key: &PartitionKey, policy: &Policy) -> Self {
+        Self { at, key: key.clone(), policy: policy.clone() }
     }
 }
 

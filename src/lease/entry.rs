@@ -8,12 +8,10 @@ use super::Micros;
 use crate::{
     check::{Pair, Receipt},
     decision::{Decision, Status, Wait},
+    drift,
     key::PartitionKey,
     policy::{Algorithm, Policy},
 };
-
-/// The largest drift between two clocks, as a fraction: 1/2,000, or 500 ppm.
-const DRIFT: u64 = 2_000;
 
 /// A lease takes at most this part of the store's remaining quota: an eighth. So the last units go to any process that asks.
 const SHARE: u32 = 8;
@@ -29,14 +27,16 @@ pub(super) struct Entry {
     /// As a table keeps it, of bounded size.
     pub(super) key: PartitionKey,
     policy: Policy,
+    /// The length of a bucket.
+    precision: Micros,
     granted: Granted,
     held: Option<Held>,
     /// The store's remaining quota, as last stated.
     remaining: u32,
     /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
     ends: u64,
-    /// The lease request in flight. Dropping it wakes the checks that wait for its end.
-    request: Option<watch::Sender<()>>,
+    /// The lease request in flight. Dropping it wakes the checks that wait for its end. The value is whether its answer came too late.
+    request: Option<watch::Sender<bool>>,
     /// The number of successive answers that came after the end of their bucket.
     late: u32,
     /// Whether the task that returns units looks at this pair later.
@@ -48,8 +48,8 @@ pub(super) struct Entry {
 /// The units that this process was granted, by itself and by the store.
 #[derive(Default)]
 struct Granted {
-    /// The number of the current period. A period is as long as a bucket.
-    period: u64,
+    /// The end of the current period. A period is as long as a bucket.
+    end: Micros,
     current: u32,
     previous: u32,
 }
@@ -102,6 +102,7 @@ impl Entry {
     pub(super) fn new(key: PartitionKey, policy: Policy) -> Self {
         Self {
             key,
+            precision: precision(&policy),
             policy,
             granted: Granted::default(),
             held: None,
@@ -116,10 +117,11 @@ impl Entry {
     }
 
     pub(super) fn is_of(&self, key: &PartitionKey, policy: &Policy) -> bool {
-        self.policy.counts_with(policy) && self.key == *key
+        self.key == *key && self.policy.counts_with(policy)
     }
 
     /// Applies what has changed since the last use: a lease whose bucket has ended, and another quota, end it. Returns its units.
+    #[inline]
     pub(super) fn begin_use(&mut self, policy: &Policy, now: Micros) -> Option<Leftover> {
         self.last_use = now;
         let has_ended = self.held.as_ref().is_some_and(|held| now > held.until);
@@ -137,12 +139,13 @@ impl Entry {
     }
 
     /// Grants units of the lease. Returns the status of the pair, the receipt, and the instant in microseconds of the store's clock,
-    /// as a lower bound.
+    /// as a lower bound. Call it after [`begin_use`](Self::begin_use). If the lease has no room, grants nothing.
+    #[inline]
     pub(super) fn grant(&mut self, pair: &Pair, now: Micros) -> Option<(Status, Receipt, u64)> {
         let held = self.held.as_mut()?;
         held.units = held.units.checked_sub(pair.cost)?;
         held.last_grant = now;
-        self.granted.add(period(&self.policy, now), pair.cost);
+        self.granted.add(self.precision, now, pair.cost);
         let since = now.saturating_sub(held.store.received);
         let status = held.store.status_after(pair, held.units, since);
         Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
@@ -155,7 +158,7 @@ impl Entry {
         if self.request.is_some() || now < self.paused_until || policy.quota() != self.policy.quota() {
             return None;
         }
-        self.granted.add(period(policy, now), 0);
+        self.granted.add(self.precision, now, 0);
         let bound = policy.lease().map_or(0, |lease| lease.units());
         let held = self.units();
         let rate = self.granted.current.max(self.granted.previous);
@@ -165,12 +168,12 @@ impl Entry {
 
     /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
     pub(super) fn begin_request(&mut self) -> u64 {
-        self.request = Some(watch::Sender::new(()));
+        self.request = Some(watch::Sender::new(false));
         self.ends
     }
 
     /// Returns what ends with the lease request in flight.
-    pub(super) fn request_in_flight(&self) -> Option<watch::Receiver<()>> {
+    pub(super) fn request_in_flight(&self) -> Option<watch::Receiver<bool>> {
         self.request.as_ref().map(watch::Sender::subscribe)
     }
 
@@ -183,14 +186,19 @@ impl Entry {
     pub(super) fn learn(&mut self, status: &Status, is_charged: bool, now: Micros) {
         self.remaining = status.remaining();
         if is_charged {
-            self.granted.add(period(&self.policy, now), status.cost());
+            self.granted.add(self.precision, now, status.cost());
         }
     }
 
     /// Ends a lease request. Dropping the returned value wakes the checks that wait for it.
     #[must_use]
-    pub(super) fn end_request(&mut self) -> Option<watch::Sender<()>> {
+    pub(super) fn end_request(&mut self) -> Option<watch::Sender<bool>> {
         self.request.take()
+    }
+
+    /// Returns whether the last answer came too late for a lease.
+    pub(super) fn is_late(&self) -> bool {
+        self.late > 0
     }
 
     /// Leases nothing for a while, after a lease request without a valid answer.
@@ -205,9 +213,11 @@ impl Entry {
         self.learn(answer.status, true, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
         let is_over = now > until;
-        if is_over {
-            // Replies take as long as buckets last. It is tried again, after 1, 2, 4, and more buckets.
-            let pause = precision(&self.policy).saturating_mul(1 << self.late.min(20));
+        let took = answer.received.saturating_sub(answer.sent);
+        // A request near the end of a bucket may be late by chance.
+        if is_over && (self.late > 0 || took >= self.precision) {
+            // Replies take about as long as buckets last. It is tried again, after 1, 2, 4, and more buckets.
+            let pause = self.precision.saturating_mul(1 << self.late.min(20));
             self.paused_until = now + pause.min(PAUSE);
         }
         self.late = if is_over { self.late.saturating_add(1) } else { 0 };
@@ -277,12 +287,17 @@ impl Entry {
 }
 
 impl Granted {
-    fn add(&mut self, period: u64, units: u32) {
-        if period != self.period {
-            self.previous = if period == self.period + 1 { self.current } else { 0 };
-            (self.period, self.current) = (period, 0);
+    #[inline]
+    fn add(&mut self, period: Micros, now: Micros, units: u32) {
+        if now >= self.end {
+            self.begin_period(period.max(1), now);
         }
         self.current = self.current.saturating_add(units);
+    }
+
+    fn begin_period(&mut self, period: Micros, now: Micros) {
+        self.previous = if now - self.end < period { self.current } else { 0 };
+        (self.end, self.current) = (now - now % period + period, 0);
     }
 }
 
@@ -301,11 +316,6 @@ impl Reply {
     }
 }
 
-/// Returns the number of the period that contains an instant.
-fn period(policy: &Policy, now: Micros) -> u64 {
-    now / precision(policy).max(1)
-}
-
 /// Returns the length of a bucket.
 fn precision(policy: &Policy) -> Micros {
     match policy.algorithm() {
@@ -318,6 +328,5 @@ fn precision(policy: &Policy) -> Micros {
 /// Returns the last local instant at which the server's clock has not reached the end of a bucket. The request was sent at `sent`, the
 /// script ran at `at`, and the bucket ends at `end` of the server's clock. The clocks may drift apart.
 fn last_grant(sent: Micros, at: u64, end: u64) -> Micros {
-    let left = end.saturating_sub(at);
-    sent.saturating_add(left - left.div_ceil(DRIFT)).saturating_sub(1)
+    sent.saturating_add(drift::at_least(end.saturating_sub(at))).saturating_sub(1)
 }

@@ -4,8 +4,8 @@
 //! them until the bucket ends on the server's clock. The process knows a bound of this instant: it is not before the local instant of
 //! the request plus the rest of the bucket at the script, if the local clock counts suspended time.
 //!
-//! While a lease request is in flight, other checks of the pair wait for it: at most a quarter of their deadline, and once. The request
-//! runs in a task of its own, so it depends on no caller.
+//! While a lease request is in flight, other checks of the pair wait for it: at most a quarter of their deadline, and once, unless its
+//! answer is too late for a lease. The request runs in a task of its own, so it depends on no caller.
 
 mod clock;
 mod due;
@@ -15,7 +15,7 @@ mod returns;
 mod table;
 
 pub(crate) use request::{Lookup, Miss};
-pub(crate) use table::Leases;
+pub(crate) use table::{Ending, Leases};
 
 /// Microseconds of the local clock.
 type Micros = u64;
@@ -93,8 +93,10 @@ mod tests {
         }
         // Two units are left. The clock of tokio stands still, and half a second of the bucket was left.
         suspended.fetch_add(400_000, Ordering::SeqCst);
+        tokio::time::advance(Duration::from_millis(1)).await;
         assert!(is_leased(&leases, &check).await);
         suspended.fetch_add(100_000, Ordering::SeqCst);
+        tokio::time::advance(Duration::from_millis(1)).await;
         assert!(!is_leased(&leases, &check).await);
     }
 
@@ -102,7 +104,7 @@ mod tests {
     fn lease_outside_runtime_is_returned_by_next_task() {
         let leases = leases(&Arc::default());
         let check = hot();
-        let due = || Due::new(0, 7, &check.pairs()[0].key, &check.pairs()[0].policy);
+        let due = || Due::new(0, &check.pairs()[0].key, &check.pairs()[0].policy);
         returns::schedule(&leases, due());
         assert_eq!(leases.dues.len(), 1);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

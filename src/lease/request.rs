@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{runtime::Handle, sync::watch, time::Instant};
 
 use super::{
     returns,
@@ -17,7 +17,7 @@ use crate::{
     outage::until,
 };
 
-/// A check waits for the lease request of another one for at most this part of its deadline: a quarter.
+/// A check waits for the lease requests of others for at most this part of its deadline: a quarter.
 const WAIT: u32 = 4;
 
 type Outcome = Result<Decision, BackendError>;
@@ -72,17 +72,23 @@ impl Miss {
         Box::pin(async move {
             let mut left = deadline;
             let mut step = leases.next_step(&check);
-            if let Step::Wait(mut request) = step {
+            if matches!(step, Step::Wait(_))
+                && let Some(_place) = leases.place_to_wait()
+            {
                 let started = Instant::now();
-                // An error means that the request has ended, too.
-                let _ = until(started + deadline / WAIT, request.changed()).await;
-                left = deadline.saturating_sub(started.elapsed());
-                if let Some(decision) = leases.grant(&check) {
-                    let granted = Ok(decision);
-                    leases.events.decided(&check, &granted, None);
-                    return granted;
+                while let Step::Wait(request) = step {
+                    let is_late = has_ended_late(request, started + deadline / WAIT).await;
+                    if let Some(decision) = leases.grant(&check) {
+                        let granted = Ok(decision);
+                        leases.events.decided(&check, &granted, None);
+                        return granted;
+                    }
+                    step = leases.next_step(&check);
+                    if !is_late {
+                        break;
+                    }
                 }
-                step = leases.next_step(&check);
+                left = deadline.saturating_sub(started.elapsed());
             }
             let Step::Request(request) = step else {
                 let decision = ask(check.clone(), left).await?;
@@ -141,6 +147,19 @@ impl Drop for InFlight {
         if is_sent {
             let units = self.request.units.iter().copied().map(u64::from).sum();
             self.leases.events.leased(LeasedUnits::Lost, units);
+        }
+    }
+}
+
+/// Waits for the end of a lease request, at most until this instant. Returns whether its answer came after the end of its bucket: then
+/// another check asks for the units of the next one.
+async fn has_ended_late(mut request: watch::Receiver<bool>, at_most: Instant) -> bool {
+    loop {
+        match until(at_most, request.changed()).await {
+            Some(Ok(())) => {}
+            // The request has ended.
+            Some(Err(_)) => return *request.borrow(),
+            None => return false,
         }
     }
 }

@@ -1,8 +1,11 @@
 //! The leases of a limiter.
 
 use std::{
-    hash::{BuildHasher, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    borrow::Cow,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -17,8 +20,8 @@ use super::{
     entry::{Answer, Entry, Leftover},
 };
 use crate::{
-    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Refund, RefundPair},
-    decision::Decision,
+    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Receipt, Refund, RefundPair},
+    decision::{Decision, Status, Statuses},
     key::PartitionKey,
     observe::{LeasedUnits, LimiterEvents},
     outage::until,
@@ -51,7 +54,7 @@ pub(super) enum Step {
     /// Ask the store for a lease.
     Request(Request),
     /// Wait for the end of a lease request.
-    Wait(watch::Receiver<()>),
+    Wait(watch::Receiver<bool>),
 }
 
 /// What the leases have learned from a decision.
@@ -62,16 +65,24 @@ pub(super) struct Learned {
     pub(super) dues: OfPairs<Due>,
 }
 
+/// The leases of all limiters of this process.
+static ALL: Mutex<Vec<Weak<Leases>>> = Mutex::new(Vec::new());
+
 /// The leases of a limiter.
 pub(crate) struct Leases {
     pub(super) clock: LocalClock,
-    hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
     pub(super) dues: Dues,
     namespace: Namespace,
     queue: Arc<Queue>,
     pub(super) events: Arc<LimiterEvents>,
+    /// The number of checks that wait for lease requests.
+    waiting: AtomicUsize,
+    max_waiting: usize,
 }
+
+/// A check that waits for a lease request. Dropping it releases its place.
+pub(super) struct Place<'a>(&'a AtomicUsize);
 
 #[derive(Default)]
 pub(super) struct Shard {
@@ -79,16 +90,25 @@ pub(super) struct Shard {
     searched: Micros,
 }
 
-/// Ends the leases of some pairs when it is created and again when it is dropped, because a lease in between may have been charged
-/// before the change that it guards.
-pub(crate) struct Ending {
-    leases: Arc<Leases>,
-    pairs: Box<[Pair]>,
-}
+/// Ends the leases of the pairs of a check, those of all limiters of this process with its store and namespace. It ends them when it is
+/// created and again when it is dropped, because a lease in between may have been charged before the change that it guards.
+pub(crate) struct Ending(Check);
 
 impl Leases {
-    pub(crate) fn new(namespace: Namespace, queue: Arc<Queue>, events: Arc<LimiterEvents>) -> Arc<Self> {
-        Arc::new(Self::on_clock(LocalClock::new(), namespace, queue, events))
+    /// Creates the leases of a limiter. At most `max_waiting` checks wait for lease requests at once.
+    pub(crate) fn new(
+        namespace: Namespace,
+        queue: Arc<Queue>,
+        events: Arc<LimiterEvents>,
+        max_waiting: usize,
+    ) -> Arc<Self> {
+        let leases = Self::on_clock(LocalClock::new(), namespace, queue, events);
+        let leases = Arc::new(Self { max_waiting, ..leases });
+        let mut all = lock(&ALL);
+        // Limiters are few and are rarely created, so a full scan is cheap.
+        all.retain(|leases| leases.strong_count() > 0);
+        all.push(Arc::downgrade(&leases));
+        leases
     }
 
     pub(super) fn on_clock(
@@ -98,35 +118,52 @@ impl Leases {
         events: Arc<LimiterEvents>,
     ) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        let (hasher, dues) = (RandomState::new(), Dues::default());
-        Self { clock, hasher, shards, dues, namespace, queue, events }
+        let (dues, waiting) = (Dues::default(), AtomicUsize::new(0));
+        Self { clock, shards, dues, namespace, queue, events, waiting, max_waiting: usize::MAX }
+    }
+
+    /// Returns a place to wait for a lease request, or `None` if too many checks wait.
+    pub(super) fn place_to_wait(&self) -> Option<Place<'_>> {
+        let others = self.waiting.fetch_add(1, Ordering::Relaxed);
+        // From here on, dropping it releases the place.
+        let place = Place(&self.waiting);
+        (others < self.max_waiting).then_some(place)
     }
 
     /// Admits a check from leases, if every pair has leased units for it.
     pub(super) fn grant(&self, check: &Check) -> Option<Decision> {
-        let (hash, key) = self.place(check)?;
+        let key = key_of(check)?;
         let now = self.clock.now();
-        let mut leftovers = OfPairs::new();
-        let granted = self.shard(hash).grant(hash, &key, check, now, &self.hasher, &mut leftovers);
-        self.return_units(leftovers);
-        if granted.is_some() {
-            let units = check.pairs().iter().map(|pair| u64::from(pair.cost)).sum();
-            self.events.leased(LeasedUnits::Granted, units);
-        }
-        granted
+        let decision = if let [pair] = check.pairs() {
+            let (leftover, granted) = self.shard(&key).grant_one(&key, pair, now);
+            if leftover.is_some() {
+                self.return_units(leftover);
+            }
+            let (status, receipt, at_micros) = granted?;
+            let receipts = if check.purpose() == Purpose::Reserve { [receipt].into() } else { [].into() };
+            Decision::from_lease(at_micros, Statuses::from_buf([status]), receipts)
+        } else {
+            let mut leftovers = OfPairs::new();
+            let granted = self.shard(&key).grant(&key, check, now, &mut leftovers);
+            self.return_units(leftovers);
+            granted?
+        };
+        let units = check.pairs().iter().map(|pair| u64::from(pair.cost)).sum();
+        self.events.leased(LeasedUnits::Granted, units);
+        Some(decision)
     }
 
     /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight.
     pub(super) fn next_step(&self, check: &Check) -> Step {
-        let Some((hash, key)) = self.place(check) else { return Step::Ask };
+        let Some(key) = key_of(check) else { return Step::Ask };
         let now = self.clock.now();
-        let mut shard = self.shard(hash);
+        let mut shard = self.shard(&key);
         let mut in_flight =
-            check.pairs().iter().filter_map(|pair| shard.find(hash, &key, &pair.policy)?.request_in_flight());
+            check.pairs().iter().filter_map(|pair| shard.find(&key, &pair.policy)?.request_in_flight());
         if let Some(request) = in_flight.next() {
             return Step::Wait(request);
         }
-        shard.begin_request(hash, &key, check, now).map_or(Step::Ask, Step::Request)
+        shard.begin_request(&key, check, now).map_or(Step::Ask, Step::Request)
     }
 
     /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases.
@@ -137,31 +174,35 @@ impl Leases {
         request: Option<(&Request, Micros)>,
     ) -> Option<Learned> {
         // A cached denial is no statement of the store.
-        let (hash, key) = self.place(check).filter(|_| !decision.is_cached())?;
+        let key = key_of(check).filter(|_| !decision.is_cached())?;
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
         let (mut leftovers, mut held, mut dues) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
         // Those who wait for the request are woken last, when the units are granted or queued.
         let mut _ended = OfPairs::new();
-        let mut shard = self.shard(hash);
+        let mut shard = self.shard(&key);
         for (i, (pair, status)) in check.pairs().iter().zip(decision.statuses()).enumerate() {
-            let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
+            let Some(entry) = shard.find(&key, &pair.policy) else { continue };
             let Some((request, sent)) = request else {
                 entry.learn(status, is_admitted, received);
                 continue;
             };
-            _ended.extend(entry.end_request());
+            let ended = entry.end_request();
             match (decision.leases().get(i), decision.receipts().get(i)) {
                 (Some(&units), Some(&receipt)) if is_admitted => {
                     let key = &pair.key;
                     let answer = Answer { key, decision, status, receipt, units, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
+                    if let Some(ended) = ended.as_ref().filter(|_| entry.is_late()) {
+                        ended.send_replace(true);
+                    }
                     held.push(entry.units());
                     let at = entry.schedule();
-                    dues.extend(at.map(|at| Due::new(at, hash, &entry.key, &pair.policy)));
+                    dues.extend(at.map(|at| Due::new(at, &entry.key, &pair.policy)));
                 }
                 _ => entry.learn(status, false, received),
             }
+            _ended.extend(ended);
         }
         drop(shard);
         if is_admitted {
@@ -173,23 +214,16 @@ impl Leases {
 
     /// Ends a lease request without leases. If it was sent, nothing is leased for a while.
     pub(super) fn end_request(&self, check: &Check, is_sent: bool) {
-        let Some((hash, key)) = self.place(check) else { return };
+        let Some(key) = key_of(check) else { return };
         let now = self.clock.now();
-        let mut shard = self.shard(hash);
+        let mut shard = self.shard(&key);
         for pair in check.pairs() {
-            let Some(entry) = shard.find(hash, &key, &pair.policy) else { continue };
+            let Some(entry) = shard.find(&key, &pair.policy) else { continue };
             drop(entry.end_request());
             if is_sent {
                 entry.pause(now);
             }
         }
-    }
-
-    /// Ends the leases of these pairs now and when the returned guard is dropped.
-    pub(crate) fn end(self: &Arc<Self>, check: &Check) -> Ending {
-        let ending = Ending { leases: self.clone(), pairs: check.pairs().into() };
-        ending.end_now();
-        ending
     }
 
     /// Ends all leases. Waits for the lease requests in flight, at most this long, so that their units are queued.
@@ -209,13 +243,13 @@ impl Leases {
         let end = Instant::now() + at_most;
         for mut request in requests {
             // An error means that the request has ended.
-            let _ = until(end, request.changed()).await;
+            let _ = until(end, async { while request.changed().await.is_ok() {} }).await;
         }
     }
 
     /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
     pub(super) fn expire(&self, due: Due, now: Micros) -> Option<Due> {
-        let found = self.shard(due.hash).find(due.hash, &due.key, &due.policy).map(|entry| entry.expire(now));
+        let found = self.shard(&due.key).find(&due.key, &due.policy).map(|entry| entry.expire(now));
         let (leftover, at) = found?;
         self.return_units(leftover);
         at.map(|at| Due { at, ..due })
@@ -228,40 +262,48 @@ impl Leases {
         }
     }
 
-    /// Returns the hash of the partition key of a check, and the key as the table keeps it.
-    fn place(&self, check: &Check) -> Option<(u64, PartitionKey)> {
-        let key = check.pairs().first()?.key.bounded().into_owned();
-        Some((self.hasher.hash_one(&key), key))
-    }
-
-    fn shard(&self, hash: u64) -> MutexGuard<'_, Shard> {
-        // The table uses the upper seven bits and the lower ones.
-        lock(&self.shards[(hash >> 32) as usize % SHARDS])
+    fn shard(&self, key: &PartitionKey) -> MutexGuard<'_, Shard> {
+        // The table uses the upper seven bits of the hash and the lower ones.
+        lock(&self.shards[(key.hash_code() >> 32) as usize % SHARDS])
     }
 }
 
 impl Shard {
     /// Returns the entry of a pair.
-    fn find(&mut self, hash: u64, key: &PartitionKey, policy: &Policy) -> Option<&mut Entry> {
-        self.entries.find_mut(hash, |entry| entry.is_of(key, policy))
+    fn find(&mut self, key: &PartitionKey, policy: &Policy) -> Option<&mut Entry> {
+        self.entries.find_mut(key.hash_code(), |entry| entry.is_of(key, policy))
+    }
+
+    /// Grants units of one pair, if it has leased units for them. Returns the units of a lease that has ended, and the grant as
+    /// [`Entry::grant`] does.
+    #[inline]
+    fn grant_one(
+        &mut self,
+        key: &PartitionKey,
+        pair: &Pair,
+        now: Micros,
+    ) -> (Option<Leftover>, Option<(Status, Receipt, u64)>) {
+        match self.find(key, &pair.policy) {
+            Some(entry) => (entry.begin_use(&pair.policy, now), entry.grant(pair, now)),
+            None => {
+                self.insert(key, &pair.policy, now);
+                (None, None)
+            }
+        }
     }
 
     /// Admits a check if every pair has leased units for it. Otherwise, grants nothing.
     fn grant(
         &mut self,
-        hash: u64,
         key: &PartitionKey,
         check: &Check,
         now: Micros,
-        hasher: &RandomState,
         leftovers: &mut OfPairs<Leftover>,
     ) -> Option<Decision> {
         let mut has_room = true;
         for Pair { policy, cost, .. } in check.pairs() {
-            if self.find(hash, key, policy).is_none() {
-                self.insert(hash, key, policy, now, hasher);
-            }
-            let Some(entry) = self.find(hash, key, policy) else {
+            let Some(entry) = self.find(key, policy) else {
+                self.insert(key, policy, now);
                 has_room = false;
                 continue;
             };
@@ -271,9 +313,9 @@ impl Shard {
         if !has_room {
             return None;
         }
-        let (mut statuses, mut receipts, mut at_micros) = (OfPairs::new(), OfPairs::new(), 0);
+        let (mut statuses, mut receipts, mut at_micros) = (Statuses::new(), Vec::new(), 0);
         for pair in check.pairs() {
-            let (status, receipt, at) = self.find(hash, key, &pair.policy)?.grant(pair, now)?;
+            let (status, receipt, at) = self.find(key, &pair.policy)?.grant(pair, now)?;
             statuses.push(status);
             receipts.push(receipt);
             at_micros = at_micros.max(at);
@@ -281,33 +323,27 @@ impl Shard {
         if check.purpose() != Purpose::Reserve {
             receipts.clear();
         }
-        Some(Decision::from_lease(at_micros, statuses.into_vec(), receipts.into_vec()))
+        Some(Decision::from_lease(at_micros, statuses, receipts.into()))
     }
 
     /// Begins a lease request, if every pair would have leased units after it.
-    fn begin_request(
-        &mut self,
-        hash: u64,
-        key: &PartitionKey,
-        check: &Check,
-        now: Micros,
-    ) -> Option<Request> {
+    fn begin_request(&mut self, key: &PartitionKey, check: &Check, now: Micros) -> Option<Request> {
         let mut wanted = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
-            wanted.push(self.find(hash, key, policy)?.wanted(policy, now)?);
+            wanted.push(self.find(key, policy)?.wanted(policy, now)?);
         }
         if wanted.iter().all(|units| *units == 0) {
             return None;
         }
         let mut ends = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
-            ends.push(self.find(hash, key, policy)?.begin_request());
+            ends.push(self.find(key, policy)?.begin_request());
         }
         Some(Request { units: wanted, ends })
     }
 
     /// Adds the entry of a pair, if there is room.
-    fn insert(&mut self, hash: u64, key: &PartitionKey, policy: &Policy, now: Micros, hasher: &RandomState) {
+    fn insert(&mut self, key: &PartitionKey, policy: &Policy, now: Micros) {
         if self.entries.len() >= MAX_PAIRS_OF_SHARD {
             if now < self.searched + KEEP_IDLE {
                 return;
@@ -317,21 +353,37 @@ impl Shard {
         }
         if self.entries.len() < MAX_PAIRS_OF_SHARD {
             let entry = Entry::new(key.clone(), policy.clone());
-            self.entries.insert_unique(hash, entry, |entry| hasher.hash_one(&entry.key));
+            self.entries.insert_unique(key.hash_code(), entry, |entry| entry.key.hash_code());
         }
     }
 }
 
 impl Ending {
+    pub(crate) fn of(check: Check) -> Self {
+        let ending = Self(check);
+        ending.end_now();
+        ending
+    }
+
     fn end_now(&self) {
-        let mut leftovers = OfPairs::new();
-        for pair in &self.pairs {
-            let key = pair.key.bounded();
-            let hash = self.leases.hasher.hash_one(&key);
-            let mut shard = self.leases.shard(hash);
-            leftovers.extend(shard.find(hash, &key, &pair.policy).and_then(Entry::end));
+        let all = lock(&ALL).clone();
+        for leases in all.iter().filter_map(Weak::upgrade) {
+            if !leases.namespace.is_same_place(self.0.place()) {
+                continue;
+            }
+            let mut leftovers = OfPairs::new();
+            for pair in self.0.pairs() {
+                let key = pair.key.bounded();
+                leftovers.extend(leases.shard(&key).find(&key, &pair.policy).and_then(Entry::end));
+            }
+            leases.return_units(leftovers);
         }
-        self.leases.return_units(leftovers);
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -341,7 +393,12 @@ impl Drop for Ending {
     }
 }
 
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+/// Returns the partition key of a check as the table keeps it.
+fn key_of(check: &Check) -> Option<Cow<'_, PartitionKey>> {
+    check.pairs().first().map(|pair| pair.key.bounded())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // No code that holds the lock can panic or wait.
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

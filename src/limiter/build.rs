@@ -164,7 +164,8 @@ impl LimiterBuilder {
     /// Sets how many checks may be in flight: 1 to 2^20. The default is
     /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Any further check fails at once with
     /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding). `RedisBackend` counts
-    /// the checks of each server; in a cluster, each slot of a check counts.
+    /// the checks of each server; in a cluster, each slot of a check counts. Checks that wait for a [lease](crate::guide::leases) of units
+    /// have a bound of their own, of the same number: further checks ask the store.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.max_in_flight = checks;
         self
@@ -300,8 +301,9 @@ impl LimiterBuilder {
         };
         let queue =
             Queue::new(engine.clone(), deadline, queue, max_in_flight, denials.clone(), events.clone());
-        let leases =
-            engine.can_lease().then(|| Leases::new(namespace.clone(), queue.clone(), events.clone()));
+        let leases = engine
+            .can_lease()
+            .then(|| Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight));
         Ok(Limiter(Arc::new(Inner {
             queue,
             leases,

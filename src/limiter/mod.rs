@@ -11,7 +11,7 @@ use crate::{
     engine::Engine,
     error::ConfigError,
     key::{KeyError, PartitionKey},
-    lease::{self, Leases},
+    lease::{self, Ending, Leases},
     now_or_later::{BoxFuture, NowOrLater},
     observe::{self, DeniedKey, Lifetime, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
@@ -635,17 +635,13 @@ impl Limiter {
     }
 
     fn clear(&self, check: Check) -> ResetFuture {
-        let Inner { settings, engine, denials, leases, .. } = &*self.0;
+        let Inner { settings, engine, denials, .. } = &*self.0;
         ResetFuture(if engine.can_change() {
-            let ending = leases.as_ref().map(|leases| (leases.clone(), check.clone()));
-            let forgotten = engine.clone().forget(check, settings.deadline, denials.clone());
-            NowOrLater::Later(match ending {
-                Some((leases, check)) => Box::pin(async move {
-                    let _ending = leases.end(&check);
-                    forgotten.await
-                }),
-                None => forgotten,
-            })
+            let forgotten = engine.clone().forget(check.clone(), settings.deadline, denials.clone());
+            NowOrLater::Later(Box::pin(async move {
+                let _ending = Ending::of(check);
+                forgotten.await
+            }))
         } else {
             NowOrLater::now(Err(BackendError::new(Reason::Unsupported)))
         })

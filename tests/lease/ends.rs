@@ -11,11 +11,9 @@ use tower_sliding_window::{
 
 use super::store::Store;
 use super::{
-    MILLISECOND, PRECISION, SECOND, alice, buckets, builder, check, checks, leased, limiter, next_bucket,
-    remaining,
+    MICROSECOND, MILLISECOND, PRECISION, SECOND, alice, buckets, builder, check, checks, leased, limiter,
+    next_bucket, remaining,
 };
-
-const MICROSECOND: Duration = Duration::from_micros(1);
 
 /// The request takes 2 ms and the reply 3 ms. The script runs 3 ms after the beginning of the bucket.
 async fn lease_in_new_bucket(store: &Store, limiter: &tower_sliding_window::Limiter) {
@@ -120,6 +118,21 @@ async fn reset_ends_lease_at_once() {
     assert!(!check(&limiter).await.is_leased());
     // The units of the old lease are not returned to the new record.
     assert_eq!(remaining(&limiter).await, 999);
+}
+
+#[tokio::test(start_paused = true)]
+async fn reset_ends_leases_of_all_limiters_of_process() {
+    let store = Store::new().with_name("ends of leases");
+    let [first, second] = [(); 2].map(|()| limiter(&store, leased(1_000, 50)));
+    let elsewhere = builder(&store, leased(1_000, 50)).namespace("elsewhere").build().unwrap();
+    // Each holds two units.
+    for limiter in [&first, &second, &elsewhere] {
+        checks(limiter, 5).await;
+    }
+    first.reset(alice()).await.unwrap();
+    assert!(!check(&second).await.is_leased());
+    assert_eq!(remaining(&second).await, 999);
+    assert!(check(&elsewhere).await.is_leased(), "another namespace has leases of its own");
 }
 
 #[tokio::test(start_paused = true)]

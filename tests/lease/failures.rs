@@ -1,10 +1,15 @@
 //! Lease requests without an answer, dropped callers, outages, and replies that come too late.
 
-use tokio::time::{Instant, advance, sleep, timeout};
+use tokio::{
+    task::yield_now,
+    time::{Instant, advance, sleep, timeout},
+};
 use tower_sliding_window::backend::{Purpose, Reason};
 
 use super::store::{Fault, Store};
-use super::{MILLISECOND, PRECISION, SECOND, alice, builder, check, checks, leased, limiter, next_bucket};
+use super::{
+    MICROSECOND, MILLISECOND, PRECISION, SECOND, alice, builder, check, checks, leased, limiter, next_bucket,
+};
 
 #[tokio::test(start_paused = true)]
 async fn unanswered_request_leases_nothing_for_a_second() {
@@ -116,4 +121,41 @@ async fn slow_replies_lease_nothing_and_return_units() {
     let stats = limiter.stats();
     assert!(stats.leased_units > 0);
     assert_eq!(stats.leased_units, stats.leased_units_returned);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_late_by_chance_delays_no_lease() {
+    let store = Store::new().with_latency(2 * MILLISECOND, 3 * MILLISECOND);
+    let limiter = limiter(&store, leased(10_000, 1_000));
+    checks(&limiter, 20).await;
+    next_bucket(&store).await;
+    // The script runs 2 ms before the end of the bucket, and the reply arrives 1 ms after it.
+    advance(PRECISION - 4 * MILLISECOND).await;
+    store.take_asked();
+    let three = || async { tokio::join!(check(&limiter), check(&limiter), check(&limiter)) };
+    let (first, second, third) = three().await;
+    // The second check requests a lease of the next bucket, and the third one waits for it.
+    assert_eq!([first, second, third].map(|decision| decision.is_leased()), [false, false, true]);
+    assert!(store.take_asked().iter().all(|(purpose, _)| *purpose == Purpose::Lease));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_checks_are_bounded() {
+    let store = Store::new().with_latency(MILLISECOND, MILLISECOND);
+    let limiter = builder(&store, leased(1_000, 50)).max_in_flight(2).build().unwrap();
+    checks(&limiter, 8).await;
+    next_bucket(&store).await;
+    let new = || limiter.check(alice(), 1);
+    let (a, (b, c, d, e)) = tokio::join!(new(), async {
+        // The lease request is in flight.
+        yield_now().await;
+        tokio::join!(new(), new(), new(), new())
+    });
+    // The first one requests a lease. Two wait for it, one asks the store, and there is no place for the last one.
+    let is_leased = [a, b, c, d].map(|decision| decision.unwrap().is_leased());
+    assert_eq!(is_leased, [false, true, true, false]);
+    assert_eq!(e.unwrap_err().reason(), Reason::Overloaded);
+    // All places are free again.
+    advance(MICROSECOND).await;
+    assert!(check(&limiter).await.is_admitted());
 }

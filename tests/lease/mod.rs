@@ -4,6 +4,7 @@ mod ends;
 mod failures;
 mod grants;
 mod quota;
+mod simulation;
 pub mod store;
 
 use std::time::Duration;
@@ -14,6 +15,7 @@ use tower_sliding_window::{
 
 use store::Store;
 
+pub const MICROSECOND: Duration = Duration::from_micros(1);
 pub const MILLISECOND: Duration = Duration::from_millis(1);
 pub const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,7 +1,7 @@
 //! A store that grants leases: the memory backend on a clock that follows the paused clock of tokio.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     future::pending,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
@@ -14,7 +14,7 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-/// A store for several limiters. Each limiter stands for a process.
+/// A store for several limiters. Each limiter stands for a process, unless the store has a name.
 #[derive(Clone)]
 pub struct Store(Arc<Shared>);
 
@@ -27,14 +27,33 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    /// With a name, all limiters on the store are of one process.
+    name: Option<String>,
     /// How much faster than tokio's clock the store's clock runs.
     drift_ppm: i64,
+    /// By how many microseconds the store's clock was set forward or back.
+    shift: i64,
+    /// The time of the pairs: it stands still while the store's clock is behind it.
+    latest: u64,
+    /// How often the store has lost its data.
+    losses: usize,
+    /// The moments of all decisions, by their instants.
+    decided: HashMap<u64, Moment>,
     /// The time of a request and of a reply.
     latency: (Duration, Duration),
     faults: VecDeque<Fault>,
     /// All checks, with the units to lease of the first pair.
     asked: Vec<(Purpose, u32)>,
     refunds: Vec<u32>,
+}
+
+/// A moment of a decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Moment {
+    /// How often the store had lost its data.
+    pub losses: usize,
+    /// The time of the pairs, in microseconds.
+    pub at: u64,
 }
 
 /// What happens to the next check.
@@ -56,6 +75,11 @@ impl Store {
 
     pub fn with_latency(self, request: Duration, reply: Duration) -> Self {
         self.state().latency = (request, reply);
+        self
+    }
+
+    pub fn with_name(self, name: &str) -> Self {
+        self.state().name = Some(name.to_owned());
         self
     }
 
@@ -84,10 +108,35 @@ impl Store {
         self.0.clock.now_micros()
     }
 
+    /// Sets the store's clock forward or back.
+    pub fn shift_clock(&self, micros: i64) {
+        self.state().shift += micros;
+    }
+
+    /// Loses the record of a pair.
+    pub async fn lose(&self, pair: Pair) {
+        self.state().losses += 1;
+        self.0.memory.reset(&Check::new([pair]).unwrap()).await.unwrap();
+    }
+
+    /// Returns the present moment.
+    pub fn moment(&self) -> Moment {
+        self.read_clock();
+        let state = self.state();
+        Moment { losses: state.losses, at: state.latest }
+    }
+
+    /// Returns the moment of a decision.
+    pub fn moment_of(&self, decision: &Decision) -> Moment {
+        self.state().decided[&decision.at_micros()]
+    }
+
     fn read_clock(&self) {
-        let (elapsed, state) = (self.0.start.elapsed().as_micros() as i64, self.state());
-        let micros = elapsed + elapsed * state.drift_ppm / 1_000_000;
-        self.0.clock.set_micros(1_000_000_000_000_000_u64.saturating_add_signed(micros));
+        let (elapsed, mut state) = (self.0.start.elapsed().as_micros() as i64, self.state());
+        let micros = elapsed + elapsed * state.drift_ppm / 1_000_000 + state.shift;
+        let micros = 1_000_000_000_000_000_u64.saturating_add_signed(micros);
+        state.latest = state.latest.max(micros);
+        self.0.clock.set_micros(micros);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -96,8 +145,10 @@ impl Store {
 
     /// Decides a check, by the contract of [`Purpose::Lease`].
     pub fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        self.read_clock();
-        model(&self.0.memory, check)
+        let moment = self.moment();
+        let decision = model(&self.0.memory, check)?;
+        self.state().decided.insert(decision.at_micros(), moment);
+        Ok(decision)
     }
 }
 
@@ -175,5 +226,9 @@ impl Backend for Store {
 
     fn grants_leases(&self) -> bool {
         true
+    }
+
+    fn store(&self) -> Option<String> {
+        self.state().name.clone()
     }
 }

@@ -302,3 +302,139 @@ pub const MERGING_BUGS: &[Bug] = &[
         )],
     },
 ];
+
+const ENTRY: &str = "lease/entry.rs";
+const LEASE_REQUEST: &str = "lease/request.rs";
+const TABLE: &str = "lease/table.rs";
+
+/// The bugs of leases, which the simulation of leases must find.
+pub const LEASE_BUGS: &[Bug] = &[
+    Bug {
+        name: "a lease is granted after its bucket",
+        rule: "QuotaHolds",
+        changes: &[(
+            ENTRY,
+            "drift::at_least(end.saturating_sub(at))",
+            "drift::at_least(end.saturating_sub(at) + if PLANTED { 30_000 } else { 0 })",
+        )],
+    },
+    Bug {
+        name: "a unit of a lease is granted twice",
+        rule: "QuotaHolds",
+        changes: &[(
+            ENTRY,
+            "held.units = held.units.checked_sub(pair.cost)?;",
+            "held.units = held.units.checked_sub(if PLANTED { pair.cost / 2 } else { pair.cost })?;",
+        )],
+    },
+    Bug {
+        name: "a granted unit of a lease is returned",
+        rule: "UnitsAreAccounted",
+        changes: &[(
+            ENTRY,
+            "self.leftover(held.key, held.receipt, held.units)",
+            "self.leftover(held.key, held.receipt, held.units + u32::from(PLANTED))",
+        )],
+    },
+    Bug {
+        name: "the units of a lease that has ended are forgotten",
+        rule: "UnitsAreAccounted",
+        changes: &[(
+            TABLE,
+            "        let (leftover, at) = found?;
+        self.return_units(leftover);",
+            "        let (leftover, at) = found?;
+             self.return_units(leftover.filter(|_| !PLANTED));",
+        )],
+    },
+    Bug {
+        name: "the units of a lease that comes too late are forgotten",
+        rule: "UnitsAreAccounted",
+        changes: &[(
+            TABLE,
+            "leftovers.extend(entry.answer(&answer, ends));",
+            "leftovers.extend(entry.answer(&answer, ends).filter(|_| !PLANTED));",
+        )],
+    },
+    Bug {
+        name: "a lease request without an answer is not counted",
+        rule: "UnitsAreAccounted",
+        changes: &[(
+            LEASE_REQUEST,
+            "self.leases.events.leased(LeasedUnits::Lost, units);",
+            "self.leases.events.leased(LeasedUnits::Lost, if PLANTED { 0 } else { units });",
+        )],
+    },
+    Bug {
+        name: "a lease has no bound",
+        rule: "LeaseWithinBound",
+        changes: &[(
+            ENTRY,
+            ".min(bound.saturating_sub(held));",
+            ".min(if PLANTED { u32::MAX } else { bound.saturating_sub(held) });",
+        )],
+    },
+    Bug {
+        name: "a lease takes the last units",
+        rule: "LeaseWithinBound",
+        changes: &[(
+            ENTRY,
+            "rate.min(self.remaining / SHARE)",
+            "rate.min(if PLANTED { self.remaining } else { self.remaining / SHARE })",
+        )],
+    },
+    Bug {
+        name: "the remaining quota of a leased check excludes the lease",
+        rule: "RemainingIncludesLease",
+        changes: &[(
+            ENTRY,
+            "self.status.remaining().saturating_add(units);",
+            "self.status.remaining().saturating_add(if PLANTED { 0 } else { units });",
+        )],
+    },
+    Bug {
+        name: "the remaining quota of a lease request excludes the lease",
+        rule: "RemainingIncludesLease",
+        changes: &[(
+            LEASE_REQUEST,
+            "status.clone().with_more(held.get(i).copied().unwrap_or_default());",
+            "status.clone().with_more(if PLANTED { 0 } else { held.get(i).copied().unwrap_or_default() });",
+        )],
+    },
+    Bug {
+        name: "a lease outlives a reset",
+        rule: "ResetEndsLease",
+        changes: &[(
+            TABLE,
+            "if !leases.namespace.is_same_place(self.0.place()) {",
+            "if PLANTED || !leases.namespace.is_same_place(self.0.place()) {",
+        )],
+    },
+    Bug {
+        name: "a lease that was requested before a reset outlives it",
+        rule: "ResetEndsLease",
+        changes: &[(
+            ENTRY,
+            "if is_over || self.ends != ends {",
+            "if is_over || self.ends != ends && !PLANTED {",
+        )],
+    },
+    Bug {
+        name: "a lease outlives a changed quota",
+        rule: "QuotaChangeEndsLease",
+        changes: &[(
+            ENTRY,
+            "if self.policy.quota() != policy.quota() {",
+            "if self.policy.quota() != policy.quota() && !PLANTED {",
+        )],
+    },
+    Bug {
+        name: "a shadow pair uses a lease",
+        rule: "ShadowPairUsesNoLease",
+        changes: &[(
+            LEASE_REQUEST,
+            "pair.cost > 0 && !pair.is_shadow;",
+            "pair.cost > 0 && (PLANTED || !pair.is_shadow);",
+        )],
+    },
+];

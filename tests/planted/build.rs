@@ -9,7 +9,7 @@ use std::{
 #[path = "bugs.rs"]
 mod bugs;
 
-use bugs::{BUGS, Bug, MERGING_BUGS};
+use bugs::{BUGS, Bug, LEASE_BUGS, MERGING_BUGS};
 
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../..");
@@ -20,7 +20,7 @@ fn main() {
     }
     println!("cargo::rerun-if-changed=bugs.rs");
     println!("cargo::rerun-if-changed=build.rs");
-    for Bug { name, changes, .. } in BUGS.iter().chain(MERGING_BUGS) {
+    for Bug { name, changes, .. } in BUGS.iter().chain(MERGING_BUGS).chain(LEASE_BUGS) {
         for (file, text, bug) in *changes {
             let path = copy.join("src").join(file);
             let source = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {file}: {error}"));

@@ -7,6 +7,8 @@ use tower_sliding_window::{
     backend::{Check, Pair, Purpose},
 };
 
+use super::record::Verdict;
+
 /// A script call.
 pub enum ScriptCall {
     /// A check with its deadline, in microseconds of the server's clock, and the generation of the pairs that begin empty.
@@ -183,6 +185,28 @@ pub fn reply(decision: &Decision, reading: u64, receipts: Option<&[Receipt]>) ->
         }
     }
     bytes
+}
+
+/// Decides the checks of a merged call one after another. Returns the reply without the reading of the clock.
+pub fn merged_reply(
+    runs: &[Run],
+    mut decide: impl FnMut(&Run, u64) -> Result<(Verdict, Vec<u8>), String>,
+) -> Result<Vec<u8>, String> {
+    let mut reply = Vec::new();
+    for run in runs {
+        let (mut exceeded, mut admitted, mut last_admitted, mut denied) = (0, 0, Vec::new(), Vec::new());
+        for deadline in &run.deadlines {
+            let (verdict, statuses) = decide(run, *deadline)?;
+            match verdict {
+                Verdict::DeadlineExceeded => exceeded += 1,
+                Verdict::Denied => denied = statuses,
+                Verdict::Charged | Verdict::Overage => (admitted, last_admitted) = (admitted + 1, statuses),
+            }
+        }
+        reply.extend([exceeded, admitted]);
+        reply.extend([last_admitted, denied].concat());
+    }
+    Ok(reply)
 }
 
 /// `namespace:version:{hash}:policy:algorithm:window[:precision]`

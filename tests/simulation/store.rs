@@ -144,25 +144,12 @@ impl Store {
     /// Decides the checks of a merged call one after another.
     fn merged(&mut self, runs: &[Run]) -> Result<Vec<u8>, String> {
         let now = self.now();
-        let mut reply = self.reported(now).to_le_bytes().to_vec();
+        let reading = self.reported(now).to_le_bytes();
         let checks = runs.iter().map(|run| run.deadlines.len()).sum();
         self.record.note(Event::Merged { checks });
-        for run in runs {
-            let (mut exceeded, mut admitted, mut last_admitted, mut denied) = (0, 0, Vec::new(), Vec::new());
-            for deadline in &run.deadlines {
-                let (verdict, statuses) = self.check(run.check.clone(), *deadline, run.generation)?;
-                match verdict {
-                    Verdict::DeadlineExceeded => exceeded += 1,
-                    Verdict::Denied => denied = statuses,
-                    Verdict::Charged | Verdict::Overage => {
-                        (admitted, last_admitted) = (admitted + 1, statuses)
-                    }
-                }
-            }
-            reply.extend([exceeded, admitted]);
-            reply.extend([last_admitted, denied].concat());
-        }
-        Ok(resp::bulk(&reply))
+        let decide = |run: &Run, deadline| self.check(run.check.clone(), deadline, run.generation);
+        let reply = script::merged_reply(runs, decide)?;
+        Ok(resp::bulk(&[&reading[..], &reply].concat()))
     }
 
     /// Decides a check. Returns the reply of the check script.

@@ -26,7 +26,8 @@ use sha2::{Digest, Sha256};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    Limiter, PartitionKey, Policy, RateLimitLayer, RedisBackend, header, redis::Merging,
+    Algorithm, Limiter, PartitionKey, Policy, RateLimitLayer, RedisBackend, header, policy::Lease,
+    redis::Merging,
 };
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
@@ -51,6 +52,8 @@ const SCENARIOS: [&str; 9] = [
     "layer",
     "layer-few-keys",
 ];
+/// The checks before the first count of leased checks. The lease that they leave is larger than the number of checks that are counted.
+const BEFORE_LEASED: usize = 20_000;
 
 /// Measures everything and prints the tables.
 pub fn report() -> Fallible<()> {
@@ -81,6 +84,11 @@ pub fn report() -> Fallible<()> {
         );
     }
     println!("| SHA-256 in software, a part of each check whose key is new | {} | | | |", hash.instructions);
+    let leased = Cost::of("leased", &server.url)?;
+    println!(
+        "\na check that is granted from a lease, key already made: {} instructions, {:.2} allocations",
+        leased.instructions, leased.allocations
+    );
     println!("\none check in flight, on one thread");
     println!("| scenario | p50 | over the bare call |");
     println!("| --- | --- | --- |");
@@ -117,6 +125,7 @@ pub fn run(scenario: &str, requests: usize, url: &str) -> Fallible<()> {
                 let keys = if scenario.ends_with("few-keys") { FEW_KEYS } else { KEYS };
                 checks(&limiter(url, merging).await?, IN_FLIGHT, requests, keys).await
             }
+            "leased" => leased(url, requests).await,
             "inner" => serve(inner(), requests, KEYS).await,
             "layer" | "layer-few-keys" => {
                 let limits = RateLimitLayer::builder(backend(url, Merging::Off).await?)
@@ -255,6 +264,23 @@ async fn checks(limiter: &Limiter, in_flight: usize, requests: usize, keys: usiz
         },
     )
     .await
+}
+
+/// Checks one key, whose units are leased.
+async fn leased(url: &str, checks: usize) -> Fallible<()> {
+    // Each lease has as many units as all earlier checks of its bucket.
+    let precision = Duration::from_secs(3_600);
+    let policy =
+        Policy::new("hot", u32::MAX, precision)?.with_algorithm(Algorithm::SlidingBuckets { precision })?;
+    let policy = policy.leased(Lease::up_to(u32::MAX))?;
+    let backend = backend(url, Merging::default()).await?;
+    let limiter = Limiter::builder(backend).policy(policy).deadline(DEADLINE).build()?;
+    let key = PartitionKey::new("header:x-api-key", std::process::id().to_string());
+    for number in 0..BEFORE_LEASED + checks {
+        let decision = limiter.check(key.clone(), 1).await?;
+        assert!(decision.is_admitted() && (decision.is_leased() || number < BEFORE_LEASED));
+    }
+    Ok(())
 }
 
 /// Sends this number of scripts that do nothing, with arguments as long as those of a check.

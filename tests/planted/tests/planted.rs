@@ -36,9 +36,15 @@ mod simulation {
     }
 }
 
+#[path = "../../lease"]
+mod lease {
+    pub mod simulation;
+    pub mod store;
+}
+
 use std::{env, ops::Range};
 
-use bugs::{BUGS, Bug, MERGING_BUGS};
+use bugs::{BUGS, Bug, LEASE_BUGS, MERGING_BUGS};
 use simulation::{
     cluster::{
         plan::Plan,
@@ -111,6 +117,35 @@ fn rules_find_planted_bugs_of_merged_checks() {
     assert!(missed.is_empty(), "no seed reports {missed:#?}");
     for seed in seeds().take(3) {
         let violations = run_merging_seed(seed, None);
+        assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
+    }
+}
+
+/// The seeds of the simulation of leases, whose runs are short.
+const LEASE_SEEDS: Range<u64> = 0..30;
+
+/// Runs a seed of the simulation of leases with a bug, or without one.
+fn run_lease_seed(seed: u64, bug: Option<&Bug>) -> Vec<lease::simulation::Violation> {
+    planted::switch(bug.map(|bug| bug.name));
+    let run = lease::simulation::run(seed);
+    planted::switch(None);
+    run.violations
+}
+
+#[test]
+fn rules_find_planted_bugs_of_leases() {
+    let wanted = env::var("PLANTED_BUG").unwrap_or_default();
+    let mut missed = Vec::new();
+    for bug in LEASE_BUGS.iter().filter(|bug| bug.name.contains(&wanted)) {
+        let finds = |violation: &lease::simulation::Violation| format!("{:?}", violation.rule) == bug.rule;
+        match LEASE_SEEDS.into_iter().find(|seed| run_lease_seed(*seed, Some(bug)).iter().any(finds)) {
+            Some(seed) => println!("{}: seed {seed}, {}", bug.name, bug.rule),
+            None => missed.push((bug.name, bug.rule)),
+        }
+    }
+    assert!(missed.is_empty(), "no seed of {LEASE_SEEDS:?} reports {missed:#?}");
+    for seed in LEASE_SEEDS {
+        let violations = run_lease_seed(seed, None);
         assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
     }
 }

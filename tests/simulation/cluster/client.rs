@@ -125,7 +125,8 @@ impl Client {
                 callers.spawn(process.clone().reset(process.keys(&mut random)));
             }
             // Sometimes several callers start at once.
-            for _ in 0..if random.one_in(20) { 4 } else { 1 } {
+            let (one_in, callers_at_once) = if self.plan.merges { (10, 6) } else { (20, 4) };
+            for _ in 0..if random.one_in(one_in) { callers_at_once } else { 1 } {
                 started += 1;
                 let call = process.new_call(&mut random, started);
                 callers.spawn(process.clone().call(call));
@@ -164,7 +165,8 @@ impl Client {
             }
         };
         let seeds = (0..NODES).map(|node| (Plan::node(node), PORT));
-        RedisBackend::cluster_over_streams(seeds, connect).unwrap().merging(Merging::Off)
+        let merging = if self.plan.merges { Merging::On } else { Merging::Off };
+        RedisBackend::cluster_over_streams(seeds, connect).unwrap().merging(merging)
     }
 
     fn limiter(&self, backend: RedisBackend) -> Limiter {

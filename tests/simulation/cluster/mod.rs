@@ -91,6 +91,10 @@ impl Coverage {
                 Event::Refunded { is_rollback: true, .. } => "rollback",
                 Event::Refunded { is_rollback: false, .. } => "refund",
                 Event::Refused { code, .. } => code,
+                Event::Merged { checks } => {
+                    *self.0.entry("merged").or_default() += checks;
+                    continue;
+                }
                 Event::Promoted { .. } => "promoted",
                 Event::Reset { .. } => "reset",
                 Event::Step(Step::Lie(..), _) => "lie",
@@ -117,6 +121,7 @@ impl Coverage {
             "rollback",
             "refund",
             "reset",
+            "merged",
         ];
         let sometimes = ["MOVED", "CLUSTERDOWN", "promoted", "lie", "isolated", "hang", "crash"];
         let rarely = ["local fallback denied", "ASK", "TRYAGAIN", "swallowed connections"];

@@ -2,7 +2,7 @@
 //! reference model.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -20,7 +20,7 @@ use crate::{
         plan::NUMBER,
         record::Verdict,
         resp,
-        script::{self, Receipt, RefundOfPair, ScriptCall, keys_and_arguments, text},
+        script::{self, Receipt, RefundOfPair, Run, ScriptCall, keys_and_arguments, text},
         server::{Execute, PORT, Session},
         store::{Clock, number},
     },
@@ -54,7 +54,8 @@ pub struct Node {
     stale: Option<View>,
     lie: Option<Lie>,
     data: BTreeMap<u16, Data>,
-    scripts: HashSet<String>,
+    /// The hashes of the loaded scripts, and whether each is the merged script.
+    scripts: HashMap<String, bool>,
     clock: Clock,
 }
 
@@ -191,7 +192,7 @@ impl Cluster {
             stale: None,
             lie: None,
             data: BTreeMap::new(),
-            scripts: HashSet::new(),
+            scripts: HashMap::new(),
             clock: Clock { offset, drift: 0 },
         };
         let nodes = plan.clocks.map(node).into();
@@ -346,23 +347,25 @@ impl Cluster {
             [b"CLUSTER", b"NODES"] => Ok(self.cluster_nodes(node)),
             [b"EVALSHA", hash, ref call @ ..] => {
                 let (keys, _) = keys_and_arguments(call)?;
-                self.note_asked(call)?;
+                self.note_asked(&keys, call)?;
                 if let Some(error) = self.refuse(node, is_asking, &keys) {
                     return Ok(error);
                 }
-                if self.nodes[node].scripts.contains(&*text(hash)?) {
-                    return self.run(node, call);
+                match self.nodes[node].scripts.get(&*text(hash)?) {
+                    Some(is_merged) => self.run(node, call, *is_merged),
+                    None => Ok(resp::error("NOSCRIPT No matching script.")),
                 }
-                Ok(resp::error("NOSCRIPT No matching script."))
             }
             [b"EVAL", script, ref call @ ..] => {
                 let (keys, _) = keys_and_arguments(call)?;
-                self.note_asked(call)?;
+                let script = text(script)?;
+                let is_merged = script.contains("decide_run");
+                self.note_asked(&keys, call)?;
                 if let Some(error) = self.refuse(node, is_asking, &keys) {
                     return Ok(error);
                 }
-                self.nodes[node].scripts.insert(Script::new(&text(script)?).get_hash().to_owned());
-                self.run(node, call)
+                self.nodes[node].scripts.insert(Script::new(&script).get_hash().to_owned(), is_merged);
+                self.run(node, call, is_merged)
             }
             [b"UNLINK", ref keys @ ..] => {
                 let keys = keys.iter().map(|key| text(key)).collect::<Result<Vec<_>, _>>()?;
@@ -382,10 +385,16 @@ impl Cluster {
         }
     }
 
-    fn note_asked(&self, call: &[&[u8]]) -> Result<(), String> {
-        let (keys, _) = keys_and_arguments(call)?;
-        if let (ScriptCall::Check { check, .. }, [key, ..]) = (ScriptCall::decode(call)?, &keys[..]) {
+    fn note_asked(&self, keys: &[String], call: &[&[u8]]) -> Result<(), String> {
+        let [key, ..] = keys else { return Ok(()) };
+        let note = |check: &Check| {
             self.record.note(Event::Asked { id: number(check.pairs()), slot: slot(key) });
+        };
+        // The node need not know the script. A merged call is too long for a check.
+        match ScriptCall::decode(call).or_else(|_| ScriptCall::decode_merged(call))? {
+            ScriptCall::Check { check, .. } => note(&check),
+            ScriptCall::Merged(runs) => runs.iter().for_each(|run| note(&run.check)),
+            ScriptCall::Refund(_) => {}
         }
         Ok(())
     }
@@ -443,25 +452,41 @@ impl Cluster {
         self.nodes[node].data.entry(slot).or_insert_with(new)
     }
 
-    fn run(&mut self, node: usize, call: &[&[u8]]) -> Result<Vec<u8>, String> {
+    fn run(&mut self, node: usize, call: &[&[u8]], is_merged: bool) -> Result<Vec<u8>, String> {
         let (keys, _) = keys_and_arguments(call)?;
         let slot = slot(keys.first().ok_or("no key")?);
-        match ScriptCall::decode(call)? {
+        match decode(call, is_merged)? {
             ScriptCall::Check { check, deadline, generation } => {
-                Ok(self.check(node, slot, check, (deadline, generation)))
+                let (_, reply) = self.check(node, slot, check, (deadline, generation));
+                Ok(resp::bulk(&reply))
             }
-            ScriptCall::Merged(_) => Err("these clients merge no checks".to_owned()),
+            ScriptCall::Merged(runs) => {
+                let checks = runs.iter().map(|run| run.deadlines.len()).sum();
+                self.record.note(Event::Merged { checks });
+                let decide = |run: &Run, deadline| {
+                    Ok(self.check(node, slot, run.check.clone(), (deadline, run.generation)))
+                };
+                let reply = script::merged_reply(&runs, decide)?;
+                Ok(resp::bulk(&[&self.now(node).to_le_bytes()[..], &reply].concat()))
+            }
             ScriptCall::Refund(refunds) => self.refund(node, slot, &refunds),
         }
     }
 
-    fn check(&mut self, node: usize, slot: u16, check: Check, (deadline, generation): (u64, u64)) -> Vec<u8> {
+    /// Decides a check. Returns the reply of the check script.
+    fn check(
+        &mut self,
+        node: usize,
+        slot: u16,
+        check: Check,
+        (deadline, generation): (u64, u64),
+    ) -> (Verdict, Vec<u8>) {
         let (id, purpose, now) = (number(check.pairs()), check.purpose(), self.now(node));
         let lineage = self.data(node, slot).lineage;
         let ran = |verdict| Event::Ran(Ran { id, node, slot, lineage, reading: now, purpose, verdict });
         if now > deadline {
             self.record.note(ran(Verdict::DeadlineExceeded));
-            return resp::bulk(&now.to_le_bytes());
+            return (Verdict::DeadlineExceeded, now.to_le_bytes().to_vec());
         }
         let decision = self.data(node, slot).model.peek(now, &check);
         let is_admitted = decision.is_admitted();
@@ -487,7 +512,7 @@ impl Cluster {
             });
             receipts.collect::<Vec<_>>()
         });
-        resp::bulk(&script::reply(&decision, now, receipts.as_deref()))
+        (verdict, script::reply(&decision, now, receipts.as_deref()))
     }
 
     fn refund(&mut self, node: usize, slot: u16, refunds: &[RefundOfPair]) -> Result<Vec<u8>, String> {
@@ -580,6 +605,10 @@ impl Cluster {
         }
         resp::bulk(lines.as_bytes())
     }
+}
+
+fn decode(call: &[&[u8]], is_merged: bool) -> Result<ScriptCall, String> {
+    if is_merged { ScriptCall::decode_merged(call) } else { ScriptCall::decode(call) }
 }
 
 fn node_id(node: usize) -> String {

@@ -22,6 +22,8 @@ pub const ADDRESS: &str = "address";
 pub struct Plan {
     pub seed: u64,
     pub clients: usize,
+    /// Whether clients merge their checks. Then more of their callers start at once.
+    pub merges: bool,
     pub routes: u64,
     pub addresses: u64,
     pub route: Policy,
@@ -188,6 +190,8 @@ impl Plan {
         Self {
             seed,
             clients,
+            // Half of the runs of each kind.
+            merges: seed / 5 % 2 == 1,
             // A check across slots waits for a late reply, which shows that the node is not silent.
             routes: if kind == Kind::Idle { 0 } else { 2 },
             addresses: 6,

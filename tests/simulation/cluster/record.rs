@@ -40,6 +40,10 @@ pub enum Event {
     },
     /// A node has executed a check.
     Ran(Ran),
+    /// A node has executed a merged call.
+    Merged {
+        checks: usize,
+    },
     /// A node has executed a refund. A rollback refunds everything.
     Refunded {
         id: Id,

@@ -162,7 +162,7 @@ impl Events {
                 }
                 Event::Stopped(stopped) => events.stopped.push(stopped),
                 Event::UnknownCommand(what) => events.unknown_commands.push(what),
-                Event::Step(..) | Event::Promoted { .. } | Event::Refused { .. } => {}
+                Event::Step(..) | Event::Promoted { .. } | Event::Merged { .. } | Event::Refused { .. } => {}
             }
         }
         events

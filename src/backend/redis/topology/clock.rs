@@ -7,8 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// The largest drift between two clocks, as a fraction: 1/2,000, or 500 ppm. A kernel that corrects a clock slews it no faster.
-const DRIFT: u64 = 2_000;
+use crate::drift;
 
 /// A reading of this age is replaced by any newer one, because the server's clock may have been set back since.
 const MAX_AGE: Duration = Duration::from_secs(10);
@@ -53,10 +52,7 @@ impl Reading {
     /// The server's clock is later than this, by the delay of the reply.
     fn lower_bound_at(self, instant: Instant) -> u64 {
         match instant.checked_duration_since(self.received) {
-            Some(later) => {
-                let later = micros(later);
-                self.server_micros.saturating_add(later - later.div_ceil(DRIFT))
-            }
+            Some(later) => self.server_micros.saturating_add(drift::at_least(micros(later))),
             None => self.server_micros.saturating_sub(micros(self.received - instant)),
         }
     }
