@@ -363,7 +363,10 @@ impl Limiter {
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     pub(crate) fn start(&self, draft: &mut Draft) -> Option<Asking> {
         let (rule, reserve) = (draft.outage, self.reserve_of(draft));
-        Some(match self.counted(draft)? {
+        if let Some(check) = self.usual(draft) {
+            return Some(self.ask(check, reserve, rule));
+        }
+        Some(match self.unusual(mem::take(draft))? {
             Ok(check) => self.ask(check, reserve, rule),
             Err(rejection) => NowOrLater::now(Err(rejection)),
         })
@@ -372,29 +375,36 @@ impl Limiter {
     /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
     pub(crate) fn start_waiting(&self, draft: &mut Draft, at_most: Duration) -> Option<WaitFuture> {
         let (rule, reserve) = (draft.outage, self.reserve_of(draft));
-        Some(match self.counted(draft)? {
+        let check = match self.usual(draft) {
+            Some(check) => Ok(check),
+            None => self.unusual(mem::take(draft))?,
+        };
+        Some(match check {
             Ok(check) => WaitFuture::of(self.clone(), check, reserve, rule, at_most),
             Err(rejection) => WaitFuture::rejected(rejection),
         })
     }
 
-    /// Returns the check of a draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
-    /// cannot be a check.
-    #[inline]
-    fn counted(&self, draft: &mut Draft) -> Option<Result<Check, Rejection>> {
-        if let Some(Part { against: Against::Limiter | Against::LimiterAnd(None), .. }) = &draft.first
-            && draft.rest.is_none()
-            && !self.policies().is_empty()
-            && let Some(Part { key, costs, is_shadow, .. }) = draft.first.take()
-        {
-            // The usual case. The builder has validated these policies.
-            return Some(Ok(self.of_limiter(key, &costs, is_shadow)));
+    /// Takes the check of a usual draft: one key against the policies of the limiter. Leaves any other draft, and returns `None`.
+    #[inline(always)]
+    fn usual(&self, draft: &mut Draft) -> Option<Check> {
+        match &mut draft.first {
+            Some(part)
+                if draft.rest.is_none()
+                    && matches!(part.against, Against::Limiter | Against::LimiterAnd(None))
+                    && !self.policies().is_empty() =>
+            {
+                // The builder has validated these policies.
+                let Part { key, costs, is_shadow, .. } = draft.first.take()?;
+                Some(self.of_limiter(key, &costs, is_shadow))
+            }
+            _ => None,
         }
-        self.counted_by_parts(mem::take(draft))
     }
 
-    /// Returns the check of any draft, as [`counted`](Self::counted) does.
-    fn counted_by_parts(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
+    /// Returns the check of any draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
+    /// cannot be a check.
+    fn unusual(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
         let is_shadow = draft.is_shadow();
         if let Some(error) = draft.rest.as_ref().and_then(|rest| rest.uncounted.as_ref()) {
             self.0.events.misconfigured_shadow(error);
@@ -473,7 +483,10 @@ impl Limiter {
         match self.decide_now(&check) {
             // The usual case, which needs neither the outage rule nor the settlement queue.
             NowOrLater::Now(Some(Ok(decision))) if reserve.is_none() => {
-                NowOrLater::now(future::of_decision(decision, check))
+                // The check is moved only if this feature needs it.
+                #[cfg(feature = "tracing")]
+                let decision = if decision.is_admitted() { decision.of_check(check) } else { decision };
+                NowOrLater::now(future::of_decision(decision))
             }
             NowOrLater::Now(Some(decided)) => {
                 let terms = Terms { rule, is_shadow, reserve };
@@ -482,7 +495,7 @@ impl Limiter {
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(learning) => {
                 let is_kept = reserve.is_some() || matches!(rule, OutageRule::LocalFallback(_));
-                let kept = is_kept.then(|| (self.clone(), check.clone()));
+                let kept = is_kept.then(|| Box::new((self.clone(), check.clone())));
                 let store = self.decide_later(check, learning, rule);
                 NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserve }, kept })
             }
@@ -515,13 +528,12 @@ impl Limiter {
         &self.0.queue
     }
 
-    #[inline]
-    fn of_limiter(&self, key: PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
+    #[inline(always)]
+    fn of_limiter(&self, mut key: PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
         let Settings { policies, namespace, region, .. } = &self.0.settings;
-        let key = match region {
-            Some(region) => region.and(&key),
-            None => key,
-        };
+        if let Some(region) = region {
+            key = region.and(&key);
+        }
         let namespace = namespace.clone();
         let check = match &policies[..] {
             [policy] => Check::of_pair(namespace, pair(key, policy, costs).shadow_if(is_shadow)),
