@@ -138,12 +138,12 @@ impl Limiter {
 
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if `cost` does not name it.
     pub fn check(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        CheckFuture(self.decide(self.own(key, &cost.into_costs()), Purpose::Charge))
+        self.decide_own(key, &cost.into_costs(), Purpose::Charge)
     }
 
     /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
     pub fn peek(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        CheckFuture(self.decide(self.own(key, &cost.into_costs()), Purpose::Peek))
+        self.decide_own(key, &cost.into_costs(), Purpose::Peek)
     }
 
     /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
@@ -239,7 +239,7 @@ impl Limiter {
     ///
     /// Returns [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`].
     pub fn check_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
-        Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Charge)))
+        Ok(CheckFuture(self.decide(self.of_pairs(pairs)?, Purpose::Charge)))
     }
 
     /// Returns the decision that [`check_pairs`](Self::check_pairs) would return, and charges nothing.
@@ -248,7 +248,7 @@ impl Limiter {
     ///
     /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn peek_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
-        Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Peek)))
+        Ok(CheckFuture(self.decide(self.of_pairs(pairs)?, Purpose::Peek)))
     }
 
     /// Reserves these pairs; see [`reserve`](Self::reserve).
@@ -363,8 +363,8 @@ impl Limiter {
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     pub(crate) fn start(&self, draft: &mut Draft) -> Option<Asking> {
         let (rule, reserve) = (draft.outage, self.reserve_of(draft));
-        if let Some(check) = self.usual(draft) {
-            return Some(self.ask(check, reserve, rule));
+        if let Some(Part { key, costs, is_shadow, .. }) = self.usual(draft) {
+            return Some(self.ask(self.of_limiter(key, &costs, is_shadow), reserve, rule));
         }
         Some(match self.unusual(mem::take(draft))? {
             Ok(check) => self.ask(check, reserve, rule),
@@ -376,7 +376,7 @@ impl Limiter {
     pub(crate) fn start_waiting(&self, draft: &mut Draft, at_most: Duration) -> Option<WaitFuture> {
         let (rule, reserve) = (draft.outage, self.reserve_of(draft));
         let check = match self.usual(draft) {
-            Some(check) => Ok(check),
+            Some(Part { key, costs, is_shadow, .. }) => Ok(self.of_limiter(key, &costs, is_shadow)),
             None => self.unusual(mem::take(draft))?,
         };
         Some(match check {
@@ -385,21 +385,15 @@ impl Limiter {
         })
     }
 
-    /// Takes the check of a usual draft: one key against the policies of the limiter. Leaves any other draft, and returns `None`.
+    /// Takes the only part of a usual draft: one key against the policies of the limiter, which the builder has validated. Leaves any
+    /// other draft, and returns `None`.
     #[inline(always)]
-    fn usual(&self, draft: &mut Draft) -> Option<Check> {
-        match &mut draft.first {
-            Some(part)
-                if draft.rest.is_none()
-                    && matches!(part.against, Against::Limiter | Against::LimiterAnd(None))
-                    && !self.policies().is_empty() =>
-            {
-                // The builder has validated these policies.
-                let Part { key, costs, is_shadow, .. } = draft.first.take()?;
-                Some(self.of_limiter(key, &costs, is_shadow))
-            }
-            _ => None,
-        }
+    fn usual(&self, draft: &mut Draft) -> Option<Part> {
+        let is_usual = matches!(
+            draft.first,
+            Some(Part { against: Against::Limiter | Against::LimiterAnd(None), .. }) if draft.rest.is_none()
+        );
+        if is_usual && !self.policies().is_empty() { draft.first.take() } else { None }
     }
 
     /// Returns the check of any draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
@@ -457,7 +451,7 @@ impl Limiter {
             }
         }
         for Part { costs, .. } in draft.first.iter().chain(&others) {
-            self.0.events.unknown_policies(costs, &all);
+            self.0.events.unknown_policies(costs, all.iter().map(|pair| &pair.policy));
         }
         if all.is_empty() {
             return Ok(None);
@@ -534,26 +528,40 @@ impl Limiter {
         if let Some(region) = region {
             key = region.and(&key);
         }
+        self.0.events.unknown_policies(costs, policies);
         let namespace = namespace.clone();
-        let check = match &policies[..] {
+        match &policies[..] {
             [policy] => Check::of_pair(namespace, pair(key, policy, costs).shadow_if(is_shadow)),
             policies => {
                 let pairs = pairs(&key, policies, costs).map(|pair| pair.shadow_if(is_shadow));
                 Check::of_limiter(namespace, pairs)
             }
-        };
-        self.0.events.unknown_policies(costs, check.pairs());
-        check
+        }
     }
 
     /// Returns the check of this key against all policies of the limiter.
     #[inline]
     fn own(&self, key: PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
-        if self.policies().is_empty() {
-            let none = ConfigError::NoPolicies { max: MAX_PAIRS };
-            return Err(BackendError::with_source(Reason::Other, none));
+        match self.lacks_policies() {
+            None => Ok(self.of_limiter(key, costs, false)),
+            Some(error) => Err(error),
         }
-        Ok(self.of_limiter(key, costs, false))
+    }
+
+    /// Decides the check of this key against all policies of the limiter.
+    #[inline]
+    fn decide_own(&self, key: PartitionKey, costs: &Costs, purpose: Purpose) -> CheckFuture {
+        CheckFuture(match self.lacks_policies() {
+            None => self.decide(self.of_limiter(key, costs, false), purpose),
+            Some(error) => NowOrLater::now(Err(error)),
+        })
+    }
+
+    /// Returns the error of a check by key if the limiter has no policies.
+    #[inline]
+    fn lacks_policies(&self) -> Option<BackendError> {
+        let none = ConfigError::NoPolicies { max: MAX_PAIRS };
+        self.policies().is_empty().then(|| BackendError::with_source(Reason::Other, none))
     }
 
     fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
@@ -567,15 +575,7 @@ impl Limiter {
     }
 
     #[inline]
-    fn decide(
-        &self,
-        check: Result<Check, BackendError>,
-        purpose: Purpose,
-    ) -> NowOrLater<Result<Decision, BackendError>> {
-        let mut check = match check {
-            Ok(check) => check,
-            Err(error) => return NowOrLater::now(Err(error)),
-        };
+    fn decide(&self, mut check: Check, purpose: Purpose) -> NowOrLater<Result<Decision, BackendError>> {
         check.set_purpose(purpose);
         match self.decide_now(&check) {
             NowOrLater::Now(decided) => NowOrLater::Now(decided),
