@@ -170,6 +170,10 @@ impl Limit {
     /// Returns the policies of a request, or `None` if there are none.
     #[inline]
     fn choose(&self, head: &Head<'_>) -> Option<Policies> {
+        if self.selectors.is_empty() { self.set.clone() } else { self.choose_by(head) }
+    }
+
+    fn choose_by(&self, head: &Head<'_>) -> Option<Policies> {
         let chosen = self.selectors.iter().filter_map(|selector| selector.select(head));
         chosen.fold(self.set.clone(), |policies, chosen| match policies {
             None => Some(chosen),

@@ -1,6 +1,6 @@
 //! The limiter: policies and a backend.
 
-use std::{fmt, mem, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     backend::{Backend, BackendError, Reason},
@@ -361,44 +361,37 @@ impl Limiter {
     }
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
-    pub(crate) fn start(&self, draft: &mut Draft) -> Option<Asking> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(draft));
-        if let Some(Part { key, costs, is_shadow, .. }) = self.usual(draft) {
-            return Some(self.ask(self.of_limiter(key, &costs, is_shadow), reserve, rule));
-        }
-        Some(match self.unusual(mem::take(draft))? {
-            Ok(check) => self.ask(check, reserve, rule),
-            Err(rejection) => NowOrLater::now(Err(rejection)),
+    pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+        Some(match draft {
+            // The usual case. The builder has validated these policies.
+            Draft {
+                first:
+                    Some(Part { key, costs, is_shadow, against: Against::Limiter | Against::LimiterAnd(None) }),
+                rest: None,
+                ..
+            } if !self.policies().is_empty() => {
+                self.ask(self.of_limiter(key, &costs, is_shadow), reserve, rule)
+            }
+            draft => match self.counted(draft)? {
+                Ok(check) => self.ask(check, reserve, rule),
+                Err(rejection) => NowOrLater::now(Err(rejection)),
+            },
         })
     }
 
     /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
-    pub(crate) fn start_waiting(&self, draft: &mut Draft, at_most: Duration) -> Option<WaitFuture> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(draft));
-        let check = match self.usual(draft) {
-            Some(Part { key, costs, is_shadow, .. }) => Ok(self.of_limiter(key, &costs, is_shadow)),
-            None => self.unusual(mem::take(draft))?,
-        };
-        Some(match check {
+    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+        Some(match self.counted(draft)? {
             Ok(check) => WaitFuture::of(self.clone(), check, reserve, rule, at_most),
             Err(rejection) => WaitFuture::rejected(rejection),
         })
     }
 
-    /// Takes the only part of a usual draft: one key against the policies of the limiter, which the builder has validated. Leaves any
-    /// other draft, and returns `None`.
-    #[inline(always)]
-    fn usual(&self, draft: &mut Draft) -> Option<Part> {
-        let is_usual = matches!(
-            draft.first,
-            Some(Part { against: Against::Limiter | Against::LimiterAnd(None), .. }) if draft.rest.is_none()
-        );
-        if is_usual && !self.policies().is_empty() { draft.first.take() } else { None }
-    }
-
     /// Returns the check of any draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
     /// cannot be a check.
-    fn unusual(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
+    fn counted(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
         let is_shadow = draft.is_shadow();
         if let Some(error) = draft.rest.as_ref().and_then(|rest| rest.uncounted.as_ref()) {
             self.0.events.misconfigured_shadow(error);

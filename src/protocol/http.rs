@@ -75,8 +75,6 @@ impl Http {
 
     // The draft is changed in its place: to move it costs more than to change it.
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
-        let lookups = Lookups::default();
-        let head = &head.with_lookups(&lookups);
         let is_exempt = self.exempt.as_ref().is_some_and(|exempt| exempt(head));
         let is_shadow = !is_exempt && self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
         let mut draft = match &self.plan {
@@ -186,7 +184,7 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
     type Response = Response<LimitedBody<RB>>;
 
     fn plan(&self, request: &Request<B>) -> Result<Draft, KeyError> {
-        self.draft(&request.into())
+        self.draft(&Head::from(request).with_lookups(&Lookups::default()))
     }
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
@@ -213,7 +211,7 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
     type Response = Response<RB>;
 
     fn plan(&self, request: &Request<B>) -> Result<Draft, KeyError> {
-        self.0.draft(&request.into())
+        self.0.draft(&Head::from(request).with_lookups(&Lookups::default()))
     }
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
