@@ -146,7 +146,8 @@ impl Entry {
         held.units = held.units.checked_sub(pair.cost)?;
         held.last_grant = now;
         self.granted.add(self.precision, now, pair.cost);
-        let since = now.saturating_sub(held.store.received);
+        // The server's clock has counted at least this.
+        let since = drift::at_least(now.saturating_sub(held.store.received));
         let status = held.store.status_after(pair, held.units, since);
         Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
     }
