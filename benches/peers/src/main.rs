@@ -198,8 +198,9 @@ fn memory(_: &Server, rounds: usize, output: &mut Output) -> Result<(), Box<dyn 
         [(1, false), (1, true), (3, false), (3, true)].map(|(policies, denies)| Limit { policies, denies })
     {
         let verdict = if limit.denies { "denied" } else { "admitted" };
-        let allocations = |subject| -> Result<f64, Box<dyn Error>> {
-            let load = Load { requests: 1_000, clients: 1, keys: 1, is_used_up: limit.denies };
+        let allocations = |subject: Subject| -> Result<f64, Box<dyn Error>> {
+            let is_used_up = limit.denies && subject != Subject::Inner;
+            let load = Load { requests: 1_000, clients: 1, keys: 1, is_used_up };
             runtime.block_on(visit(subject, limit, "", Allocations(load)))
         };
         let inner = (
