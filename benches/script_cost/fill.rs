@@ -67,7 +67,8 @@ pub fn charge_all(
     let at = at.to_string();
     every_key(pipeline, space, keys, |pipeline, key| {
         let hash = scripts.check_injected.as_bytes();
-        pipeline.queue(&[b"EVALSHA", hash, b"1", key, arguments, b"o", at.as_bytes()]);
+        // Without shadow pairs. The instant is the last argument.
+        pipeline.queue(&[b"EVALSHA", hash, b"1", key, arguments, b"o", b"", at.as_bytes()]);
     });
 }
 

@@ -111,7 +111,8 @@ impl Log<'_> {
         let arguments = pair(quota, cost, WINDOW, 0);
         let hash = self.scripts.check_injected.as_bytes();
         let at = at.to_string();
-        self.pipeline.queue(&[b"EVALSHA", hash, b"1", self.key.as_bytes(), &arguments, b"", at.as_bytes()]);
+        let key = self.key.as_bytes();
+        self.pipeline.queue(&[b"EVALSHA", hash, b"1", key, &arguments, b"", b"", at.as_bytes()]);
         self.pipeline.flush_if_full();
     }
 }
