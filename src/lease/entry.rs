@@ -35,8 +35,9 @@ pub(super) struct Entry {
     remaining: u32,
     /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
     ends: u64,
-    /// The lease request in flight. Dropping it wakes the checks that wait for its end. The value is whether its answer came too late.
-    request: Option<watch::Sender<bool>>,
+    /// The lease request in flight, and its begin. Dropping it wakes the checks that wait for its end. The value is whether its answer
+    /// came too late.
+    request: Option<(watch::Sender<bool>, Micros)>,
     /// The number of successive answers that came after the end of their bucket.
     late: u32,
     /// Whether the task that returns units looks at this pair later.
@@ -146,7 +147,8 @@ impl Entry {
         held.units = held.units.checked_sub(pair.cost)?;
         held.last_grant = now;
         self.granted.add(self.precision, now, pair.cost);
-        let since = now.saturating_sub(held.store.received);
+        // The server's clock has counted at least this.
+        let since = drift::at_least(now.saturating_sub(held.store.received));
         let status = held.store.status_after(pair, held.units, since);
         Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
     }
@@ -167,14 +169,15 @@ impl Entry {
     }
 
     /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
-    pub(super) fn begin_request(&mut self) -> u64 {
-        self.request = Some(watch::Sender::new(false));
+    pub(super) fn begin_request(&mut self, now: Micros) -> u64 {
+        self.request = Some((watch::Sender::new(false), now));
         self.ends
     }
 
-    /// Returns what ends with the lease request in flight.
-    pub(super) fn request_in_flight(&self) -> Option<watch::Receiver<bool>> {
-        self.request.as_ref().map(watch::Sender::subscribe)
+    /// Returns what ends with the lease request in flight, if it began at this instant or later.
+    pub(super) fn request_since(&self, earliest: Micros) -> Option<watch::Receiver<bool>> {
+        let (ended, _) = self.request.as_ref().filter(|(_, begun)| *begun >= earliest)?;
+        Some(ended.subscribe())
     }
 
     /// Returns whether no lease request is in flight, no units are held, and the pair was not used since this instant.
@@ -193,7 +196,7 @@ impl Entry {
     /// Ends a lease request. Dropping the returned value wakes the checks that wait for it.
     #[must_use]
     pub(super) fn end_request(&mut self) -> Option<watch::Sender<bool>> {
-        self.request.take()
+        self.request.take().map(|(ended, _)| ended)
     }
 
     /// Returns whether the last answer came too late for a lease.

@@ -23,19 +23,26 @@ type Micros = u64;
 #[cfg(test)]
 mod tests {
     use std::{
+        future::{Future, pending},
         sync::{
             Arc,
-            atomic::{AtomicU64, Ordering},
+            atomic::{AtomicBool, AtomicU64, Ordering},
+            mpsc,
         },
+        task::{Context, Wake, Waker},
+        thread,
         time::Duration,
     };
 
-    use super::{Leases, Lookup, clock::LocalClock, due::Due, returns};
+    use tokio::sync::oneshot;
+
+    use super::{Leases, Lookup, Miss, clock::LocalClock, due::Due, returns};
     use crate::{
-        backend::MemoryBackend,
+        backend::{BackendError, MemoryBackend, Reason},
         check::{Check, Namespace, Pair, Purpose, Receipt},
         decision::{Decision, Status, Wait},
         key::PartitionKey,
+        now_or_later::BoxFuture,
         observe::LimiterEvents,
         policy::{Algorithm, Lease, Policy},
         settle::Queue,
@@ -69,14 +76,33 @@ mod tests {
         Decision::with_leases(5_500_000, statuses, vec![receipt; check.pairs().len()], units)
     }
 
+    type Outcome = Result<Decision, BackendError>;
+
+    fn ask<F: Future<Output = Outcome> + Send + 'static>(
+        miss: Miss,
+        check: &Check,
+        store: impl FnOnce(Check) -> F + Send + 'static,
+    ) -> BoxFuture<Outcome> {
+        miss.ask(check.clone(), SECOND, move |check, _| Box::pin(store(check)))
+    }
+
+    fn miss(leases: &Arc<Leases>, check: &Check) -> Miss {
+        let Lookup::Miss(miss) = leases.lookup(check) else { panic!("the check is not leased") };
+        miss
+    }
+
+    /// Polls a check once. Returns whether it is decided.
+    fn is_decided(asked: &mut BoxFuture<Outcome>) -> bool {
+        asked.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
     async fn is_leased(leases: &Arc<Leases>, check: &Check) -> bool {
         match leases.lookup(check) {
             Lookup::Granted(decision) => decision.is_leased(),
             Lookup::Miss(miss) => {
-                let ask = |check: Check, _: Duration| -> crate::now_or_later::BoxFuture<_> {
-                    Box::pin(async move { Ok(admit(&check)) })
-                };
-                assert!(miss.ask(check.clone(), SECOND, ask).await.unwrap().is_admitted());
+                assert!(
+                    ask(miss, check, |check| async move { Ok(admit(&check)) }).await.unwrap().is_admitted()
+                );
                 false
             }
             Lookup::Bypass => panic!("the check is leasable"),
@@ -113,6 +139,108 @@ mod tests {
             tokio::task::yield_now().await;
         });
         assert_eq!(leases.dues.len(), 0);
+    }
+
+    #[test]
+    fn check_outside_runtime_waits_for_no_request() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        let (mut decided, mut requests) = (Vec::new(), Vec::new());
+        for is_answered in [true, false, true] {
+            let mut asked = ask(miss(&leases, &check), &check, move |check| async move {
+                if is_answered { Ok(admit(&check)) } else { pending().await }
+            });
+            decided.push(is_decided(&mut asked));
+            // The second one requests a lease, and is polled no more.
+            requests.push(asked);
+        }
+        assert_eq!(decided, [true, false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn check_waits_for_no_stuck_request() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        assert!(!is_leased(&leases, &check).await);
+        // This runtime never runs again after it has begun the request.
+        let (leases_of_thread, check_of_thread) = (leases.clone(), check.clone());
+        let stuck = thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let miss = miss(&leases_of_thread, &check_of_thread);
+            let mut asked = ask(miss, &check_of_thread, |_| pending());
+            runtime.block_on(async { assert!(!is_decided(&mut asked)) });
+            (runtime, asked)
+        });
+        let stuck = stuck.join().unwrap();
+        let admitted = |check: Check| async move { Ok(admit(&check)) };
+        let start = tokio::time::Instant::now();
+        ask(miss(&leases, &check), &check, admitted).await.unwrap();
+        let waited = start.elapsed();
+        assert!(waited >= SECOND / 4 && waited < SECOND / 3, "{waited:?}");
+        tokio::time::advance(SECOND).await;
+        assert!(is_decided(&mut ask(miss(&leases, &check), &check, admitted)));
+        thread::spawn(move || drop(stuck)).join().unwrap();
+    }
+
+    /// A layer warns of a request that is charged twice, and compares the checks of the decisions.
+    #[cfg(feature = "tracing")]
+    #[tokio::test(start_paused = true)]
+    async fn grant_after_wait_contains_check() {
+        let leases = leases(&Arc::default());
+        let check = hot();
+        assert!(!is_leased(&leases, &check).await);
+        let new = || {
+            ask(miss(&leases, &check), &check, |check| async move {
+                tokio::task::yield_now().await;
+                Ok(admit(&check))
+            })
+        };
+        let (_, waited) = tokio::join!(new(), new());
+        let waited = waited.unwrap();
+        assert!(waited.is_leased() && waited.check().is_some());
+    }
+
+    /// A waker that uses the leases from another thread.
+    struct Locking {
+        leases: Arc<Leases>,
+        check: Check,
+        was_free: AtomicBool,
+    }
+
+    impl Wake for Locking {
+        fn wake(self: Arc<Self>) {
+            let (done, is_done) = mpsc::channel();
+            let waker = self.clone();
+            thread::spawn(move || {
+                drop(waker.leases.lookup(&waker.check));
+                let _ = done.send(());
+            });
+            self.was_free.store(is_done.recv_timeout(SECOND).is_ok(), Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_check_is_woken_outside_lock() {
+        for answer in [Err(BackendError::new(Reason::Overloaded).unasked()), Ok(())] {
+            let leases = leases(&Arc::default());
+            let check = hot();
+            assert!(!is_leased(&leases, &check).await);
+            let (answers, answered) = oneshot::channel::<Result<(), BackendError>>();
+            let request = tokio::spawn(ask(miss(&leases, &check), &check, |check| async move {
+                answered.await.unwrap().map(|()| admit(&check))
+            }));
+            tokio::task::yield_now().await;
+            let mut waiting = ask(miss(&leases, &check), &check, |check| async move { Ok(admit(&check)) });
+            let waker =
+                Arc::new(Locking { leases: leases.clone(), check: check.clone(), was_free: false.into() });
+            let polled = waiting.as_mut().poll(&mut Context::from_waker(&Waker::from(waker.clone())));
+            assert!(polled.is_pending());
+            // The bucket ends before the answer.
+            tokio::time::advance(Duration::from_millis(600)).await;
+            answers.send(answer).unwrap();
+            let _ = request.await.unwrap();
+            assert!(waker.was_free.load(Ordering::SeqCst));
+        }
     }
 
     /// The pair is leased all the time.

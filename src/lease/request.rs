@@ -71,8 +71,10 @@ impl Miss {
         let Self(leases) = self;
         Box::pin(async move {
             let mut left = deadline;
-            let mut step = leases.next_step(&check);
+            let mut step = leases.next_step(&check, deadline);
+            // Outside a runtime, nothing bounds the wait.
             if matches!(step, Step::Wait(_))
+                && Handle::try_current().is_ok()
                 && let Some(_place) = leases.place_to_wait()
             {
                 let started = Instant::now();
@@ -81,9 +83,9 @@ impl Miss {
                     if let Some(decision) = leases.grant(&check) {
                         let granted = Ok(decision);
                         leases.events.decided(&check, &granted, None);
-                        return granted;
+                        return granted.map(|decision| decision.of_check(check));
                     }
-                    step = leases.next_step(&check);
+                    step = leases.next_step(&check, deadline);
                     if !is_late {
                         break;
                     }
@@ -154,14 +156,8 @@ impl Drop for InFlight {
 /// Waits for the end of a lease request, at most until this instant. Returns whether its answer came after the end of its bucket: then
 /// another check asks for the units of the next one.
 async fn has_ended_late(mut request: watch::Receiver<bool>, at_most: Instant) -> bool {
-    loop {
-        match until(at_most, request.changed()).await {
-            Some(Ok(())) => {}
-            // The request has ended.
-            Some(Err(_)) => return *request.borrow(),
-            None => return false,
-        }
-    }
+    // The only change is the end.
+    until(at_most, request.changed()).await.is_some() && *request.borrow()
 }
 
 /// Returns whether a check may take and use leases: it charges, all its pairs are leased, and they have one partition key.

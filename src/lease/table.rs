@@ -153,13 +153,15 @@ impl Leases {
         Some(decision)
     }
 
-    /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight.
-    pub(super) fn next_step(&self, check: &Check) -> Step {
+    /// Begins a lease request for a check that the store is about to be asked, if one is due and none is in flight. No check waits for a
+    /// request that began a deadline ago: its runtime does not run.
+    pub(super) fn next_step(&self, check: &Check, deadline: Duration) -> Step {
         let Some(key) = key_of(check) else { return Step::Ask };
         let now = self.clock.now();
+        let earliest = now.saturating_sub(deadline.as_micros() as Micros);
         let mut shard = self.shard(&key);
         let mut in_flight =
-            check.pairs().iter().filter_map(|pair| shard.find(&key, &pair.policy)?.request_in_flight());
+            check.pairs().iter().filter_map(|pair| shard.find(&key, &pair.policy)?.request_since(earliest));
         if let Some(request) = in_flight.next() {
             return Step::Wait(request);
         }
@@ -194,7 +196,11 @@ impl Leases {
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
                     if let Some(ended) = ended.as_ref().filter(|_| entry.is_late()) {
-                        ended.send_replace(true);
+                        // Its end wakes those who wait. Until then, nothing does, because the lock is held.
+                        ended.send_if_modified(|is_late| {
+                            *is_late = true;
+                            false
+                        });
                     }
                     held.push(entry.units());
                     let at = entry.schedule();
@@ -216,14 +222,17 @@ impl Leases {
     pub(super) fn end_request(&self, check: &Check, is_sent: bool) {
         let Some(key) = key_of(check) else { return };
         let now = self.clock.now();
+        // A waker may run code of its own, so those who wait are woken when the lock is free.
+        let mut ended = OfPairs::new();
         let mut shard = self.shard(&key);
         for pair in check.pairs() {
             let Some(entry) = shard.find(&key, &pair.policy) else { continue };
-            drop(entry.end_request());
+            ended.extend(entry.end_request());
             if is_sent {
                 entry.pause(now);
             }
         }
+        drop(shard);
     }
 
     /// Ends all leases. Waits for the lease requests in flight, at most this long, so that their units are queued.
@@ -231,7 +240,7 @@ impl Leases {
         let (mut leftovers, mut requests) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             for entry in &mut lock(shard).entries {
-                requests.extend(entry.request_in_flight());
+                requests.extend(entry.request_since(0));
                 leftovers.extend(entry.end());
             }
         }
@@ -243,7 +252,7 @@ impl Leases {
         let end = Instant::now() + at_most;
         for mut request in requests {
             // An error means that the request has ended.
-            let _ = until(end, async { while request.changed().await.is_ok() {} }).await;
+            let _ = until(end, request.changed()).await;
         }
     }
 
@@ -337,7 +346,7 @@ impl Shard {
         }
         let mut ends = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
-            ends.push(self.find(key, policy)?.begin_request());
+            ends.push(self.find(key, policy)?.begin_request(now));
         }
         Some(Request { units: wanted, ends })
     }

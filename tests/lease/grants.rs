@@ -10,7 +10,8 @@ use tower_sliding_window::{
 
 use super::store::Store;
 use super::{
-    MILLISECOND, PRECISION, SECOND, alice, buckets, check, checks, leased, limiter, next_bucket, remaining,
+    MICROSECOND, MILLISECOND, PRECISION, SECOND, alice, buckets, check, checks, leased, limiter, next_bucket,
+    remaining,
 };
 
 #[tokio::test(start_paused = true)]
@@ -48,8 +49,28 @@ async fn leased_decision_states_remaining_quota_and_waits() {
     assert_eq!((leased.remaining(), leased.retry_after()), (995, Wait::ZERO));
     // Two more units are leased.
     assert_eq!(exact.remaining(), 993, "a peek counts leased units as used");
-    assert_eq!((leased.next_after(), leased.reset_after()), (exact.next_after(), exact.reset_after()));
-    assert_eq!(decision.at_micros(), peek.at_micros());
+    // Of the 10 ms since the reply, 5 us are the allowance for drift.
+    let later = |wait| wait + 5 * MICROSECOND;
+    assert_eq!(leased.next_after(), later(exact.next_after()));
+    assert_eq!(leased.reset_after(), later(exact.reset_after()));
+    assert_eq!(decision.at_micros() + 5, peek.at_micros());
+}
+
+#[tokio::test(start_paused = true)]
+async fn leased_decision_states_bounds_despite_drift() {
+    for drift in [-500, 0, 500] {
+        let store = Store::new().with_drift(drift);
+        let limiter = limiter(&store, leased(1_000, 50));
+        next_bucket(&store).await;
+        advance(MILLISECOND).await;
+        checks(&limiter, 8).await;
+        advance(90 * MILLISECOND).await;
+        let (decision, peek) = (check(&limiter).await, limiter.peek(alice(), 0).await.unwrap());
+        assert!(decision.is_leased());
+        let (leased, exact) = (&decision.statuses()[0], &peek.statuses()[0]);
+        assert!(leased.next_after() >= exact.next_after() && leased.reset_after() >= exact.reset_after());
+        assert!(decision.at_micros() <= peek.at_micros(), "drift {drift}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -126,12 +126,13 @@ impl Visitor for Allocations {
         for key in 0..load.keys {
             call_now(&mut service, request(key));
         }
-        let requests = load.requests(0);
+        let (requests, mut statuses) = (load.requests(0), [0; 2]);
         let counted = allocation_counter::measure(|| {
             for request in requests {
-                call_now(&mut service, request);
+                count(&mut statuses, call_now(&mut service, request));
             }
         });
+        verify(statuses, load.is_used_up);
         counted.count_total as f64 / load.requests as f64
     }
 }

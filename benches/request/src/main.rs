@@ -11,7 +11,7 @@
 
 use std::{convert::Infallible, env, error::Error, future, pin::pin, process::Command, task, time::Duration};
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use tower::{Layer, Service};
 use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, header};
 
@@ -75,10 +75,11 @@ fn run(scenario: &str, requests: u32) -> Result<(), Box<dyn Error>> {
     let inner = tower::service_fn(|_: Request<()>| future::ready(Ok::<_, Infallible>(Response::new(()))));
     let request = || Request::get("/").header("x-api-key", "alice").body(());
     let built = (0..requests).map(|_| request()).collect::<Result<Vec<_>, _>>()?;
-    if scenario == "inner" {
-        serve(inner, built)
-    } else {
-        serve(limits.layer(inner), built)
+    match scenario {
+        "inner" => serve(inner, built, StatusCode::OK),
+        "admitted" => serve(limits.layer(inner), built, StatusCode::OK),
+        "denied" => serve(limits.layer(inner), built, StatusCode::TOO_MANY_REQUESTS),
+        _ => return Err(format!("unknown scenario {scenario:?}").into()),
     }
     Ok(())
 }
@@ -94,12 +95,17 @@ fn check(policy: Policy, checks: u32) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Calls the service. Every future is ready when it is polled first.
-fn serve<S: Service<Request<()>>>(mut service: S, requests: Vec<Request<()>>) {
+/// Calls the service. Every future is ready when it is polled first, and every response after the first one has this status.
+fn serve<S, B>(mut service: S, requests: Vec<Request<()>>, status: StatusCode)
+where
+    S: Service<Request<()>, Response = Response<B>>,
+{
     let mut cx = task::Context::from_waker(task::Waker::noop());
-    for request in requests {
+    for (number, request) in requests.into_iter().enumerate() {
         assert!(service.poll_ready(&mut cx).is_ready());
-        let response = pin!(service.call(request)).poll(&mut cx);
-        assert!(response.is_ready());
+        let task::Poll::Ready(Ok(response)) = pin!(service.call(request)).poll(&mut cx) else {
+            panic!("a service in memory waits or fails");
+        };
+        assert!(number == 0 || response.status() == status, "{}", response.status());
     }
 }

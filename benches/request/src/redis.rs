@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use redis::{Client, Script, aio::MultiplexedConnection, cmd};
 use sha2::{Digest, Sha256};
 use tokio::runtime::{Builder, Runtime};
@@ -110,7 +110,7 @@ pub fn run(scenario: &str, requests: usize, url: &str) -> Fallible<()> {
     let runtime = one_thread()?;
     runtime.block_on(async {
         match scenario {
-            "bare" => bare(url, IN_FLIGHT, requests).await,
+            "bare" => bare(&bare_connection(url).await?, IN_FLIGHT, requests).await,
             "hash" => {
                 // As long as the key of the other scenarios.
                 let mut key = [0; 42];
@@ -284,8 +284,11 @@ async fn leased(url: &str, checks: usize) -> Fallible<()> {
 }
 
 /// Sends this number of scripts that do nothing, with arguments as long as those of a check.
-async fn bare(url: &str, in_flight: usize, requests: usize) -> Fallible<()> {
-    let (connection, hash) = bare_connection(url).await?;
+async fn bare(
+    (connection, hash): &(MultiplexedConnection, Arc<str>),
+    in_flight: usize,
+    requests: usize,
+) -> Fallible<()> {
     drive(in_flight, requests, name, |names| {
         let (mut connection, hash) = (connection.clone(), hash.clone());
         async move {
@@ -322,11 +325,14 @@ fn inner() -> tower::util::ServiceFn<Inner> {
     tower::service_fn((|_| future::ready(Ok(Response::new(())))) as Inner)
 }
 
-/// Sends this number of requests to a service.
-async fn serve<S>(service: S, requests: usize, keys: usize) -> Fallible<()>
+/// Sends this number of requests to a service, which must admit all of them.
+async fn serve<S, B>(service: S, requests: usize, keys: usize) -> Fallible<()>
 where
-    S: Service<Request<()>, Error = Infallible, Future: Send> + Clone + Send + 'static,
-    S::Response: Send,
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    B: Send,
 {
     let request = |number| {
         let mut request = Request::new(());
@@ -340,7 +346,8 @@ where
         async move {
             for request in requests {
                 let ready = service.ready().await.expect("ready");
-                ready.call(request).await.expect("a response");
+                let response = ready.call(request).await.expect("a response");
+                assert_eq!(response.status(), StatusCode::OK);
             }
         }
     })
@@ -393,10 +400,11 @@ fn throughput(url: &str, in_flight: usize) -> Fallible<[f64; 2]> {
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let limiter = limiter(url, Merging::default()).await?;
+        let connection = bare_connection(url).await?;
         let mut rates = [Vec::new(), Vec::new()];
         for _ in 0..5 {
             let started = Instant::now();
-            bare(url, in_flight, CALLS).await?;
+            bare(&connection, in_flight, CALLS).await?;
             rates[0].push(CALLS as f64 / started.elapsed().as_secs_f64());
             let started = Instant::now();
             checks(&limiter, in_flight, CALLS, KEYS).await?;
