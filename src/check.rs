@@ -134,6 +134,7 @@ pub(crate) struct Namespace(Arc<str>);
 
 impl Pair {
     /// Creates a pair with its cost in quota units. The pair of a [shadow policy](Policy::shadow) is a shadow pair.
+    #[inline]
     pub fn new(key: PartitionKey, policy: Policy, cost: u32) -> Self {
         let is_shadow = policy.is_shadow();
         Self { key, policy, cost, is_shadow, lease: 0 }

@@ -214,6 +214,7 @@ impl Decision {
         Self::of(origin, at_micros, statuses.into_vec().into(), [].into())
     }
 
+    #[inline]
     fn of(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
         let is_admitted = statuses.iter().all(|status| status.is_shadow || status.retry_after.is_zero());
         let check = Decided::default();

@@ -150,6 +150,7 @@ impl Limit {
     }
 
     /// Returns the draft of this limit together with the policies of the limiter.
+    #[inline]
     pub(crate) fn draft_with_limiter(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
         Ok(match self.extract(head)? {
             Some(key) => Draft::part(key, self.cost.cost(head), Against::LimiterAnd(self.choose(head))),
@@ -158,12 +159,21 @@ impl Limit {
     }
 
     /// Returns the key that counts, or `None` if the request is exempt from this limit.
+    #[inline]
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        self.missing_key.apply(self.key.extract(head)?, || self.key.missing(head))
+        match self.key.extract(head) {
+            Ok(None) => self.missing_key.apply(|| self.key.missing(head)),
+            extracted => extracted,
+        }
     }
 
     /// Returns the policies of a request, or `None` if there are none.
+    #[inline]
     fn choose(&self, head: &Head<'_>) -> Option<Policies> {
+        if self.selectors.is_empty() { self.set.clone() } else { self.choose_by(head) }
+    }
+
+    fn choose_by(&self, head: &Head<'_>) -> Option<Policies> {
         let chosen = self.selectors.iter().filter_map(|selector| selector.select(head));
         chosen.fold(self.set.clone(), |policies, chosen| match policies {
             None => Some(chosen),

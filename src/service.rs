@@ -56,7 +56,7 @@ where
     fn call(&mut self, mut request: Req) -> Self::Future {
         let Shared { limiter, protocol } = &*self.shared;
         let outcome = match protocol.plan(&request) {
-            Ok(ref mut draft) => match limiter.start(draft) {
+            Ok(draft) => match limiter.start(draft) {
                 None => {
                     limiter.responded(None, || protocol.route(&request));
                     return ResponseFuture::exempt(self.inner.call(request), self.shared.clone());

@@ -19,8 +19,8 @@ use crate::{
     policy::{Member, Policy},
 };
 
-static RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-static RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
 const LEGACY: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-limit"),
     HeaderName::from_static("x-ratelimit-remaining"),
@@ -32,21 +32,34 @@ type Line = SmallVec<[u8; 128]>;
 
 /// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
-    if let Some(status) = decision.only_shown() {
+    let (policies, limits) = match decision.only_shown() {
         // The usual case. Its members are the whole lines.
-        append(headers, &RATELIMIT_POLICY, member(status.policy()).policy.clone());
-        let line = Bytes::from(concatenate(&limit(status, &mut Default::default())));
-        if let Ok(value) = HeaderValue::from_maybe_shared(line) {
-            append(headers, &RATELIMIT, value);
+        Some(status) => {
+            let line = Bytes::from(concatenate(limit(status, &mut Default::default())));
+            (Some(member(status.policy()).policy.clone()), HeaderValue::from_maybe_shared(line).ok())
         }
-        return;
+        None => lines(decision),
+    };
+    // Some clients read only one line of a list field.
+    if let Some(policies) = policies
+        && headers.append(RATELIMIT_POLICY, policies)
+    {
+        join_lines(headers, RATELIMIT_POLICY);
     }
-    let mut line = Line::new();
-    decision.shown_policies().for_each(|policy| extend(&mut line, &[member(policy).policy.as_bytes()]));
-    append_line(headers, &RATELIMIT_POLICY, &line);
-    line.clear();
-    decision.shown_statuses().for_each(|status| extend(&mut line, &limit(status, &mut Default::default())));
-    append_line(headers, &RATELIMIT, &line);
+    if let Some(limits) = limits
+        && headers.append(RATELIMIT, limits)
+    {
+        join_lines(headers, RATELIMIT);
+    }
+}
+
+/// Returns the lines of any decision. A line without members is `None`.
+fn lines(decision: &Decision) -> (Option<HeaderValue>, Option<HeaderValue>) {
+    let (mut policies, mut limits) = (Line::new(), Line::new());
+    decision.shown_policies().for_each(|policy| extend(&mut policies, &[member(policy).policy.as_bytes()]));
+    decision.shown_statuses().for_each(|status| extend(&mut limits, &limit(status, &mut Default::default())));
+    let value = |line: Line| HeaderValue::from_bytes(&line).ok().filter(|_| !line.is_empty());
+    (value(policies), value(limits))
 }
 
 /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `reset` formats the time
@@ -156,9 +169,10 @@ fn limit<'a>(status: &'a Status, digits: &'a mut [itoa::Buffer; 2]) -> [&'a [u8]
 }
 
 /// Concatenates parts in a vector of the exact size, so that `Bytes` does not copy them again.
-pub(super) fn concatenate(parts: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
-    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+#[inline]
+pub(super) fn concatenate<'a>(parts: impl IntoIterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(parts.clone().into_iter().map(<[u8]>::len).sum());
+    parts.into_iter().for_each(|part| bytes.extend_from_slice(part));
     bytes
 }
 
@@ -170,23 +184,12 @@ fn extend(line: &mut Line, member: &[&[u8]]) {
     member.iter().for_each(|part| line.extend_from_slice(part));
 }
 
-fn append_line(headers: &mut HeaderMap, name: &HeaderName, line: &[u8]) {
-    if let Ok(value) = HeaderValue::from_bytes(line)
-        && !line.is_empty()
-    {
-        append(headers, name, value);
-    }
-}
-
-/// Appends members to a list field. They join an existing line, because some clients read only one line.
-fn append(headers: &mut HeaderMap, name: &HeaderName, members: HeaderValue) {
-    let has_other_lines = headers.append(name, members);
-    if has_other_lines {
-        let mut line = Line::new();
-        headers.get_all(name).iter().for_each(|value| extend(&mut line, &[value.as_bytes()]));
-        if let Ok(value) = HeaderValue::from_bytes(&line) {
-            headers.insert(name, value);
-        }
+/// Joins the lines of a list field to one.
+fn join_lines(headers: &mut HeaderMap, name: HeaderName) {
+    let mut line = Line::new();
+    headers.get_all(&name).iter().for_each(|value| extend(&mut line, &[value.as_bytes()]));
+    if let Ok(value) = HeaderValue::from_bytes(&line) {
+        headers.insert(name, value);
     }
 }
 

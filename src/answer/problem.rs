@@ -140,7 +140,7 @@ fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8>
         (separator, end) = (b",", b"]}");
     }
     parts.push(end);
-    fields::concatenate(&parts)
+    fields::concatenate(parts.iter().copied())
 }
 
 /// Returns the policies that a response may name.

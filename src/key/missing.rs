@@ -21,18 +21,13 @@ pub enum MissingKey {
 }
 
 impl MissingKey {
-    /// Applies the rule: returns the key that counts, or `None` if the request is exempt. `what` returns what a request
-    /// without a key lacks.
-    pub(crate) fn apply(
-        &self,
-        key: Option<PartitionKey>,
-        what: impl FnOnce() -> String,
-    ) -> Result<Option<PartitionKey>, KeyError> {
-        match (key, self) {
-            (Some(key), _) => Ok(Some(key)),
-            (None, Self::Shared(key)) => Ok(Some(key.clone())),
-            (None, Self::Exempt) => Ok(None),
-            (None, Self::Reject) => Err(KeyError::Missing { what: what() }),
+    /// Applies the rule to a request without a key: returns the key that counts, or `None` if the request is exempt. `what` returns
+    /// what the request lacks.
+    pub(crate) fn apply(&self, what: impl FnOnce() -> String) -> Result<Option<PartitionKey>, KeyError> {
+        match self {
+            Self::Shared(key) => Ok(Some(key.clone())),
+            Self::Exempt => Ok(None),
+            Self::Reject => Err(KeyError::Missing { what: what() }),
         }
     }
 }

@@ -51,16 +51,22 @@ enum Bytes {
 
 impl Bytes {
     /// Concatenates the fields.
+    #[inline]
     fn of(fields: [&[u8]; 4]) -> Self {
-        let mut inline = [0; MAX_INLINE];
-        if let Some(bytes) = concatenate(&mut inline, fields) {
+        let mut buffer = [0; MAX_INLINE];
+        match concatenate(&mut buffer, fields) {
             // At most `MAX_INLINE`.
-            return Self::Inline { length: bytes.len() as u8, buffer: inline };
+            Some(length) => Self::Inline { length: length as u8, buffer },
+            None => Self::shared(fields),
         }
+    }
+
+    /// Concatenates fields that are too long to be inline.
+    fn shared(fields: [&[u8]; 4]) -> Self {
         let mut buffer = [0; SHORT];
         // Most keys are short, so that only the key itself is allocated.
         Self::Shared(match concatenate(&mut buffer, fields) {
-            Some(bytes) => Arc::from(bytes),
+            Some(length) => Arc::from(buffer.get(..length).unwrap_or_default()),
             None => fields.concat().into(),
         })
     }
@@ -185,14 +191,15 @@ impl Hasher for KeyHasher {
     }
 }
 
-/// Writes the fields one after the other. Returns `None` if the buffer is too short.
-fn concatenate<'b>(buffer: &'b mut [u8], fields: [&[u8]; 4]) -> Option<&'b [u8]> {
+/// Writes the fields one after the other. Returns their length, or `None` if the buffer is too short.
+#[inline]
+fn concatenate(buffer: &mut [u8], fields: [&[u8]; 4]) -> Option<usize> {
     let mut end = 0;
     for field in fields {
         buffer.get_mut(end..)?.get_mut(..field.len())?.copy_from_slice(field);
         end += field.len();
     }
-    buffer.get(..end)
+    Some(end)
 }
 
 impl PartialEq for PartitionKey {

@@ -120,12 +120,13 @@ impl Draft {
     /// }
     /// ```
     #[must_use]
-    pub fn shadow(self) -> Self {
-        self.shadow_where(|_| true)
+    pub fn shadow(mut self) -> Self {
+        self.shadow_where(|_| true);
+        self
     }
 
     /// Makes the pairs of some keys shadow pairs.
-    pub(crate) fn shadow_where(mut self, is_shadow: impl Fn(&PartitionKey) -> bool) -> Self {
+    pub(crate) fn shadow_where(&mut self, is_shadow: impl Fn(&PartitionKey) -> bool) {
         if let Some(part) = &mut self.first {
             part.is_shadow |= is_shadow(&part.key);
         }
@@ -137,7 +138,6 @@ impl Draft {
                 pair.is_shadow |= is_shadow(&pair.key);
             }
         }
-        self
     }
 
     /// Combines two drafts in one check. If both set an outage rule, the other's rule applies.

@@ -48,7 +48,8 @@ pub(crate) struct Waiting {
     pub(super) store: BoxFuture<Decided>,
     pub(super) terms: Terms,
     /// The check, if it is needed again: for a reservation, or for the local fallback. The decision contains it as well.
-    pub(super) kept: Option<(Limiter, Check)>,
+    /// Boxed, because every request of a layer has room for this value, and few use it.
+    pub(super) kept: Option<Box<(Limiter, Check)>>,
 }
 
 /// What happens to a request after its decision, or without one.
@@ -67,7 +68,7 @@ impl Future for Waiting {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let decided = ready!(self.store.as_mut().poll(cx));
         let terms = self.terms;
-        Poll::Ready(match self.kept.take() {
+        Poll::Ready(match self.kept.take().map(|kept| *kept) {
             Some((limiter, check)) => outcome(decided, terms, Some((&limiter, check))),
             None => outcome(decided, terms, None),
         })
@@ -76,9 +77,9 @@ impl Future for Waiting {
 
 /// Returns the outcome of a decided check that is no reservation.
 #[inline]
-pub(super) fn of_decision(decision: Decision, check: Check) -> Outcome {
+pub(super) fn of_decision(decision: Decision) -> Outcome {
     if decision.is_admitted() {
-        Ok(Admission { basis: Basis::Store(decision.of_check(check)), reservation: None })
+        Ok(Admission { basis: Basis::Store(decision), reservation: None })
     } else {
         Err(Rejection::Denied(decision))
     }

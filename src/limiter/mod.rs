@@ -1,6 +1,6 @@
 //! The limiter: policies and a backend.
 
-use std::{fmt, mem, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     backend::{Backend, BackendError, Reason},
@@ -138,12 +138,12 @@ impl Limiter {
 
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if `cost` does not name it.
     pub fn check(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        CheckFuture(self.decide(self.own(key, &cost.into_costs()), Purpose::Charge))
+        self.decide_own(key, &cost.into_costs(), Purpose::Charge)
     }
 
     /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
     pub fn peek(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        CheckFuture(self.decide(self.own(key, &cost.into_costs()), Purpose::Peek))
+        self.decide_own(key, &cost.into_costs(), Purpose::Peek)
     }
 
     /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
@@ -239,7 +239,7 @@ impl Limiter {
     ///
     /// Returns [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`].
     pub fn check_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
-        Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Charge)))
+        Ok(CheckFuture(self.decide(self.of_pairs(pairs)?, Purpose::Charge)))
     }
 
     /// Returns the decision that [`check_pairs`](Self::check_pairs) would return, and charges nothing.
@@ -248,7 +248,7 @@ impl Limiter {
     ///
     /// Returns the errors of [`check_pairs`](Self::check_pairs).
     pub fn peek_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
-        Ok(CheckFuture(self.decide(Ok(self.of_pairs(pairs)?), Purpose::Peek)))
+        Ok(CheckFuture(self.decide(self.of_pairs(pairs)?, Purpose::Peek)))
     }
 
     /// Reserves these pairs; see [`reserve`](Self::reserve).
@@ -361,40 +361,37 @@ impl Limiter {
     }
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
-    pub(crate) fn start(&self, draft: &mut Draft) -> Option<Asking> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(draft));
-        Some(match self.counted(draft)? {
-            Ok(check) => self.ask(check, reserve, rule),
-            Err(rejection) => NowOrLater::now(Err(rejection)),
+    pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
+        Some(match draft {
+            // The usual case. The builder has validated these policies.
+            Draft {
+                first:
+                    Some(Part { key, costs, is_shadow, against: Against::Limiter | Against::LimiterAnd(None) }),
+                rest: None,
+                ..
+            } if !self.policies().is_empty() => {
+                self.ask(self.of_limiter(key, &costs, is_shadow), reserve, rule)
+            }
+            draft => match self.counted(draft)? {
+                Ok(check) => self.ask(check, reserve, rule),
+                Err(rejection) => NowOrLater::now(Err(rejection)),
+            },
         })
     }
 
     /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
-    pub(crate) fn start_waiting(&self, draft: &mut Draft, at_most: Duration) -> Option<WaitFuture> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(draft));
+    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
+        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
         Some(match self.counted(draft)? {
             Ok(check) => WaitFuture::of(self.clone(), check, reserve, rule, at_most),
             Err(rejection) => WaitFuture::rejected(rejection),
         })
     }
 
-    /// Returns the check of a draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
+    /// Returns the check of any draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
     /// cannot be a check.
-    #[inline]
-    fn counted(&self, draft: &mut Draft) -> Option<Result<Check, Rejection>> {
-        if let Some(Part { against: Against::Limiter | Against::LimiterAnd(None), .. }) = &draft.first
-            && draft.rest.is_none()
-            && !self.policies().is_empty()
-            && let Some(Part { key, costs, is_shadow, .. }) = draft.first.take()
-        {
-            // The usual case. The builder has validated these policies.
-            return Some(Ok(self.of_limiter(key, &costs, is_shadow)));
-        }
-        self.counted_by_parts(mem::take(draft))
-    }
-
-    /// Returns the check of any draft, as [`counted`](Self::counted) does.
-    fn counted_by_parts(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
+    fn counted(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
         let is_shadow = draft.is_shadow();
         if let Some(error) = draft.rest.as_ref().and_then(|rest| rest.uncounted.as_ref()) {
             self.0.events.misconfigured_shadow(error);
@@ -447,7 +444,7 @@ impl Limiter {
             }
         }
         for Part { costs, .. } in draft.first.iter().chain(&others) {
-            self.0.events.unknown_policies(costs, &all);
+            self.0.events.unknown_policies(costs, all.iter().map(|pair| &pair.policy));
         }
         if all.is_empty() {
             return Ok(None);
@@ -473,7 +470,10 @@ impl Limiter {
         match self.decide_now(&check) {
             // The usual case, which needs neither the outage rule nor the settlement queue.
             NowOrLater::Now(Some(Ok(decision))) if reserve.is_none() => {
-                NowOrLater::now(future::of_decision(decision, check))
+                // The check is moved only if this feature needs it.
+                #[cfg(feature = "tracing")]
+                let decision = if decision.is_admitted() { decision.of_check(check) } else { decision };
+                NowOrLater::now(future::of_decision(decision))
             }
             NowOrLater::Now(Some(decided)) => {
                 let terms = Terms { rule, is_shadow, reserve };
@@ -482,7 +482,7 @@ impl Limiter {
             NowOrLater::Now(None) => NowOrLater::Now(None),
             NowOrLater::Later(learning) => {
                 let is_kept = reserve.is_some() || matches!(rule, OutageRule::LocalFallback(_));
-                let kept = is_kept.then(|| (self.clone(), check.clone()));
+                let kept = is_kept.then(|| Box::new((self.clone(), check.clone())));
                 let store = self.decide_later(check, learning, rule);
                 NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserve }, kept })
             }
@@ -515,33 +515,46 @@ impl Limiter {
         &self.0.queue
     }
 
-    #[inline]
-    fn of_limiter(&self, key: PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
+    #[inline(always)]
+    fn of_limiter(&self, mut key: PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
         let Settings { policies, namespace, region, .. } = &self.0.settings;
-        let key = match region {
-            Some(region) => region.and(&key),
-            None => key,
-        };
+        if let Some(region) = region {
+            key = region.and(&key);
+        }
+        self.0.events.unknown_policies(costs, policies);
         let namespace = namespace.clone();
-        let check = match &policies[..] {
+        match &policies[..] {
             [policy] => Check::of_pair(namespace, pair(key, policy, costs).shadow_if(is_shadow)),
             policies => {
                 let pairs = pairs(&key, policies, costs).map(|pair| pair.shadow_if(is_shadow));
                 Check::of_limiter(namespace, pairs)
             }
-        };
-        self.0.events.unknown_policies(costs, check.pairs());
-        check
+        }
     }
 
     /// Returns the check of this key against all policies of the limiter.
     #[inline]
     fn own(&self, key: PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
-        if self.policies().is_empty() {
-            let none = ConfigError::NoPolicies { max: MAX_PAIRS };
-            return Err(BackendError::with_source(Reason::Other, none));
+        match self.lacks_policies() {
+            None => Ok(self.of_limiter(key, costs, false)),
+            Some(error) => Err(error),
         }
-        Ok(self.of_limiter(key, costs, false))
+    }
+
+    /// Decides the check of this key against all policies of the limiter.
+    #[inline]
+    fn decide_own(&self, key: PartitionKey, costs: &Costs, purpose: Purpose) -> CheckFuture {
+        CheckFuture(match self.lacks_policies() {
+            None => self.decide(self.of_limiter(key, costs, false), purpose),
+            Some(error) => NowOrLater::now(Err(error)),
+        })
+    }
+
+    /// Returns the error of a check by key if the limiter has no policies.
+    #[inline]
+    fn lacks_policies(&self) -> Option<BackendError> {
+        let none = ConfigError::NoPolicies { max: MAX_PAIRS };
+        self.policies().is_empty().then(|| BackendError::with_source(Reason::Other, none))
     }
 
     fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
@@ -555,15 +568,7 @@ impl Limiter {
     }
 
     #[inline]
-    fn decide(
-        &self,
-        check: Result<Check, BackendError>,
-        purpose: Purpose,
-    ) -> NowOrLater<Result<Decision, BackendError>> {
-        let mut check = match check {
-            Ok(check) => check,
-            Err(error) => return NowOrLater::now(Err(error)),
-        };
+    fn decide(&self, mut check: Check, purpose: Purpose) -> NowOrLater<Result<Decision, BackendError>> {
         check.set_purpose(purpose);
         match self.decide_now(&check) {
             NowOrLater::Now(decided) => NowOrLater::Now(decided),

@@ -95,9 +95,14 @@ impl LimiterEvents {
     }
 
     /// Warns once about an amount for a policy that no pair has.
-    pub(crate) fn unknown_policies(&self, costs: &Costs, pairs: &[Pair]) {
+    #[inline]
+    pub(crate) fn unknown_policies<'a>(
+        &self,
+        costs: &Costs,
+        policies: impl IntoIterator<Item = &'a Policy> + Clone,
+    ) {
         for name in costs.names() {
-            let is_known = pairs.iter().any(|pair| pair.policy.name() == name);
+            let is_known = policies.clone().into_iter().any(|policy| policy.name() == name);
             if !is_known && !self.unknown_policy.swap(true, Ordering::Relaxed) {
                 events::unknown_policy(name);
             }

@@ -14,7 +14,7 @@ use crate::{
 ///
 /// Cloning is cheap.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Policies(Arc<[Policy]>);
+pub struct Policies(Arc<Box<[Policy]>>);
 
 impl Policies {
     /// Creates a set of policies. Their order has no effect except on the order of statuses and header fields.
@@ -23,17 +23,17 @@ impl Policies {
     ///
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`] or [`ConfigError::DuplicatePolicy`].
     pub fn new(policies: impl IntoIterator<Item = Policy>) -> Result<Self, ConfigError> {
-        let policies: Arc<[Policy]> = policies.into_iter().collect();
+        let policies: Box<[Policy]> = policies.into_iter().collect();
         if policies.is_empty() {
             return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
         }
         distinct(&policies)?;
-        Ok(Self(policies))
+        Ok(Self(Arc::new(policies)))
     }
 
     /// Creates a set without validation. The check that uses it is validated.
     pub(crate) fn unchecked(policies: Vec<Policy>) -> Self {
-        Self(policies.into())
+        Self(Arc::new(policies.into()))
     }
 
     /// Returns the policies in the order in which they were added.
@@ -67,13 +67,14 @@ pub(crate) fn pairs(key: &PartitionKey, policies: &[Policy], costs: &Costs) -> i
 }
 
 /// Pairs this key with a policy. If `costs` does not name the policy, it costs 1 unit.
+#[inline]
 pub(crate) fn pair(key: PartitionKey, policy: &Policy, costs: &Costs) -> Pair {
     Pair::new(key, policy.clone(), costs.of(policy.name()).unwrap_or(1))
 }
 
 impl From<Policy> for Policies {
     fn from(policy: Policy) -> Self {
-        Self(Arc::new([policy]))
+        Self(Arc::new([policy].into()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! HTTP. All parts are values, so the protocol has no type parameters.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, mem, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -73,41 +73,47 @@ impl Http {
         SameBody(self.clone())
     }
 
+    // The draft is changed in its place: to move it costs more than to change it.
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
-        let lookups = Lookups::default();
-        let head = &head.with_lookups(&lookups);
-        if self.exempt.as_ref().is_some_and(|exempt| exempt(head)) {
-            return Ok(Draft::exempt());
-        }
-        let is_shadow = self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
-        // Shadow limits reject no request.
-        let or_uncounted = |error| match error {
-            error if !is_shadow => Err(error),
-            KeyError::Misconfigured { .. } => Ok(Draft::uncounted(error)),
-            _ => Ok(Draft::exempt()),
-        };
-        let planned = match &self.plan {
+        let is_exempt = self.exempt.as_ref().is_some_and(|exempt| exempt(head));
+        let is_shadow = !is_exempt && self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
+        let mut draft = match &self.plan {
+            _ if is_exempt => Ok(Draft::exempt()),
             Plan::Limit(limit) => limit.draft_with_limiter(head),
             Plan::By(plan) => plan(head),
         };
-        let mut draft = planned.or_else(or_uncounted)?;
+        if let Err(error) = draft {
+            draft = or_uncounted(error, is_shadow);
+        }
+        if let Ok(planned) = &mut draft
+            && !is_exempt
+            && let Err(error) = self.complete(planned, head, is_shadow)
+        {
+            draft = Err(error);
+        }
+        draft
+    }
+
+    /// Adds the further limits, and the rules of this layer.
+    #[inline]
+    fn complete(&self, draft: &mut Draft, head: &Head<'_>, is_shadow: bool) -> Result<(), KeyError> {
         for limit in &self.others {
-            draft = draft.and(limit.draft(head).or_else(or_uncounted)?);
+            let other = limit.draft(head).or_else(|error| or_uncounted(error, is_shadow))?;
+            *draft = mem::take(draft).and(other);
         }
         if is_shadow {
-            draft = draft.shadow();
+            draft.shadow_where(|_| true);
         } else if self.enforce_percent < 100 {
-            draft = draft.shadow_where(|key| u32::from(key.percentile()) >= self.enforce_percent);
+            draft.shadow_where(|key| u32::from(key.percentile()) >= self.enforce_percent);
         }
-        if draft.is_exempt() {
-            return Ok(draft);
+        if !draft.is_exempt() {
+            if draft.outage.is_none() {
+                draft.outage = self.outage_by.as_ref().map(|rule| rule(head)).or(self.outage);
+            }
+            draft.reserves |= self.settle.is_some();
+            (draft.unsettled, draft.clamps) = (self.unsettled, self.clamps);
         }
-        if draft.outage.is_none() {
-            draft.outage = self.outage_by.as_ref().map(|rule| rule(head)).or(self.outage);
-        }
-        draft.reserves |= self.settle.is_some();
-        (draft.unsettled, draft.clamps) = (self.unsettled, self.clamps);
-        Ok(draft)
+        Ok(())
     }
 
     fn rejected(&self, head: &Head<'_>, rejection: &Rejection) -> Response<Bytes> {
@@ -134,6 +140,16 @@ impl Http {
             Basis::Local(local) => drop(response.extensions_mut().insert(local.clone())),
             Basis::Unchecked(unchecked) => drop(response.extensions_mut().insert(unchecked.clone())),
         }
+    }
+}
+
+/// Returns the draft of a limit whose key cannot be read. Shadow limits reject no request.
+#[cold]
+fn or_uncounted(error: KeyError, is_shadow: bool) -> Result<Draft, KeyError> {
+    match error {
+        error if !is_shadow => Err(error),
+        KeyError::Misconfigured { .. } => Ok(Draft::uncounted(error)),
+        _ => Ok(Draft::exempt()),
     }
 }
 
@@ -168,7 +184,7 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
     type Response = Response<LimitedBody<RB>>;
 
     fn plan(&self, request: &Request<B>) -> Result<Draft, KeyError> {
-        self.draft(&request.into())
+        self.draft(&Head::from(request).with_lookups(&Lookups::default()))
     }
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {
@@ -195,7 +211,7 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
     type Response = Response<RB>;
 
     fn plan(&self, request: &Request<B>) -> Result<Draft, KeyError> {
-        self.0.draft(&request.into())
+        self.0.draft(&Head::from(request).with_lookups(&Lookups::default()))
     }
 
     fn admit(&self, request: &mut Request<B>, admission: &Admission) {

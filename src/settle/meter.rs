@@ -175,7 +175,7 @@ impl Meter {
 
     fn warn_of_unknown(&self, units: &Costs) {
         let held = &self.0.reservation.0;
-        held.queue.events().unknown_policies(units, held.check.pairs());
+        held.queue.events().unknown_policies(units, held.check.pairs().iter().map(|pair| &pair.policy));
     }
 }
 

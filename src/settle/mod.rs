@@ -201,7 +201,7 @@ impl Reservation {
     pub fn settle(&self, used: impl IntoCosts) -> Settlement {
         let used = used.into_costs();
         self.settle_pairs(|pairs| {
-            self.0.queue.events().unknown_policies(&used, pairs);
+            self.0.queue.events().unknown_policies(&used, pairs.iter().map(|pair| &pair.policy));
             pairs.iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost)).collect()
         })
     }

@@ -108,7 +108,7 @@ where
     fn call(&mut self, request: Req) -> Self::Future {
         let Shared { limiter, protocol } = &*self.shared;
         let waiting = match protocol.plan(&request) {
-            Ok(ref mut draft) => match limiter.start_waiting(draft, self.at_most) {
+            Ok(draft) => match limiter.start_waiting(draft, self.at_most) {
                 Some(waiting) => waiting,
                 None => {
                     limiter.responded(None, || protocol.route(&request));
