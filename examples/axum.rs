@@ -11,6 +11,9 @@
 //!
 //! ```text
 //! listening on http://127.0.0.1:3000
+//!   curl -i http://127.0.0.1:3000/
+//!   curl -i -H 'x-api-key: alice' http://127.0.0.1:3000/search
+//!   for i in $(seq 11); do curl -s -o /dev/null -w '%{http_code}\n' -H 'x-api-key: bob' http://127.0.0.1:3000/; done
 //! ```
 //!
 //! Type next:

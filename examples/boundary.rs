@@ -11,11 +11,18 @@
 //! Expected output:
 //!
 //! ```text
+//! 50 units in 10 s, in memory, on a manual clock. A burst of 50 requests just before the edge of a
+//! calendar window, and another one just after it.
+//!
 //!                   -0.7 s                      edge   +0.3 s  before  after  most in 10 s
 //! sliding log       ....######..................|.xxxxxxx....      50      0            50
 //! sliding buckets   ....######..................|.xxxxxxx....      50      0            50
 //! sliding counter   ....######..................|.xxxxxxx....      50      0            50
 //! fixed window      ....######..................|.#######....      50     50           100
+//!
+//!   # admitted   x denied   + both
+//!
+//! The fixed window has admitted 100 requests within 0.78 s. Its quota is 50 in 10 s.
 //! ```
 //!
 //! Type next:

@@ -18,6 +18,13 @@
 //!   suggest    22 calls of 100   rate limit exceeded: policy "daily"; retry after 86398.495273s
 //!   sync       50 calls of   1   rate limit exceeded: policy "daily"; retry after 86398.494962s
 //!   10000 units in 1.5 s
+//!
+//! The store fails:
+//!   clean       0 calls of  50   no rate limit decision: the store cannot be reached (circuit breaker is open)
+//!   index      60 calls of 100   all calls made
+//!   suggest    60 calls of 100   all calls made
+//!   sync      500 calls of   1   all calls made
+//!   12500 units in 0.0 s
 //! ```
 //!
 //! Type next:

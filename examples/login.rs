@@ -10,6 +10,8 @@
 //!
 //! ```text
 //! listening on http://127.0.0.1:3000
+//!   curl -i -d user=alice -d password=sesame http://127.0.0.1:3000/login   # not counted
+//!   curl -i -d user=alice -d password=guess http://127.0.0.1:3000/login    # three per minute
 //! ```
 //!
 //! Type next:

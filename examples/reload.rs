@@ -11,6 +11,9 @@
 //!
 //! ```text
 //! listening on http://127.0.0.1:3000
+//!   curl -i http://127.0.0.1:3000/login    # five in 15 minutes
+//!   curl -i http://127.0.0.1:3000/health   # unlimited
+//!   edit <folder of the crate>/examples/policies.toml and try again
 //! ```
 //!
 //! Type next:

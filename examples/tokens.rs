@@ -12,6 +12,9 @@
 //!
 //! ```text
 //! listening on http://127.0.0.1:3000
+//!   curl -i -H 'x-api-key: bob' -H 'x-max-tokens: 5' -d 'three words only' http://127.0.0.1:3000/chat
+//!   curl -i -H 'x-api-key: bob' -m 0.5 -d 'the client disconnects after half a second' http://127.0.0.1:3000/chat
+//!   curl -H 'x-api-key: bob' http://127.0.0.1:3000/usage
 //! ```
 //!
 //! Type next:

@@ -11,7 +11,8 @@ use crate::tidy::sources;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const GUIDE: &str = "https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/";
 
-fn read(path: impl AsRef<Path>) -> String {
+/// Returns the text of a file by its path from the folder of the crate.
+pub fn read(path: impl AsRef<Path>) -> String {
     let path = Path::new(ROOT).join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -103,13 +104,129 @@ fn links_to_guide_resolve_to_headings() {
     assert!(checked > 100, "{checked} links");
 }
 
+/// Rustdoc checks the item of a link, and not the heading after it.
 #[test]
-fn readme_links_existing_files() {
-    let readme = read("README.md");
-    let targets = links(&readme, "](").filter(|target| !target.starts_with(['#', 'h']));
-    for target in targets {
-        assert!(Path::new(ROOT).join(target).exists(), "{target}");
+fn links_to_items_resolve_to_headings() {
+    let sources = sources(&Path::new(ROOT).join("src"));
+    let comments = sources.values().flat_map(|text| text.lines()).map(str::trim_start);
+    let headings = comments.filter_map(|line| line.strip_prefix("/// # "));
+    let known = anchors(&headings.map(|heading| format!("# {heading}\n")).collect::<String>());
+    let mut checked = 0;
+    for (file, text) in sources.iter().chain(&pages()) {
+        let targets =
+            links(text, "](").filter(|target| !target.contains("guide::") && !target.starts_with("http"));
+        for (item, anchor) in targets.filter_map(|target| target.split_once('#')) {
+            if item.starts_with(char::is_alphabetic) {
+                assert!(known.contains(anchor), "{file}: {item} has no heading {anchor}");
+                checked += 1;
+            }
+        }
     }
+    assert!(checked > 10, "{checked} links");
+}
+
+/// The texts in Markdown that are not pages of the guide.
+const TEXTS: [&str; 9] = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benches/CAPACITY.md",
+    "examples/playground/README.md",
+    "fuzz/README.md",
+    "lua/README.md",
+    "tests/README.md",
+];
+
+#[test]
+fn texts_link_existing_files() {
+    let mut checked = 0;
+    for name in TEXTS {
+        let text = read(name);
+        for target in
+            links(&text, "](").filter(|target| !target.starts_with('#') && !target.starts_with("http"))
+        {
+            assert!(Path::new(ROOT).join(name).with_file_name(target).exists(), "{name}: {target}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "{checked} links");
+}
+
+#[test]
+fn commands_name_existing_targets() {
+    let folders = ["benches/request", "fuzz", "tests", "tests/front", "tests/planted"];
+    let manifests = folders.map(|folder| read(format!("{folder}/Cargo.toml"))).concat();
+    let is_package = |name: &str| manifests.contains(&format!("name = \"{name}\"\n"));
+    let examples = examples();
+    let mut checked = 0;
+    let mut check = |file: &str, text: &str| {
+        for line in text.lines().filter(|line| line.contains("cargo ")) {
+            let words = line.split_whitespace().map(|word| word.trim_matches(['`', '.', ',', ':', ';', ')']));
+            let words: Vec<&str> = words.collect();
+            for (i, option) in words.iter().enumerate() {
+                let Some(name) = words.get(i + 1).filter(|name| !name.is_empty() && **name != "|") else {
+                    continue;
+                };
+                let main = format!("benches/{name}/main.rs");
+                let is_known = match *option {
+                    "--example" => examples.contains_key(*name),
+                    "--bench" => {
+                        // The part of a benchmark.
+                        let part = words[i + 2..].strip_prefix(&["--"]).and_then(|rest| rest.first());
+                        Path::new(ROOT).join(&main).exists()
+                            && part.is_none_or(|part| read(&main).contains(&format!("\"{part}\"")))
+                    }
+                    "-p" => is_package(name),
+                    _ => continue,
+                };
+                assert!(is_known, "{file}: {line}");
+                checked += 1;
+            }
+        }
+    };
+    for name in TEXTS {
+        check(name, &read(name));
+    }
+    for (name, text) in pages() {
+        check(&name, &text);
+    }
+    for (name, text) in &examples {
+        check(name, text);
+    }
+    assert!(checked > 50, "{checked} commands");
+}
+
+#[test]
+fn guide_lists_every_event() {
+    let source = read("src/observe/events.rs");
+    let page = read("src/guide/outages.md");
+    // Without the targets of the links.
+    let mut section = String::new();
+    for part in page.split_once("# Events").unwrap().1.split("](") {
+        section += part.split_once(')').filter(|_| !section.is_empty()).map_or(part, |(_, rest)| rest);
+    }
+    let section = section.replace('[', "");
+    // The message is the only string of an event. It begins with its subject.
+    let messages = source.split("event!(").skip(1).map(|event| event.split('"').nth(1).unwrap());
+    let subjects = messages.map(|message| message.split([':', ',', ';']).next().unwrap());
+    let subjects: Vec<&str> = subjects.filter(|subject| !subject.starts_with('{')).collect();
+    assert!(subjects.len() > 15, "{subjects:?}");
+    for subject in subjects {
+        assert!(
+            section.contains(&format!("\n| {subject}")) || section.contains(&format!(", {subject} |")),
+            "{subject}"
+        );
+    }
+}
+
+/// GitHub and crates.io show the lines that rustdoc hides.
+#[test]
+fn readme_hides_no_line_of_code() {
+    let readme = read("README.md");
+    let blocks = readme.split("```rust").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let hidden: Vec<&str> = blocks.flat_map(str::lines).filter(|line| line.starts_with("# ")).collect();
+    assert_eq!(hidden, [""; 0]);
 }
 
 #[test]
@@ -127,7 +244,7 @@ fn examples_state_question_command_output_and_next() {
     }
 }
 
-/// The output that the example `boundary` promises. Its clock is manual, so each line is exact.
-pub fn expected_output_of_boundary() -> String {
-    block(&examples()["boundary"], "Expected output:").to_owned()
+/// Returns the output that an example promises.
+pub fn expected_output(name: &str) -> String {
+    block(&examples()[name], "Expected output:").to_owned()
 }

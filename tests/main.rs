@@ -6,6 +6,7 @@
 mod redis_server;
 mod support;
 
+mod charts;
 mod contract;
 mod deny_cache;
 mod docs;

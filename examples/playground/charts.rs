@@ -23,9 +23,10 @@ const BARS: (f64, f64) = (600.0, 110.0);
 const HEADING: f64 = 92.0;
 const ROW: f64 = 44.0;
 const STYLE: &str = "text{font:13px sans-serif;fill:#1b1f24}.title{font-weight:bold}.small{font-size:11px;fill:#57606a}\
-    .page{fill:#fff}.admitted{fill:#0b5fa5}.denied{fill:#c3ced9}.over{fill:#c4361f}.edge{stroke:#7d8790;stroke-dasharray:2 3}\
-    .base{stroke:#c3ced9}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.small{fill:#9aa5b1}.page{fill:#14181d}\
-    .admitted{fill:#58a6e8}.denied{fill:#45505c}.over{fill:#ff7b6b}.edge{stroke:#8b949e}.base{stroke:#45505c}}";
+    .page{fill:#fff}.admitted{fill:#08427a}.denied{fill:#8a96a2}.over{fill:#c4361f;stroke:#fff}\
+    .edge{stroke:#7d8790;stroke-dasharray:2 3}.base{stroke:#c3ced9}@media(prefers-color-scheme:dark){text{fill:#e6edf3}\
+    .small{fill:#9aa5b1}.page{fill:#14181d}.admitted{fill:#a5d1f8}.denied{fill:#66717d}.over{fill:#ff7b6b;stroke:#14181d}\
+    .edge{stroke:#8b949e}.base{stroke:#45505c}}";
 
 /// A trace, and what its chart shows.
 struct Chart {
@@ -83,7 +84,7 @@ impl Chart {
         let height = bottom + 30.0;
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {height}\" width=\"760\" height=\"{height}\" \
-             role=\"img\" aria-label=\"{title}\">\n<style>{STYLE}</style>\n\
+             role=\"img\">\n<title>{title}</title>\n<style>{STYLE}</style>\n\
              <rect class=\"page\" width=\"760\" height=\"{height}\" rx=\"6\"/>\n\
              <text class=\"title\" x=\"14\" y=\"24\">{title}</text>\n\
              <text class=\"small\" x=\"14\" y=\"44\">Quota: {QUOTA} units in {} s. Dashed: edges of the windows of a \
@@ -100,16 +101,13 @@ impl Chart {
         Ok(svg + "</svg>\n")
     }
 
-    /// Draws the legend, the time axis, and the line of the quota.
+    /// Draws the legend, the headings of the columns, the time axis, and the line of the quota.
     fn heading(&self, bottom: f64) -> String {
         let y = 68.0;
         let mut svg = String::new();
-        for (x, class, text) in [
-            (122.0, "admitted", "admitted"),
-            (206.0, "denied", "denied"),
-            (600.0, "admitted", ""),
-            (612.0, "over", ""),
-        ] {
+        let legend =
+            [(122.0, "admitted", "admitted"), (206.0, "denied", "denied"), (276.0, "over", "over the quota")];
+        for (x, class, text) in legend {
             let _ = writeln!(
                 svg,
                 "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\"/><text x=\"{}\" y=\"{y}\">{text}</text>",
@@ -119,9 +117,10 @@ impl Chart {
         }
         let _ = writeln!(
             svg,
-            "<text x=\"{}\" y=\"{y}\" text-anchor=\"end\">admitted</text>\n\
-             <text x=\"628\" y=\"{y}\">in the worst {} s</text>",
+            "<text x=\"{}\" y=\"{y}\" text-anchor=\"end\">admitted in all</text>\n\
+             <text x=\"{}\" y=\"{y}\">in the worst {} s</text>",
             BARS.0 - 16.0,
+            BARS.0,
             WINDOW.as_secs(),
         );
         let step = if self.shown.end - self.shown.start > 20 { 5 } else { 2 };

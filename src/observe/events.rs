@@ -15,10 +15,11 @@ use crate::{
 #[cfg(feature = "tracing")]
 use crate::{decision::Wait, policy::Policy};
 
+// The target is part of the documentation. The default target would be the path of this module.
 macro_rules! event {
     ($level:ident, $($event:tt)*) => {
         #[cfg(feature = "tracing")]
-        tracing::$level!($($event)*);
+        tracing::$level!(target: "tower_sliding_window", $($event)*);
     };
 }
 

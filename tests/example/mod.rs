@@ -6,6 +6,7 @@ mod inspect;
 mod limits;
 mod observability;
 mod outage;
+mod output;
 mod playground;
 mod playground_mistakes;
 mod process;

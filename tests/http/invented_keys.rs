@@ -6,11 +6,10 @@ use axum::{Router, body::Body, extract::connect_info::MockConnectInfo, routing::
 use http::Request;
 use tower::{Service, ServiceExt};
 use tower_sliding_window::{
-    KeyExtractor, MemoryBackend, RateLimitLayer, RouteCosts, header, key::MissingKey, limit, peer_ip,
-    testing::ManualClock,
+    KeyExtractor, MemoryBackend, RateLimitLayer, header, limit, peer_ip, testing::ManualClock,
 };
 
-use super::{MINUTE, SECOND, policy};
+use super::{MINUTE, SECOND, policy, readme};
 
 const REQUESTS: usize = 20_000;
 
@@ -44,22 +43,9 @@ async fn invented_keys_cause_no_outage_for_new_customer() {
     assert_eq!((backend.keys(), backend.evicted_keys(), backend.evicted_units()), (1_000, evicted, evicted));
 }
 
-/// The limits of the README, on a stopped clock.
 #[tokio::test]
 async fn readme_limits_invented_keys_by_address() {
-    let limits = RateLimitLayer::builder(MemoryBackend::new().with_clock(&ManualClock::new()))
-        .policy(policy("burst", 10, SECOND))
-        .policy(policy("sustained", 1_000, 60 * MINUTE))
-        .key(peer_ip())
-        .cost(RouteCosts::new().route("/search", 10).unwrap())
-        .also(
-            limit(header("x-api-key").unwrap())
-                .policy(policy("per-key", 100, MINUTE))
-                .missing_key(MissingKey::Exempt),
-        )
-        .build()
-        .unwrap();
-    assert_eq!(admitted(limits).await, 10);
+    assert_eq!(admitted(readme::limits()).await, 10);
 }
 
 /// The limits of the example `axum`, on a stopped clock.

@@ -24,6 +24,8 @@ mod outcomes;
 mod pitfalls;
 pub mod probe;
 mod readiness;
+mod readme;
+mod readme_unit_test;
 mod rejection;
 mod reload;
 mod responses;

@@ -23,7 +23,7 @@ pub struct Warnings(Arc<AtomicUsize>);
 
 impl Subscriber for Warnings {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("tower_sliding_window") && *metadata.level() <= tracing::Level::WARN
+        metadata.target() == "tower_sliding_window" && *metadata.level() <= tracing::Level::WARN
     }
     fn event(&self, event: &Event<'_>) {
         assert_eq!(*event.metadata().level(), tracing::Level::WARN);

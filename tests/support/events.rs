@@ -38,7 +38,7 @@ impl Events {
 
 impl Subscriber for Events {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("tower_sliding_window")
+        metadata.target() == "tower_sliding_window"
     }
     fn event(&self, event: &Event<'_>) {
         let mut text = self.0.lock().unwrap();
