@@ -98,6 +98,11 @@ struct Output {
     comparison: Comparison,
 }
 
+/// Returns the Markdown of two charts.
+fn pictures(files: [&str; 2]) -> String {
+    files.map(|file| format!("![{}](charts/{file})\n", file.trim_end_matches(".svg"))).concat() + "\n"
+}
+
 /// Measures a part of the subjects.
 type Part = fn(&Server, usize, &mut Output) -> Result<(), Box<dyn Error>>;
 
@@ -195,6 +200,7 @@ fn memory(_: &Server, rounds: usize, output: &mut Output) -> Result<(), Box<dyn 
     heading.extend(Subject::IN_MEMORY.iter().skip(1).map(|subject| subject.name()));
     *report += "\n## Layers in memory\n\nNanoseconds of a request over the inner service. A thread sends 100,000 requests. With as \
                 many keys and one thread, each admitted request is the first one of its key.\n\n";
+    *report += &pictures(["memory-admitted.svg", "memory-denied.svg"]);
     *report += &markdown(&heading, &rows);
     *report += "\nInstructions and allocations of a request over the inner service, one key.\n\n";
     let mut rows = Vec::new();
@@ -278,7 +284,8 @@ fn redis(server: &Server, rounds: usize, output: &mut Output) -> Result<(), Box<
     *report += "\n## Layers on Redis\n\nDecisions per second; microseconds of latency; microseconds of CPU time of the server and commands for each \
                 decision. A denial that the deny cache answers sends no command. It cannot answer the first denial of a key: \
                 with 10,000 keys, these are half of the denials, and all of them with one in flight. The time of the server is the mean of \
-                these decisions and of those that have used up the quotas before.\n";
+                these decisions and of those that have used up the quotas before.\n\n";
+    *report += &pictures(["redis-admitted.svg", "redis-denied.svg"]);
     for workers in [1, 2] {
         for (policies, denies) in [(1, false), (1, true), (3, false)] {
             let limit = Limit { policies, denies };
