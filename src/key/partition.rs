@@ -9,12 +9,19 @@ use std::{
 };
 
 use sha2::{Digest, Sha256};
+use smallvec::SmallVec;
 
 /// Longer keys are kept as their digest.
 const MAX_KEPT: usize = 256;
 
 /// The length of the longest key that needs no memory of the heap.
 const MAX_INLINE: usize = 38;
+
+/// The longest length of one byte.
+const MAX_SHORT: u8 = 254;
+
+/// The first byte of a length of nine bytes.
+const LONG: u8 = 255;
 
 /// The length of the buffer in which most other keys are built.
 const SHORT: usize = 128;
@@ -35,8 +42,8 @@ const SHORT: usize = 128;
 /// ```
 #[derive(Clone)]
 pub struct PartitionKey {
-    /// The parts, one after the other, each as two fields; a field is its length in eight bytes and its bytes.
-    /// So the list can be read back in one way only.
+    /// The parts, one after the other, each as two fields; a field is its length and its bytes. A length below 255 is one byte,
+    /// and another one is the byte 255 and eight bytes. So the list can be read back in one way only.
     bytes: Bytes,
     /// The hash of the bytes, computed once for all maps of this process.
     hash: u64,
@@ -85,8 +92,12 @@ impl PartitionKey {
     /// crate never create one.
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
         let (kind, value) = (kind.as_bytes(), value.as_ref());
-        let lengths = [kind.len(), value.len()].map(|length| (length as u64).to_le_bytes());
-        Self::of_bytes(Bytes::of([&lengths[0][..], kind, &lengths[1][..], value]))
+        Self::of_bytes(match [kind.len(), value.len()].map(u8::try_from) {
+            [Ok(of_kind @ ..=MAX_SHORT), Ok(of_value @ ..=MAX_SHORT)] => {
+                Bytes::of([&[of_kind], kind, &[of_value], value])
+            }
+            _ => Bytes::shared([&length(kind.len()), kind, &length(value.len()), value]),
+        })
     }
 
     fn of_bytes(bytes: Bytes) -> Self {
@@ -113,7 +124,7 @@ impl PartitionKey {
     /// ```
     /// use tower_sliding_window::PartitionKey;
     ///
-    /// assert_eq!(PartitionKey::new("user", "alice").percentile(), 9);
+    /// assert_eq!(PartitionKey::new("user", "alice").percentile(), 60);
     /// ```
     pub fn percentile(&self) -> u8 {
         let hash = Sha256::digest(self.as_bytes());
@@ -144,7 +155,7 @@ impl PartitionKey {
     #[cold]
     fn digest(&self) -> Self {
         let digest = Sha256::digest(self.as_bytes());
-        Self::of_bytes(Bytes::of([&u64::MAX.to_le_bytes(), &digest, &[], &[]]))
+        Self::of_bytes(Bytes::of([&long_length(u64::MAX), &digest, &[], &[]]))
     }
 
     /// Returns the parts of this key in their order, each with its kind and its value. Values may identify people.
@@ -157,8 +168,13 @@ impl PartitionKey {
     /// ```
     pub fn parts(&self) -> impl Iterator<Item = (&str, &[u8])> {
         fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-            let (length, rest) = bytes.split_first_chunk::<8>()?;
-            rest.split_at_checked(u64::from_le_bytes(*length) as usize)
+            match bytes.split_first()? {
+                (&LONG, rest) => {
+                    let (length, rest) = rest.split_first_chunk::<8>()?;
+                    rest.split_at_checked(usize::try_from(u64::from_le_bytes(*length)).ok()?)
+                }
+                (length, rest) => rest.split_at_checked(usize::from(*length)),
+            }
         }
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
@@ -189,6 +205,21 @@ impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }
+}
+
+/// Returns a length as it is written in a key.
+fn length(length: usize) -> SmallVec<[u8; 9]> {
+    match u8::try_from(length) {
+        Ok(length @ ..=MAX_SHORT) => [length].as_slice().into(),
+        _ => long_length(length as u64).as_slice().into(),
+    }
+}
+
+/// Returns a length of nine bytes.
+fn long_length(length: u64) -> [u8; 9] {
+    let mut bytes = [LONG; 9];
+    bytes[1..].copy_from_slice(&length.to_le_bytes());
+    bytes
 }
 
 /// Writes the fields one after the other. Returns their length, or `None` if the buffer is too short.
@@ -267,14 +298,17 @@ mod tests {
         }
     }
 
-    /// Around the lengths up to which keys are inline, and up to which they are built in a buffer.
+    /// Around the lengths up to which keys are inline, are built in a buffer, and have fields whose length is one byte.
     #[test]
     fn key_of_any_length_holds_its_parts() {
-        for length in (0..40).chain(90..140) {
-            let (kind, value) = ("k".repeat(length % 7), "v".repeat(length));
-            let key = PartitionKey::new(&kind, &value);
-            assert_eq!(key.parts().collect::<Vec<_>>(), [(&*kind, value.as_bytes())]);
-            assert_eq!(key.as_bytes().len(), 16 + kind.len() + value.len());
+        for length in (0..40).chain(90..140).chain(250..260) {
+            let (short, long) = ("s".repeat(length % 7), "l".repeat(length));
+            let swapped = PartitionKey::new(&long, &short);
+            assert_eq!(swapped.parts().collect::<Vec<_>>(), [(&*long, short.as_bytes())]);
+            let key = PartitionKey::new(&short, &long);
+            assert_eq!(key.parts().collect::<Vec<_>>(), [(&*short, long.as_bytes())]);
+            let lengths = if length < 255 { 2 } else { 10 };
+            assert_eq!(key.as_bytes().len(), lengths + short.len() + long.len());
             assert_eq!(matches!(key.bytes, Bytes::Inline { .. }), key.as_bytes().len() <= MAX_INLINE);
             let twice = key.and(&key);
             assert_eq!(twice.as_bytes(), [key.as_bytes(), key.as_bytes()].concat());
@@ -307,12 +341,12 @@ mod tests {
 
     #[test]
     fn bounded_key_is_digest_above_256_bytes() {
-        let key = |length: usize| PartitionKey::new("user", "x".repeat(length - "user".len() - 16));
+        let key = |length: usize| PartitionKey::new("user", "x".repeat(length - "user".len() - 2));
         for length in [255, 256] {
             assert_eq!(*key(length).bounded(), key(length));
         }
         let digest = key(257).bounded().into_owned();
-        assert_eq!((digest.as_bytes().len(), digest.parts().count()), (40, 0));
+        assert_eq!((digest.as_bytes().len(), digest.parts().count()), (41, 0));
         // The digest is bounded itself, and no list of parts has its bytes.
         assert_eq!(*digest.bounded(), digest);
         assert_ne!(digest, key(258).bounded().into_owned());
@@ -334,7 +368,7 @@ mod tests {
     /// The expected values were computed with Python's `hashlib`.
     #[test]
     fn percentile_is_stable_and_even() {
-        for (user, percentile) in [("alice", 9), ("bob", 48), ("", 50)] {
+        for (user, percentile) in [("alice", 60), ("bob", 81), ("", 37)] {
             assert_eq!(PartitionKey::new("user", user).percentile(), percentile, "{user}");
         }
         let keys = (0..10_000).map(|i| PartitionKey::new("user", i.to_string()));
