@@ -237,12 +237,6 @@ impl Check {
         Self { across_slots: Some(Box::new(across_slots)), ..self }
     }
 
-    /// Restores the default rules for several slots.
-    #[cfg(feature = "tracing")]
-    pub(crate) fn clear_across_slots(&mut self) {
-        self.across_slots = None;
-    }
-
     #[cfg(feature = "redis")]
     pub(crate) fn across_slots(&self) -> &AcrossSlots {
         static DEFAULT: AcrossSlots =
@@ -298,22 +292,15 @@ impl Check {
         &self.namespace.0
     }
 
-    /// Returns the policies of which both checks charge the same pair of a key and a policy, in the same place.
-    pub(crate) fn policies_charged_by<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Policy> {
-        let is_same_place = self.namespace.is_same_place(&other.namespace);
-        let others = if is_same_place { &*other.pairs } else { &[] };
-        let is_charged = |pair: &&Pair| {
-            pair.cost > 0
-                && others.iter().any(|other| {
-                    other.cost > 0 && other.policy.counts_with(&pair.policy) && other.key == pair.key
-                })
-        };
-        self.pairs.iter().filter(is_charged).map(|pair| &pair.policy)
-    }
-
     /// Returns the namespace with the identity of its store.
     pub(crate) fn place(&self) -> &Namespace {
         &self.namespace
+    }
+
+    /// Returns the namespace with the identity of its store.
+    #[inline]
+    pub(crate) fn into_place(self) -> Namespace {
+        self.namespace
     }
 
     pub(crate) fn namespace_shared(&self) -> &Arc<str> {

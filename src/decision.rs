@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    check::{Check, MAX_PAIRS, Pair, Purpose, Receipt},
+    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Receipt},
     policy::Policy,
 };
 
@@ -59,27 +59,27 @@ struct Inner {
     statuses: Statuses,
     receipts: Box<[Receipt]>,
     origin: Origin,
-    check: Decided,
+    place: Place,
 }
 
 /// The statuses of a decision. One status needs no further memory of the heap.
 pub(crate) type Statuses = SmallVec<[Status; 1]>;
 
-/// The check, if the limiter has noted it. Only the warning about double charges needs it.
+/// The namespace of the check, if the limiter has noted it. Only the warning about double charges needs it.
 #[derive(Default)]
-struct Decided {
+struct Place {
     #[cfg(feature = "tracing")]
-    check: Option<Check>,
+    namespace: Option<Namespace>,
 }
 
 /// The same decision may be made with and without a limiter.
-impl PartialEq for Decided {
+impl PartialEq for Place {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Decided {}
+impl Eq for Place {}
 
 /// The origin of a decision.
 #[derive(PartialEq, Eq)]
@@ -119,6 +119,8 @@ struct Listed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     policy: Policy,
+    /// The hash of the partition key.
+    key: u64,
     is_shadow: bool,
     cost: u32,
     remaining: u32,
@@ -217,39 +219,47 @@ impl Decision {
     #[inline]
     fn of(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
         let is_admitted = statuses.iter().all(|status| status.is_shadow || status.retry_after.is_zero());
-        let check = Decided::default();
-        Self(Arc::new(Inner { at_micros, is_admitted, statuses, receipts, origin, check }))
+        let place = Place::default();
+        Self(Arc::new(Inner { at_micros, is_admitted, statuses, receipts, origin, place }))
     }
 
-    /// Notes the check of this decision, so that a nested layer can compare its own with it.
+    /// Notes the namespace of the check of this decision, so that a nested layer can compare its own decision with it.
     #[cfg(feature = "tracing")]
     #[inline]
-    pub(crate) fn of_check(mut self, mut check: Check) -> Self {
+    pub(crate) fn in_place(mut self, namespace: Namespace) -> Self {
         // A backend may return one decision for several checks. Then none is noted.
         if let Some(inner) = Arc::get_mut(&mut self.0) {
-            check.clear_across_slots();
-            inner.check.check = Some(check);
+            inner.place.namespace = Some(namespace);
         }
         self
     }
 
     #[cfg(not(feature = "tracing"))]
     #[inline]
-    pub(crate) fn of_check(self, _: Check) -> Self {
+    pub(crate) fn in_place(self, _: Namespace) -> Self {
         self
     }
 
-    /// Returns the check of this decision, if it is noted.
-    pub(crate) fn check(&self) -> Option<&Check> {
+    /// Returns the namespace with the identity of its store, if it is noted.
+    pub(crate) fn place(&self) -> Option<&Namespace> {
         #[cfg(feature = "tracing")]
-        return self.0.check.check.as_ref();
+        return self.0.place.namespace.as_ref();
         #[cfg(not(feature = "tracing"))]
         None
     }
 
-    /// Returns whether both are clones of one decision.
-    pub(crate) fn is_clone_of(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    /// Returns the policies of which both decisions have charged the same pair of a key and a policy, in the same place. Keys are
+    /// compared by their hash.
+    pub(crate) fn policies_charged_by<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Policy> {
+        let is_same_place = self.place().zip(other.place()).is_some_and(|(a, b)| a.is_same_place(b));
+        let others = if is_same_place { other.statuses() } else { &[] };
+        let is_charged = |status: &&Status| {
+            status.cost > 0
+                && others.iter().any(|other| {
+                    other.cost > 0 && other.key == status.key && other.policy.counts_with(&status.policy)
+                })
+        };
+        self.statuses().iter().filter(is_charged).map(|status| &status.policy)
     }
 
     /// Returns whether the check was admitted and charged.
@@ -453,8 +463,9 @@ impl Status {
         next_after: Duration,
         reset_after: Duration,
     ) -> Self {
-        let (policy, is_shadow, cost) = (pair.policy.clone(), pair.is_shadow, pair.cost);
-        Self { policy, is_shadow, cost, remaining, retry_after, next_after, reset_after }
+        let (policy, key) = (pair.policy.clone(), pair.key.hash_code());
+        let Pair { is_shadow, cost, .. } = *pair;
+        Self { policy, key, is_shadow, cost, remaining, retry_after, next_after, reset_after }
     }
 
     /// Returns whether this is the status of a [shadow pair](Decision#shadow-pairs), which does not take part in the verdict.

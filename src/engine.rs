@@ -89,7 +89,7 @@ impl<B: Backend> Engine for B {
                 None => outcome,
             };
             events.decided(&check, &outcome, was_asked.then_some(started));
-            outcome.map(|decision| decision.of_check(check))
+            outcome.map(|decision| decision.in_place(check.into_place()))
         })
     }
 

@@ -182,10 +182,10 @@ mod tests {
         thread::spawn(move || drop(stuck)).join().unwrap();
     }
 
-    /// A layer warns of a request that is charged twice, and compares the checks of the decisions.
+    /// A layer warns of a request that is charged twice, and compares the decisions.
     #[cfg(feature = "tracing")]
     #[tokio::test(start_paused = true)]
-    async fn grant_after_wait_contains_check() {
+    async fn grant_after_wait_contains_place() {
         let leases = leases(&Arc::default());
         let check = hot();
         assert!(!is_leased(&leases, &check).await);
@@ -197,7 +197,7 @@ mod tests {
         };
         let (_, waited) = tokio::join!(new(), new());
         let waited = waited.unwrap();
-        assert!(waited.is_leased() && waited.check().is_some());
+        assert!(waited.is_leased() && waited.place().is_some());
     }
 
     /// A waker that uses the leases from another thread.

@@ -95,11 +95,12 @@ pub(super) fn outcome(
         Ok(decision) if decision.is_admitted() => {
             let (decision, reservation) = match (kept, reserve) {
                 (Some((limiter, check)), Some(reserve)) => {
-                    let queue = limiter.queue().clone();
+                    let (queue, decision) =
+                        (limiter.queue().clone(), decision.in_place(check.place().clone()));
                     let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
                     (decision, Some(reservation))
                 }
-                (Some((_, check)), None) => (decision.of_check(check), None),
+                (Some((_, check)), None) => (decision.in_place(check.into_place()), None),
                 (None, _) => (decision, None),
             };
             return Ok(Admission { basis: Basis::Store(decision), reservation });

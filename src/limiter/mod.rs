@@ -470,9 +470,8 @@ impl Limiter {
         match self.decide_now(&check) {
             // The usual case, which needs neither the outage rule nor the settlement queue.
             NowOrLater::Now(Some(Ok(decision))) if reserve.is_none() => {
-                // The check is moved only if this feature needs it.
-                #[cfg(feature = "tracing")]
-                let decision = if decision.is_admitted() { decision.of_check(check) } else { decision };
+                let decision =
+                    if decision.is_admitted() { decision.in_place(check.into_place()) } else { decision };
                 NowOrLater::now(future::of_decision(decision))
             }
             NowOrLater::Now(Some(decided)) => {

@@ -158,7 +158,7 @@ fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
     match &admission.basis {
         Basis::Store(decision) => {
             if let Some(outer) = extensions.insert(decision.clone()) {
-                nested::compare(outer, decision, admission.reservation(), extensions);
+                nested::compare(outer, decision, extensions);
             }
         }
         Basis::Local(local) => drop(extensions.insert(local.clone())),

@@ -184,11 +184,6 @@ impl Reservation {
         matches!(self.0.charged, Charged::Store).then_some(&self.0.decision)
     }
 
-    /// Returns the check of this reservation, if the store has made this decision on it.
-    pub(crate) fn check_of(&self, decision: &Decision) -> Option<&Check> {
-        self.0.decision.is_clone_of(decision).then_some(&self.0.check)
-    }
-
     /// Returns whether the reservation was settled, by this handle or a clone.
     pub fn is_settled(&self) -> bool {
         self.0.is_settled.load(Ordering::Acquire)
