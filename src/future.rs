@@ -74,7 +74,7 @@ where
         Self { state: State::Checking { asking, waiting: Some((inner, request)), shared } }
     }
 
-    pub(crate) fn rejected(protocol: &P, request: &Req, rejection: &Rejection) -> Self {
+    pub(crate) fn rejected(protocol: &P, request: &Req, rejection: Rejection) -> Self {
         Self { state: State::Rejected { result: Some(protocol.reject(request, rejection)) } }
     }
 }
@@ -98,7 +98,7 @@ where
                             shared.protocol.admit(&mut request, &admission);
                             Self::admitted(inner.call(request), shared.clone(), admission)
                         }
-                        Err(rejection) => Self::rejected(&shared.protocol, &request, &rejection),
+                        Err(rejection) => Self::rejected(&shared.protocol, &request, rejection),
                     }
                 }
                 StateProj::Running { running, shared, admission } => {

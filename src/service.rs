@@ -79,7 +79,7 @@ where
             Err(rejection) => {
                 // First of all: if building the response panics, the permit is returned.
                 drop(self.take_ready());
-                ResponseFuture::rejected(&self.shared.protocol, &request, &rejection)
+                ResponseFuture::rejected(&self.shared.protocol, &request, rejection)
             }
         }
     }

@@ -130,7 +130,7 @@ impl<Req, R, S> By<Req, R, S> {
     note = "implement `From<Rejection>` for `{Err}`, or choose the result with `by(..).reject_with(|request, rejection| ..)`, which returns a `Result<{Res}, {Err}>`"
 )]
 pub trait Reject<Req, Res, Err> {
-    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Res, Err>;
+    fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err>;
 }
 
 /// How a charge is settled by a response.
@@ -147,14 +147,14 @@ pub trait Settle<Res> {
 
 #[diagnostic::do_not_recommend]
 impl<Req, Res, Err: From<Rejection>> Reject<Req, Res, Err> for AsError {
-    fn reject(&self, _request: &Req, rejection: &Rejection) -> Result<Res, Err> {
-        Err(rejection.clone().into())
+    fn reject(&self, _request: &Req, rejection: Rejection) -> Result<Res, Err> {
+        Err(rejection.into())
     }
 }
 
 impl<Req, Res, Err> Reject<Req, Res, Err> for RejectWith<Req, Res, Err> {
-    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Res, Err> {
-        (self.0)(request, rejection)
+    fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err> {
+        (self.0)(request, &rejection)
     }
 }
 
@@ -193,7 +193,7 @@ where
         }
     }
 
-    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Res, Err> {
+    fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err> {
         self.reject.reject(request, rejection)
     }
 

@@ -116,15 +116,15 @@ impl Http {
         Ok(())
     }
 
-    fn rejected(&self, head: &Head<'_>, rejection: &Rejection) -> Response<Bytes> {
+    fn rejected(&self, head: &Head<'_>, rejection: Rejection) -> Response<Bytes> {
         let mut response = match &self.reject {
-            Some(reject) => reject(rejection, head),
-            None => self.answer.reject(rejection, head),
+            Some(reject) => reject(&rejection, head),
+            None => self.answer.reject(&rejection, head),
         };
         if let Some(decision) = rejection.decision() {
             self.answer.fields(decision, response.headers_mut());
         }
-        response.extensions_mut().insert(rejection.clone());
+        response.extensions_mut().insert(rejection);
         response
     }
 
@@ -195,7 +195,7 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
         matched_route(request)
     }
 
-    fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Self::Response, E> {
+    fn reject(&self, request: &Request<B>, rejection: Rejection) -> Result<Self::Response, E> {
         Ok(self.rejected(&request.into(), rejection).map(LimitedBody::own))
     }
 
@@ -222,7 +222,7 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
         matched_route(request)
     }
 
-    fn reject(&self, request: &Request<B>, rejection: &Rejection) -> Result<Response<RB>, E> {
+    fn reject(&self, request: &Request<B>, rejection: Rejection) -> Result<Response<RB>, E> {
         Ok(self.0.rejected(&request.into(), rejection).map(RB::from))
     }
 

@@ -54,7 +54,7 @@ pub trait Protocol<Req, Res, Err> {
     /// # Errors
     ///
     /// Returns the error of the service, if that is how it rejects.
-    fn reject(&self, request: &Req, rejection: &Rejection) -> Result<Self::Response, Err>;
+    fn reject(&self, request: &Req, rejection: Rejection) -> Result<Self::Response, Err>;
 
     /// Converts the response of the inner service. The admission is `None` for an exempt request. If it has a
     /// [reservation](Admission::reservation), this is the place to settle it.

@@ -87,7 +87,7 @@ where
                         Err(rejection) => {
                             // If readiness is a permit, it is returned first.
                             drop(inner);
-                            let result = shared.protocol.reject(&request, &rejection);
+                            let result = shared.protocol.reject(&request, rejection);
                             Self { state: State::Rejected { result: Some(result) } }
                         }
                     }

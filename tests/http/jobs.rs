@@ -65,9 +65,9 @@ where
         self.0.admit(job, admission);
     }
 
-    fn reject(&self, job: &Job, rejection: &Rejection) -> Result<Report, &'static str> {
-        let report = self.0.reject(job, rejection)?;
-        Ok(Report { added: rejection.decision().map(remaining).unwrap_or_default(), ..report })
+    fn reject(&self, job: &Job, rejection: Rejection) -> Result<Report, &'static str> {
+        let added = rejection.decision().map(remaining).unwrap_or_default();
+        Ok(Report { added, ..self.0.reject(job, rejection)? })
     }
 
     fn respond(&self, report: Report, admission: Option<&Admission>) -> Report {

@@ -197,7 +197,7 @@ impl Protocol<Request<()>, Response<Bytes>, Infallible> for Terse {
         }
     }
 
-    fn reject(&self, _: &Request<()>, rejection: &Rejection) -> Result<Self::Response, Infallible> {
+    fn reject(&self, _: &Request<()>, rejection: Rejection) -> Result<Self::Response, Infallible> {
         Ok(Err(rejection.to_string()))
     }
 
