@@ -10,7 +10,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{Entry, RETRY_AFTER},
+};
 use sfv::{KeyRef, ListSerializer, StringRef};
 use smallvec::SmallVec;
 
@@ -91,13 +94,17 @@ pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, max_
     if decision.is_admitted() {
         return;
     }
-    if let Wait::For(wait) = decision.retry_after() {
-        let seconds = whole_seconds(wait.saturating_add(random_up_to(max_jitter)));
-        let current = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        if current.is_none_or(|current: u64| current < seconds)
-            && let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(seconds))
-        {
-            headers.insert(RETRY_AFTER, value);
+    let Wait::For(wait) = decision.retry_after() else { return };
+    let seconds = whole_seconds(wait.saturating_add(random_up_to(max_jitter)));
+    // One allocation. `HeaderValue::from(u64)` needs two.
+    let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(seconds)) else { return };
+    match headers.entry(RETRY_AFTER) {
+        Entry::Vacant(entry) => drop(entry.insert(value)),
+        Entry::Occupied(mut entry) => {
+            let current = entry.get().to_str().ok().and_then(|value| value.parse().ok());
+            if current.is_none_or(|current: u64| current < seconds) {
+                entry.insert(value);
+            }
         }
     }
 }
@@ -115,11 +122,11 @@ fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &
 
 /// Returns a random time of at most `max`.
 fn random_up_to(max: Duration) -> Duration {
-    // At most 2^64-1 microseconds, which is far beyond any wait.
-    let micros = max.as_micros().min(u128::from(u64::MAX - 1)) as u64;
-    if micros == 0 {
+    if max.is_zero() {
         return Duration::ZERO;
     }
+    // At most 2^64-1 microseconds, which is far beyond any wait.
+    let micros = max.as_micros().min(u128::from(u64::MAX - 1)) as u64;
     // Every `RandomState` has other keys, which come from the operating system.
     Duration::from_micros(RandomState::new().hash_one(micros) % (micros + 1))
 }

@@ -119,28 +119,32 @@ pub(super) fn next_try(at_least: Duration) -> Duration {
 
 /// Returns the body of a 429. The parts that do not change are serialized once: under an attack, most responses are denials.
 fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8> {
-    /// The body up to its detail, without the closing brace.
+    const LIST: &[u8] = b",\"violated-policies\":[";
+    /// The body up to the text of its detail.
     static START: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let status = StatusCode::TOO_MANY_REQUESTS.as_u16();
         let body = Body { kind: Some(QUOTA_EXCEEDED), title: "Too many requests", status, detail: "" };
         let mut json = body.to_json();
         json.pop();
+        json.extend_from_slice(b",\"detail\":\"");
         json
     });
     let mut digits = itoa::Buffer::new();
-    let mut parts = SmallVec::<[&[u8]; 24]>::new();
+    let [before, seconds, after] = advice_parts(wait, &mut digits);
+    let mut violated = violated.map(json_name);
     // The detail contains no character that JSON escapes.
-    parts.extend([&START[..], b",\"detail\":\""]);
-    parts.extend(advice_parts(wait, &mut digits));
-    parts.push(b"\"");
-    let mut separator: &[u8] = b",\"violated-policies\":[";
-    let mut end: &[u8] = b"}";
-    for policy in violated {
-        parts.extend([separator, json_name(policy)]);
-        (separator, end) = (b",", b"]}");
+    match (violated.next(), violated.next()) {
+        (None, _) => fields::concatenate([&START, before, seconds, after, b"\"}"]),
+        // The usual case.
+        (Some(name), None) => fields::concatenate([&START, before, seconds, after, b"\"", LIST, name, b"]}"]),
+        (Some(first), Some(second)) => {
+            let mut parts = SmallVec::<[&[u8]; 24]>::new();
+            parts.extend([&START, before, seconds, after, b"\"", LIST, first, b",", second]);
+            violated.for_each(|name| parts.extend([b",", name]));
+            parts.push(b"]}");
+            fields::concatenate(parts)
+        }
     }
-    parts.push(end);
-    fields::concatenate(parts.iter().copied())
 }
 
 /// Returns the policies that a response may name.

@@ -180,6 +180,10 @@ impl Counters {
 
 /// Returns the key of the enforcing pair with the longest wait. Several pairs may have the same policy.
 fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option<&'a PartitionKey> {
+    // The usual case.
+    if let ([pair], [_]) = (check.pairs(), decision.statuses()) {
+        return (!pair.is_shadow).then_some(&pair.key);
+    }
     let enforced = decision.statuses_of(check).filter(|(pair, _)| !pair.is_shadow);
     enforced.max_by_key(|(_, status)| status.retry_after()).map(|(pair, _)| &pair.key)
 }
