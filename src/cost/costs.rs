@@ -52,6 +52,10 @@ impl Costs {
     /// Returns the amount for the policy with this name, in quota units, or `None` if no amount is set.
     #[inline]
     pub fn of(&self, policy: &str) -> Option<u32> {
+        // The usual case.
+        if self.named.is_empty() {
+            return self.otherwise;
+        }
         self.place(policy).ok().map(|place| self.named[place].1).or(self.otherwise)
     }
 

@@ -552,8 +552,9 @@ impl Limiter {
     /// Returns the error of a check by key if the limiter has no policies.
     #[inline]
     fn lacks_policies(&self) -> Option<BackendError> {
-        let none = ConfigError::NoPolicies { max: MAX_PAIRS };
-        self.policies().is_empty().then(|| BackendError::with_source(Reason::Other, none))
+        self.policies().is_empty().then(|| {
+            BackendError::with_source(Reason::Other, ConfigError::NoPolicies { max: MAX_PAIRS })
+        })
     }
 
     fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
