@@ -100,8 +100,8 @@ impl Comparison {
                 compared.cell.clone(),
                 compared.figure.name().to_owned(),
                 number(compared.ours),
-                number(compared.theirs),
                 compared.other.to_owned(),
+                number(compared.theirs),
                 compared.ratio_text(),
             ]
         };
@@ -110,6 +110,6 @@ impl Comparison {
             + &markdown(&["figure", "cells", "another crate needs less", "worst"], &summary)
             + "\nTime in memory and instructions are those over the inner service. Where the ranges of the rounds overlap, a difference \
                of times proves nothing.\n\n"
-            + &markdown(&["cell", "figure", "this crate", "the best other", "which is", "ratio"], &rows)
+            + &markdown(&["cell", "figure", "this crate", "best other crate", "its figure", "ratio"], &rows)
     }
 }

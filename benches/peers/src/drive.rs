@@ -51,9 +51,9 @@ impl Load {
         })
     }
 
-    /// Returns the number of keys that the measured requests have: fewer than `keys` if there are fewer requests.
+    /// Returns the number of keys that the measured requests have: fewer than `keys` if one client sends fewer requests.
     fn keys_in_use(&self) -> usize {
-        self.keys.min(self.clients * self.requests)
+        if self.clients == 1 { self.keys.min(self.requests) } else { self.keys }
     }
 
     fn expects_denials(&self) -> bool {

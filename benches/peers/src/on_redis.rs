@@ -43,8 +43,7 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
     report.section(
         "Layers on Redis",
         "Decisions per second; microseconds of latency; microseconds of CPU time of the server, and commands that the client sends, for \
-         each decision. All figures are those of the measured requests only. With one in flight, these are 2,000 requests, otherwise \
-         20,000.\n\n\
+         each decision. All figures are those of the measured requests only. These are 20,000 requests, with one in flight 2,000; with three policies half as many.\n\n\
          Before the measured denials, each key has been denied once. A denial that the deny cache answers sends no command. The first \
          denial of a key always asks Redis: its cost is that of the row without the deny cache. The cache has 16,384 entries, one for \
          each pair of a key and a policy, so it is too small for 10,000 keys with three policies.",
@@ -129,7 +128,9 @@ fn round(
 ) -> Result<(), Box<dyn Error>> {
     flush(server)?;
     let denies = verdict == Verdict::Denied;
-    let requests = if cell.in_flight == 1 { 2_000 } else { 20_000 / cell.in_flight };
+    let all_requests = if cell.in_flight == 1 { 2_000 } else { 20_000 };
+    // Layers that are nested three times are slow.
+    let requests = if cell.policies == 1 { all_requests } else { all_requests / 2 } / cell.in_flight;
     let load = Load {
         limit: Limit { policies: cell.policies, denies },
         requests,
