@@ -113,7 +113,7 @@ fn cells(counted: &[Cost], inner: Option<Cost>) -> [String; 5] {
 }
 
 fn request(subject: Subject, limit: Limit, server: Option<&Server>) -> Result<Cost, Box<dyn Error>> {
-    let (clients, requests) = if server.is_some() { (64, 50) } else { (1, 2_000) };
+    let (clients, requests) = if server.is_some() { (64, 50) } else { (1, 5_000) };
     // The second request of a key is the first denied one, which no cache of denials can answer.
     let load = Load { limit, requests, made: requests, clients, keys: 1, warm_up: 2 };
     server.map_or(Ok(()), flush)?;

@@ -38,6 +38,8 @@ struct Figures {
     commands: Rounds,
 }
 
+type Measured = (Subject, Verdict, Figures);
+
 /// Measures the layers on Redis.
 pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Error>> {
     report.section(
@@ -98,11 +100,7 @@ fn cell_heading(number_of_policies: usize, number_of_threads: usize) -> String {
 }
 
 /// Measures every subject once in each round, the reference first.
-fn rounds(
-    server: &Server,
-    rounds: usize,
-    cell: Cell,
-) -> Result<Vec<(Subject, Verdict, Figures)>, Box<dyn Error>> {
+fn rounds(server: &Server, rounds: usize, cell: Cell) -> Result<Vec<Measured>, Box<dyn Error>> {
     let mut measured = vec![(Subject::Script, Verdict::Admitted, Figures::default())];
     for verdict in Verdict::BOTH {
         // An admission does not depend on the deny cache.
