@@ -1,27 +1,107 @@
-//! Instructions of a request, counted by callgrind.
+//! Instructions, allocations and bytes, counted by valgrind in child processes.
 //!
-//! A child process runs each scenario twice, with different numbers of requests. The difference divided by the number of further
-//! requests is the cost of one request, without start-up.
+//! Nothing in the program counts, so that counting costs the measured code nothing.
 
-use std::{env, error::Error, process::Command};
+use std::{
+    env,
+    error::Error,
+    process::{Command, Stdio},
+};
 
-/// Runs this program under callgrind with these arguments and a number of requests. Returns the instructions of one request.
-pub fn instructions(args: &[String], few: usize, many: usize) -> Result<i64, Box<dyn Error>> {
-    let total = |requests: usize| -> Result<i64, Box<dyn Error>> {
-        let output = Command::new("valgrind")
-            .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
-            .arg(env::current_exe()?)
-            .args(args)
-            .arg(requests.to_string())
-            .output()
-            .map_err(|error| {
-                format!("valgrind: {error}; install it, for example with `apt-get install valgrind`")
-            })?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        let line =
-            text.lines().find_map(|line| line.split_once("Collected :")).filter(|_| output.status.success());
-        let (_, collected) = line.ok_or_else(|| format!("valgrind has counted nothing:\n{text}"))?;
-        Ok(collected.trim().parse()?)
+use crate::child::Child;
+
+/// The cost of one request, or of one decision without a layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    pub instructions: f64,
+    /// Calls of malloc, calloc, posix_memalign and realloc. A realloc counts as one, also where the block stays in its place.
+    pub allocations: f64,
+}
+
+/// The section that callgrind counts. Its name is the pattern of `--toggle-collect`.
+#[inline(never)]
+pub fn counted<T>(section: impl FnOnce() -> T) -> T {
+    section()
+}
+
+/// Counts the cost of a request: instructions in the counted section, and allocations as the difference of two runs that make the
+/// same requests and send 40 % or all of them.
+pub fn cost(child: &Child) -> Result<Cost, Box<dyn Error>> {
+    let (few, many) = (child.load.requests * 2 / 5, child.load.requests);
+    let sending = |requests| {
+        let mut child = child.clone();
+        child.load.requests = requests;
+        child
     };
-    Ok((total(many)? - total(few)?) / (many - few) as i64)
+    let [callgrind, fewer, more] =
+        run([(&CALLGRIND, child), (&DHAT, &sending(few)), (&DHAT, &sending(many))])?;
+    let blocks = |summary: &Summary| summary.figure("Total:", " bytes in ");
+    let clients = child.load.clients as f64;
+    Ok(Cost {
+        instructions: callgrind.figure("Collected", ":")? / (clients * many as f64),
+        allocations: (blocks(&more)? - blocks(&fewer)?) / (clients * (many - few) as f64),
+    })
+}
+
+/// Counts the bytes that each of two subjects has requested for each of 100,000 keys and holds at the end, after one request for
+/// each.
+pub fn bytes(children: [&Child; 2]) -> Result<[f64; 2], Box<dyn Error>> {
+    const KEYS: usize = 100_000;
+    let held = |keys: usize| {
+        let [a, b] = children.map(|child| {
+            let mut child = child.clone();
+            (child.load.keys, child.load.requests, child.load.made) = (keys, keys, keys);
+            child
+        });
+        let [a, b] = run([(&DHAT, &a), (&DHAT, &b)])?;
+        Ok::<_, Box<dyn Error>>([a.figure("At t-end:", "")?, b.figure("At t-end:", "")?])
+    };
+    let ([one_a, one_b], [all_a, all_b]) = (held(1)?, held(KEYS)?);
+    Ok([all_a - one_a, all_b - one_b].map(|bytes| bytes / (KEYS - 1) as f64))
+}
+
+const CALLGRIND: [&str; 3] =
+    ["--tool=callgrind", "--callgrind-out-file=/dev/null", "--toggle-collect=*peers_bench*count*counted*"];
+const DHAT: [&str; 4] =
+    ["--tool=dhat", "--dhat-out-file=/dev/null", "--num-callers=1", "--read-inline-info=no"];
+
+/// Runs child processes under valgrind, all at the same time, with these options. Returns when all have ended.
+fn run<const N: usize>(children: [(&[&str], &Child); N]) -> Result<[Summary; N], Box<dyn Error>> {
+    let program = env::current_exe()?;
+    let started = children.map(|(options, child)| {
+        Command::new("valgrind")
+            .args(options)
+            .arg(&program)
+            .args(child.args())
+            .env("RUST_BACKTRACE", "0")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+    });
+    let ended: Vec<_> = started.into_iter().map(|process| process?.wait_with_output()).collect();
+    let mut summaries = Vec::new();
+    for output in ended {
+        let needed = "install valgrind, for example with `apt-get install valgrind`";
+        let output = output.map_err(|error| format!("valgrind: {error}; {needed}"))?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        summaries.push(Summary { is_complete: output.status.success(), text });
+    }
+    summaries.try_into().map_err(|_| "a child process is missing".into())
+}
+
+/// What valgrind prints.
+struct Summary {
+    is_complete: bool,
+    text: String,
+}
+
+impl Summary {
+    /// Returns the number after two texts in a line.
+    fn figure(&self, first: &str, second: &str) -> Result<f64, Box<dyn Error>> {
+        let rest = |line: &str| Some(line.split_once(first)?.1.split_once(second)?.1.trim().to_owned());
+        let figure = self.text.lines().find_map(rest).filter(|_| self.is_complete);
+        let figure = figure.ok_or_else(|| format!("valgrind has not counted {first}:\n{}", self.text))?;
+        let digits = figure.split(' ').next().unwrap_or_default().replace(',', "");
+        Ok(digits.parse()?)
+    }
 }

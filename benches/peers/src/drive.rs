@@ -2,11 +2,13 @@
 
 use std::{
     convert::Infallible,
-    pin::pin,
+    mem,
+    pin::{Pin, pin},
     sync::{Arc, Barrier},
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     thread,
     time::{Duration, Instant},
+    vec,
 };
 
 use axum::body::Body;
@@ -14,24 +16,48 @@ use http::{Request, Response, StatusCode};
 use tokio::task::JoinSet;
 use tower::{Service, ServiceExt};
 
-use crate::subject::{KEY, Visitor};
+use crate::{
+    count::counted,
+    subject::{KEY, Limit, Visitor},
+};
 
-/// A load: how many requests, by which clients, on how many keys.
+/// The requests in flight while keys use up their quotas.
+const WARM_UP_CLIENTS: usize = 64;
+
+/// A load: how many requests, by which clients, on how many keys, after which warm-up.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// The number of requests of each client.
+    pub limit: Limit,
+    /// The number of requests that each client sends.
     pub requests: usize,
+    /// The number of requests that are made for each client, at least as many. The cost of making them is in every run of a
+    /// difference, whatever number it sends.
+    pub made: usize,
     /// Threads in memory, requests in flight on Redis.
     pub clients: usize,
     pub keys: usize,
-    /// Whether every key has used up its quota before.
-    pub is_used_up: bool,
+    /// The number of requests with each key before the measured ones.
+    pub warm_up: usize,
 }
 
 impl Load {
-    /// Returns the requests of a client. Clients begin at different keys.
-    fn requests(&self, client: usize) -> Vec<Request<Body>> {
-        (0..self.requests).map(|n| request((client * self.keys / self.clients + n) % self.keys)).collect()
+    /// Returns the requests of each client. Clients begin at different keys.
+    fn all_requests(&self) -> impl Iterator<Item = vec::IntoIter<Request<Body>>> {
+        let load = *self;
+        (0..load.clients).map(move |client| {
+            let first = client * load.keys / load.clients;
+            let requests: Vec<_> = (first..first + load.made).map(|key| request(key % load.keys)).collect();
+            requests.into_iter()
+        })
+    }
+
+    /// Returns the number of keys that the measured requests have: fewer than `keys` if one client sends fewer requests.
+    fn keys_in_use(&self) -> usize {
+        if self.clients == 1 { self.keys.min(self.requests) } else { self.keys }
+    }
+
+    fn expects_denials(&self) -> bool {
+        self.limit.denies && self.warm_up > 0
     }
 }
 
@@ -42,6 +68,29 @@ fn request(key: usize) -> Request<Body> {
     request
 }
 
+/// The number of requests that were admitted, and denied.
+#[derive(Default)]
+struct Statuses {
+    admitted: usize,
+    denied: usize,
+}
+
+impl Statuses {
+    fn add(&mut self, status: StatusCode) {
+        match status {
+            StatusCode::OK => self.admitted += 1,
+            StatusCode::TOO_MANY_REQUESTS => self.denied += 1,
+            other => panic!("{other}"),
+        }
+    }
+
+    /// Panics if a request had another verdict than the load says: then the figure would be that of another scenario.
+    fn verify(&self, load: &Load) {
+        let unexpected = if load.expects_denials() { self.admitted } else { self.denied };
+        assert!(unexpected == 0, "{} admitted, {} denied, in {load:?}", self.admitted, self.denied);
+    }
+}
+
 /// Calls a service whose futures are ready when they are polled first.
 fn call_now<S, B>(service: &mut S, request: Request<Body>) -> StatusCode
 where
@@ -50,26 +99,27 @@ where
     let mut cx = Context::from_waker(Waker::noop());
     assert!(service.poll_ready(&mut cx).is_ready());
     match pin!(service.call(request)).poll(&mut cx) {
-        std::task::Poll::Ready(Ok(response)) => response.status(),
-        std::task::Poll::Pending => panic!("a service in memory waits"),
+        Poll::Ready(Ok(response)) => response.status(),
+        Poll::Pending => panic!("a service in memory waits"),
     }
 }
 
-/// Panics if a request had another outcome than the scenario says: then the figure would be that of another scenario.
-fn verify(statuses: [usize; 2], is_used_up: bool) {
-    let [admitted, denied] = statuses;
-    assert!(if is_used_up { admitted == 0 } else { denied == 0 }, "{admitted} admitted, {denied} denied");
+/// Sends each of these requests after the response to the last one.
+fn send_all<S, B>(service: &mut S, requests: impl Iterator<Item = Request<Body>>) -> Statuses
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+{
+    let mut statuses = Statuses::default();
+    for request in requests {
+        statuses.add(call_now(service, request));
+    }
+    statuses
 }
 
-fn count(statuses: &mut [usize; 2], status: StatusCode) {
-    assert!(status == StatusCode::OK || status == StatusCode::TOO_MANY_REQUESTS, "{status}");
-    statuses[usize::from(status == StatusCode::TOO_MANY_REQUESTS)] += 1;
-}
+/// Drives a service in memory on threads. Returns the time for each request of a thread.
+pub struct Threads(pub Load);
 
-/// Drives a service in memory. Returns the time for each request of a thread.
-pub struct Sequential(pub Load);
-
-impl Visitor for Sequential {
+impl Visitor for Threads {
     type Output = Duration;
 
     fn visit<S, B>(self, mut service: S) -> Duration
@@ -81,24 +131,20 @@ impl Visitor for Sequential {
         B: Send + 'static,
     {
         let load = self.0;
-        if load.is_used_up {
-            for key in 0..load.keys {
-                call_now(&mut service, request(key));
-            }
+        for _ in 0..load.warm_up {
+            send_all(&mut service, (0..load.keys).map(request));
         }
         let start = Arc::new(Barrier::new(load.clients));
-        let threads: Vec<_> = (0..load.clients)
-            .map(|client| {
-                let (mut service, requests, start) = (service.clone(), load.requests(client), start.clone());
+        let threads: Vec<_> = load
+            .all_requests()
+            .map(|requests| {
+                let (mut service, start) = (service.clone(), start.clone());
                 thread::spawn(move || {
-                    let mut statuses = [0; 2];
                     start.wait();
                     let started = Instant::now();
-                    for request in requests {
-                        count(&mut statuses, call_now(&mut service, request));
-                    }
+                    let statuses = send_all(&mut service, requests);
                     let took = started.elapsed();
-                    verify(statuses, load.is_used_up);
+                    statuses.verify(&load);
                     took
                 })
             })
@@ -108,13 +154,13 @@ impl Visitor for Sequential {
     }
 }
 
-/// Counts the allocations of requests in memory, on one thread.
-pub struct Allocations(pub Load);
+/// Drives a service in memory under valgrind, on this thread. Leaks the service, whose memory can then be counted at the end.
+pub struct Counted(pub Load);
 
-impl Visitor for Allocations {
-    type Output = f64;
+impl Visitor for Counted {
+    type Output = ();
 
-    fn visit<S, B>(self, mut service: S) -> f64
+    fn visit<S, B>(self, mut service: S)
     where
         S: Service<Request<Body>, Response = Response<B>, Error = Infallible, Future: Send>
             + Clone
@@ -123,17 +169,13 @@ impl Visitor for Allocations {
         B: Send + 'static,
     {
         let load = self.0;
-        for key in 0..load.keys {
-            call_now(&mut service, request(key));
+        for _ in 0..load.warm_up {
+            send_all(&mut service, (0..load.keys).map(request));
         }
-        let (requests, mut statuses) = (load.requests(0), [0; 2]);
-        let counted = allocation_counter::measure(|| {
-            for request in requests {
-                count(&mut statuses, call_now(&mut service, request));
-            }
-        });
-        verify(statuses, load.is_used_up);
-        counted.count_total as f64 / load.requests as f64
+        for requests in load.all_requests() {
+            counted(|| send_all(&mut service, requests.take(load.requests))).verify(&load);
+        }
+        mem::forget(service);
     }
 }
 
@@ -144,11 +186,22 @@ pub struct Flight {
     pub latencies: Vec<Duration>,
 }
 
-/// Drives a service on the current runtime: each client sends its next request after its last reply.
+type LocalFuture<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// The two parts of a load on Redis, to be driven one after the other.
+pub struct Phases {
+    /// Loads the script by a request with another key. Then sends the requests of the warm-up.
+    pub warm_up: LocalFuture<()>,
+    pub measured: LocalFuture<Flight>,
+}
+
+/// Drives a service on the current runtime: each client sends its next request after its last response.
 pub struct InFlight(pub Load);
 
-impl InFlight {
-    async fn run<S, B>(load: Load, service: S) -> Flight
+impl Visitor for InFlight {
+    type Output = Phases;
+
+    fn visit<S, B>(self, service: S) -> Phases
     where
         S: Service<Request<Body>, Response = Response<B>, Error = Infallible, Future: Send>
             + Clone
@@ -156,50 +209,70 @@ impl InFlight {
             + 'static,
         B: Send + 'static,
     {
-        // The first request loads the script: that of another key, unless each key must be used up.
-        let mut warm = service.clone();
-        for key in if load.is_used_up { 0..load.keys } else { load.keys..load.keys + 1 } {
-            let _ = warm.ready().await.expect("ready").call(request(key)).await;
-        }
-        let clients: Vec<_> =
-            (0..load.clients).map(|client| (service.clone(), load.requests(client))).collect();
-        let mut tasks = JoinSet::new();
-        let started = Instant::now();
-        for (mut service, requests) in clients {
-            tasks.spawn(async move {
-                let (mut latencies, mut statuses) = (Vec::with_capacity(requests.len()), [0; 2]);
-                for request in requests {
-                    let started = Instant::now();
-                    let response =
-                        service.ready().await.expect("ready").call(request).await.expect("a response");
-                    latencies.push(started.elapsed());
-                    count(&mut statuses, response.status());
-                }
-                verify(statuses, load.is_used_up);
-                latencies
-            });
-        }
-        let mut latencies = Vec::with_capacity(load.clients * load.requests);
-        while let Some(client) = tasks.join_next().await {
-            latencies.extend(client.expect("no panic"));
-        }
-        let took = started.elapsed();
-        latencies.sort_unstable();
-        Flight { took, latencies }
+        let load = self.0;
+        let clients = load.all_requests().map(|requests| (service.clone(), requests)).collect();
+        Phases { warm_up: Box::pin(warm_up(load, service)), measured: Box::pin(fly(load, clients)) }
     }
 }
 
-impl Visitor for InFlight {
-    type Output = std::pin::Pin<Box<dyn Future<Output = Flight>>>;
+async fn send<S, B>(service: &mut S, request: Request<Body>) -> StatusCode
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+{
+    service.ready().await.expect("ready").call(request).await.expect("a response").status()
+}
 
-    fn visit<S, B>(self, service: S) -> Self::Output
-    where
-        S: Service<Request<Body>, Response = Response<B>, Error = Infallible, Future: Send>
-            + Clone
-            + Send
-            + 'static,
-        B: Send + 'static,
-    {
-        Box::pin(Self::run(self.0, service))
+async fn warm_up<S, B>(load: Load, mut service: S)
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    B: Send + 'static,
+{
+    send(&mut service, request(load.keys)).await;
+    for _ in 0..load.warm_up {
+        let mut tasks = JoinSet::new();
+        for first in 0..WARM_UP_CLIENTS {
+            let mut service = service.clone();
+            tasks.spawn(async move {
+                for key in (first..load.keys_in_use()).step_by(WARM_UP_CLIENTS) {
+                    send(&mut service, request(key)).await;
+                }
+            });
+        }
+        tasks.join_all().await;
     }
+}
+
+async fn fly<S, B>(load: Load, clients: Vec<(S, vec::IntoIter<Request<Body>>)>) -> Flight
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+    B: Send + 'static,
+{
+    let mut tasks = JoinSet::new();
+    let started = Instant::now();
+    for (mut service, requests) in clients {
+        tasks.spawn(async move {
+            let (mut latencies, mut statuses) = (Vec::with_capacity(load.requests), Statuses::default());
+            for request in requests.take(load.requests) {
+                let started = Instant::now();
+                let status = send(&mut service, request).await;
+                latencies.push(started.elapsed());
+                statuses.add(status);
+            }
+            statuses.verify(&load);
+            latencies
+        });
+    }
+    let mut latencies = Vec::with_capacity(load.clients * load.requests);
+    while let Some(client) = tasks.join_next().await {
+        latencies.extend(client.expect("no panic"));
+    }
+    let took = started.elapsed();
+    latencies.sort_unstable();
+    Flight { took, latencies }
 }

@@ -37,26 +37,9 @@ pub enum Subject {
 }
 
 impl Subject {
-    pub const IN_MEMORY: [Self; 4] =
-        [Self::Inner, Self::Memory, Self::TowerGovernor, Self::TowerRateLimiterMemory];
-    pub const ON_REDIS: [Self; 5] = [
-        Self::Script,
-        Self::Redis,
-        Self::RedisWithoutDenyCache,
-        Self::TowerRateLimitRedis,
-        Self::TowerRateLimiterRedis,
-    ];
-    const ALL: [Self; 9] = [
-        Self::Inner,
-        Self::Memory,
-        Self::TowerGovernor,
-        Self::TowerRateLimiterMemory,
-        Self::Script,
-        Self::Redis,
-        Self::RedisWithoutDenyCache,
-        Self::TowerRateLimitRedis,
-        Self::TowerRateLimiterRedis,
-    ];
+    pub const IN_MEMORY: [Self; 3] = [Self::Memory, Self::TowerGovernor, Self::TowerRateLimiterMemory];
+    pub const ON_REDIS: [Self; 4] =
+        [Self::Redis, Self::RedisWithoutDenyCache, Self::TowerRateLimitRedis, Self::TowerRateLimiterRedis];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -77,9 +60,34 @@ impl Subject {
         matches!(self, Self::Memory | Self::Redis | Self::RedisWithoutDenyCache)
     }
 
+    /// Returns whether the subject is another limiter, and not a reference.
+    pub fn is_other_crate(self) -> bool {
+        !self.is_ours() && !matches!(self, Self::Inner | Self::Script)
+    }
+
     /// Returns the subject with this `Debug` name.
     pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|subject| format!("{subject:?}") == name)
+        let references = [Self::Inner, Self::Script].into_iter();
+        let mut all = references.chain(Self::IN_MEMORY).chain(Self::ON_REDIS);
+        all.find(|subject| format!("{subject:?}") == name)
+    }
+}
+
+/// The verdict of the measured requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Admitted,
+    Denied,
+}
+
+impl Verdict {
+    pub const BOTH: [Self; 2] = [Self::Admitted, Self::Denied];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Denied => "denied",
+        }
     }
 }
 
@@ -90,6 +98,18 @@ pub struct Limit {
     pub policies: usize,
     /// Whether requests after the first one of a key are denied.
     pub denies: bool,
+}
+
+impl Limit {
+    /// Returns a limit that never denies.
+    pub fn admitting(policies: usize) -> Self {
+        Self { policies, denies: false }
+    }
+
+    /// Returns a limit whose quota one request uses up for an hour.
+    pub fn denying(policies: usize) -> Self {
+        Self { policies, denies: true }
+    }
 }
 
 /// The inner service: an empty response.
@@ -121,7 +141,7 @@ pub async fn visit<V: Visitor>(
     Ok(match subject {
         Subject::Inner => visitor.visit(inner),
         Subject::Script => {
-            let connection = redis::Client::open(redis)?.get_multiplexed_async_connection().await?;
+            let connection = connect(redis).await?;
             let hash = redis::Script::new("return 1").get_hash().to_owned();
             let load = redis::cmd("SCRIPT")
                 .arg("LOAD")
@@ -145,11 +165,9 @@ pub async fn visit<V: Visitor>(
             visitor.visit(service_fn(send))
         }
         Subject::Memory => visitor.visit(layer(limit, MemoryBackend::new(), true)?.layer(inner)),
-        Subject::Redis => {
-            visitor.visit(layer(limit, RedisBackend::connect(redis).await?, true)?.layer(inner))
-        }
+        Subject::Redis => visitor.visit(layer(limit, backend(redis).await?, true)?.layer(inner)),
         Subject::RedisWithoutDenyCache => {
-            visitor.visit(layer(limit, RedisBackend::connect(redis).await?, false)?.layer(inner))
+            visitor.visit(layer(limit, backend(redis).await?, false)?.layer(inner))
         }
         Subject::TowerGovernor if policies == 1 => visitor.visit(governor(limit)?.layer(inner)),
         Subject::TowerGovernor => {
@@ -168,8 +186,7 @@ pub async fn visit<V: Visitor>(
             }
         }
         Subject::TowerRateLimiterRedis => {
-            let client = redis::Client::open(redis)?;
-            let connection = client.get_multiplexed_async_connection().await?;
+            let connection = connect(redis).await?;
             let one = |name: &str| -> Result<_, Box<dyn Error>> {
                 let policy = tower_rate_limiter::RedisGcra::new(connection.clone(), gcra(limit)?);
                 let builder = tower_rate_limiter::RateLimitLayer::builder(HeaderKey).policy_name(name);
@@ -202,14 +219,31 @@ pub async fn visit<V: Visitor>(
     })
 }
 
+/// The deadline of a connection and of a reply: a client under valgrind may be too slow for the defaults.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+async fn connect(url: &str) -> redis::RedisResult<redis::aio::MultiplexedConnection> {
+    let config = redis::AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(DEADLINE))
+        .set_response_timeout(Some(DEADLINE));
+    redis::Client::open(url)?.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// Connects, if need be for the second time: each attempt ends after a second.
+async fn backend(url: &str) -> Result<RedisBackend, Box<dyn Error>> {
+    match RedisBackend::connect(url).await {
+        Ok(backend) => Ok(backend),
+        Err(_) => Ok(RedisBackend::connect(url).await?),
+    }
+}
+
 fn layer(
     limit: Limit,
     backend: impl tower_sliding_window::backend::Backend,
     has_deny_cache: bool,
 ) -> Result<RateLimitLayer, Box<dyn Error>> {
     let mut builder = RateLimitLayer::builder(backend).key(header(KEY)?);
-    // A client under callgrind is too slow for the default.
-    builder = builder.deadline(Duration::from_secs(10));
+    builder = builder.deadline(DEADLINE);
     for (name, seconds) in
         [("second", 1), ("minute", 60), ("hour", 3_600)].into_iter().rev().take(limit.policies)
     {

@@ -1,0 +1,74 @@
+//! What the parts have measured, and the files that it is written to.
+
+use std::{error::Error, fs, path::Path};
+
+use crate::{
+    chart::Chart,
+    comparison::{Comparison, Figure},
+    subject::Subject,
+};
+
+#[derive(Default)]
+pub struct Report {
+    text: String,
+    charts: Vec<Chart>,
+    comparison: Comparison,
+}
+
+impl Report {
+    pub fn section(&mut self, heading: &str, text: &str) {
+        self.text(&format!("\n## {heading}\n\n{text}\n\n"));
+    }
+
+    pub fn subsection(&mut self, heading: &str, text: &str) {
+        self.text(&format!("\n### {heading}\n\n{text}\n\n"));
+    }
+
+    /// Adds Markdown, and prints it.
+    pub fn text(&mut self, text: &str) {
+        print!("{text}");
+        self.text += text;
+    }
+
+    pub fn chart(&mut self, chart: Chart) {
+        self.text(&(chart.markdown() + "\n"));
+        self.charts.push(chart);
+    }
+
+    /// Compares this crate with the others in a cell.
+    ///
+    /// Of this crate, the subject with its defaults counts. The references do not count.
+    pub fn compare(&mut self, figure: Figure, cell: &str, all: impl IntoIterator<Item = (Subject, f64)>) {
+        let all: Vec<_> = all.into_iter().collect();
+        let ours = all.iter().find(|(subject, _)| matches!(subject, Subject::Memory | Subject::Redis));
+        let others = all.iter().filter(|(subject, _)| subject.is_other_crate());
+        if let Some((_, ours)) = ours {
+            self.comparison.add(figure, cell, *ours, others.map(|(subject, value)| (subject.name(), *value)));
+        }
+    }
+
+    /// Compares this crate with one other crate in a cell.
+    pub fn compare_two(&mut self, figure: Figure, cell: &str, ours: f64, other: (&'static str, f64)) {
+        self.comparison.add(figure, cell, ours, [other]);
+    }
+
+    /// Prints where this crate loses.
+    pub fn print_losses(&self) {
+        println!("\n{}", self.losses());
+    }
+
+    fn losses(&self) -> String {
+        format!("## Where this crate loses\n\n{}", self.comparison.losses())
+    }
+
+    /// Writes `RESULTS.md` and the charts to a folder.
+    pub fn write(&self, folder: &Path, introduction: &str) -> Result<(), Box<dyn Error>> {
+        let charts = folder.join("charts");
+        fs::create_dir_all(&charts)?;
+        for chart in &self.charts {
+            fs::write(charts.join(&chart.file), &chart.svg)?;
+        }
+        let text = format!("# Results\n\n{introduction}\n{}{}", self.losses(), self.text);
+        Ok(fs::write(folder.join("RESULTS.md"), text)?)
+    }
+}
