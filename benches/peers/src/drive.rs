@@ -41,13 +41,12 @@ pub struct Load {
 }
 
 impl Load {
-    /// Returns the requests of each client. Clients begin at different keys.
-    fn all_requests(&self) -> impl Iterator<Item = vec::IntoIter<Request<Body>>> {
+    /// Makes the requests of each client, each when it is asked for. Clients begin at different keys.
+    fn all_requests(&self) -> impl Iterator<Item = impl Iterator<Item = Request<Body>> + Send + 'static> {
         let load = *self;
         (0..load.clients).map(move |client| {
             let first = client * load.keys / load.clients;
-            let requests: Vec<_> = (first..first + load.made).map(|key| request(key % load.keys)).collect();
-            requests.into_iter()
+            (first..first + load.made).map(move |key| request(key % load.keys))
         })
     }
 
@@ -173,7 +172,13 @@ impl Visitor for Counted {
             send_all(&mut service, (0..load.keys).map(request));
         }
         for requests in load.all_requests() {
-            counted(|| send_all(&mut service, requests.take(load.requests))).verify(&load);
+            let mut statuses = Statuses::default();
+            for (number, request) in requests.enumerate() {
+                if number < load.requests {
+                    statuses.add(counted(|| call_now(&mut service, request)));
+                }
+            }
+            statuses.verify(&load);
         }
         mem::forget(service);
     }
@@ -210,7 +215,8 @@ impl Visitor for InFlight {
         B: Send + 'static,
     {
         let load = self.0;
-        let clients = load.all_requests().map(|requests| (service.clone(), requests)).collect();
+        let made = |requests: Vec<_>| (service.clone(), requests.into_iter());
+        let clients = load.all_requests().map(|requests| made(requests.collect())).collect();
         Phases { warm_up: Box::pin(warm_up(load, service)), measured: Box::pin(fly(load, clients)) }
     }
 }

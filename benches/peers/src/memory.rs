@@ -88,7 +88,8 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
         "Layers in memory",
         &format!(
             "Nanoseconds of a request over the inner service, of those of the whole request. Each thread sends {} requests, the second \
-             thread with other keys first. The keys are new: with 100,000 keys, each admitted request is the first one of its key. For a \
+             thread with other keys first, and makes each request just before it sends it, as a server does; the time of the inner service \
+             contains this too. The keys are new: with 100,000 keys, each admitted request is the first one of its key. For a \
              denial, all keys have used up their quotas before.\n\n\
              A denied request does not call the inner service, but it is read and dropped like any other. To compare a denial with an \
              admission, compare the whole requests.",
