@@ -11,13 +11,18 @@
 //! all rounds is their median. The ratios are more reliable than the microseconds: each is the median of the ratios within a round.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
+mod assemble;
+mod callgrind;
+mod cell;
 mod fill;
 mod idle_key;
+mod instructions;
 mod measure;
 mod memory;
 mod multi_policy;
 mod refund;
 mod replication;
+mod rows;
 mod scenario;
 mod scripts;
 #[path = "../../tests/support/server.rs"]
@@ -25,7 +30,7 @@ mod server;
 mod targets;
 mod worst_case;
 
-use std::time::Instant;
+use std::{path::Path, process::ExitCode, time::Instant};
 
 use idle_key::IdleKey;
 use measure::Pipeline;
@@ -45,7 +50,26 @@ use worst_case::WorstCase;
 const ROUNDS: usize = 7;
 const ROUNDS_OF_MANY_KEYS: usize = 3;
 
-fn main() {
+fn main() -> ExitCode {
+    // `cargo bench` adds an argument.
+    let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let result = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {
+            print_times();
+            Ok(())
+        }
+        ["instructions"] => instructions::print(None),
+        ["instructions", "--before", folder] => instructions::print(Some(Path::new(folder))),
+        _ => Err("usage: cargo bench --bench script_cost [-- instructions [--before FOLDER]]".to_owned()),
+    };
+    if let Err(error) = result {
+        eprintln!("{error}");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn print_times() {
     let start = Instant::now();
     let server = Server::start(Engine::Redis);
     let mut pipeline = Pipeline::connect(&server);
