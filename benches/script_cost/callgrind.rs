@@ -29,8 +29,12 @@ impl Counting {
         })?;
         let folder = tempfile::tempdir().map_err(|error| format!("no folder for callgrind: {error}"))?;
         let out = format!("--callgrind-out-file={}", folder.path().join("out").display());
-        // Callgrind finds a function by its symbol. An ECHO writes the instructions since the one before it.
         let launcher = [
+            // The allocator must not return memory to the operating system: it does this at any time.
+            "env",
+            "MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1",
+            "JE_MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1",
+            // Callgrind finds a function by its symbol. An ECHO writes the instructions since the one before it.
             "valgrind",
             "--tool=callgrind",
             &out,
@@ -51,6 +55,11 @@ impl Counting {
     /// Loads a script, and returns its hash.
     pub fn load(&mut self, text: &str) -> String {
         self.pipeline.ask(&[b"SCRIPT", b"LOAD", text.as_bytes()])
+    }
+
+    /// Starts a new interpreter, without the garbage of earlier calls. All scripts must be loaded again.
+    pub fn restart_interpreter(&mut self) {
+        self.pipeline.ask(&[b"SCRIPT", b"FLUSH", b"SYNC"]);
     }
 
     /// Returns the instructions of all script calls since the last call of this function.

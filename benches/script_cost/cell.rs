@@ -2,7 +2,7 @@
 
 use crate::{
     callgrind::Counting,
-    measure::{Pipeline, key, pairs, verdict},
+    measure::{Pipeline, key, median, pairs, verdict},
     rows::{Row, Verdict},
     scripts::Design,
 };
@@ -11,8 +11,9 @@ use crate::{
 pub const WINDOW: u64 = 3_600_000_000;
 /// The instant of the first calls: the begin of a window.
 pub const BEGIN: u64 = 472_222 * WINDOW;
-/// The calls that are counted for each figure.
-pub const CALLS: u64 = 1_000;
+/// The samples of a figure, which is their median: an event such as the growth of a table is in one of them. The calls before them are
+/// as many as those of a sample. The garbage collection of Lua then has its pace.
+const SAMPLES: u64 = 5;
 
 /// The number of larger charges that fill a window.
 const MAX_LARGER: u64 = 140;
@@ -22,7 +23,8 @@ pub struct Cell<'a> {
     pub row: &'a Row,
     pub design: Design,
     pub space: u64,
-    pub hash: &'a str,
+    /// The script, with an injected clock.
+    pub script: &'a str,
     /// Whether the keys of a scenario of denials are full already.
     pub is_full: bool,
 }
@@ -31,6 +33,7 @@ impl Cell<'_> {
     /// Prepares the keys, and returns the instructions per call.
     pub fn count(&self, counting: &mut Counting) -> Result<f64, String> {
         let Row { verdict, quota, cost, keys, purpose, .. } = *self.row;
+        let hash = counting.load(self.script);
         let arguments = self.arguments(quota, cost);
         let pipeline = &mut counting.pipeline;
         // The instant of the first call, and the time from one call to the next.
@@ -43,35 +46,50 @@ impl Cell<'_> {
                 let arguments = self.arguments(quota, cost * larger as u32);
                 // A window has passed, and all charges in use have a place of their own.
                 let (step, calls) = (WINDOW / charges, (charges + charges / 50).div_ceil(larger) + 8);
-                let instants = (0..calls).map(|call| BEGIN + call * larger * step);
-                self.call(pipeline, keys, &arguments, "", instants, |_| true)?;
+                let calls_of_keys =
+                    (0..calls).map(|call| (call as usize % keys, BEGIN + call * larger * step));
+                self.call(pipeline, &hash, &arguments, "", calls_of_keys, |_| true)?;
                 // A peek enters nothing.
                 (BEGIN + calls * larger * step, if purpose == "p" { 0 } else { step })
             }
             Verdict::AdmittedByEmpty => (BEGIN, 1),
             Verdict::Denied => {
                 if !self.is_full {
-                    self.fill(pipeline)?;
+                    self.fill(pipeline, &hash)?;
                 }
                 (BEGIN + WINDOW / 2, 1)
             }
         };
-        let keys = if verdict == Verdict::AdmittedByEmpty { CALLS as usize } else { keys };
+        let calls_of_sample = self.calls_of_sample();
+        let new_keys = ((1 + SAMPLES) * calls_of_sample) as usize;
+        let keys = if verdict == Verdict::AdmittedByEmpty { new_keys } else { keys };
         let is_expected = |admitted: bool| admitted == (verdict != Verdict::Denied);
-        counting.count()?;
-        let instants = (0..CALLS).map(|call| at + call * step);
-        self.call(&mut counting.pipeline, keys, &arguments, purpose, instants, is_expected)?;
-        Ok(counting.count()? / CALLS as f64)
+        counting.restart_interpreter();
+        counting.load(self.script);
+        let mut samples = Vec::new();
+        for sample in 0..=SAMPLES {
+            let calls = sample * calls_of_sample..(sample + 1) * calls_of_sample;
+            let calls_of_keys = calls.map(|call| (call as usize % keys, at + call * step));
+            counting.count()?;
+            self.call(&mut counting.pipeline, &hash, &arguments, purpose, calls_of_keys, is_expected)?;
+            samples.push(counting.count()? / calls_of_sample as f64);
+        }
+        Ok(median(samples.split_off(1)))
+    }
+
+    /// Returns the number of calls in a sample. Some designs are slow, and only for comparison.
+    fn calls_of_sample(&self) -> u64 {
+        if matches!(self.design, Design::SortedSet | Design::HashBuckets) { 20 } else { 200 }
     }
 
     /// Uses up the quota of every key, before the middle of a window.
-    fn fill(&self, pipeline: &mut Pipeline) -> Result<(), String> {
+    fn fill(&self, pipeline: &mut Pipeline, hash: &str) -> Result<(), String> {
         let Row { quota, keys, .. } = *self.row;
         let full = BEGIN + WINDOW / 2;
         // Overages, so every one is admitted.
         let mut charge = |cost: u32, at: u64| {
-            let instants = (0..keys as u64).map(|_| at);
-            self.call(pipeline, keys, &self.arguments(quota, cost), "o", instants, |_| true)
+            let every_key = (0..keys).map(|number| (number, at));
+            self.call(pipeline, hash, &self.arguments(quota, cost), "o", every_key, |_| true)
         };
         match self.design {
             Design::Nothing => Ok(()),
@@ -111,28 +129,31 @@ impl Cell<'_> {
         pairs(quota, cost, vec![WINDOW; self.row.policies], self.design.precision(WINDOW))
     }
 
-    /// Calls the script at each instant, on one key after the other. Returns an error if a verdict is not as expected.
+    /// Calls the script, each time on the key of a number and at an instant. Returns an error if a verdict is not as expected.
     fn call(
         &self,
         pipeline: &mut Pipeline,
-        keys: usize,
+        hash: &str,
         arguments: &[u8],
         purpose: &str,
-        instants: impl Iterator<Item = u64>,
+        calls: impl Iterator<Item = (usize, u64)>,
         is_expected: impl Fn(bool) -> bool,
     ) -> Result<(), String> {
         let mut unexpected = 0;
         let policies = self.row.policies;
         let count = policies.to_string();
-        for (call, at) in instants.enumerate() {
+        for (call, (number, at)) in calls.enumerate() {
             // Each policy has a space of its own.
             let names: Vec<String> =
-                (0..policies).map(|policy| key((self.space << 8) + policy as u64, call % keys)).collect();
+                (0..policies).map(|policy| key((self.space << 8) + policy as u64, number)).collect();
             let at = at.to_string();
-            let mut words = vec![b"EVALSHA", self.hash.as_bytes(), count.as_bytes()];
+            let mut words = vec![b"EVALSHA", hash.as_bytes(), count.as_bytes()];
             words.extend(names.iter().map(String::as_bytes));
-            // Without shadow pairs. The instant is the last argument.
-            words.extend([arguments, purpose.as_bytes(), b"", at.as_bytes()]);
+            words.push(arguments);
+            if !purpose.is_empty() {
+                words.push(purpose.as_bytes());
+            }
+            words.push(at.as_bytes());
             pipeline.queue(&words);
             if call % 64 == 63 {
                 pipeline.flush(|reply| unexpected += u32::from(!is_expected(verdict(reply).0)));

@@ -9,13 +9,15 @@ use std::path::Path;
 use crate::{
     assemble::{check_script, with_injected_clock},
     callgrind::Counting,
-    cell::{BEGIN, CALLS, Cell, WINDOW},
+    cell::{BEGIN, Cell, WINDOW},
     measure::{Pipeline, key, pairs},
     rows::ROWS,
     scripts::{Design, Scripts},
     server::{Engine, Server},
 };
 
+/// The calls of an empty script that are counted, and as many before.
+const CALLS: usize = 500;
 /// A figure that is larger by more than this part is worse.
 const TOLERANCE: f64 = 0.03;
 /// A difference between two servers that is larger than this part is reported.
@@ -98,19 +100,21 @@ fn measure_twice(script: &str, is_wanted: fn(Design) -> bool) -> Result<Table, S
 
 fn measure(script: &str, is_wanted: fn(Design) -> bool) -> Result<Table, String> {
     let mut counting = Counting::start()?;
-    let mut load = |text: &str| Ok::<_, String>(counting.load(&with_injected_clock(text)?));
-    let check = load(script)?;
-    let gcra = load(include_str!("gcra.lua"))?;
-    let sorted_set = load(include_str!("sorted_set.lua"))?;
-    let hash_buckets = load(include_str!("hash_buckets.lua"))?;
-    let nothing = counting.load("return 1");
+    let check = with_injected_clock(script)?;
+    let gcra = with_injected_clock(include_str!("gcra.lua"))?;
+    let sorted_set = with_injected_clock(include_str!("sorted_set.lua"))?;
+    let hash_buckets = with_injected_clock(include_str!("hash_buckets.lua"))?;
     let added = instructions_of_injected_clock(&mut counting)?;
     let mut table = vec![[None; Design::ALL.len()]; ROWS.len()];
     for (number, row) in ROWS.iter().enumerate() {
         let is_measured = |design: &Design| is_wanted(*design) && row.is_measured(*design);
         for design in Design::ALL.into_iter().filter(is_measured) {
-            let hash = match design {
-                Design::Nothing => &nothing,
+            let script = match design {
+                Design::Nothing => {
+                    table[number][design as usize] =
+                        Some(instructions_of_empty(&mut counting, "return 1", &[])?);
+                    continue;
+                }
                 Design::Log | Design::Buckets | Design::Counter | Design::Fixed => &check,
                 Design::Gcra => &gcra,
                 Design::SortedSet => &sorted_set,
@@ -118,13 +122,8 @@ fn measure(script: &str, is_wanted: fn(Design) -> bool) -> Result<Table, String>
             };
             let owner = ROWS.iter().position(|other| other.has_full_keys_of(row)).unwrap_or(number);
             let space = (owner * 16 + design as usize) as u64;
-            let cell = Cell { row, design, space, hash, is_full: owner < number };
-            let instructions = if design == Design::Nothing {
-                instructions_of_empty(&mut counting, hash, &[])?
-            } else {
-                cell.count(&mut counting)? - added
-            };
-            table[number][design as usize] = Some(instructions);
+            let cell = Cell { row, design, space, script, is_full: owner < number };
+            table[number][design as usize] = Some(cell.count(&mut counting)? - added);
         }
     }
     Ok(table)
@@ -134,21 +133,24 @@ fn measure(script: &str, is_wanted: fn(Design) -> bool) -> Result<Table, String>
 fn instructions_of_injected_clock(counting: &mut Counting) -> Result<f64, String> {
     let plain = format!("{}return 1", include_str!("../../lua/clock.lua"));
     let injected = with_injected_clock(&plain)?;
-    let [plain, injected] = [plain, injected].map(|text| counting.load(&text));
     let at = BEGIN.to_string();
-    Ok(instructions_of_empty(counting, &injected, &[b"", b"", at.as_bytes()])?
+    Ok(instructions_of_empty(counting, &injected, &[at.as_bytes()])?
         - instructions_of_empty(counting, &plain, &[])?)
 }
 
-/// Returns the instructions of a script that only returns a number, with the arguments of a check and these.
-fn instructions_of_empty(counting: &mut Counting, hash: &str, more: &[&[u8]]) -> Result<f64, String> {
+/// Returns the instructions of a script that only returns a number, with the arguments of a charge and these.
+fn instructions_of_empty(counting: &mut Counting, script: &str, more: &[&[u8]]) -> Result<f64, String> {
+    counting.restart_interpreter();
+    let hash = counting.load(script);
     let (key, arguments) = (key(0xa << 32, 0), pairs(100, 1, [WINDOW], 0));
     let words = [&[b"EVALSHA", hash.as_bytes(), b"1", key.as_bytes(), &arguments], more].concat();
-    counting.count()?;
-    for _ in 0..CALLS {
-        counting.pipeline.queue(&words);
-        counting.pipeline.flush_if_full();
+    for _ in 0..2 {
+        counting.count()?;
+        for _ in 0..CALLS {
+            counting.pipeline.queue(&words);
+            counting.pipeline.flush_if_full();
+        }
+        counting.pipeline.flush(|_| {});
     }
-    counting.pipeline.flush(|_| {});
     Ok(counting.count()? / CALLS as f64)
 }
