@@ -22,17 +22,15 @@ const MAX_LARGER: u64 = 140;
 pub struct Cell<'a> {
     pub row: &'a Row,
     pub design: Design,
-    pub space: u64,
     /// The script, with an injected clock.
     pub script: &'a str,
-    /// Whether the keys of a scenario of denials are full already.
-    pub is_full: bool,
 }
 
 impl Cell<'_> {
-    /// Prepares the keys, and returns the instructions per call.
+    /// Deletes all keys, prepares those of the scenario, and returns the instructions per call.
     pub fn count(&self, counting: &mut Counting) -> Result<f64, String> {
         let Row { verdict, quota, cost, keys, purpose, .. } = *self.row;
+        counting.pipeline.ask(&[b"FLUSHALL"]);
         let hash = counting.load(self.script);
         let arguments = self.arguments(quota, cost);
         let pipeline = &mut counting.pipeline;
@@ -54,9 +52,7 @@ impl Cell<'_> {
             }
             Verdict::AdmittedByEmpty => (BEGIN, 1),
             Verdict::Denied => {
-                if !self.is_full {
-                    self.fill(pipeline, &hash)?;
-                }
+                self.fill(pipeline, &hash)?;
                 (BEGIN + WINDOW / 2, 1)
             }
         };
@@ -114,7 +110,7 @@ impl Cell<'_> {
                 let fields: Vec<String> =
                     (0..60).map(|ago| (full / (WINDOW / 60) - ago).to_string()).collect();
                 for number in 0..keys {
-                    let key = key(self.space << 8, number);
+                    let key = key(0, number);
                     let mut words: Vec<&[u8]> = vec![b"HSET", key.as_bytes()];
                     fields.iter().for_each(|field| words.extend([field.as_bytes(), units.as_bytes()]));
                     pipeline.queue(&words);
@@ -144,8 +140,7 @@ impl Cell<'_> {
         let count = policies.to_string();
         for (call, (number, at)) in calls.enumerate() {
             // Each policy has a space of its own.
-            let names: Vec<String> =
-                (0..policies).map(|policy| key((self.space << 8) + policy as u64, number)).collect();
+            let names: Vec<String> = (0..policies).map(|policy| key(policy as u64, number)).collect();
             let at = at.to_string();
             let mut words = vec![b"EVALSHA", hash.as_bytes(), count.as_bytes()];
             words.extend(names.iter().map(String::as_bytes));

@@ -84,12 +84,6 @@ impl Row {
         format!("{purpose}{verdict}, quota {quota}, cost {}{keys}{policies}", self.cost)
     }
 
-    /// Returns whether both rows are denied by the same keys.
-    pub fn has_full_keys_of(&self, other: &Self) -> bool {
-        let keys = |row: &Self| (row.verdict, row.quota, row.keys, row.policies);
-        self.verdict == Verdict::Denied && keys(self) == keys(other)
-    }
-
     pub fn is_measured(&self, design: Design) -> bool {
         design.is_of_crate() || self.policies == 1 && self.purpose.is_empty()
     }
