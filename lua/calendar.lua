@@ -34,9 +34,10 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
   -- counts.
   local left, whole, tick, begin = 0, 1, window, at - at % window
   if slides then
-    tick = math.ceil(window / MAX_TICKS)
-    whole = math.ceil(window / tick)
-    left = whole - math.floor((at - begin) / tick)
+    -- `(a + -a % b) / b` is `ceil(a / b)`, and `(a - a % b) / b` is `floor(a / b)`.
+    tick = (window + -window % MAX_TICKS) / MAX_TICKS
+    whole = (window + -window % tick) / tick
+    left = whole - (at - begin - (at - begin) % tick) / tick
   end
 
   local verdict, retry_after = ADMIT, 0
@@ -68,7 +69,8 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
   local receipt = ''
   if purpose == RESERVE then receipt = NO_CHARGE end
   if admitted and not full and cost > 0 then
-    current = math.min(current + cost, MAX_CALENDAR_USED)
+    current = current + cost
+    if current > MAX_CALENDAR_USED then current = MAX_CALENDAR_USED end
     if purpose ~= PEEK then
       generation = generation or sub(ARGV[1], -GENERATION_SIZE)
       local stored = pack(CALENDAR_FORMAT, generation, at, current, previous)
@@ -83,8 +85,9 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
     end
     if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end
-  local previous_share = math.ceil(previous * left / whole)
-  local remaining, next_after, reset_after = math.max(0, quota - current - previous_share), window, 0
+  local previous_share = (previous * left + -(previous * left) % whole) / whole
+  local remaining, next_after, reset_after = quota - current - previous_share, window, 0
+  if remaining < 0 then remaining = 0 end
   if not slides then
     if current > 0 then next_after, reset_after = begin + window - now, begin + window - now end
   elseif previous > 0 then

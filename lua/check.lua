@@ -7,6 +7,8 @@
 -- Reply: if the deadline is exceeded, the clock reading alone, 8 bytes. If a log is full, the text `full`. Otherwise
 --   one status per pair, each followed by a receipt if the purpose is `r` or `l`. README.md has the fields.
 -- Units: instants in microseconds, costs in quota units.
+-- A global costs two look-ups each time.
+local KEYS, ARGV = KEYS, ARGV
 if now > parse(CLOCK_FORMAT, ARGV[1], PAIR_SIZE * #KEYS + 1) then return pack(CLOCK_FORMAT, now) end
 local shadow_pairs = ARGV[3]
 if not shadow_pairs or shadow_pairs == '' then

@@ -18,7 +18,7 @@ local function decide(i, admitted, full, CONTEXT)
   local key, purpose = KEYS[i], ARGV[2]
   -- `first` is the position of the oldest record in the window. `rest` is the records of the tail if some have left.
   local at, used, first, dropped_blocks, rest, _ = now, 0, 0, 0
-  local generation, last, newest, oldest, start, total, front_byte, count, front, blocks
+  local generation, last, newest, oldest, start, total, front_byte, count, front, blocks, left_at
   local tail = call('LINDEX', key, '-1')
   if tail then
     local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
@@ -33,22 +33,24 @@ local function decide(i, admitted, full, CONTEXT)
     -- is foreign and counts as empty.
     if last <= now + window then
       if last > now then at = last end
-      if newest > at - window then used = (total - start) % START_MODULUS end
+      -- A record at this instant or before has left the window.
+      left_at = at - window
+      if newest > left_at then used = (total - start) % START_MODULUS end
     end
-    if used > 0 and oldest <= at - window then
+    if used > 0 and oldest <= left_at then
       local empty_records, next_at, next_start = front_byte - front, 0
       if front_byte > 0 and front_byte < EMPTY_RECORDS then
         next_at, next_start = parse(RECORD_FORMAT, tail, HEADER_SIZE + 1)
       end
-      if next_at > at - window then
+      if next_at > left_at then
         -- The usual case: only the oldest record has left, and the next one is in front.
         first, oldest, start, rest, front_byte =
           1, next_at, next_start, sub(tail, HEADER_SIZE + RECORD_SIZE + 1), front_byte - 1
       else
         -- The first probe is the position that even arrivals would have.
-        local guess = math.floor((at - window - oldest) / (newest - oldest) * (count - 1))
+        local guess = math.floor((left_at - oldest) / (newest - oldest) * (count - 1))
         first, oldest, start, _, rest, front_byte, dropped_blocks =
-          find_record(READER, LOG, 1, count, math.min(guess + 1, count - 1), at - window + 1, ANY_UNITS)
+          find_record(READER, LOG, 1, count, math.min(guess + 1, count - 1), left_at + 1, ANY_UNITS)
         if not start then error('FOREIGNVALUE ' .. key) end
       end
       if empty_records > 0 then
@@ -98,17 +100,24 @@ local function decide(i, admitted, full, CONTEXT)
   end
 
   -- The instant of the record: of a bucket, its end.
-  local record_at, ordinal, receipt = at, 0, ''
-  if purpose == RESERVE then receipt = NO_CHARGE end
-  if purpose == LEASE then receipt = NO_LEASE end
+  local record_at, ordinal, receipt, leased = at, 0, '', 0
   if precision > 0 then record_at = at - at % precision + precision end
-  -- Usage saturates. Only an overage can reach this limit.
-  if purpose == OVERAGE then cost = math.min(cost, MAX_USED - used) end
-  local leased = 0
-  if purpose == LEASE and admitted then
-    -- As many units as fit beyond the cost, at most those of the request.
-    leased = math.max(0, math.min(parse(UNITS_FORMAT, ARGV[4], UNITS_SIZE * i - (UNITS_SIZE - 1)), quota - used - cost))
-    cost = cost + leased
+  -- A plain charge has no purpose, and skips these comparisons.
+  if purpose then
+    if purpose == RESERVE then
+      receipt = NO_CHARGE
+    elseif purpose == OVERAGE then
+      -- Usage saturates. Only an overage can reach this limit.
+      cost = math.min(cost, MAX_USED - used)
+    elseif purpose == LEASE then
+      receipt = NO_LEASE
+      if admitted then
+        -- As many units as fit beyond the cost, at most those of the request.
+        local wanted = parse(UNITS_FORMAT, ARGV[4], UNITS_SIZE * i - (UNITS_SIZE - 1))
+        leased = math.max(0, math.min(wanted, quota - used - cost))
+        cost = cost + leased
+      end
+    end
   end
   if admitted and not full and cost > 0 then
     if used == 0 then
@@ -151,8 +160,13 @@ local function decide(i, admitted, full, CONTEXT)
       call('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
     end
     used, newest = used + cost, record_at
-    if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, record_at, ordinal) end
-    if purpose == LEASE then receipt = pack(LEASE_FORMAT, generation, record_at, ordinal, leased) end
+    if purpose then
+      if purpose == RESERVE then
+        receipt = pack(RECEIPT_FORMAT, generation, record_at, ordinal)
+      elseif purpose == LEASE then
+        receipt = pack(LEASE_FORMAT, generation, record_at, ordinal, leased)
+      end
+    end
   end
   local remaining, next_after, reset_after = quota - used, window, 0
   if remaining < 0 then remaining = 0 end

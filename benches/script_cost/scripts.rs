@@ -58,6 +58,11 @@ impl Design {
         }
     }
 
+    /// Returns whether the crate's own check script decides.
+    pub fn is_of_crate(self) -> bool {
+        matches!(self, Log | Buckets | Counter | Fixed)
+    }
+
     /// Returns the precision in the arguments of a pair: of buckets, 60 per window, or the code of another algorithm.
     pub fn precision(self, window: u64) -> i64 {
         match self {

@@ -28,6 +28,8 @@ pub enum Engine {
 /// A server that the test has started.
 pub struct Server {
     engine: Engine,
+    /// The command that runs the program, such as a tool that counts its instructions. Empty if the program runs alone.
+    launcher: Vec<String>,
     /// The arguments before the port, which select the kind of server.
     kind: Vec<String>,
     options: Vec<String>,
@@ -92,22 +94,36 @@ impl Server {
 
     /// Starts a server with further options, as on its command line.
     pub fn with_options(engine: Engine, options: &[&str]) -> Self {
+        Self::launched_by(&[], engine, options)
+    }
+
+    /// Starts a server by means of this command, whose last argument becomes the server's program. The command must replace itself by
+    /// the server (`exec`), as valgrind does.
+    pub fn launched_by(launcher: &[&str], engine: Engine, options: &[&str]) -> Self {
         let kind = ["--save", "", "--appendonly", "no"].map(str::to_owned).into();
-        Self::of_kind(engine, kind, options, None)
+        Self::of_kind(launcher, engine, kind, options, None)
     }
 
     /// Starts a Sentinel with this configuration.
     pub fn sentinel(engine: Engine, configuration: &str) -> Self {
-        Self::of_kind(engine, vec!["sentinel.conf".into(), "--sentinel".into()], &[], Some(configuration))
+        let kind = vec!["sentinel.conf".into(), "--sentinel".into()];
+        Self::of_kind(&[], engine, kind, &[], Some(configuration))
     }
 
-    fn of_kind(engine: Engine, kind: Vec<String>, options: &[&str], configuration: Option<&str>) -> Self {
+    fn of_kind(
+        launcher: &[&str],
+        engine: Engine,
+        kind: Vec<String>,
+        options: &[&str],
+        configuration: Option<&str>,
+    ) -> Self {
         let directory = tempfile::tempdir().expect("a folder for the server");
         if let Some(configuration) = configuration {
             fs::write(directory.path().join("sentinel.conf"), configuration).unwrap();
         }
-        let options = options.iter().map(|option| (*option).to_owned()).collect();
-        let mut server = Self { engine, kind, options, port: 0, directory, running: None };
+        let [launcher, options] =
+            [launcher, options].map(|words| words.iter().map(|word| (*word).to_owned()).collect());
+        let mut server = Self { engine, launcher, kind, options, port: 0, directory, running: None };
         // Another process may take the port before the server does.
         let is_of_cluster = server.options.iter().any(|option| option == "--cluster-enabled");
         for _ in 0..50 {
@@ -170,6 +186,7 @@ impl Server {
     fn try_start(&mut self) -> bool {
         let watchdog = Command::new("sh")
             .args(["-c", WATCHDOG])
+            .args(&self.launcher)
             .arg(self.engine.program())
             .args(&self.kind)
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
@@ -180,7 +197,9 @@ impl Server {
             .expect("a shell");
         let mut running = Running { watchdog, process: 0 };
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(5) {
+        // A tool makes the start slower.
+        let at_most = Duration::from_secs(if self.launcher.is_empty() { 5 } else { 30 });
+        while start.elapsed() < at_most {
             if let Some(process) = self.responding_process() {
                 if !self.is_child(process, &running) {
                     return false;
