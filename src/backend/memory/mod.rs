@@ -14,11 +14,14 @@ use crate::{
 };
 
 mod clock;
-mod forecast;
+mod count;
+mod due;
 mod log;
+mod records;
 mod shard;
+mod single;
+mod slot;
 mod state;
-mod stored;
 mod usage;
 mod windows;
 
