@@ -102,17 +102,13 @@ impl DueKeys {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::numbers, *};
 
     /// Random changes, compared with a plain list of the same instants.
     #[test]
     fn first_key_is_due_before_all_others() {
         let (mut keys, mut plain) = (DueKeys::default(), Vec::new());
-        let mut state = 1_u64;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 33) as usize % below
-        };
+        let mut random = numbers();
         for step in 0..20_000 {
             // The list grows and shrinks several times, and becomes empty.
             let grows = random(100) < if step / 2_000 % 2 == 0 { 60 } else { 20 };

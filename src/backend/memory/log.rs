@@ -63,16 +63,16 @@ impl Log {
     #[inline]
     fn span(&self, clock: u64, window: u64) -> Span {
         let Some(now) = monotonic_instant(clock, self.last, window) else {
-            return Span { now: clock, expired: self.records.len(), before: self.total };
+            let expired = self.records.len();
+            return Span { now: clock, expired, before: self.total };
         };
-        let is_expired = |record: &Record| record.at + window <= now;
         match self.records.get(0) {
-            Some(oldest) if is_expired(&oldest) => {
-                let expired = self.records.partition_point(is_expired);
+            None => Span { now, expired: 0, before: self.total },
+            Some(oldest) if oldest.at + window > now => Span { now, expired: 0, before: oldest.start },
+            Some(_) => {
+                let expired = self.records.partition_point(|record| record.at + window <= now);
                 Span { now, expired, before: self.start(expired) }
             }
-            Some(oldest) => Span { now, expired: 0, before: oldest.start },
-            None => Span { now, expired: 0, before: self.total },
         }
     }
 
@@ -113,6 +113,18 @@ impl Log {
         (others - first) as u32 + removed
     }
 
+    /// Drops expired records. If nothing is used, a generation begins.
+    #[inline(never)]
+    fn drop_expired(&mut self, expired: usize, used: u64, generations: &Generations) {
+        // All records of an instant expire together.
+        self.records.drop_oldest(expired);
+        self.removed = 0;
+        if used == 0 {
+            self.generation = generations.draw();
+            self.records.drop_oldest(self.records.len());
+        }
+    }
+
     fn drop_empty_ends(&mut self) {
         while self.records.newest().is_some_and(|newest| newest.start == self.total) {
             self.records.drop_newest();
@@ -142,24 +154,17 @@ impl Count for Log {
         reading.span
     }
 
-    #[inline]
+    #[inline(always)]
     fn charge(
         &mut self,
-        Span { now, expired, before }: Span,
+        Span { now, expired, before, .. }: Span,
         policy: &Policy,
         cost: u32,
         generations: &Generations,
     ) {
-        if expired > 0 {
-            // All records of an instant expire together.
-            self.records.drop_oldest(expired);
-            self.removed = 0;
-        }
         let used = self.total.wrapping_sub(before);
-        if used == 0 {
-            self.generation = generations.draw();
-            self.records.drop_oldest(self.records.len());
-            self.removed = 0;
+        if expired > 0 || used == 0 {
+            self.drop_expired(expired, used, generations);
         }
         let precision = precision(policy);
         let at = recorded_at(now, precision);
@@ -238,11 +243,9 @@ impl count::Reading for Reading<'_> {
         let used = self.used();
         let added = units.min(MAX_USED.saturating_sub(used));
         let newest = recorded_at(self.span.now, self.precision) + self.window;
-        Forecast {
-            used: used + added,
-            next: if used > 0 { self.expires_at(1) } else { newest },
-            reset: if added > 0 { newest } else { self.newest_expires_at() },
-        }
+        let next = if used > 0 { self.expires_at(1) } else { newest };
+        let reset = if added > 0 { newest } else { self.newest_expires_at() };
+        Forecast { used: used + added, next, reset }
     }
 }
 
@@ -255,21 +258,30 @@ impl Reading<'_> {
     /// Returns the instant at which `units` of the usage have expired.
     #[inline]
     fn expires_at(&self, units: u64) -> u64 {
-        let expired_after = |index: usize| self.log.start(index + 1).wrapping_sub(self.span.before);
-        // The expired records come first: bisect among the others. Usually the oldest of them holds enough units.
+        // The expired records come first. Usually the oldest of the others holds enough units.
+        let oldest = self.span.expired;
+        let index = if self.units_until(oldest) >= units { oldest } else { self.bisect(units) };
+        self.log.records.get(index).map_or(self.span.now, |record| record.at + self.window)
+    }
+
+    /// Returns the index of the oldest record with which `units` of the usage have expired.
+    fn bisect(&self, units: u64) -> usize {
         let (mut low, mut high) = (self.span.expired, self.log.records.len());
-        if low < high && expired_after(low) >= units {
-            high = low;
-        }
         while low < high {
             let middle = low + (high - low) / 2;
-            if expired_after(middle) < units {
+            if self.units_until(middle) < units {
                 low = middle + 1;
             } else {
                 high = middle;
             }
         }
-        self.log.records.get(low).map_or(self.span.now, |record| record.at + self.window)
+        low
+    }
+
+    /// Returns the units of the usage in the records up to this one.
+    #[inline]
+    fn units_until(&self, index: usize) -> u64 {
+        self.log.start(index + 1).wrapping_sub(self.span.before)
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
 mod clock;
 mod count;
 mod due;
+mod key_map;
 mod log;
 mod records;
 mod shard;
@@ -211,5 +212,15 @@ impl fmt::Debug for MemoryBackend {
             .field("keys", &self.keys())
             .field("max_keys", &self.0.max_keys)
             .finish()
+    }
+}
+
+/// Returns a source of numbers below a bound, which are the same in every run.
+#[cfg(test)]
+fn numbers() -> impl FnMut(usize) -> usize {
+    let mut state = 1_u64;
+    move |below| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) as usize % below
     }
 }

@@ -1,25 +1,24 @@
 //! A shard of the partition keys, under one lock. Each check removes a few idle keys.
 
-use std::{hash::BuildHasherDefault, sync::Arc};
-
-use indexmap::{IndexMap, map::Entry};
+use std::sync::Arc;
 
 use super::{
     due::DueKeys,
+    key_map::KeyMap,
     slot::{Partition, Slot},
     usage::Usage,
 };
 use crate::{
     backend::generation::Generations,
     check::{Check, Pair, Receipt, RefundPair},
-    key::{KeyHasher, PartitionKey},
+    key::PartitionKey,
     policy::Policy,
 };
 
 /// Some of the partition keys of a memory backend.
 pub(super) struct Shard {
     /// A map with indices, so that a random key is found without a search.
-    partitions: IndexMap<PartitionKey, Partition, BuildHasherDefault<KeyHasher>>,
+    partitions: KeyMap<Partition>,
     /// The instant of the next inspection of every partition: at the latest when it is idle. The inspection updates this instant,
     /// so that a charge need not.
     due: DueKeys,
@@ -29,36 +28,39 @@ pub(super) struct Shard {
 
 impl Default for Shard {
     fn default() -> Self {
-        Self { partitions: IndexMap::default(), due: DueKeys::default(), first_due: u64::MAX }
+        Self { partitions: KeyMap::default(), due: DueKeys::default(), first_due: u64::MAX }
     }
 }
 
 impl Shard {
     /// Returns the usage of a pair, if it is stored.
     pub(super) fn usage(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&Usage> {
-        self.partitions.get(key)?.slot(check.namespace_shared(), policy).map(|slot| &slot.usage)
+        self.partitions.find(key)?.slot(check.namespace_shared(), policy).map(|slot| &slot.usage)
     }
 
-    /// Returns the slot of a pair, if it is stored.
+    /// Returns the index of a partition key, if it is stored.
     #[inline]
-    pub(super) fn slot(&mut self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&mut Slot> {
-        self.partitions.get_mut(key)?.slot_mut(check.namespace_shared(), policy)
+    pub(super) fn seek(&mut self, key: &PartitionKey) -> Option<usize> {
+        self.partitions.seek(key)
     }
 
-    /// Stores the slot of a pair that is not stored.
-    pub(super) fn insert(&mut self, key: &PartitionKey, slot: Slot) {
-        match self.partitions.entry(key.clone()) {
+    /// Returns the slot of a pair whose partition key has this index, if the slot is stored.
+    #[inline]
+    pub(super) fn slot(&mut self, key: usize, check: &Check, policy: &Policy) -> Option<&mut Slot> {
+        self.partitions.value_mut(key)?.slot_mut(check.namespace_shared(), policy)
+    }
+
+    /// Stores the slot of a pair that is not stored. The partition key has this index, or none if it is new.
+    pub(super) fn insert(&mut self, index: Option<usize>, key: &PartitionKey, slot: Slot) {
+        if let Some(partition) = index.and_then(|index| self.partitions.value_mut(index)) {
             // The next inspection is not later than before, so it is in time for the other slots, and updates the instant.
-            Entry::Occupied(partition) => partition.into_mut().push(slot),
-            Entry::Vacant(vacant) => {
-                let mut partition = Partition::default();
-                let due = slot.idle_at();
-                partition.push(slot);
-                vacant.insert(partition);
-                self.due.push(due);
-                self.first_due = self.first_due.min(due);
-            }
+            partition.push(slot);
+            return;
         }
+        let due = slot.idle_at();
+        self.partitions.push(key.clone(), Partition::of(slot));
+        self.due.push(due);
+        self.first_due = self.first_due.min(due);
     }
 
     /// Charges a pair, and stores it if it is new.
@@ -70,18 +72,19 @@ impl Shard {
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        if let Some(slot) = self.slot(key, check, &pair.policy) {
+        let index = self.seek(key);
+        if let Some(slot) = index.and_then(|index| self.slot(index, check, &pair.policy)) {
             return slot.charge(pair, clock, generations);
         }
         let mut slot = Slot::new(check, pair);
         let receipt = slot.charge(pair, clock, generations);
-        self.insert(key, slot);
+        self.insert(index, key, slot);
         receipt
     }
 
     /// Refunds units of a pair.
     pub(super) fn refund(&mut self, key: &PartitionKey, namespace: &Arc<str>, pair: &RefundPair, clock: u64) {
-        let Some(partition) = self.partitions.get_mut(key) else { return };
+        let Some(partition) = self.partitions.find_mut(key) else { return };
         if let Some(slot) = partition.slot_mut(namespace, &pair.policy) {
             slot.usage.refund(clock, &pair.policy, pair.receipt, pair.units);
         }
@@ -89,14 +92,14 @@ impl Shard {
 
     /// Removes the usage of a pair.
     pub(super) fn reset(&mut self, key: &PartitionKey, namespace: &Arc<str>, policy: &Policy) {
-        if let Some(partition) = self.partitions.get_mut(key) {
+        if let Some(partition) = self.partitions.find_mut(key) {
             partition.remove(namespace, policy);
         }
     }
 
     /// Returns whether a partition key is stored.
     pub(super) fn contains(&self, key: &PartitionKey) -> bool {
-        self.partitions.contains_key(key)
+        self.partitions.index_of(key).is_some()
     }
 
     /// Inspects up to `max` partition keys that are due, and removes those that are idle at `now`. Returns how many were removed.
@@ -122,13 +125,13 @@ impl Shard {
 
     /// Removes the policies of a partition key that are idle at `now`, and the key if all are. Returns whether the key was removed.
     pub(super) fn remove_if_idle(&mut self, key: &PartitionKey, now: u64) -> bool {
-        self.partitions.get_index_of(key).is_some_and(|key| self.inspect(key, now))
+        self.partitions.index_of(key).is_some_and(|key| self.inspect(key, now))
     }
 
     /// Removes the policies of the partition key with this index that are idle at `now`, and the key if all are. Otherwise, notes when
     /// it is idle. Returns whether the key was removed.
     fn inspect(&mut self, key: usize, now: u64) -> bool {
-        let Some((_, partition)) = self.partitions.get_index_mut(key) else { return false };
+        let Some(partition) = self.partitions.value_mut(key) else { return false };
         // An idle policy must not stay because another policy of the same key is in use.
         partition.remove_idle(now);
         let idle_at = partition.idle_at();
@@ -142,7 +145,7 @@ impl Shard {
 
     /// Removes the partition key with this index. The last one receives its index.
     fn remove(&mut self, key: usize) {
-        self.partitions.swap_remove_index(key);
+        self.partitions.swap_remove(key);
         self.due.swap_remove(key);
     }
 
@@ -162,7 +165,7 @@ impl Shard {
         let stored = self.partitions.len();
         let indices = (0..stored.min(max)).map(move |i| if stored > max { random(stored) } else { i });
         indices.filter_map(move |index| {
-            let (key, partition) = self.partitions.get_index(index)?;
+            let (key, partition) = self.partitions.get(index)?;
             Some((key, partition.share(now)))
         })
     }
@@ -170,7 +173,8 @@ impl Shard {
     /// Evicts a partition key if its largest share of a quota in use is below `max_share`. Returns the units that it had in use,
     /// over all its policies, or `None` if it stays.
     pub(super) fn evict(&mut self, key: &PartitionKey, now: u64, max_share: f64) -> Option<u64> {
-        let (index, _, partition) = self.partitions.get_full(key)?;
+        let index = self.partitions.index_of(key)?;
+        let (_, partition) = self.partitions.get(index)?;
         if partition.share(now) >= max_share {
             return None;
         }

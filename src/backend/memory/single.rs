@@ -32,31 +32,32 @@ impl State {
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let single = Single { pair, purpose: check.purpose(), clock, generations: &self.generations };
-        match shard.slot(&key, check, &pair.policy) {
-            Some(slot) => single.decide(slot).map(|(decision, _)| decision),
-            None => self.decide_new(&mut shard, &key, check, &single),
-        }
-    }
-
-    /// Decides the check of a pair that is not stored.
-    fn decide_new(
-        &self,
-        shard: &mut Shard,
-        key: &PartitionKey,
-        check: &Check,
-        single: &Single<'_>,
-    ) -> Option<Decision> {
-        let mut slot = Slot::new(check, single.pair);
-        let (decision, needs_room) = single.decide(&mut slot)?;
-        if needs_room {
-            let new_keys = usize::from(!shard.contains(key));
-            self.reserve(new_keys, single.purpose, &mut 0).ok()?;
-            if single.purpose != Purpose::Peek {
-                shard.insert(key, slot);
-                self.note_due(shard);
-            }
+        let (index, mut new) = (shard.seek(&key), None);
+        let stored = index.and_then(|index| shard.slot(index, check, &pair.policy));
+        let (decision, is_charged) =
+            single.decide(stored.unwrap_or_else(|| new.insert(Slot::new(check, pair))))?;
+        if is_charged && let Some(slot) = new {
+            self.store(slot, &mut shard, index, &key, single.purpose)?;
         }
         Some(decision)
+    }
+
+    /// Stores the slot of a charged pair, unless it was charged by a peek. Its partition key has this index, or none if it is new.
+    /// Returns `None` if there is no room for the key.
+    fn store(
+        &self,
+        slot: Slot,
+        shard: &mut Shard,
+        index: Option<usize>,
+        key: &PartitionKey,
+        purpose: Purpose,
+    ) -> Option<()> {
+        self.reserve(usize::from(index.is_none()), purpose, &mut 0).ok()?;
+        if purpose != Purpose::Peek {
+            shard.insert(index, key, slot);
+            self.note_due(shard);
+        }
+        Some(())
     }
 }
 

@@ -12,7 +12,6 @@ use crate::{
 };
 
 /// The usage of one partition key under every policy. The slot of one policy needs no memory of its own.
-#[derive(Default)]
 pub(super) struct Partition(SmallVec<[Slot; 1]>);
 
 /// The usage of one pair.
@@ -26,6 +25,12 @@ pub(super) struct Slot {
 }
 
 impl Partition {
+    /// Returns the usage under one policy.
+    #[inline]
+    pub(super) fn of(slot: Slot) -> Self {
+        Self(SmallVec::from_buf([slot]))
+    }
+
     /// Returns the slot of a policy, if it is stored.
     #[inline]
     pub(super) fn slot(&self, namespace: &Arc<str>, policy: &Policy) -> Option<&Slot> {

@@ -350,7 +350,12 @@ impl State {
 
     /// Lowers the instant before which no key is due.
     pub(super) fn note_due(&self, shard: &Shard) {
-        self.next_due.fetch_min(shard.first_due(), Ordering::Relaxed);
+        let due = shard.first_due();
+        // Usually another key is due earlier. Under the lock of the shard, the value read is not older than a search for idle keys that
+        // has already passed this shard.
+        if due < self.next_due.load(Ordering::Relaxed) {
+            self.next_due.fetch_min(due, Ordering::Relaxed);
+        }
     }
 
     #[inline]
