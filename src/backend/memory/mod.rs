@@ -100,8 +100,8 @@ impl MemoryBackend {
 
     /// Returns a backend for at most `max_keys` partition keys in use at the same time.
     ///
-    /// A key with one record takes about 350 bytes for the first policy and 180 bytes for each further policy. Each further
-    /// record takes 16 to 32 bytes.
+    /// A key with up to three records takes about 240 bytes for the first policy and 120 bytes for each further policy. From four
+    /// records on, each record takes another 16 to 32 bytes.
     ///
     /// # Errors
     ///
