@@ -191,6 +191,28 @@ fn namespaces_separate_usage() {
 }
 
 #[test]
+fn key_takes_at_most_documented_memory() {
+    let key = |number: u32| PartitionKey::new("key", number.to_le_bytes());
+    let bytes_per_key = |policies: usize, records: usize| {
+        let backend = MemoryBackend::new();
+        let policies: Vec<Policy> =
+            (0..policies).map(|i| Policy::new(&format!("p{i}"), 9, WINDOW).unwrap()).collect();
+        let kept = measure(|| {
+            for number in (0..records).flat_map(|_| 0..20_000) {
+                let pair = |policy: &Policy| Pair::new(key(number), policy.clone(), 1);
+                let check = Check::new(policies.iter().map(pair).collect::<Vec<_>>()).unwrap();
+                assert!(backend.check_now(&check).unwrap().unwrap().is_admitted());
+            }
+        });
+        kept.bytes_current / 20_000
+    };
+    for (policies, records, at_most) in [(1, 1, 290), (1, 3, 290), (3, 3, 540), (1, 9, 290 + 6 * 48)] {
+        let bytes = bytes_per_key(policies, records);
+        assert!(bytes <= at_most, "{bytes} bytes for {policies} policies and {records} records");
+    }
+}
+
+#[test]
 fn long_keys_take_no_extra_memory() {
     let backend = MemoryBackend::new();
     let pair = |value: usize| {

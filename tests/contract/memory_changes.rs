@@ -84,6 +84,25 @@ fn fully_refunded_or_reset_key_takes_no_room() {
 }
 
 #[test]
+fn refund_makes_key_due_earlier() {
+    let (backend, clock) = bounded(1_000);
+    let backend = backend.when_full(WhenFull::Reject);
+    let check = |key| check_of(key, &policy(Algorithm::SlidingLog), 3);
+    (0..1_000).for_each(|key| drop(reserve(&backend, &check(key))));
+    clock.advance(WINDOW / 2);
+    // The first refund notes that every key is in use until its second charge leaves.
+    let receipts: Vec<_> = (0..1_000).map(|key| reserve(&backend, &check(key))).collect();
+    (0..1_000).for_each(|key| settle(&backend, &check(key), &receipts[key as usize], 2));
+    // The second refund removes the second charge of half of the keys.
+    (0..500).for_each(|key| settle(&backend, &check(key), &receipts[key as usize], 1));
+    clock.advance(WINDOW / 2);
+    for key in 1_000..1_500 {
+        assert!(run_check(&backend, check(key), Purpose::Charge).is_ok(), "{key}");
+    }
+    assert_eq!(run_check(&backend, check(1_500), Purpose::Charge).unwrap_err(), Reason::Full);
+}
+
+#[test]
 fn undone_charges_leave_no_memory_allocated() {
     for policy in every_algorithm() {
         let (backend, _clock) = bounded(10);

@@ -6,10 +6,15 @@
 //!
 //! The record of a bucket is at the end of the bucket. Apart from that, both algorithms are the same.
 
-use std::collections::VecDeque;
-
-use super::forecast::{Forecast, monotonic_instant};
-use crate::{backend::generation::Generations, check::Receipt};
+use super::{
+    count::{self, Count, Forecast, monotonic_instant},
+    records::{Record, Records},
+};
+use crate::{
+    backend::generation::Generations,
+    check::Receipt,
+    policy::{Algorithm, Policy},
+};
 
 /// The largest number of records in a log.
 const MAX_RECORDS: usize = 1 << 20;
@@ -23,28 +28,21 @@ pub(super) struct Log {
     generation: u64,
     /// The instant of the last charge. It stays after a refund.
     last: u64,
-    records: VecDeque<Record>,
+    records: Records,
     /// The running total after the newest record. Totals wrap: only their differences have a meaning.
     total: u64,
     /// How many records were removed before the oldest one, at the same instant.
     removed: u32,
 }
 
-#[derive(Clone, Copy)]
-struct Record {
-    at: u64,
-    /// The running total before it.
-    start: u64,
-}
-
 /// A log at one instant.
 pub(super) struct Reading<'a> {
     log: &'a Log,
     /// The clock as read.
-    pub(super) clock: u64,
+    clock: u64,
     window: u64,
     precision: u64,
-    pub(super) span: Span,
+    span: Span,
 }
 
 /// The part of a log that counts at one instant.
@@ -60,94 +58,22 @@ pub(super) struct Span {
 
 impl Log {
     pub(super) const EMPTY: Self =
-        Self { generation: 0, last: 0, records: VecDeque::new(), total: 0, removed: 0 };
-
-    /// Reads the log at `clock`. All arguments are in microseconds.
-    #[inline]
-    pub(super) fn read(&self, clock: u64, window: u64, precision: u64) -> Reading<'_> {
-        Reading { log: self, clock, window, precision, span: self.span(clock, window) }
-    }
+        Self { generation: 0, last: 0, records: Records::EMPTY, total: 0, removed: 0 };
 
     #[inline]
     fn span(&self, clock: u64, window: u64) -> Span {
         let Some(now) = monotonic_instant(clock, self.last, window) else {
-            return Span { now: clock, expired: self.records.len(), before: self.total };
+            let expired = self.records.len();
+            return Span { now: clock, expired, before: self.total };
         };
-        let is_expired = |record: &Record| record.at + window <= now;
-        let expired = match self.records.front() {
-            Some(oldest) if is_expired(oldest) => self.records.partition_point(is_expired),
-            _ => 0,
-        };
-        Span { now, expired, before: self.start(expired) }
-    }
-
-    /// Records a charge at the instant of a reading, and drops expired records. If nothing is used, a generation begins.
-    #[inline]
-    pub(super) fn charge(
-        &mut self,
-        Span { now, expired, before }: Span,
-        precision: u64,
-        cost: u32,
-        generations: &Generations,
-    ) {
-        if expired > 0 {
-            // All records of an instant expire together.
-            self.records.drain(..expired);
-            self.removed = 0;
-        }
-        let used = self.total.wrapping_sub(before);
-        if used == 0 {
-            self.generation = generations.draw();
-            self.records.clear();
-            self.removed = 0;
-        }
-        let at = recorded_at(now, precision);
-        let units = u64::from(cost).min(MAX_USED.saturating_sub(used));
-        if units > 0 {
-            self.last = now;
-            let joins = precision > 0 && self.records.back().is_some_and(|newest| newest.at == at);
-            if !joins {
-                self.records.push_back(Record { at, start: self.total });
+        match self.records.get(0) {
+            None => Span { now, expired: 0, before: self.total },
+            Some(oldest) if oldest.at + window > now => Span { now, expired: 0, before: oldest.start },
+            Some(_) => {
+                let expired = self.records.partition_point(|record| record.at + window <= now);
+                Span { now, expired, before: self.start(expired) }
             }
-            self.total = self.total.wrapping_add(units);
         }
-        if self.records.capacity() > 64 && self.records.len() < self.records.capacity() / 4 {
-            self.records.shrink_to(self.records.len() * 2);
-        }
-    }
-
-    /// Returns the receipt of the charge that was recorded last, at the instant of this reading.
-    pub(super) fn receipt(&self, Span { now, .. }: Span, precision: u64) -> Receipt {
-        let at_micros = recorded_at(now, precision);
-        Receipt { generation: self.generation, at_micros, ordinal: self.newest_ordinal() }
-    }
-
-    /// Refunds units of a charge, at most those that its record holds, if the charge still counts.
-    pub(super) fn refund(&mut self, clock: u64, window: u64, receipt: Receipt, units: u32) {
-        let now = monotonic_instant(clock, self.last, window);
-        let counts = now.is_some_and(|now| now < receipt.at_micros + window);
-        if !counts || receipt.generation != self.generation {
-            return;
-        }
-        let Some(index) = self.index_of(receipt) else { return };
-        let held = self.start(index + 1).wrapping_sub(self.start(index));
-        let units = u64::from(units).min(held);
-        if index < self.records.len() / 2 {
-            for record in self.records.range_mut(..=index) {
-                record.start = record.start.wrapping_add(units);
-            }
-        } else {
-            for record in self.records.range_mut(index + 1..) {
-                record.start = record.start.wrapping_sub(units);
-            }
-            self.total = self.total.wrapping_sub(units);
-        }
-        self.drop_empty_ends();
-    }
-
-    /// Returns the instant from which on no charge counts.
-    pub(super) fn idle_at(&self, window: u64) -> u64 {
-        self.records.back().map_or(self.last, |newest| newest.at + window)
     }
 
     /// Returns the running total before a record, or after all of them.
@@ -165,7 +91,7 @@ impl Log {
 
     /// Returns the index of the newest record among those of its instant.
     fn newest_ordinal(&self) -> u32 {
-        let Some(newest) = self.records.back() else { return 0 };
+        let Some(newest) = self.records.newest() else { return 0 };
         let others = self.records.len() - 1;
         let is_earlier = |index: usize| self.records.get(index).is_none_or(|record| record.at < newest.at);
         // Few records have the same instant: the search begins at the newest one, and its steps grow.
@@ -187,76 +113,185 @@ impl Log {
         (others - first) as u32 + removed
     }
 
-    fn drop_empty_ends(&mut self) {
-        while self.records.back().is_some_and(|newest| newest.start == self.total) {
-            self.records.pop_back();
+    /// Drops expired records. If nothing is used, a generation begins.
+    #[inline(never)]
+    fn drop_expired(&mut self, expired: usize, used: u64, generations: &Generations) {
+        // All records of an instant expire together.
+        self.records.drop_oldest(expired);
+        self.removed = 0;
+        if used == 0 {
+            self.generation = generations.draw();
+            self.records.drop_oldest(self.records.len());
         }
-        while !self.records.is_empty() && self.start(0) == self.start(1) {
-            let dropped = self.records.pop_front().map(|record| record.at);
-            let same = dropped == self.records.front().map(|record| record.at);
+    }
+
+    fn drop_empty_ends(&mut self) {
+        while self.records.newest().is_some_and(|newest| newest.start == self.total) {
+            self.records.drop_newest();
+        }
+        while let Some(oldest) = self.records.get(0)
+            && oldest.start == self.start(1)
+        {
+            self.records.drop_oldest(1);
+            let same = self.records.get(0).is_some_and(|next| next.at == oldest.at);
             self.removed = if same { self.removed + 1 } else { 0 };
         }
     }
 }
 
-impl Reading<'_> {
-    /// Returns the usage in quota units.
+impl Count for Log {
+    type Reading<'a> = Reading<'a>;
+    type Instant = Span;
+
     #[inline]
-    pub(super) fn used(&self) -> u64 {
+    fn read(&self, clock: u64, policy: &Policy) -> Reading<'_> {
+        let window = policy.window_micros();
+        Reading { log: self, clock, window, precision: precision(policy), span: self.span(clock, window) }
+    }
+
+    #[inline]
+    fn instant(reading: &Reading<'_>) -> Span {
+        reading.span
+    }
+
+    #[inline(always)]
+    fn charge(
+        &mut self,
+        Span { now, expired, before, .. }: Span,
+        policy: &Policy,
+        cost: u32,
+        generations: &Generations,
+    ) {
+        let used = self.total.wrapping_sub(before);
+        if expired > 0 || used == 0 {
+            self.drop_expired(expired, used, generations);
+        }
+        let precision = precision(policy);
+        let at = recorded_at(now, precision);
+        let units = u64::from(cost).min(MAX_USED.saturating_sub(used));
+        if units > 0 {
+            self.last = now;
+            let joins = precision > 0 && self.records.newest().is_some_and(|newest| newest.at == at);
+            if !joins {
+                self.records.push(Record { at, start: self.total });
+            }
+            self.total = self.total.wrapping_add(units);
+        }
+    }
+
+    fn receipt(&self, Span { now, .. }: Span, policy: &Policy) -> Receipt {
+        let at_micros = recorded_at(now, precision(policy));
+        Receipt { generation: self.generation, at_micros, ordinal: self.newest_ordinal() }
+    }
+
+    fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
+        let window = policy.window_micros();
+        let now = monotonic_instant(clock, self.last, window);
+        let counts = now.is_some_and(|now| now < receipt.at_micros + window);
+        if !counts || receipt.generation != self.generation {
+            return;
+        }
+        let Some(index) = self.index_of(receipt) else { return };
+        let held = self.start(index + 1).wrapping_sub(self.start(index));
+        let units = u64::from(units).min(held);
+        if index < self.records.len() / 2 {
+            self.records.change(0..index + 1, |record| record.start = record.start.wrapping_add(units));
+        } else {
+            let newer = index + 1..self.records.len();
+            self.records.change(newer, |record| record.start = record.start.wrapping_sub(units));
+            self.total = self.total.wrapping_sub(units);
+        }
+        self.drop_empty_ends();
+    }
+
+    fn idle_at(&self, policy: &Policy) -> u64 {
+        self.records.newest().map_or(self.last, |newest| newest.at + policy.window_micros())
+    }
+}
+
+impl count::Reading for Reading<'_> {
+    #[inline]
+    fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    #[inline]
+    fn used(&self) -> u64 {
         self.log.total.wrapping_sub(self.span.before)
     }
 
-    /// Returns whether one more charge can be recorded.
     #[inline]
-    pub(super) fn has_room(&self) -> bool {
+    fn uses_at_most(&self, units: u64) -> bool {
+        self.used() <= units
+    }
+
+    #[inline]
+    fn has_room(&self) -> bool {
         // A window has far fewer buckets than this.
         self.log.records.len() - self.span.expired < MAX_RECORDS
     }
 
-    /// Returns the first instant at which no more than `units` are used.
-    pub(super) fn falls_to(&self, units: u64) -> u64 {
+    fn falls_to(&self, units: u64) -> u64 {
         match self.used().checked_sub(units) {
             None | Some(0) => self.span.now,
             Some(excess) => self.expires_at(excess),
         }
     }
 
-    /// Returns the usage after a charge of `units` now.
     #[inline]
-    pub(super) fn forecast(&self, units: u64) -> Forecast {
+    fn forecast(&self, units: u64) -> Forecast {
         let used = self.used();
         let added = units.min(MAX_USED.saturating_sub(used));
         let newest = recorded_at(self.span.now, self.precision) + self.window;
-        Forecast {
-            used: used + added,
-            next: if used > 0 { self.expires_at(1) } else { newest },
-            reset: if added > 0 { newest } else { self.newest_expires_at() },
-        }
+        let next = if used > 0 { self.expires_at(1) } else { newest };
+        let reset = if added > 0 { newest } else { self.newest_expires_at() };
+        Forecast { used: used + added, next, reset }
     }
+}
 
+impl Reading<'_> {
     /// Returns the instant at which the newest record, which holds units, has expired.
     fn newest_expires_at(&self) -> u64 {
-        self.log.records.back().map_or(self.span.now, |newest| newest.at + self.window)
+        self.log.records.newest().map_or(self.span.now, |newest| newest.at + self.window)
     }
 
     /// Returns the instant at which `units` of the usage have expired.
     #[inline]
     fn expires_at(&self, units: u64) -> u64 {
-        let expired_after = |index: usize| self.log.start(index + 1).wrapping_sub(self.span.before);
-        // The expired records come first: bisect among the others. Usually the oldest of them holds enough units.
+        // The expired records come first. Usually the oldest of the others holds enough units.
+        let oldest = self.span.expired;
+        let index = if self.units_until(oldest) >= units { oldest } else { self.bisect(units) };
+        self.log.records.get(index).map_or(self.span.now, |record| record.at + self.window)
+    }
+
+    /// Returns the index of the oldest record with which `units` of the usage have expired.
+    fn bisect(&self, units: u64) -> usize {
         let (mut low, mut high) = (self.span.expired, self.log.records.len());
-        if low < high && expired_after(low) >= units {
-            high = low;
-        }
         while low < high {
             let middle = low + (high - low) / 2;
-            if expired_after(middle) < units {
+            if self.units_until(middle) < units {
                 low = middle + 1;
             } else {
                 high = middle;
             }
         }
-        self.log.records.get(low).map_or(self.span.now, |record| record.at + self.window)
+        low
+    }
+
+    /// Returns the units of the usage in the records up to this one.
+    #[inline]
+    fn units_until(&self, index: usize) -> u64 {
+        self.log.start(index + 1).wrapping_sub(self.span.before)
+    }
+}
+
+/// Returns the width of a bucket in microseconds; 0 for an algorithm without buckets.
+#[inline]
+fn precision(policy: &Policy) -> u64 {
+    match policy.algorithm() {
+        // At most the window.
+        Algorithm::SlidingBuckets { precision } => precision.as_micros() as u64,
+        _ => 0,
     }
 }
 
@@ -269,17 +304,20 @@ fn recorded_at(now: u64, precision: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn receipt_counts_earlier_charges_of_its_instant() {
-        let (generations, window) = (Generations::new(), 1_000);
+        let generations = Generations::new();
+        let policy = Policy::new("p", 100, Duration::from_millis(1)).unwrap();
         for earlier in 0..20 {
             let mut log = Log::EMPTY;
             let mut charge = |at| {
-                let span = log.read(at, window, 0).span;
-                log.charge(span, 0, 1, &generations);
-                log.receipt(span, 0)
+                let span = log.read(at, &policy).span;
+                log.charge(span, &policy, 1, &generations);
+                log.receipt(span, &policy)
             };
             for at in 1..=earlier {
                 assert_eq!(charge(at).ordinal, 0);

@@ -11,8 +11,9 @@ use std::{
 
 use super::{
     clock::Clock,
+    count::Reading,
     shard::Shard,
-    usage::{Reading, Usage},
+    usage::{Usage, UsageReading},
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
@@ -125,7 +126,7 @@ impl State {
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         if let [pair] = check.pairs()
-            && let Some(decision) = self.decide_stored(check, pair)
+            && let Some(decision) = self.decide_single(check, pair)
         {
             return Ok(decision);
         }
@@ -236,16 +237,16 @@ impl State {
             let usage = locked.usage(i, check, pair).unwrap_or_else(|| Usage::empty(&pair.policy));
             usage.read(clock, &pair.policy)
         };
-        let readings: Vec<Reading<'_>> = pairs.iter().enumerate().map(read).collect();
+        let readings: Vec<UsageReading<'_>> = pairs.iter().enumerate().map(read).collect();
         let waits = purpose != Purpose::Overage;
-        let has_room = |pair: &Pair, reading: &Reading<'_>| !waits || reading.admits(pair);
-        let of_pairs = || pairs.iter().zip(&readings);
+        let has_room = |pair: &Pair, reading: &dyn Reading| !waits || reading.admits(pair);
+        let of_pairs = || pairs.iter().zip(readings.iter().map(UsageReading::inner));
         let admitted = of_pairs().all(|(pair, reading)| pair.is_shadow || has_room(pair, reading));
-        let is_charged = |pair: &Pair, reading: &Reading<'_>| {
+        let is_charged = |pair: &Pair, reading: &dyn Reading| {
             // An enforcing pair has room if the check is admitted.
             admitted && (!pair.is_shadow || has_room(pair, reading))
         };
-        let status = |(pair, reading): (&Pair, &Reading<'_>)| {
+        let status = |(pair, reading): (&Pair, &dyn Reading)| {
             reading.status(pair, has_room(pair, reading), is_charged(pair, reading))
         };
         let statuses: Vec<Status> = of_pairs().map(status).collect();
@@ -314,7 +315,7 @@ impl State {
 
     /// Reserves room for new partition keys: first that of evicted keys, then free room. A peek only checks that there is room.
     /// Returns how many keys too many there would be, if there is no room.
-    fn reserve(&self, new_keys: usize, purpose: Purpose, room: &mut usize) -> Result<(), usize> {
+    pub(super) fn reserve(&self, new_keys: usize, purpose: Purpose, room: &mut usize) -> Result<(), usize> {
         let of_evicted = new_keys.min(*room);
         let added = new_keys - of_evicted;
         let sum = |keys: usize| keys.checked_add(added).filter(|keys| *keys <= self.max_keys);
@@ -348,8 +349,11 @@ impl State {
     }
 
     /// Lowers the instant before which no key is due.
-    fn note_due(&self, shard: &Shard) {
-        if let Some(due) = shard.first_due() {
+    pub(super) fn note_due(&self, shard: &Shard) {
+        let due = shard.first_due();
+        // Usually another key is due earlier. Under the lock of the shard, the value read is not older than a search for idle keys that
+        // has already passed this shard.
+        if due < self.next_due.load(Ordering::Relaxed) {
             self.next_due.fetch_min(due, Ordering::Relaxed);
         }
     }

@@ -3,8 +3,12 @@
 //! Calendar windows begin at multiples of the window since the Unix epoch. In the fixed window the previous calendar window does
 //! not count. Apart from that, both algorithms are the same.
 
-use super::forecast::{Forecast, monotonic_instant};
-use crate::{backend::generation::Generations, check::Receipt};
+use super::count::{self, Count, Forecast, monotonic_instant};
+use crate::{
+    backend::generation::Generations,
+    check::Receipt,
+    policy::{Algorithm, Policy},
+};
 
 /// The largest number of ticks in a calendar window.
 const MAX_TICKS: u64 = 1 << 20;
@@ -29,7 +33,7 @@ pub(super) struct Windows {
 #[derive(Clone, Copy)]
 pub(super) struct Reading {
     /// The clock as read.
-    pub(super) clock: u64,
+    clock: u64,
     /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
     now: u64,
     window: u64,
@@ -41,9 +45,14 @@ pub(super) struct Reading {
 
 impl Windows {
     pub(super) const EMPTY: Self = Self { generation: 0, last: 0, current: 0, previous: 0 };
+}
 
-    /// Reads the sums at `clock`. All arguments are in microseconds.
-    pub(super) fn read(&self, clock: u64, window: u64, carries: bool) -> Reading {
+impl Count for Windows {
+    type Reading<'a> = Reading;
+    type Instant = Reading;
+
+    fn read(&self, clock: u64, policy: &Policy) -> Reading {
+        let (window, carries) = (policy.window_micros(), carries(policy));
         let Some(now) = monotonic_instant(clock, self.last, window) else {
             return Reading { clock, now: clock, window, carries, current: 0, previous: 0 };
         };
@@ -55,20 +64,22 @@ impl Windows {
         Reading { clock, now, window, carries, current, previous }
     }
 
-    /// Adds a charge at the instant of a reading. If nothing is used, a generation begins.
-    pub(super) fn charge(&mut self, reading: Reading, cost: u32, generations: &Generations) {
+    fn instant(reading: &Reading) -> Reading {
+        *reading
+    }
+
+    fn charge(&mut self, reading: Reading, _: &Policy, cost: u32, generations: &Generations) {
         let Reading { now, current, previous, .. } = reading.charged(u64::from(cost));
         let generation = if reading.is_unused() { generations.draw() } else { self.generation };
         *self = Self { generation, last: now, current, previous };
     }
 
-    /// Returns the receipt of the last charge.
-    pub(super) fn receipt(&self) -> Receipt {
+    fn receipt(&self, _: Reading, _: &Policy) -> Receipt {
         Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
     }
 
-    /// Refunds units of a charge, at most those that its calendar window holds, if the charge still counts.
-    pub(super) fn refund(&mut self, clock: u64, window: u64, carries: bool, receipt: Receipt, units: u32) {
+    fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
+        let (window, carries) = (policy.window_micros(), carries(policy));
         let charged = receipt.at_micros / window;
         let now = monotonic_instant(clock, self.last, window);
         let counts = now.is_some_and(|now| now / window <= charged + u64::from(carries));
@@ -83,8 +94,8 @@ impl Windows {
         *sum = sum.saturating_sub(u64::from(units));
     }
 
-    /// Returns the instant from which on no charge counts.
-    pub(super) fn idle_at(&self, window: u64, carries: bool) -> u64 {
+    fn idle_at(&self, policy: &Policy) -> u64 {
+        let (window, carries) = (policy.window_micros(), carries(policy));
         let end = self.last - self.last % window + window;
         match (self.current, self.previous) {
             (0, 0) => self.last,
@@ -95,15 +106,25 @@ impl Windows {
     }
 }
 
-impl Reading {
-    /// Returns whether no more than these units are used.
-    pub(super) fn uses_at_most(&self, units: u64) -> bool {
+impl count::Reading for Reading {
+    fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    fn used(&self) -> u64 {
+        self.forecast(0).used
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn uses_at_most(&self, units: u64) -> bool {
         let free = units.checked_sub(self.current);
         free.is_some_and(|free| self.previous * self.left() <= free * self.whole())
     }
 
-    /// Returns the first instant at which no more than `units` are used.
-    pub(super) fn falls_to(&self, units: u64) -> u64 {
+    fn falls_to(&self, units: u64) -> u64 {
         if self.uses_at_most(units) {
             return self.now;
         }
@@ -115,13 +136,14 @@ impl Reading {
         in_this.or_else(in_next).unwrap_or(next + self.window)
     }
 
-    /// Returns the usage after a charge of `units` now.
-    pub(super) fn forecast(&self, units: u64) -> Forecast {
+    fn forecast(&self, units: u64) -> Forecast {
         let after = self.charged(units);
         let used = after.current + (after.previous * after.left()).div_ceil(after.whole());
         Forecast { used, next: after.falls_at(), reset: after.falls_to(0) }
     }
+}
 
+impl Reading {
     /// Returns the first instant at which less is used.
     fn falls_at(&self) -> u64 {
         let next = self.start() + self.window;
@@ -171,4 +193,9 @@ impl Reading {
     fn tick(&self) -> u64 {
         self.window.div_ceil(MAX_TICKS)
     }
+}
+
+/// Returns whether the usage of a calendar window counts in the next one too.
+fn carries(policy: &Policy) -> bool {
+    policy.algorithm() == Algorithm::SlidingCounter
 }

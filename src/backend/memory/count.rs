@@ -1,0 +1,107 @@
+//! What the log and the calendar windows have in common.
+
+use std::time::Duration;
+
+use crate::{
+    backend::generation::Generations,
+    check::{Pair, Receipt},
+    decision::{Status, Wait},
+    policy::Policy,
+};
+
+/// The usage of one partition key under one policy. An empty one means the same as none.
+pub(super) trait Count {
+    /// The usage at one instant. Reading changes nothing.
+    type Reading<'a>: Reading
+    where
+        Self: 'a;
+    /// What a charge needs of a reading. The usage must not have changed since.
+    type Instant: Copy;
+
+    /// Reads the usage at `clock`, in microseconds. A record from another clock counts as empty.
+    fn read(&self, clock: u64, policy: &Policy) -> Self::Reading<'_>;
+
+    /// Returns what a charge needs of a reading.
+    fn instant(reading: &Self::Reading<'_>) -> Self::Instant;
+
+    /// Charges a cost at the instant of a reading, and drops expired charges. If nothing is used, a generation begins.
+    fn charge(&mut self, instant: Self::Instant, policy: &Policy, cost: u32, generations: &Generations);
+
+    /// Returns the receipt of the last charge, which was made at this instant.
+    fn receipt(&self, instant: Self::Instant, policy: &Policy) -> Receipt;
+
+    /// Refunds units of a charge, at most those that are recorded, if the charge still counts.
+    fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32);
+
+    /// Returns the instant from which on no charge counts.
+    fn idle_at(&self, policy: &Policy) -> u64;
+}
+
+/// The usage at one instant.
+pub(super) trait Reading {
+    /// Returns the clock as read, in microseconds.
+    fn clock(&self) -> u64;
+
+    /// Returns the usage in quota units, rounded up.
+    fn used(&self) -> u64;
+
+    /// Returns whether no more than these units are used.
+    fn uses_at_most(&self, units: u64) -> bool;
+
+    /// Returns whether one more charge can be recorded.
+    fn has_room(&self) -> bool;
+
+    /// Returns the first instant at which no more than these units are used.
+    fn falls_to(&self, units: u64) -> u64;
+
+    /// Returns the usage after a charge of these units now.
+    fn forecast(&self, units: u64) -> Forecast;
+
+    /// Returns whether the pair's cost fits into its quota.
+    #[inline]
+    fn admits(&self, pair: &Pair) -> bool {
+        let free = pair.policy.quota().checked_sub(pair.cost);
+        pair.cost == 0 || free.is_some_and(|free| self.uses_at_most(u64::from(free)))
+    }
+
+    /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
+    #[inline]
+    fn status(&self, pair: &Pair, admits: bool, charged: bool) -> Status {
+        let retry_after = if admits {
+            Wait::ZERO
+        } else {
+            let free = pair.policy.quota().checked_sub(pair.cost).map(u64::from);
+            free.map_or(Wait::Never, |free| Wait::For(self.wait_until(self.falls_to(free))))
+        };
+        let after = self.forecast(if charged { u64::from(pair.cost) } else { 0 });
+        let remaining = u64::from(pair.policy.quota()).saturating_sub(after.used) as u32;
+        let (next, reset) = match after.used {
+            0 => (pair.policy.window(), Duration::ZERO),
+            _ => (self.wait_until(after.next), self.wait_until(after.reset)),
+        };
+        Status::new(pair, remaining, retry_after, next, reset)
+    }
+
+    /// Returns the wait from the clock as read, so that it includes the time until the clock has caught up with the pair.
+    #[inline]
+    fn wait_until(&self, at: u64) -> Duration {
+        Duration::from_micros(at.saturating_sub(self.clock()))
+    }
+}
+
+/// The usage after a charge, and the instants at which it falls. The instants are meaningless if the usage is 0.
+pub(super) struct Forecast {
+    /// In quota units, rounded up.
+    pub(super) used: u64,
+    /// When the usage falls.
+    pub(super) next: u64,
+    /// When the usage is 0.
+    pub(super) reset: u64,
+}
+
+/// Returns the instant of a pair whose last charge was at `last`: it never goes back, so it stays at `last` until the clock has
+/// caught up. Returns None if `last` is more than a window ahead: the record is from another clock.
+#[inline]
+pub(super) fn monotonic_instant(clock: u64, last: u64, window: u64) -> Option<u64> {
+    (last <= clock + window).then(|| clock.max(last))
+}
