@@ -56,6 +56,8 @@ pub struct Decision(Arc<Inner>);
 struct Inner {
     at_micros: u64,
     is_admitted: bool,
+    /// Whether a shadow pair would have denied the check.
+    is_shadow_denied: bool,
     statuses: Statuses,
     receipts: Box<[Receipt]>,
     origin: Origin,
@@ -218,9 +220,14 @@ impl Decision {
 
     #[inline]
     fn of(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
-        let is_admitted = statuses.iter().all(|status| status.is_shadow || status.retry_after.is_zero());
+        let (mut is_admitted, mut is_shadow_denied) = (true, false);
+        for status in &statuses {
+            let denies = !status.retry_after.is_zero();
+            is_admitted &= status.is_shadow | !denies;
+            is_shadow_denied |= status.is_shadow & denies;
+        }
         let place = Place::default();
-        Self(Arc::new(Inner { at_micros, is_admitted, statuses, receipts, origin, place }))
+        Self(Arc::new(Inner { at_micros, is_admitted, is_shadow_denied, statuses, receipts, origin, place }))
     }
 
     /// Notes the namespace of the check of this decision, so that a nested layer can compare its own decision with it.
@@ -323,7 +330,9 @@ impl Decision {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn shadow_denied(&self) -> impl Iterator<Item = &Status> {
-        self.0.statuses.iter().filter(|status| status.is_shadow && !status.retry_after.is_zero())
+        // Usually there are none, and no status is read.
+        let statuses = if self.0.is_shadow_denied { self.statuses() } else { &[] };
+        statuses.iter().filter(|status| status.is_shadow && !status.retry_after.is_zero())
     }
 
     /// Returns the statuses that a response may show: those of enforcing pairs whose policies are not hidden.

@@ -90,6 +90,7 @@ impl Bytes {
 impl PartitionKey {
     /// Creates a key of one part. Kind and value may contain any bytes. An empty value is valid, but the extractors of this
     /// crate never create one.
+    #[inline]
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
         let (kind, value) = (kind.as_bytes(), value.as_ref());
         Self::of_bytes(match [kind.len(), value.len()].map(u8::try_from) {
@@ -100,6 +101,7 @@ impl PartitionKey {
         })
     }
 
+    #[inline]
     fn of_bytes(bytes: Bytes) -> Self {
         // Clients choose keys. So the hash is one that resists chosen collisions, and its keys come from the operating system.
         static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);

@@ -361,6 +361,7 @@ impl Limiter {
     }
 
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
+    #[inline]
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
         let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
         Some(match draft {
@@ -457,6 +458,7 @@ impl Limiter {
 
     /// Asks for a decision, and for a reservation if `reserve` is given. If there is no decision, applies the given outage rule,
     /// or else the limiter's own. A check of shadow pairs only is then admitted.
+    #[inline]
     fn ask(&self, mut check: Check, reserve: Option<Reserve>, rule: Option<OutageRule>) -> Asking {
         let is_shadow = check.is_shadow();
         let rule = match rule.unwrap_or(self.0.settings.rule) {
@@ -552,9 +554,9 @@ impl Limiter {
     /// Returns the error of a check by key if the limiter has no policies.
     #[inline]
     fn lacks_policies(&self) -> Option<BackendError> {
-        self.policies().is_empty().then(|| {
-            BackendError::with_source(Reason::Other, ConfigError::NoPolicies { max: MAX_PAIRS })
-        })
+        self.policies()
+            .is_empty()
+            .then(|| BackendError::with_source(Reason::Other, ConfigError::NoPolicies { max: MAX_PAIRS }))
     }
 
     fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
@@ -580,6 +582,7 @@ impl Limiter {
     }
 
     /// Returns the decision if it is known without waiting, or else what learns from the decision of the store.
+    #[inline(always)]
     fn decide_now(&self, check: &Check) -> NowOrLater<Result<Decision, BackendError>, Learning> {
         let engine = &self.0.engine;
         if check.purpose() != Purpose::Charge && !engine.can_change() {
@@ -592,20 +595,23 @@ impl Limiter {
                 }
             }
         }
-        let decided = |outcome| {
+        // Without a closure, so that the usual check calls no further function.
+        if let Some(outcome) = engine.ask_now(check) {
+            self.0.events.decided(check, &outcome, None);
+            return NowOrLater::now(outcome);
+        }
+        let decided = |decision| {
+            let outcome = Ok(decision);
             self.0.events.decided(check, &outcome, None);
             NowOrLater::now(outcome)
         };
-        if let Some(outcome) = engine.ask_now(check) {
-            return decided(outcome);
-        }
         let lease = match self.0.leases.as_ref().map(|leases| leases.lookup(check)) {
-            Some(lease::Lookup::Granted(decision)) => return decided(Ok(decision)),
+            Some(lease::Lookup::Granted(decision)) => return decided(decision),
             Some(lease::Lookup::Miss(miss)) => Some(miss),
             Some(lease::Lookup::Bypass) | None => None,
         };
         let denials = match self.0.denials.as_ref().map(|denials| denials.lookup(check)) {
-            Some(Lookup::Hit(decision)) => return decided(Ok(decision)),
+            Some(Lookup::Hit(decision)) => return decided(decision),
             Some(Lookup::Miss(miss)) => Some(miss),
             Some(Lookup::Bypass) | None => None,
         };

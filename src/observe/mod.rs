@@ -132,6 +132,7 @@ impl LimiterEvents {
     /// Counts the outcome of a check. Logs a denial, and shadow pairs that would have denied an admitted check, at the level
     /// `debug`. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at which the store was
     /// asked, or `None` if it was not asked, or has answered at once.
+    #[inline]
     pub(crate) fn decided(
         &self,
         check: &Check,

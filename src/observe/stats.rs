@@ -97,6 +97,7 @@ struct Sketch {
 
 impl Counters {
     /// Counts the outcome of a check that is not a peek. An admitted check with a status that `is_near` is near a limit.
+    #[inline]
     pub(crate) fn decided(
         &self,
         check: &Check,

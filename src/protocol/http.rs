@@ -74,6 +74,7 @@ impl Http {
     }
 
     // The draft is changed in its place: to move it costs more than to change it.
+    #[inline]
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
         let is_exempt = self.exempt.as_ref().is_some_and(|exempt| exempt(head));
         let is_shadow = !is_exempt && self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));

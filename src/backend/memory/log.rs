@@ -256,7 +256,7 @@ impl Reading<'_> {
     }
 
     /// Returns the instant at which `units` of the usage have expired.
-    #[inline]
+    #[inline(always)]
     fn expires_at(&self, units: u64) -> u64 {
         // The expired records come first. Usually the oldest of the others holds enough units.
         let oldest = self.span.expired;
@@ -265,6 +265,7 @@ impl Reading<'_> {
     }
 
     /// Returns the index of the oldest record with which `units` of the usage have expired.
+    #[inline(never)]
     fn bisect(&self, units: u64) -> usize {
         let (mut low, mut high) = (self.span.expired, self.log.records.len());
         while low < high {

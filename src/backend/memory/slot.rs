@@ -42,7 +42,11 @@ impl Partition {
     /// Returns the slot of a policy, if it is stored.
     #[inline]
     pub(super) fn slot_mut(&mut self, namespace: &Arc<str>, policy: &Policy) -> Option<&mut Slot> {
-        self.first.iter_mut().chain(&mut self.others).find(|slot| slot.is_of(namespace, policy))
+        match &mut self.first {
+            // The usual case.
+            Some(slot) if slot.is_of(namespace, policy) => Some(slot),
+            _ => self.others.iter_mut().find(|slot| slot.is_of(namespace, policy)),
+        }
     }
 
     /// Adds the slot of a policy that is not stored.
