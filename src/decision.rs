@@ -121,14 +121,31 @@ struct Listed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     policy: Policy,
-    /// The hash of the partition key.
-    key: u64,
+    key: KeyHash,
     is_shadow: bool,
     cost: u32,
     remaining: u32,
     retry_after: Wait,
     next_after: Duration,
     reset_after: Duration,
+}
+
+/// The hash of a partition key, for the warning about double charges. The statuses of two keys may be equal.
+#[derive(Clone, Copy)]
+struct KeyHash(u64);
+
+impl PartialEq for KeyHash {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for KeyHash {}
+
+impl fmt::Debug for KeyHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
 }
 
 impl Decision {
@@ -263,7 +280,7 @@ impl Decision {
         let is_charged = |status: &&Status| {
             status.cost > 0
                 && others.iter().any(|other| {
-                    other.cost > 0 && other.key == status.key && other.policy.counts_with(&status.policy)
+                    other.cost > 0 && other.key.0 == status.key.0 && other.policy.counts_with(&status.policy)
                 })
         };
         self.statuses().iter().filter(is_charged).map(|status| &status.policy)
@@ -472,7 +489,7 @@ impl Status {
         next_after: Duration,
         reset_after: Duration,
     ) -> Self {
-        let (policy, key) = (pair.policy.clone(), pair.key.hash_code());
+        let (policy, key) = (pair.policy.clone(), KeyHash(pair.key.hash_code()));
         let Pair { is_shadow, cost, .. } = *pair;
         Self { policy, key, is_shadow, cost, remaining, retry_after, next_after, reset_after }
     }

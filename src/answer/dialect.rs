@@ -89,7 +89,9 @@ impl Dialect {
             Self::XRateLimitByPolicy => fields::add_by_policy(headers, decision),
             Self::Off => {}
         }
-        fields::add_retry_after(headers, decision, max_jitter);
+        if !decision.is_admitted() {
+            fields::add_retry_after(headers, decision, max_jitter);
+        }
     }
 }
 

@@ -34,6 +34,7 @@ const LEGACY: [HeaderName; 3] = [
 type Line = SmallVec<[u8; 128]>;
 
 /// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
+#[inline]
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
     let (policies, limits) = match decision.only_shown() {
         // The usual case. Its members are the whole lines.
@@ -91,9 +92,6 @@ pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
 /// Adds `Retry-After` to a denial, unless no wait helps or the field already has a larger value. A random time of at most
 /// `max_jitter` is added to the wait.
 pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, max_jitter: Duration) {
-    if decision.is_admitted() {
-        return;
-    }
     let Wait::For(wait) = decision.retry_after() else { return };
     let seconds = whole_seconds(wait.saturating_add(random_up_to(max_jitter)));
     // One allocation. `HeaderValue::from(u64)` needs two.
@@ -218,7 +216,9 @@ mod tests {
 
     fn fields(decision: &Decision, mut headers: HeaderMap) -> Vec<(String, String)> {
         add_draft_11(&mut headers, decision);
-        add_retry_after(&mut headers, decision, Duration::ZERO);
+        if !decision.is_admitted() {
+            add_retry_after(&mut headers, decision, Duration::ZERO);
+        }
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()
     }

@@ -39,14 +39,17 @@ pub fn header(name: &str) -> Result<Header, ConfigError> {
 
 impl KeyExtractor for Header {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let mut values = head.headers.get_all(&self.name).iter();
-        let (first, second) = (values.next(), values.next());
-        if second.is_some() {
-            let what = format!("header {}", self.name);
+        let Self { name, kind } = self;
+        let headers = head.headers;
+        let Some(value) = headers.get(name) else { return Ok(None) };
+        // Usually no header occurs more than once.
+        let may_repeat = headers.len() > headers.keys_len();
+        if may_repeat && headers.get_all(name).iter().nth(1).is_some() {
+            let what = format!("header {name}");
             return Err(KeyError::Malformed { what, why: "the header occurs more than once".to_owned() });
         }
-        let value = first.map(|value| value.as_bytes()).filter(|value| !value.is_empty());
-        Ok(value.map(|value| PartitionKey::new(&self.kind, value)))
+        let value = Some(value.as_bytes()).filter(|value| !value.is_empty());
+        Ok(value.map(|value| PartitionKey::new(kind, value)))
     }
 
     fn missing(&self, _head: &Head<'_>) -> String {
