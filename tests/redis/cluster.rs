@@ -27,7 +27,7 @@ use crate::support::{
 
 /// Returns a user and an address whose slots are on different nodes.
 pub fn keys() -> [PartitionKey; 2] {
-    [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.2")]
+    [PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.1")]
 }
 
 pub fn pair(key: &PartitionKey, policy: &Policy, cost: u32) -> Pair {

@@ -159,7 +159,7 @@ async fn denials_across_slots_hit_deny_cache() {
     let builder = Limiter::builder(backend).deadline(LONG_DEADLINE).without_policies().deny_cache(CACHE);
     let limiter = builder.build().unwrap();
     // The slots of these keys are on different nodes.
-    let (user, address) = (PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.2"));
+    let (user, address) = (PartitionKey::new("user", "alice"), PartitionKey::new("peer-ip", "192.0.2.1"));
     let three = Policies::from(policy("three", 3, HOUR));
     let pairs = |key| three.pairs(key, 1);
     let both = || [pairs(&user), pairs(&address)].concat();
