@@ -230,7 +230,7 @@ impl RedisBackend {
     /// let policy = Policy::new("burst", 10, Duration::from_secs(1))?;
     /// assert_eq!(
     ///     backend.key_name("tsw", &PartitionKey::new("user", "alice"), &policy),
-    ///     "tsw:1:{b386072a653cac59a74cf54a070b44bf}:burst:log:1000000"
+    ///     "tsw:1:{5b03978ec7fd9f0c089300fe672072f6}:burst:log:1000000"
     /// );
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
