@@ -21,7 +21,7 @@ const CALLS: usize = 500;
 /// A figure that is larger by more than this part is worse.
 const TOLERANCE: f64 = 0.03;
 /// A difference between two servers that is larger than this part is reported.
-const MAX_SPREAD: f64 = 0.005;
+const MAX_SPREAD: f64 = 0.02;
 
 /// The instructions per call of each row and design. `None` if it is not measured.
 type Table = Vec<[Option<f64>; Design::ALL.len()]>;

@@ -12,7 +12,7 @@
 //! With `instructions`, it counts the instructions of the server in each script call, and needs valgrind. Other processes of the machine
 //! do not change these figures: two servers differ by less than 2 %, and times by up to 25 %. It takes about ten minutes. With `--before`, it takes 17,
 //! also measures the check script of another folder, and prints the ratio of both. The folder may be that of another revision:
-//! `git worktree add ../before REVISION`. The arguments and the stored layout of both must be the same.
+//! `git worktree add --detach ../before REVISION`. The arguments and the stored layout of both must be the same.
 //!
 //! `TEST_REDIS_SERVER` selects the program of the server, such as `target/engines/valkey-server`.
 //!

@@ -101,7 +101,8 @@ impl MemoryBackend {
     /// Returns a backend for at most `max_keys` partition keys in use at the same time.
     ///
     /// A key with up to three records takes about 250 bytes for the first policy and 120 bytes for each further policy. From four
-    /// records on, each record takes another 16 to 32 bytes.
+    /// records on, each record takes another 16 to 32 bytes. Until the key is idle, it keeps up to 1 KiB of the memory of records that
+    /// have expired.
     ///
     /// # Errors
     ///

@@ -136,10 +136,12 @@ impl Shard {
         partition.remove_idle(now);
         let idle_at = partition.idle_at();
         match idle_at {
-            Some(idle_at) => self.due.set(key, idle_at),
+            Some(idle_at) => {
+                self.due.set(key, idle_at);
+                self.update_first_due();
+            }
             None => self.remove(key),
         }
-        self.first_due = self.due.first().map_or(u64::MAX, |(due, _)| due);
         idle_at.is_none()
     }
 
@@ -147,6 +149,11 @@ impl Shard {
     fn remove(&mut self, key: usize) {
         self.partitions.swap_remove(key);
         self.due.swap_remove(key);
+        self.update_first_due();
+    }
+
+    fn update_first_due(&mut self) {
+        self.first_due = self.due.first().map_or(u64::MAX, |(due, _)| due);
     }
 
     /// Returns the earliest instant at which a partition key is due, or `u64::MAX` if there is none.
@@ -181,5 +188,31 @@ impl Shard {
         let units = partition.used(now);
         self.remove(index);
         Some(units)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Otherwise, every new key at the bound would search all shards for a key that is no longer stored.
+    #[test]
+    fn eviction_updates_first_due() {
+        let (mut shard, generations) = (Shard::default(), Generations::new());
+        let check = |value, seconds| {
+            let policy = Policy::new("p", 10, Duration::from_secs(seconds)).unwrap();
+            Check::new([Pair::new(PartitionKey::new("user", value), policy, 1)]).unwrap()
+        };
+        for check in [check("a", 1), check("b", 60)] {
+            let [pair] = check.pairs() else { panic!("one pair") };
+            shard.charge(&pair.key, &check, pair, 1_000_000, &generations);
+        }
+        for (value, first_due, next_due) in [("a", 2_000_000, 61_000_000), ("b", 61_000_000, u64::MAX)] {
+            assert_eq!(shard.first_due(), first_due);
+            assert_eq!(shard.evict(&PartitionKey::new("user", value), 1_000_000, 0.5), Some(1));
+            assert_eq!(shard.first_due(), next_due);
+        }
     }
 }
