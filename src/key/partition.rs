@@ -5,6 +5,7 @@ use std::{
     cmp::Ordering,
     fmt,
     hash::{BuildHasher, Hash, Hasher, RandomState},
+    num::NonZeroU8,
     sync::{Arc, LazyLock},
 };
 
@@ -15,7 +16,7 @@ use smallvec::SmallVec;
 const MAX_KEPT: usize = 256;
 
 /// The length of the longest key that needs no memory of the heap.
-const MAX_INLINE: usize = 38;
+const MAX_INLINE: usize = 39;
 
 /// The longest length of one byte.
 const MAX_SHORT: u8 = 254;
@@ -41,29 +42,48 @@ const SHORT: usize = 128;
 /// assert_ne!(user.and(&PartitionKey::new("route", "/search")), user);
 /// ```
 #[derive(Clone)]
-pub struct PartitionKey {
-    /// The parts, one after the other, each as two fields; a field is its length and its bytes. A length below 255 is one byte,
-    /// and another one is the byte 255 and eight bytes. So the list can be read back in one way only.
-    bytes: Bytes,
+pub struct PartitionKey(Repr);
+
+/// The parts of a key, one after the other, each as two fields; a field is its length and its bytes. A length below 255 is one
+/// byte, and another one is the byte 255 and eight bytes. So the list can be read back in one way only.
+///
+/// Most keys are short: their clones share no counter, and a map finds them without another memory access.
+#[derive(Clone)]
+enum Repr {
+    Inline(Inline),
+    Shared(Shared),
+}
+
+/// A short key. Its size is a whole number of words, so that a copy does not read parts of words that were just written.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Inline {
     /// The hash of the bytes, computed once for all maps of this process.
     hash: u64,
+    buffer: [u8; MAX_INLINE],
+    /// The length plus one.
+    end: NonZeroU8,
 }
 
-/// The bytes of a key. Most keys are short: their clones share no counter, and a map finds them without another memory access.
 #[derive(Clone)]
-enum Bytes {
-    Inline { length: u8, buffer: [u8; MAX_INLINE] },
-    Shared(Arc<[u8]>),
+#[repr(C)]
+struct Shared {
+    hash: u64,
+    bytes: Arc<[u8]>,
 }
 
-impl Bytes {
+impl Repr {
     /// Concatenates the fields.
     #[inline]
     fn of(fields: [&[u8]; 4]) -> Self {
         let mut buffer = [0; MAX_INLINE];
-        match concatenate(&mut buffer, fields) {
-            // At most `MAX_INLINE`.
-            Some(length) => Self::Inline { length: length as u8, buffer },
+        // The length is at most `MAX_INLINE`.
+        match concatenate(&mut buffer, fields)
+            .map(|length| (length, NonZeroU8::MIN.saturating_add(length as u8)))
+        {
+            Some((length, end)) => {
+                Self::Inline(Inline { hash: hash(buffer.get(..length).unwrap_or_default()), buffer, end })
+            }
             None => Self::shared(fields),
         }
     }
@@ -72,19 +92,22 @@ impl Bytes {
     fn shared(fields: [&[u8]; 4]) -> Self {
         let mut buffer = [0; SHORT];
         // Most keys are short, so that only the key itself is allocated.
-        Self::Shared(match concatenate(&mut buffer, fields) {
-            Some(length) => Arc::from(buffer.get(..length).unwrap_or_default()),
+        let bytes: Arc<[u8]> = match concatenate(&mut buffer, fields) {
+            Some(length) => buffer.get(..length).unwrap_or_default().into(),
             None => fields.concat().into(),
-        })
+        };
+        Self::Shared(Shared { hash: hash(&bytes), bytes })
     }
+}
 
-    #[inline]
-    fn as_slice(&self) -> &[u8] {
-        match self {
-            Self::Inline { length, buffer } => buffer.get(..usize::from(*length)).unwrap_or_default(),
-            Self::Shared(bytes) => bytes,
-        }
-    }
+/// Returns the hash of the bytes of a key. Clients choose keys. So the hash is one that resists chosen collisions, and its keys
+/// come from the operating system.
+#[inline]
+fn hash(bytes: &[u8]) -> u64 {
+    static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    let mut hasher = HASHER.build_hasher();
+    hasher.write(bytes);
+    hasher.finish()
 }
 
 impl PartitionKey {
@@ -93,27 +116,18 @@ impl PartitionKey {
     #[inline]
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
         let (kind, value) = (kind.as_bytes(), value.as_ref());
-        Self::of_bytes(match [kind.len(), value.len()].map(u8::try_from) {
+        Self(match [kind.len(), value.len()].map(u8::try_from) {
             [Ok(of_kind @ ..=MAX_SHORT), Ok(of_value @ ..=MAX_SHORT)] => {
-                Bytes::of([&[of_kind], kind, &[of_value], value])
+                Repr::of([&[of_kind], kind, &[of_value], value])
             }
-            _ => Bytes::shared([&length(kind.len()), kind, &length(value.len()), value]),
+            _ => Repr::shared([&length(kind.len()), kind, &length(value.len()), value]),
         })
-    }
-
-    #[inline]
-    fn of_bytes(bytes: Bytes) -> Self {
-        // Clients choose keys. So the hash is one that resists chosen collisions, and its keys come from the operating system.
-        static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
-        let mut hasher = HASHER.build_hasher();
-        hasher.write(bytes.as_slice());
-        Self { hash: hasher.finish(), bytes }
     }
 
     /// Returns the key of all parts of this key, followed by all parts of the other.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
-        Self::of_bytes(Bytes::of([self.as_bytes(), other.as_bytes(), &[], &[]]))
+        Self(Repr::of([self.as_bytes(), other.as_bytes(), &[], &[]]))
     }
 
     /// Returns a number from 0 to 99 that divides all keys into a hundred parts of about the same size. Use it to treat a percentage of
@@ -138,13 +152,20 @@ impl PartitionKey {
     /// Returns the canonical bytes: the same for equal keys and different for different keys, in every process and version.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
-        self.bytes.as_slice()
+        match &self.0 {
+            Repr::Inline(Inline { buffer, end, .. }) => {
+                buffer.get(..usize::from(end.get()) - 1).unwrap_or_default()
+            }
+            Repr::Shared(Shared { bytes, .. }) => bytes,
+        }
     }
 
     /// Returns a hash of this key, which is the same for equal keys. It differs between processes, and clients cannot predict it.
     #[inline]
     pub(crate) fn hash_code(&self) -> u64 {
-        self.hash
+        match &self.0 {
+            Repr::Inline(Inline { hash, .. }) | Repr::Shared(Shared { hash, .. }) => *hash,
+        }
     }
 
     /// This key as a store in memory keeps it: of bounded size, whatever a client has sent. A long key becomes its
@@ -157,7 +178,7 @@ impl PartitionKey {
     #[cold]
     fn digest(&self) -> Self {
         let digest = Sha256::digest(self.as_bytes());
-        Self::of_bytes(Bytes::of([&long_length(u64::MAX), &digest, &[], &[]]))
+        Self(Repr::of([&long_length(u64::MAX), &digest, &[], &[]]))
     }
 
     /// Returns the parts of this key in their order, each with its kind and its value. Values may identify people.
@@ -229,7 +250,11 @@ fn long_length(length: u64) -> [u8; 9] {
 fn concatenate(buffer: &mut [u8], fields: [&[u8]; 4]) -> Option<usize> {
     let mut end = 0;
     for field in fields {
-        buffer.get_mut(end..)?.get_mut(..field.len())?.copy_from_slice(field);
+        match (buffer.get_mut(end..)?.get_mut(..field.len())?, field) {
+            // Most lengths are one byte, for which a copy of any length would cost more.
+            ([to], [byte]) => *to = *byte,
+            (to, field) => to.copy_from_slice(field),
+        }
         end += field.len();
     }
     Some(end)
@@ -237,7 +262,7 @@ fn concatenate(buffer: &mut [u8], fields: [&[u8]; 4]) -> Option<usize> {
 
 impl PartialEq for PartitionKey {
     fn eq(&self, other: &Self) -> bool {
-        self.hash == other.hash && self.as_bytes() == other.as_bytes()
+        self.hash_code() == other.hash_code() && self.as_bytes() == other.as_bytes()
     }
 }
 
@@ -246,7 +271,7 @@ impl Eq for PartitionKey {}
 /// Hashes a number that was computed when the key was created. It differs between processes.
 impl Hash for PartitionKey {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
+        state.write_u64(self.hash_code());
     }
 }
 
@@ -311,7 +336,7 @@ mod tests {
             assert_eq!(key.parts().collect::<Vec<_>>(), [(&*short, long.as_bytes())]);
             let lengths = if length < 255 { 2 } else { 10 };
             assert_eq!(key.as_bytes().len(), lengths + short.len() + long.len());
-            assert_eq!(matches!(key.bytes, Bytes::Inline { .. }), key.as_bytes().len() <= MAX_INLINE);
+            assert_eq!(matches!(key.0, Repr::Inline(_)), key.as_bytes().len() <= MAX_INLINE);
             let twice = key.and(&key);
             assert_eq!(twice.as_bytes(), [key.as_bytes(), key.as_bytes()].concat());
             assert_eq!(twice.clone(), twice);
@@ -333,7 +358,12 @@ mod tests {
     fn keys_of_equal_hash_are_different() {
         let alice = PartitionKey::new("user", "alice");
         for value in ["bob", &"b".repeat(MAX_INLINE)] {
-            let bob = PartitionKey { hash: alice.hash, ..PartitionKey::new("user", value) };
+            let mut bob = PartitionKey::new("user", value);
+            match &mut bob.0 {
+                Repr::Inline(Inline { hash, .. }) | Repr::Shared(Shared { hash, .. }) => {
+                    *hash = alice.hash_code()
+                }
+            }
             assert_ne!(alice, bob);
             let mut map = HashMap::<_, _, BuildHasherDefault<KeyHasher>>::default();
             map.extend([(alice.clone(), 1), (bob.clone(), 2)]);
