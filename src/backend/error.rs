@@ -5,8 +5,12 @@ use std::{error::Error, fmt, sync::Arc};
 /// The error of a backend that makes no decision. It is an outage and never a denial.
 ///
 /// Cloning is cheap.
-#[derive(Clone, Debug)]
-pub struct BackendError {
+#[derive(Clone)]
+pub struct BackendError(Arc<Inner>);
+
+/// Errors are rare, and results of checks are moved often: so an error is one word.
+#[derive(Clone)]
+struct Inner {
     reason: Reason,
     was_asked: bool,
     source: Option<Arc<dyn Error + Send + Sync>>,
@@ -51,28 +55,29 @@ pub enum Reason {
 impl BackendError {
     /// Creates an error without a source.
     pub fn new(reason: Reason) -> Self {
-        Self { reason, was_asked: true, source: None }
+        Self(Arc::new(Inner { reason, was_asked: true, source: None }))
     }
 
     /// Creates an error with a source.
     pub fn with_source(reason: Reason, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { reason, was_asked: true, source: Some(Arc::from(source.into())) }
+        Self(Arc::new(Inner { reason, was_asked: true, source: Some(Arc::from(source.into())) }))
     }
 
     /// Returns the reason.
     pub fn reason(&self) -> Reason {
-        self.reason
+        self.0.reason
     }
 
     /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, or the [`Breaker`](crate::outage::Breaker) was open. In that
     /// case, the reason is that of the failure that has opened it.
     pub fn was_asked(&self) -> bool {
-        self.was_asked
+        self.0.was_asked
     }
 
     /// Marks the error of a check for which the store was not asked.
-    pub(crate) fn unasked(self) -> Self {
-        Self { was_asked: false, ..self }
+    pub(crate) fn unasked(mut self) -> Self {
+        Arc::make_mut(&mut self.0).was_asked = false;
+        self
     }
 }
 
@@ -138,10 +143,21 @@ impl Reason {
     }
 }
 
+impl fmt::Debug for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Inner { reason, was_asked, source } = &*self.0;
+        f.debug_struct("BackendError")
+            .field("reason", reason)
+            .field("was_asked", was_asked)
+            .field("source", source)
+            .finish()
+    }
+}
+
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no rate limit decision: {}", self.reason)?;
-        if !self.was_asked && self.reason != Reason::Overloaded {
+        write!(f, "no rate limit decision: {}", self.reason())?;
+        if !self.was_asked() && self.reason() != Reason::Overloaded {
             f.write_str(" (circuit breaker is open)")?;
         }
         Ok(())
@@ -150,7 +166,7 @@ impl fmt::Display for BackendError {
 
 impl Error for BackendError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+        self.0.source.as_deref().map(|source| source as &(dyn Error + 'static))
     }
 }
 
