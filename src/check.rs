@@ -128,6 +128,15 @@ pub struct Pair {
     pub lease: u32,
 }
 
+/// A pair that is not a part of a check, without a copy of its key and without another count of its policy.
+#[derive(Clone, Copy)]
+pub(crate) struct PairRef<'a> {
+    pub(crate) key: &'a PartitionKey,
+    pub(crate) policy: &'a Policy,
+    pub(crate) cost: u32,
+    pub(crate) is_shadow: bool,
+}
+
 /// The namespace, which separates two applications on one store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Namespace(Arc<str>);
@@ -152,6 +161,12 @@ impl Pair {
     #[must_use]
     pub fn shadow(self) -> Self {
         Self { is_shadow: true, ..self }
+    }
+
+    #[inline]
+    pub(crate) fn borrowed(&self) -> PairRef<'_> {
+        let Self { key, policy, cost, is_shadow, .. } = self;
+        PairRef { key, policy, cost: *cost, is_shadow: *is_shadow }
     }
 
     /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit.
@@ -417,6 +432,10 @@ impl Namespace {
 
 impl Namespace {
     pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<str> {
         &self.0
     }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Receipt},
+    check::{Check, MAX_PAIRS, Namespace, Pair, PairRef, Purpose, Receipt},
     policy::Policy,
 };
 
@@ -489,8 +489,18 @@ impl Status {
         next_after: Duration,
         reset_after: Duration,
     ) -> Self {
-        let (policy, key) = (pair.policy.clone(), KeyHash(pair.key.hash_code()));
-        let Pair { is_shadow, cost, .. } = *pair;
+        Self::of(pair.borrowed(), remaining, retry_after, next_after, reset_after)
+    }
+
+    #[inline]
+    pub(crate) fn of(
+        PairRef { key, policy, cost, is_shadow }: PairRef<'_>,
+        remaining: u32,
+        retry_after: Wait,
+        next_after: Duration,
+        reset_after: Duration,
+    ) -> Self {
+        let (policy, key) = (policy.clone(), KeyHash(key.hash_code()));
         Self { policy, key, is_shadow, cost, remaining, retry_after, next_after, reset_after }
     }
 

@@ -1,11 +1,11 @@
 //! The object-safe engine: a backend without its type, behind the circuit breaker and the deny cache.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{any::Any, pin::pin, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
 use crate::{
-    backend::{Backend, BackendError, Reason},
+    backend::{Backend, BackendError, Reason, memory::MemoryBackend},
     check::{Check, Pair, Purpose, Refund},
     decision::Decision,
     deny_cache::{Denials, Miss},
@@ -25,6 +25,8 @@ pub(crate) struct Change {
 pub(crate) trait Engine: Send + Sync {
     /// Returns the decision of a backend that never waits, or `None` if this backend must wait. In that case it did nothing.
     fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>>;
+    /// Returns the backend if it is a memory backend, which decides a check of one pair without a list of pairs.
+    fn memory(&self) -> Option<&MemoryBackend>;
     /// Asks a backend that must wait, through the guard unless the backend protects its servers itself. The deny cache and the
     /// events learn of the outcome.
     fn ask(
@@ -61,6 +63,10 @@ pub(crate) trait Engine: Send + Sync {
 impl<B: Backend> Engine for B {
     fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>> {
         Some(complete(check, self.check_now(check)?))
+    }
+
+    fn memory(&self) -> Option<&MemoryBackend> {
+        (self as &dyn Any).downcast_ref()
     }
 
     fn ask(

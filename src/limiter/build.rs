@@ -311,6 +311,7 @@ impl LimiterBuilder {
             settings: Settings { policies, namespace, region, deadline, rule, reserve },
             guard,
             on_rollback,
+            memory: engine.memory().cloned(),
             local: memory.map(Local::in_memory).unwrap_or_default(),
             waiters: Waiters::new(max_waiting),
             engine,

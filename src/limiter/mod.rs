@@ -3,8 +3,8 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
-    backend::{Backend, BackendError, Reason},
-    check::{AcrossSlots, Check, MAX_PAIRS, Namespace, OnRollback, Pair, Purpose},
+    backend::{Backend, BackendError, Reason, memory::MemoryBackend},
+    check::{AcrossSlots, Check, MAX_PAIRS, Namespace, OnRollback, Pair, PairRef, Purpose},
     cost::{Costs, IntoCosts},
     decision::Decision,
     deny_cache::{Denials, Lookup, Miss},
@@ -64,6 +64,8 @@ pub struct Limiter(Arc<Inner>);
 struct Inner {
     settings: Settings,
     engine: Arc<dyn Engine>,
+    /// The backend, if it is a memory backend.
+    memory: Option<MemoryBackend>,
     queue: Arc<Queue>,
     /// `None` if the backend protects its servers itself.
     guard: Option<Arc<Guard>>,
@@ -167,7 +169,11 @@ impl Limiter {
     ///
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn admit(&self, key: PartitionKey, cost: impl IntoCosts) -> AdmitFuture {
-        AdmitFuture(match self.own(key, &cost.into_costs()) {
+        let costs = cost.into_costs();
+        if let Some(outcome) = self.admit_in_memory(&key, &costs, false) {
+            return AdmitFuture(NowOrLater::now(outcome));
+        }
+        AdmitFuture(match self.own(key, &costs) {
             Ok(check) => self.ask(check, None, None),
             Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
         })
@@ -363,9 +369,16 @@ impl Limiter {
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     #[inline]
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
+        // The usual check.
+        if let Draft { first: Some(part), rest: None, reserves: false, .. } = &draft
+            && matches!(part.against, Against::Limiter | Against::LimiterAnd(None))
+            && let Some(outcome) = self.admit_in_memory(&part.key, &part.costs, part.is_shadow)
+        {
+            return Some(NowOrLater::now(outcome));
+        }
         let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
         Some(match draft {
-            // The usual case. The builder has validated these policies.
+            // The builder has validated these policies.
             Draft {
                 first:
                     Some(Part { key, costs, is_shadow, against: Against::Limiter | Against::LimiterAnd(None) }),
@@ -545,10 +558,54 @@ impl Limiter {
     /// Decides the check of this key against all policies of the limiter.
     #[inline]
     fn decide_own(&self, key: PartitionKey, costs: &Costs, purpose: Purpose) -> CheckFuture {
+        if let Some(decision) = self.decide_in_memory(&key, costs, false, purpose) {
+            return CheckFuture(NowOrLater::now(Ok(decision)));
+        }
         CheckFuture(match self.lacks_policies() {
             None => self.decide(self.of_limiter(key, costs, false), purpose),
             Some(error) => NowOrLater::now(Err(error)),
         })
+    }
+
+    /// Decides the check of this key if the limiter has one policy and a memory backend. Returns `None` if not, or if the backend has
+    /// no room. Then nothing was charged.
+    #[inline]
+    fn decide_in_memory(
+        &self,
+        key: &PartitionKey,
+        costs: &Costs,
+        is_shadow: bool,
+        purpose: Purpose,
+    ) -> Option<Decision> {
+        let Inner { settings: Settings { policies, namespace, region, .. }, memory, events, .. } = &*self.0;
+        let ([policy], None, Some(memory)) = (&policies[..], region, memory) else { return None };
+        let cost = costs.of(policy.name()).unwrap_or(1);
+        let pair = PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() };
+        let decision = memory.decide_single(namespace, pair, purpose)?;
+        events.unknown_policies(costs, policies);
+        if purpose != Purpose::Peek {
+            if cost > policy.quota() {
+                observe::cost_above_quota(pair);
+            }
+            events.decision(&decision, || (!pair.is_shadow).then_some(key));
+        }
+        Some(decision)
+    }
+
+    /// Decides a request as [`decide_in_memory`](Self::decide_in_memory) does.
+    #[inline]
+    fn admit_in_memory(
+        &self,
+        key: &PartitionKey,
+        costs: &Costs,
+        is_shadow: bool,
+    ) -> Option<Result<Admission, Rejection>> {
+        let decision = self.decide_in_memory(key, costs, is_shadow, Purpose::Charge)?;
+        Some(future::of_decision(if decision.is_admitted() {
+            decision.in_place(self.0.settings.namespace.clone())
+        } else {
+            decision
+        }))
     }
 
     /// Returns the error of a check by key if the limiter has no policies.
@@ -591,7 +648,7 @@ impl Limiter {
         if check.purpose() != Purpose::Peek {
             for pair in check.pairs() {
                 if pair.cost > pair.policy.quota() {
-                    observe::cost_above_quota(pair);
+                    observe::cost_above_quota(pair.borrowed());
                 }
             }
         }

@@ -9,7 +9,7 @@ use std::{error::Error, time::Duration};
 
 use crate::{
     backend::BackendError,
-    check::Pair,
+    check::PairRef,
     decision::{Decision, Status},
 };
 #[cfg(feature = "tracing")]
@@ -120,7 +120,7 @@ pub(super) fn shadow_denied(status: &Status) {
     );
 }
 
-pub(super) fn cost_above_quota(pair: &Pair) {
+pub(super) fn cost_above_quota(pair: PairRef<'_>) {
     if pair.is_shadow {
         event!(
             warn,

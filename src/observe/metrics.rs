@@ -121,45 +121,39 @@ impl LimiterMetrics {
         }
     }
 
-    /// Counts the outcome of a check that is not a peek. `started` is the instant at which the store was asked, if it was.
-    pub(super) fn decided(
-        &self,
-        check: &Check,
-        outcome: &Result<Decision, BackendError>,
-        is_near: impl Fn(&Status) -> bool,
-        started: Option<Instant>,
-    ) {
-        match outcome {
-            Ok(decision) => {
-                let is_admitted = decision.is_admitted();
-                for status in decision.statuses() {
-                    self.policies.with(status.policy().name(), |policy| {
-                        let has_room = status.retry_after().is_zero();
-                        match (is_admitted, has_room) {
-                            (true, true) => policy.admitted(status, is_near(status)),
-                            // Only a shadow policy denies an admitted check.
-                            (true, false) => policy.shadow_denied.count(1),
-                            (false, false) if !status.is_shadow() => policy.denied(decision.is_cached()),
-                            (false, _) => {}
-                        }
-                    });
+    /// Counts the decision of a check that is not a peek.
+    pub(super) fn decision(&self, decision: &Decision, is_near: impl Fn(&Status) -> bool) {
+        let is_admitted = decision.is_admitted();
+        for status in decision.statuses() {
+            self.policies.with(status.policy().name(), |policy| {
+                let has_room = status.retry_after().is_zero();
+                match (is_admitted, has_room) {
+                    (true, true) => policy.admitted(status, is_near(status)),
+                    // Only a shadow policy denies an admitted check.
+                    (true, false) => policy.shadow_denied.count(1),
+                    (false, false) if !status.is_shadow() => policy.denied(decision.is_cached()),
+                    (false, _) => {}
                 }
-                if decision.is_cached() {
-                    self.deny_cache_hits.count(1);
-                }
-            }
-            Err(error) => {
-                for pair in check.pairs() {
-                    self.policies.with(pair.policy.name(), |policy| policy.unavailable.count(1));
-                }
-                if let Some(counter) = self.unavailable.get(error.reason() as usize) {
-                    counter.count(1);
-                }
-            }
+            });
         }
-        if let Some(started) = started {
-            self.duration.histogram().record(started.elapsed());
+        if decision.is_cached() {
+            self.deny_cache_hits.count(1);
         }
+    }
+
+    /// Counts a check without a decision.
+    pub(super) fn unavailable(&self, check: &Check, error: &BackendError) {
+        for pair in check.pairs() {
+            self.policies.with(pair.policy.name(), |policy| policy.unavailable.count(1));
+        }
+        if let Some(counter) = self.unavailable.get(error.reason() as usize) {
+            counter.count(1);
+        }
+    }
+
+    /// Records how long the store took to answer a check. `started` is the instant at which it was asked.
+    pub(super) fn answered(&self, started: Instant) {
+        self.duration.histogram().record(started.elapsed());
     }
 
     /// Counts a request of a layer.

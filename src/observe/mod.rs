@@ -16,9 +16,10 @@ use tokio::time::Instant;
 
 use crate::{
     backend::{BackendError, Reason},
-    check::{Check, Namespace, Pair, Purpose},
+    check::{Check, Namespace, PairRef, Purpose},
     cost::Costs,
     decision::{Decision, Status},
+    key::PartitionKey,
     policy::Policy,
 };
 
@@ -58,7 +59,7 @@ pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
 
 /// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
 /// the configuration.
-pub(crate) fn cost_above_quota(pair: &Pair) {
+pub(crate) fn cost_above_quota(pair: PairRef<'_>) {
     if pair.policy.first_warning() {
         events::cost_above_quota(pair);
     }
@@ -129,9 +130,8 @@ impl LimiterEvents {
         &self.counters
     }
 
-    /// Counts the outcome of a check. Logs a denial, and shadow pairs that would have denied an admitted check, at the level
-    /// `debug`. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at which the store was
-    /// asked, or `None` if it was not asked, or has answered at once.
+    /// Counts the outcome of a check. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at
+    /// which the store was asked, or `None` if it was not asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
         &self,
@@ -140,27 +140,46 @@ impl LimiterEvents {
         started: Option<Instant>,
     ) {
         let is_counted = check.purpose() != Purpose::Peek;
-        if is_counted {
-            // A shadow pair that does not fit is not charged.
-            let is_near = |status: &Status| {
-                status.cost() > 0 && status.retry_after().is_zero() && status.is_near(self.near_limit)
-            };
-            self.counters.decided(check, outcome, is_near);
-            self.metrics.decided(check, outcome, is_near, started);
-        }
         match outcome {
-            Ok(_) if !is_counted => {}
-            Ok(decision) if decision.is_admitted() => {
-                decision.shadow_denied().for_each(events::shadow_denied);
-            }
-            Ok(decision) => events::denied(decision),
-            Err(error) if error.reason() == Reason::Full => {
-                if let Some(unlogged) = self.full.pass() {
+            Ok(decision) if is_counted => self.decision(decision, || stats::denied_key(check, decision)),
+            Ok(_) => {}
+            // The events of the server report all other errors.
+            Err(error) => {
+                if is_counted {
+                    self.counters.unavailable(error);
+                    self.metrics.unavailable(check, error);
+                }
+                if error.reason() == Reason::Full
+                    && let Some(unlogged) = self.full.pass()
+                {
                     events::full(&self.store, error, unlogged);
                 }
             }
-            // The events of the server report all other errors.
-            Err(_) => {}
+        }
+        if is_counted && let Some(started) = started {
+            self.metrics.answered(started);
+        }
+    }
+
+    /// Counts the decision of a check that is not a peek. Logs a denial, and shadow pairs that would have denied an admitted check,
+    /// at the level `debug`. `denied_key` returns the key of the pair for which a denied client waits.
+    #[inline]
+    pub(crate) fn decision<'a>(
+        &self,
+        decision: &Decision,
+        denied_key: impl FnOnce() -> Option<&'a PartitionKey>,
+    ) {
+        // A shadow pair that does not fit is not charged.
+        let is_near = |status: &Status| {
+            status.cost() > 0 && status.retry_after().is_zero() && status.is_near(self.near_limit)
+        };
+        self.metrics.decision(decision, is_near);
+        if decision.is_admitted() {
+            self.counters.admitted(decision, is_near);
+            decision.shadow_denied().for_each(events::shadow_denied);
+        } else {
+            self.counters.denied(decision, denied_key());
+            events::denied(decision);
         }
     }
 

@@ -17,14 +17,11 @@ impl LimiterMetrics {
         Self
     }
 
-    pub(super) fn decided(
-        &self,
-        _: &Check,
-        _: &Result<Decision, BackendError>,
-        _: impl Fn(&Status) -> bool,
-        _: Option<Instant>,
-    ) {
-    }
+    pub(super) fn decision(&self, _: &Decision, _: impl Fn(&Status) -> bool) {}
+
+    pub(super) fn unavailable(&self, _: &Check, _: &BackendError) {}
+
+    pub(super) fn answered(&self, _: Instant) {}
 
     pub(super) fn responded<'a>(&self, _: RequestOutcome, _: impl FnOnce() -> Option<&'a str>) {}
 

@@ -93,41 +93,38 @@ pub(crate) struct Counters {
 struct Sketch {
     places: HashMap<PartitionKey, usize, BuildHasherDefault<KeyHasher>>,
     keys: Vec<DeniedKey>,
+    /// The place of the key that was counted last. A key is often denied again.
+    last: usize,
 }
 
 impl Counters {
-    /// Counts the outcome of a check that is not a peek. An admitted check with a status that `is_near` is near a limit.
+    /// Counts an admitted check. If a status `is_near`, it is near a limit.
     #[inline]
-    pub(crate) fn decided(
-        &self,
-        check: &Check,
-        outcome: &Result<Decision, BackendError>,
-        is_near: impl Fn(&Status) -> bool,
-    ) {
-        let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
-        match outcome {
-            Ok(decision) if decision.is_admitted() => {
-                count(&self.admitted);
-                if decision.shadow_denied().next().is_some() {
-                    count(&self.shadow_denied);
-                }
-                if decision.statuses().iter().any(is_near) {
-                    count(&self.near_limit);
-                }
-            }
-            Ok(decision) => {
-                count(&self.denied);
-                if decision.is_cached() {
-                    count(&self.denied_from_cache);
-                }
-                if let Some(key) = denied_key(check, decision) {
-                    self.denied_keys().count(key);
-                }
-            }
-            Err(error) => {
-                self.reasons.get(error.reason() as usize).map(count);
-            }
+    pub(crate) fn admitted(&self, decision: &Decision, is_near: impl Fn(&Status) -> bool) {
+        count(&self.admitted);
+        if decision.shadow_denied().next().is_some() {
+            count(&self.shadow_denied);
         }
+        if decision.statuses().iter().any(is_near) {
+            count(&self.near_limit);
+        }
+    }
+
+    /// Counts a denied check, and a denial of this key.
+    #[inline]
+    pub(crate) fn denied(&self, decision: &Decision, key: Option<&PartitionKey>) {
+        count(&self.denied);
+        if decision.is_cached() {
+            count(&self.denied_from_cache);
+        }
+        if let Some(key) = key {
+            self.denied_keys().count(key);
+        }
+    }
+
+    /// Counts a check without a decision.
+    pub(crate) fn unavailable(&self, error: &BackendError) {
+        self.reasons.get(error.reason() as usize).map(count);
     }
 
     /// Counts leased units.
@@ -179,8 +176,13 @@ impl Counters {
     }
 }
 
+#[inline]
+fn count(counter: &AtomicU64) -> u64 {
+    counter.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Returns the key of the enforcing pair with the longest wait. Several pairs may have the same policy.
-fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option<&'a PartitionKey> {
+pub(super) fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option<&'a PartitionKey> {
     // The usual case.
     if let ([pair], [_]) = (check.pairs(), decision.statuses()) {
         return (!pair.is_shadow).then_some(&pair.key);

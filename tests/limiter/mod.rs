@@ -1,6 +1,7 @@
 //! The limiter: its builder, its operations, its queues, its settlements and its warnings.
 
 mod metrics;
+mod one_policy;
 mod operations;
 mod policy_files;
 mod settlement;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     backend::generation::Generations,
-    check::{Pair, Receipt},
+    check::{PairRef, Receipt},
     decision::{Status, Wait},
     policy::Policy,
 };
@@ -59,14 +59,14 @@ pub(super) trait Reading {
 
     /// Returns whether the pair's cost fits into its quota.
     #[inline]
-    fn admits(&self, pair: &Pair) -> bool {
+    fn admits(&self, pair: PairRef<'_>) -> bool {
         let free = pair.policy.quota().checked_sub(pair.cost);
         pair.cost == 0 || free.is_some_and(|free| self.uses_at_most(u64::from(free)))
     }
 
     /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
     #[inline]
-    fn status(&self, pair: &Pair, admits: bool, charged: bool) -> Status {
+    fn status(&self, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
         let retry_after = if admits {
             Wait::ZERO
         } else {
@@ -79,7 +79,7 @@ pub(super) trait Reading {
             0 => (pair.policy.window(), Duration::ZERO),
             _ => (self.wait_until(after.next), self.wait_until(after.reset)),
         };
-        Status::new(pair, remaining, retry_after, next, reset)
+        Status::of(pair, remaining, retry_after, next, reset)
     }
 
     /// Returns the wait from the clock as read, so that it includes the time until the clock has caught up with the pair.

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     backend::{Backend, BackendError},
-    check::{Check, Refund},
+    check::{Check, Namespace, PairRef, Purpose, Refund},
     decision::Decision,
     error::ConfigError,
 };
@@ -124,6 +124,17 @@ impl MemoryBackend {
     pub fn when_full(self, rule: WhenFull) -> Self {
         self.0.rejects_when_full.store(rule == WhenFull::Reject, Ordering::Relaxed);
         self
+    }
+
+    /// Decides a check of one pair. Returns `None` if there is no room for its record or its key. Then nothing was charged.
+    #[inline]
+    pub(crate) fn decide_single(
+        &self,
+        namespace: &Namespace,
+        pair: PairRef<'_>,
+        purpose: Purpose,
+    ) -> Option<Decision> {
+        self.0.decide_single(namespace, pair, purpose)
     }
 
     /// Returns the number of stored partition keys, including idle ones.

@@ -46,8 +46,8 @@ impl Shard {
 
     /// Returns the slot of a pair whose partition key has this index, if the slot is stored.
     #[inline]
-    pub(super) fn slot(&mut self, key: usize, check: &Check, policy: &Policy) -> Option<&mut Slot> {
-        self.partitions.value_mut(key)?.slot_mut(check.namespace_shared(), policy)
+    pub(super) fn slot(&mut self, key: usize, namespace: &Arc<str>, policy: &Policy) -> Option<&mut Slot> {
+        self.partitions.value_mut(key)?.slot_mut(namespace, policy)
     }
 
     /// Stores the slot of a pair that is not stored. The partition key has this index, or none if it is new.
@@ -72,11 +72,11 @@ impl Shard {
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        let index = self.seek(key);
-        if let Some(slot) = index.and_then(|index| self.slot(index, check, &pair.policy)) {
+        let (index, namespace, pair) = (self.seek(key), check.namespace_shared(), pair.borrowed());
+        if let Some(slot) = index.and_then(|index| self.slot(index, namespace, pair.policy)) {
             return slot.charge(pair, clock, generations);
         }
-        let mut slot = Slot::new(check, pair);
+        let mut slot = Slot::new(namespace, pair);
         let receipt = slot.charge(pair, clock, generations);
         self.insert(index, key, slot);
         receipt

@@ -9,14 +9,14 @@ use super::{
 };
 use crate::{
     backend::generation::Generations,
-    check::{Check, Pair, Purpose, Receipt},
+    check::{Namespace, PairRef, Purpose, Receipt},
     decision::Decision,
     key::PartitionKey,
 };
 
 /// A check of one pair at one instant.
 struct Single<'a> {
-    pair: &'a Pair,
+    pair: PairRef<'a>,
     purpose: Purpose,
     clock: u64,
     generations: &'a Generations,
@@ -25,19 +25,24 @@ struct Single<'a> {
 impl State {
     /// Decides a check of one pair. Returns `None` if there is no room for its record or its key. Then nothing was charged.
     #[inline]
-    pub(super) fn decide_single(&self, check: &Check, pair: &Pair) -> Option<Decision> {
+    pub(super) fn decide_single(
+        &self,
+        namespace: &Namespace,
+        pair: PairRef<'_>,
+        purpose: Purpose,
+    ) -> Option<Decision> {
         let key = pair.key.bounded();
         let mut shard = self.shard_of(&key);
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
-        let single = Single { pair, purpose: check.purpose(), clock, generations: &self.generations };
-        let (index, mut new) = (shard.seek(&key), None);
-        let stored = index.and_then(|index| shard.slot(index, check, &pair.policy));
+        let single = Single { pair, purpose, clock, generations: &self.generations };
+        let (namespace, index, mut new) = (namespace.shared(), shard.seek(&key), None);
+        let stored = index.and_then(|index| shard.slot(index, namespace, pair.policy));
         let (decision, is_charged) =
-            single.decide(stored.unwrap_or_else(|| new.insert(Slot::new(check, pair))))?;
+            single.decide(stored.unwrap_or_else(|| new.insert(Slot::new(namespace, pair))))?;
         if is_charged && let Some(slot) = new {
-            self.store(slot, &mut shard, index, &key, single.purpose)?;
+            self.store(slot, &mut shard, index, &key, purpose)?;
         }
         Some(decision)
     }
@@ -79,7 +84,7 @@ impl Single<'_> {
     #[inline]
     fn decide_by<C: Count>(&self, count: &mut C) -> Option<(Decision, bool)> {
         let Self { pair, purpose, clock, generations } = *self;
-        let reading = count.read(clock, &pair.policy);
+        let reading = count.read(clock, pair.policy);
         let admits = purpose == Purpose::Overage || reading.admits(pair);
         let is_charged = admits && pair.cost > 0;
         if is_charged && !reading.has_room() {
@@ -88,10 +93,10 @@ impl Single<'_> {
         let (status, instant) = (reading.status(pair, admits, admits), C::instant(&reading));
         drop(reading);
         if is_charged && purpose != Purpose::Peek {
-            count.charge(instant, &pair.policy, pair.cost, generations);
+            count.charge(instant, pair.policy, pair.cost, generations);
         }
         let decision = if purpose == Purpose::Reserve && (admits || pair.is_shadow) {
-            let receipt = if is_charged { count.receipt(instant, &pair.policy) } else { Receipt::NO_CHARGE };
+            let receipt = if is_charged { count.receipt(instant, pair.policy) } else { Receipt::NO_CHARGE };
             Decision::with_receipts(clock, [status], [receipt])
         } else {
             Decision::of_one(clock, status)

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc};
 use super::usage::Usage;
 use crate::{
     backend::generation::Generations,
-    check::{Check, Pair, Receipt},
+    check::{PairRef, Receipt},
     policy::Policy,
 };
 
@@ -103,12 +103,12 @@ impl Partition {
 impl Slot {
     /// Returns an empty slot for a pair.
     #[inline]
-    pub(super) fn new(check: &Check, pair: &Pair) -> Self {
+    pub(super) fn new(namespace: &Arc<str>, pair: PairRef<'_>) -> Self {
         Self {
-            namespace: check.namespace_shared().clone(),
+            namespace: namespace.clone(),
             policy: pair.policy.clone(),
             is_shadow: pair.is_shadow,
-            usage: Usage::new(&pair.policy),
+            usage: Usage::new(pair.policy),
         }
     }
 
@@ -120,14 +120,14 @@ impl Slot {
     }
 
     /// Charges a pair at `clock`. Returns the receipt.
-    pub(super) fn charge(&mut self, pair: &Pair, clock: u64, generations: &Generations) -> Receipt {
+    pub(super) fn charge(&mut self, pair: PairRef<'_>, clock: u64, generations: &Generations) -> Receipt {
         self.note_charge(pair);
-        self.usage.charge(clock, &pair.policy, pair.cost, generations)
+        self.usage.charge(clock, pair.policy, pair.cost, generations)
     }
 
     /// Notes whose charge is the last one.
     #[inline]
-    pub(super) fn note_charge(&mut self, pair: &Pair) {
+    pub(super) fn note_charge(&mut self, pair: PairRef<'_>) {
         if self.policy.quota() != pair.policy.quota() {
             self.policy = pair.policy.clone();
         }
@@ -150,7 +150,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::key::PartitionKey;
+    use crate::{
+        check::{Check, Pair},
+        key::PartitionKey,
+    };
 
     #[test]
     fn partition_holds_slot_of_every_policy_until_removed() {
@@ -160,7 +163,7 @@ mod tests {
             Check::new([Pair::new(PartitionKey::new("user", "a"), policy, 1)]).unwrap()
         };
         let checks = names.map(check);
-        let slot = |check: &Check| Slot::new(check, &check.pairs()[0]);
+        let slot = |check: &Check| Slot::new(check.namespace_shared(), check.pairs()[0].borrowed());
         // Every order of removals.
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut partition = Partition::of(slot(&checks[0]));

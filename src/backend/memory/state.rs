@@ -126,7 +126,7 @@ impl State {
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         if let [pair] = check.pairs()
-            && let Some(decision) = self.decide_single(check, pair)
+            && let Some(decision) = self.decide_single(check.place(), pair.borrowed(), check.purpose())
         {
             return Ok(decision);
         }
@@ -239,7 +239,7 @@ impl State {
         };
         let readings: Vec<UsageReading<'_>> = pairs.iter().enumerate().map(read).collect();
         let waits = purpose != Purpose::Overage;
-        let has_room = |pair: &Pair, reading: &dyn Reading| !waits || reading.admits(pair);
+        let has_room = |pair: &Pair, reading: &dyn Reading| !waits || reading.admits(pair.borrowed());
         let of_pairs = || pairs.iter().zip(readings.iter().map(UsageReading::inner));
         let admitted = of_pairs().all(|(pair, reading)| pair.is_shadow || has_room(pair, reading));
         let is_charged = |pair: &Pair, reading: &dyn Reading| {
@@ -247,7 +247,7 @@ impl State {
             admitted && (!pair.is_shadow || has_room(pair, reading))
         };
         let status = |(pair, reading): (&Pair, &dyn Reading)| {
-            reading.status(pair, has_room(pair, reading), is_charged(pair, reading))
+            reading.status(pair.borrowed(), has_room(pair, reading), is_charged(pair, reading))
         };
         let statuses: Vec<Status> = of_pairs().map(status).collect();
         if !admitted {
