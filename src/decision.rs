@@ -111,10 +111,10 @@ enum Origin {
 }
 
 /// A policy of a check, and whether its pair is a shadow.
-#[derive(PartialEq, Eq)]
-struct Listed {
-    policy: Policy,
-    is_shadow: bool,
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub(crate) policy: Policy,
+    pub(crate) is_shadow: bool,
 }
 
 /// The status of one pair in a decision.
@@ -454,12 +454,18 @@ impl Decision {
 
     /// Returns all policies of the check, in its order, each with whether its pair is a shadow.
     fn listed(&self) -> impl Iterator<Item = (&Policy, bool)> {
-        let (listed, known): (&[Listed], &[Status]) = match &self.0.origin {
-            Origin::Cache { listed, .. } | Origin::Partial { listed, .. } => (listed, &[]),
-            Origin::Backend | Origin::Leasing(_) | Origin::Lease => (&[], &self.0.statuses),
-        };
-        let listed = listed.iter().map(|listed| (&listed.policy, listed.is_shadow));
+        let apart = self.listed_apart();
+        let known = if apart.is_empty() { self.statuses() } else { &[] };
+        let listed = apart.iter().map(|listed| (&listed.policy, listed.is_shadow));
         listed.chain(known.iter().map(|status| (&status.policy, status.is_shadow)))
+    }
+
+    /// Returns all policies of a check that may not have a status for every pair. Empty if every pair has a status.
+    pub(crate) fn listed_apart(&self) -> &[Listed] {
+        match &self.0.origin {
+            Origin::Cache { listed, .. } | Origin::Partial { listed, .. } => listed,
+            Origin::Backend | Origin::Leasing(_) | Origin::Lease => &[],
+        }
     }
 }
 

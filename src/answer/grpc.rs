@@ -46,14 +46,20 @@ impl Answer for Grpc {
     }
 }
 
+impl HttpOrGrpc {
+    fn answer(head: &Head<'_>) -> &'static dyn Answer {
+        let content_type = head.headers.get(header::CONTENT_TYPE);
+        if content_type.is_some_and(|value| is_grpc(value.as_bytes())) { &Grpc } else { &Problem }
+    }
+}
+
 impl Answer for HttpOrGrpc {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        let content_type = head.headers.get(header::CONTENT_TYPE);
-        if content_type.is_some_and(|value| is_grpc(value.as_bytes())) {
-            Grpc.reject(rejection, head)
-        } else {
-            Problem.reject(rejection, head)
-        }
+        Self::answer(head).reject(rejection, head)
+    }
+
+    fn response(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
+        Self::answer(head).response(rejection, head)
     }
 }
 

@@ -26,6 +26,7 @@ mod grpc;
 #[cfg(feature = "axum")]
 mod into_response;
 mod problem;
+mod repeated;
 
 pub(crate) use dialect::WithFields;
 pub use dialect::{Dialect, Reset};
@@ -44,13 +45,24 @@ pub use crate::extract::{NoDecision, NoReservation};
     note = "if it is a closure, call `.rejection(|rejection, head| ..)` instead"
 )]
 pub trait Answer: Send + Sync + 'static {
-    /// Builds the response of a rejected request. The layer adds the header fields and the extension.
+    /// Builds the response of a rejected request, without the header fields of its decision.
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes>;
 
     /// Adds the fields of a decision to the headers of a response, regardless of which code built the response. By default,
     /// those of [`Dialect::Draft11`], and `Retry-After` (RFC 9110) for a denial.
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         Dialect::Draft11.add_fields(decision, headers);
+    }
+
+    /// Builds the complete response of a rejected request, to which the layer adds the extension. By default, that of
+    /// [`reject`](Self::reject) with the [`fields`](Self::fields) of the decision, if there is one. Another implementation must
+    /// return the same.
+    fn response(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
+        let mut response = self.reject(rejection, head);
+        if let Some(decision) = rejection.decision() {
+            self.fields(decision, response.headers_mut());
+        }
+        response
     }
 }
 
@@ -62,6 +74,10 @@ impl<A: Answer + ?Sized> Answer for Arc<A> {
 
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         (**self).fields(decision, headers);
+    }
+
+    fn response(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
+        (**self).response(rejection, head)
     }
 }
 

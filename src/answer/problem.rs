@@ -7,7 +7,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::{Answer, fields};
+use super::{Answer, Dialect, fields, repeated};
 use crate::{decision::Wait, head::Head, key::KeyError, limiter::Rejection, policy::Policy};
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
@@ -34,7 +34,7 @@ pub struct Problem;
 
 impl Problem {
     /// Builds the response of a rejected request, without the header fields of a decision.
-    pub(crate) fn response(rejection: &Rejection) -> Response<Bytes> {
+    fn without_fields(rejection: &Rejection) -> Response<Bytes> {
         let (status, body) = problem(rejection);
         let mut response = Response::new(Bytes::from(body));
         *response.status_mut() = status;
@@ -46,11 +46,25 @@ impl Problem {
         }
         response
     }
+
+    /// Builds the complete response of a rejected request.
+    pub(super) fn complete(rejection: &Rejection) -> Response<Bytes> {
+        let Some(decision) = rejection.decision() else { return Self::without_fields(rejection) };
+        repeated::response(decision, || {
+            let mut response = Self::without_fields(rejection);
+            Dialect::Draft11.add_fields(decision, response.headers_mut());
+            response
+        })
+    }
 }
 
 impl Answer for Problem {
     fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
-        Self::response(rejection)
+        Self::without_fields(rejection)
+    }
+
+    fn response(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
+        Self::complete(rejection)
     }
 }
 

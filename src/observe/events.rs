@@ -98,7 +98,11 @@ pub(super) fn local_memory_full(store: &str, unlogged: u64) {
 }
 
 pub(super) fn denied(decision: &Decision) {
-    if let Some(status) = decision.longest_wait() {
+    // Usually the event is not logged, and the status is not needed.
+    #[cfg(feature = "tracing")]
+    if tracing::enabled!(target: "tower_sliding_window", tracing::Level::DEBUG)
+        && let Some(status) = decision.longest_wait()
+    {
         event!(
             debug,
             policy = status.policy().name(),

@@ -136,7 +136,7 @@ impl Counters {
 
     /// Counts a settlement that took effect.
     pub(crate) fn settled(&self) {
-        self.settlements.fetch_add(1, Ordering::Relaxed);
+        count(&self.settlements);
     }
 
     pub(crate) fn stats(&self, lost_settlements: u64, breakers: Vec<ServerBreaker>) -> Stats {
@@ -194,7 +194,10 @@ pub(super) fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option
 impl Sketch {
     fn count(&mut self, key: &PartitionKey) {
         let key = key.bounded();
-        if let Some(kept) = self.places.get(&*key).and_then(|place| self.keys.get_mut(*place)) {
+        if self.keys.get(self.last).is_none_or(|last| last.key != *key) {
+            self.last = self.places.get(&*key).copied().unwrap_or(KEPT);
+        }
+        if let Some(kept) = self.keys.get_mut(self.last) {
             kept.denials += 1;
             return;
         }

@@ -351,10 +351,16 @@ impl Policy {
         self.0.algorithm
     }
 
+    /// Returns whether both are clones of one policy.
+    #[inline]
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns whether both policies share their usage. The quota makes no difference: it may change, and the usage is kept.
     #[inline]
     pub(crate) fn counts_with(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        self.is_same(other)
             || (self.window_micros() == other.window_micros()
                 && self.0.algorithm == other.0.algorithm
                 && self.name() == other.name())

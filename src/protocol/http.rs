@@ -119,12 +119,15 @@ impl Http {
 
     fn rejected(&self, head: &Head<'_>, rejection: Rejection) -> Response<Bytes> {
         let mut response = match &self.reject {
-            Some(reject) => reject(&rejection, head),
-            None => self.answer.reject(&rejection, head),
+            None => self.answer.response(&rejection, head),
+            Some(reject) => {
+                let mut response = reject(&rejection, head);
+                if let Some(decision) = rejection.decision() {
+                    self.answer.fields(decision, response.headers_mut());
+                }
+                response
+            }
         };
-        if let Some(decision) = rejection.decision() {
-            self.answer.fields(decision, response.headers_mut());
-        }
         response.extensions_mut().insert(rejection);
         response
     }

@@ -1,13 +1,13 @@
 //! The memory that a request in memory allocates, beside the maps of `http`.
 
-use std::{convert::Infallible, future::ready};
+use std::{convert::Infallible, future::ready, time::Duration};
 
 use allocation_counter::measure;
 use http::{HeaderName, HeaderValue, Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, RateLimitLayer, testing::ManualClock};
 
-use super::{MINUTE, api_key, policy, probe::now};
+use super::{MINUTE, SECOND, api_key, policy, probe::now};
 
 /// More requests than a log has room for when it is created, and fewer than it has room for then.
 const REQUESTS: usize = 40;
@@ -16,17 +16,20 @@ fn request() -> Request<()> {
     Request::get("/").header("x-api-key", "alice").body(()).unwrap()
 }
 
-/// Returns the allocations of a request of one policy, the fewest of some requests: some also enlarge the log.
-fn allocations(quota: u32) -> u64 {
-    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+/// Returns the allocations of a request of one policy beside the maps: the fewest of some requests, because some also enlarge the
+/// log. Each request is this long after the one before.
+fn allocations(quota: u32, interval: Duration) -> u64 {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::new().with_clock(&clock);
     let limits = RateLimitLayer::builder(backend).policy(policy("p", quota, MINUTE)).key(api_key()).build();
     let inner = service_fn(|_: Request<()>| ready(Ok::<_, Infallible>(Response::new(()))));
     let mut service = limits.unwrap().layer(inner);
     let counted = (0..REQUESTS).map(|_| {
+        clock.advance(interval);
         let request = request();
         measure(|| drop(now(service.call(request)))).count_total
     });
-    counted.min().unwrap()
+    counted.min().unwrap() - of_maps()
 }
 
 /// Returns the allocations of the maps of an extension and two fields whose values are not copied.
@@ -45,13 +48,19 @@ fn of_maps() -> u64 {
 /// The decision and the value of `RateLimit`. A short partition key needs no memory of the heap.
 #[test]
 fn admitted_request_allocates_twice() {
-    assert_eq!(allocations(1_000_000) - of_maps(), 2);
+    assert_eq!(allocations(1_000_000, Duration::ZERO), 2);
 }
 
 /// Also the body and the value of `Retry-After`.
 #[test]
 fn denied_request_allocates_four_times() {
-    assert_eq!(allocations(1) - of_maps(), 4);
+    assert_eq!(allocations(1, SECOND), 4);
+}
+
+/// The response to the second denial of a second is a copy of the first one.
+#[test]
+fn repeated_denial_allocates_decision_only() {
+    assert_eq!(allocations(1, Duration::ZERO), 1);
 }
 
 #[test]
