@@ -95,6 +95,10 @@ struct Sketch {
     keys: Vec<DeniedKey>,
     /// The place of the key that was counted last. A key is often denied again.
     last: usize,
+    /// No key has a smaller count: counts never fall.
+    least: u64,
+    /// The place of the key that was replaced last. Under a flood of new keys, the next one has the least count.
+    replaced: usize,
 }
 
 impl Counters {
@@ -208,12 +212,55 @@ impl Sketch {
             self.keys.push(new);
             return;
         }
-        let least = self.keys.iter_mut().enumerate().min_by_key(|(_, kept)| kept.denials);
-        if let Some((place, kept)) = least {
+        let place = self.with_least(self.replaced).or_else(|| {
+            self.least = self.keys.iter().map(|kept| kept.denials).min().unwrap_or_default();
+            self.with_least(0)
+        });
+        if let Some(place) = place
+            && let Some(kept) = self.keys.get_mut(place)
+        {
             let excess = kept.denials;
             let replaced = std::mem::replace(kept, DeniedKey { denials: excess + 1, excess, ..new });
             self.places.remove(&replaced.key);
             self.places.insert(key, place);
+            self.replaced = place;
         }
+    }
+
+    /// Returns the place of a key with the least count, from this place on.
+    fn with_least(&self, from: usize) -> Option<usize> {
+        let mut places = from..self.keys.len();
+        places.find(|place| self.keys.get(*place).is_some_and(|kept| kept.denials <= self.least))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Some keys that are often denied, among many rare ones, compared with a count of all keys.
+    #[test]
+    fn sketch_replaces_key_with_smallest_count() {
+        let (mut sketch, mut counts) = (Sketch::default(), HashMap::<PartitionKey, u64>::new());
+        for n in 0_u64..20_000 {
+            // Up to 200 keys at first, then new ones between those.
+            let number = if n % 3 == 0 { n * n % 1_009 % 200 } else { n % (200 + n / 10) };
+            let key = PartitionKey::new("user", number.to_string());
+            let least = sketch.keys.iter().map(|kept| kept.denials).min().unwrap_or_default();
+            let (is_kept, is_full) = (sketch.places.contains_key(&key), sketch.keys.len() == KEPT);
+            sketch.count(&key);
+            *counts.entry(key.clone()).or_default() += 1;
+            if !is_kept {
+                let excess = if is_full { least } else { 0 };
+                let kept = sketch.keys.iter().find(|kept| kept.key == key).unwrap();
+                assert_eq!((kept.denials, kept.excess), (excess + 1, excess), "denial {n}");
+            }
+            assert_eq!(sketch.keys.iter().map(|kept| kept.denials).sum::<u64>(), n + 1);
+            for kept in &sketch.keys {
+                assert!((kept.denials - kept.excess..=kept.denials).contains(&counts[&kept.key]));
+            }
+            assert_eq!((sketch.places.len(), sketch.keys.len()), (sketch.keys.len(), counts.len().min(KEPT)));
+        }
+        assert!(counts.len() > 1_000 && sketch.least > 50, "{} keys, {}", counts.len(), sketch.least);
     }
 }
