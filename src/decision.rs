@@ -250,7 +250,7 @@ impl Decision {
     /// Notes the namespace of the check of this decision, so that a nested layer can compare its own decision with it.
     #[cfg(feature = "tracing")]
     #[inline]
-    pub(crate) fn in_place(mut self, namespace: Namespace) -> Self {
+    pub(crate) fn with_namespace(mut self, namespace: Namespace) -> Self {
         // A backend may return one decision for several checks. Then none is noted.
         if let Some(inner) = Arc::get_mut(&mut self.0) {
             inner.place.namespace = Some(namespace);
@@ -260,7 +260,7 @@ impl Decision {
 
     #[cfg(not(feature = "tracing"))]
     #[inline]
-    pub(crate) fn in_place(self, _: Namespace) -> Self {
+    pub(crate) fn with_namespace(self, _: Namespace) -> Self {
         self
     }
 

@@ -95,7 +95,7 @@ impl<B: Backend> Engine for B {
                 None => outcome,
             };
             events.decided(&check, &outcome, was_asked.then_some(started));
-            outcome.map(|decision| decision.in_place(check.into_place()))
+            outcome.map(|decision| decision.with_namespace(check.into_place()))
         })
     }
 

@@ -83,7 +83,7 @@ impl Miss {
                     if let Some(decision) = leases.grant(&check) {
                         let granted = Ok(decision);
                         leases.events.decided(&check, &granted, None);
-                        return granted.map(|decision| decision.in_place(check.into_place()));
+                        return granted.map(|decision| decision.with_namespace(check.into_place()));
                     }
                     step = leases.next_step(&check, deadline);
                     if !is_late {
@@ -174,7 +174,7 @@ fn for_caller(check: &Check, decision: &Decision, held: &[u32]) -> Decision {
         |(i, status): (usize, &Status)| status.clone().with_more(held.get(i).copied().unwrap_or_default());
     let statuses: Vec<_> = decision.statuses().iter().enumerate().map(with_held).collect();
     let receipts = if check.purpose() == Purpose::Reserve { decision.receipts() } else { &[] };
-    Decision::with_receipts(decision.at_micros(), statuses, receipts).in_place(check.place().clone())
+    Decision::with_receipts(decision.at_micros(), statuses, receipts).with_namespace(check.place().clone())
 }
 
 /// Returns whether a check with this error may have been charged.

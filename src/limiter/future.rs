@@ -96,11 +96,11 @@ pub(super) fn outcome(
             let (decision, reservation) = match (kept, reserve) {
                 (Some((limiter, check)), Some(reserve)) => {
                     let (queue, decision) =
-                        (limiter.queue().clone(), decision.in_place(check.place().clone()));
+                        (limiter.queue().clone(), decision.with_namespace(check.place().clone()));
                     let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
                     (decision, Some(reservation))
                 }
-                (Some((_, check)), None) => (decision.in_place(check.into_place()), None),
+                (Some((_, check)), None) => (decision.with_namespace(check.into_place()), None),
                 (None, _) => (decision, None),
             };
             return Ok(Admission { basis: Basis::Store(decision), reservation });

@@ -485,8 +485,11 @@ impl Limiter {
         match self.decide_now(&check) {
             // The usual case, which needs neither the outage rule nor the settlement queue.
             NowOrLater::Now(Some(Ok(decision))) if reserve.is_none() => {
-                let decision =
-                    if decision.is_admitted() { decision.in_place(check.into_place()) } else { decision };
+                let decision = if decision.is_admitted() {
+                    decision.with_namespace(check.into_place())
+                } else {
+                    decision
+                };
                 NowOrLater::now(future::of_decision(decision))
             }
             NowOrLater::Now(Some(decided)) => {
@@ -602,7 +605,7 @@ impl Limiter {
     ) -> Option<Result<Admission, Rejection>> {
         let decision = self.decide_in_memory(key, costs, is_shadow, Purpose::Charge)?;
         Some(future::of_decision(if decision.is_admitted() {
-            decision.in_place(self.0.settings.namespace.clone())
+            decision.with_namespace(self.0.settings.namespace.clone())
         } else {
             decision
         }))
