@@ -128,7 +128,7 @@ pub struct Pair {
     pub lease: u32,
 }
 
-/// A pair that is not a part of a check, without a copy of its key and without another count of its policy.
+/// A pair whose key and policy are borrowed.
 #[derive(Clone, Copy)]
 pub(crate) struct PairRef<'a> {
     pub(crate) key: &'a PartitionKey,
@@ -163,6 +163,7 @@ impl Pair {
         Self { is_shadow: true, ..self }
     }
 
+    /// Returns this pair without a copy of its key and without another count of its policy.
     #[inline]
     pub(crate) fn borrowed(&self) -> PairRef<'_> {
         let Self { key, policy, cost, is_shadow, .. } = self;

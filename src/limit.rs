@@ -8,7 +8,7 @@ use crate::{
     head::Head,
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
-    policy::{self, Policies, Policy, PolicySelector},
+    policy::{self, Policies, Policy, PolicySelector, cost_of},
 };
 
 /// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
@@ -191,7 +191,7 @@ fn check_costs(
 ) -> Result<(), ConfigError> {
     let requests = || requests.to_owned();
     for policy in policies {
-        let (cost, quota) = (costs.of(policy.name()).unwrap_or(1), policy.quota());
+        let (cost, quota) = (cost_of(policy, costs), policy.quota());
         if cost > quota && !clamps {
             let policy = policy.name().to_owned();
             return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });

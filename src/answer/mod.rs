@@ -54,9 +54,12 @@ pub trait Answer: Send + Sync + 'static {
         Dialect::Draft11.add_fields(decision, headers);
     }
 
-    /// Builds the complete response of a rejected request, to which the layer adds the extension. By default, that of
-    /// [`reject`](Self::reject) with the [`fields`](Self::fields) of the decision, if there is one. Another implementation must
-    /// return the same.
+    /// Builds the complete response of a rejected request, to which the layer adds only the extension. By default, calls
+    /// [`reject`](Self::reject), and then [`fields`](Self::fields) if the rejection has a decision. Override it only to build the same
+    /// response faster.
+    ///
+    /// A layer with a [rejection closure](crate::Builder::rejection), a [dialect](crate::Builder::dialect) or a
+    /// [jitter](crate::Builder::retry_after_jitter) does not call it.
     fn response(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
         let mut response = self.reject(rejection, head);
         if let Some(decision) = rejection.decision() {

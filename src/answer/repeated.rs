@@ -1,5 +1,6 @@
-//! Responses to denials that repeat. Under an attack, a thread builds most of its responses many times a second: with the same
-//! policies, remaining quotas and seconds. Such a response is cloned.
+//! A cache of responses to denials that repeat, for each thread. Under an attack, most denials of a thread have the same response.
+//!
+//! It holds the policies of its denials until other denials take their entries, or the thread ends.
 
 use std::cell::RefCell;
 
@@ -13,15 +14,16 @@ use crate::{
     policy::Policy,
 };
 
-/// The number of responses that a thread keeps. The seconds until the usage falls choose the place.
-const PLACES: usize = 16;
+/// The number of entries: enough for all waits of a policy with a window of one minute.
+const ENTRIES: usize = 64;
 
 thread_local! {
-    static RECENT: RefCell<[Option<Recent>; PLACES]> = const { RefCell::new([const { None }; PLACES]) };
+    /// Empty until the first denial.
+    static RECENT: RefCell<Vec<Option<Entry>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The last denial of a place.
-struct Recent {
+/// The last denial of those with the same number.
+struct Entry {
     text: Text,
     /// `None` until the denial repeats: a response that occurs once is not worth a copy.
     response: Option<(StatusCode, HeaderMap, Bytes)>,
@@ -46,16 +48,16 @@ struct StatusText {
 
 /// Returns the response to a denial: a copy of an earlier one with the same text, or the one that `build` returns.
 pub(super) fn response(decision: &Decision, build: impl Fn() -> Response<Bytes>) -> Response<Bytes> {
-    let seconds = decision.statuses().first().map_or(0, |status| whole_seconds(status.next_after()));
-    // Below `PLACES`.
-    let place = (seconds % PLACES as u64) as usize;
-    let copy = RECENT.try_with(|recent| {
-        let mut recent = recent.try_borrow_mut().ok()?;
-        let recent = recent.get_mut(place)?;
-        match recent {
-            Some(recent) if recent.text.is_of(decision) => Some(recent.copy(&build)),
+    let copy = RECENT.try_with(|entries| {
+        let mut entries = entries.try_borrow_mut().ok()?;
+        if entries.is_empty() {
+            entries.resize_with(ENTRIES, || None);
+        }
+        let entry = entries.get_mut(number(decision))?;
+        match entry {
+            Some(entry) if entry.text.is_of(decision) => Some(entry.copy(&build)),
             _ => {
-                *recent = Some(Recent { text: Text::of(decision), response: None });
+                *entry = Some(Entry { text: Text::of(decision), response: None });
                 None
             }
         }
@@ -63,7 +65,16 @@ pub(super) fn response(decision: &Decision, build: impl Fn() -> Response<Bytes>)
     copy.ok().flatten().unwrap_or_else(build)
 }
 
-impl Recent {
+/// Returns the number of the entry of a denial. Other seconds, and usually other policies, have another one.
+fn number(decision: &Decision) -> usize {
+    decision.statuses().first().map_or(0, |status| {
+        let seconds = whole_seconds(status.next_after());
+        // Below `ENTRIES`.
+        (seconds.wrapping_add(status.policy().number()) % ENTRIES as u64) as usize
+    })
+}
+
+impl Entry {
     fn copy(&mut self, build: impl Fn() -> Response<Bytes>) -> Response<Bytes> {
         let (status, headers, body) = self.response.get_or_insert_with(|| {
             let (parts, body) = build().into_parts();
@@ -222,5 +233,20 @@ mod tests {
         let bodies = [3, 5, 7, 9, 1_000_001, 1_000_002].map(|micros| build(micros).into_body());
         assert_eq!(bodies, ["3", "5", "5", "5", "1000001", "1000002"]);
         assert_eq!(built.get(), 4);
+    }
+
+    /// The waits of many keys under a policy of one minute.
+    #[test]
+    fn each_wait_of_a_minute_has_its_entry() {
+        let pair = pair(&policy("a", 10));
+        let built = std::cell::Cell::new(0);
+        for n in 0..600 {
+            let wait = (n % 60 + 1) * SECOND;
+            response(&Decision::new(0, [status(&pair, 0, wait, wait)]), || {
+                built.set(built.get() + 1);
+                Response::default()
+            });
+        }
+        assert_eq!(built.get(), 120);
     }
 }

@@ -8,7 +8,7 @@ use std::{error::Error, fmt, sync::Arc};
 #[derive(Clone)]
 pub struct BackendError(Arc<Inner>);
 
-/// Errors are rare, and results of checks are moved often: so an error is one word.
+/// The contents of an error. Results of checks are moved often, so the error itself is one word.
 #[derive(Clone)]
 struct Inner {
     reason: Reason,

@@ -100,8 +100,8 @@ impl Repr {
     }
 }
 
-/// Returns the hash of the bytes of a key. Clients choose keys. So the hash is one that resists chosen collisions, and its keys
-/// come from the operating system.
+/// Returns the hash of the bytes of a key. Clients choose keys. So the hash is one that resists chosen collisions, with secrets of
+/// the operating system.
 #[inline]
 fn hash(bytes: &[u8]) -> u64 {
     static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -251,7 +251,7 @@ fn concatenate(buffer: &mut [u8], fields: [&[u8]; 4]) -> Option<usize> {
     let mut end = 0;
     for field in fields {
         match (buffer.get_mut(end..)?.get_mut(..field.len())?, field) {
-            // Most lengths are one byte, for which a copy of any length would cost more.
+            // Most lengths are one byte. A call of memcpy costs more than such a copy.
             ([to], [byte]) => *to = *byte,
             (to, field) => to.copy_from_slice(field),
         }
@@ -340,6 +340,9 @@ mod tests {
             let twice = key.and(&key);
             assert_eq!(twice.as_bytes(), [key.as_bytes(), key.as_bytes()].concat());
             assert_eq!(twice.clone(), twice);
+            // Six words, if a pointer is one.
+            #[cfg(target_pointer_width = "64")]
+            assert_eq!(size_of_val(&key), 48);
             assert_ne!(twice, key);
         }
     }

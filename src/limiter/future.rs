@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     backend::{BackendError, Reason},
-    check::Check,
+    check::{Check, Namespace},
     decision::Decision,
     now_or_later::{BoxFuture, NowOrLater},
     outage::{Locally, OutageRule, Unchecked},
@@ -75,10 +75,11 @@ impl Future for Waiting {
     }
 }
 
-/// Returns the outcome of a decided check that is no reservation.
+/// Returns the outcome of a decided check in a namespace that is no reservation.
 #[inline]
-pub(super) fn of_decision(decision: Decision) -> Outcome {
+pub(super) fn of_decision(decision: Decision, namespace: impl FnOnce() -> Namespace) -> Outcome {
     if decision.is_admitted() {
+        let decision = decision.with_namespace(namespace());
         Ok(Admission { basis: Basis::Store(decision), reservation: None })
     } else {
         Err(Rejection::Denied(decision))

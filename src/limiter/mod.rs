@@ -15,7 +15,7 @@ use crate::{
     now_or_later::{BoxFuture, NowOrLater},
     observe::{self, DeniedKey, Lifetime, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
-    policy::{Policy, distinct, pair, pairs},
+    policy::{Policy, cost_of, distinct, pair, pairs},
     settle::Queue,
 };
 
@@ -485,12 +485,7 @@ impl Limiter {
         match self.decide_now(&check) {
             // The usual case, which needs neither the outage rule nor the settlement queue.
             NowOrLater::Now(Some(Ok(decision))) if reserve.is_none() => {
-                let decision = if decision.is_admitted() {
-                    decision.with_namespace(check.into_place())
-                } else {
-                    decision
-                };
-                NowOrLater::now(future::of_decision(decision))
+                NowOrLater::now(future::of_decision(decision, || check.into_place()))
             }
             NowOrLater::Now(Some(decided)) => {
                 let terms = Terms { rule, is_shadow, reserve };
@@ -570,8 +565,8 @@ impl Limiter {
         })
     }
 
-    /// Decides the check of this key if the limiter has one policy and a memory backend. Returns `None` if not, or if the backend has
-    /// no room. Then nothing was charged.
+    /// Decides the check of this key if the limiter has one policy, no region, and a memory backend. Returns `None` if not, or if the
+    /// backend has no room. Then nothing was charged.
     #[inline]
     fn decide_in_memory(
         &self,
@@ -582,7 +577,7 @@ impl Limiter {
     ) -> Option<Decision> {
         let Inner { settings: Settings { policies, namespace, region, .. }, memory, events, .. } = &*self.0;
         let ([policy], None, Some(memory)) = (&policies[..], region, memory) else { return None };
-        let cost = costs.of(policy.name()).unwrap_or(1);
+        let cost = cost_of(policy, costs);
         let pair = PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() };
         let decision = memory.decide_single(namespace, pair, purpose)?;
         events.unknown_policies(costs, policies);
@@ -604,11 +599,7 @@ impl Limiter {
         is_shadow: bool,
     ) -> Option<Result<Admission, Rejection>> {
         let decision = self.decide_in_memory(key, costs, is_shadow, Purpose::Charge)?;
-        Some(future::of_decision(if decision.is_admitted() {
-            decision.with_namespace(self.0.settings.namespace.clone())
-        } else {
-            decision
-        }))
+        Some(future::of_decision(decision, || self.0.settings.namespace.clone()))
     }
 
     /// Returns the error of a check by key if the limiter has no policies.

@@ -98,20 +98,15 @@ pub(super) fn local_memory_full(store: &str, unlogged: u64) {
 }
 
 pub(super) fn denied(decision: &Decision) {
-    // Usually the event is not logged, and the status is not needed.
-    #[cfg(feature = "tracing")]
-    if tracing::enabled!(target: "tower_sliding_window", tracing::Level::DEBUG)
-        && let Some(status) = decision.longest_wait()
-    {
-        event!(
-            debug,
-            policy = status.policy().name(),
-            cost = status.cost(),
-            wait = %WaitText(status.retry_after()),
-            cached = decision.is_cached(),
-            "denied",
-        );
-    }
+    // A field is computed only if the event is logged, which it usually is not.
+    event!(
+        debug,
+        policy = decision.longest_wait().map(|status| status.policy().name()),
+        cost = decision.longest_wait().map(Status::cost),
+        wait = decision.longest_wait().map(|status| tracing::field::display(WaitText(status.retry_after()))),
+        cached = decision.is_cached(),
+        "denied",
+    );
 }
 
 pub(super) fn shadow_denied(status: &Status) {

@@ -105,21 +105,21 @@ impl Counters {
     /// Counts an admitted check. If a status `is_near`, it is near a limit.
     #[inline]
     pub(crate) fn admitted(&self, decision: &Decision, is_near: impl Fn(&Status) -> bool) {
-        count(&self.admitted);
+        increment(&self.admitted);
         if decision.shadow_denied().next().is_some() {
-            count(&self.shadow_denied);
+            increment(&self.shadow_denied);
         }
         if decision.statuses().iter().any(is_near) {
-            count(&self.near_limit);
+            increment(&self.near_limit);
         }
     }
 
     /// Counts a denied check, and a denial of this key.
     #[inline]
     pub(crate) fn denied(&self, decision: &Decision, key: Option<&PartitionKey>) {
-        count(&self.denied);
+        increment(&self.denied);
         if decision.is_cached() {
-            count(&self.denied_from_cache);
+            increment(&self.denied_from_cache);
         }
         if let Some(key) = key {
             self.denied_keys().count(key);
@@ -128,7 +128,9 @@ impl Counters {
 
     /// Counts a check without a decision.
     pub(crate) fn unavailable(&self, error: &BackendError) {
-        self.reasons.get(error.reason() as usize).map(count);
+        if let Some(reason) = self.reasons.get(error.reason() as usize) {
+            increment(reason);
+        }
     }
 
     /// Counts leased units.
@@ -140,7 +142,7 @@ impl Counters {
 
     /// Counts a settlement that took effect.
     pub(crate) fn settled(&self) {
-        count(&self.settlements);
+        increment(&self.settlements);
     }
 
     pub(crate) fn stats(&self, lost_settlements: u64, breakers: Vec<ServerBreaker>) -> Stats {
@@ -181,8 +183,8 @@ impl Counters {
 }
 
 #[inline]
-fn count(counter: &AtomicU64) -> u64 {
-    counter.fetch_add(1, Ordering::Relaxed)
+fn increment(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// Returns the key of the enforcing pair with the longest wait. Several pairs may have the same policy.

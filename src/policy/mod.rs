@@ -24,7 +24,7 @@ mod tier;
 
 pub use lease::Lease;
 pub use policies::Policies;
-pub(crate) use policies::{distinct, pair, pairs};
+pub(crate) use policies::{cost_of, distinct, pair, pairs};
 pub use selector::{PolicySelector, from_fn};
 pub use table::PolicyTable;
 pub use tier::Tier;
@@ -355,6 +355,13 @@ impl Policy {
     #[inline]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Returns a number that is the same for all clones of a policy, and usually another one for another policy.
+    #[inline]
+    pub(crate) fn number(&self) -> u64 {
+        // The lower bits of an address are those of its alignment.
+        Arc::as_ptr(&self.0).addr() as u64 / 64
     }
 
     /// Returns whether both policies share their usage. The quota makes no difference: it may change, and the usage is kept.

@@ -66,10 +66,16 @@ pub(crate) fn pairs(key: &PartitionKey, policies: &[Policy], costs: &Costs) -> i
     policies.iter().map(|policy| pair(key.clone(), policy, costs))
 }
 
-/// Pairs this key with a policy. If `costs` does not name the policy, it costs 1 unit.
+/// Pairs this key with a policy.
 #[inline]
 pub(crate) fn pair(key: PartitionKey, policy: &Policy, costs: &Costs) -> Pair {
-    Pair::new(key, policy.clone(), costs.of(policy.name()).unwrap_or(1))
+    Pair::new(key, policy.clone(), cost_of(policy, costs))
+}
+
+/// Returns the cost of a policy: 1 unit if `costs` does not name it.
+#[inline]
+pub(crate) fn cost_of(policy: &Policy, costs: &Costs) -> u32 {
+    costs.of(policy.name()).unwrap_or(1)
 }
 
 impl From<Policy> for Policies {

@@ -38,7 +38,9 @@ impl Events {
 
 impl Subscriber for Events {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "tower_sliding_window"
+        // A question whether an event would be logged is neither. Subscribers that read the fields of an event answer no.
+        let is_logged = metadata.is_event() || metadata.is_span();
+        is_logged && metadata.target() == "tower_sliding_window"
     }
     fn event(&self, event: &Event<'_>) {
         let mut text = self.0.lock().unwrap();

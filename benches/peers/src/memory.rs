@@ -90,7 +90,7 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
             "Nanoseconds of a request over the inner service, of those of the whole request. Each thread sends {} requests, the second \
              thread with other keys first, and makes each request just before it sends it, as a server does; the time of the inner service \
              contains this too. The keys are new: with 100,000 keys, each admitted request is the first one of its key. For a \
-             denial, all keys have used up their quotas before.\n\n\
+             denial, all keys have used up their quotas before. Their waits are equal, so this crate copies most of its responses.\n\n\
              A denied request does not call the inner service, but it is read and dropped like any other. To compare a denial with an \
              admission, compare the whole requests.",
             whole(REQUESTS as f64)
