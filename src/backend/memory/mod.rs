@@ -13,6 +13,7 @@ use crate::{
     error::ConfigError,
 };
 
+mod bound;
 mod clock;
 mod count;
 mod due;
