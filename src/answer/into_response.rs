@@ -9,7 +9,8 @@ use super::Problem;
 use crate::limiter::Rejection;
 
 /// The response of a layer with default settings: that of [`Problem`], with the fields of
-/// [`Dialect::Draft11`](super::Dialect::Draft11) and the extension. So a handler may return the rejection of its own [`Limiter`](crate::Limiter) as its error.
+/// [`Dialect::Draft11`](super::Dialect::Draft11) and the extension. So a handler may return the rejection of its own
+/// [`Limiter`](crate::Limiter) as its error.
 ///
 /// ```
 /// use axum::extract::State;

@@ -4,22 +4,23 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
     backend::{Backend, BackendError, Reason, memory::MemoryBackend},
-    check::{AcrossSlots, Check, MAX_PAIRS, Namespace, OnRollback, Pair, PairRef, Purpose},
+    check::{Check, Namespace, OnRollback, Pair, Purpose},
     cost::{Costs, IntoCosts},
-    decision::Decision,
-    deny_cache::{Denials, Lookup, Miss},
+    deny_cache::Denials,
     engine::Engine,
     error::ConfigError,
     key::{KeyError, PartitionKey},
-    lease::{self, Ending, Leases},
-    now_or_later::{BoxFuture, NowOrLater},
-    observe::{self, DeniedKey, Lifetime, LimiterEvents, Stats},
+    lease::{Ending, Leases},
+    now_or_later::NowOrLater,
+    observe::{DeniedKey, Lifetime, LimiterEvents, Stats},
     outage::{Guard, Local, OutageRule},
-    policy::{Policy, cost_of, distinct, pair, pairs},
+    policy::Policy,
     settle::Queue,
 };
 
 mod build;
+mod checks;
+mod decide;
 mod draft;
 mod future;
 mod outcome;
@@ -29,10 +30,9 @@ mod waiters;
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
 pub use draft::{Draft, IntoDraft};
-use draft::{Part, Reserve, Rest};
+use draft::{Part, Reserve};
 pub(crate) use future::Asking;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
-use future::{Terms, Waiting};
 pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
 pub use wait::WaitFuture;
@@ -80,13 +80,6 @@ struct Inner {
     events: Arc<LimiterEvents>,
     /// `None` if the store has no name.
     _lifetime: Option<Lifetime>,
-}
-
-/// What learns from the decision of the store.
-#[derive(Default)]
-struct Learning {
-    lease: Option<lease::Miss>,
-    denials: Option<Miss>,
 }
 
 #[derive(Clone, Debug)]
@@ -243,7 +236,7 @@ impl Limiter {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`] pairs, and [`ConfigError::DuplicatePair`].
+    /// Returns [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`](crate::backend::MAX_PAIRS) pairs, and [`ConfigError::DuplicatePair`].
     pub fn check_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
         Ok(CheckFuture(self.decide(self.of_pairs(pairs)?, Purpose::Charge)))
     }
@@ -358,14 +351,6 @@ impl Limiter {
         self.0.engine.clone().finish().await;
     }
 
-    /// Returns how a draft reserves, or `None` for a plain charge.
-    #[inline]
-    fn reserve_of(&self, draft: &Draft) -> Option<Reserve> {
-        let own = self.0.settings.reserve;
-        let unsettled = draft.unsettled.unwrap_or(own.unsettled);
-        draft.reserves.then_some(Reserve { unsettled, clamps: draft.clamps || own.clamps })
-    }
-
     /// Starts the check of a draft. Returns `None` if the draft is exempt.
     #[inline]
     pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
@@ -403,27 +388,6 @@ impl Limiter {
         })
     }
 
-    /// Returns the check of any draft. Returns `None` if the request passes uncounted: the draft is exempt, or has shadow pairs only and
-    /// cannot be a check.
-    fn counted(&self, draft: Draft) -> Option<Result<Check, Rejection>> {
-        let is_shadow = draft.is_shadow();
-        if let Some(error) = draft.rest.as_ref().and_then(|rest| rest.uncounted.as_ref()) {
-            self.0.events.misconfigured_shadow(error);
-        }
-        match self.check_of(draft) {
-            Ok(check) => check.map(Ok),
-            // Shadow pairs reject no request.
-            Err(error) if is_shadow => {
-                self.0.events.misconfigured_shadow(&error);
-                None
-            }
-            Err(error) => {
-                self.0.events.misconfigured(&error);
-                Some(Err(Rejection::Misconfigured(Arc::new(error))))
-            }
-        }
-    }
-
     /// Rejects a request without a key that can be read.
     pub(crate) fn reject_key(&self, error: KeyError) -> Rejection {
         if let KeyError::Misconfigured { .. } = error {
@@ -439,66 +403,6 @@ impl Limiter {
         route: impl FnOnce() -> Option<&'a str>,
     ) {
         self.0.events.responded(outcome::of_request(outcome), route);
-    }
-
-    /// Returns the check of a draft, or `None` if the draft is exempt.
-    fn check_of(&self, draft: Draft) -> Result<Option<Check>, ConfigError> {
-        let Rest { others, pairs: mut all, .. } = draft.rest.map(|rest| *rest).unwrap_or_default();
-        let of_parts_only = all.is_empty();
-        for Part { key, costs, against, is_shadow } in draft.first.iter().chain(&others) {
-            let pairs = |policies| pairs(key, policies, costs).map(|pair| pair.shadow_if(*is_shadow));
-            if *against == Against::Limiter && self.policies().is_empty() {
-                return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
-            }
-            if !matches!(against, Against::Only(_)) {
-                all.extend(pairs(self.policies()));
-            }
-            if let Against::LimiterAnd(Some(policies)) | Against::Only(policies) = against {
-                all.extend(pairs(policies.as_slice()));
-            }
-        }
-        for Part { costs, .. } in draft.first.iter().chain(&others) {
-            self.0.events.unknown_policies(costs, all.iter().map(|pair| &pair.policy));
-        }
-        if all.is_empty() {
-            return Ok(None);
-        }
-        if of_parts_only {
-            distinct(&all.iter().map(|pair| pair.policy.clone()).collect::<Vec<_>>())?;
-        }
-        self.of_pairs(all).map(Some)
-    }
-
-    /// Asks for a decision, and for a reservation if `reserve` is given. If there is no decision, applies the given outage rule,
-    /// or else the limiter's own. A check of shadow pairs only is then admitted.
-    #[inline]
-    fn ask(&self, mut check: Check, reserve: Option<Reserve>, rule: Option<OutageRule>) -> Asking {
-        let is_shadow = check.is_shadow();
-        let rule = match rule.unwrap_or(self.0.settings.rule) {
-            _ if is_shadow => OutageRule::FailOpen,
-            rule => rule,
-        };
-        if reserve.is_some_and(|reserve| reserve.clamps) {
-            check.clamp();
-        }
-        check.set_purpose(if reserve.is_some() { Purpose::Reserve } else { Purpose::Charge });
-        match self.decide_now(&check) {
-            // The usual case, which needs neither the outage rule nor the settlement queue.
-            NowOrLater::Now(Some(Ok(decision))) if reserve.is_none() => {
-                NowOrLater::now(future::of_decision(decision, || check.into_place()))
-            }
-            NowOrLater::Now(Some(decided)) => {
-                let terms = Terms { rule, is_shadow, reserve };
-                NowOrLater::now(future::outcome(decided, terms, Some((self, check))))
-            }
-            NowOrLater::Now(None) => NowOrLater::Now(None),
-            NowOrLater::Later(learning) => {
-                let is_kept = reserve.is_some() || matches!(rule, OutageRule::LocalFallback(_));
-                let kept = is_kept.then(|| Box::new((self.clone(), check.clone())));
-                let store = self.decide_later(check, learning, rule);
-                NowOrLater::Later(Waiting { store, terms: Terms { rule, is_shadow, reserve }, kept })
-            }
-        }
     }
 
     /// Returns whether charges can be settled.
@@ -525,175 +429,6 @@ impl Limiter {
 
     fn queue(&self) -> &Arc<Queue> {
         &self.0.queue
-    }
-
-    #[inline(always)]
-    fn of_limiter(&self, mut key: PartitionKey, costs: &Costs, is_shadow: bool) -> Check {
-        let Settings { policies, namespace, region, .. } = &self.0.settings;
-        if let Some(region) = region {
-            key = region.and(&key);
-        }
-        self.0.events.unknown_policies(costs, policies);
-        let namespace = namespace.clone();
-        match &policies[..] {
-            [policy] => Check::of_pair(namespace, pair(key, policy, costs).shadow_if(is_shadow)),
-            policies => {
-                let pairs = pairs(&key, policies, costs).map(|pair| pair.shadow_if(is_shadow));
-                Check::of_limiter(namespace, pairs)
-            }
-        }
-    }
-
-    /// Returns the check of this key against all policies of the limiter.
-    #[inline]
-    fn own(&self, key: PartitionKey, costs: &Costs) -> Result<Check, BackendError> {
-        match self.lacks_policies() {
-            None => Ok(self.of_limiter(key, costs, false)),
-            Some(error) => Err(error),
-        }
-    }
-
-    /// Decides the check of this key against all policies of the limiter.
-    #[inline]
-    fn decide_own(&self, key: PartitionKey, costs: &Costs, purpose: Purpose) -> CheckFuture {
-        if let Some(decision) = self.decide_in_memory(&key, costs, false, purpose) {
-            return CheckFuture(NowOrLater::now(Ok(decision)));
-        }
-        CheckFuture(match self.lacks_policies() {
-            None => self.decide(self.of_limiter(key, costs, false), purpose),
-            Some(error) => NowOrLater::now(Err(error)),
-        })
-    }
-
-    /// Decides the check of this key if the limiter has one policy, no region, and a memory backend. Returns `None` if not, or if the
-    /// backend has no room. Then nothing was charged.
-    #[inline]
-    fn decide_in_memory(
-        &self,
-        key: &PartitionKey,
-        costs: &Costs,
-        is_shadow: bool,
-        purpose: Purpose,
-    ) -> Option<Decision> {
-        let Inner { settings: Settings { policies, namespace, region, .. }, memory, events, .. } = &*self.0;
-        let ([policy], None, Some(memory)) = (&policies[..], region, memory) else { return None };
-        let cost = cost_of(policy, costs);
-        let pair = PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() };
-        let decision = memory.decide_single(namespace, pair, purpose)?;
-        events.unknown_policies(costs, policies);
-        if purpose != Purpose::Peek {
-            if cost > policy.quota() {
-                observe::cost_above_quota(pair);
-            }
-            events.decision(&decision, || (!pair.is_shadow).then_some(key));
-        }
-        Some(decision)
-    }
-
-    /// Decides a request as [`decide_in_memory`](Self::decide_in_memory) does.
-    #[inline]
-    fn admit_in_memory(
-        &self,
-        key: &PartitionKey,
-        costs: &Costs,
-        is_shadow: bool,
-    ) -> Option<Result<Admission, Rejection>> {
-        let decision = self.decide_in_memory(key, costs, is_shadow, Purpose::Charge)?;
-        Some(future::of_decision(decision, || self.0.settings.namespace.clone()))
-    }
-
-    /// Returns the error of a check by key if the limiter has no policies.
-    #[inline]
-    fn lacks_policies(&self) -> Option<BackendError> {
-        self.policies()
-            .is_empty()
-            .then(|| BackendError::with_source(Reason::Other, ConfigError::NoPolicies { max: MAX_PAIRS }))
-    }
-
-    fn of_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<Check, ConfigError> {
-        let mut pairs = pairs.into();
-        if let Some(region) = &self.0.settings.region {
-            for pair in &mut pairs {
-                pair.key = region.and(&pair.key);
-            }
-        }
-        Ok(Check::new(pairs)?.in_namespace(self.0.settings.namespace.clone()))
-    }
-
-    #[inline]
-    fn decide(&self, mut check: Check, purpose: Purpose) -> NowOrLater<Result<Decision, BackendError>> {
-        check.set_purpose(purpose);
-        match self.decide_now(&check) {
-            NowOrLater::Now(decided) => NowOrLater::Now(decided),
-            // Without a decision, the caller decides.
-            NowOrLater::Later(learning) => {
-                NowOrLater::Later(self.decide_later(check, learning, OutageRule::FailClosed))
-            }
-        }
-    }
-
-    /// Returns the decision if it is known without waiting, or else what learns from the decision of the store.
-    #[inline(always)]
-    fn decide_now(&self, check: &Check) -> NowOrLater<Result<Decision, BackendError>, Learning> {
-        let engine = &self.0.engine;
-        if check.purpose() != Purpose::Charge && !engine.can_change() {
-            return NowOrLater::now(Err(BackendError::new(Reason::Unsupported)));
-        }
-        if check.purpose() != Purpose::Peek {
-            for pair in check.pairs() {
-                if pair.cost > pair.policy.quota() {
-                    observe::cost_above_quota(pair.borrowed());
-                }
-            }
-        }
-        // Without a closure, so that the usual check calls no further function.
-        if let Some(outcome) = engine.ask_now(check) {
-            self.0.events.decided(check, &outcome, None);
-            return NowOrLater::now(outcome);
-        }
-        let decided = |decision| {
-            let outcome = Ok(decision);
-            self.0.events.decided(check, &outcome, None);
-            NowOrLater::now(outcome)
-        };
-        let lease = match self.0.leases.as_ref().map(|leases| leases.lookup(check)) {
-            Some(lease::Lookup::Granted(decision)) => return decided(decision),
-            Some(lease::Lookup::Miss(miss)) => Some(miss),
-            Some(lease::Lookup::Bypass) | None => None,
-        };
-        let denials = match self.0.denials.as_ref().map(|denials| denials.lookup(check)) {
-            Some(Lookup::Hit(decision)) => return decided(decision),
-            Some(Lookup::Miss(miss)) => Some(miss),
-            Some(Lookup::Bypass) | None => None,
-        };
-        NowOrLater::Later(Learning { lease, denials })
-    }
-
-    fn decide_later(
-        &self,
-        mut check: Check,
-        Learning { lease, denials: miss }: Learning,
-        rule: OutageRule,
-    ) -> BoxFuture<Result<Decision, BackendError>> {
-        let Inner { settings, engine, guard, denials, on_rollback, events, .. } = &*self.0;
-        if check.has_several_keys() {
-            let denied = denials.as_ref().map(|denials| denials.denied_recently(&check));
-            // If no answer comes, a cached denial may deny the check instead of the outage rule.
-            let may_fail_open = !miss.as_ref().is_some_and(Miss::has_cached_denial);
-            check = check.with_across_slots(AcrossSlots {
-                keeps_charges: rule == OutageRule::FailOpen && may_fail_open,
-                // Without a deny cache, no denial is known.
-                peeks_first: denied.as_ref().is_none_or(|denied| !denied.is_empty()),
-                denied: denied.unwrap_or_default(),
-                on_rollback: on_rollback.clone(),
-            });
-        }
-        let (engine, guard, events) = (engine.clone(), guard.clone(), events.clone());
-        let ask = |check, deadline| engine.ask(check, deadline, guard, miss, events);
-        match lease {
-            Some(lease) => lease.ask(check, settings.deadline, ask),
-            None => ask(check, settings.deadline),
-        }
     }
 
     fn clear(&self, check: Check) -> ResetFuture {
