@@ -18,7 +18,11 @@ use std::{
 use redis::{RedisResult, Value};
 use tokio::runtime::{self, Handle};
 
-use super::{RedisBackend, script::Call, topology::Connection};
+use super::{
+    RedisBackend,
+    script::Call,
+    topology::{Connection, ServerState},
+};
 use crate::{
     check::{Check, Purpose},
     outage::Pass,
@@ -38,6 +42,10 @@ const ADAPTIVE_IN_FLIGHT: usize = 8;
 
 /// The number of counters of checks in flight. Two servers or slots may share a counter. Then their checks are merged sooner.
 const COUNTERS: usize = 1_024;
+
+/// The distance of the counters of two servers. It is odd, so that 1,024 servers have different ones, and large, so that those of
+/// two servers are also different for near slots.
+const STEP: usize = 389;
 
 /// Whether checks that start at the same time share a script call; see [`RedisBackend::merging`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -89,7 +97,7 @@ impl RedisBackend {
     pub(super) fn merge_place(&self, slot: u16, connection: &Connection) -> Option<Place<'_>> {
         // The commands of a slot that is being migrated need ASKING.
         let min_in_flight = self.merger.min_in_flight.filter(|_| !connection.is_asking())?;
-        let counter = self.merger.groups.counter(address(connection), slot)?;
+        let counter = self.merger.groups.counter(connection.server(), slot)?;
         let merges = counter.fetch_add(1, Ordering::Relaxed) + 1 >= min_in_flight;
         Some(Place { counter, merges })
     }
@@ -156,6 +164,8 @@ pub(super) struct Merger {
 /// The checks in flight by server and slot, and the batches that are not written yet and have room.
 struct Groups {
     in_flight: Box<[AtomicUsize]>,
+    /// The number of servers until now.
+    servers: AtomicUsize,
     open: Mutex<HashMap<GroupKey, Arc<Batch>>>,
 }
 
@@ -201,7 +211,8 @@ impl Merger {
             Merging::Adaptive => Some(ADAPTIVE_IN_FLIGHT),
         };
         let in_flight = (0..COUNTERS).map(|_| AtomicUsize::new(0)).collect();
-        Self { min_in_flight, groups: Arc::new(Groups { in_flight, open: Mutex::default() }) }
+        let groups = Groups { in_flight, servers: AtomicUsize::new(0), open: Mutex::default() };
+        Self { min_in_flight, groups: Arc::new(groups) }
     }
 }
 
@@ -215,9 +226,10 @@ pub(super) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
 impl Groups {
     /// Returns the counter of the checks in flight at a server, of one slot. An atomic counter costs less than a lock, and most checks
     /// need no more.
-    fn counter(&self, server: usize, slot: u16) -> Option<&AtomicUsize> {
-        // Addresses are multiples of 16 at least.
-        self.in_flight.get((server >> 4).wrapping_add(slot.into()) % COUNTERS)
+    fn counter(&self, server: &ServerState, slot: u16) -> Option<&AtomicUsize> {
+        // A number, so that a simulation repeats: which servers share a counter must not depend on their addresses.
+        let number = server.number.get_or_init(|| self.servers.fetch_add(1, Ordering::Relaxed));
+        self.in_flight.get(number.wrapping_mul(STEP).wrapping_add(slot.into()) % COUNTERS)
     }
 
     // No code that holds the lock can panic or wait.
@@ -244,5 +256,34 @@ impl Place<'_> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         self.counter.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    /// Returns the places of the counters of these servers, in their order.
+    fn places<'a>(servers: impl IntoIterator<Item = &'a ServerState>) -> Vec<Option<usize>> {
+        let groups = Merger::default().groups;
+        let place = |server| {
+            let counter = groups.counter(server, 7)?;
+            groups.in_flight.iter().position(|other| ptr::eq(counter, other))
+        };
+        servers.into_iter().map(place).collect()
+    }
+
+    #[test]
+    fn servers_have_counters_that_do_not_depend_on_addresses() {
+        let [first, second] =
+            [(); 2].map(|()| (0..COUNTERS).map(|_| ServerState::default()).collect::<Vec<_>>());
+        let places_of_first = places(&first);
+        // The addresses of the others fall.
+        assert_eq!(places_of_first, places(second.iter().rev()));
+        let mut distinct = places_of_first;
+        distinct.sort_unstable();
+        assert_eq!(distinct, (0..COUNTERS).map(Some).collect::<Vec<_>>());
     }
 }

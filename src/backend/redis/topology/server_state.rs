@@ -1,5 +1,7 @@
 //! The state of one server, as far as its replies show it.
 
+use std::sync::OnceLock;
+
 use super::{clock::ServerClock, pending::PendingCommands, script_cache::ScriptCache};
 
 /// The state of one server. It lasts as long as the connection.
@@ -9,6 +11,8 @@ pub(crate) struct ServerState {
     pub(crate) clock: ServerClock,
     /// The server's script cache.
     pub(crate) scripts: ScriptCache,
+    /// The number of the server among those of a backend, from the first check that may be merged.
+    pub(crate) number: OnceLock<usize>,
     /// The commands without a reply.
     pub(super) pending: PendingCommands,
 }
