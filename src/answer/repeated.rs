@@ -48,21 +48,29 @@ struct StatusText {
 
 /// Returns the response to a denial: a copy of an earlier one with the same text, or the one that `build` returns.
 pub(super) fn response(decision: &Decision, build: impl Fn() -> Response<Bytes>) -> Response<Bytes> {
-    let copy = RECENT.try_with(|entries| {
-        let mut entries = entries.try_borrow_mut().ok()?;
+    // Copies to the place of the response: to return a copy from the closure would move it twice.
+    let mut response = Response::new(Bytes::new());
+    let is_copied = RECENT.try_with(|entries| {
+        let Ok(mut entries) = entries.try_borrow_mut() else { return false };
         if entries.is_empty() {
             entries.resize_with(ENTRIES, || None);
         }
-        let entry = entries.get_mut(number(decision))?;
+        let Some(entry) = entries.get_mut(number(decision)) else { return false };
         match entry {
-            Some(entry) if entry.text.is_of(decision) => Some(entry.copy(&build)),
+            Some(entry) if entry.text.is_of(decision) => {
+                entry.copy_to(&mut response, &build);
+                true
+            }
             _ => {
                 *entry = Some(Entry { text: Text::of(decision), response: None });
-                None
+                false
             }
         }
     });
-    copy.ok().flatten().unwrap_or_else(build)
+    if !is_copied.unwrap_or(false) {
+        response = build();
+    }
+    response
 }
 
 /// Returns the number of the entry of a denial. Other seconds, and usually other policies, have another one.
@@ -75,15 +83,15 @@ fn number(decision: &Decision) -> usize {
 }
 
 impl Entry {
-    fn copy(&mut self, build: impl Fn() -> Response<Bytes>) -> Response<Bytes> {
+    #[inline]
+    fn copy_to(&mut self, response: &mut Response<Bytes>, build: impl Fn() -> Response<Bytes>) {
         let (status, headers, body) = self.response.get_or_insert_with(|| {
             let (parts, body) = build().into_parts();
             (parts.status, parts.headers, body)
         });
-        let mut response = Response::new(body.clone());
         *response.status_mut() = *status;
         *response.headers_mut() = headers.clone();
-        response
+        *response.body_mut() = body.clone();
     }
 }
 

@@ -73,8 +73,8 @@ struct Shared {
 }
 
 impl Repr {
-    /// Concatenates the fields.
-    #[inline]
+    /// Concatenates the fields. Inlined, so that the compiler knows the number of fields and those of one byte.
+    #[inline(always)]
     fn of(fields: [&[u8]; 4]) -> Self {
         let mut buffer = [0; MAX_INLINE];
         // The length is at most `MAX_INLINE`.
@@ -246,7 +246,7 @@ fn long_length(length: u64) -> [u8; 9] {
 }
 
 /// Writes the fields one after the other. Returns their length, or `None` if the buffer is too short.
-#[inline]
+#[inline(always)]
 fn concatenate(buffer: &mut [u8], fields: [&[u8]; 4]) -> Option<usize> {
     let mut end = 0;
     for field in fields {

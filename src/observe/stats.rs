@@ -93,7 +93,7 @@ pub(crate) struct Counters {
 struct Sketch {
     places: HashMap<PartitionKey, usize, BuildHasherDefault<KeyHasher>>,
     keys: Vec<DeniedKey>,
-    /// The place of the key that was counted last. A key is often denied again.
+    /// The place at which a kept key was counted last. A key is often denied again.
     last: usize,
     /// No key has a smaller count: counts never fall.
     least: u64,
@@ -199,15 +199,21 @@ pub(super) fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option
 
 impl Sketch {
     fn count(&mut self, key: &PartitionKey) {
-        let key = key.bounded();
-        if self.keys.get(self.last).is_none_or(|last| last.key != *key) {
-            self.last = self.places.get(&*key).copied().unwrap_or(KEPT);
+        // Equal keyed hashes of 64 bits count as equal keys: a client cannot choose a collision.
+        if self.keys.get(self.last).is_none_or(|last| last.key.hash_code() != key.hash_code()) {
+            let key = key.bounded();
+            match self.places.get(&*key) {
+                Some(place) => self.last = *place,
+                None => return self.add(key.into_owned()),
+            }
         }
         if let Some(kept) = self.keys.get_mut(self.last) {
             kept.denials += 1;
-            return;
         }
-        let key = key.into_owned();
+    }
+
+    /// Counts a denial of a key that is not kept.
+    fn add(&mut self, key: PartitionKey) {
         let new = DeniedKey { key: key.clone(), denials: 1, excess: 0 };
         if self.keys.len() < KEPT {
             self.places.insert(key, self.keys.len());
@@ -247,10 +253,13 @@ mod tests {
         for n in 0_u64..20_000 {
             // Up to 200 keys at first, then new ones between those.
             let number = if n % 3 == 0 { n * n % 1_009 % 200 } else { n % (200 + n / 10) };
-            let key = PartitionKey::new("user", number.to_string());
+            // Some keys are so long that their digests are kept.
+            let length = if number % 5 == 0 { 300 } else { 1 };
+            let denied = PartitionKey::new("user", number.to_string().repeat(length));
+            let key = denied.bounded().into_owned();
             let least = sketch.keys.iter().map(|kept| kept.denials).min().unwrap_or_default();
             let (is_kept, is_full) = (sketch.places.contains_key(&key), sketch.keys.len() == KEPT);
-            sketch.count(&key);
+            sketch.count(&denied);
             *counts.entry(key.clone()).or_default() += 1;
             if !is_kept {
                 let excess = if is_full { least } else { 0 };
