@@ -31,7 +31,7 @@ impl Page {
         let origin = format!("http://{}/", example.address());
         let mut browser = Browser::open(&origin, width, 900);
         browser.until("document.querySelectorAll('.lane svg').length === 6");
-        browser.until("document.querySelector('#mode').textContent === 'running'");
+        browser.until("document.querySelector('#backend-name').textContent !== '…'");
         Self { browser, origin, example }
     }
 

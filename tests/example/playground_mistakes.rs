@@ -5,6 +5,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use serde_json::json;
+
 use super::playground::Page;
 use crate::support::{
     browser::Browser,
@@ -71,12 +73,32 @@ fn page_reports_policies_of_another_page() {
     let warning = "document.querySelector('#limits-notice').textContent.includes('another page')";
     assert_eq!(page.browser.eval(warning), false);
     let mut other = Browser::open(&page.origin, 1280, 900);
-    other.until("document.querySelector('#mode').textContent === 'running'");
+    other.until("document.querySelector('#backend-name').textContent !== '…'");
     page.browser.until(&format!("(document.querySelector('#send-one').click(), {warning})"));
     assert_eq!(other.eval(warning), false);
     // Each change here applies the policies of this page again.
     page.browser.click("#restart");
     page.browser.until(&format!("!{warning}"));
+    page.assert_clean();
+}
+
+#[test]
+fn page_reports_policies_of_another_page_that_opens_at_once() {
+    let mut page = Page::open(None, 1280);
+    // The first answer about the policies in force arrives when those of the other page are.
+    let hold = "const send = fetch; window.isHeld = true; \
+                window.fetch = (url, options) => \
+                    window.isHeld && url === 'api/state' ? new Promise(() => {}) : send(url, options);";
+    page.browser.call("Page.addScriptToEvaluateOnNewDocument", json!({ "source": hold }));
+    page.browser.call("Page.navigate", json!({ "url": page.origin }));
+    page.browser.until("window.isHeld && document.querySelectorAll('.lane svg').length === 6");
+    page.click_and_wait("#send-one");
+    assert_eq!(page.browser.text("#backend-name"), "…", "the page has an answer");
+    let mut other = Browser::open(&page.origin, 1280, 900);
+    // Its policies are in force when it has sent a request.
+    other.until("(document.querySelector('#send-one').click(), document.querySelector('#tile-admitted').textContent !== '0')");
+    page.browser.eval("window.isHeld = false; document.querySelector('#send-one').click()");
+    page.browser.until("document.querySelector('#limits-notice').textContent.includes('another page')");
     page.assert_clean();
 }
 

@@ -47,7 +47,7 @@ export function startLive(changed) {
   const wires = {};
   const status = (text) => { $("#send-status").textContent = text; };
   const policies = startPolicies(clear);
-  const outage = startOutage();
+  const outage = startOutage(policies.haveBeenInForce);
 
   function clear() {
     events = [];

@@ -11,12 +11,12 @@ const KINDS = {
   unchecked: "Requests are admitted unchecked.",
 };
 
-export function startOutage() {
+/** Starts the switch. `haveBeenInForce` returns whether the program has accepted policies of this page. */
+export function startOutage(haveBeenInForce) {
   const stop = $("#stop");
   let seen = "decided";
   let state = {};
   let lastActivity = 0;
-  let isInForce = false;
 
   function log(text) {
     const item = document.createElement("li");
@@ -26,13 +26,11 @@ export function startOutage() {
     while ($("#log").children.length > 30) $("#log").lastChild.remove();
   }
 
-  function show(next) {
+  function show(next, areOthers) {
     const { mode, breaker } = state;
     state = next;
-    // Before this page has sent its policies, the program may have those of an earlier page.
-    isInForce ||= next.page === PAGE;
     const notice = "The policies in force are those of another page, or of a new start of the program. Change or restart those of this page to use them.";
-    $("#limits-notice").textContent = isInForce && next.page !== PAGE ? notice : "";
+    $("#limits-notice").textContent = areOthers ? notice : "";
     $("#backend-name").textContent = next.backend;
     $("#mode").textContent = next.mode;
     $("#mode").className = `pill ${next.mode === "running" ? "good" : "bad"}`;
@@ -45,8 +43,12 @@ export function startOutage() {
   }
 
   async function poll() {
+    // Until the program has accepted the policies of this page, it may have those of an earlier one.
+    const isExpected = haveBeenInForce();
     const response = await fetch("api/state");
-    if (response.ok) show(await response.json());
+    if (!response.ok) return;
+    const next = await response.json();
+    show(next, isExpected && next.page !== PAGE);
   }
 
   async function setMode(mode) {

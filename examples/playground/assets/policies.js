@@ -21,6 +21,7 @@ export function startPolicies(restarted) {
   /** The policies in force. Those of the table may be invalid, or not sent yet. */
   let policies = [];
   let accepted = true;
+  let haveBeenInForce = false;
   let timer = null;
   let applied = Promise.resolve();
 
@@ -81,6 +82,7 @@ export function startPolicies(restarted) {
     accepted = response.ok;
     if (!accepted) return;
     policies = given;
+    haveBeenInForce = true;
     if (restart) restarted();
   }
 
@@ -137,6 +139,8 @@ export function startPolicies(restarted) {
 
   return {
     all: () => policies,
+    /** Returns whether the program has accepted policies of this page. */
+    haveBeenInForce: () => haveBeenInForce,
     apply,
     show,
     /** Resolves when the settings of the page are in force. Fails if they are invalid. */
