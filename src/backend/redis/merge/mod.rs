@@ -43,8 +43,8 @@ const ADAPTIVE_IN_FLIGHT: usize = 8;
 /// The number of counters of checks in flight. Two servers or slots may share a counter. Then their checks are merged sooner.
 const COUNTERS: usize = 1_024;
 
-/// The distance of the counters of two servers. It is odd, so that 1,024 servers have different ones, and large, so that those of
-/// two servers are also different for near slots.
+/// The distance of the counters of a connection and the next one. It is odd, so that 1,024 connections have different counters, and
+/// large, so that those of two connections also differ for near slots.
 const STEP: usize = 389;
 
 /// Whether checks that start at the same time share a script call; see [`RedisBackend::merging`].
@@ -164,8 +164,8 @@ pub(super) struct Merger {
 /// The checks in flight by server and slot, and the batches that are not written yet and have room.
 struct Groups {
     in_flight: Box<[AtomicUsize]>,
-    /// The number of servers until now.
-    servers: AtomicUsize,
+    /// The number of the next connection.
+    next_number: AtomicUsize,
     open: Mutex<HashMap<GroupKey, Arc<Batch>>>,
 }
 
@@ -211,7 +211,7 @@ impl Merger {
             Merging::Adaptive => Some(ADAPTIVE_IN_FLIGHT),
         };
         let in_flight = (0..COUNTERS).map(|_| AtomicUsize::new(0)).collect();
-        let groups = Groups { in_flight, servers: AtomicUsize::new(0), open: Mutex::default() };
+        let groups = Groups { in_flight, next_number: AtomicUsize::new(0), open: Mutex::default() };
         Self { min_in_flight, groups: Arc::new(groups) }
     }
 }
@@ -227,8 +227,9 @@ impl Groups {
     /// Returns the counter of the checks in flight at a server, of one slot. An atomic counter costs less than a lock, and most checks
     /// need no more.
     fn counter(&self, server: &ServerState, slot: u16) -> Option<&AtomicUsize> {
-        // A number, so that a simulation repeats: which servers share a counter must not depend on their addresses.
-        let number = server.number.get_or_init(|| self.servers.fetch_add(1, Ordering::Relaxed));
+        // A number, so that a simulation repeats: which servers share a counter must not depend on their addresses. Another backend may
+        // have given it. Then two servers may share counters, too.
+        let number = server.number.get_or_init(|| self.next_number.fetch_add(1, Ordering::Relaxed));
         self.in_flight.get(number.wrapping_mul(STEP).wrapping_add(slot.into()) % COUNTERS)
     }
 

@@ -11,7 +11,7 @@ pub(crate) struct ServerState {
     pub(crate) clock: ServerClock,
     /// The server's script cache.
     pub(crate) scripts: ScriptCache,
-    /// The number of the server among those of a backend, from the first check that may be merged.
+    /// The number of the connection, from the first check that may be merged. Connections of a backend usually have different ones.
     pub(crate) number: OnceLock<usize>,
     /// The commands without a reply.
     pub(super) pending: PendingCommands,
