@@ -93,8 +93,8 @@ pub(crate) struct Counters {
 struct Sketch {
     places: HashMap<PartitionKey, usize, BuildHasherDefault<KeyHasher>>,
     keys: Vec<DeniedKey>,
-    /// The place at which a kept key was counted last. A key is often denied again.
-    last: usize,
+    /// The keyed hash and the place of the kept key that was counted last. A key is often denied again.
+    last: Option<(u64, usize)>,
     /// No key has a smaller count: counts never fall.
     least: u64,
     /// The place of the key that was replaced last. Under a flood of new keys, the next one has the least count.
@@ -199,21 +199,26 @@ pub(super) fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option
 
 impl Sketch {
     fn count(&mut self, key: &PartitionKey) {
-        // Equal keyed hashes of 64 bits count as equal keys: a client cannot choose a collision.
-        if self.keys.get(self.last).is_none_or(|last| last.key.hash_code() != key.hash_code()) {
-            let key = key.bounded();
-            match self.places.get(&*key) {
-                Some(place) => self.last = *place,
-                None => return self.add(key.into_owned()),
+        let hash = key.hash_code();
+        let place = match self.last {
+            // A hash of 64 bits that equals that of the last key means the same key: a client cannot choose a collision.
+            Some((last, place)) if last == hash => place,
+            _ => {
+                let key = key.bounded();
+                let Some(&place) = self.places.get(&*key) else { return self.add(key.into_owned()) };
+                self.last = Some((hash, place));
+                place
             }
-        }
-        if let Some(kept) = self.keys.get_mut(self.last) {
+        };
+        if let Some(kept) = self.keys.get_mut(place) {
             kept.denials += 1;
         }
     }
 
     /// Counts a denial of a key that is not kept.
     fn add(&mut self, key: PartitionKey) {
+        // The key may replace the last one.
+        self.last = None;
         let new = DeniedKey { key: key.clone(), denials: 1, excess: 0 };
         if self.keys.len() < KEPT {
             self.places.insert(key, self.keys.len());
@@ -273,5 +278,21 @@ mod tests {
             assert_eq!((sketch.places.len(), sketch.keys.len()), (sketch.keys.len(), counts.len().min(KEPT)));
         }
         assert!(counts.len() > 1_000 && sketch.least > 50, "{} keys, {}", counts.len(), sketch.least);
+    }
+
+    #[test]
+    fn sketch_forgets_last_key_that_is_replaced() {
+        let mut sketch = Sketch::default();
+        let key = |number: usize| PartitionKey::new("user", number.to_string());
+        // The first key is the last one, too, and no key has a smaller count.
+        for number in (0..KEPT).chain(1..KEPT).chain([0]) {
+            sketch.count(&key(number));
+        }
+        // The new key replaces the first one, which then replaces another.
+        for number in [KEPT, 0] {
+            sketch.count(&key(number));
+        }
+        let kept = |number| sketch.keys.iter().find(|kept| kept.key == key(number)).unwrap();
+        assert_eq!([KEPT, 0].map(|number| (kept(number).denials, kept(number).excess)), [(3, 2), (3, 2)]);
     }
 }
