@@ -8,7 +8,7 @@ use std::{
 use axum::{
     Json, Router,
     extract::{Request, State},
-    http::StatusCode,
+    http::{HeaderValue, StatusCode},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -16,7 +16,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ConfigError, Decision, Limiter, OutageRule, PartitionKey, Policies, Policy, RateLimitLayer, header,
+    ConfigError, Decision, Limiter, OutageRule, PartitionKey, Policies, Policy, RateLimitLayer, Rejection,
+    header,
     outage::{Breaker, LocalDecision, Share, Unchecked},
 };
 
@@ -136,9 +137,15 @@ async fn answer(request: Request) -> Json<Value> {
     })
 }
 
-/// Passes a request through the layer in force.
+/// Passes a request through the layer in force. A denial states its time in a header, as an admission does in its body,
+/// because concurrent responses arrive in any order.
 pub(crate) async fn limited(State(live): State<Live>, request: Request) -> Response {
-    live.limits().service.oneshot(request).await.into_response()
+    let mut response = live.limits().service.oneshot(request).await.into_response();
+    let denial = response.extensions().get().and_then(Rejection::decision);
+    if let Some(at) = denial.map(|decision| HeaderValue::from(decision.at_micros())) {
+        response.headers_mut().insert("x-decided-at-micros", at);
+    }
+    response
 }
 
 /// Replaces the policies and the outage rule. Usage is kept unless the page asks for a restart.

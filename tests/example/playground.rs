@@ -193,6 +193,24 @@ fn page_shows_response_and_rejecting_policy() {
     page.assert_clean();
 }
 
+/// The responses of a burst arrive in any order: here, those of the admissions are late.
+#[test]
+fn page_shows_state_after_latest_decision() {
+    let mut page = Page::open(None, 1280);
+    page.browser.eval(
+        "(() => { const send = window.fetch; window.fetch = async (path, options) => { \
+           const response = await send(path, options); \
+           if (path.startsWith('/limited') && response.ok) await new Promise(done => setTimeout(done, 200)); \
+           return response; }; })()",
+    );
+    assert_eq!(page.send_burst(12), "10 of 12 admitted.");
+    page.browser.until("document.querySelector('#tile-admitted').textContent === '10'");
+    page.browser.until("document.querySelector('#wire').textContent.includes('429 Too Many Requests')");
+    assert!(page.browser.text("#meters").contains("0 of 10 left"));
+    assert!(page.browser.text("#tile-wait").ends_with(" s"));
+    page.assert_clean();
+}
+
 #[test]
 fn page_sends_bursts_across_edge() {
     let mut page = Page::open(None, 1280);

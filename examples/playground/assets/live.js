@@ -41,6 +41,8 @@ export function startLive(changed) {
   let counts = {};
   let wait = null;
   let offset = null;
+  /** The time of the latest decision, in microseconds. */
+  let latest = 0;
   let stream = null;
   let inFlight = 0;
   let dirty = true;
@@ -53,6 +55,7 @@ export function startLive(changed) {
     events = [];
     counts = { usage: 0, local: 0, unchecked: 0, denied: 0, unavailable: 0 };
     wait = null;
+    latest = 0;
     policies.all().forEach((policy) => Object.assign(policy, { known: null, rejections: 0 }));
     dirty = true;
   }
@@ -76,24 +79,34 @@ export function startLive(changed) {
     const answer = admitted ? JSON.parse(body) : {};
     const kinds = { backend: "usage", "local fallback": "local", "fail open": "unchecked" };
     const kind = admitted ? kinds[answer.admitted_by] : response.status === 429 ? "denied" : "unavailable";
-    wires.last = { request, response, body };
-    wires[admitted ? "admitted" : "rejected"] = wires.last;
     const received = now();
     // The clock of the backend, as far as it is known.
-    if (answer.at_micros) offset = answer.at_micros / 1e6 - received;
-    const at = answer.at_micros ? answer.at_micros / 1e6 : received + (offset ?? Date.now() / 1000 - received);
+    const micros = Number(answer.at_micros ?? response.headers.get("x-decided-at-micros") ?? 0);
+    if (micros) offset = micros / 1e6 - received;
+    const at = received + (offset ?? Date.now() / 1000 - received);
+    // The responses of a burst arrive in any order. The page shows the state after the latest decision.
+    // In the same microsecond, a denial follows the admissions.
+    const order = admitted ? micros : micros + 0.5;
+    const isLatest = !micros || order >= latest;
+    if (micros) latest = Math.max(latest, order);
+    const wire = { request, response, body };
+    if (isLatest) wires.last = wire;
+    wires[admitted ? "admitted" : "rejected"] = wire;
     const known = limits(response.headers.get("ratelimit"));
     const violated = response.status === 429 ? (JSON.parse(body)["violated-policies"] ?? []) : [];
     const remaining = policies.all().map((policy) => {
       const item = known.get(policy.name);
-      if (item) policy.known = item;
       if (violated.includes(policy.name)) policy.rejections += 1;
-      policy.rejects = violated.includes(policy.name);
+      if (isLatest) {
+        if (item) policy.known = item;
+        policy.rejects = violated.includes(policy.name);
+      }
       return item && Math.min(1, item.remaining / policy.quota);
     });
-    wait = response.headers.get("retry-after");
+    const advertised = response.headers.get("retry-after");
+    if (isLatest) wait = advertised;
     counts[kind] += 1;
-    events.push({ at: received, decided: at, kind, cost: request.cost, remaining, wait: Number(wait ?? 0), admitted });
+    events.push({ at: received, decided: at, kind, cost: request.cost, remaining, wait: Number(advertised ?? 0), admitted });
     if (events.length > KEPT) events = events.slice(-KEPT);
     outage.saw(kind, answer.error);
     dirty = true;
