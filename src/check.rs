@@ -137,9 +137,10 @@ pub(crate) struct PairRef<'a> {
     pub(crate) is_shadow: bool,
 }
 
-/// The namespace, which separates two applications on one store.
+/// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
+/// usage of every key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Namespace(Arc<str>);
+pub(crate) struct Namespace(Arc<Box<str>>);
 
 impl Pair {
     /// Creates a pair with its cost in quota units. The pair of a [shadow policy](Policy::shadow) is a shadow pair.
@@ -318,10 +319,6 @@ impl Check {
     pub(crate) fn into_place(self) -> Namespace {
         self.namespace
     }
-
-    pub(crate) fn namespace_shared(&self) -> &Arc<str> {
-        &self.namespace.0
-    }
 }
 
 impl Refund {
@@ -352,8 +349,9 @@ impl Refund {
         &self.namespace.0
     }
 
-    pub(crate) fn namespace_shared(&self) -> &Arc<str> {
-        &self.namespace.0
+    /// Returns the namespace with the identity of its store.
+    pub(crate) fn place(&self) -> &Namespace {
+        &self.namespace
     }
 }
 
@@ -424,7 +422,7 @@ impl Namespace {
     pub(crate) fn new(namespace: &str) -> Result<Self, ConfigError> {
         let allowed = |b: u8| b.is_ascii_graphic() && b != b'{' && b != b'}';
         if (1..=64).contains(&namespace.len()) && namespace.bytes().all(allowed) {
-            Ok(Self(namespace.into()))
+            Ok(Self(Arc::new(namespace.into())))
         } else {
             Err(ConfigError::Namespace { namespace: namespace.to_owned() })
         }
@@ -436,19 +434,16 @@ impl Namespace {
         &self.0
     }
 
-    pub(crate) fn shared(&self) -> &Arc<str> {
-        &self.0
-    }
-
     /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
     pub(crate) fn in_store(self, store: &str) -> Self {
-        type Shared = HashMap<(Box<str>, Arc<str>), Weak<str>>;
+        type Shared = HashMap<(Box<str>, Box<str>), Weak<Box<str>>>;
         static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = shared.get_or_insert_default();
         // Limiters are few and are rarely created, so a full scan is cheap.
         shared.retain(|_, namespace| namespace.strong_count() > 0);
-        let known = shared.entry((store.into(), self.0.clone())).or_insert_with(|| Arc::downgrade(&self.0));
+        let place = (store.into(), Box::clone(&self.0));
+        let known = shared.entry(place).or_insert_with(|| Arc::downgrade(&self.0));
         Self(known.upgrade().unwrap_or(self.0))
     }
 
@@ -460,7 +455,7 @@ impl Namespace {
 
 impl Default for Namespace {
     fn default() -> Self {
-        Self("tsw".into())
+        Self(Arc::new("tsw".into()))
     }
 }
 

@@ -13,10 +13,17 @@ const CHUNK: usize = 64;
 pub(super) struct KeyMap<V> {
     table: HashTable<Place>,
     /// All chunks are full, except the last one that is not empty. At most one chunk is empty.
-    chunks: Vec<Vec<(PartitionKey, V)>>,
+    chunks: Vec<Vec<Entry<V>>>,
     len: usize,
     /// The hash and the index of the key that was sought last. A key in use is often sought again.
     recent: (u64, usize),
+}
+
+/// A key and its value, from the start of a cache line.
+#[repr(C, align(64))]
+pub(super) struct Entry<V> {
+    pub(super) key: PartitionKey,
+    pub(super) value: V,
 }
 
 /// The place of an entry. The table needs nothing else to grow or to tell most keys apart, so it does not read the entry.
@@ -58,7 +65,7 @@ impl<V> KeyMap<V> {
     #[inline]
     pub(super) fn seek(&mut self, key: &PartitionKey) -> Option<usize> {
         let (hash, index) = self.recent;
-        if hash == key.hash_code() && self.get(index).is_some_and(|(stored, _)| stored == key) {
+        if hash == key.hash_code() && self.get(index).is_some_and(|entry| entry.key == *key) {
             return Some(index);
         }
         let index = self.index_of(key)?;
@@ -70,28 +77,27 @@ impl<V> KeyMap<V> {
     pub(super) fn index_of(&self, key: &PartitionKey) -> Option<usize> {
         let sought = Place::of(key, 0);
         let is_key = |place: &Place| {
-            place.hash == sought.hash
-                && self.get(place.index as usize).is_some_and(|(stored, _)| stored == key)
+            place.hash == sought.hash && self.get(place.index as usize).is_some_and(|entry| entry.key == *key)
         };
         self.table.find(sought.table_hash(), is_key).map(|place| place.index as usize)
     }
 
     /// Returns the entry with this index.
     #[inline]
-    pub(super) fn get(&self, index: usize) -> Option<&(PartitionKey, V)> {
+    pub(super) fn get(&self, index: usize) -> Option<&Entry<V>> {
         self.chunks.get(index / CHUNK)?.get(index % CHUNK)
     }
 
     /// Returns the value of the entry with this index.
     #[inline]
     pub(super) fn value_mut(&mut self, index: usize) -> Option<&mut V> {
-        self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK).map(|(_, value)| value)
+        self.chunks.get_mut(index / CHUNK)?.get_mut(index % CHUNK).map(|entry| &mut entry.value)
     }
 
     /// Returns the value of a key, if it is stored.
     #[inline]
     pub(super) fn find(&self, key: &PartitionKey) -> Option<&V> {
-        self.get(self.index_of(key)?).map(|(_, value)| value)
+        self.get(self.index_of(key)?).map(|entry| &entry.value)
     }
 
     /// Returns the value of a key, if it is stored.
@@ -109,21 +115,21 @@ impl<V> KeyMap<V> {
             let capacity = if chunk == 0 { 0 } else { CHUNK };
             self.chunks.push(Vec::with_capacity(capacity));
         }
-        self.chunks[chunk].push((key, value));
+        self.chunks[chunk].push(Entry { key, value });
         self.len += 1;
         self.table.insert_unique(place.table_hash(), place, Place::table_hash);
     }
 
     /// Removes the entry with this index. The last entry receives its index.
     pub(super) fn swap_remove(&mut self, index: usize) {
-        let Some(removed) = self.get(index).map(|(key, _)| Place::of(key, index)) else { return };
+        let Some(removed) = self.get(index).map(|entry| Place::of(&entry.key, index)) else { return };
         if let Ok(entry) = self.table.find_entry(removed.table_hash(), |place| *place == removed) {
             entry.remove();
         }
         self.len -= 1;
         let Some(last) = self.chunks[self.len / CHUNK].pop() else { return };
         if index < self.len {
-            let moved = Place::of(&last.0, self.len);
+            let moved = Place::of(&last.key, self.len);
             if let Some(place) = self.table.find_mut(moved.table_hash(), |place| *place == moved) {
                 place.index = index as u32;
             }
@@ -166,8 +172,7 @@ mod tests {
                 model.insert(key, step);
             } else if map.len() > 0 {
                 let index = random(map.len());
-                let (removed, _) = map.get(index).unwrap();
-                let removed = removed.clone();
+                let removed = map.get(index).unwrap().key.clone();
                 assert!(model.remove(&removed).is_some());
                 assert_eq!(map.seek(&removed), Some(index));
                 map.swap_remove(index);
@@ -180,7 +185,8 @@ mod tests {
                 assert_eq!(map.table.len(), model.len());
                 for (key, value) in &model {
                     let index = map.index_of(key).unwrap();
-                    assert_eq!(map.get(index).unwrap(), &(key.clone(), *value));
+                    let entry = map.get(index).unwrap();
+                    assert_eq!((&entry.key, &entry.value), (key, value));
                     assert_eq!((map.seek(key), map.seek(key)), (Some(index), Some(index)));
                 }
             }

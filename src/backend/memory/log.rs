@@ -1,14 +1,13 @@
 //! Sliding log and sliding buckets: one record per charge, or one per bucket.
 //!
 //! A record holds its instant and the *running total* of all units before it. So the usage, and the units that must expire before
-//! a cost fits, are differences of two totals, found by bisection. A refund raises the totals up to its record, or lowers the
-//! totals after it, whichever are fewer.
+//! a cost fits, are differences of two totals, found by bisection.
 //!
 //! The record of a bucket is at the end of the bucket. Apart from that, both algorithms are the same.
 
 use super::{
     count::{self, Count, Forecast, monotonic_instant},
-    records::{Record, Records},
+    records::Records,
 };
 use crate::{
     backend::generation::Generations,
@@ -29,10 +28,6 @@ pub(super) struct Log {
     /// The instant of the last charge. It stays after a refund.
     last: u64,
     records: Records,
-    /// The running total after the newest record. Totals wrap: only their differences have a meaning.
-    total: u64,
-    /// How many records were removed before the oldest one, at the same instant.
-    removed: u32,
 }
 
 /// A log at one instant.
@@ -57,35 +52,27 @@ pub(super) struct Span {
 }
 
 impl Log {
-    pub(super) const EMPTY: Self =
-        Self { generation: 0, last: 0, records: Records::EMPTY, total: 0, removed: 0 };
+    pub(super) const EMPTY: Self = Self { generation: 0, last: 0, records: Records::EMPTY };
 
     #[inline]
     fn span(&self, clock: u64, window: u64) -> Span {
         let Some(now) = monotonic_instant(clock, self.last, window) else {
             let expired = self.records.len();
-            return Span { now: clock, expired, before: self.total };
+            return Span { now: clock, expired, before: self.records.total() };
         };
         match self.records.get(0) {
-            None => Span { now, expired: 0, before: self.total },
+            None => Span { now, expired: 0, before: self.records.total() },
             Some(oldest) if oldest.at + window > now => Span { now, expired: 0, before: oldest.start },
             Some(_) => {
-                let expired = self.records.partition_point(|record| record.at + window <= now);
-                Span { now, expired, before: self.start(expired) }
+                let expired = self.records.partition_point(|at| at + window <= now);
+                Span { now, expired, before: self.records.start(expired) }
             }
         }
     }
 
-    /// Returns the running total before a record, or after all of them.
-    #[inline]
-    fn start(&self, index: usize) -> u64 {
-        self.records.get(index).map_or(self.total, |record| record.start)
-    }
-
     fn index_of(&self, receipt: Receipt) -> Option<usize> {
-        let first = self.records.partition_point(|record| record.at < receipt.at_micros);
-        let removed = if first == 0 { self.removed } else { 0 };
-        let index = first + receipt.ordinal.checked_sub(removed)? as usize;
+        let first = self.records.partition_point(|at| at < receipt.at_micros);
+        let index = first + receipt.ordinal as usize;
         self.records.get(index).is_some_and(|record| record.at == receipt.at_micros).then_some(index)
     }
 
@@ -108,9 +95,8 @@ impl Log {
                 first = middle;
             }
         }
-        let removed = if first == 0 { self.removed } else { 0 };
         // At most 2^20.
-        (others - first) as u32 + removed
+        (others - first) as u32
     }
 
     /// Drops expired records. If nothing is used, a generation begins.
@@ -118,23 +104,24 @@ impl Log {
     fn drop_expired(&mut self, expired: usize, used: u64, generations: &Generations) {
         // All records of an instant expire together.
         self.records.drop_oldest(expired);
-        self.removed = 0;
         if used == 0 {
             self.generation = generations.draw();
             self.records.drop_oldest(self.records.len());
         }
     }
 
+    /// Drops the records without units at both ends. The oldest records of one instant stay until none of them holds units, because
+    /// a receipt states the place of its record among them.
     fn drop_empty_ends(&mut self) {
-        while self.records.newest().is_some_and(|newest| newest.start == self.total) {
+        while self.records.newest().is_some_and(|newest| newest.start == self.records.total()) {
             self.records.drop_newest();
         }
-        while let Some(oldest) = self.records.get(0)
-            && oldest.start == self.start(1)
-        {
-            self.records.drop_oldest(1);
-            let same = self.records.get(0).is_some_and(|next| next.at == oldest.at);
-            self.removed = if same { self.removed + 1 } else { 0 };
+        while let Some(oldest) = self.records.get(0) {
+            let same = self.records.partition_point(|at| at <= oldest.at);
+            if self.records.start(same) != oldest.start {
+                break;
+            }
+            self.records.drop_oldest(same);
         }
     }
 }
@@ -162,20 +149,22 @@ impl Count for Log {
         cost: u32,
         generations: &Generations,
     ) {
-        let used = self.total.wrapping_sub(before);
+        let used = self.records.total().wrapping_sub(before);
         if expired > 0 || used == 0 {
             self.drop_expired(expired, used, generations);
         }
         let precision = precision(policy);
         let at = recorded_at(now, precision);
-        let units = u64::from(cost).min(MAX_USED.saturating_sub(used));
+        // At most the cost.
+        let units = u64::from(cost).min(MAX_USED.saturating_sub(used)) as u32;
         if units > 0 {
             self.last = now;
             let joins = precision > 0 && self.records.newest().is_some_and(|newest| newest.at == at);
-            if !joins {
-                self.records.push(Record { at, start: self.total });
+            if joins {
+                self.records.add_to_newest(units);
+            } else {
+                self.records.push(at, units);
             }
-            self.total = self.total.wrapping_add(units);
         }
     }
 
@@ -192,15 +181,7 @@ impl Count for Log {
             return;
         }
         let Some(index) = self.index_of(receipt) else { return };
-        let held = self.start(index + 1).wrapping_sub(self.start(index));
-        let units = u64::from(units).min(held);
-        if index < self.records.len() / 2 {
-            self.records.change(0..index + 1, |record| record.start = record.start.wrapping_add(units));
-        } else {
-            let newer = index + 1..self.records.len();
-            self.records.change(newer, |record| record.start = record.start.wrapping_sub(units));
-            self.total = self.total.wrapping_sub(units);
-        }
+        self.records.refund(index, units);
         self.drop_empty_ends();
     }
 
@@ -217,7 +198,7 @@ impl count::Reading for Reading<'_> {
 
     #[inline]
     fn used(&self) -> u64 {
-        self.log.total.wrapping_sub(self.span.before)
+        self.log.records.total().wrapping_sub(self.span.before)
     }
 
     #[inline]
@@ -282,7 +263,7 @@ impl Reading<'_> {
     /// Returns the units of the usage in the records up to this one.
     #[inline]
     fn units_until(&self, index: usize) -> u64 {
-        self.log.start(index + 1).wrapping_sub(self.span.before)
+        self.log.records.start(index + 1).wrapping_sub(self.span.before)
     }
 }
 

@@ -1,7 +1,5 @@
 //! A shard of the partition keys, under one lock. Each check removes a few idle keys.
 
-use std::sync::Arc;
-
 use super::{
     due::DueKeys,
     key_map::KeyMap,
@@ -10,7 +8,7 @@ use super::{
 };
 use crate::{
     backend::generation::Generations,
-    check::{Check, Pair, Receipt, RefundPair},
+    check::{Check, Namespace, Pair, Receipt, RefundPair},
     key::PartitionKey,
     policy::Policy,
 };
@@ -35,7 +33,7 @@ impl Default for Shard {
 impl Shard {
     /// Returns the usage of a pair, if it is stored.
     pub(super) fn usage(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&Usage> {
-        self.partitions.find(key)?.slot(check.namespace_shared(), policy).map(|slot| &slot.usage)
+        self.partitions.find(key)?.slot(check.place(), policy).map(|slot| &slot.usage)
     }
 
     /// Returns the index of a partition key, if it is stored.
@@ -46,7 +44,7 @@ impl Shard {
 
     /// Returns the slot of a pair whose partition key has this index, if the slot is stored.
     #[inline]
-    pub(super) fn slot(&mut self, key: usize, namespace: &Arc<str>, policy: &Policy) -> Option<&mut Slot> {
+    pub(super) fn slot(&mut self, key: usize, namespace: &Namespace, policy: &Policy) -> Option<&mut Slot> {
         self.partitions.value_mut(key)?.slot_mut(namespace, policy)
     }
 
@@ -72,7 +70,7 @@ impl Shard {
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        let (index, namespace, pair) = (self.seek(key), check.namespace_shared(), pair.borrowed());
+        let (index, namespace, pair) = (self.seek(key), check.place(), pair.borrowed());
         if let Some(slot) = index.and_then(|index| self.slot(index, namespace, pair.policy)) {
             return slot.charge(pair, clock, generations);
         }
@@ -83,7 +81,13 @@ impl Shard {
     }
 
     /// Refunds units of a pair.
-    pub(super) fn refund(&mut self, key: &PartitionKey, namespace: &Arc<str>, pair: &RefundPair, clock: u64) {
+    pub(super) fn refund(
+        &mut self,
+        key: &PartitionKey,
+        namespace: &Namespace,
+        pair: &RefundPair,
+        clock: u64,
+    ) {
         let Some(partition) = self.partitions.find_mut(key) else { return };
         if let Some(slot) = partition.slot_mut(namespace, &pair.policy) {
             slot.usage.refund(clock, &pair.policy, pair.receipt, pair.units);
@@ -91,7 +95,7 @@ impl Shard {
     }
 
     /// Removes the usage of a pair.
-    pub(super) fn reset(&mut self, key: &PartitionKey, namespace: &Arc<str>, policy: &Policy) {
+    pub(super) fn reset(&mut self, key: &PartitionKey, namespace: &Namespace, policy: &Policy) {
         if let Some(partition) = self.partitions.find_mut(key) {
             partition.remove(namespace, policy);
         }
@@ -172,8 +176,8 @@ impl Shard {
         let stored = self.partitions.len();
         let indices = (0..stored.min(max)).map(move |i| if stored > max { random(stored) } else { i });
         indices.filter_map(move |index| {
-            let (key, partition) = self.partitions.get(index)?;
-            Some((key, partition.share(now)))
+            let entry = self.partitions.get(index)?;
+            Some((&entry.key, entry.value.share(now)))
         })
     }
 
@@ -181,7 +185,7 @@ impl Shard {
     /// over all its policies, or `None` if it stays.
     pub(super) fn evict(&mut self, key: &PartitionKey, now: u64, max_share: f64) -> Option<u64> {
         let index = self.partitions.index_of(key)?;
-        let (_, partition) = self.partitions.get(index)?;
+        let partition = &self.partitions.get(index)?.value;
         if partition.share(now) >= max_share {
             return None;
         }

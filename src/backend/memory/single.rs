@@ -37,7 +37,7 @@ impl State {
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let single = Single { pair, purpose, clock, generations: &self.generations };
-        let (namespace, index, mut new) = (namespace.shared(), shard.seek(&key), None);
+        let (index, mut new) = (shard.seek(&key), None);
         let stored = index.and_then(|index| shard.slot(index, namespace, pair.policy));
         let (decision, is_charged) =
             single.decide(stored.unwrap_or_else(|| new.insert(Slot::new(namespace, pair))))?;

@@ -1,24 +1,24 @@
 //! The usage of one partition key: a slot for every policy.
 
-use std::{mem, sync::Arc};
+use std::{mem, slice};
 
 use super::usage::Usage;
 use crate::{
     backend::generation::Generations,
-    check::{PairRef, Receipt},
+    check::{Namespace, PairRef, Receipt},
     policy::Policy,
 };
 
 /// The usage of one partition key under every policy. The slot of one policy needs no memory of its own.
-pub(super) struct Partition {
-    first: Option<Slot>,
-    /// Empty if there is no first one.
-    others: Box<[Slot]>,
+pub(super) enum Partition {
+    One(Slot),
+    /// None, or more than one.
+    Several(Box<[Slot]>),
 }
 
 /// The usage of one pair.
 pub(super) struct Slot {
-    namespace: Arc<str>,
+    namespace: Namespace,
     /// With the quota of the last charge.
     policy: Policy,
     /// Whether only shadow pairs were charged. Such usage does not protect the key from an eviction.
@@ -30,35 +30,34 @@ impl Partition {
     /// Returns the usage under one policy.
     #[inline]
     pub(super) fn of(slot: Slot) -> Self {
-        Self { first: Some(slot), others: Box::default() }
+        Self::One(slot)
     }
 
     /// Returns the slot of a policy, if it is stored.
     #[inline]
-    pub(super) fn slot(&self, namespace: &Arc<str>, policy: &Policy) -> Option<&Slot> {
-        self.slots().find(|slot| slot.is_of(namespace, policy))
+    pub(super) fn slot(&self, namespace: &Namespace, policy: &Policy) -> Option<&Slot> {
+        self.slots().iter().find(|slot| slot.is_of(namespace, policy))
     }
 
     /// Returns the slot of a policy, if it is stored.
     #[inline]
-    pub(super) fn slot_mut(&mut self, namespace: &Arc<str>, policy: &Policy) -> Option<&mut Slot> {
-        match &mut self.first {
+    pub(super) fn slot_mut(&mut self, namespace: &Namespace, policy: &Policy) -> Option<&mut Slot> {
+        match self {
             // The usual case.
-            Some(slot) if slot.is_of(namespace, policy) => Some(slot),
-            _ => self.others.iter_mut().find(|slot| slot.is_of(namespace, policy)),
+            Self::One(slot) => slot.is_of(namespace, policy).then_some(slot),
+            Self::Several(slots) => slots.iter_mut().find(|slot| slot.is_of(namespace, policy)),
         }
     }
 
     /// Adds the slot of a policy that is not stored.
     pub(super) fn push(&mut self, slot: Slot) {
-        match self.first {
-            None => self.first = Some(slot),
-            Some(_) => self.others = mem::take(&mut self.others).into_iter().chain([slot]).collect(),
-        }
+        let mut slots = self.take();
+        slots.push(slot);
+        self.set(slots);
     }
 
     /// Removes the slot of a policy.
-    pub(super) fn remove(&mut self, namespace: &Arc<str>, policy: &Policy) {
+    pub(super) fn remove(&mut self, namespace: &Namespace, policy: &Policy) {
         self.retain(|slot| !slot.is_of(namespace, policy));
     }
 
@@ -68,42 +67,58 @@ impl Partition {
     }
 
     fn retain(&mut self, is_kept: impl Fn(&Slot) -> bool) {
-        if self.slots().all(&is_kept) {
-            return;
+        if !self.slots().iter().all(&is_kept) {
+            let mut slots = self.take();
+            slots.retain(is_kept);
+            self.set(slots);
         }
-        let first = self.first.take().filter(&is_kept);
-        let mut others = mem::take(&mut self.others).into_vec();
-        others.retain(is_kept);
-        self.first = first.or_else(|| others.pop());
-        self.others = others.into();
+    }
+
+    /// Takes all slots out.
+    fn take(&mut self) -> Vec<Slot> {
+        match mem::replace(self, Self::Several(Box::default())) {
+            Self::One(slot) => vec![slot],
+            Self::Several(slots) => slots.into_vec(),
+        }
+    }
+
+    /// Stores these slots, and no others.
+    fn set(&mut self, slots: Vec<Slot>) {
+        *self = match <[Slot; 1]>::try_from(slots) {
+            Ok([slot]) => Self::One(slot),
+            Err(slots) => Self::Several(slots.into()),
+        };
     }
 
     #[inline]
-    fn slots(&self) -> impl Iterator<Item = &Slot> {
-        self.first.iter().chain(&self.others)
+    fn slots(&self) -> &[Slot] {
+        match self {
+            Self::One(slot) => slice::from_ref(slot),
+            Self::Several(slots) => slots,
+        }
     }
 
     /// Returns the instant at which all policies are idle. None if there is none.
     pub(super) fn idle_at(&self) -> Option<u64> {
-        self.slots().map(Slot::idle_at).max()
+        self.slots().iter().map(Slot::idle_at).max()
     }
 
     /// Returns the units in use at `now`, over all policies.
     pub(super) fn used(&self, now: u64) -> u64 {
-        self.slots().map(|slot| slot.used(now)).sum()
+        self.slots().iter().map(|slot| slot.used(now)).sum()
     }
 
     /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota.
     pub(super) fn share(&self, now: u64) -> f64 {
         let share = |slot: &Slot| slot.used(now) as f64 / f64::from(slot.policy.quota());
-        self.slots().filter(|slot| !slot.is_shadow).map(share).fold(0.0, f64::max)
+        self.slots().iter().filter(|slot| !slot.is_shadow).map(share).fold(0.0, f64::max)
     }
 }
 
 impl Slot {
     /// Returns an empty slot for a pair.
     #[inline]
-    pub(super) fn new(namespace: &Arc<str>, pair: PairRef<'_>) -> Self {
+    pub(super) fn new(namespace: &Namespace, pair: PairRef<'_>) -> Self {
         Self {
             namespace: namespace.clone(),
             policy: pair.policy.clone(),
@@ -114,9 +129,8 @@ impl Slot {
 
     /// Returns whether this slot counts a policy.
     #[inline]
-    fn is_of(&self, namespace: &Arc<str>, policy: &Policy) -> bool {
-        let is_same_namespace = || Arc::ptr_eq(&self.namespace, namespace) || self.namespace == *namespace;
-        self.policy.counts_with(policy) && is_same_namespace()
+    fn is_of(&self, namespace: &Namespace, policy: &Policy) -> bool {
+        self.policy.counts_with(policy) && self.namespace == *namespace
     }
 
     /// Charges a pair at `clock`. Returns the receipt.
@@ -149,11 +163,16 @@ impl Slot {
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use super::{super::key_map::Entry, *};
     use crate::{
         check::{Check, Pair},
         key::PartitionKey,
     };
+
+    #[test]
+    fn entry_of_a_key_fills_two_cache_lines() {
+        assert!(size_of::<Entry<Partition>>() <= 128);
+    }
 
     #[test]
     fn partition_holds_slot_of_every_policy_until_removed() {
@@ -163,23 +182,21 @@ mod tests {
             Check::new([Pair::new(PartitionKey::new("user", "a"), policy, 1)]).unwrap()
         };
         let checks = names.map(check);
-        let slot = |check: &Check| Slot::new(check.namespace_shared(), check.pairs()[0].borrowed());
+        let slot = |check: &Check| Slot::new(check.place(), check.pairs()[0].borrowed());
         // Every order of removals.
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut partition = Partition::of(slot(&checks[0]));
             checks[1..].iter().for_each(|check| partition.push(slot(check)));
             let mut stored = [true; 3];
             for removed in order {
-                partition.remove(checks[removed].namespace_shared(), &checks[removed].pairs()[0].policy);
+                partition.remove(checks[removed].place(), &checks[removed].pairs()[0].policy);
                 stored[removed] = false;
-                let holds = |check: &Check| {
-                    partition.slot(check.namespace_shared(), &check.pairs()[0].policy).is_some()
-                };
+                let holds = |check: &Check| partition.slot(check.place(), &check.pairs()[0].policy).is_some();
                 assert_eq!(checks.each_ref().map(holds), stored);
             }
             assert_eq!(partition.idle_at(), None);
             partition.push(slot(&checks[0]));
-            assert_eq!(partition.slots().count(), 1);
+            assert_eq!(partition.slots().len(), 1);
         }
     }
 }

@@ -209,7 +209,7 @@ impl State {
         let clock = self.clock.now_micros();
         for (i, pair) in refund.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            shard.refund(key, refund.namespace_shared(), pair, clock);
+            shard.refund(key, refund.place(), pair, clock);
             self.remove_if_idle(shard, key, clock);
         }
         clock
@@ -221,7 +221,7 @@ impl State {
         let clock = self.clock.now_micros();
         for (i, pair) in pairs.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            shard.reset(key, pairs.namespace_shared(), &pair.policy);
+            shard.reset(key, pairs.place(), &pair.policy);
             self.remove_if_idle(shard, key, clock);
         }
     }

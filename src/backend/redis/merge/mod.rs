@@ -24,7 +24,7 @@ use super::{
     topology::{Connection, ServerState},
 };
 use crate::{
-    check::{Check, Purpose},
+    check::{Check, Namespace, Purpose},
     outage::Pass,
 };
 
@@ -115,7 +115,7 @@ impl RedisBackend {
     ) -> Option<RedisResult<Value>> {
         let waiter = {
             let (server, runtime) = (address(connection), Handle::try_current().ok()?.id());
-            let (namespace, purpose) = (check.namespace_shared().clone(), check.purpose());
+            let (namespace, purpose) = (check.place().clone(), check.purpose());
             let key =
                 GroupKey { server, slot, namespace, purpose, runtime, at_micros: self.injected_micros() };
             let groups = &self.merger.groups;
@@ -176,7 +176,7 @@ struct GroupKey {
     server: usize,
     /// 0 if this is not known to be a cluster.
     slot: u16,
-    namespace: Arc<str>,
+    namespace: Namespace,
     purpose: Purpose,
     /// A batch is driven by the runtime of its checks, so that no other runtime can stop them.
     runtime: runtime::Id,
