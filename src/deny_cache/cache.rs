@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// The number of locks for changes. A lookup takes none of them.
-const STRIPES: usize = 256;
+const STRIPES: usize = 128;
 /// The number of shards of the entries, each with a lock of its own. A small cache has one shard.
 const SHARDS: usize = 16;
 /// The time at which a cache is created. Every age can be subtracted from it.
@@ -37,14 +37,29 @@ pub(crate) struct Denials {
     entries: Cache<PairKey, Arc<Entry>>,
     /// The number of invalidations so far.
     invalidations: AtomicU64,
-    /// The number of the last invalidation, by the hash of a pair. A denial that was asked for earlier must not be entered.
-    stripes: Box<[Mutex<u64>]>,
+    /// The last invalidations, by the hash of a pair.
+    stripes: Box<[Mutex<Stripe>]>,
     /// Unknown to clients, so that they cannot choose keys of one stripe. It is the age of the cache at its first denial in
     /// nanoseconds, which never repeats. But a simulated network must repeat a run exactly, and there the age is always the same.
     salt: OnceLock<u128>,
     start: Instant,
     /// The end of the last entry. 0 before the first denial.
     horizon: AtomicU64,
+}
+
+/// The numbers of the last invalidations of some pairs. A denial that was asked for before the last one of its pair must not be
+/// entered.
+///
+/// A check across slots that is denied in one slot is rolled back in the others, and that invalidates their pairs. If one of them had
+/// the same number as the denied pair, the denial would never be entered.
+#[derive(Default)]
+struct Stripe {
+    /// The hash of the pair that was invalidated last.
+    pair: u64,
+    /// The number of its last invalidation.
+    last: u64,
+    /// That of the last invalidation of any other pair.
+    others: u64,
 }
 
 /// The key of an entry. The quota is not a part of it, because usage does not depend on the quota.
@@ -93,7 +108,7 @@ impl Denials {
             max_age: max_age.as_micros() as u64,
             entries,
             invalidations: AtomicU64::new(0),
-            stripes: (0..STRIPES).map(|_| Mutex::new(0)).collect(),
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
             salt: OnceLock::new(),
             start: Instant::now(),
             horizon: AtomicU64::new(0),
@@ -121,8 +136,8 @@ impl Denials {
         permission: Option<&Permission>,
     ) {
         let pair_key = PairKey::of(&pair.key, &pair.policy);
-        let last_invalidation = self.stripe(&pair_key);
-        if *last_invalidation > invalidations {
+        let (stripe, hash) = self.stripe(&pair_key);
+        if stripe.last_invalidation(hash) > invalidations {
             return;
         }
         let until = denial.usage.sent + self.max_age;
@@ -189,9 +204,9 @@ impl Denials {
 
     /// Invalidates one entry, and every denial that was asked for before.
     fn remove(&self, pair_key: &PairKey) {
-        let invalidation = self.invalidations.fetch_add(1, Ordering::SeqCst) + 1;
-        let mut last_invalidation = self.stripe(pair_key);
-        *last_invalidation = invalidation.max(*last_invalidation);
+        let (mut stripe, hash) = self.stripe(pair_key);
+        // Under the lock, so that the numbers of a stripe grow.
+        stripe.invalidate(hash, self.invalidations.fetch_add(1, Ordering::SeqCst) + 1);
         if let Some(entry) = self.entries.get(pair_key) {
             self.entries.insert(pair_key.clone(), Arc::new(entry.invalidated()));
         }
@@ -223,16 +238,32 @@ impl Denials {
         ORIGIN + instant.saturating_duration_since(self.start).as_micros() as u64
     }
 
-    /// Returns the lock for changes of an entry.
-    fn stripe(&self, pair_key: &PairKey) -> MutexGuard<'_, u64> {
+    /// Returns the lock for changes of an entry, and the hash of its pair.
+    fn stripe(&self, pair_key: &PairKey) -> (MutexGuard<'_, Stripe>, u64) {
         let mut hasher = DefaultHasher::new();
         self.salt.get_or_init(|| self.start.elapsed().as_nanos()).hash(&mut hasher);
         // The hash of the key differs between processes.
         pair_key.key.as_bytes().hash(&mut hasher);
         pair_key.hash_policy(&mut hasher);
-        let index = hasher.finish() as usize % STRIPES;
+        let hash = hasher.finish();
         // No code that holds the lock can panic or wait.
-        self.stripes[index].lock().unwrap_or_else(PoisonError::into_inner)
+        let stripe = self.stripes[hash as usize % STRIPES].lock().unwrap_or_else(PoisonError::into_inner);
+        (stripe, hash)
+    }
+}
+
+impl Stripe {
+    /// Returns the number of the last invalidation of a pair, or a later one.
+    fn last_invalidation(&self, pair: u64) -> u64 {
+        if self.pair == pair { self.last } else { self.others }
+    }
+
+    /// Notes an invalidation. Its number is larger than all before.
+    fn invalidate(&mut self, pair: u64, number: u64) {
+        if self.pair != pair {
+            (self.pair, self.others) = (pair, self.last);
+        }
+        self.last = number;
     }
 }
 
@@ -320,5 +351,42 @@ mod tests {
         assert!(was_denied("a"));
         tokio::time::advance(SECOND / 2).await;
         assert!(!was_denied("a"));
+    }
+
+    /// The rollback of a check invalidates the pairs that were charged, before the denial of another pair is entered.
+    #[tokio::test(start_paused = true)]
+    async fn invalidation_of_other_pair_keeps_denial() {
+        let denials = Denials::new(DenyCache::default());
+        let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
+        let check = |user: usize| {
+            let key = PartitionKey::new("user", user.to_string());
+            Check::new([Pair::new(key, policy.clone(), 1)]).unwrap()
+        };
+        let invalidate = |check: &Check| {
+            let pair = &check.pairs()[0];
+            drop(denials.invalidate([(&pair.key, &pair.policy)].into_iter()));
+        };
+        let hash = |check: &Check| denials.stripe(&PairKey::of(&check.pairs()[0].key, &policy)).1;
+        let mut of_one_stripe = (0..).map(check).filter(|check| hash(check) % STRIPES as u64 == 0);
+        let [denied, other, third] = std::array::from_fn(|_| of_one_stripe.next().unwrap());
+        let enter = |asked_after| {
+            let pair = &denied.pairs()[0];
+            let status = Status::new(pair, 0, Wait::For(SECOND), SECOND, SECOND);
+            let denial = Denial::new(pair, &status, denials.micros(Instant::now()), 0, false);
+            denials.enter(pair, denial, asked_after, None);
+            denials.repeat(&denied).is_some()
+        };
+        let before = denials.invalidations();
+        invalidate(&other);
+        invalidate(&other);
+        assert!(enter(before));
+        // One of the pair itself counts, also after others.
+        for others in [vec![], vec![&other], vec![&other, &third], vec![&other, &denied, &other]] {
+            let before = denials.invalidations();
+            invalidate(&denied);
+            others.into_iter().for_each(invalidate);
+            assert!(!enter(before));
+            assert!(enter(denials.invalidations()));
+        }
     }
 }
