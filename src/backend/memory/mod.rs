@@ -101,9 +101,9 @@ impl MemoryBackend {
 
     /// Returns a backend for at most `max_keys` partition keys in use at the same time.
     ///
-    /// A key with up to three records takes about 250 bytes for the first policy and 120 bytes for each further policy. From four
-    /// records on, each record takes another 16 to 32 bytes. Until the key is idle, it keeps up to 1 KiB of the memory of records that
-    /// have expired.
+    /// A key with up to three records takes about 200 bytes. If it has several policies, each of them takes another 80 bytes. From four
+    /// records on, the records of a policy take 50 bytes, and 16 to 32 bytes each. Until the key is idle, it keeps up to 1 KiB of the
+    /// memory of records that have expired.
     ///
     /// # Errors
     ///
