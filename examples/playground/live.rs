@@ -137,8 +137,8 @@ async fn answer(request: Request) -> Json<Value> {
     })
 }
 
-/// Passes a request through the layer in force. A denial states its time in a header, as an admission does in its body,
-/// because concurrent responses arrive in any order.
+/// Passes a request through the layer in force. A denial states its time in a header that the layer does not write, as an
+/// admission does in its body: concurrent responses arrive in any order.
 pub(crate) async fn limited(State(live): State<Live>, request: Request) -> Response {
     let mut response = live.limits().service.oneshot(request).await.into_response();
     let denial = response.extensions().get().and_then(Rejection::decision);

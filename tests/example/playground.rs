@@ -193,21 +193,69 @@ fn page_shows_response_and_rejecting_policy() {
     page.assert_clean();
 }
 
+/// Holds the responses of which the expression is true, until they are released.
+fn hold(page: &mut Page, expression: &str) {
+    page.browser.eval(&format!(
+        "(() => {{ window.held = []; const send = window.fetch; window.fetch = async (path, options) => {{ \
+           const response = await send(path, options); \
+           if (window.held && path.startsWith('/limited') && {expression}) await new Promise(done => window.held.push(done)); \
+           return response; }}; }})()"
+    ));
+}
+
+fn release(page: &mut Page) {
+    page.browser.eval("(() => { window.held.forEach(done => done()); window.held = null; })()");
+}
+
 /// The responses of a burst arrive in any order: here, those of the admissions are late.
 #[test]
 fn page_shows_state_after_latest_decision() {
     let mut page = Page::open(None, 1280);
-    page.browser.eval(
-        "(() => { const send = window.fetch; window.fetch = async (path, options) => { \
-           const response = await send(path, options); \
-           if (path.startsWith('/limited') && response.ok) await new Promise(done => setTimeout(done, 200)); \
-           return response; }; })()",
-    );
-    assert_eq!(page.send_burst(12), "10 of 12 admitted.");
+    hold(&mut page, "response.ok");
+    page.browser.fill("#send-form [name=burst]", "12");
+    page.browser.click("#send-burst");
+    page.browser
+        .until("document.querySelector('#tile-rejected').textContent === '2' && window.held.length === 10");
+    release(&mut page);
     page.browser.until("document.querySelector('#tile-admitted').textContent === '10'");
     page.browser.until("document.querySelector('#wire').textContent.includes('429 Too Many Requests')");
     assert!(page.browser.text("#meters").contains("0 of 10 left"));
     assert!(page.browser.text("#tile-wait").ends_with(" s"));
+    page.assert_clean();
+}
+
+#[test]
+fn status_line_is_that_of_its_own_request() {
+    let mut page = Page::open(None, 1280);
+    assert_eq!(page.send_burst(10), "10 of 10 admitted.");
+    hold(&mut page, "options.headers['x-api-key'] === 'alice'");
+    page.browser.click("#send-one");
+    page.browser.until("window.held.length === 1");
+    page.browser.fill("#send-form [name=key]", "bob");
+    assert_eq!(page.click_and_wait("#send-burst"), "10 of 10 admitted.");
+    release(&mut page);
+    page.browser.until("document.querySelector('#send-status').textContent === 'Rejected with status 429.'");
+    page.assert_clean();
+}
+
+#[test]
+fn late_response_does_not_count_after_restart() {
+    let mut page = Page::open(None, 1280);
+    page.browser.fill("#send-form [name=cost]", "10");
+    hold(&mut page, "options.headers['x-api-key'] === 'alice'");
+    page.browser.click("#send-one");
+    page.browser.until("window.held.length === 1");
+    page.browser.fill("#send-form [name=key]", "bob");
+    page.browser.fill("#send-form [name=cost]", "1");
+    assert_eq!(page.send_burst(1), "1 of 1 admitted.");
+    page.browser.click("#restart");
+    page.browser.until("document.querySelector('#tile-admitted').textContent === '0'");
+    release(&mut page);
+    page.browser.until("!document.querySelector('#send-one').ariaBusy");
+    assert_eq!(page.send_burst(2), "2 of 2 admitted.");
+    page.browser.until("document.querySelector('#meters').textContent.includes('8 of 10 left')");
+    assert_eq!(page.browser.text("#tile-admitted"), "2");
+    assert!(page.browser.text("#meters").contains("worst window: 2"));
     page.assert_clean();
 }
 

@@ -41,8 +41,8 @@ export function startLive(changed) {
   let counts = {};
   let wait = null;
   let offset = null;
-  /** The time of the latest decision, in microseconds. */
-  let latest = 0;
+  /** How often counting has started from zero. */
+  let restarts = 0;
   let stream = null;
   let inFlight = 0;
   let dirty = true;
@@ -55,20 +55,24 @@ export function startLive(changed) {
     events = [];
     counts = { usage: 0, local: 0, unchecked: 0, denied: 0, unavailable: 0 };
     wait = null;
-    latest = 0;
+    restarts += 1;
     policies.all().forEach((policy) => Object.assign(policy, { known: null, rejections: 0 }));
     dirty = true;
   }
 
-  /** Sends one request, and returns whether it was admitted. Fails if the program does not answer. */
+  /** Sends one request, and returns its response. Fails if the program does not answer. */
   async function send() {
     const [key, cost] = [form.elements.key.value, Number(form.elements.cost.value)];
     const path = `/limited?cost=${cost}`;
+    const request = { path, key, cost, sent: now(), restarts };
     inFlight += 1;
     try {
       // Otherwise the browser sends equal requests one after another, because the response to one may answer the next.
       const response = await ask(path, { headers: { "x-api-key": key }, cache: "no-store" });
-      return record(response, await response.text(), { path, key, cost });
+      const body = await response.text();
+      // Otherwise it belongs to the counting before.
+      if (request.restarts === restarts) record(response, body, request);
+      return response;
     } finally {
       inFlight -= 1;
     }
@@ -81,17 +85,15 @@ export function startLive(changed) {
     const kind = admitted ? kinds[answer.admitted_by] : response.status === 429 ? "denied" : "unavailable";
     const received = now();
     // The clock of the backend, as far as it is known.
+    if (answer.at_micros) offset = answer.at_micros / 1e6 - received;
+    const at = answer.at_micros ? answer.at_micros / 1e6 : received + (offset ?? Date.now() / 1000 - received);
+    // The responses of a burst arrive in any order. The page shows the state after the latest decision. In the same
+    // microsecond, that is a denial.
     const micros = Number(answer.at_micros ?? response.headers.get("x-decided-at-micros") ?? 0);
-    if (micros) offset = micros / 1e6 - received;
-    const at = received + (offset ?? Date.now() / 1000 - received);
-    // The responses of a burst arrive in any order. The page shows the state after the latest decision.
-    // In the same microsecond, a denial follows the admissions.
-    const order = admitted ? micros : micros + 0.5;
-    const isLatest = !micros || order >= latest;
-    if (micros) latest = Math.max(latest, order);
-    const wire = { request, response, body };
-    if (isLatest) wires.last = wire;
-    wires[admitted ? "admitted" : "rejected"] = wire;
+    const wire = { request, response, body, received, order: admitted ? micros : micros + 0.5 };
+    const follows = (other) => !other || !micros || request.sent >= other.received || wire.order >= other.order;
+    const isLatest = follows(wires.last);
+    for (const view of ["last", admitted ? "admitted" : "rejected"]) if (follows(wires[view])) wires[view] = wire;
     const known = limits(response.headers.get("ratelimit"));
     const violated = response.status === 429 ? (JSON.parse(body)["violated-policies"] ?? []) : [];
     const remaining = policies.all().map((policy) => {
@@ -110,14 +112,13 @@ export function startLive(changed) {
     if (events.length > KEPT) events = events.slice(-KEPT);
     outage.saw(kind, answer.error);
     dirty = true;
-    return admitted;
   }
 
   /** Sends a burst of requests at once. Returns how many were admitted. */
   async function burst() {
     const size = Number(form.elements.burst.value);
-    const answers = await Promise.all(Array.from({ length: size }, send));
-    return answers.filter(Boolean).length;
+    const responses = await Promise.all(Array.from({ length: size }, send));
+    return responses.filter((response) => response.ok).length;
   }
 
   async function burstsAcrossEdge() {
@@ -179,7 +180,8 @@ export function startLive(changed) {
   }
 
   clicked("#send-one", async () => {
-    status((await send()) ? "Admitted." : `Rejected with status ${wires.last.response.status}.`);
+    const response = await send();
+    status(response.ok ? "Admitted." : `Rejected with status ${response.status}.`);
   });
   clicked("#send-burst", async () => {
     const admitted = await burst();
