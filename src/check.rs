@@ -443,8 +443,12 @@ impl Namespace {
         // Limiters are few and are rarely created, so a full scan is cheap.
         shared.retain(|_, namespace| namespace.strong_count() > 0);
         let place = (store.into(), Box::clone(&self.0));
-        let known = shared.entry(place).or_insert_with(|| Arc::downgrade(&self.0));
-        Self(known.upgrade().unwrap_or(self.0))
+        // Another thread may drop the known one at any time.
+        if let Some(known) = shared.get(&place).and_then(Weak::upgrade) {
+            return Self(known);
+        }
+        shared.insert(place, Arc::downgrade(&self.0));
+        self
     }
 
     /// Returns whether both are the same namespace of the same store. A store without a name equals no other one.
@@ -500,5 +504,20 @@ mod tests {
             );
         }
         Namespace::new("shop:eu-1").unwrap();
+    }
+
+    #[test]
+    fn namespace_of_a_store_is_shared_by_all_that_live() {
+        let in_store = || Namespace::default().in_store("shared by threads");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let (one, other) = (in_store(), in_store());
+                        assert!(one.is_same_place(&other));
+                    }
+                });
+            }
+        });
     }
 }
