@@ -1,6 +1,6 @@
 //! Sliding log and sliding buckets: one record per charge, or one per bucket.
 //!
-//! A record holds its instant and the *running total* of all units before it. So the usage, and the units that must expire before
+//! Each record has its instant and the *running total* of all units before it. So the usage, and the units that must expire before
 //! a cost fits, are differences of two totals, found by bisection.
 //!
 //! The record of a bucket is at the end of the bucket. Apart from that, both algorithms are the same.

@@ -16,9 +16,9 @@ pub(super) struct Record {
 
 /// Records, oldest first.
 pub(super) enum Records {
-    /// The running total before the oldest one is 0. The units after the newest one are 0.
+    /// The units and the instant of each. The running total before the oldest one is 0. The unused units are 0.
     Few { len: u8, units: [u32; FEW], at: [u64; FEW] },
-    /// Also those of more units than `Few` can hold.
+    /// More than a few, or one with more than `u32::MAX` units. They never become few again.
     Many(Box<Many>),
 }
 

@@ -12,7 +12,7 @@ use crate::{
 /// The usage of one partition key under every policy. The slot of one policy needs no memory of its own.
 pub(super) enum Partition {
     One(Slot),
-    /// None, or more than one.
+    /// Two or more, or none.
     Several(Box<[Slot]>),
 }
 
@@ -27,7 +27,7 @@ pub(super) struct Slot {
 }
 
 impl Partition {
-    /// Returns the usage under one policy.
+    /// Creates the usage under one policy.
     #[inline]
     pub(super) fn of(slot: Slot) -> Self {
         Self::One(slot)
@@ -170,7 +170,7 @@ mod tests {
     };
 
     #[test]
-    fn entry_of_a_key_fills_two_cache_lines() {
+    fn entry_of_a_key_fits_into_two_cache_lines() {
         assert!(size_of::<Entry<Partition>>() <= 128);
     }
 
