@@ -50,8 +50,8 @@ pub(crate) struct Denials {
 /// The numbers of the last invalidations of some pairs. A denial that was asked for before the last one of its pair must not be
 /// entered.
 ///
-/// A check across slots that is denied in one slot is rolled back in the others, and that invalidates their pairs. If one of them had
-/// the same number as the denied pair, the denial would never be entered.
+/// A check across slots that is denied in one slot is rolled back in the others, and that invalidates their pairs. If one of these pairs
+/// shared its number with the denied pair, the denial would never be entered.
 #[derive(Default)]
 struct Stripe {
     /// The hash of the pair that was invalidated last.
