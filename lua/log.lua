@@ -18,16 +18,24 @@ local function decide(i, admitted, full, CONTEXT)
   local key, purpose = KEYS[i], ARGV[2]
   -- `first` is the position of the oldest record in the window. `rest` is the records of the tail if some have left.
   local at, used, first, dropped_blocks, rest, _ = now, 0, 0, 0
+  local tree, records_end, tagged, number, first_added, next_added = '', -1, 0
   local generation, last, newest, oldest, start, total, front_byte, count, front, blocks, left_at
   local tail = call('LINDEX', key, '-1')
   if tail then
     local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
+    if in_tail % 1 > 0 then
+      tree, records_end, in_tail = sub(tail, -TREE_SIZE), -TREE_SIZE - 1, (#tail - HEADER_SIZE - TREE_SIZE) / RECORD_SIZE
+    end
     if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
     generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
     front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
     if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0
       or oldest > newest or newest > last + window or last > newest + window then
       error('FOREIGNVALUE ' .. key)
+    end
+    if tree ~= '' then
+      number, tagged, first_added = parse(TREE_FORMAT, tree)
+      if number < 1 or tagged > blocks then error('FOREIGNVALUE ' .. key) end
     end
     -- If the clock is behind the last charge by at most a window, time stands still. If it is behind by more, the log
     -- is foreign and counts as empty.
@@ -45,19 +53,24 @@ local function decide(i, admitted, full, CONTEXT)
       if next_at > left_at then
         -- The usual case: only the oldest record has left, and the next one is in front.
         first, oldest, start, rest, front_byte =
-          1, next_at, next_start, sub(tail, HEADER_SIZE + RECORD_SIZE + 1), front_byte - 1
+          1, next_at, next_start, sub(tail, HEADER_SIZE + RECORD_SIZE + 1, records_end), front_byte - 1
       else
         -- The first probe is the position that even arrivals would have.
         local guess = math.floor((left_at - oldest) / (newest - oldest) * (count - 1))
-        first, oldest, start, _, rest, front_byte, dropped_blocks =
+        first, oldest, start, _, rest, front_byte, dropped_blocks, next_added =
           find_record(READER, LOG, 1, count, math.min(guess + 1, count - 1), left_at + 1, ANY_UNITS)
         if not start then error('FOREIGNVALUE ' .. key) end
       end
       if empty_records > 0 then
-        -- Skips records without units, up to the first record of the instant that holds units.
-        local beyond, _, _, holder_at = find_record(READER, LOG, first + 1, count, first + 1, ANY_INSTANT, start, 1)
+        -- Skips records without units, up to the first record of the instant that holds units. Usually this record holds some,
+        -- and the next one is in front.
+        local beyond, holder_at, start_after
+        if front_byte > 0 then _, start_after = parse(RECORD_FORMAT, rest) end
+        if not start_after or start_after == start then
+          beyond, _, _, holder_at = find_record(READER, LOG, first + 1, count, first + 1, ANY_INSTANT, start, 1)
+        end
         if holder_at and holder_at > oldest then
-          first, oldest, start, _, rest, front_byte, dropped_blocks =
+          first, oldest, start, _, rest, front_byte, dropped_blocks, next_added =
             find_record(READER, LOG, first + 1, beyond, beyond - 1, holder_at, ANY_UNITS)
           if not start then error('FOREIGNVALUE ' .. key) end
         end
@@ -136,12 +149,19 @@ local function decide(i, admitted, full, CONTEXT)
       end
       if purpose ~= PEEK then
         local command = 'LSET'
-        rest = rest or sub(tail, HEADER_SIZE + 1)
-        if dropped_blocks > 0 then call('LTRIM', key, dropped_blocks == 1 and '1' or dropped_blocks, '-1') end
+        rest = rest or sub(tail, HEADER_SIZE + 1, records_end)
+        if dropped_blocks > 0 then
+          call('LTRIM', key, dropped_blocks == 1 and '1' or dropped_blocks, '-1')
+          if tagged > dropped_blocks then
+            tree = pack(TREE_FORMAT, number + dropped_blocks, tagged - dropped_blocks, next_added)
+          else
+            tree = ''
+          end
+        end
         if newest == record_at and precision > 0 then
           -- The charge belongs to the newest bucket.
           tail = pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, oldest, start, total + cost,
-            front_byte, count - first, rest)
+            front_byte, count - first, rest, tree)
         else
           local front_size = RECORD_SIZE * (front_byte % EMPTY_RECORDS)
           if #rest == front_size + BLOCK_SIZE then
@@ -150,7 +170,7 @@ local function decide(i, admitted, full, CONTEXT)
             rest, command = sub(rest, 1, front_size), 'RPUSH'
           end
           tail = pack(HEADER_RECORDS_AND_RECORD_FORMAT, generation, at, record_at, oldest, start, total + cost,
-            front_byte, count - first + 1, rest, record_at, total)
+            front_byte, count - first + 1, rest, record_at, total, tree)
         end
         if command == 'LSET' then call('LSET', key, '-1', tail) else call('RPUSH', key, tail) end
       end

@@ -8,11 +8,13 @@
 -- What every deciding function needs. KEYS and ARGV are parameters, because a global costs two look-ups.
 CONTEXT = decide, decide_calendar, find_record, call, parse, pack, sub, KEYS, ARGV, now, extra_ttl
 -- What the search needs to read a log.
-READER = call, parse, sub
+READER = call, parse, pack, sub
 -- One pair of a check, as ARGV has it.
 PAIR = quota, cost, window, precision
--- One log as read: its key, its tail, the number of records in front of the blocks, and the number of blocks.
-LOG = key, tail, front, blocks
+-- One log as read: its key, its tail with the tree, the number of records in front of the blocks, the number of blocks, and
+-- the tree: the number of its first block, how many of the first blocks may have a tag, and the units that the tags add to
+-- the first block. Without a tree, `tagged` is 0.
+LOG = key, tail, front, blocks, number, tagged, first_added
 -- Positions to search: from `low` up to, but not including, `high`; `probe` is the first to read.
 RANGE = low, high, probe
 
@@ -70,13 +72,25 @@ MERGED_ERROR = 255
 -- The tail of a log: the header, followed by records; with `c0`, by those that are packed already. A generation is `c7`, a
 -- string, because a number of 56 bits is not exact in Lua.
 HEADER_FORMAT = '<c7I7I7I7I5I5BI3'
-HEADER_AND_RECORDS_FORMAT = '<c7I7I7I7I5I5BI3c0'
-HEADER_RECORDS_AND_RECORD_FORMAT = '<c7I7I7I7I5I5BI3c0I7I5'
+HEADER_AND_RECORDS_FORMAT = '<c7I7I7I7I5I5BI3c0c0'
+HEADER_RECORDS_AND_RECORD_FORMAT = '<c7I7I7I7I5I5BI3c0I7I5c0'
 HEADER_SIZE = 42
 RECORD_FORMAT = '<I7I5'
 RECORD_SIZE = 12
 BLOCK_RECORDS = 8
 BLOCK_SIZE = 96
+-- A tag at the end of a block: its format, its place, the size of a block with it, and the last record of a block with it and
+-- without. The tree at the end of a tail: its format and its size.
+TAG_FORMAT = '<I5'
+TAG_PLACE = 97
+RECORD_AND_TAG_FORMAT = '<I7I5I5'
+TAGGED_BLOCK_SIZE = 101
+LAST_RECORD_PLACE = 85
+TREE_FORMAT = '<I5I3I5'
+TREE_SIZE = 13
+-- A refund changes the starts of at most this many records one by one. With fewer than 8, a record to raise may be behind the
+-- blocks.
+DIRECT_RECORDS = 24
 -- In the front byte, added to the number of records in front: a record may hold no units.
 EMPTY_RECORDS = 8
 -- Starts and totals are sums modulo 2^40.

@@ -6,14 +6,73 @@
 -- A record is identified by its position. The oldest record has position 0 and is in the header.
 
 -- Finds the first record in RANGE at `instant` or later whose start is at least `units` above `base`. The search reads
--- the probe first, continues from there in growing steps, and ends by bisection.
+-- the probe first, continues from there in growing steps, and ends by bisection. A search for units needs a RANGE up to the
+-- end of the log.
 --
 -- Returns the record's position (`high` if there is none), its instant, its start, and the instant of the last record
--- passed over. If there is such a record, also returns the parts of a log that begins with it: the records of its tail,
--- the number of records in front of its blocks, and the number of blocks to delete.
+-- passed over. The start is nil in a search for units. If a search for an instant finds a record, also returns the parts of a
+-- log that begins with it: the records of its tail, the number of records in front of its blocks, the number of blocks to
+-- delete, and the units that tags add to its first block.
 local function find_record(READER, LOG, RANGE, instant, base, units)
-  local at, start, passed_at, source, source_offset, block_index, block
-  local step = 1
+  local at, start, passed_at, source, source_offset, block_index, block, read_block
+  local step, added = 1, 0
+  if tagged > 0 then
+    -- Returns the units of a block's tag, the block, and the instant and the start of its last record.
+    function read_block(index)
+      -- Servers before Redis 7 walk from the end that the sign of the index names.
+      local read = call('LINDEX', key, 2 * index > blocks and index - blocks - 1 or index)
+      if read and #read == BLOCK_SIZE then return 0, read, parse(RECORD_FORMAT, read, LAST_RECORD_PLACE) end
+      if not read or #read ~= TAGGED_BLOCK_SIZE or index >= tagged then error('FOREIGNVALUE ' .. key) end
+      local last_at, last_start, tag = parse(RECORD_AND_TAG_FORMAT, read, LAST_RECORD_PLACE)
+      return tag, read, last_at, last_start
+    end
+  end
+  if tagged > 0 and units > 0 then
+    -- The tags add other units to each block. So this first finds the block of the record, from `nearest` to `last`, unless
+    -- the record is in front of the blocks or behind those with tags.
+    local nearest, last, is_found, tag, read, last_at, last_start = number, number + tagged - 1
+    if low > front + 1 then
+      nearest = number + (low - front - 1 - (low - front - 1) % BLOCK_RECORDS) / BLOCK_RECORDS
+    elseif low <= front then
+      last_at, last_start = parse(RECORD_FORMAT, tail, HEADER_SIZE + 1 - RECORD_SIZE + RECORD_SIZE * front)
+      is_found = (last_start - base) % START_MODULUS >= units
+      if is_found then high = front + 1 else passed_at = last_at end
+    end
+    if not is_found and nearest == number and probe <= front + BLOCK_RECORDS then
+      tag, block, last_at, last_start = read_block(0)
+      is_found, block_index = (last_start + first_added - base) % START_MODULUS >= units, 0
+      if is_found then
+        low, high, added = math.max(low, front + 1), front + BLOCK_RECORDS + 1, first_added
+      else
+        nearest, passed_at = number + 1, last_at
+      end
+    end
+    if not is_found then
+      -- Descends the tree. The blocks up to `passed` are passed over, and the record is in one of the next `span` blocks or
+      -- behind the last one with a tag. The tag of the middle one covers the first half.
+      local passed, span = nearest - 1, 1
+      while passed - passed % span + span <= last do span = 2 * span end
+      passed = passed - passed % span
+      while span > 1 do
+        span = span / 2
+        local middle = passed + span
+        if middle < nearest then
+          passed = middle
+        elseif middle <= last then
+          tag, read, last_at, last_start = read_block(middle - number)
+          if (last_start + added + tag - base) % START_MODULUS >= units then
+            added, block_index, block = added + tag, middle - number, read
+          else
+            passed, passed_at = middle, last_at
+          end
+        end
+      end
+      local begin = front + 1 + BLOCK_RECORDS * (passed + 1 - number)
+      low = math.max(low, begin)
+      if passed < last then high = begin + BLOCK_RECORDS end
+    end
+    if probe < low or probe >= high then probe = (low + high - (low + high) % 2) / 2 end
+  end
   while low < high do
     local element, offset = tail, HEADER_SIZE + 1 - RECORD_SIZE + RECORD_SIZE * probe
     -- The position among the records of all blocks.
@@ -25,12 +84,14 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
       inner = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS
       if inner ~= block_index then
         block_index, block = inner, call('LINDEX', key, inner == 0 and '0' or inner)
-        if not block or #block ~= BLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
+        if not block or #block ~= BLOCK_SIZE and (#block ~= TAGGED_BLOCK_SIZE or inner >= tagged) then
+          error('FOREIGNVALUE ' .. key)
+        end
       end
       element = block
     end
     local probed_at, probed_start = parse(RECORD_FORMAT, element, offset)
-    if probed_at >= instant and (probed_start - base) % START_MODULUS >= units then
+    if probed_at >= instant and (probed_start + added - base) % START_MODULUS >= units then
       high, at, start, source, source_offset, probe = probe, probed_at, probed_start, element, offset, probe - step
     else
       low, passed_at, probe = probe + 1, probed_at, probe + step
@@ -38,11 +99,40 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
     step = step * 2
     if probe < low or probe >= high then probe = (low + high - (low + high) % 2) / 2 end
   end
-  if not source then return low, at, start, passed_at end
-  local rest, inner = sub(source, source_offset + RECORD_SIZE), low - front - 1
-  if inner < 0 then return low, at, start, passed_at, rest, front - low, 0 end
-  if inner >= BLOCK_RECORDS * blocks then return low, at, start, passed_at, rest, 0, blocks end
+  if units > 0 or not source then return low, at, nil, passed_at end
+  local rest_at, tail_end, inner = source_offset + RECORD_SIZE, -1, low - front - 1
+  if tagged > 0 then tail_end = -TREE_SIZE - 1 end
+  if inner < 0 then return low, at, start, passed_at, sub(tail, rest_at, tail_end), front - low, 0 end
+  if inner >= BLOCK_RECORDS * blocks then return low, at, start, passed_at, sub(tail, rest_at, tail_end), 0, blocks end
+  local index, rest, next_added = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS, sub(source, rest_at), 0
+  if index < tagged then
+    -- The block has the tags of all nodes that cover it: its own, and those of its ancestors.
+    local node, last, span, own_tag = number + index, number + tagged - 1, 1, read_block(index)
+    -- The nodes between the block and its parent cover the next block, and not this one.
+    while node % (2 * span) == 0 do
+      if node + span <= last then next_added = next_added + read_block(node + span - number) end
+      span = 2 * span
+    end
+    added = own_tag
+    if index == 0 then
+      added = first_added
+    else
+      node = node + span
+      while node <= last do
+        added = added + read_block(node - number)
+        while node % (2 * span) == 0 do span = 2 * span end
+        node = node + span
+      end
+    end
+    next_added = (next_added + added - own_tag) % START_MODULUS
+    local records = {}
+    for record = inner % BLOCK_RECORDS + 1, BLOCK_RECORDS - 1 do
+      local record_at, record_start = parse(RECORD_FORMAT, source, 1 + RECORD_SIZE * record)
+      records[#records + 1] = pack(RECORD_FORMAT, record_at, (record_start + added) % START_MODULUS)
+    end
+    start, rest = (start + added) % START_MODULUS, table.concat(records)
+  end
   -- The records of the block after this one are in front now, before those that were behind the blocks.
-  return low, at, start, passed_at, rest .. sub(tail, HEADER_SIZE + 1 + RECORD_SIZE * front),
-    BLOCK_RECORDS - 1 - inner % BLOCK_RECORDS, (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS + 1
+  return low, at, start, passed_at, rest .. sub(tail, HEADER_SIZE + 1 + RECORD_SIZE * front, tail_end),
+    BLOCK_RECORDS - 1 - inner % BLOCK_RECORDS, index + 1, next_added
 end

@@ -8,38 +8,65 @@
 -- Every pair is read before the first one is written. Refunds are rarer than checks, so these functions capture the
 -- locals that they use.
 
--- Returns a function that replaces `call` in a search: it reads the blocks as they will be after the write.
-local function reader_of(changed_blocks)
-  return function(command, key, index) return changed_blocks[tonumber(index)] or call(command, key, index) end
-end
-
--- Returns the tail of a log, the fields of its header, the number of records in front, and the number of blocks. If the
--- key does not exist, returns nothing.
-local function read_header(key, window)
-  local tail = call('LINDEX', key, '-1')
-  if not tail then return end
-  local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
+-- Reads a log into a table: its key, the fields of its header, and those of LOG; the records of its tail end at `tail_end`. `changed` holds the
+-- blocks that change, by their index. `read` replaces `call` in a search: it reads these, and each other block once.
+-- If the key does not exist, returns nothing.
+local function read_log(key, window)
+  local stored = call('LINDEX', key, '-1')
+  if not stored then return end
+  local changed, unchanged = {}, {}
+  local log = { key = key, tail = stored, tail_end = -1, number = 1, tagged = 0, first_added = 0, changed = changed }
+  function log.read(command, list, index)
+    index = tonumber(index)
+    if index < 0 then index = index + log.blocks + 1 end
+    local block = changed[index] or unchanged[index] or call(command, list, log.nearest(index))
+    unchanged[index] = block
+    return block
+  end
+  -- Returns the index of a block, from the nearer end of the list. Servers before Redis 7 walk from the end that its sign names.
+  function log.nearest(index)
+    return 2 * index > log.blocks and index - log.blocks - 1 or index
+  end
+  local tree, in_tail = '', (#stored - HEADER_SIZE) / RECORD_SIZE
+  if in_tail % 1 > 0 then
+    tree, log.tail_end, in_tail = sub(stored, -TREE_SIZE), -TREE_SIZE - 1, (#stored - HEADER_SIZE - TREE_SIZE) / RECORD_SIZE
+  end
   if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
-  local generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
-  local front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
-  if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0
-    or oldest > newest or newest > last + window or last > newest + window then
+  log.generation, log.last, log.newest, log.oldest, log.start, log.total, log.front_byte, log.count =
+    parse(HEADER_FORMAT, stored)
+  log.front, log.blocks = log.front_byte % EMPTY_RECORDS, (log.count - 1 - in_tail) / BLOCK_RECORDS
+  if tree ~= '' then log.number, log.tagged, log.first_added = parse(TREE_FORMAT, tree) end
+  if in_tail < log.front or in_tail > log.front + BLOCK_RECORDS or log.blocks < 0 or log.blocks % 1 > 0
+    or log.number < 1 or log.tagged > log.blocks
+    or log.oldest > log.newest or log.newest > log.last + window or log.last > log.newest + window
+    or log.blocks > 0 and call('LINDEX', key, log.blocks) ~= stored then
     error('FOREIGNVALUE ' .. key)
   end
-  if blocks > 0 and call('LINDEX', key, blocks) ~= tail then error('FOREIGNVALUE ' .. key) end
-  return tail, generation, last, newest, oldest, start, total, front_byte, count, front, blocks
+  return log
 end
 
--- Adds `units` to the starts of the records at the positions from `from` to `to`. Adds the blocks that change to
--- `changed_blocks`, and returns the changed tail. It writes nothing.
-local function raise_starts(LOG, from, to, units, changed_blocks)
+-- Calls `find_record` for a log as it will be after the write.
+local function find(log, RANGE, instant, base, units)
+  return find_record(log.read, parse, pack, sub, log.key, log.tail, log.front, log.blocks, log.number, log.tagged,
+    log.first_added, RANGE, instant, base, units)
+end
+
+-- Returns a block, and the units of its tag.
+local function read_block(log, index)
+  local block = log.read('LINDEX', log.key, index)
+  if block and #block == BLOCK_SIZE then return block, 0 end
+  if not block or #block ~= TAGGED_BLOCK_SIZE then error('FOREIGNVALUE ' .. log.key) end
+  return block, parse(TAG_FORMAT, block, TAG_PLACE)
+end
+
+-- Adds `units` to the starts of the records at the positions from `from` to `to`, one by one.
+local function raise_starts(log, from, to, units)
   local position = from
   while position <= to do
-    local inner = position - front - 1
-    if inner >= 0 and inner < BLOCK_RECORDS * blocks then
-      local index = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS
-      local block, records = call('LINDEX', key, index), {}
-      if not block or #block ~= BLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
+    local inner = position - log.front - 1
+    if inner >= 0 and inner < BLOCK_RECORDS * log.blocks then
+      local index, records = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS, {}
+      local block = read_block(log, index)
       for place = 0, BLOCK_RECORDS - 1 do
         local at, start = parse(RECORD_FORMAT, block, 1 + RECORD_SIZE * place)
         if place >= inner % BLOCK_RECORDS and position - inner % BLOCK_RECORDS + place <= to then
@@ -47,18 +74,49 @@ local function raise_starts(LOG, from, to, units, changed_blocks)
         end
         records[place + 1] = pack(RECORD_FORMAT, at, start)
       end
-      changed_blocks[index] = table.concat(records)
+      log.changed[index] = table.concat(records) .. sub(block, TAG_PLACE)
       position = position - inner % BLOCK_RECORDS + BLOCK_RECORDS
     else
-      local offset = HEADER_SIZE + 1 - RECORD_SIZE + RECORD_SIZE * position
-      if inner >= 0 then offset = offset - BLOCK_SIZE * blocks end
+      local tail, offset = log.tail, HEADER_SIZE + 1 - RECORD_SIZE + RECORD_SIZE * position
+      if inner >= 0 then offset = offset - BLOCK_SIZE * log.blocks end
       local at, start = parse(RECORD_FORMAT, tail, offset)
       start = (start + units) % START_MODULUS
-      tail = sub(tail, 1, offset - 1) .. pack(RECORD_FORMAT, at, start) .. sub(tail, offset + RECORD_SIZE)
+      log.tail = sub(tail, 1, offset - 1) .. pack(RECORD_FORMAT, at, start) .. sub(tail, offset + RECORD_SIZE)
       position = position + 1
     end
   end
-  return tail
+end
+
+-- Returns how many blocks a tag covers: the largest power of two that divides the number of its block.
+local function span_of(node)
+  local span = 1
+  while node % (2 * span) == 0 do span = 2 * span end
+  return span
+end
+
+-- Adds `units` to the starts of all records in the blocks from the index `from` up to, but not including, `beyond`, by tags. `from`
+-- is 0, or a block at which the tag of a later block begins that covers the block before `beyond`.
+local function add_tags(log, from, beyond, units)
+  local node = log.number + beyond - 1
+  while node >= log.number + from do
+    local block, tag = read_block(log, node - log.number)
+    log.changed[node - log.number] = sub(block, 1, BLOCK_SIZE) .. pack(TAG_FORMAT, (tag + units) % START_MODULUS)
+    node = node - span_of(node)
+  end
+  log.tagged = math.max(log.tagged, beyond)
+end
+
+-- Moves the tags of the blocks from the index `beyond` on to the blocks before, as far as they cover these.
+local function move_tags(log, beyond)
+  local last = log.number + beyond - 1
+  -- A tag that covers any of the blocks before covers the last of them.
+  local node = last + span_of(last)
+  while node < log.number + log.tagged do
+    local _, tag = read_block(log, node - log.number)
+    if tag > 0 then add_tags(log, math.max(0, node - span_of(node) + 1 - log.number), beyond, tag) end
+    node = node + span_of(node)
+  end
+  log.tagged = math.min(log.tagged, beyond)
 end
 
 -- Refunds pair `i`, a sliding log or sliding buckets: reads it, refunds the pairs after it, and then writes it.
@@ -66,80 +124,107 @@ local function refund_log(i, refund_from)
   local key = KEYS[i]
   local units, window, _, receipt_generation, record_at, ordinal =
     parse(REFUND_FORMAT, ARGV[1], REFUND_SIZE * i - (REFUND_SIZE - 1))
-  local tail, generation, last, newest, oldest, start, total, front_byte, count, front, blocks = read_header(key, window)
+  local log = read_log(key, window)
   local position, record_units = 0, 0
-  if tail and generation == receipt_generation and last <= now + window
-    and record_at + window > math.max(now, last) then
-    local found_at, record_start = oldest, start
-    if oldest < record_at then
-      position = find_record(READER, LOG, 1, count, count - 1, record_at, ANY_UNITS)
+  if log and log.generation == receipt_generation and log.last <= now + window
+    and record_at + window > math.max(now, log.last) then
+    local found_at, record_start, next_start = log.oldest, log.start
+    if log.oldest < record_at then
+      -- The first probe is the position that even arrivals would have.
+      local guess = math.floor((record_at - log.oldest) / (log.newest - log.oldest) * (log.count - 1))
+      guess = math.max(1, math.min(guess, log.count - 1))
+      position, found_at, record_start = find(log, 1, log.count, guess, record_at, ANY_UNITS)
     end
-    position = position + ordinal
-    if position > 0 and position < count then
-      _, found_at, record_start = find_record(READER, LOG, position, position + 1, position, ANY_INSTANT, ANY_UNITS)
+    if ordinal > 0 then
+      position = position + ordinal
+      found_at = nil
+      if position < log.count then
+        _, found_at, record_start = find(log, position, position + 1, position, ANY_INSTANT, ANY_UNITS)
+      end
     end
-    if position < count and found_at == record_at then
+    if found_at == record_at then
       local after = position + 1
-      local _, _, next_start =
-        find_record(READER, LOG, after, math.min(after + 1, count), after, ANY_INSTANT, ANY_UNITS)
-      record_units = ((next_start or total) - record_start) % START_MODULUS
+      _, _, next_start = find(log, after, math.min(after + 1, log.count), after, ANY_INSTANT, ANY_UNITS)
+      record_units = ((next_start or log.total) - record_start) % START_MODULUS
     end
   end
 
   if record_units == 0 then return refund_from(i + 1) end
-  local changed_blocks, trim_from, trim_to = {}, 0, -1
+  local trim_from, trim_to, records_after = 0, -1, log.count - 1 - position
   units = math.min(units, record_units)
-  -- Raises the starts up to this record, or lowers all starts after it and the total: whichever records are fewer.
-  if position < count - 1 - position then
-    tail = raise_starts(LOG, 1, position, units, changed_blocks)
-    start = (start + units) % START_MODULUS
+  if records_after <= DIRECT_RECORDS and records_after <= position then
+    -- Lowers the starts of all records after this one, and the total.
+    raise_starts(log, position + 1, log.count - 1, -units)
+    log.total = (log.total - units) % START_MODULUS
   else
-    tail = raise_starts(LOG, position + 1, count - 1, -units, changed_blocks)
-    total = (total - units) % START_MODULUS
+    -- Raises the starts up to this record: of few records one by one, and otherwise of whole blocks by tags.
+    log.start = (log.start + units) % START_MODULUS
+    if position <= DIRECT_RECORDS then
+      raise_starts(log, 1, position, units)
+    else
+      local inner = position - log.front - 1
+      raise_starts(log, 1, log.front, units)
+      raise_starts(log, position - inner % BLOCK_RECORDS, position, units)
+      add_tags(log, 0, (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS, units)
+      log.first_added = (log.first_added + units) % START_MODULUS
+    end
   end
-  local read, rest, live_until = reader_of(changed_blocks), sub(tail, HEADER_SIZE + 1)
-  if start == total then
+
+  local rest, live_until = sub(log.tail, HEADER_SIZE + 1, log.tail_end)
+  if log.start == log.total then
     -- Nothing is used. The last instant stays, because time never goes back for a pair.
-    changed_blocks, trim_from = {}, -1
-    front_byte, count, rest, live_until = 0, 1, '', 0
-  elseif units == record_units and position == count - 1 then
+    log.changed, log.tagged, trim_from = {}, 0, -1
+    log.front_byte, log.count, rest, live_until = 0, 1, '', 0
+  elseif units == record_units and records_after == 0 then
     -- The newest record must hold units. So the log ends with the newest record that does.
-    local used, passed_at = (total - start) % START_MODULUS
-    count, _, _, passed_at = find_record(read, parse, sub, LOG, 1, count, count - 1, ANY_INSTANT, start, used)
-    newest = passed_at or oldest
-    live_until = newest + window * LIFETIME
-    local inner = count - front - 1
+    local used, passed_at = (log.total - log.start) % START_MODULUS
+    local count, _, _, passed_at = find(log, 1, log.count, log.count - 1, ANY_INSTANT, log.start, used)
+    log.newest = passed_at or log.oldest
+    live_until = log.newest + window * LIFETIME
+    local inner = count - log.front - 1
     if inner < 0 then
-      trim_from = -1
-      rest, front_byte = sub(rest, 1, RECORD_SIZE * (count - 1)), front_byte - front + count - 1
-    elseif inner >= BLOCK_RECORDS * blocks then
-      rest = sub(rest, 1, RECORD_SIZE * (count - 1 - BLOCK_RECORDS * blocks))
+      trim_from, log.tagged = -1, 0
+      rest, log.front_byte = sub(rest, 1, RECORD_SIZE * (count - 1)), log.front_byte - log.front + count - 1
+    elseif inner >= BLOCK_RECORDS * log.blocks then
+      rest = sub(rest, 1, RECORD_SIZE * (count - 1 - BLOCK_RECORDS * log.blocks))
     else
       trim_to = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS
-      local block = read('LINDEX', key, trim_to)
-      rest = sub(rest, 1, RECORD_SIZE * front) .. sub(block, 1, RECORD_SIZE * (inner % BLOCK_RECORDS))
+      rest = sub(rest, 1, RECORD_SIZE * log.front)
+      if inner % BLOCK_RECORDS > 0 then
+        -- Its first records come behind the blocks.
+        local begin = count - inner % BLOCK_RECORDS
+        local _, at, start, _, following = find(log, begin, begin + 1, begin, ANY_INSTANT, ANY_UNITS)
+        rest = rest .. pack(RECORD_FORMAT, at, start) .. sub(following, 1, RECORD_SIZE * (inner % BLOCK_RECORDS - 1))
+      end
+      move_tags(log, trim_to)
     end
-  elseif units == record_units and record_at == oldest then
+    log.count = count
+  elseif units == record_units and record_at == log.oldest then
     -- A record at the oldest instant must hold units. If none does, the log begins with the next instant that has one.
-    local beyond, _, _, holder_at = find_record(read, parse, sub, LOG, 1, count, 1, ANY_INSTANT, start, 1)
-    if holder_at and holder_at > oldest then
-      local first, empty_records = 0, front_byte - front
-      first, oldest, start, _, rest, front_byte, trim_from =
-        find_record(read, parse, sub, LOG, 1, beyond, beyond - 1, holder_at, ANY_UNITS)
-      front_byte, count = front_byte + empty_records, count - first
+    local beyond, _, _, holder_at = find(log, 1, log.count, 1, ANY_INSTANT, log.start, 1)
+    if holder_at and holder_at > log.oldest then
+      local first, empty_records, next_added = 0, log.front_byte - log.front
+      first, log.oldest, log.start, _, rest, log.front_byte, trim_from, next_added =
+        find(log, 1, beyond, beyond - 1, holder_at, ANY_UNITS)
+      log.front_byte, log.count = log.front_byte + empty_records, log.count - first
+      if trim_from > 0 then
+        log.number, log.tagged, log.first_added = log.number + trim_from, math.max(0, log.tagged - trim_from), next_added
+      end
     end
   elseif units == record_units then
-    front_byte = front + EMPTY_RECORDS
+    log.front_byte = log.front + EMPTY_RECORDS
   end
 
   refund_from(i + 1)
 
-  for index, block in pairs(changed_blocks) do call('LSET', key, index, block) end
+  for index, block in pairs(log.changed) do call('LSET', key, log.nearest(index), block) end
   if trim_from ~= 0 or trim_to ~= -1 then call('LTRIM', key, trim_from, trim_to) end
-  call('LSET', key, '-1',
-    pack(HEADER_AND_RECORDS_FORMAT, generation, last, newest, oldest, start, total, front_byte, count, rest))
+  local tree = ''
+  if log.tagged > 0 then tree = pack(TREE_FORMAT, log.number, log.tagged, log.first_added) end
+  call('LSET', key, '-1', pack(HEADER_AND_RECORDS_FORMAT, log.generation, log.last, log.newest, log.oldest, log.start,
+    log.total, log.front_byte, log.count, rest, tree))
   if live_until then
-    call('PEXPIRE', key, math.ceil((math.max(live_until, last + window, now) - now) / 1000) + extra_ttl)
+    call('PEXPIRE', key, math.ceil((math.max(live_until, log.last + window, now) - now) / 1000) + extra_ttl)
   end
 end
 
