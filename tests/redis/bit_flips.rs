@@ -16,7 +16,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{Reserved, check, every_algorithm, reserve, with_manual_clock},
+    rig::{Random, Reserved, check, every_algorithm, reserve, with_manual_clock},
 };
 use crate::support::server::{Engine, Server};
 
@@ -37,6 +37,8 @@ enum Field {
     Front,
     /// The number of records.
     Count,
+    /// The tree: the number of the first block, how many blocks may have a tag, and the units of those that cover the first one.
+    Tree,
 }
 
 /// What a flipped bit changes.
@@ -55,22 +57,6 @@ enum Effect {
 struct Stored {
     key: String,
     dump: Vec<u8>,
-}
-
-/// A random number generator: splitmix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
 }
 
 impl Stored {
@@ -114,7 +100,11 @@ impl Stored {
         };
         write.exec(&mut admin.0).unwrap();
         let is_header = is_string || element == length - 1 && bit / 8 < 42;
+        let tree = !is_string && element == length - 1 && (value.len() - 42) % 12 == 1;
         let field = match bit / 8 {
+            byte if tree && byte >= value.len() - 13 => Field::Tree,
+            // A tag.
+            96.. if element < length - 1 => Field::Units,
             0..7 if is_header => Field::Generation,
             7..14 if is_header && is_string => Field::Instant,
             7..28 if is_header && !is_string => Field::Instant,
@@ -128,16 +118,20 @@ impl Stored {
     }
 }
 
-/// Thirty charges of several costs, some of which were refunded. The oldest are about to leave the window.
+/// Charges of several costs, some of which were refunded: at once, or in the middle of the log, by tags. The oldest are about to
+/// leave the window.
 async fn charge(backend: &RedisBackend, clock: &ManualClock, policies: &[Policy]) -> Vec<Reserved> {
     let mut charges = Vec::new();
-    for i in 0..30_u64 {
+    for i in 0..90_u64 {
         let charge = reserve(backend, policies, 1 + i as u32 % 2).await;
         if i % 7 == 5 {
             backend.refund(&charge.refund(0)).await.unwrap();
         }
         charges.push(charge);
-        clock.advance(Duration::from_millis(1_700 * (i % 3)));
+        clock.advance(Duration::from_millis(560 * (i % 3)));
+    }
+    for charge in charges.iter().skip(2).step_by(7) {
+        backend.refund(&charge.refund(0)).await.unwrap();
     }
     charges
 }
@@ -175,7 +169,7 @@ async fn flipped_bit_gives_decision_or_error() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
-        for policy in every_algorithm(50, WINDOW) {
+        for policy in every_algorithm(150, WINDOW) {
             let (backend, clock) = with_manual_clock(&server).await;
             admin.query::<()>(&["FLUSHALL"]);
             let policies = [policy];
@@ -188,7 +182,7 @@ async fn flipped_bit_gives_decision_or_error() {
                 clock.set_micros(filled + random.below(2 * WINDOW.as_micros() as u64) * random.below(2));
                 let purposes = [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage];
                 let purpose = purposes[random.below(4) as usize];
-                let cost = [0, 1, 5, 20, 51][random.below(5) as usize];
+                let cost = [0, 1, 5, 60, 151][random.below(5) as usize];
                 let check = check(&policies, cost, purpose);
 
                 stored.restore(&mut admin);
@@ -207,7 +201,7 @@ async fn flipped_bit_gives_decision_or_error() {
                 match field {
                     Field::Generation => assert_eq!(said(&damaged), said(&whole), "{what}"),
                     Field::Front | Field::Count => assert_ne!(effect, Effect::Admits, "{what}"),
-                    Field::Instant | Field::Units => {}
+                    Field::Instant | Field::Units | Field::Tree => {}
                 }
                 // What the check has written is read again, by a refund and by a later check.
                 let refunded = &charges[random.below(charges.len() as u64) as usize];

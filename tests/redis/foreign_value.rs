@@ -169,6 +169,58 @@ async fn list_with_contradictory_header_is_foreign() {
     }
 }
 
+/// A refund in the middle has written tags. The tree contradicts the log, or a block has a tag that it cannot have.
+#[tokio::test]
+async fn list_with_broken_tree_is_foreign() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let (backend, clock) = with_manual_clock(&server).await;
+        let policies = [policy("minutely", 100, Duration::from_secs(60))];
+        let limiter = limiter(backend.clone(), policies.clone());
+        let mut charges = Vec::new();
+        for _ in 0..60 {
+            charges.push(reserve(&backend, &policies, 1).await);
+            clock.advance(Duration::from_millis(1));
+        }
+        backend.refund(&charges[30].refund(0)).await.unwrap();
+        let mut admin = Admin::at(&server);
+        let key = admin.only_key();
+        let tail: Vec<u8> = admin.query(&["LINDEX", &key, "-1"]);
+        let (header, tree) = tail.split_at(tail.len() - 13);
+        assert_eq!(
+            tree,
+            [1, 0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 0, 0],
+            "{engine:?}: three of seven blocks may have a tag"
+        );
+
+        let trees: [&[u8]; 4] = [
+            // The number 0 of the first block, eight blocks that may have a tag, and a tree that is too short or too long.
+            &[0, 0, 0, 0, 0, 3, 0, 0, 1, 0, 0, 0, 0],
+            &[1, 0, 0, 0, 0, 8, 0, 0, 1, 0, 0, 0, 0],
+            &tree[1..],
+            &[tree, b"."].concat(),
+        ];
+        for (i, tree) in trees.into_iter().enumerate() {
+            cmd("LSET").arg(&key).arg(-1).arg([header, tree].concat()).exec(&mut admin.0).unwrap();
+            assert_foreign_and_unchanged(engine, &format!("tree {i}"), &limiter, &mut admin).await;
+            assert_refund_fails_and_writes_nothing(engine, &backend, &charges[40].refund(0), &mut admin)
+                .await;
+        }
+        cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut admin.0).unwrap();
+
+        let block: Vec<u8> = admin.query(&["LINDEX", &key, "5"]);
+        cmd("LSET").arg(&key).arg(5).arg([&block[..], &[0; 5]].concat()).exec(&mut admin.0).unwrap();
+        // A cost of 85 needs the expiry of a record in this block.
+        let before = (admin.value_and_expiry(&key), admin.writes());
+        assert_eq!(
+            reason(limiter.check(alice(), 85).await),
+            Reason::ForeignValue,
+            "{engine:?}: a tag on block 5"
+        );
+        assert_eq!((admin.value_and_expiry(&key), admin.writes()), before, "{engine:?}");
+    }
+}
+
 #[tokio::test]
 async fn foreign_value_leaves_other_keys_unchanged() {
     for engine in Engine::ALL {
@@ -338,8 +390,8 @@ async fn refund_treats_list_with_broken_block_as_foreign() {
             }
             let key = admin.keys()[first].clone();
             for block in [&b"7"[..], &[0; 95], &[0; 97]] {
-                // The broken block holds the record, or the refund must change it.
-                for (broken, of) in [(0, 17), (1, 12), (1, 20), (5, 33), (5, 44)] {
+                // The broken block holds the record, or the refund must change its records or its tag.
+                for (broken, of) in [(0, 17), (1, 12), (1, 20), (3, 33), (5, 44)] {
                     let whole: Vec<u8> = admin.query(&["LINDEX", &key, &broken.to_string()]);
                     cmd("LSET").arg(&key).arg(broken).arg(block).exec(&mut admin.0).unwrap();
                     assert_refund_fails_and_writes_nothing(

@@ -161,8 +161,6 @@ async fn checks_on_large_log_do_not_block_server() {
     }
 }
 
-/// A refund rewrites the records before or after the refunded one, whichever are fewer. The middle of a log is the worst
-/// case.
 #[tokio::test]
 async fn refund_is_exact_anywhere_in_large_log() {
     for engine in Engine::ALL {
@@ -177,9 +175,6 @@ async fn refund_is_exact_anywhere_in_large_log() {
             let mut reference = ReferenceLog::of(&backend, &clock, policy("p", used as u32 + 100, WINDOW));
             let mut admin = Admin::at(&server);
             reference.write(&mut admin, (1 << 40) - used / 3, charges).await;
-            admin.set("slowlog-max-len", "100");
-            admin.set("slowlog-log-slower-than", "0");
-
             let (newest, middle) = (records - 1, records / 2);
             let refunds = [
                 ("one unit of the newest charge", newest, 1),
@@ -197,13 +192,8 @@ async fn refund_is_exact_anywhere_in_large_log() {
                 ("the second newest charge", newest - 1, reference.charges[newest - 1].1),
             ];
             for (what, index, units) in refunds {
-                reset_slow_log(&mut admin);
                 reference.refund(index, units).await;
-                let took = slowest_script(&mut admin);
                 let what = format!("{engine:?}, {records} records: a refund of {what}");
-                println!("{what} took {took:?}");
-                // The bound allows for a busy machine. A refund takes a few milliseconds per 10,000 rewritten records.
-                assert!(took < Duration::from_secs(2), "{what} took {took:?}");
                 reference.assert_matches_server(&what, 40).await;
             }
 

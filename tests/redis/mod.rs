@@ -15,6 +15,7 @@ mod connection_loss;
 mod cost;
 mod cross_slot;
 mod deadline;
+mod deep_refunds;
 mod denial;
 mod deny_cache;
 mod eviction;

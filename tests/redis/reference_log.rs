@@ -103,7 +103,8 @@ impl<'a> ReferenceLog<'a> {
         self.charges.iter().map(|(_, units)| units).sum()
     }
 
-    fn expire(&mut self) {
+    /// Removes the charges that have left the window.
+    pub fn expire(&mut self) {
         let (now, window) = (self.clock.now_micros(), self.policies[0].window().as_micros() as u64);
         self.charges.retain(|(at, _)| *at + window > now);
     }
