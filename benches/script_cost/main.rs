@@ -24,6 +24,7 @@
 mod assemble;
 mod callgrind;
 mod cell;
+mod deep_refunds;
 mod fill;
 mod idle_key;
 mod instructions;
@@ -42,6 +43,7 @@ mod worst_case;
 
 use std::{path::Path, process::ExitCode, time::Instant};
 
+use deep_refunds::DeepRefunds;
 use idle_key::IdleKey;
 use measure::Pipeline;
 use refund::Refunds;
@@ -110,6 +112,10 @@ fn print_times() {
     let idle_key = IdleKey::measure(&mut pipeline, &scripts);
     let refunds = Refunds::measure(&mut pipeline, &scripts, window);
     pipeline.ask(&[b"FLUSHALL"]);
+    let mut connection = server.connection();
+    let deep = DeepRefunds::measure(&mut connection, &mut pipeline, &scripts, 10_000);
+    let deepest = DeepRefunds::measure(&mut connection, &mut pipeline, &scripts, 1 << 20);
+    pipeline.ask(&[b"FLUSHALL"]);
     let worst_case = WorstCase::measure(&server, &mut pipeline, &scripts);
     let replicated = replication::bytes_of_denials();
 
@@ -155,7 +161,32 @@ fn print_times() {
         Target::new("log, refund to the newest, whole", refunds.newest_whole, "us", 10.0, 6.0),
         Target::new("log, refund to the oldest, partial", refunds.oldest, "us", 500.0, 100.0),
         Target::new("log, refund to the oldest, whole", refunds.oldest_whole, "us", 500.0, 100.0),
-        Target::for_information("log, refund to the middle", refunds.middle, "us"),
+        Target::new("log, refund to the middle", deep.middle, "us", 60.0, 48.0),
+        Target::new("log, refund to the middle of 2^20 records", deepest.middle, "us", 300.0, 174.0),
+        Target::new(
+            "log, slowest of 10,000 refunds, 2^20 records",
+            millis(deepest.slowest),
+            "ms",
+            1.0,
+            0.538,
+        ),
+        Target::new("log after refunds / before, charge, 10,000 records", deep.charge, "x", 1.5, 1.2),
+        Target::new("log after refunds / before, charge, 2^20 records", deepest.charge, "x", 2.0, 1.2),
+        Target::new(
+            "log after refunds / before, denial with a search, 10,000 records",
+            deep.denial,
+            "x",
+            3.5,
+            2.0,
+        ),
+        Target::new(
+            "log after refunds, denial with a search, 2^20 records",
+            deepest.denial_micros,
+            "us",
+            120.0,
+            46.0,
+        ),
+        Target::new("log after refunds, bytes per record, 10,000 records", deep.bytes, "bytes", 15.5, 12.0),
         Target::new("log, worst case, 1,000,000 records", millis(worst_case.overall()), "ms", 2.0, 0.5),
         Target::for_information("    while it grows", millis(worst_case.growing), "ms"),
         Target::for_information("    1,000 denials at full size", millis(worst_case.denying), "ms"),

@@ -1,4 +1,4 @@
-//! Measures refunds: units returned to one of 10,000 charges of a log.
+//! Measures refunds to the newest and the oldest of 10,000 charges of a log.
 
 use crate::{
     measure::{Pipeline, key, median, pair, undisturbed},
@@ -15,7 +15,6 @@ pub struct Refunds {
     pub newest_whole: f64,
     pub oldest: f64,
     pub oldest_whole: f64,
-    pub middle: f64,
 }
 
 impl Refunds {
@@ -38,7 +37,6 @@ impl Refunds {
             newest_whole: of(1_000, true, &|time, records| records - 1 - time),
             oldest: of(1_000, false, &|_, _| 0),
             oldest_whole: of(1_000, true, &|time, _| time),
-            middle: of(20, false, &|_, records| records / 2),
         }
     }
 }

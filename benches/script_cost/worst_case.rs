@@ -34,15 +34,11 @@ pub struct WorstCase {
 impl WorstCase {
     pub fn measure(server: &Server, pipeline: &mut Pipeline, scripts: &Scripts) -> Self {
         let mut connection = server.connection();
-        for (option, value) in [("slowlog-log-slower-than", SLOW), ("slowlog-max-len", 100_000)] {
-            cmd("CONFIG").arg("SET").arg(option).arg(value).exec(&mut connection).unwrap();
-        }
         let start = pipeline.now_micros();
         let [first, second] = [0, 1].map(|run| {
             let mut log = Log { pipeline, scripts, key: key(0xd << 32, run), start };
             log.measure(&mut connection)
         });
-        cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "-1"]).exec(&mut connection).unwrap();
         let [growing, denying, shrinking, at_once] =
             std::array::from_fn(|phase| slowest(&first[phase], &second[phase]));
         Self { growing, denying, shrinking, at_once }
@@ -68,7 +64,7 @@ struct Log<'a> {
 }
 
 /// The microseconds of each slow call, by its arguments.
-type SlowCalls = HashMap<Vec<Vec<u8>>, u64>;
+pub type SlowCalls = HashMap<Vec<Vec<u8>>, u64>;
 
 impl Log<'_> {
     fn measure(&mut self, connection: &mut Connection) -> [SlowCalls; 4] {
@@ -117,9 +113,14 @@ impl Log<'_> {
     }
 }
 
-fn slow_calls(connection: &mut Connection, calls: impl FnOnce()) -> SlowCalls {
+/// Returns the calls of scripts that are slow.
+pub fn slow_calls(connection: &mut Connection, calls: impl FnOnce()) -> SlowCalls {
+    for (option, value) in [("slowlog-log-slower-than", SLOW), ("slowlog-max-len", 100_000)] {
+        cmd("CONFIG").arg("SET").arg(option).arg(value).exec(connection).unwrap();
+    }
     cmd("SLOWLOG").arg("RESET").exec(connection).unwrap();
     calls();
+    cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "-1"]).exec(connection).unwrap();
     let log: Vec<Vec<Value>> = cmd("SLOWLOG").arg(&["GET", "-1"]).query(connection).expect("the slow log");
     let call = |entry: &Vec<Value>| {
         let words: Vec<Vec<u8>> = redis::from_redis_value(entry.get(3)?.clone()).ok()?;
