@@ -51,10 +51,8 @@ pub(crate) use queue::Queue;
 /// - **A reservation that is dropped unsettled**, for example because its handler panics or its request is cancelled, keeps its
 ///   charge until its window has passed, or refunds it, as [`Unsettled`] states. A process that dies settles nothing.
 ///
-/// In Redis, a refund to one of the newest or oldest charges of a sliding log takes microseconds, regardless of the log's length.
-/// A refund in the middle of a log rewrites up to half of its records. This takes about 4 ms of server time for 10,000 records,
-/// and more than 0.1 s for 100,000. If requests are settled late in such logs, use
-/// [sliding buckets](crate::Algorithm::SlidingBuckets).
+/// In Redis, a refund takes microseconds, at any place of a sliding log. In the middle of a log, it grows with the logarithm of the
+/// log's length.
 ///
 /// If a charge between older and newer charges is settled to 0, its record stays until its window has passed. The record then
 /// still counts towards the bound of a sliding log.
