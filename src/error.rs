@@ -170,6 +170,15 @@ pub enum ConfigError {
         max: usize,
     },
 
+    /// The bound of waiting requests of one key is out of range.
+    #[error("max_waiting_per_key {given}: it must be 1 to {max}")]
+    MaxWaitingPerKey {
+        /// The given bound.
+        given: usize,
+        /// The largest bound.
+        max: usize,
+    },
+
     /// The number of failures that open the circuit breaker is out of range.
     #[error(
         "circuit breaker: failures {given}: it must be 1 to {max}; `.breaker(None)` disables the breaker"
