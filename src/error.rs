@@ -267,6 +267,15 @@ pub enum ConfigError {
         prefix: u8,
     },
 
+    /// The prefix of a NAT64 translator is not a prefix of RFC 6052.
+    #[error(
+        "NAT64 prefix {prefix:?}: it must be an IPv6 network of /32, /40, /48, /56, /64 or /96 whose bits 64 to 71 are zero, such as \"2001:db8:64::/96\""
+    )]
+    Nat64Prefix {
+        /// The given text.
+        prefix: String,
+    },
+
     /// The text is not an IP address or network.
     #[error(
         "network {network:?}: it must be an IP address or a network in CIDR notation, such as \"10.0.0.0/8\""
