@@ -170,6 +170,15 @@ pub enum ConfigError {
         max: usize,
     },
 
+    /// The bound of waiting requests of one key is out of range.
+    #[error("max_waiting_per_key {given}: it must be 1 to {max}")]
+    MaxWaitingPerKey {
+        /// The given bound.
+        given: usize,
+        /// The largest bound.
+        max: usize,
+    },
+
     /// The number of failures that open the circuit breaker is out of range.
     #[error(
         "circuit breaker: failures {given}: it must be 1 to {max}; `.breaker(None)` disables the breaker"
@@ -256,6 +265,15 @@ pub enum ConfigError {
     Ipv6Prefix {
         /// The given prefix.
         prefix: u8,
+    },
+
+    /// The prefix of a NAT64 translator is not a prefix of RFC 6052.
+    #[error(
+        "NAT64 prefix {prefix:?}: it must be an IPv6 network of /32, /40, /48, /56, /64 or /96 whose bits 64 to 71 are zero, such as \"2001:db8:64::/96\""
+    )]
+    Nat64Prefix {
+        /// The given text.
+        prefix: String,
     },
 
     /// The text is not an IP address or network.

@@ -45,12 +45,13 @@ pub struct ResponseHead<'a> {
 }
 
 impl<'a> Head<'a> {
-    /// Returns the first value of a header field, or `None` if the field is missing or its value is not visible ASCII.
+    /// Returns the first value of a header field without the white space around it, or `None` if the field is missing or its
+    /// value is not visible ASCII.
     ///
     /// Do not make a partition key of it: a client could send a repeated or malformed field, which
     /// [`header`](crate::header) rejects.
     pub fn header(&self, name: &str) -> Option<&'a str> {
-        self.headers.get(name)?.to_str().ok()
+        self.headers.get(name)?.to_str().ok().map(str::trim_ascii)
     }
 
     /// Returns the value of this type that an earlier layer has left in the request's extensions.
@@ -112,5 +113,17 @@ impl<'a, B> From<&'a Request<B>> for Head<'a> {
 impl<'a, B> From<&'a Response<B>> for ResponseHead<'a> {
     fn from(response: &'a Response<B>) -> Self {
         Self { status: response.status(), headers: response.headers(), extensions: response.extensions() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_value_has_no_white_space_around_it() {
+        let mut request = Request::new(());
+        request.headers_mut().insert("x-size", http::HeaderValue::from_static("\t 7 "));
+        assert_eq!(Head::from(&request).header("x-size"), Some("7"));
     }
 }

@@ -1,10 +1,10 @@
 //! Addresses of clients behind proxies, against a simple reference.
 //!
-//! The first four bytes of the input choose the header, the trusted proxies, the peer and the prefix of IPv6 groups. The rest is
-//! the lines of the header.
+//! The first four bytes of the input choose the header and the NAT64 prefix, the trusted proxies, the peer, and the prefix of IPv6
+//! groups. The rest is the lines of the header.
 
 use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     str::FromStr,
 };
 
@@ -28,6 +28,10 @@ pub(crate) const DICTIONARY: &[&[u8]] = &[
     b"[2001:db9::1]",
     b"::ffff:192.0.2.7",
     b"::ffff:10.0.0.1",
+    b"::ffff:0:10.0.0.1",
+    b"64:ff9b::10.0.0.1",
+    b"64:ff9b:1::192.0.2.7",
+    b"2002:a00:1::1",
     b"fe80::1%eth0",
     b"unknown",
     b"_hidden",
@@ -47,7 +51,19 @@ pub(crate) const DICTIONARY: &[&[u8]] = &[
 /// The networks of the trusted proxies; [`is_trusted`] is their reference.
 const NETWORKS: [&str; 4] = ["10.1.2.3/8", "192.168.1.1", "2001:db8::/32", "::ffff:172.16.0.0/108"];
 
-const PEERS: [&str; 8] = [
+/// The prefix of a translator. The first one is that of no address.
+const NAT64: [&str; 8] = [
+    "",
+    "2001:db9::/32",
+    "2001:db9::/40",
+    "2001:db9::/48",
+    "2001:db9::/56",
+    "2001:db9::/64",
+    "2001:db9::/96",
+    "64:ff9b:1::/96",
+];
+
+const PEERS: [&str; 12] = [
     "10.9.8.7",
     "192.168.1.1",
     "::ffff:172.31.255.255",
@@ -56,6 +72,10 @@ const PEERS: [&str; 8] = [
     "203.0.113.9",
     "2001:db9:1:2:3:4:5:6",
     "::ffff:203.0.113.9",
+    "64:ff9b::10.0.0.1",
+    "64:ff9b:1::203.0.113.9",
+    "::ffff:0:10.0.0.1",
+    "2002:a00:1::1",
 ];
 
 /// What a trusted proxy appends to `Forwarded`, each with its address.
@@ -82,6 +102,7 @@ pub(crate) fn run(data: &[u8]) {
     let lines: Vec<&[u8]> = lines.split(|byte| *byte == b'\n').collect();
     let peer = PEERS[usize::from(*peer) % PEERS.len()].parse().expect("an address");
     networks_contain_what_reference_does(lines[0], peer);
+    let group = Group { prefix: *prefix, nat64: NAT64[usize::from(header / 8) % NAT64.len()] };
     if header % 8 == 0 {
         return appended_element_is_client(&lines, ELEMENTS[usize::from(*trust) % ELEMENTS.len()], peer);
     }
@@ -95,7 +116,7 @@ pub(crate) fn run(data: &[u8]) {
     };
     let hops = (*trust >= 128).then_some(trust % 4 + 1);
     let request = request(&header, &lines, peer);
-    let found = extract(&header, hops, *prefix, &request);
+    let found = extract(&header, hops, group, &request);
     let lines: Vec<&[u8]> =
         request.headers().get_all(header.name()).iter().map(HeaderValue::as_bytes).collect();
     let expected = if header == ForwardedHeader::Forwarded {
@@ -104,8 +125,8 @@ pub(crate) fn run(data: &[u8]) {
     } else {
         expected(&header, &lines, hops, peer)
     };
-    let key = expected.map(|client| client.map(|client| key(client, *prefix)));
-    assert_eq!(found.ok(), key, "{header:?} {hops:?} {peer} {lines:?}");
+    let key = expected.map(|client| client.map(|client| key(client, group)));
+    assert_eq!(found.ok(), key, "{header:?} {hops:?} {peer} {:?} {lines:?}", group.nat64);
 }
 
 fn request(header: &ForwardedHeader, lines: &[&[u8]], peer: IpAddr) -> Request<()> {
@@ -122,27 +143,66 @@ fn request(header: &ForwardedHeader, lines: &[&[u8]], peer: IpAddr) -> Request<(
 fn extract(
     header: &ForwardedHeader,
     hops: Option<u8>,
-    prefix: u8,
+    group: Group,
     request: &Request<()>,
 ) -> Result<Option<PartitionKey>, KeyError> {
     let proxies = hops.map_or_else(|| TrustedProxies::networks(NETWORKS), TrustedProxies::hops);
     let client = client_ip().behind(proxies.expect("trusted proxies").header(header.clone()));
-    let client = client.ipv6_prefix(prefix % 128 + 1).expect("a valid prefix");
+    let client = client.ipv6_prefix(group.prefix % 128 + 1).expect("a valid prefix");
+    let client = match group.nat64 {
+        "" => client,
+        prefix => client.nat64_prefix(prefix).expect("a valid prefix"),
+    };
     let (key, address) = (client.extract(&request.into()), client.address(&request.into()));
     assert_eq!(key.is_ok(), address.is_ok());
     key
 }
 
+/// How addresses are grouped.
+#[derive(Clone, Copy)]
+struct Group {
+    prefix: u8,
+    nat64: &'static str,
+}
+
+/// No NAT64 prefix, and groups of one address.
+const EXACT: Group = Group { prefix: 127, nat64: NAT64[0] };
+
 /// Returns the key of an address: bit by bit.
-fn key(address: IpAddr, prefix: u8) -> PartitionKey {
+fn key(address: IpAddr, group: Group) -> PartitionKey {
     let group = match address.to_canonical() {
         IpAddr::V4(v4) => v4.to_string(),
-        IpAddr::V6(v6) => {
-            let kept = (0..=prefix % 128).fold(0_u128, |mask, bit| mask | 1 << (127 - bit));
-            Ipv6Addr::from_bits(v6.to_bits() & kept).to_string()
-        }
+        IpAddr::V6(v6) => match embedded(v6, group.nat64) {
+            Some(v4) => v4.to_string(),
+            None => {
+                let kept = (0..=group.prefix % 128).fold(0_u128, |mask, bit| mask | 1 << (127 - bit));
+                Ipv6Addr::from_bits(v6.to_bits() & kept).to_string()
+            }
+        },
     };
     PartitionKey::new("client-ip", group)
+}
+
+/// Returns the IPv4 address in an IPv6 address: eight hexadecimal digits after a prefix.
+fn embedded(address: Ipv6Addr, nat64: &str) -> Option<Ipv4Addr> {
+    let digits = |address: Ipv6Addr| format!("{:032x}", address.to_bits());
+    let address = digits(address);
+    let after = |address: &str, prefix: usize| {
+        let v4 = u32::from_str_radix(&address[prefix..prefix + 8], 16).expect("digits");
+        Some(Ipv4Addr::from_bits(v4))
+    };
+    if let Some((prefix, length)) = nat64.split_once('/') {
+        let prefix = digits(prefix.parse().expect("an address"));
+        let length = length.parse::<usize>().expect("a length") / 4;
+        if address[..length] == prefix[..length] {
+            // Without bits 64 to 71, if they are not a part of the prefix.
+            let without_octet = [&address[..16], &address[18..]].concat();
+            return after(if length <= 16 { &without_octet } else { &address }, length);
+        }
+    }
+    let prefixes = ["0064ff9b0000000000000000", "0000000000000000ffff0000", "2002"];
+    let prefix = prefixes.into_iter().find(|prefix| address.starts_with(prefix))?;
+    after(&address, prefix.len())
 }
 
 /// Returns the client, `Some(None)` if there is no header, and `None` if the header is malformed.
@@ -230,10 +290,10 @@ fn number<N: FromStr>(text: &str) -> Option<N> {
 /// Whatever a client has written before it, the element that the only trusted proxy has appended is the client.
 fn appended_element_is_client(lines: &[&[u8]], (element, client): (&str, &str), peer: IpAddr) {
     let header = ForwardedHeader::Forwarded;
-    let expected = key(client.parse().expect("an address"), 127);
+    let expected = key(client.parse().expect("an address"), EXACT);
     // In a line of its own.
     let own_line = [lines, &[element.as_bytes()]].concat();
-    let found = extract(&header, Some(1), 127, &request(&header, &own_line, peer));
+    let found = extract(&header, Some(1), EXACT, &request(&header, &own_line, peer));
     assert_eq!(found, Ok(Some(expected.clone())));
     // In the last line of the client, which may be malformed.
     if let Some((last, earlier)) = lines.split_last() {
@@ -244,11 +304,11 @@ fn appended_element_is_client(lines: &[&[u8]], (element, client): (&str, &str), 
         if request.headers().get_all(header.name()).iter().next_back().is_some_and(|line| line == &joined[..])
         {
             for hops in [Some(1), None] {
-                match extract(&header, hops, 127, &request) {
+                match extract(&header, hops, EXACT, &request) {
                     Ok(found) if hops.is_some() || is_trusted(peer) => {
                         assert_eq!(found, Some(expected.clone()))
                     }
-                    Ok(found) => assert_eq!(found, Some(key(peer, 127))),
+                    Ok(found) => assert_eq!(found, Some(key(peer, EXACT))),
                     Err(error) => assert!(matches!(error, KeyError::Malformed { .. }), "{error}"),
                 }
             }

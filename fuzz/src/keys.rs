@@ -33,12 +33,15 @@ pub(crate) const DICTIONARY: &[&[u8]] = &[
     b"?q=1",
     b"18446744073709551615",
     b"x-api-key",
+    b"Bearer ",
+    b" \t",
 ];
 
 pub(crate) fn run(data: &[u8]) {
     let [extractor, rest @ ..] = data else { return };
     let lines: Vec<&[u8]> = rest.split(|byte| *byte == b'\n').collect();
     match extractor % 8 {
+        0 if extractor / 8 % 2 == 1 => authorization_is_scheme_and_token(&lines),
         0 => header_is_value(&lines),
         1 | 2 => cookie_is_value(&lines),
         3 | 4 => path_parameter_is_segment(&lines),
@@ -75,8 +78,37 @@ fn header_is_value(lines: &[&[u8]]) {
     let name = HeaderName::from_static("x-api-key");
     let request = request(name.clone(), lines);
     let found = header("x-api-key").expect("a header").extract(&(&request).into());
-    let values: Vec<Vec<u8>> = values(&request, &name).into_iter().map(<[u8]>::to_vec).collect();
+    let trimmed = |value: &[u8]| match (value.iter().position(is_visible), value.iter().rposition(is_visible))
+    {
+        (Some(first), Some(last)) => value[first..=last].to_vec(),
+        _ => Vec::new(),
+    };
+    let values: Vec<Vec<u8>> = values(&request, &name).into_iter().map(trimmed).collect();
     assert_key(found, "header:x-api-key", &values, &format!("{values:?}"));
+}
+
+fn is_visible(byte: &u8) -> bool {
+    !b" \t".contains(byte)
+}
+
+fn authorization_is_scheme_and_token(lines: &[&[u8]]) {
+    let name = http::header::AUTHORIZATION;
+    let request = request(name.clone(), lines);
+    let found = header("authorization").expect("a header").extract(&(&request).into());
+    let values = values(&request, &name);
+    let words = |value: &&[u8]| {
+        let words = value.split(|byte| !is_visible(byte)).filter(|word| !word.is_empty());
+        words.map(<[u8]>::to_vec).collect::<Vec<_>>()
+    };
+    let is_malformed = matches!(&values[..], [value] if words(value).len() > 2);
+    if is_malformed {
+        return assert!(matches!(found, Err(KeyError::Malformed { .. })), "{values:?}: {found:?}");
+    }
+    let joined = values.iter().map(|value| match &words(value)[..] {
+        [scheme, token] => [&scheme.to_ascii_lowercase(), &b" "[..], token].concat(),
+        words => words.concat(),
+    });
+    assert_key(found, "header:authorization", &joined.collect::<Vec<_>>(), &format!("{values:?}"));
 }
 
 fn cookie_is_value(lines: &[&[u8]]) {

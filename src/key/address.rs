@@ -1,6 +1,6 @@
-//! Addresses: the peer of a request, networks, and groups of IPv6 addresses.
+//! Addresses: the peer of a request, networks, and groups of addresses.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 #[cfg(feature = "axum")]
 use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
@@ -45,28 +45,73 @@ pub(super) fn peer_address(extensions: &Extensions) -> Result<IpAddr, KeyError> 
     }
 }
 
-/// The length in bits of the prefix that groups IPv6 addresses: 1 to 128, 64 by default.
+/// Which addresses count as one client. Only keys are grouped: trust and exemptions compare the address as it is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ipv6Prefix(u8);
+pub(super) struct Groups {
+    /// The length in bits of the prefix that groups IPv6 addresses: 1 to 128.
+    ipv6_prefix: u8,
+    /// The prefix of a translator, besides the well-known one.
+    nat64: Option<Ipv6Net>,
+}
 
-impl Ipv6Prefix {
-    pub(super) fn new(prefix: u8) -> Result<Self, ConfigError> {
-        if (1..=128).contains(&prefix) { Ok(Self(prefix)) } else { Err(ConfigError::Ipv6Prefix { prefix }) }
+impl Groups {
+    /// Groups IPv6 addresses by a prefix of this many bits.
+    pub(super) fn with_ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
+        let is_valid = (1..=128).contains(&prefix);
+        if is_valid {
+            Ok(Self { ipv6_prefix: prefix, ..self })
+        } else {
+            Err(ConfigError::Ipv6Prefix { prefix })
+        }
     }
 
-    /// Returns the address itself, or the first address of its IPv6 network.
+    /// Groups the addresses of this prefix by the IPv4 address that they embed.
+    pub(super) fn with_nat64_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
+        // RFC 6052, section 2.2: bits 64 to 71 are zero.
+        let is_valid = |net: &Ipv6Net| {
+            [32, 40, 48, 56, 64, 96].contains(&net.prefix_len()) && net.network().octets()[8] == 0
+        };
+        match prefix.parse::<Ipv6Net>() {
+            Ok(net) if is_valid(&net) => Ok(Self { nat64: Some(net), ..self }),
+            _ => Err(ConfigError::Nat64Prefix { prefix: prefix.to_owned() }),
+        }
+    }
+
+    /// Returns the IPv4 address of a client, also if an IPv6 address embeds it, or the first address of its IPv6 network.
     pub(super) fn group(self, address: IpAddr) -> IpAddr {
-        // Mapped addresses first: masked as IPv6, all of IPv4 would be one group.
+        // Embedded addresses first: masked as IPv6, all of IPv4 would be one group.
         match address.to_canonical() {
             IpAddr::V4(v4) => v4.into(),
-            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - self.0))).into(),
+            IpAddr::V6(v6) => match self.embedded(v6) {
+                Some(v4) => v4.into(),
+                None => Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << (128 - self.ipv6_prefix))).into(),
+            },
+        }
+    }
+
+    /// Returns the IPv4 address that an IPv6 address embeds, if only this IPv4 host receives the replies to it. All bits
+    /// beside it are ignored: the host can choose some of them.
+    fn embedded(self, address: Ipv6Addr) -> Option<Ipv4Addr> {
+        if let Some(net) = self.nat64.filter(|net| net.contains(&address)) {
+            // RFC 6052, section 2.2: the address is after the prefix, and around the octet of bits 64 to 71.
+            let octets = address.octets().into_iter().enumerate().skip(usize::from(net.prefix_len() / 8));
+            let mut octets = octets.filter(|(i, _)| *i != 8).map(|(_, octet)| octet);
+            return Some(std::array::from_fn::<u8, 4, _>(|_| octets.next().unwrap_or_default()).into());
+        }
+        match address.segments() {
+            // RFC 6052, section 2.1: the well-known prefix 64:ff9b::/96. RFC 2765, section 2.1: IPv4-translated, ::ffff:0:0:0/96.
+            // RFC 3056, section 2: 6to4, where an IPv4 host has a whole /48.
+            [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+            | [0, 0, 0, 0, 0xffff, 0, high, low]
+            | [0x2002, high, low, ..] => Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low))),
+            _ => None,
         }
     }
 }
 
-impl Default for Ipv6Prefix {
+impl Default for Groups {
     fn default() -> Self {
-        Self(64)
+        Self { ipv6_prefix: 64, nat64: None }
     }
 }
 
@@ -131,6 +176,56 @@ mod tests {
         }
         for outside in ["11.0.0.0", "192.0.2.2", "2001:db9::1", "172.32.0.1", "::1"] {
             assert!(!contains(outside), "{outside}");
+        }
+    }
+
+    /// The examples of RFC 6052, section 2.4, and those of the other forms.
+    #[test]
+    fn embedded_address_is_that_of_its_rfc() {
+        let expected: IpAddr = "192.0.2.33".parse().unwrap();
+        for (prefix, address) in [
+            ("2001:db8::/32", "2001:db8:c000:221::"),
+            ("2001:db8:100::/40", "2001:db8:1c0:2:21::"),
+            ("2001:db8:122::/48", "2001:db8:122:c000:2:2100::"),
+            ("2001:db8:122:300::/56", "2001:db8:122:3c0:0:221::"),
+            ("2001:db8:122:344::/64", "2001:db8:122:344:c0:2:2100::"),
+            ("2001:db8:122:344::/96", "2001:db8:122:344::192.0.2.33"),
+            ("64:ff9b:1:fffe::/96", "64:ff9b:1:fffe::192.0.2.33"),
+        ] {
+            let address = address.parse().unwrap();
+            let groups = Groups::default().with_nat64_prefix(prefix).unwrap();
+            assert_eq!(groups.group(address), expected, "{prefix}");
+            assert_ne!(Groups::default().group(address), expected, "{prefix} must be stated");
+        }
+        for address in
+            ["64:ff9b::192.0.2.33", "::ffff:0:192.0.2.33", "2002:c000:221:7::1", "::ffff:192.0.2.33"]
+        {
+            assert_eq!(Groups::default().group(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+
+    #[test]
+    fn other_address_embeds_no_ipv4_address() {
+        for address in
+            ["64:ff9b:1::c000:221", "64:ff9b::1:c000:221", "::c000:221", "2001:0:c000:221::", "2003::"]
+        {
+            let address = address.parse().unwrap();
+            assert!(Groups::default().group(address).is_ipv6(), "{address}");
+        }
+    }
+
+    #[test]
+    fn invalid_nat64_prefix_is_an_error() {
+        for prefix in
+            ["", "2001:db8::", "2001:db8::/72", "2001:db8::/128", "192.0.2.0/32", "2001:db8::100:0:0:0/96"]
+        {
+            let error = Groups::default().with_nat64_prefix(prefix).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!(
+                    r#"NAT64 prefix {prefix:?}: it must be an IPv6 network of /32, /40, /48, /56, /64 or /96 whose bits 64 to 71 are zero, such as "2001:db8:64::/96""#
+                )
+            );
         }
     }
 

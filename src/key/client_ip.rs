@@ -4,7 +4,7 @@ use std::{net::IpAddr, ops::ControlFlow, sync::Arc};
 
 use super::{
     KeyError, KeyExtractor, PartitionKey,
-    address::{Ipv6Prefix, Networks, peer_address},
+    address::{Groups, Networks, peer_address},
     forwarded::ForwardedHeader,
 };
 use crate::{error::ConfigError, head::Head};
@@ -13,7 +13,7 @@ use crate::{error::ConfigError, head::Head};
 #[derive(Clone, Debug, Default)]
 pub struct ClientIp {
     proxies: Option<TrustedProxies>,
-    ipv6_prefix: Ipv6Prefix,
+    groups: Groups,
 }
 
 /// Counts by the address of the client, as trusted proxies report it.
@@ -32,8 +32,8 @@ pub struct ClientIp {
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 ///
-/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is mapped into
-/// IPv6 counts as the IPv4 address.
+/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is
+/// [embedded in an IPv6 address](crate::guide::keys#ipv4-addresses-in-ipv6-addresses) counts as the IPv4 address.
 ///
 /// A malformed entry between the service and the client is [`KeyError::Malformed`]. If a trusted proxy sends no header, the
 /// request has no key, and the [rule for missing keys](super::MissingKey) applies. If the address of the peer is needed and not
@@ -160,10 +160,21 @@ impl ClientIp {
     ///
     /// Returns [`ConfigError::Ipv6Prefix`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
-        Ok(Self { ipv6_prefix: Ipv6Prefix::new(prefix)?, ..self })
+        Ok(Self { groups: self.groups.with_ipv6_prefix(prefix)?, ..self })
     }
 
-    /// Returns the address of the client, in canonical form and not grouped, or `None` if a trusted proxy has sent no header.
+    /// Counts IPv6 addresses of this prefix by the IPv4 address that a NAT64 translator has embedded in them, as
+    /// [`PeerIp::nat64_prefix`](super::PeerIp::nat64_prefix) does. Trusted proxies and exempt networks are not affected.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::Nat64Prefix`] unless the prefix has 32, 40, 48, 56, 64 or 96 bits, of which bits 64 to 71 are zero.
+    pub fn nat64_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
+        Ok(Self { groups: self.groups.with_nat64_prefix(prefix)?, ..self })
+    }
+
+    /// Returns the address of the client, in canonical form and not grouped, or `None` if a trusted proxy has sent no header. In
+    /// this form, an IPv4-mapped IPv6 address is the IPv4 address.
     ///
     /// # Errors
     ///
@@ -207,7 +218,7 @@ impl ClientIp {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let key = |address| PartitionKey::new("client-ip", self.ipv6_prefix.group(address).to_string());
+        let key = |address| PartitionKey::new("client-ip", self.groups.group(address).to_string());
         Ok(self.address(head)?.map(key))
     }
 

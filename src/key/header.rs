@@ -1,6 +1,11 @@
 //! The key in a header.
 
-use http::HeaderName;
+use std::borrow::Cow;
+
+use http::{
+    HeaderName,
+    header::{AUTHORIZATION, PROXY_AUTHORIZATION},
+};
 
 use super::{KeyError, KeyExtractor, PartitionKey, forwarded::reports_address};
 use crate::{error::ConfigError, head::Head};
@@ -12,10 +17,26 @@ pub struct Header {
     kind: Box<str>,
 }
 
-/// Counts by the value of this header, byte for byte: an API key, for example.
+/// Counts by the value of this header: an API key, for example.
+///
+/// White space around the value is not a part of the key: a server of HTTP/1.1 removes it, and one of HTTP/2 may not. The rest
+/// is compared byte for byte. If one value of a header has several spellings, such as `Host` in upper and lower case, write a
+/// closure that returns one of them.
 ///
 /// A request without the header, or with an empty value, has no key of this kind. A request with several values is
 /// malformed, because another part of the service might read another one of them.
+///
+/// # Authorization
+///
+/// The key of `authorization` and `proxy-authorization` is the scheme in lower case, one space, and the token (RFC 9110,
+/// section 11.4). So `bearer abc` and `BEARER  abc` are one key, and `Bearer ABC` is another one. A token without a scheme is
+/// a key too. More than one word after the scheme is malformed: a verifier may ignore a part of them, and the parameters of
+/// schemes such as `Digest` differ in every request.
+///
+/// A user may have several tokens, and some verifiers accept several encodings of one token. To count by user, use
+/// [`extension`](crate::extension).
+///
+/// # Unverified headers
 ///
 /// **An unverified header is not an identity.** The client writes it, and can invent a new value, and so a new quota, for every
 /// request. Limit by a header alone only if an earlier layer rejects wrong values. Otherwise also limit the address:
@@ -48,8 +69,18 @@ impl KeyExtractor for Header {
             let what = format!("header {name}");
             return Err(KeyError::Malformed { what, why: "the header occurs more than once".to_owned() });
         }
-        let value = Some(value.as_bytes()).filter(|value| !value.is_empty());
-        Ok(value.map(|value| PartitionKey::new(kind, value)))
+        let value = value.as_bytes().trim_ascii();
+        if value.is_empty() {
+            return Ok(None);
+        }
+        if *name == AUTHORIZATION || *name == PROXY_AUTHORIZATION {
+            let credentials = credentials(value).ok_or_else(|| KeyError::Malformed {
+                what: format!("header {name}"),
+                why: "it must be a scheme and one token, such as `Bearer abc`".to_owned(),
+            })?;
+            return Ok(Some(PartitionKey::new(kind, credentials)));
+        }
+        Ok(Some(PartitionKey::new(kind, value)))
     }
 
     fn missing(&self, _head: &Head<'_>) -> String {
@@ -57,23 +88,69 @@ impl KeyExtractor for Header {
     }
 }
 
+/// Returns a scheme and a token in one spelling, or `None` if the value has more than two words. A single word may be a token.
+fn credentials(value: &[u8]) -> Option<Cow<'_, [u8]>> {
+    let Some(end) = value.iter().position(u8::is_ascii_whitespace) else { return Some(value.into()) };
+    let (scheme, token) = value.split_at(end);
+    let token = token.trim_ascii_start();
+    let is_word = !token.iter().any(u8::is_ascii_whitespace);
+    is_word.then(|| [&scheme.to_ascii_lowercase(), &b" "[..], token].concat().into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn extract(values: &[&str]) -> Result<Option<PartitionKey>, KeyError> {
+        extract_from("X-Api-Key", values)
+    }
+
+    fn extract_from(name: &str, values: &[&str]) -> Result<Option<PartitionKey>, KeyError> {
         let mut request = http::Request::builder();
         for value in values {
-            request = request.header("X-Api-Key", *value);
+            request = request.header(name, *value);
         }
-        header("x-api-key").unwrap().extract(&(&request.body(()).unwrap()).into())
+        header(name).unwrap().extract(&(&request.body(()).unwrap()).into())
     }
 
     #[test]
     fn value_is_key_unless_empty() {
         assert_eq!(extract(&["alice"]), Ok(Some(PartitionKey::new("header:x-api-key", "alice"))));
-        assert_eq!(extract(&[]), Ok(None));
-        assert_eq!(extract(&[""]), Ok(None));
+        assert_eq!(extract(&[" \talice\t "]), extract(&["alice"]));
+        assert_ne!(extract(&["a lice"]), extract(&["alice"]));
+        for values in [&[][..], &[""], &[" "], &["\t "]] {
+            assert_eq!(extract(values), Ok(None), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn credentials_have_one_spelling() {
+        for name in ["Authorization", "Proxy-Authorization"] {
+            let kind = format!("header:{}", name.to_ascii_lowercase());
+            for (value, key) in [
+                ("Bearer abC=", "bearer abC="),
+                (" bEARER \t abC= ", "bearer abC="),
+                ("Bearer ABC=", "bearer ABC="),
+                ("Basic abC=", "basic abC="),
+                ("Key", "Key"),
+                ("\tkey ", "key"),
+            ] {
+                assert_eq!(
+                    extract_from(name, &[value]),
+                    Ok(Some(PartitionKey::new(&kind, key))),
+                    "{value:?}"
+                );
+            }
+            assert_eq!(extract_from(name, &[" \t"]), Ok(None));
+            for value in ["Bearer abc x", "Bearer abc\tx", r#"Digest username="a", response="b""#] {
+                let error = extract_from(name, &[value]).unwrap_err().to_string();
+                let expected = format!(
+                    "malformed rate limit key: {}: it must be a scheme and one token, such as `Bearer abc`",
+                    kind.replace(':', " ")
+                );
+                assert_eq!(error, expected, "{value:?}");
+            }
+        }
     }
 
     #[test]

@@ -2,21 +2,21 @@
 
 use super::{
     KeyError, KeyExtractor, PartitionKey,
-    address::{Ipv6Prefix, peer_address},
+    address::{Groups, peer_address},
 };
 use crate::{error::ConfigError, head::Head};
 
 /// The peer's address as the key. Returned by [`peer_ip`].
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIp {
-    ipv6_prefix: Ipv6Prefix,
+    groups: Groups,
 }
 
 /// Counts by the address of the peer, which a client cannot forge. Behind a proxy, this is the address of the proxy: use
 /// [`client_ip`](super::client_ip).
 ///
-/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is mapped into
-/// IPv6 counts as the IPv4 address.
+/// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is
+/// [embedded in an IPv6 address](crate::guide::keys#ipv4-addresses-in-ipv6-addresses) counts as the IPv4 address.
 ///
 /// The extractor reads the address from the request's extensions: a `std::net::SocketAddr`, else axum's
 /// `ConnectInfo<SocketAddr>` (feature `axum`; serve the app with `into_make_service_with_connect_info::<SocketAddr>()`, and
@@ -24,7 +24,7 @@ pub struct PeerIp {
 /// misconfigured, and the layer rejects the request with [`KeyError::Misconfigured`]. Requests without an address never share
 /// a key.
 pub fn peer_ip() -> PeerIp {
-    PeerIp { ipv6_prefix: Ipv6Prefix::default() }
+    PeerIp { groups: Groups::default() }
 }
 
 impl PeerIp {
@@ -34,14 +34,27 @@ impl PeerIp {
     ///
     /// Returns [`ConfigError::Ipv6Prefix`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
-        Ok(Self { ipv6_prefix: Ipv6Prefix::new(prefix)? })
+        Ok(Self { groups: self.groups.with_ipv6_prefix(prefix)? })
+    }
+
+    /// Counts IPv6 addresses of this prefix by the IPv4 address that a NAT64 translator has embedded in them (RFC 6052), such as
+    /// `"2001:db8:64::/96"`. The [well-known prefix](crate::guide::keys#ipv4-addresses-in-ipv6-addresses) needs no call.
+    ///
+    /// State only a prefix whose addresses your network routes to the translator. A client with any other address of the
+    /// prefix could use up the quota of an IPv4 client.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::Nat64Prefix`] unless the prefix has 32, 40, 48, 56, 64 or 96 bits, of which bits 64 to 71 are zero.
+    pub fn nat64_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
+        Ok(Self { groups: self.groups.with_nat64_prefix(prefix)? })
     }
 }
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         let address = peer_address(head.extensions)?;
-        Ok(Some(PartitionKey::new("peer-ip", self.ipv6_prefix.group(address).to_string())))
+        Ok(Some(PartitionKey::new("peer-ip", self.groups.group(address).to_string())))
     }
 }
 

@@ -35,6 +35,7 @@ pub struct LimiterBuilder {
     breaker: Option<Breaker>,
     max_in_flight: usize,
     max_waiting: usize,
+    max_waiting_per_key: usize,
     near_limit: f64,
     deny_cache: Option<DenyCache>,
     memory: Option<MemoryBackend>,
@@ -66,6 +67,7 @@ impl LimiterBuilder {
             breaker: Some(Breaker::default()),
             max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
             max_waiting: Limiter::DEFAULT_MAX_WAITING,
+            max_waiting_per_key: Limiter::DEFAULT_MAX_WAITING_PER_KEY,
             near_limit: Limiter::DEFAULT_NEAR_LIMIT,
             deny_cache: Some(DenyCache::default()),
             memory: None,
@@ -172,10 +174,26 @@ impl LimiterBuilder {
     }
 
     /// Sets how many requests may [wait](Limiter::wait) at the same time, for all keys: 1 to 2^20. The default is
-    /// [`DEFAULT_MAX_WAITING`](Limiter::DEFAULT_MAX_WAITING). Any further request is rejected at once with
-    /// [`Rejection::TooManyWaiting`](crate::Rejection::TooManyWaiting).
+    /// [`DEFAULT_MAX_WAITING`](Limiter::DEFAULT_MAX_WAITING). Any further request that would wait behind others of its key is
+    /// rejected at once with [`Rejection::TooManyWaiting`](crate::Rejection::TooManyWaiting).
+    ///
+    /// A request whose queue is empty asks the store in any case. If the store denies it and it has no room to wait, it is
+    /// rejected with [`Rejection::Denied`](crate::Rejection::Denied). So requests of one key never prevent those of another key
+    /// that has room.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.max_waiting = requests;
+        self
+    }
+
+    /// Sets how many requests of one key may [wait](Limiter::wait) at the same time: 1 to 2^20. The default is
+    /// [`DEFAULT_MAX_WAITING_PER_KEY`](Limiter::DEFAULT_MAX_WAITING_PER_KEY), which leaves room for other keys. Any further request
+    /// of the key is rejected at once with [`Rejection::TooManyWaiting`](crate::Rejection::TooManyWaiting).
+    ///
+    /// The bound applies to each queue: one key and its policies, or several keys that are checked together. The request that
+    /// asks the store counts too. A bound above [`max_waiting`](Self::max_waiting) has no effect. If all requests have the same
+    /// key, set both to the same number.
+    pub fn max_waiting_per_key(mut self, requests: usize) -> Self {
+        self.max_waiting_per_key = requests;
         self
     }
 
@@ -231,8 +249,8 @@ impl LimiterBuilder {
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
     /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
     /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
-    /// [`ConfigError::MaxWaiting`], [`ConfigError::NearLimit`], [`ConfigError::DenyCacheMaxAge`] or
-    /// [`ConfigError::DenyCacheMaxEntries`].
+    /// [`ConfigError::MaxWaiting`], [`ConfigError::MaxWaitingPerKey`], [`ConfigError::NearLimit`],
+    /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -248,6 +266,7 @@ impl LimiterBuilder {
             breaker,
             max_in_flight,
             max_waiting,
+            max_waiting_per_key,
             near_limit,
             deny_cache,
             memory,
@@ -272,6 +291,9 @@ impl LimiterBuilder {
         }
         if !(1..=MAX_WAITING).contains(&max_waiting) {
             return Err(ConfigError::MaxWaiting { given: max_waiting, max: MAX_WAITING });
+        }
+        if !(1..=MAX_WAITING).contains(&max_waiting_per_key) {
+            return Err(ConfigError::MaxWaitingPerKey { given: max_waiting_per_key, max: MAX_WAITING });
         }
         // NaN is in no range.
         if !(f64::MIN_POSITIVE..=1.0).contains(&near_limit) {
@@ -313,7 +335,7 @@ impl LimiterBuilder {
             on_rollback,
             memory: engine.memory().cloned(),
             local: memory.map(Local::in_memory).unwrap_or_default(),
-            waiters: Waiters::new(max_waiting),
+            waiters: Waiters::new(max_waiting, max_waiting_per_key),
             engine,
             events,
             _lifetime: lifetime,

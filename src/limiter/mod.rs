@@ -123,6 +123,10 @@ impl Limiter {
     /// The default bound of waiting requests: 4,096. Each of them needs a few kilobytes of memory.
     pub const DEFAULT_MAX_WAITING: usize = 4_096;
 
+    /// The default bound of waiting requests of one key: 1,024. It is a quarter of the default for all keys, so that requests of one
+    /// key leave room to wait for those of other keys.
+    pub const DEFAULT_MAX_WAITING_PER_KEY: usize = 1_024;
+
     /// The default fraction of a quota that counts as [near the limit](LimiterBuilder::near_limit): 0.8.
     pub const DEFAULT_NEAR_LIMIT: f64 = 0.8;
 
@@ -201,10 +205,12 @@ impl Limiter {
     ///
     /// Returns at once:
     ///
-    /// - [`Rejection::Denied`] with the wait, if no wait helps, or if the store states a wait that ends after `at_most`. Outside
-    ///   tokio, every denial is returned.
+    /// - [`Rejection::Denied`] with the wait, if no wait helps, or if the store states a wait that ends after `at_most`; also if
+    ///   [too many](LimiterBuilder::max_waiting) requests wait already, in the queues of other keys. Outside tokio, every denial is
+    ///   returned.
     /// - [`Rejection::WaitTooLong`], if the units that the requests ahead need show that the wait ends after `at_most`.
-    /// - [`Rejection::TooManyWaiting`], if [too many](LimiterBuilder::max_waiting) requests wait.
+    /// - [`Rejection::TooManyWaiting`], if others of the key are ahead, and too many requests [wait](LimiterBuilder::max_waiting), or
+    ///   too many [of this key](LimiterBuilder::max_waiting_per_key).
     /// - The other rejections of [`admit`](Self::admit), if the backend makes no decision and the outage rule rejects the request.
     ///
     /// If the turn of the request has not come when `at_most` ends, returns [`Rejection::WaitTooLong`] then. A check that has begun is

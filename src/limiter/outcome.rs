@@ -93,11 +93,14 @@ pub enum Rejection {
         /// A lower bound of the remaining wait, if those ahead stay in the queue and no units are returned.
         at_least: Duration,
     },
-    /// As many requests [wait](crate::Limiter::wait) as [may wait](crate::LimiterBuilder::max_waiting). The store was not asked
-    /// for this one.
+    /// As many requests [wait](crate::Limiter::wait) as may wait, and others of this key are ahead. The store was not asked for
+    /// this one.
     TooManyWaiting {
         /// The bound.
         max: usize,
+        /// Whether it is the bound [for this key](crate::LimiterBuilder::max_waiting_per_key), or else the bound
+        /// [for all keys](crate::LimiterBuilder::max_waiting).
+        is_per_key: bool,
     },
     /// The request has no partition key that can be read.
     Key(KeyError),
@@ -142,8 +145,9 @@ impl fmt::Display for Rejection {
             Self::WaitTooLong { at_least } => {
                 write!(f, "rate limit wait is too long: the requests ahead need at least {at_least:?}")
             }
-            Self::TooManyWaiting { max } => {
-                write!(f, "too many requests wait for a rate limit: {max} wait, which is the bound")
+            Self::TooManyWaiting { max, is_per_key } => {
+                let bound = if *is_per_key { "max_waiting_per_key" } else { "max_waiting" };
+                write!(f, "too many requests wait for a rate limit: {max} wait, which is the bound `{bound}`")
             }
             Self::Key(error) => error.fmt(f),
             Self::Misconfigured(error) => error.fmt(f),

@@ -85,7 +85,9 @@ async fn wait(
             Wait::Never => None,
         };
         let Some(at) = at else { return Err(Rejection::Denied(denied)) };
-        ticket.sleeps_until(at);
+        if !ticket.sleeps_until(at) {
+            return Err(Rejection::Denied(denied));
+        }
         sleep_until(at).await;
         ticket.asks();
     }

@@ -19,6 +19,7 @@ use crate::{
 /// All queues of a limiter. An empty queue is removed.
 pub(super) struct Waiters {
     max: usize,
+    max_per_key: usize,
     queues: Mutex<Queues>,
 }
 
@@ -27,6 +28,8 @@ struct Queues {
     by_place: HashMap<Place, Queue>,
     /// The entries of all queues.
     entries: usize,
+    /// The entries that wait. The others are first in their queue and ask.
+    waiting: usize,
     /// The number of the next ticket.
     next: u64,
 }
@@ -49,6 +52,8 @@ struct Entry {
     costs: Box<[(u32, Policy)]>,
     /// When this entry gives up, or `None` if it waits without a bound.
     end: Option<Instant>,
+    /// Whether this entry waits or has waited.
+    waits: bool,
     /// `None` if it is the turn of this entry.
     tell: Option<oneshot::Sender<Told>>,
 }
@@ -70,8 +75,8 @@ pub(super) struct Ticket {
 }
 
 impl Waiters {
-    pub(super) fn new(max: usize) -> Arc<Self> {
-        Arc::new(Self { max, queues: Mutex::default() })
+    pub(super) fn new(max: usize, max_per_key: usize) -> Arc<Self> {
+        Arc::new(Self { max, max_per_key, queues: Mutex::default() })
     }
 
     /// Returns how many requests are in all queues.
@@ -79,11 +84,13 @@ impl Waiters {
         self.queues().entries
     }
 
-    /// Joins the queue of the pairs of this check at its end.
+    /// Joins the queue of the pairs of this check at its end. If the queue is empty, it is the turn of the request, which does not
+    /// wait yet.
     ///
     /// # Errors
     ///
-    /// Returns a rejection if the bound on waiting requests is reached, or if the turn cannot come before `end`.
+    /// Returns a rejection if the request would wait and a bound on waiting requests is reached, or if the turn cannot come
+    /// before `end`.
     pub(super) fn join(self: &Arc<Self>, check: &Check, end: Option<Instant>) -> Result<Ticket, Rejection> {
         // No request waits for a shadow pair.
         let pairs = || check.pairs().iter().filter(|pair| !pair.is_shadow);
@@ -91,11 +98,14 @@ impl Waiters {
             pairs().map(|pair| (pair.key.clone(), pair.policy.name().into(), pair.policy.window())).collect();
         let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
         let mut queues = self.queues();
-        if queues.entries >= self.max {
-            return Err(Rejection::TooManyWaiting { max: self.max });
-        }
         let (mut tell, mut told) = (None, None);
         if let Some(queue) = queues.by_place.get(&place) {
+            if queue.entries.len() >= self.max_per_key {
+                return Err(Rejection::TooManyWaiting { max: self.max_per_key, is_per_key: true });
+            }
+            if queues.waiting >= self.max {
+                return Err(Rejection::TooManyWaiting { max: self.max, is_per_key: false });
+            }
             let now = Instant::now();
             let units = queue.units.iter().zip(&costs).map(|(units, (cost, _))| units + u64::from(*cost));
             queue
@@ -107,13 +117,15 @@ impl Waiters {
         let number = queues.next;
         queues.next += 1;
         queues.entries += 1;
+        let waits = tell.is_some();
+        queues.waiting += usize::from(waits);
         let queue = queues.by_place.entry(place.clone()).or_insert_with(|| Queue {
             entries: VecDeque::new(),
             units: vec![0; costs.len()].into(),
             asks_at: None,
         });
         add(&mut queue.units, &costs);
-        queue.entries.push_back(Entry { ticket: number, costs, end, tell });
+        queue.entries.push_back(Entry { ticket: number, costs, end, waits, tell });
         drop(queues);
         Ok(Ticket { waiters: self.clone(), place, number, told })
     }
@@ -190,11 +202,19 @@ impl Ticket {
     }
 
     /// States that the first entry, which this must be, sleeps until it asks again. Entries behind it give up if they cannot be
-    /// admitted before their end.
-    pub(super) fn sleeps_until(&self, at: Instant) {
+    /// admitted before their end. Returns whether it may sleep: not if it has not waited yet and too many requests wait.
+    pub(super) fn sleeps_until(&self, at: Instant) -> bool {
         let mut too_long = Vec::new();
-        let mut queues = self.waiters.queues();
-        let Some(queue) = queues.by_place.get_mut(&self.place) else { return };
+        let mut guard = self.waiters.queues();
+        let queues = &mut *guard;
+        let Some(queue) = queues.by_place.get_mut(&self.place) else { return false };
+        if let Some(first) = queue.entries.front_mut().filter(|first| !first.waits) {
+            if queues.waiting >= self.waiters.max {
+                return false;
+            }
+            first.waits = true;
+            queues.waiting += 1;
+        }
         queue.asks_at = Some(at);
         let now = Instant::now();
         let mut units = vec![0; queue.units.len()];
@@ -214,12 +234,14 @@ impl Ticket {
         });
         queue.entries = entries;
         queues.entries -= too_long.len();
-        drop(queues);
+        queues.waiting -= too_long.len();
+        drop(guard);
         // A waker may run code of its own, so the lock is free.
         for (tell, at_least) in too_long {
             // If the request has left meanwhile, the message is lost.
             let _ = tell.send(Told::TooLong(at_least));
         }
+        true
     }
 
     /// Returns a lower bound of the remaining wait.
@@ -248,6 +270,7 @@ impl Drop for Ticket {
         if let Some(entry) = queue.entries.remove(i) {
             subtract(&mut queue.units, &entry.costs);
             queues.entries -= 1;
+            queues.waiting -= usize::from(entry.waits);
         }
         let mut next = None;
         match queue.entries.front_mut() {
@@ -284,12 +307,18 @@ mod tests {
 
     #[test]
     fn empty_queue_is_removed() {
-        let waiters = Waiters::new(10);
+        let waiters = Waiters::new(10, 10);
         let tickets: Vec<_> =
             ["a", "b", "a", "c"].map(|user| waiters.join(&check(user, 1), None).ok().unwrap()).into();
-        assert_eq!((waiters.count(), waiters.queues().by_place.len()), (4, 3));
+        let counts = || {
+            let queues = waiters.queues();
+            (queues.entries, queues.waiting, queues.by_place.len())
+        };
+        assert_eq!(counts(), (4, 1, 3));
+        assert!(tickets[1].sleeps_until(Instant::now()));
+        assert_eq!(counts(), (4, 2, 3));
         drop(tickets);
-        assert_eq!((waiters.count(), waiters.queues().by_place.len()), (0, 0));
+        assert_eq!(counts(), (0, 0, 0));
     }
 
     #[test]
@@ -310,15 +339,45 @@ mod tests {
         assert!(least_wait(u64::MAX, &longest) > least_wait(1 << 40, &longest) / 2);
     }
 
+    #[test]
+    fn request_that_would_wait_needs_room_in_both_bounds() {
+        let waiters = Waiters::new(3, 2);
+        let join = |user| match waiters.join(&check(user, 1), None) {
+            Ok(ticket) => Ok(ticket),
+            Err(Rejection::TooManyWaiting { max, is_per_key }) => Err((max, is_per_key)),
+            Err(rejection) => panic!("{rejection:?}"),
+        };
+        let first = join("a").unwrap();
+        let second = join("a").unwrap();
+        assert_eq!(join("a").err(), Some((2, true)));
+        let asks = join("b").unwrap();
+        assert!(first.sleeps_until(Instant::now()));
+        let third = join("b").unwrap();
+        // Three wait: both of `a`, and the second of `b`.
+        let new = join("c").expect("the queue of c is empty");
+        assert_eq!(join("c").err(), Some((3, false)));
+        assert!(!new.sleeps_until(Instant::now()), "no room to wait");
+        assert!(!asks.sleeps_until(Instant::now()), "no room to wait");
+        drop(asks);
+        assert!(third.sleeps_until(Instant::now()), "it waits already");
+        assert_eq!(join("c").err(), Some((3, false)));
+        drop(second);
+        assert!(new.sleeps_until(Instant::now()));
+    }
+
     #[tokio::test(start_paused = true)]
     async fn sleeping_head_ends_hopeless_waits() {
-        let waiters = Waiters::new(10);
+        let waiters = Waiters::new(10, 10);
         let head = waiters.join(&check("a", 4), None).ok().unwrap();
         let ends = [(3, in_seconds(5)), (3, in_seconds(2)), (3, in_seconds(5)), (1, None)];
         let mut tickets: Vec<_> =
             ends.map(|(cost, end)| waiters.join(&check("a", cost), end).ok().unwrap()).into();
-        head.sleeps_until(Instant::now() + 5 * SECOND);
-        assert_eq!(waiters.count(), 4, "the third entry still fits in the quota at 5 s");
+        assert!(head.sleeps_until(Instant::now() + 5 * SECOND));
+        assert_eq!(
+            (waiters.count(), waiters.queues().waiting),
+            (4, 4),
+            "the third entry still fits in the quota at 5 s"
+        );
         let outcome = tickets[1].turn(in_seconds(2)).await;
         let Err(Rejection::WaitTooLong { at_least }) = outcome else { panic!("{outcome:?}") };
         assert_eq!(at_least, 5 * SECOND);

@@ -150,7 +150,7 @@ fn status_states_lower_bound_of_long_wait() {
         assert_eq!(text(status.metadata(), "grpc-retry-pushback-ms"), Some(millis));
         assert_eq!(status.get_details_retry_info().unwrap().retry_delay, Some(at_least.max(SECOND)));
     }
-    assert_eq!(reject(&Rejection::TooManyWaiting { max: 9 }).code(), Code::Unavailable);
+    assert_eq!(reject(&Rejection::TooManyWaiting { max: 9, is_per_key: false }).code(), Code::Unavailable);
 }
 
 #[tokio::test]

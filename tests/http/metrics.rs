@@ -122,7 +122,7 @@ async fn requests_that_wait_count_once_by_outcome() {
     service(&short).oneshot("alice").await.unwrap_err();
     let (waiting, other) = tokio::join!(service(&limits).oneshot("alice"), async {
         tokio::task::yield_now().await;
-        service(&limits).oneshot("bob").await
+        service(&limits).oneshot("alice").await
     });
     assert_eq!((waiting.is_ok(), other.is_ok()), (true, false));
     let expected = [

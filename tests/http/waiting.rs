@@ -183,7 +183,8 @@ async fn responses_to_requests_that_gave_up_state_their_cause() {
     let body = axum::body::to_bytes(too_long(7 * SECOND).into_body(), 1_000).await.unwrap();
     let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!(body["detail"], "Try again in 7 s.");
-    let response = Rejection::TooManyWaiting { max: 9 }.into_response();
+    let too_many = |is_per_key| Rejection::TooManyWaiting { max: 9, is_per_key };
+    let response = too_many(false).into_response();
     assert_eq!(
         (response.status(), response.headers().get("retry-after")),
         (StatusCode::SERVICE_UNAVAILABLE, None)
@@ -194,8 +195,9 @@ async fn responses_to_requests_that_gave_up_state_their_cause() {
         text(Rejection::WaitTooLong { at_least: SECOND }),
         "rate limit wait is too long: the requests ahead need at least 1s"
     );
-    assert_eq!(
-        text(Rejection::TooManyWaiting { max: 9 }),
-        "too many requests wait for a rate limit: 9 wait, which is the bound"
-    );
+    for (is_per_key, bound) in [(false, "max_waiting"), (true, "max_waiting_per_key")] {
+        let expected =
+            format!("too many requests wait for a rate limit: 9 wait, which is the bound `{bound}`");
+        assert_eq!(text(too_many(is_per_key)), expected);
+    }
 }

@@ -147,6 +147,14 @@ fn denied_wait(outcome: Result<Admission, Rejection>) -> Wait {
     }
 }
 
+/// Returns the bound that rejects a request, and whether it is that of one key.
+fn too_many(outcome: Result<Admission, Rejection>) -> (usize, bool) {
+    match outcome {
+        Err(Rejection::TooManyWaiting { max, is_per_key }) => (max, is_per_key),
+        outcome => panic!("{outcome:?}"),
+    }
+}
+
 fn too_long(outcome: Result<Admission, Rejection>) -> Duration {
     match outcome {
         Err(Rejection::WaitTooLong { at_least }) => at_least,
@@ -378,21 +386,90 @@ async fn bound_on_waiters_rejects_further_requests() {
         journal.wait(&limiter, name, 1, MINUTE).await;
         sleep(MILLI).await;
     }
-    for key in [alice(), PartitionKey::new("user", "bob")] {
-        let outcome = limiter.wait(key, 1, MINUTE).await;
-        assert!(matches!(outcome, Err(Rejection::TooManyWaiting { max: 2 })), "{outcome:?}");
-    }
+    assert_eq!(too_many(limiter.wait(alice(), 1, MINUTE).await), (2, false));
     assert_eq!((journal.now(), limiter.waiting()), (3, 2));
     sleep(3 * SECOND).await;
     limiter.wait(alice(), 1, MINUTE).await.unwrap();
 
-    let build =
-        |max| Limiter::builder(MemoryBackend::new()).policy(policy(1, SECOND)).max_waiting(max).build();
+    let builder = || Limiter::builder(MemoryBackend::new()).policy(policy(1, SECOND));
     for max in [0, (1 << 20) + 1] {
-        let error = build(max).unwrap_err().to_string();
+        let error = builder().max_waiting(max).build().unwrap_err().to_string();
         assert_eq!(error, format!("max_waiting {max}: it must be 1 to 1048576"));
+        let error = builder().max_waiting_per_key(max).build().unwrap_err().to_string();
+        assert_eq!(error, format!("max_waiting_per_key {max}: it must be 1 to 1048576"));
     }
-    assert!(build(1).is_ok() && build(1 << 20).is_ok());
+    for max in [1, 1 << 20] {
+        assert!(builder().max_waiting(max).max_waiting_per_key(max).build().is_ok(), "{max}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_of_one_host_delay_no_other_host() {
+    // The second bound lets one host take all room to wait.
+    for (per_key, expected) in [(Limiter::DEFAULT_MAX_WAITING_PER_KEY, 1_024), (1 << 20, 4_096)] {
+        let backend = TimedBackend { round_trip: MILLI, ..TimedBackend::new() };
+        let builder = Limiter::builder(backend).policy(policy(1, MINUTE)).max_waiting_per_key(per_key);
+        let limiter = builder.build().unwrap();
+        let wait = |host: u32| limiter.wait(PartitionKey::new("host", host.to_string()), 1, Duration::MAX);
+        wait(0).await.unwrap();
+        let mut attacker = JoinSet::new();
+        for _ in 0..4_096 {
+            attacker.spawn(wait(0));
+        }
+        sleep(SECOND).await;
+
+        let (start, mut others) = (Instant::now(), JoinSet::new());
+        for host in 1..=200 {
+            others.spawn(wait(host));
+        }
+        let outcomes = others.join_all().await;
+        let admitted = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+        assert_eq!((admitted, start.elapsed()), (200, MILLI), "hosts admitted after one round trip");
+        assert_eq!(limiter.waiting(), expected, "waiting requests of the attacker");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_key_asks_once_if_bound_on_waiters_is_reached() {
+    let backend = TimedBackend { round_trip: 50 * MILLI, ..TimedBackend::new() };
+    let builder = Limiter::builder(backend.clone()).policy(policy(1, SECOND)).max_waiting(2);
+    let limiter = builder.build().unwrap();
+    let journal = Journal::new();
+    for name in ["first", "second", "third"] {
+        drop(journal.wait(&limiter, name, 1, MINUTE).await);
+    }
+    sleep(100 * MILLI).await;
+    assert_eq!((journal.admitted(), limiter.waiting()), (vec![("first", 50)], 2));
+
+    let bob = || limiter.wait(PartitionKey::new("user", "bob"), 1, MINUTE);
+    let mut asking = JoinSet::new();
+    asking.spawn(bob());
+    yield_now().await;
+    assert_eq!(too_many(bob().await), (2, false), "the first request of this key asks now");
+    asking.join_next().await.unwrap().unwrap().unwrap();
+    assert_eq!(journal.now(), 150, "one round trip");
+    let asked = backend.checks().len();
+    assert_eq!(denied_wait(bob().await), Wait::For(950 * MILLI), "there is no room to wait");
+    assert_eq!((journal.now(), backend.checks().len(), limiter.waiting()), (200, asked + 1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn bound_per_key_rejects_only_further_requests_of_key() {
+    let builder = Limiter::builder(TimedBackend::new()).policy(policy(1, SECOND)).max_waiting_per_key(2);
+    let limiter = builder.build().unwrap();
+    let journal = Journal::new();
+    for name in ["first", "second", "third"] {
+        drop(journal.wait(&limiter, name, 1, MINUTE).await);
+        sleep(MILLI).await;
+    }
+    assert_eq!(too_many(limiter.wait(alice(), 1, MINUTE).await), (2, true));
+    let bob = || limiter.wait(PartitionKey::new("user", "bob"), 1, MINUTE);
+    bob().await.unwrap();
+    assert_eq!((journal.now(), limiter.waiting()), (3, 2));
+    bob().await.unwrap();
+    assert_eq!(journal.now(), 1_003, "another key may wait");
+    sleep(2 * SECOND).await;
+    assert_eq!(journal.admitted(), [("first", 0), ("second", 1_000), ("third", 2_000)]);
 }
 
 #[tokio::test(start_paused = true)]
