@@ -46,7 +46,7 @@ local function decide(i, admitted, full, CONTEXT)
       if newest > left_at then used = (total - start) % START_MODULUS end
     end
     if used > 0 and oldest <= left_at then
-      local empty_records, next_at, next_start = front_byte - front, 0
+      local empty_records, next_at, next_start, source, source_offset = front_byte - front, 0
       if front_byte > 0 and front_byte < EMPTY_RECORDS then
         next_at, next_start = parse(RECORD_FORMAT, tail, HEADER_SIZE + 1)
       end
@@ -57,9 +57,10 @@ local function decide(i, admitted, full, CONTEXT)
       else
         -- The first probe is the position that even arrivals would have.
         local guess = math.floor((left_at - oldest) / (newest - oldest) * (count - 1))
-        first, oldest, start, _, rest, front_byte, dropped_blocks, next_added =
+        first, oldest, _, source, source_offset =
           find_record(READER, LOG, 1, count, math.min(guess + 1, count - 1), left_at + 1, ANY_UNITS)
-        if not start then error('FOREIGNVALUE ' .. key) end
+        if not source then error('FOREIGNVALUE ' .. key) end
+        start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, source, source_offset)
       end
       if empty_records > 0 then
         -- Skips records without units, up to the first record of the instant that holds units. Usually this record holds some,
@@ -67,12 +68,13 @@ local function decide(i, admitted, full, CONTEXT)
         local beyond, holder_at, start_after
         if front_byte > 0 then _, start_after = parse(RECORD_FORMAT, rest) end
         if not start_after or start_after == start then
-          beyond, _, _, holder_at = find_record(READER, LOG, first + 1, count, first + 1, ANY_INSTANT, start, 1)
+          beyond, _, holder_at = find_record(READER, LOG, first + 1, count, first + 1, ANY_INSTANT, start, 1)
         end
         if holder_at and holder_at > oldest then
-          first, oldest, start, _, rest, front_byte, dropped_blocks, next_added =
+          first, oldest, _, source, source_offset =
             find_record(READER, LOG, first + 1, beyond, beyond - 1, holder_at, ANY_UNITS)
-          if not start then error('FOREIGNVALUE ' .. key) end
+          if not source then error('FOREIGNVALUE ' .. key) end
+          start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, source, source_offset)
         end
         front_byte = front_byte + empty_records
       end
@@ -99,7 +101,7 @@ local function decide(i, admitted, full, CONTEXT)
       elseif excess > 1 then
         -- The first probe is the position that equal costs would have.
         local guess = math.min(first + math.ceil(excess * (count - first) / used), count - 1)
-        local _, _, _, passed_at = find_record(READER, LOG, first + 1, count, guess, ANY_INSTANT, start, excess)
+        local _, _, passed_at = find_record(READER, LOG, first + 1, count, guess, ANY_INSTANT, start, excess)
         freed_by = passed_at or oldest
       end
       verdict, retry_after = WAIT, freed_by + window - now
@@ -161,7 +163,7 @@ local function decide(i, admitted, full, CONTEXT)
         if newest == record_at and precision > 0 then
           -- The charge belongs to the newest bucket.
           tail = pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, oldest, start, total + cost,
-            front_byte, count - first, rest, tree)
+            front_byte, count - first, rest)
         else
           local front_size = RECORD_SIZE * (front_byte % EMPTY_RECORDS)
           if #rest == front_size + BLOCK_SIZE then
@@ -170,8 +172,9 @@ local function decide(i, admitted, full, CONTEXT)
             rest, command = sub(rest, 1, front_size), 'RPUSH'
           end
           tail = pack(HEADER_RECORDS_AND_RECORD_FORMAT, generation, at, record_at, oldest, start, total + cost,
-            front_byte, count - first + 1, rest, record_at, total, tree)
+            front_byte, count - first + 1, rest, record_at, total)
         end
+        if tree ~= '' then tail = tail .. tree end
         if command == 'LSET' then call('LSET', key, '-1', tail) else call('RPUSH', key, tail) end
       end
     end

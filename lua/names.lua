@@ -6,7 +6,7 @@
 
 -- Parameters that many functions share.
 -- What every deciding function needs. KEYS and ARGV are parameters, because a global costs two look-ups.
-CONTEXT = decide, decide_calendar, find_record, call, parse, pack, sub, KEYS, ARGV, now, extra_ttl
+CONTEXT = decide, decide_calendar, find_record, log_from, call, parse, pack, sub, KEYS, ARGV, now, extra_ttl
 -- What the search needs to read a log.
 READER = call, parse, pack, sub
 -- One pair of a check, as ARGV has it.
@@ -72,10 +72,11 @@ MERGED_ERROR = 255
 -- The tail of a log: the header, followed by records; with `c0`, by those that are packed already. A generation is `c7`, a
 -- string, because a number of 56 bits is not exact in Lua.
 HEADER_FORMAT = '<c7I7I7I7I5I5BI3'
-HEADER_AND_RECORDS_FORMAT = '<c7I7I7I7I5I5BI3c0c0'
-HEADER_RECORDS_AND_RECORD_FORMAT = '<c7I7I7I7I5I5BI3c0I7I5c0'
+HEADER_AND_RECORDS_FORMAT = '<c7I7I7I7I5I5BI3c0'
+HEADER_RECORDS_AND_RECORD_FORMAT = '<c7I7I7I7I5I5BI3c0I7I5'
 HEADER_SIZE = 42
 RECORD_FORMAT = '<I7I5'
+TWO_RECORDS_FORMAT = '<I7I5I7I5'
 RECORD_SIZE = 12
 BLOCK_RECORDS = 8
 BLOCK_SIZE = 96

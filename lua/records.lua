@@ -9,28 +9,24 @@
 -- the probe first, continues from there in growing steps, and ends by bisection. A search for units needs a RANGE up to the
 -- end of the log.
 --
--- Returns the record's position (`high` if there is none), its instant, its start, and the instant of the last record
--- passed over. The start is nil in a search for units. If a search for an instant finds a record, also returns the parts of a
--- log that begins with it: the records of its tail, the number of records in front of its blocks, the number of blocks to
--- delete, and the units that tags add to its first block.
+-- Returns the record's position (`high` if there is none), its instant, the instant of the last record passed over, and where
+-- the record is: its block, or the tail, and its offset there.
 local function find_record(READER, LOG, RANGE, instant, base, units)
-  local at, start, passed_at, source, source_offset, block_index, block, read_block
+  local at, passed_at, source, source_offset, block_index, block
   local step, added = 1, 0
-  if tagged > 0 then
-    -- Returns the units of a block's tag, the block, and the instant and the start of its last record.
-    function read_block(index)
-      -- Servers before Redis 7 walk from the end that the sign of the index names.
-      local read = call('LINDEX', key, 2 * index > blocks and index - blocks - 1 or index)
-      if read and #read == BLOCK_SIZE then return 0, read, parse(RECORD_FORMAT, read, LAST_RECORD_PLACE) end
-      if not read or #read ~= TAGGED_BLOCK_SIZE or index >= tagged then error('FOREIGNVALUE ' .. key) end
-      local last_at, last_start, tag = parse(RECORD_AND_TAG_FORMAT, read, LAST_RECORD_PLACE)
-      return tag, read, last_at, last_start
-    end
-  end
   if tagged > 0 and units > 0 then
     -- The tags add other units to each block. So this first finds the block of the record, from `nearest` to `last`, unless
     -- the record is in front of the blocks or behind those with tags.
     local nearest, last, is_found, tag, read, last_at, last_start = number, number + tagged - 1
+    -- Returns the units of a block's tag, the block, and the instant and the start of its last record.
+    local function read_block(index)
+      -- Servers before Redis 7 walk from the end of the list that the sign of the index names.
+      local element = call('LINDEX', key, 2 * index > blocks and index - blocks - 1 or index)
+      if element and #element == BLOCK_SIZE then return 0, element, parse(RECORD_FORMAT, element, LAST_RECORD_PLACE) end
+      if not element or #element ~= TAGGED_BLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
+      local element_at, element_start, element_tag = parse(RECORD_AND_TAG_FORMAT, element, LAST_RECORD_PLACE)
+      return element_tag, element, element_at, element_start
+    end
     if low > front + 1 then
       nearest = number + (low - front - 1 - (low - front - 1) % BLOCK_RECORDS) / BLOCK_RECORDS
     elseif low <= front then
@@ -92,34 +88,48 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
     end
     local probed_at, probed_start = parse(RECORD_FORMAT, element, offset)
     if probed_at >= instant and (probed_start + added - base) % START_MODULUS >= units then
-      high, at, start, source, source_offset, probe = probe, probed_at, probed_start, element, offset, probe - step
+      high, at, source, source_offset, probe = probe, probed_at, element, offset, probe - step
     else
       low, passed_at, probe = probe + 1, probed_at, probe + step
     end
     step = step * 2
     if probe < low or probe >= high then probe = (low + high - (low + high) % 2) / 2 end
   end
-  if units > 0 or not source then return low, at, nil, passed_at end
-  local rest_at, tail_end, inner = source_offset + RECORD_SIZE, -1, low - front - 1
+  return low, at, passed_at, source, source_offset
+end
+
+-- Returns the parts of a log that begins with a record: its start, the records of its tail, the number of records in front of
+-- its blocks, the number of blocks to delete, and the units that tags add to its first block. `source` and `source_offset` are
+-- where the record is.
+local function log_from(READER, LOG, position, source, source_offset)
+  local _, start = parse(RECORD_FORMAT, source, source_offset)
+  local rest_at, tail_end, inner = source_offset + RECORD_SIZE, -1, position - front - 1
   if tagged > 0 then tail_end = -TREE_SIZE - 1 end
-  if inner < 0 then return low, at, start, passed_at, sub(tail, rest_at, tail_end), front - low, 0 end
-  if inner >= BLOCK_RECORDS * blocks then return low, at, start, passed_at, sub(tail, rest_at, tail_end), 0, blocks end
+  if inner < 0 then return start, sub(tail, rest_at, tail_end), front - position, 0 end
+  if inner >= BLOCK_RECORDS * blocks then return start, sub(tail, rest_at, tail_end), 0, blocks end
   local index, rest, next_added = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS, sub(source, rest_at), 0
   if index < tagged then
     -- The block has the tags of all nodes that cover it: its own, and those of its ancestors.
-    local node, last, span, own_tag = number + index, number + tagged - 1, 1, read_block(index)
+    local function tag_of(block)
+      local element = source
+      if block ~= index then element = call('LINDEX', key, 2 * block > blocks and block - blocks - 1 or block) end
+      if element and #element == TAGGED_BLOCK_SIZE then return (parse(TAG_FORMAT, element, TAG_PLACE)) end
+      if not element or #element ~= BLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
+      return 0
+    end
+    local node, last, span, own_tag = number + index, number + tagged - 1, 1, tag_of(index)
     -- The nodes between the block and its parent cover the next block, and not this one.
     while node % (2 * span) == 0 do
-      if node + span <= last then next_added = next_added + read_block(node + span - number) end
+      if node + span <= last then next_added = next_added + tag_of(node + span - number) end
       span = 2 * span
     end
-    added = own_tag
+    local added = own_tag
     if index == 0 then
       added = first_added
     else
       node = node + span
       while node <= last do
-        added = added + read_block(node - number)
+        added = added + tag_of(node - number)
         while node % (2 * span) == 0 do span = 2 * span end
         node = node + span
       end
@@ -133,6 +143,6 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
     start, rest = (start + added) % START_MODULUS, table.concat(records)
   end
   -- The records of the block after this one are in front now, before those that were behind the blocks.
-  return low, at, start, passed_at, rest .. sub(tail, HEADER_SIZE + 1 + RECORD_SIZE * front, tail_end),
-    BLOCK_RECORDS - 1 - inner % BLOCK_RECORDS, index + 1, next_added
+  return start, rest .. sub(tail, HEADER_SIZE + 1 + RECORD_SIZE * front, tail_end), BLOCK_RECORDS - 1 - inner % BLOCK_RECORDS,
+    index + 1, next_added
 end

@@ -51,12 +51,18 @@ local function find(log, RANGE, instant, base, units)
     log.first_added, RANGE, instant, base, units)
 end
 
--- Returns a block, and the units of its tag.
-local function read_block(log, index)
+-- Calls `log_from` for a log as it will be after the write.
+local function from(log, position, source, source_offset)
+  return log_from(log.read, parse, pack, sub, log.key, log.tail, log.front, log.blocks, log.number, log.tagged,
+    log.first_added, position, source, source_offset)
+end
+
+-- Returns the units of a block's tag, and the block.
+local function tag_and_block(log, index)
   local block = log.read('LINDEX', log.key, index)
-  if block and #block == BLOCK_SIZE then return block, 0 end
+  if block and #block == BLOCK_SIZE then return 0, block end
   if not block or #block ~= TAGGED_BLOCK_SIZE then error('FOREIGNVALUE ' .. log.key) end
-  return block, parse(TAG_FORMAT, block, TAG_PLACE)
+  return parse(TAG_FORMAT, block, TAG_PLACE), block
 end
 
 -- Adds `units` to the starts of the records at the positions from `from` to `to`, one by one.
@@ -66,7 +72,7 @@ local function raise_starts(log, from, to, units)
     local inner = position - log.front - 1
     if inner >= 0 and inner < BLOCK_RECORDS * log.blocks then
       local index, records = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS, {}
-      local block = read_block(log, index)
+      local _, block = tag_and_block(log, index)
       for place = 0, BLOCK_RECORDS - 1 do
         local at, start = parse(RECORD_FORMAT, block, 1 + RECORD_SIZE * place)
         if place >= inner % BLOCK_RECORDS and position - inner % BLOCK_RECORDS + place <= to then
@@ -99,7 +105,7 @@ end
 local function add_tags(log, from, beyond, units)
   local node = log.number + beyond - 1
   while node >= log.number + from do
-    local block, tag = read_block(log, node - log.number)
+    local tag, block = tag_and_block(log, node - log.number)
     log.changed[node - log.number] = sub(block, 1, BLOCK_SIZE) .. pack(TAG_FORMAT, (tag + units) % START_MODULUS)
     node = node - span_of(node)
   end
@@ -112,11 +118,28 @@ local function move_tags(log, beyond)
   -- A tag that covers any of the blocks before covers the last of them.
   local node = last + span_of(last)
   while node < log.number + log.tagged do
-    local _, tag = read_block(log, node - log.number)
+    local tag = tag_and_block(log, node - log.number)
     if tag > 0 then add_tags(log, math.max(0, node - span_of(node) + 1 - log.number), beyond, tag) end
     node = node + span_of(node)
   end
   log.tagged = math.min(log.tagged, beyond)
+end
+
+-- Returns the units of the record at a position. Of the oldest record, `source` is nil.
+local function units_of(log, position, source, offset)
+  local _, start, next_start
+  if source and source ~= log.tail and offset < LAST_RECORD_PLACE then
+    -- The next record is in the same block, so the same tags count for both.
+    _, start, _, next_start = parse(TWO_RECORDS_FORMAT, source, offset)
+  else
+    start, next_start = log.start, log.total
+    if source then start = from(log, position, source, offset) end
+    if position + 1 < log.count then
+      local after, _, _, next_source, next_offset = find(log, position + 1, position + 2, position + 1, ANY_INSTANT, ANY_UNITS)
+      next_start = from(log, after, next_source, next_offset)
+    end
+  end
+  return (next_start - start) % START_MODULUS
 end
 
 -- Refunds pair `i`, a sliding log or sliding buckets: reads it, refunds the pairs after it, and then writes it.
@@ -128,25 +151,19 @@ local function refund_log(i, refund_from)
   local position, record_units = 0, 0
   if log and log.generation == receipt_generation and log.last <= now + window
     and record_at + window > math.max(now, log.last) then
-    local found_at, record_start, next_start = log.oldest, log.start
+    local found_at, source, offset = log.oldest
     if log.oldest < record_at then
       -- The first probe is the position that even arrivals would have.
       local guess = math.floor((record_at - log.oldest) / (log.newest - log.oldest) * (log.count - 1))
       guess = math.max(1, math.min(guess, log.count - 1))
-      position, found_at, record_start = find(log, 1, log.count, guess, record_at, ANY_UNITS)
+      position, found_at, _, source, offset = find(log, 1, log.count, guess, record_at, ANY_UNITS)
     end
     if ordinal > 0 then
       position = position + ordinal
-      found_at = nil
-      if position < log.count then
-        _, found_at, record_start = find(log, position, position + 1, position, ANY_INSTANT, ANY_UNITS)
-      end
+      _, found_at, _, source, offset =
+        find(log, position, math.min(position + 1, log.count), position, ANY_INSTANT, ANY_UNITS)
     end
-    if found_at == record_at then
-      local after = position + 1
-      _, _, next_start = find(log, after, math.min(after + 1, log.count), after, ANY_INSTANT, ANY_UNITS)
-      record_units = ((next_start or log.total) - record_start) % START_MODULUS
-    end
+    if found_at == record_at then record_units = units_of(log, position, source, offset) end
   end
 
   if record_units == 0 then return refund_from(i + 1) end
@@ -178,7 +195,7 @@ local function refund_log(i, refund_from)
   elseif units == record_units and records_after == 0 then
     -- The newest record must hold units. So the log ends with the newest record that does.
     local used, passed_at = (log.total - log.start) % START_MODULUS
-    local count, _, _, passed_at = find(log, 1, log.count, log.count - 1, ANY_INSTANT, log.start, used)
+    local count, _, passed_at = find(log, 1, log.count, log.count - 1, ANY_INSTANT, log.start, used)
     log.newest = passed_at or log.oldest
     live_until = log.newest + window * LIFETIME
     local inner = count - log.front - 1
@@ -193,7 +210,8 @@ local function refund_log(i, refund_from)
       if inner % BLOCK_RECORDS > 0 then
         -- Its first records come behind the blocks.
         local begin = count - inner % BLOCK_RECORDS
-        local _, at, start, _, following = find(log, begin, begin + 1, begin, ANY_INSTANT, ANY_UNITS)
+        local _, at, _, source, offset = find(log, begin, begin + 1, begin, ANY_INSTANT, ANY_UNITS)
+        local start, following = from(log, begin, source, offset)
         rest = rest .. pack(RECORD_FORMAT, at, start) .. sub(following, 1, RECORD_SIZE * (inner % BLOCK_RECORDS - 1))
       end
       move_tags(log, trim_to)
@@ -201,11 +219,11 @@ local function refund_log(i, refund_from)
     log.count = count
   elseif units == record_units and record_at == log.oldest then
     -- A record at the oldest instant must hold units. If none does, the log begins with the next instant that has one.
-    local beyond, _, _, holder_at = find(log, 1, log.count, 1, ANY_INSTANT, log.start, 1)
+    local beyond, _, holder_at = find(log, 1, log.count, 1, ANY_INSTANT, log.start, 1)
     if holder_at and holder_at > log.oldest then
-      local first, empty_records, next_added = 0, log.front_byte - log.front
-      first, log.oldest, log.start, _, rest, log.front_byte, trim_from, next_added =
-        find(log, 1, beyond, beyond - 1, holder_at, ANY_UNITS)
+      local empty_records, first, next_added, source, offset = log.front_byte - log.front
+      first, log.oldest, _, source, offset = find(log, 1, beyond, beyond - 1, holder_at, ANY_UNITS)
+      log.start, rest, log.front_byte, trim_from, next_added = from(log, first, source, offset)
       log.front_byte, log.count = log.front_byte + empty_records, log.count - first
       if trim_from > 0 then
         log.number, log.tagged, log.first_added = log.number + trim_from, math.max(0, log.tagged - trim_from), next_added
@@ -222,7 +240,7 @@ local function refund_log(i, refund_from)
   local tree = ''
   if log.tagged > 0 then tree = pack(TREE_FORMAT, log.number, log.tagged, log.first_added) end
   call('LSET', key, '-1', pack(HEADER_AND_RECORDS_FORMAT, log.generation, log.last, log.newest, log.oldest, log.start,
-    log.total, log.front_byte, log.count, rest, tree))
+    log.total, log.front_byte, log.count, rest) .. tree)
   if live_until then
     call('PEXPIRE', key, math.ceil((math.max(live_until, log.last + window, now) - now) / 1000) + extra_ttl)
   end
