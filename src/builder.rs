@@ -18,7 +18,7 @@ use crate::{
     limiter::{Draft, IntoDraft, Limiter, LimiterBuilder, Rejection},
     outage::{Breaker, OutageRule},
     policy::{Policies, Policy, PolicySelector, distinct},
-    protocol::{HeadFn, Http, Plan, RejectFn, SettleFn},
+    protocol::{HeadFn, Http, Peers, Plan, RejectFn, SettleFn},
     settle::Unsettled,
 };
 
@@ -27,6 +27,9 @@ use crate::{
 /// A policy and a key are required. The cost is 1 by default, and everything else has a safe default. The calls come in any
 /// order. Key, cost, policies and outage rule each have two methods: one for a value, and one named `.._by` for a closure. The
 /// closure takes the request's [`Head`].
+///
+/// A secret for the hash of partition keys is a setting of the backend: call `RedisBackend::with_hash_secret` before
+/// [`RateLimitLayer::builder`]. [The guide](crate::guide::deployment#hash-secret) states where to keep the secret.
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `.build()?`"]
 pub struct Builder {
@@ -271,7 +274,8 @@ impl Builder {
     ///
     /// A key is enforced if its [percentile](PartitionKey::percentile) is below the percentage. So a key that is enforced at 10 percent
     /// is also enforced at 20 percent, in every process. Each limit of a layer goes by its own key. A
-    /// [region](Self::region) makes no difference. A request without a key is rejected as usual.
+    /// [region](Self::region) makes no difference. A request without a key is rejected as usual. A client that can choose its key can
+    /// choose one that is not enforced.
     ///
     /// ```
     /// use std::time::Duration;
@@ -342,7 +346,8 @@ impl Builder {
     ///   [`Reservation`](crate::Reservation) from its request. For a streamed response, it uses a [`Meter`](crate::settle::Meter).
     ///
     /// Settling does not delay the response. The header fields of this response state the charge as it was made. An estimate of 0
-    /// is always admitted, and the amount used is then charged beyond the quota. Do not let a client choose the estimate.
+    /// is always admitted, and the amount used is then charged beyond the quota. Therefore, a constant cost of 0 for all requests is
+    /// an error. Do not let a closure return 0, and do not let a client choose the estimate.
     ///
     /// ```
     /// use std::time::Duration;
@@ -537,6 +542,7 @@ impl Builder {
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
     /// - [`ConfigError::EnforcePercent`] if the percentage of enforced keys is above 100
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
+    /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
@@ -603,10 +609,11 @@ impl Builder {
             let is_chosen = first.chooses_policies() || others.iter().any(Limit::chooses_policies);
             let names = (!is_chosen).then_some(&*names);
             // A layer that settles makes every request a reservation.
-            let clamps = self.settle.is_some() && (self.clamps || limiter.clamps_estimates());
-            first.check_costs(&of_first, names, clamps)?;
+            let settles = self.settle.is_some();
+            let clamps = settles && (self.clamps || limiter.clamps_estimates());
+            first.check_costs(&of_first, names, settles, clamps)?;
             for limit in &others {
-                limit.check_costs(limit.own_policies(), names, clamps)?;
+                limit.check_costs(limit.own_policies(), names, settles, clamps)?;
             }
         }
         let answer = match (self.dialect, self.max_jitter) {
@@ -617,8 +624,10 @@ impl Builder {
                 max_jitter: max_jitter.unwrap_or_default(),
             }),
         };
+        let counts_by_peer = first.counts_by_peer() || others.iter().any(Limit::counts_by_peer);
         let http = Http {
             plan: plan.map_or_else(|| Plan::Limit(first.sealed()), Plan::By),
+            peers: counts_by_peer.then(|| Arc::new(Peers::new(limiter.clone()))),
             others: others.into_iter().map(Limit::sealed).collect(),
             exempt: self.exempt,
             shadow: self.shadow,

@@ -50,6 +50,7 @@ impl Wait {
 ///
 /// Cloning is cheap.
 #[derive(Clone, PartialEq, Eq)]
+#[must_use = "a denied check is a decision too: read `is_admitted()`"]
 pub struct Decision(Arc<Inner>);
 
 #[derive(PartialEq, Eq)]
@@ -336,7 +337,7 @@ impl Decision {
     /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
     /// let mails = Policy::new("mails", 1, Duration::from_secs(60))?.shadow();
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(mails).build()?;
-    /// limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    /// let _ = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
     /// let second = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
     ///
     /// assert!(second.is_admitted());

@@ -338,6 +338,16 @@ pub enum ConfigError {
         quota: u32,
     },
 
+    /// A layer that settles has a constant cost of 0, so that a policy would never deny a request.
+    #[error(
+        "cost 0{} in a layer that settles: an estimate of 0 units is always admitted; it must be at least 1, such as what a request usually uses",
+        of_policy(.policy)
+    )]
+    ZeroEstimate {
+        /// The name of the policy. Empty for all policies that are chosen for each request.
+        policy: String,
+    },
+
     /// A constant cost names a policy that the layer does not have.
     #[error("cost for policy {name:?}{}: no such policy; the policies are {known:?}", of_requests(.requests))]
     CostWithoutPolicy {
@@ -394,6 +404,10 @@ pub enum ConfigError {
         /// The problem, without any key.
         reason: String,
     },
+}
+
+fn of_policy(policy: &str) -> String {
+    if policy.is_empty() { String::new() } else { format!(" for policy {policy:?}") }
 }
 
 fn of_requests(requests: &str) -> String {

@@ -92,7 +92,7 @@ where
                 StateProj::Checking { asking, waiting, shared } => {
                     let outcome = ready!(Pin::new(asking).poll(cx));
                     let Some((mut inner, mut request)) = waiting.take() else { return Poll::Pending };
-                    shared.limiter.responded(Some(&outcome), || shared.protocol.route(&request));
+                    shared.responded(Some(&outcome), || shared.protocol.route(&request));
                     match outcome {
                         Ok(admission) => {
                             shared.protocol.admit(&mut request, &admission);

@@ -65,7 +65,7 @@ pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 impl<P> RateLimitLayer<P> {
     /// Creates a layer from a limiter and a protocol: for services that are not HTTP, with [`by`](crate::by).
     pub fn new(limiter: Limiter, protocol: P) -> Self {
-        Self(Arc::new(Shared { limiter, protocol }))
+        Self(Arc::new(Shared::new(limiter, protocol)))
     }
 
     /// Returns the limiter of this layer.

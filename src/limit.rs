@@ -109,6 +109,10 @@ impl Limit {
         &self.policies
     }
 
+    pub(crate) fn counts_by_peer(&self) -> bool {
+        self.key.is_peer_address()
+    }
+
     pub(crate) fn chooses_policies(&self) -> bool {
         !self.selectors.is_empty()
     }
@@ -124,18 +128,23 @@ impl Limit {
     }
 
     /// Compares the constant costs of this limit with the quotas of these policies, and the names of the costs with `names`, the
-    /// names of all policies of the layer. `names` is `None` if the policies depend on the request. If `clamps`, a cost may be above
-    /// a quota.
+    /// names of all policies of the layer. `names` is `None` if the policies depend on the request. If the layer `settles`, a cost is
+    /// an estimate, which must not be 0. If `clamps`, a cost may be above a quota.
     pub(crate) fn check_costs(
         &self,
         policies: &[Policy],
         names: Option<&[&str]>,
+        settles: bool,
         clamps: bool,
     ) -> Result<(), ConfigError> {
         let mut checked = Ok(());
         self.cost.constants(&mut |requests, costs| {
             if checked.is_ok() {
                 checked = check_costs(requests, costs, policies, names, clamps);
+            }
+            // Some routes may be free.
+            if checked.is_ok() && settles && requests.is_empty() {
+                checked = check_estimates(costs, policies);
             }
         });
         checked
@@ -210,6 +219,13 @@ fn check_costs(
         }
     }
     Ok(())
+}
+
+/// Returns an error if the estimate of all requests is 0 for a policy, or for all policies that may be chosen.
+fn check_estimates(costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError> {
+    let free = policies.iter().find(|policy| cost_of(policy, costs) == 0).map(Policy::name);
+    let free = free.or_else(|| (policies.is_empty() && *costs == Costs::from(0)).then_some(""));
+    free.map_or(Ok(()), |policy| Err(ConfigError::ZeroEstimate { policy: policy.to_owned() }))
 }
 
 impl fmt::Debug for Limit {

@@ -54,11 +54,11 @@ where
     }
 
     fn call(&mut self, mut request: Req) -> Self::Future {
-        let Shared { limiter, protocol } = &*self.shared;
+        let Shared { limiter, protocol, .. } = &*self.shared;
         let outcome = match protocol.plan(&request) {
             Ok(draft) => match limiter.start(draft) {
                 None => {
-                    limiter.responded(None, || protocol.route(&request));
+                    self.shared.responded(None, || protocol.route(&request));
                     return ResponseFuture::exempt(self.inner.call(request), self.shared.clone());
                 }
                 // Decided at once: the ready service need not be moved into the future, which saves a clone.
@@ -70,7 +70,7 @@ where
             },
             Err(error) => Err(limiter.reject_key(error)),
         };
-        limiter.responded(Some(&outcome), || protocol.route(&request));
+        self.shared.responded(Some(&outcome), || protocol.route(&request));
         match outcome {
             Ok(admission) => {
                 protocol.admit(&mut request, &admission);

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use crate::tidy::sources;
@@ -217,6 +218,22 @@ fn guide_lists_every_event() {
             section.contains(&format!("\n| {subject}")) || section.contains(&format!(", {subject} |")),
             "{subject}"
         );
+    }
+}
+
+#[test]
+fn package_contains_texts_for_users() {
+    let listed = Command::new(env!("CARGO"))
+        .args(["package", "--list", "--allow-dirty", "--offline"])
+        .current_dir(ROOT)
+        .output()
+        .unwrap();
+    assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let files: BTreeSet<&str> = listed.lines().collect();
+    for text in ["README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE", "lua/README.md"]
+    {
+        assert!(files.contains(text), "{text} is not a part of the package: {files:?}");
     }
 }
 

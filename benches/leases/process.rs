@@ -142,7 +142,7 @@ async fn ask(load: &str) -> String {
     let backend = RedisBackend::connect(url).await.unwrap();
     let limiter = Limiter::builder(backend).policy(policy).deadline(Duration::from_secs(1)).build().unwrap();
     // The scripts are loaded, and the server's clock is known.
-    limiter.check(PartitionKey::new("tenant", "other"), 1).await.unwrap();
+    let _ = limiter.check(PartitionKey::new("tenant", "other"), 1).await.unwrap();
     let before = limiter.stats();
     sleep(Duration::from_micros(start.saturating_sub(unix_micros()))).await;
     let duration = Duration::from_secs(seconds);

@@ -61,7 +61,7 @@ async fn after_deadline() -> String {
     let limiter = limiter(&backend, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
     let patient = self::limiter(&backend, policy(UNREACHED, HOUR)).deadline(Duration::from_secs(20));
     let patient = patient.build().unwrap();
-    patient.check(alice(), 1).await.unwrap();
+    let _ = patient.check(alice(), 1).await.unwrap();
     server.signal(libc::SIGSTOP);
     let decided = send_checks(&limiter, 2_000).await;
     server.signal(libc::SIGCONT);
@@ -74,7 +74,7 @@ async fn without_response() -> String {
     let proxy = Proxy::before(&server).await;
     let through = RedisBackend::connect(&proxy.url()).await.unwrap();
     let limiter = limiter(&through, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     proxy.pass(Passing::Questions);
     let decided = send_checks(&limiter, 500).await;
     let direct = self::limiter(&backend(&server).await, policy(UNREACHED, HOUR)).build().unwrap();
@@ -94,7 +94,7 @@ fn script_calls(connection: &mut Connection) -> u64 {
 async fn repeated_denials() -> String {
     let server = Server::start(Engine::Redis);
     let limiter = limiter(&backend(&server).await, policy(10, HOUR)).build().unwrap();
-    limiter.check(alice(), 10).await.unwrap();
+    let _ = limiter.check(alice(), 10).await.unwrap();
     let mut connection = server.connection();
     let before = script_calls(&mut connection);
     let (start, mut denied) = (Instant::now(), 0_u32);

@@ -39,7 +39,7 @@ async fn waits_in_a_hang() -> (String, String) {
     let backend = backend(&server).await;
     let without_breaker = limiter(&backend, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
     let with_breaker = limiter(&backend, policy(UNREACHED, HOUR)).build().unwrap();
-    with_breaker.check(alice(), 1).await.unwrap();
+    let _ = with_breaker.check(alice(), 1).await.unwrap();
     server.signal(libc::SIGSTOP);
     let mut closed = Vec::new();
     for _ in 0..40 {
@@ -69,7 +69,7 @@ async fn recovery(outage: Outage) -> String {
     let limiter = limiter(&backend, policy(UNREACHED, HOUR)).build().unwrap();
     let mut times = Vec::new();
     for round in 0..10_u64 {
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         // A client that sends requests all the time.
         let client = {
             let limiter = limiter.clone();

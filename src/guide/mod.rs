@@ -18,6 +18,7 @@
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
+//! | Why does my limit admit every request? | [`limits_nothing`] |
 //! | How many decisions can one Redis make? What do I do with a hot key? | [`capacity`] |
 //! | How do I test a limited service? | [`testing`] |
 //! | How do I limit logins by the body, a WebSocket, or several routers? How do I look up or reset a usage? | [`cookbook`] |
@@ -78,6 +79,9 @@ pub mod language_models {}
 
 #[doc = include_str!("leases.md")]
 pub mod leases {}
+
+#[doc = include_str!("limits_nothing.md")]
+pub mod limits_nothing {}
 
 #[doc = include_str!("migration.md")]
 pub mod migration {}

@@ -187,7 +187,8 @@ impl ClientIp {
     }
 
     /// Returns a condition for [`Builder::exempt`](crate::Builder::exempt): whether the address of the client is in one of these
-    /// networks. A request whose address cannot be read is not exempt.
+    /// networks. A request whose address cannot be read is not exempt. Without [`behind`](Self::behind), this is the address of the
+    /// peer: behind a proxy in one of these networks, every request is exempt.
     ///
     /// ```
     /// use std::time::Duration;
@@ -225,5 +226,9 @@ impl KeyExtractor for ClientIp {
     fn missing(&self, _head: &Head<'_>) -> String {
         let header = self.proxies.as_ref().map(|proxies| proxies.header.name());
         header.map(|name| format!("header {name:?}")).unwrap_or_default()
+    }
+
+    fn is_peer_address(&self) -> bool {
+        self.proxies.is_none()
     }
 }

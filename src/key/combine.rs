@@ -28,6 +28,10 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
         names.retain(|name| !name.is_empty());
         names.join(" or ")
     }
+
+    fn is_peer_address(&self) -> bool {
+        self.first.is_peer_address() || self.second.is_peer_address()
+    }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
@@ -41,5 +45,9 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
             Ok(None) => self.first.missing(head),
             _ => self.second.missing(head),
         }
+    }
+
+    fn is_peer_address(&self) -> bool {
+        self.first.is_peer_address() || self.second.is_peer_address()
     }
 }

@@ -13,6 +13,11 @@ struct Extension<T, F> {
 
 /// Counts by a value that an earlier layer has verified and left in the request's extensions: a user, a tenant.
 ///
+/// This is the key for a quota that belongs to one client. A client can write any header and any path, so with such a key it can use up
+/// the quota of another client, and read its usage in the response. It cannot write an extension. The layer that verifies the client
+/// must be outside the rate limit layer: `.layer(limits).layer(auth)` in axum, where the last layer runs first. See
+/// [the guide](crate::guide::keys#limit-tenants-and-users-after-authentication).
+///
 /// `kind` names the value and is a part of the key. Other processes that share these limits must use the same kind. A request
 /// without the extension has no key of this kind, and neither has a request whose value is empty.
 ///

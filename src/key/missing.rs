@@ -14,7 +14,8 @@ pub enum MissingKey {
     /// unnoticed.
     #[default]
     Reject,
-    /// This limit does not count the request. Other limits of the layer still do.
+    /// This limit does not count the request. Other limits of the layer still do. Without another limit, a client that omits its key is
+    /// [not limited](crate::guide::limits_nothing#exempt-requests-without-a-key).
     Exempt,
     /// The request shares this key with all other requests that have none.
     Shared(PartitionKey),

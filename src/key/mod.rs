@@ -94,6 +94,14 @@ pub trait KeyExtractor: Send + Sync + 'static {
         String::new()
     }
 
+    /// Returns whether this key is, or contains, the address of the peer. By default, it is not.
+    ///
+    /// If most of the first 1,000 requests of a layer then have a header in which proxies report the address of the client, the layer
+    /// logs a warning (feature `tracing`): all clients of a proxy share one key.
+    fn is_peer_address(&self) -> bool {
+        false
+    }
+
     /// Uses this key, or the other one if a request has no key of this kind.
     ///
     /// The kind is a part of every key, so one client's header cannot equal another client's address. If this key is
@@ -209,6 +217,10 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
 
     fn missing(&self, head: &Head<'_>) -> String {
         (**self).missing(head)
+    }
+
+    fn is_peer_address(&self) -> bool {
+        (**self).is_peer_address()
     }
 }
 

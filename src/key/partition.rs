@@ -130,8 +130,11 @@ impl PartitionKey {
         Self(Repr::of([self.as_bytes(), other.as_bytes(), &[], &[]]))
     }
 
-    /// Returns a number from 0 to 99 that divides all keys into a hundred parts of about the same size. Use it to treat a percentage of
-    /// the keys differently: `key.percentile() < 10` is true for 10 percent of the keys, and each key stays on its side.
+    /// Returns a number from 0 to 99 that divides the keys into a hundred parts of about the same size. Use it to treat a percentage of
+    /// the keys differently: `key.percentile() < 10` is true for about 10 percent of the keys, and each key stays on its side.
+    ///
+    /// **A client that can choose its key can choose its percentile**, because the hash has no secret, also if the backend has one. The
+    /// parts are then of any size. Use it for a rollout, and not for a rule that a client must not avoid.
     ///
     /// It is the same in every process and every release: the first eight bytes of the SHA-256 of [`as_bytes`](Self::as_bytes), as an
     /// unsigned big-endian number, modulo 100. For another division of the same keys, combine them with a constant:

@@ -13,7 +13,8 @@ pub struct PeerIp {
 }
 
 /// Counts by the address of the peer, which a client cannot forge. Behind a proxy, this is the address of the proxy: use
-/// [`client_ip`](super::client_ip).
+/// [`client_ip`](super::client_ip). If most of the first 1,000 requests of a layer come from a proxy, the layer logs a
+/// [warning](crate::guide::limits_nothing#warnings-at-run-time) (feature `tracing`).
 ///
 /// IPv6 addresses are grouped by their /64 network, because one host owns a whole network. An IPv4 address that is
 /// [embedded in an IPv6 address](crate::guide::keys#ipv4-addresses-in-ipv6-addresses) counts as the IPv4 address.
@@ -55,6 +56,10 @@ impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         let address = peer_address(head.extensions)?;
         Ok(Some(PartitionKey::new("peer-ip", self.groups.group(address).to_string())))
+    }
+
+    fn is_peer_address(&self) -> bool {
+        true
     }
 }
 

@@ -58,23 +58,24 @@ pub struct PathParam {
     routes: Arc<matchit::Router<()>>,
 }
 
-/// Counts by a parameter of the path, such as the tenant in `/tenants/{tenant}/orders`.
+/// Counts by a parameter of the path, such as the room in `/rooms/{room}/messages`.
 ///
 /// Routes have the syntax of axum 0.8: `/users/{id}`, `/files/{*path}`. They are matched against the path that the layer receives:
 /// inside a nested router, axum has removed the prefix. A request to any other path has no key of this kind, and neither has one
 /// with an empty value. The value is percent-decoded, so `%61lice` and `alice` are one key.
 ///
 /// **The client chooses the path.** If it can invent a new value, it gets a new quota. Limit by a parameter alone only if an
-/// earlier layer rejects wrong values. Otherwise, also limit the address.
+/// earlier layer rejects wrong values. Otherwise, also limit the address. It can also write the value of another client, and use up
+/// its quota: for a tenant, use [`extension`](super::extension()) after the authentication.
 ///
 /// ```
 /// use tower_sliding_window::{KeyExtractor, PartitionKey, key};
 ///
-/// let by_tenant = key::path_param("tenant", ["/tenants/{tenant}", "/tenants/{tenant}/{*rest}"])?;
+/// let by_room = key::path_param("room", ["/rooms/{room}", "/rooms/{room}/{*rest}"])?;
 ///
-/// let request = http::Request::get("/tenants/acme/orders?page=2").body(()).unwrap();
-/// let tenant = by_tenant.extract(&(&request).into()).unwrap();
-/// assert_eq!(tenant, Some(PartitionKey::new("path:tenant", "acme")));
+/// let request = http::Request::get("/rooms/lobby/messages?page=2").body(()).unwrap();
+/// let room = by_room.extract(&(&request).into()).unwrap();
+/// assert_eq!(room, Some(PartitionKey::new("path:room", "lobby")));
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 ///

@@ -174,7 +174,7 @@ mod tests {
         let stuck = stuck.join().unwrap();
         let admitted = |check: Check| async move { Ok(admit(&check)) };
         let start = tokio::time::Instant::now();
-        ask(miss(&leases, &check), &check, admitted).await.unwrap();
+        let _ = ask(miss(&leases, &check), &check, admitted).await.unwrap();
         let waited = start.elapsed();
         assert!(waited >= SECOND / 4 && waited < SECOND / 3, "{waited:?}");
         tokio::time::advance(SECOND).await;

@@ -136,6 +136,8 @@ impl Limiter {
     }
 
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if `cost` does not name it.
+    ///
+    /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit).
     pub fn check(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
         self.decide_own(key, &cost.into_costs(), Purpose::Charge)
     }
@@ -194,7 +196,7 @@ impl Limiter {
     ///     .policy(Policy::new("calls", 5, Duration::from_millis(20))?)
     ///     .build()?;
     /// for _ in 0..12 {
-    ///     limiter.wait(PartitionKey::new("api", "search"), 1, Duration::from_secs(2)).await?;
+    ///     let _admission = limiter.wait(PartitionKey::new("api", "search"), 1, Duration::from_secs(2)).await?;
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;
@@ -302,7 +304,7 @@ impl Limiter {
     /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?;
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
     /// for _ in 0..5 {
-    ///     limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    ///     let _ = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
     /// }
     /// let stats = limiter.stats();
     /// assert_eq!((stats.admitted, stats.denied, stats.unavailable), (2, 3, 0));
@@ -331,7 +333,7 @@ impl Limiter {
     /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?;
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
     /// for _ in 0..5 {
-    ///     limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    ///     let _ = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
     /// }
     /// let [alice] = &limiter.most_denied(10)[..] else { panic!("one key was denied") };
     /// assert_eq!((alice.denials, alice.excess), (3, 0));
@@ -429,7 +431,7 @@ impl Limiter {
         &self.0.local
     }
 
-    fn events(&self) -> &LimiterEvents {
+    pub(crate) fn events(&self) -> &LimiterEvents {
         &self.0.events
     }
 

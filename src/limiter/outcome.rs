@@ -20,6 +20,7 @@ use crate::{
 /// | [local fallback](crate::OutageRule::LocalFallback) | the memory of this process | [`local`](Self::local) |
 /// | [fail open](crate::OutageRule::FailOpen) | nothing: the request is not counted | [`unchecked`](Self::unchecked) |
 #[derive(Clone, Debug)]
+#[must_use = "an admission may be unchecked, or contain a reservation; drop it if this makes no difference"]
 pub struct Admission {
     pub(crate) basis: Basis,
     pub(crate) reservation: Option<Reservation>,

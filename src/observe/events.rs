@@ -143,6 +143,26 @@ pub(super) fn unknown_policy(name: &str) {
     event!(warn, policy = name, "unknown policy: an amount names a policy that the check does not have");
 }
 
+pub(super) fn limits_nothing(store: &str, policies: &str) {
+    event!(
+        warn,
+        store,
+        policies,
+        "a layer limits nothing: each of its first 1,000 requests was exempt or cost 0; if this is not intended, see \
+         `guide::limits_nothing`",
+    );
+}
+
+pub(super) fn peer_is_proxy(store: &str, policies: &str) {
+    event!(
+        warn,
+        store,
+        policies,
+        "the peer is a proxy: a layer counts by the address of the peer, but most of its first 1,000 requests have the header \
+         X-Forwarded-For or Forwarded, so all clients of a proxy share one key; use `key::client_ip().behind(..)`",
+    );
+}
+
 pub(super) fn misconfigured(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "misconfigured rate limit: the request is rejected");
 }

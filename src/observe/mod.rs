@@ -28,6 +28,7 @@ mod conflicts;
 #[cfg(feature = "tracing")]
 mod double_charges;
 mod events;
+mod first_requests;
 mod leased;
 mod lifetime;
 #[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
@@ -39,6 +40,7 @@ mod server;
 mod stats;
 mod throttle;
 
+pub(crate) use first_requests::FirstRequests;
 pub(crate) use leased::LeasedUnits;
 pub(crate) use lifetime::Lifetime;
 use metrics::LimiterMetrics;
@@ -190,6 +192,16 @@ impl LimiterEvents {
         }
     }
 
+    /// Warns that a layer with these policies has limited none of its first requests.
+    pub(crate) fn limits_nothing(&self, policies: &[Policy]) {
+        events::limits_nothing(&self.store, &names(policies));
+    }
+
+    /// Warns that a layer with these policies counts by the address of the peer, although its requests come from a proxy.
+    pub(crate) fn peer_is_proxy(&self, policies: &[Policy]) {
+        events::peer_is_proxy(&self.store, &names(policies));
+    }
+
     /// Counts a request of a layer. `route` returns the matched route.
     pub(crate) fn responded<'a>(&self, outcome: RequestOutcome, route: impl FnOnce() -> Option<&'a str>) {
         self.metrics.responded(outcome, route);
@@ -216,6 +228,11 @@ impl LimiterEvents {
             events::settlement_lost(lost, error, unlogged);
         }
     }
+}
+
+/// Returns the names of policies, which distinguish the layers of a service.
+fn names(policies: &[Policy]) -> String {
+    policies.iter().map(Policy::name).collect::<Vec<_>>().join(", ")
 }
 
 /// Counts a lost rollback: charges of a denied or failed check stand in a slot of a cluster. Warns about it, if the throttle

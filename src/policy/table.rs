@@ -68,7 +68,9 @@ impl Entries {
 }
 
 impl PolicyTable {
-    /// Creates a table without names, in which every lookup returns this default: policies, or [`Tier::Unlimited`].
+    /// Creates a table without names, in which every lookup returns this default: policies, or [`Tier::Unlimited`]. With an unlimited
+    /// default, a request whose name is not in the table is
+    /// [not limited](crate::guide::limits_nothing#policy-table-with-an-unlimited-default).
     pub fn new(default: impl Into<Tier>) -> Self {
         Self::of(Entries { default: default.into(), named: HashMap::new() })
     }

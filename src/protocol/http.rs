@@ -5,7 +5,7 @@ use std::{fmt, mem, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{LimitedBody, Protocol, nested};
+use super::{LimitedBody, Peers, Protocol, nested};
 use crate::{
     answer::Answer,
     cost::Costs,
@@ -42,6 +42,8 @@ pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> 
 pub struct Http {
     pub(crate) plan: Plan,
     pub(crate) others: Vec<Limit>,
+    /// `None` if no limit counts by the address of the peer.
+    pub(crate) peers: Option<Arc<Peers>>,
     pub(crate) exempt: Option<HeadFn<bool>>,
     pub(crate) shadow: Option<HeadFn<bool>>,
     /// For this percentage of the partition keys, limits are enforced.
@@ -77,6 +79,9 @@ impl Http {
     #[inline]
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
         let is_exempt = self.exempt.as_ref().is_some_and(|exempt| exempt(head));
+        if !is_exempt && let Some(peers) = &self.peers {
+            peers.count(head.headers);
+        }
         let is_shadow = !is_exempt && self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
         let mut draft = match &self.plan {
             _ if is_exempt => Ok(Draft::exempt()),

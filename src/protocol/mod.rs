@@ -7,11 +7,13 @@ mod body;
 mod by;
 mod http;
 mod nested;
+mod peer;
 
 pub use body::LimitedBody;
 pub use by::{AsError, By, RejectWith, SettleBy, by};
 pub(crate) use http::{HeadFn, Plan, RejectFn, SettleFn};
 pub use http::{Http, SameBody};
+pub(crate) use peer::Peers;
 
 pub use crate::limiter::{Draft, IntoDraft};
 use crate::{

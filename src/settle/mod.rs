@@ -79,6 +79,7 @@ pub(crate) use queue::Queue;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
+#[must_use = "a reservation that is dropped is not settled: call `settle(..)`"]
 pub struct Reservation(Arc<Held>);
 
 struct Held {

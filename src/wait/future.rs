@@ -78,7 +78,7 @@ where
                 StateProj::Waiting { waiting, kept, shared } => {
                     let outcome = ready!(Pin::new(waiting).poll(cx));
                     let Some((mut inner, mut request)) = kept.take() else { return Poll::Pending };
-                    shared.limiter.responded(Some(&outcome), || shared.protocol.route(&request));
+                    shared.responded(Some(&outcome), || shared.protocol.route(&request));
                     match outcome {
                         Ok(admission) => {
                             shared.protocol.admit(&mut request, &admission);

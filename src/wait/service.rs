@@ -68,7 +68,7 @@ impl<P> WaitLayer<P> {
 
     /// Creates a layer from a limiter and a protocol, such as [`by`](crate::by).
     pub fn new(limiter: Limiter, protocol: P) -> Self {
-        Self { shared: Arc::new(Shared { limiter, protocol }), at_most: Self::DEFAULT_AT_MOST }
+        Self { shared: Arc::new(Shared::new(limiter, protocol)), at_most: Self::DEFAULT_AT_MOST }
     }
 
     /// Sets the longest wait of a request. The default is [`DEFAULT_AT_MOST`](Self::DEFAULT_AT_MOST). A request whose wait is longer is
@@ -106,12 +106,12 @@ where
     }
 
     fn call(&mut self, request: Req) -> Self::Future {
-        let Shared { limiter, protocol } = &*self.shared;
+        let Shared { limiter, protocol, .. } = &*self.shared;
         let waiting = match protocol.plan(&request) {
             Ok(draft) => match limiter.start_waiting(draft, self.at_most) {
                 Some(waiting) => waiting,
                 None => {
-                    limiter.responded(None, || protocol.route(&request));
+                    self.shared.responded(None, || protocol.route(&request));
                     return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None);
                 }
             },

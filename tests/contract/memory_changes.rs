@@ -158,7 +158,7 @@ fn memory_keeps_key_exactly_until_reset_after() {
         clock.set_micros((clock.now_micros() / (window * 3) + 1) * (window * 3));
         let charge = |key| run_check(&backend, check_of(key, &policy, 1), Purpose::Charge);
         clock.advance(Duration::from_secs(1));
-        charge(0).unwrap();
+        let _ = charge(0).unwrap();
         let reset_after = |decision: Decision| decision.statuses()[0].reset_after();
         let left = reset_after(charge(0).unwrap());
         clock.advance(left - Duration::from_micros(1));
@@ -179,7 +179,7 @@ fn peek_reports_key_bound_and_stores_nothing() {
         }
         assert_eq!(backend.keys(), 0);
         for key in 0..2 {
-            run_check(&backend, check_of(key, &policy, 1), Purpose::Charge).unwrap();
+            let _ = run_check(&backend, check_of(key, &policy, 1), Purpose::Charge).unwrap();
         }
         assert!(peek(0, 1).is_ok());
         assert_eq!((peek(2, 1).unwrap_err(), peek(2, 0).unwrap().is_admitted()), (Reason::Full, true));

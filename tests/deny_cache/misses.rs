@@ -191,7 +191,7 @@ async fn deny_cache_never_exceeds_max_entries() {
         assert!((max_entries - max_entries / 8..=max_entries).contains(&cached), "{cached} of {max_entries}");
         remote.fail(None);
         // The newest denial is always in the cache.
-        limiter.check(user("new"), 11).await.unwrap();
+        let _ = limiter.check(user("new"), 11).await.unwrap();
         assert!(limiter.check(user("new"), 11).await.unwrap().is_cached());
     }
 }

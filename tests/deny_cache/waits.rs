@@ -178,7 +178,7 @@ async fn refund_while_units_leave_ends_known_waits() {
     advance(REFRESH_AGE).await;
     assert!(!rig.check(6).await.is_cached());
     advance(SECOND / 4).await;
-    rig.check(6).await;
+    let _ = rig.check(6).await;
     // This panics if the wait is too long.
     rig.shortfall_of_hit(14).await;
 }
@@ -192,7 +192,7 @@ async fn exceeded() -> (Rig, Receipt) {
         advance(SECOND).await;
     }
     let receipt = rig.ask_store(4, Purpose::Reserve).await.receipts()[0];
-    rig.ask_store(4, Purpose::Overage).await;
+    let _ = rig.ask_store(4, Purpose::Overage).await;
     advance(SECOND * 49 / 10).await;
     (rig, receipt)
 }
@@ -287,7 +287,7 @@ async fn run(algorithm: Algorithm, steps: &[Step]) {
                 }
             }
             Step::Overage(cost) => {
-                rig.ask_store(cost, Purpose::Overage).await;
+                let _ = rig.ask_store(cost, Purpose::Overage).await;
                 exceeded = Some(now);
             }
             Step::Refund { which, units } => {

@@ -349,7 +349,7 @@ fn alice() -> PartitionKey {
 }
 
 async fn export(State(exports): State<Limiter>) -> Result<&'static str, Rejection> {
-    exports.admit(alice(), 1).await?;
+    let _ = exports.admit(alice(), 1).await?;
     Ok("exported")
 }
 

@@ -4,11 +4,13 @@ use axum::{
     Router,
     extract::Request,
     middleware::{Next, from_fn},
+    response::IntoResponse,
     routing::get,
 };
+use http::StatusCode;
 use tower_sliding_window::{
-    Builder, KeyExtractor, PartitionKey, RateLimitLayer, extension, header, key, peer_ip,
-    testing::FakeBackend,
+    Builder, KeyExtractor, MemoryBackend, PartitionKey, RateLimitLayer, extension, header, key, peer_ip,
+    testing::{FakeBackend, ManualClock},
 };
 
 use super::{ALICE, BOB, MINUTE, api_key, policy, wire::Site};
@@ -185,6 +187,37 @@ async fn path_parameter_is_decoded_and_becomes_key() {
     assert_eq!(recorded_keys(&backend), ["acme", "acme", "a/b"].map(|tenant| key("path:tenant", tenant)));
     let missing = site.get("/api/orders/7", &[]).await;
     assert_eq!(missing.json()["detail"], r#"missing rate limit key: path parameter "tenant" not found"#);
+}
+
+/// Anonymous requests, which the authentication rejects, for a tenant. The second layer of the guide's page is inside it.
+#[tokio::test]
+async fn anonymous_request_cannot_use_quota_of_tenant() {
+    let limits = |key: &dyn Fn(Builder) -> Builder| {
+        let memory = MemoryBackend::new().with_clock(&ManualClock::new());
+        key(RateLimitLayer::builder(memory).policy(policy("per-tenant", 5, MINUTE))).build().unwrap()
+    };
+    let by_path = limits(&|builder| builder.key(key::path_param("tenant", ["/tenants/{tenant}"]).unwrap()));
+    let by_user = limits(&|builder| builder.key(extension("tenant", |user: &User| user.0.clone())));
+    let app = || Router::new().route("/tenants/{tenant}", get(async || ""));
+    let reject_anonymous = async |request: Request, next: Next| match request.extensions().get::<User>() {
+        Some(_) => next.run(request).await,
+        None => StatusCode::UNAUTHORIZED.into_response(),
+    };
+    let mistake = app().layer(from_fn(reject_anonymous)).layer(by_path).layer(from_fn(authenticate));
+    let remedy = app().layer(by_user).layer(from_fn(reject_anonymous)).layer(from_fn(authenticate));
+
+    for (name, app, is_read, status) in [("mistake", mistake, true, 429), ("remedy", remedy, false, 200)] {
+        let site = Site::serve(app).await;
+        for i in 0..5 {
+            let anonymous = site.get("/tenants/acme", &[]).await;
+            assert_eq!(anonymous.status, 401, "{name}");
+            let usage = format!(r#""per-tenant";r={};"#, 4 - i);
+            let has_read = anonymous.header("ratelimit").is_some_and(|field| field.starts_with(&usage));
+            assert_eq!(has_read, is_read, "{name}: an anonymous client reads the usage: {anonymous:?}");
+        }
+        let tenant = site.get("/tenants/acme", &[("authorization", "token-of-acme")]).await;
+        assert_eq!(tenant.status, status, "{name}: the tenant's own first request");
+    }
 }
 
 #[test]

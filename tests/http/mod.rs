@@ -16,6 +16,7 @@ mod grpc;
 mod invented_keys;
 mod jobs;
 mod keys;
+mod limits_nothing;
 mod meters;
 mod metrics;
 mod missing_key;

@@ -52,7 +52,7 @@ async fn dropped_caller_does_not_drop_its_lease() {
     assert_eq!(limiter.stats().leased_units_lost, 0);
     // A request that was never polled does not block the next one.
     drop(limiter.check(alice(), 1));
-    check(&limiter).await;
+    let _ = check(&limiter).await;
     assert_eq!(store.take_asked().last().map(|asked| asked.0), Some(Purpose::Lease));
 }
 
@@ -61,7 +61,7 @@ async fn checks_wait_for_lease_request_in_flight() {
     let store = Store::new().with_latency(MILLISECOND, MILLISECOND);
     let limiter = limiter(&store, leased(1_000, 50));
     // Neither is leased: nothing was granted before.
-    tokio::join!(check(&limiter), check(&limiter));
+    let _ = tokio::join!(check(&limiter), check(&limiter));
     next_bucket(&store).await;
     store.take_asked();
     let all =

@@ -203,7 +203,7 @@ impl Backend for Generous {
 #[tokio::test(start_paused = true)]
 async fn lease_above_request_is_a_broken_reply() {
     let limiter = Limiter::builder(Generous(Store::new())).policy(leased(100, 50)).build().unwrap();
-    check(&limiter).await;
+    let _ = check(&limiter).await;
     let error = limiter.check(alice(), 1).await.unwrap_err();
     assert_eq!(error.reason(), tower_sliding_window::backend::Reason::BrokenReply);
 }
@@ -235,7 +235,7 @@ async fn full_lease_does_not_block_that_of_other_policy() {
     let limiter = limiter.build().unwrap();
     // Both policies hold eight units.
     while store.take_asked() != [(Purpose::Lease, 8)] {
-        check(&limiter).await;
+        let _ = check(&limiter).await;
     }
     // The short bucket ends, and the other lease is full.
     next_bucket(&store).await;
@@ -302,7 +302,7 @@ async fn denial_with_units_grants_nothing() {
         tower_sliding_window::Decision::with_leases(at, statuses, decision.receipts(), [1])
     };
     let limiter = Limiter::builder(Altered(Store::new(), deny)).policy(leased(1_000, 50)).build().unwrap();
-    check(&limiter).await;
+    let _ = check(&limiter).await;
     assert!(!check(&limiter).await.is_admitted());
     assert!(!check(&limiter).await.is_leased());
     assert_eq!(limiter.stats().leased_units, 0);

@@ -45,7 +45,7 @@ fn decisions_count_by_policy_and_outcome() {
     let first = Scrape::of(&recorder.handle());
     assert!(first.has(r#"decisions_total{policy="large",outcome="denied"}"#), "{first:?}");
     let costs = || Costs::new().policy("free", 0).policy("small", 2);
-    now(limiter.peek(alice(), costs())).unwrap();
+    let _ = now(limiter.peek(alice(), costs())).unwrap();
     let verdicts = [(); 4].map(|()| now(limiter.check(alice(), costs())).unwrap().is_admitted());
     assert_eq!(verdicts, [true, true, false, false]);
     let scrape = Scrape::of(&recorder.handle());
@@ -98,7 +98,7 @@ fn near_limit_counts_from_chosen_fraction() {
     assert_eq!([near(1.0, 1), near(0.91, 1), near(0.9, 1), near(0.3, 1)], [1, 1, 2, 8]);
     assert_eq!([near(0.8, 4), near(0.81, 4), near(1e-300, 4)], [1, 0, 2]);
     let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
-    now(limiter.check(alice(), 10)).unwrap();
+    let _ = now(limiter.check(alice(), 10)).unwrap();
     // A check that charges nothing is not near the limit.
     assert!(now(limiter.check(alice(), 0)).unwrap().is_admitted());
     assert_eq!(limiter.stats().near_limit, 1);
@@ -110,11 +110,11 @@ async fn time_and_deny_cache_hits_are_measured() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let slow = Limiter::builder(Slow).policy(policy("p", 10)).build().unwrap();
     for _ in 0..3 {
-        slow.check(alice(), 1).await.unwrap();
+        let _ = slow.check(alice(), 1).await.unwrap();
     }
     // What needs no waiting has no time.
     let memory = Limiter::builder(MemoryBackend::new()).policy(policy("p", 10)).build().unwrap();
-    memory.check(alice(), 1).await.unwrap();
+    let _ = memory.check(alice(), 1).await.unwrap();
     let scrape = Scrape::of(&recorder.handle());
     assert_eq!(scrape.get("check_duration_seconds_count"), 3.0, "{scrape:?}");
     let seconds = scrape.get("check_duration_seconds_sum");
@@ -171,7 +171,7 @@ async fn outage_counts_reasons_and_opens_gauge() {
     one.check(alice(), 1).await.unwrap_err();
     assert_eq!(scrape().get(OPEN), 1.0);
     advance(SECOND).await;
-    one.check(alice(), 1).await.unwrap();
+    let _ = one.check(alice(), 1).await.unwrap();
     assert_eq!((scrape().has(OPEN), scrape().get(OPEN)), (true, 0.0));
 }
 
@@ -191,7 +191,7 @@ async fn settlements_and_evictions_are_counted() {
     let memory = MemoryBackend::with_max_keys(8).unwrap().when_full(WhenFull::Evict);
     let limiter = Limiter::builder(memory.clone()).policy(policy("p", 10)).build().unwrap();
     for i in 0..20 {
-        limiter.check(super::stats::user(i), 2).await.unwrap();
+        let _ = limiter.check(super::stats::user(i), 2).await.unwrap();
     }
     let scrape = Scrape::of(&recorder.handle());
     // The amount 1 equals the charge, so there is nothing to lose.
@@ -205,12 +205,12 @@ async fn settlements_and_evictions_are_counted() {
 #[test]
 fn metrics_follow_recorder_that_is_installed_later() {
     let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
-    now(limiter.check(alice(), 1)).unwrap();
+    let _ = now(limiter.check(alice(), 1)).unwrap();
     for checks in [2, 3] {
         let recorder = recorder();
         let _guard = metrics::set_default_local_recorder(&recorder);
         for _ in 0..checks {
-            now(limiter.check(alice(), 1)).unwrap();
+            let _ = now(limiter.check(alice(), 1)).unwrap();
         }
         let scrape = Scrape::of(&recorder.handle());
         let admitted = scrape.get(r#"decisions_total{policy="p",outcome="admitted"}"#);
@@ -234,7 +234,7 @@ fn description_reaches_recorder_that_is_installed_later() {
     let recorder = recorder();
     let _guard = metrics::set_default_local_recorder(&recorder);
     observe::describe_metrics();
-    now(limiter.check(alice(), 1)).unwrap();
+    let _ = now(limiter.check(alice(), 1)).unwrap();
     let text = recorder.handle().render();
     assert!(text.contains("# HELP rate_limit_decisions_total Decisions, by policy and outcome."), "{text}");
 }

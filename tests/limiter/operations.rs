@@ -30,7 +30,7 @@ fn limiter_accepts_one_cost_or_costs_per_policy() {
     let (backend, limiter) = fake();
     let named = Costs::new().policy("tokens", 500);
     for cost in [Costs::from(3), named.clone(), named.otherwise(0), Costs::new()] {
-        now(limiter.check(alice(), cost)).unwrap();
+        let _ = now(limiter.check(alice(), cost)).unwrap();
     }
     let checks = backend.checks();
     let recorded: Vec<_> = checks.iter().map(costs).collect();
@@ -164,7 +164,7 @@ fn policy_set_requires_valid_size_and_unique_names() {
 #[test]
 fn peek_decides_like_check_and_charges_nothing() {
     let (_clock, limiter) = memory(10);
-    now(limiter.check(alice(), 7)).unwrap();
+    let _ = now(limiter.check(alice(), 7)).unwrap();
     for _ in 0..3 {
         let peeked = now(limiter.peek(alice(), 4)).unwrap();
         assert_eq!((peeked.retry_after(), peeked.statuses()[0].remaining()), (Wait::For(MINUTE), 3));

@@ -45,7 +45,7 @@ async fn stats_count_each_outcome_and_no_peek() {
     let backend = Remote(FakeBackend::scripted(answers).failing_settlements(Reason::Connection));
     let limiter = Limiter::builder(backend).policy(policy("p", 10)).build().unwrap();
     let clone = limiter.clone();
-    limiter.peek(alice(), 1).await.unwrap();
+    let _ = limiter.peek(alice(), 1).await.unwrap();
     limiter.reserve(alice(), 1).await.unwrap().settle(0).await;
     for _ in 0..3 {
         // The second and the third come from the deny cache.
@@ -148,7 +148,7 @@ async fn stats_report_state_of_breaker() {
     assert_eq!(state(), "open");
     advance(SECOND).await;
     assert_eq!(state(), "half-open");
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     assert_eq!(state(), "closed");
     let without = builder(vec![down]).breaker(None).build().unwrap();
     assert_eq!(without.stats().breakers, []);

@@ -174,7 +174,7 @@ async fn thousand_waiters_are_admitted_in_order() {
         for i in 0..1_000 {
             let (limiter, order) = (limiter.clone(), order.clone());
             waiters.spawn(async move {
-                limiter.wait(alice(), 1, MINUTE).await.unwrap();
+                let _ = limiter.wait(alice(), 1, MINUTE).await.unwrap();
                 order.lock().unwrap().push(i);
             });
         }
@@ -215,7 +215,7 @@ async fn waiter_never_asks_before_its_instant() {
     let policy = policy(1, Duration::from_micros(1_234));
     let limiter = Limiter::builder(backend.clone()).policy(policy).deny_cache(None).build().unwrap();
     for _ in 0..50 {
-        limiter.wait(alice(), 1, SECOND).await.unwrap();
+        let _ = limiter.wait(alice(), 1, SECOND).await.unwrap();
     }
     let denied = backend.checks().iter().filter(|asked| !asked.is_admitted).count();
     assert_eq!((denied, backend.checks().len()), (49, 99));
@@ -229,7 +229,7 @@ async fn small_cost_waits_behind_large_cost() {
         journal.wait(&limiter, name, cost, MINUTE).await;
     }
     // A request of another key is not in this queue.
-    limiter.wait(PartitionKey::new("user", "bob"), 10, Duration::ZERO).await.unwrap();
+    let _ = limiter.wait(PartitionKey::new("user", "bob"), 10, Duration::ZERO).await.unwrap();
     assert_eq!(journal.now(), 0);
     sleep(3 * SECOND).await;
     assert_eq!(
@@ -284,7 +284,7 @@ async fn waiter_gives_up_at_once_if_wait_is_too_long() {
     let limiter = limiter(backend.clone(), 10);
     let journal = Journal::new();
     assert_eq!(denied_wait(limiter.wait(alice(), 11, MINUTE).await), Wait::Never);
-    limiter.wait(alice(), 10, MINUTE).await.unwrap();
+    let _ = limiter.wait(alice(), 10, MINUTE).await.unwrap();
     assert_eq!(denied_wait(limiter.wait(alice(), 1, SECOND - MILLI).await), Wait::For(SECOND));
     assert_eq!((journal.now(), backend.checks().len(), limiter.waiting()), (0, 3, 0));
 
@@ -298,8 +298,8 @@ async fn waiter_gives_up_at_once_if_wait_is_too_long() {
     assert_eq!(too_long(least(7, 1_899 * MILLI).await), 1_900 * MILLI);
     assert_eq!((journal.now(), backend.checks().len()), (100, asked), "the store is not asked");
     let other = journal.wait(&limiter, "seven", 7, 1_900 * MILLI).await;
-    head.await.unwrap().unwrap();
-    other.await.unwrap().unwrap();
+    let _ = head.await.unwrap().unwrap();
+    let _ = other.await.unwrap().unwrap();
     assert_eq!(journal.admitted(), [("head", 1_000), ("seven", 2_000)]);
 }
 
@@ -307,15 +307,15 @@ async fn waiter_gives_up_at_once_if_wait_is_too_long() {
 async fn queue_gives_up_when_head_learns_its_wait() {
     let backend = TimedBackend { round_trip: 50 * MILLI, ..TimedBackend::new() };
     let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend, 10));
-    other_process.check(alice(), 10).await.unwrap();
+    let _ = other_process.check(alice(), 10).await.unwrap();
     let journal = Journal::new();
     let head = journal.wait(&mine, "head", 1, MINUTE).await;
     let short = journal.wait(&mine, "short", 1, 900 * MILLI).await;
     let long = journal.wait(&mine, "long", 1, 2 * SECOND).await;
     assert_eq!(too_long(short.await.unwrap()), 950 * MILLI);
     assert_eq!((journal.now(), mine.waiting()), (50, 2), "it gives up with the reply to the first request");
-    head.await.unwrap().unwrap();
-    long.await.unwrap().unwrap();
+    let _ = head.await.unwrap().unwrap();
+    let _ = long.await.unwrap().unwrap();
     assert_eq!(journal.admitted(), [("head", 1_050), ("long", 1_100)]);
 }
 
@@ -339,13 +339,13 @@ async fn waiter_in_queue_gives_up_at_end_of_its_time() {
 async fn waiter_asks_again_if_another_process_takes_its_units() {
     let backend = TimedBackend::new();
     let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend.clone(), 10));
-    other_process.check(alice(), 10).await.unwrap();
+    let _ = other_process.check(alice(), 10).await.unwrap();
     let journal = Journal::new();
     let waiter = journal.wait(&mine, "mine", 1, MINUTE).await;
     sleep(500 * MILLI).await;
     other_process.reset(alice()).await.unwrap();
-    other_process.check(alice(), 10).await.unwrap();
-    waiter.await.unwrap().unwrap();
+    let _ = other_process.check(alice(), 10).await.unwrap();
+    let _ = waiter.await.unwrap().unwrap();
     assert_eq!(journal.admitted(), [("mine", 1_500)]);
     let mine: Vec<_> = backend.checks().into_iter().filter(|asked| asked.cost == 1).collect();
     assert_eq!(mine.iter().map(|asked| asked.is_admitted).collect::<Vec<_>>(), [false, false, true]);
@@ -389,7 +389,7 @@ async fn bound_on_waiters_rejects_further_requests() {
     assert_eq!(too_many(limiter.wait(alice(), 1, MINUTE).await), (2, false));
     assert_eq!((journal.now(), limiter.waiting()), (3, 2));
     sleep(3 * SECOND).await;
-    limiter.wait(alice(), 1, MINUTE).await.unwrap();
+    let _ = limiter.wait(alice(), 1, MINUTE).await.unwrap();
 
     let builder = || Limiter::builder(MemoryBackend::new()).policy(policy(1, SECOND));
     for max in [0, (1 << 20) + 1] {

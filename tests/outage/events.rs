@@ -185,7 +185,7 @@ async fn full_memory_causes_one_event_per_minute() {
     let full = Limiter::builder(memory()).policy(policy("ten", 10)).build().unwrap();
     let local = deferred(&FakeBackend::unavailable(Reason::Full)).breaker(None).local_memory(memory());
     let local = local.outage(OutageRule::LocalFallback(Share::whole())).build().unwrap();
-    local.admit(user(0), 1).await.unwrap();
+    let _ = local.admit(user(0), 1).await.unwrap();
     let _ = events.take();
     for _ in 0..2 {
         for i in 0..9 {
@@ -207,8 +207,8 @@ async fn denial_is_a_debug_event_and_peek_is_none() {
     let backend =
         FakeBackend::scripted([FakeAnswer::Deny(Wait::For(7 * SECOND)), FakeAnswer::Deny(Wait::Never)]);
     let limiter = deferred(&backend).deny_cache(None).build().unwrap();
-    limiter.check(alice(), 3).await.unwrap();
-    limiter.check(alice(), 2).await.unwrap();
+    let _ = limiter.check(alice(), 3).await.unwrap();
+    let _ = limiter.check(alice(), 2).await.unwrap();
     let [first, second] = <[String; 2]>::try_from(events.take()).unwrap();
     for part in ["DEBUG", "message=denied", "policy=\"ten\"", "cost=3", "wait=7s", "cached=false"] {
         assert!(first.contains(part), "{part}: {first}");
@@ -217,8 +217,8 @@ async fn denial_is_a_debug_event_and_peek_is_none() {
     assert!(!format!("{first}{second}").contains("alice"));
 
     let denying = deferred(&FakeBackend::denying(SECOND)).build().unwrap();
-    denying.peek(alice(), 1).await.unwrap();
+    let _ = denying.peek(alice(), 1).await.unwrap();
     assert_eq!(events.text(), "");
-    denying.check(alice(), 1).await.unwrap();
+    let _ = denying.check(alice(), 1).await.unwrap();
     assert_eq!(events.take().len(), 1);
 }

@@ -47,7 +47,7 @@ async fn run_on_server_clock(backend: &RedisBackend) -> Result<(), BackendError>
     for policy in every_algorithm(100, HOUR) {
         let policies = [policy];
         for purpose in [Purpose::Charge, Purpose::Charge, Purpose::Peek, Purpose::Overage] {
-            backend.check(&rig::check(&policies, 1, purpose)).await?;
+            let _ = backend.check(&rig::check(&policies, 1, purpose)).await?;
         }
         backend.refund(&try_reserve(backend, &policies, 3).await?.refund(1)).await?;
         backend.reset(&rig::check(&policies, 1, Purpose::Charge)).await?;
@@ -73,12 +73,12 @@ async fn run_on_manual_clock(backend: &RedisBackend) -> Result<(), BackendError>
             backend.refund(&reservation.refund(0)).await?;
         }
         for _ in 0..36 {
-            backend.check(&rig::check(&policies, 1, Purpose::Charge)).await?;
+            let _ = backend.check(&rig::check(&policies, 1, Purpose::Charge)).await?;
             clock.advance(Duration::from_secs(2));
         }
         // All charges have expired, but the key still exists.
         clock.advance(Duration::from_secs(100));
-        backend.check(&rig::check(&policies, 1, Purpose::Charge)).await?;
+        let _ = backend.check(&rig::check(&policies, 1, Purpose::Charge)).await?;
     }
     Ok(())
 }
@@ -99,7 +99,7 @@ async fn url_selects_database() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let backend = RedisBackend::connect(&format!("{}3", server.url())).await.unwrap();
-        limiter(backend, [policy("hourly", 10, HOUR)]).check(alice(), 1).await.unwrap();
+        let _ = limiter(backend, [policy("hourly", 10, HOUR)]).check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         assert_eq!(admin.keys(), [""; 0]);
         admin.query::<()>(&["SELECT", "3"]);
@@ -115,7 +115,7 @@ async fn wrong_or_missing_password_is_no_permission() {
         admin.set("requirepass", "secret");
         let backend = RedisBackend::connect(&url(&server, ":secret", "")).await.unwrap();
         let valid = limiter(backend, [policy("hourly", 10, HOUR)]);
-        valid.check(alice(), 1).await.unwrap();
+        let _ = valid.check(alice(), 1).await.unwrap();
 
         for path in ["", "?protocol=resp2"] {
             for user in [":wrong", "unknown:secret", ""] {

@@ -64,7 +64,7 @@ async fn wait_for_rollback(backend: &RedisBackend, key: &PartitionKey, policy: &
 async fn node_of<'a>(cluster: &'a Cluster, backend: &RedisBackend, key: &PartitionKey) -> &'a Server {
     let primaries = cluster.primaries();
     let before: Vec<usize> = primaries.iter().map(|node| Admin::at(node).keys().len()).collect();
-    backend.check(&check([pair(key, &policy("which node", 10, HOUR), 1)])).await.unwrap();
+    let _ = backend.check(&check([pair(key, &policy("which node", 10, HOUR), 1)])).await.unwrap();
     let node = primaries.iter().zip(before).find(|(node, keys)| Admin::at(node).keys().len() > *keys);
     node.expect("a node with a new key").0
 }

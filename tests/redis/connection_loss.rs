@@ -25,7 +25,7 @@ async fn dead_server_fails_pending_checks_at_once() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         server.signal(libc::SIGSTOP);
         let checks: Vec<_> = (0..8).map(|_| tokio::spawn(limiter.check(alice(), 1))).collect();
         idle().await;
@@ -43,7 +43,7 @@ async fn checks_end_at_deadline_while_server_hangs() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let (short_deadline, long_deadline) = short_and_long_deadline(&server).await;
-        long_deadline.check(alice(), 1).await.unwrap();
+        let _ = long_deadline.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         let connections = admin.number("stats", "total_connections_received");
 
@@ -85,7 +85,7 @@ async fn closed_resp2_connection_fails_at_most_one_check() {
         let server = Server::start(engine);
         let backend = RedisBackend::connect(&format!("{}?protocol=resp2", server.url())).await.unwrap();
         let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         Admin::at(&server).query::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         idle().await;
         if let Err(error) = limiter.check(alice(), 0).await {
@@ -101,7 +101,7 @@ async fn concurrent_checks_share_one_reconnect() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         server.restart();
         idle().await;
         let mut admin = Admin::at(&server);
@@ -119,7 +119,7 @@ async fn backend_reconnects_to_demoted_server() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         let connections = admin.number("stats", "total_connections_received");
         admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -131,7 +131,7 @@ async fn backend_reconnects_to_demoted_server() {
             }
         }
         admin.query::<()>(&["REPLICAOF", "NO", "ONE"]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let reconnects = admin.number("stats", "total_connections_received") - connections;
         assert_eq!(reconnects, 3, "{engine:?}");
     }
@@ -142,7 +142,7 @@ async fn backend_reconnects_to_demoted_server() {
 async fn dropped_checks_keep_connection_open() {
     let server = Server::start(Engine::Redis);
     let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     let mut admin = Admin::at(&server);
     let connections = admin.number("stats", "total_connections_received");
     for _ in 0..4 {
@@ -151,7 +151,7 @@ async fn dropped_checks_keep_connection_open() {
         drop(check);
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     assert_eq!(admin.number("stats", "total_connections_received"), connections, "the same connection");
 }
 
@@ -161,7 +161,7 @@ async fn idle_time_between_drops_keeps_connection_open() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         let connections = admin.number("stats", "total_connections_received");
         for waited in [100, 20].map(Duration::from_millis) {
@@ -170,7 +170,7 @@ async fn idle_time_between_drops_keeps_connection_open() {
             assert!(check.is_err(), "{engine:?}: the server is paused");
             tokio::time::sleep(Duration::from_millis(700)).await;
         }
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let new = admin.number("stats", "total_connections_received") - connections;
         assert_eq!(new, 0, "{engine:?}: the same connection");
     }

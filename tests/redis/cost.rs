@@ -26,7 +26,7 @@ async fn large_cost_takes_one_small_record() {
         let mut admin = Admin::at(&server);
         let mut size_of = async |cost| {
             admin.query::<()>(&["FLUSHALL"]);
-            limiter.check(alice(), cost).await.unwrap();
+            let _ = limiter.check(alice(), cost).await.unwrap();
             let key = admin.only_key();
             (admin.memory(&key), admin.query::<usize>(&["LLEN", &key]))
         };

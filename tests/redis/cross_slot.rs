@@ -238,7 +238,7 @@ async fn breaker_closes_although_another_limiter_has_a_short_deadline() {
         builder.deadline(deadline).deny_cache(None).build().unwrap()
     };
     let (hasty, patient) = (limiter(Duration::from_millis(10)), limiter(2 * SECOND));
-    patient.check(alice(), 1).await.unwrap();
+    let _ = patient.check(alice(), 1).await.unwrap();
     sleep(Duration::from_millis(300)).await;
     for _ in 0..6 {
         assert!(hasty.check(alice(), 1).await.is_err());
@@ -322,7 +322,7 @@ async fn peeks_open_breaker_of_hung_node() {
     let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let one = policy("one", 1, HOUR);
     for key in [&hung, &healthy] {
-        limiter.check_pairs([pair(key, &policy("warm", 9, HOUR), 1)]).unwrap().await.unwrap();
+        let _ = limiter.check_pairs([pair(key, &policy("warm", 9, HOUR), 1)]).unwrap().await.unwrap();
     }
     assert!(limiter.check_pairs([pair(&healthy, &one, 1)]).unwrap().await.unwrap().is_admitted());
     for node in &cluster.nodes {
@@ -357,7 +357,7 @@ async fn hung_node_loses_no_rollback_of_another() {
     let buckets = Algorithm::SlidingBuckets { precision: HOUR };
     let many = policy("many", 1_000_000, HOUR).with_algorithm(buckets).unwrap();
     for key in [&hung, &healthy] {
-        limiter.check_pairs([pair(key, &many, 1)]).unwrap().await.unwrap();
+        let _ = limiter.check_pairs([pair(key, &many, 1)]).unwrap().await.unwrap();
     }
     for node in &cluster.nodes {
         // The healthy node answers while the other one is down.
@@ -402,7 +402,7 @@ fn drain_ends_while_another_runtime_is_not_driven() {
     let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let many = policy("many", 1_000_000, HOUR);
     let both = || limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap();
-    driven.block_on(async { both().await.unwrap() });
+    let _ = driven.block_on(async { both().await.unwrap() });
     undriven.block_on(async {
         let mut check = Box::pin(both());
         poll_fn(|cx| {

@@ -85,7 +85,7 @@ async fn assert_no_charge_after_deadline(merging: Merging) -> Vec<[u64; 2]> {
             time_out_checks(&server, &short_deadline, 200).await;
             received += all_calls(&mut admin).await;
             // A reply in time ends the silence of the server.
-            long_deadline.peek(user(0), 0).await.unwrap();
+            let _ = long_deadline.peek(user(0), 0).await.unwrap();
         }
         calls.push([received, backend.unanswered_checks()]);
         for i in 0..7 {
@@ -141,7 +141,7 @@ fn long_deadline_limiter(backend: RedisBackend) -> Limiter {
 async fn calls_of_three_keys(server: &Server, supplied: RedisBackend) -> [u64; 3] {
     let limiter = long_deadline_limiter(supplied);
     let mut admin = Admin::at(server);
-    limiter.check(user(0), 0).await.unwrap();
+    let _ = limiter.check(user(0), 0).await.unwrap();
     let mut calls = [0; 3];
     for (user, calls) in (1..).map(user).zip(&mut calls) {
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
@@ -181,10 +181,10 @@ async fn connection_of_unknown_type_learns_clock_per_slot() {
         assert_eq!(calls_of_three_keys(&server, supplied).await, [2, 2, 2], "{engine:?}");
         // A second check of a slot is sent once.
         let limiter = long_deadline_limiter(RedisBackend::from_connection(wrapped));
-        limiter.check(user(1), 1).await.unwrap();
+        let _ = limiter.check(user(1), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
-        limiter.check(user(1), 1).await.unwrap();
+        let _ = limiter.check(user(1), 1).await.unwrap();
         assert_eq!(admin.calls("evalsha").all, 1, "{engine:?}");
     }
 }
@@ -230,7 +230,7 @@ async fn overage_alone_is_charged_after_deadline() {
         // A peek gets its decision after the deadline.
         let peeked = backend.check(&check(&policies, 11, Purpose::Peek).with_deadline(past)).await.unwrap();
         assert!(!peeked.is_admitted());
-        backend.check(&check(&policies, 3, Purpose::Overage).with_deadline(past)).await.unwrap();
+        let _ = backend.check(&check(&policies, 3, Purpose::Overage).with_deadline(past)).await.unwrap();
         for status in peek(&backend, &policies, 0).await.statuses() {
             assert_eq!(status.remaining(), 7, "{engine:?}: {status:?}");
         }

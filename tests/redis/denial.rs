@@ -46,7 +46,7 @@ async fn denial_leaves_expired_records_to_next_charge() {
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("units", 100, Duration::from_secs(10))]);
         for _ in 0..40 {
-            limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice(), 1).await.unwrap();
             clock.advance(Duration::from_millis(250));
         }
         clock.advance(Duration::from_secs(5));
@@ -58,7 +58,7 @@ async fn denial_leaves_expired_records_to_next_charge() {
         assert_eq!((admin.value_and_expiry(&key), admin.writes()), before, "{engine:?}");
 
         let entries: usize = admin.query(&["LLEN", &key]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         assert!(admin.query::<usize>(&["LLEN", &key]) < entries, "{engine:?}");
     }
 }
@@ -94,7 +94,7 @@ async fn denials_peeks_and_unknown_refunds_replicate_nothing() {
                     assert!(!denied.is_admitted());
                 }
             }
-            peek(&backend, &policies, 0).await;
+            let _ = peek(&backend, &policies, 0).await;
             backend.refund(&unknown_refund(&backend, &policies).await).await.unwrap();
             assert_eq!(offset(&mut admin), charged, "{engine:?}: {policies:?}");
         }
@@ -120,7 +120,7 @@ async fn denials_and_peeks_of_every_algorithm_write_nothing() {
             let policies = [policy];
             // These checks create no key.
             for (cost, purpose) in [(21, Purpose::Charge), (1, Purpose::Peek), (0, Purpose::Reserve)] {
-                backend.check(&check(&policies, cost, purpose)).await.unwrap();
+                let _ = backend.check(&check(&policies, cost, purpose)).await.unwrap();
             }
             assert_eq!(admin.keys(), [""; 0]);
             for _ in 0..20 {
@@ -138,7 +138,7 @@ async fn denials_and_peeks_of_every_algorithm_write_nothing() {
                         // An admitted charge would write.
                         let fits = peek(&backend, &policies, cost).await.is_admitted();
                         if purpose == Purpose::Peek || cost == 0 || !fits {
-                            backend.check(&check).await.unwrap();
+                            let _ = backend.check(&check).await.unwrap();
                         }
                     }
                 }

@@ -53,7 +53,7 @@ async fn replica_of_dead_primary_keeps_usage() {
         let mut watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = with_default_deadline(backend.clone());
-        limiter.check(alice(), 40).await.unwrap();
+        let _ = limiter.check(alice(), 40).await.unwrap();
         Admin::at(&watched.primary).replicate();
 
         watched.primary.kill();
@@ -73,7 +73,7 @@ async fn replaced_hanging_primary_charges_nothing() {
         let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = with_default_deadline(backend);
-        limiter.check(alice(), 40).await.unwrap();
+        let _ = limiter.check(alice(), 40).await.unwrap();
         Admin::at(&watched.primary).replicate();
 
         // The first Sentinel hangs as well.
@@ -99,7 +99,7 @@ async fn planned_failover_keeps_usage() {
         let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = with_default_deadline(backend);
-        limiter.check(alice(), 40).await.unwrap();
+        let _ = limiter.check(alice(), 40).await.unwrap();
         Admin::at(&watched.primary).replicate();
 
         let mut sentinel = Admin::at(&watched.sentinels[1]);
@@ -155,7 +155,7 @@ async fn sentinel_user_needs_role_permission() {
     assert!(RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.is_err());
     allow(&format!("{always} +role"));
     let backend = RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.unwrap();
-    with_default_deadline(backend).check(alice(), 1).await.unwrap();
+    let _ = with_default_deadline(backend).check(alice(), 1).await.unwrap();
 }
 
 #[tokio::test]
@@ -190,7 +190,7 @@ async fn majority_of_sentinels_names_the_primary() {
                 urls.push(format!("redis://127.0.0.1:{port}"));
             }
             let backend = RedisBackend::connect_sentinel("redis://limits/", &urls).await.unwrap();
-            with_default_deadline(backend).check(alice(), 1).await.unwrap();
+            let _ = with_default_deadline(backend).check(alice(), 1).await.unwrap();
             assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?} {epoch}");
         }
         // One of the others hangs. Of the two answers, the newer one counts.
@@ -200,7 +200,7 @@ async fn majority_of_sentinels_names_the_primary() {
         let urls = [stale.url(), others[0].url(), others[1].url()];
         let backend = RedisBackend::connect_sentinel("redis://limits/", urls).await.unwrap();
         assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-        with_default_deadline(backend).check(alice(), 1).await.unwrap();
+        let _ = with_default_deadline(backend).check(alice(), 1).await.unwrap();
         assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?}");
     }
 }

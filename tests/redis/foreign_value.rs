@@ -28,7 +28,7 @@ async fn values_of_other_types_are_foreign() {
         let server = Server::start(engine);
         let (backend, _clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         let key = admin.only_key();
 
@@ -228,11 +228,11 @@ async fn foreign_value_leaves_other_keys_unchanged() {
         let (backend, _clock) = with_manual_clock(&server).await;
         let policies = [policy("a", 100, HOUR), policy("b", 100, HOUR), policy("c", 100, HOUR)];
         let limiter = limiter(backend, policies);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         for foreign in admin.keys() {
             admin.query::<()>(&["FLUSHALL"]);
-            limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice(), 1).await.unwrap();
             admin.query::<()>(&["SET", &foreign, "7"]);
             assert_foreign_and_unchanged(engine, &foreign, &limiter, &mut admin).await;
         }
@@ -310,7 +310,7 @@ async fn foreign_value_leaves_other_algorithms_unchanged() {
             let policies: [_; 4] = policies.try_into().unwrap();
             let limiter = limiter(backend.clone(), policies.clone());
             admin.query::<()>(&["FLUSHALL"]);
-            limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice(), 1).await.unwrap();
             for foreign in admin.keys() {
                 for with_type in ["SET", "RPUSH"] {
                     admin.query::<()>(&["FLUSHALL"]);

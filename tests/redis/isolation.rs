@@ -157,7 +157,7 @@ async fn backend_leaves_isolated_cluster_primary() {
             let backend = RedisBackend::connect_cluster(isolating.urls(user)).await.unwrap();
             let builder = Limiter::builder(backend).policy(policy("many", 1_000_000, HOUR));
             let limiter = builder.deny_cache(None).deadline(DEADLINE).build().unwrap();
-            limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice(), 1).await.unwrap();
             limiters.push(limiter);
         }
         isolating.isolate(primary).await;

@@ -36,7 +36,7 @@ async fn stored_keys_match_key_name() {
                 let builder = policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone()));
                 let limiter = builder.build().unwrap();
                 assert_eq!(limiter.namespace(), namespace);
-                limiter.check(alice(), 1).await.unwrap();
+                let _ = limiter.check(alice(), 1).await.unwrap();
             }
             let name = |namespace| {
                 let backend = &backend;
@@ -60,7 +60,7 @@ async fn hash_secret_separates_counts() {
         let (one, same) = (with_secret(SECRET).await, with_secret(SECRET).await);
         let other = with_secret(&SECRET.replace('7', "8")).await;
         let none = limiter(backend(&server).await, [policy("hourly", 10, HOUR)]);
-        one.check(alice(), 3).await.unwrap();
+        let _ = one.check(alice(), 3).await.unwrap();
         let mut counts = Vec::new();
         for limiter in [&one, &same, &other, &none] {
             counts.push(remaining(limiter).await);
@@ -92,6 +92,29 @@ async fn check_with_hash_secret_is_split_by_slot() {
         backend.reset(&check).await.unwrap();
     }
     assert_eq!(backend.lost_rollbacks(), 0);
+}
+
+/// Without a secret, a client computes the slot of its key as the server does, and invents keys until one is in the victim's slot.
+#[tokio::test]
+async fn hash_secret_hides_slot_of_key() {
+    const KEYS: usize = 6;
+    let lazy = || RedisBackend::lazy("redis://127.0.0.1/").unwrap();
+    let hourly = policy("hourly", 10, HOUR);
+    let slot = |backend: &RedisBackend, user: &str| {
+        let name = backend.key_name("tsw", &PartitionKey::new("header:x-api-key", user), &hourly);
+        let (_, tag) = name.split_once('{').unwrap();
+        crc16::State::<crc16::XMODEM>::calculate(tag.split_once('}').unwrap().0.as_bytes()) % 16_384
+    };
+    let (public, secret) = (lazy(), lazy().with_hash_secret(SECRET).unwrap());
+    let victim = slot(&public, "victim");
+    let invented = (0..2_000_000).map(|i| format!("invented {i}"));
+    let chosen: Vec<_> = invented.filter(|user| slot(&public, user) == victim).take(KEYS).collect();
+    assert_eq!(chosen.len(), KEYS, "a client finds a key after some 16,384 attempts");
+
+    // The client does not know the secret. By chance, one key in 16,384 is in the slot of another.
+    let victim = slot(&secret, "victim");
+    let found = chosen.iter().filter(|user| slot(&secret, user) == victim).count();
+    assert_eq!(found, 0, "keys that a client has chosen are in the victim's slot: {chosen:?}");
 }
 
 #[tokio::test]

@@ -65,7 +65,7 @@ async fn redis_backend_enforces_record_bound() {
         let server = Server::start(engine);
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = unlimited(backend);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         let key = admin.only_key();
         write_charges_of_one(&mut admin.0, &key, &instants(&clock, MAX_RECORDS - 1));
@@ -86,7 +86,7 @@ async fn full_log_charges_no_other_policy() {
         of("e", Algorithm::FixedWindow),
     ];
     let limiter = limiter(backend, policies);
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     let mut admin = Admin::at(&server);
     let keys = admin.keys();
     write_charges_of_one(&mut admin.0, &keys[1], &instants(&clock, MAX_RECORDS));
@@ -104,7 +104,7 @@ async fn memory_backend_enforces_record_bound() {
     let clock = ManualClock::new();
     let limiter = unlimited(MemoryBackend::new().with_clock(&clock));
     for _ in 1..MAX_RECORDS {
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         clock.advance(STEP);
     }
     assert_full_at_the_bound("memory", &limiter, &clock).await;
@@ -118,7 +118,7 @@ async fn checks_on_large_log_do_not_block_server() {
         let server = Server::start(engine);
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("p", RECORDS as u32, WINDOW)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         let key = admin.only_key();
         let (start, step) = (clock.now_micros(), STEP.as_micros() as u64);

@@ -164,7 +164,7 @@ async fn leases_survive_server_outage_until_bucket_ends() {
     let key = || PartitionKey::new("user", "alice");
     // Leases of 1, 3, 7 and 15 units.
     for _ in 0..16 {
-        limiter.check(key(), 1).await.unwrap();
+        let _ = limiter.check(key(), 1).await.unwrap();
     }
     server.kill();
     for _ in 0..14 {
@@ -184,7 +184,7 @@ async fn lease_of_long_key_is_returned() {
         sleep(100 * MILLISECOND).await;
     }
     for _ in 0..5 {
-        limiter.check(key(), 1).await.unwrap();
+        let _ = limiter.check(key(), 1).await.unwrap();
     }
     limiter.drain().await;
     assert!(limiter.stats().leased_units_returned > 0);

@@ -44,7 +44,7 @@ async fn check_with_lost_reply_is_charged_once() {
         let proxy = Proxy::before(&server).await;
         let backend = RedisBackend::connect(&proxy.url()).await.unwrap();
         let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         for cut in Cut::ALL {
             assert_charged_once(&limiter, &proxy, &server, cut).await;
         }
@@ -57,7 +57,7 @@ async fn resp2_check_with_lost_reply_is_charged_once() {
     let proxy = Proxy::before(&server).await;
     let backend = RedisBackend::connect(&format!("{}?protocol=resp2", proxy.url())).await.unwrap();
     let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     for cut in Cut::ALL {
         assert_charged_once(&limiter, &proxy, &server, cut).await;
     }
@@ -70,7 +70,7 @@ async fn connection_manager_check_is_charged_once() {
     let client = Client::open(proxy.url()).unwrap();
     let manager = ConnectionManager::new_with_config(client, ConnectionManagerConfig::new()).await.unwrap();
     let limiter = limiter(RedisBackend::from_connection(manager), [policy("hourly", 100, HOUR)]);
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     for cut in Cut::ALL {
         assert_charged_once(&limiter, &proxy, &server, cut).await;
     }
@@ -113,7 +113,7 @@ async fn refund_with_lost_reply_is_applied_once() {
         for (i, cut) in (1..).zip(Cut::ALL) {
             let reserved = reserve(&direct, &policies, 10).await;
             // This connection is open and idle.
-            peek(&proxied, &policies, 0).await;
+            let _ = peek(&proxied, &policies, 0).await;
             admin.query::<()>(&["CONFIG", "RESETSTAT"]);
 
             proxy.cut_next(cut);

@@ -138,7 +138,7 @@ async fn merged_call_loads_unknown_script_once() {
         let mut admin = Admin::at(&server);
         for _ in 0..2 {
             admin.query::<()>(&["SCRIPT", "FLUSH"]);
-            one_unit(&backend, user("first")).await.unwrap();
+            let _ = one_unit(&backend, user("first")).await.unwrap();
             admin.query::<()>(&["CONFIG", "RESETSTAT"]);
             let checks = (0..20).map(|i| one_unit(&backend, user(&i.to_string()))).collect();
             assert!(outcomes(checks).await.iter().all(Result::is_ok), "{engine:?}");
@@ -207,7 +207,7 @@ async fn full_log_fails_only_checks_of_its_key() {
     let backend = backend.merging(Merging::On);
     let unlimited = policy("p", u32::MAX, HOUR);
     let charge = |name: &str, cost| Check::new([Pair::new(user(name), unlimited.clone(), cost)]).unwrap();
-    backend.check(&charge("full", 1)).await.unwrap();
+    let _ = backend.check(&charge("full", 1)).await.unwrap();
     let mut admin = Admin::at(&server);
     let key = admin.only_key();
     let now = clock.now_micros();
@@ -232,7 +232,7 @@ async fn full_log_fails_only_checks_of_its_key() {
 async fn check_dropped_before_write_is_not_sent() {
     let server = Server::start(Engine::Redis);
     let backend = merging(&server.url()).await;
-    one_unit(&backend, alice()).await.unwrap();
+    let _ = one_unit(&backend, alice()).await.unwrap();
     let mut checks: Vec<_> = (0..10).map(|_| one_unit(&backend, alice())).collect();
     start(&mut checks).await;
     // The first one is a call of its own. The second one has opened the batch.
@@ -248,7 +248,7 @@ async fn check_dropped_after_write_counts_as_unanswered() {
     let server = Server::start(Engine::Redis);
     let proxy = DelayProxy::before(&server, Duration::from_millis(100)).await;
     let backend = merging(&proxy.url()).await;
-    one_unit(&backend, alice()).await.unwrap();
+    let _ = one_unit(&backend, alice()).await.unwrap();
     let mut checks: Vec<_> = (0..10).map(|_| one_unit(&backend, alice())).collect();
     start(&mut checks).await;
     sleep(Duration::from_millis(20)).await;
@@ -290,7 +290,7 @@ async fn merged_call_is_one_outcome_for_breaker() {
         let breaker = Breaker { failures: 5, open_for: HOUR };
         let limiter = Limiter::builder(backend).policy(hourly()).breaker(breaker);
         let limiter = limiter.deadline(Duration::from_millis(200)).build().unwrap();
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         sleep(Duration::from_millis(250)).await;
         server.signal(libc::SIGSTOP);
         let outcomes = concurrently((0..20).map(|_| limiter.check(alice(), 1))).await;
@@ -310,7 +310,7 @@ async fn checks_in_merged_call_count_as_in_flight() {
     let server = Server::start(Engine::Redis);
     let backend = merging(&server.url()).await;
     let limiter = Limiter::builder(backend).policy(hourly()).max_in_flight(10).build().unwrap();
-    limiter.check(alice(), 0).await.unwrap();
+    let _ = limiter.check(alice(), 0).await.unwrap();
     let outcomes = concurrently((0..16).map(|_| limiter.check(alice(), 1))).await;
     let reasons: Vec<_> = outcomes.into_iter().filter_map(|outcome| outcome.err()).collect();
     assert_eq!(reasons.len(), 6);
@@ -404,7 +404,7 @@ async fn namespaces_share_no_call() {
     // The user may access the keys of one namespace only.
     let rules = ["ACL", "SETUSER", "default", "resetkeys", "~one:*"];
     let (one, other) = (of("one"), of("other"));
-    one.check(alice(), 0).await.unwrap();
+    let _ = one.check(alice(), 0).await.unwrap();
     admin.query::<()>(&rules);
     let checks = (0..20).map(|i| if i % 2 == 0 { one.check(alice(), 1) } else { other.check(alice(), 1) });
     let outcomes = concurrently(checks).await;

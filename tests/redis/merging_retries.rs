@@ -88,7 +88,7 @@ async fn merged_checks_are_decided_while_slot_moves() {
     let owner = usize::from(slot_of_alice) * 3 / 16_384;
     let [from, to] = [owner, (owner + 1) % 3].map(|i| &cluster.primaries()[i]);
     for key in [alice(), bob.clone()] {
-        one_unit(&backend, key).await.unwrap();
+        let _ = one_unit(&backend, key).await.unwrap();
     }
     set_slot(to, slot_of_alice, &["IMPORTING", &id(from)]);
     set_slot(from, slot_of_alice, &["MIGRATING", &id(to)]);
@@ -141,7 +141,7 @@ async fn probe_joins_no_open_call() {
     let breaker = Breaker { failures: 1, open_for: Duration::from_millis(1) };
     let builder = Limiter::builder(merging(&server.url()).await).policy(hourly()).breaker(breaker);
     let limiter = builder.deadline(DEADLINE).deny_cache(None).build().unwrap();
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGSTOP);
     let mut failed = Box::pin(limiter.check(alice(), 1));

@@ -36,7 +36,7 @@ impl<'a> ReferenceLog<'a> {
         self.clock.set_micros(last);
         // A charge creates the key, and so gives its name.
         admin.query::<()>(&["FLUSHALL"]);
-        self.backend.check(&check(&self.policies, 1, Purpose::Charge)).await.unwrap();
+        let _ = self.backend.check(&check(&self.policies, 1, Purpose::Charge)).await.unwrap();
         let key = admin.only_key();
         write_log(
             &mut admin.0,

@@ -83,8 +83,8 @@ async fn clamped_estimate_sends_quota_as_cost() {
     let backend = tower_sliding_window::testing::FakeBackend::admitting();
     let policy = Policy::new("tokens", 20, HOUR).unwrap();
     let limiter = limiter(&backend, &policy, Unsettled::Keep);
-    limiter.reserve(alice(), 500).await.unwrap();
-    limiter.check(alice(), 500).await.unwrap();
+    let _ = limiter.reserve(alice(), 500).await.unwrap();
+    let _ = limiter.check(alice(), 500).await.unwrap();
     let sent = backend.checks().into_iter().map(|check| (check.purpose, check.pairs[0].cost));
     assert_eq!(sent.collect::<Vec<_>>(), [(Purpose::Reserve, 20), (Purpose::Charge, 500)]);
 }

@@ -151,7 +151,7 @@ async fn replica_replaces_dead_cluster_primary() {
     let dying = owner(&alice());
     let bob = (0..).map(|i| PartitionKey::new("user", i.to_string().as_str()));
     let bob = bob.into_iter().find(|bob| owner(bob) != dying).unwrap();
-    limiter.check(alice(), 40).await.unwrap();
+    let _ = limiter.check(alice(), 40).await.unwrap();
     until_decided(&limiter, &bob).await;
     Admin::at(&cluster.primaries()[dying]).replicate();
 
@@ -177,7 +177,7 @@ async fn hanging_cluster_primary_blocks_no_other_slot() {
     let hanging = owner(&alice());
     let bob = (0..).map(|i| PartitionKey::new("user", i.to_string().as_str()));
     let bob = bob.into_iter().find(|bob| owner(bob) != hanging).unwrap();
-    limiter.check(alice(), 40).await.unwrap();
+    let _ = limiter.check(alice(), 40).await.unwrap();
     until_decided(&limiter, &bob).await;
     Admin::at(&cluster.primaries()[hanging]).replicate();
 
@@ -219,7 +219,7 @@ async fn cluster_user_needs_slots_and_asking_permissions() {
         assert!(error.contains("lacks permission for ASKING (NOPERM)"), "{engine:?}: {error}");
         let backend = RedisBackend::lazy_cluster([&url]).unwrap();
         let limiter = limiter(&backend, LONG_DEADLINE, two());
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
 
         let from = &cluster.primaries()[owner(&alice())];
         let to = &cluster.primaries()[(owner(&alice()) + 1) % PRIMARIES];

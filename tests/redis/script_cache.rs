@@ -17,7 +17,7 @@ async fn unknown_script_costs_one_more_round_trip() {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 10, HOUR)]);
         let mut admin = Admin::at(&server);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         admin.query::<()>(&["SCRIPT", "FLUSH"]);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
 
@@ -40,7 +40,7 @@ async fn concurrent_checks_load_unknown_script_once() {
         // Merged checks would use two scripts.
         let backend = backend(&server).await.merging(Merging::Off);
         let limiter = limiter(backend, [policy("hourly", 40, HOUR)]);
-        limiter.check(alice(), 0).await.unwrap();
+        let _ = limiter.check(alice(), 0).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["SCRIPT", "FLUSH"]);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
@@ -62,7 +62,7 @@ async fn first_check_after_restart_loads_script() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 10, HOUR)]);
-        limiter.check(alice(), 4).await.unwrap();
+        let _ = limiter.check(alice(), 4).await.unwrap();
         server.restart();
         idle().await;
 
@@ -78,7 +78,7 @@ async fn concurrent_checks_after_restart_are_exact() {
     let mut server = Server::start(Engine::Redis);
     let backend = RedisBackend::lazy(&server.url()).unwrap();
     let limiter = limiter(backend, [policy("hourly", 40, HOUR)]);
-    limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice(), 1).await.unwrap();
     server.restart();
     idle().await;
 

@@ -14,7 +14,7 @@ use crate::support::server::{Engine, Server};
 /// Returns a limiter with two policies, each with 3 of 10 units used.
 async fn three_of_ten(server: &Server) -> Limiter {
     let limiter = limiter(backend(server).await, [policy("a", 10, HOUR), policy("b", 10, HOUR)]);
-    limiter.check(alice(), 3).await.unwrap();
+    let _ = limiter.check(alice(), 3).await.unwrap();
     limiter
 }
 
@@ -94,7 +94,7 @@ async fn server_loading_its_data_is_busy() {
         let mut server = Server::start(engine);
         let backend = RedisBackend::lazy(&server.url()).unwrap();
         let limiter = limiter(backend, [policy("a", 10, HOUR), policy("b", 10, HOUR)]);
-        limiter.check(alice(), 3).await.unwrap();
+        let _ = limiter.check(alice(), 3).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.set("rdbcompression", "no");
         let value = "string.rep('x', 131072)";

@@ -26,7 +26,7 @@ async fn shadow_pairs_share_the_call_of_their_check() {
     let server = Server::start(Engine::Redis);
     let backend = backend(&server).await;
     let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 1, HOUR).shadow());
-    backend.check(&check(&[&ten], Purpose::Charge)).await.unwrap();
+    let _ = backend.check(&check(&[&ten], Purpose::Charge)).await.unwrap();
     let mut admin = Admin::at(&server);
     let calls = admin.calls("evalsha").all;
     for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {

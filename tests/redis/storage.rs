@@ -63,7 +63,7 @@ async fn checks_create_only_their_own_keys() {
         let limiter = limiter(backend(&server).await, policies);
         for user in ["alice", "bob", "}{", "", "a user with a name longer than any hash could be"] {
             for cost in [1, 0, 2, 3, 11] {
-                limiter.check(PartitionKey::new("user", user), cost).await.unwrap();
+                let _ = limiter.check(PartitionKey::new("user", user), cost).await.unwrap();
             }
         }
         let keys = Admin::at(&server).keys();
@@ -93,7 +93,7 @@ async fn scripts_touch_only_given_keys() {
             clock.advance(Duration::from_millis(if i % 2 == 0 { 500 } else { 0 }));
         }
         clock.advance(Duration::from_secs(30));
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         assert!(!limiter.check(alice(), 100).await.unwrap().is_admitted());
 
         let calls = monitor.script_calls(&mut admin);
@@ -110,11 +110,11 @@ async fn check_reads_clock_once_for_all_policies() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("a", 2, HOUR), policy("b", 2, HOUR)]);
-        limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         let mut monitor = Monitor::at(&server);
         for cost in [0, 1, 1] {
-            limiter.check(alice(), cost).await.unwrap();
+            let _ = limiter.check(alice(), cost).await.unwrap();
             let calls = monitor.script_calls(&mut admin);
             let clock = ScriptCall { command: "TIME".to_owned(), key: None };
             assert_eq!(calls.iter().filter(|call| **call == clock).count(), 1, "{engine:?}: {calls:?}");
@@ -125,7 +125,7 @@ async fn check_reads_clock_once_for_all_policies() {
 /// Returns the commands that the script calls for one check of this cost.
 async fn commands_of(limiter: &Limiter, cost: u32, monitor: &mut Monitor, admin: &mut Admin) -> Vec<String> {
     monitor.script_calls(admin);
-    limiter.check(alice(), cost).await.unwrap();
+    let _ = limiter.check(alice(), cost).await.unwrap();
     monitor.script_calls(admin).into_iter().map(|call| call.command).collect()
 }
 
@@ -178,7 +178,7 @@ async fn idle_key_costs_next_check_no_more_calls() {
             };
             for hours in [0, 1, 100, 50_000] {
                 for _ in 0..30 {
-                    limiter.check(alice(), 1).await.unwrap();
+                    let _ = limiter.check(alice(), 1).await.unwrap();
                     clock.advance(Duration::from_millis(300));
                 }
                 clock.advance(Duration::from_secs(30) + hours * HOUR);
@@ -211,7 +211,7 @@ async fn bucket_count_stays_within_its_bound() {
             let limiter = limiter(backend, [policy]);
             let (mut max, bound) = (0, window / precision + 2);
             for i in 0..300 {
-                limiter.check(alice(), 7).await.unwrap();
+                let _ = limiter.check(alice(), 7).await.unwrap();
                 let key = admin.only_key();
                 let records = records(&mut admin, &key);
                 assert!(records <= bound, "{engine:?}: {records} records of {precision} us in {window} us");

@@ -114,7 +114,7 @@ async fn unused_keys_leave_no_data() {
         let policies = [policy("1 ms", 1_000, Duration::from_millis(1)), log, buckets, counter, fixed];
         let limiter = limiter(backend(&server).await, policies);
         for _ in 0..30 {
-            limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice(), 1).await.unwrap();
         }
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert_eq!(Admin::at(&server).keys(), [""; 0], "{engine:?}");
@@ -171,7 +171,7 @@ async fn charge_after_key_expiry_starts_new_key() {
         // The check itself has no deadline; only the caller gives up.
         let delayed = check(&policies, 3, Purpose::Charge);
         let limiter = limiter(backend.clone(), policies);
-        limiter.check(alice(), 5).await.unwrap();
+        let _ = limiter.check(alice(), 5).await.unwrap();
 
         server.signal(libc::SIGSTOP);
         timeout(Duration::from_millis(20), backend.check(&delayed)).await.expect_err("an answer");
@@ -193,7 +193,7 @@ async fn charge_after_key_deletion_starts_new_key() {
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
         let mut admin = Admin::at(&server);
         for _ in 0..20 {
-            limiter.check(alice(), 3).await.unwrap();
+            let _ = limiter.check(alice(), 3).await.unwrap();
         }
         admin.query::<()>(&["FLUSHALL"]);
         let decision = limiter.check(alice(), 3).await.unwrap();

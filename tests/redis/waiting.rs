@@ -27,14 +27,14 @@ async fn waiters_of_one_process_ask_redis_at_most_twice() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let (limiter, order) = (process(&server), Arc::new(Mutex::new(Vec::new())));
-        limiter.peek(alice(), 1).await.unwrap();
+        let _ = limiter.peek(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         let (start, mut waiters) = (Instant::now(), JoinSet::new());
         for i in 0..70 {
             let (limiter, order) = (limiter.clone(), order.clone());
             waiters.spawn(async move {
-                limiter.wait(alice(), 1, Duration::from_secs(60)).await.unwrap();
+                let _ = limiter.wait(alice(), 1, Duration::from_secs(60)).await.unwrap();
                 order.lock().unwrap().push(i);
             });
         }

@@ -50,7 +50,7 @@ impl KeyNames {
     /// Returns the keys of pairs: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
     ///
     /// The hash of the partition key is between braces, so all keys of one partition key are in one slot of a cluster. Its
-    /// length is fixed: no input of a client can close the braces, choose a slot, or fill the memory.
+    /// length is fixed: no input of a client can close the braces or fill the memory. Without a secret, a client can choose the slot.
     pub(super) fn keys<'a>(
         &self,
         namespace: &str,

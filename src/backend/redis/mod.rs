@@ -116,7 +116,8 @@ use topology::Topology;
 /// them, slots return to a node that has answered CLUSTERDOWN only if two nodes name it as the owner.
 ///
 /// Redis stores only a hash of each partition key. Without a [secret](RedisBackend::with_hash_secret), an attacker who can read
-/// Redis may test whether a key belongs to a certain user or address.
+/// Redis may test whether a key belongs to a certain user or address, and a client that can choose its key can choose its slot in a
+/// cluster. [The guide](crate::guide::deployment#hash-secret) states where to keep the secret.
 ///
 /// # Several partition keys in a cluster
 ///
@@ -195,7 +196,7 @@ impl RedisBackend {
     }
 
     /// Hashes partition keys under a secret of at least 32 random bytes. Without the secret, an attacker who can read Redis
-    /// cannot test whether a key belongs to a certain user or address.
+    /// cannot test whether a key belongs to a certain user or address, and a client cannot choose the slot of its key in a cluster.
     ///
     /// All processes that share limits need the same secret. A new secret changes the names of all keys: every count starts again
     /// from zero, and the old counts expire with their windows.

@@ -336,7 +336,7 @@ edges! {
             // Both keys get the same charges, but one key gets the actual amounts later.
             for charge in 0..12_u32 {
                 open.push((bench.reserve("late", ten, 4), charge % 5));
-                bench.check_as(Purpose::Overage, &[("early", ten, charge % 5)]);
+                let _ = bench.check_as(Purpose::Overage, &[("early", ten, charge % 5)]);
                 bench.move_clock(611);
             }
             for turn in 0..12 {
