@@ -411,7 +411,7 @@ async fn waiters_of_one_host_delay_no_other_host() {
         let builder = Limiter::builder(backend).policy(policy(1, MINUTE)).max_waiting_per_key(per_key);
         let limiter = builder.build().unwrap();
         let wait = |host: u32| limiter.wait(PartitionKey::new("host", host.to_string()), 1, Duration::MAX);
-        wait(0).await.unwrap();
+        let _ = wait(0).await.unwrap();
         let mut attacker = JoinSet::new();
         for _ in 0..4_096 {
             attacker.spawn(wait(0));
@@ -446,7 +446,7 @@ async fn each_key_asks_once_if_bound_on_waiters_is_reached() {
     asking.spawn(bob());
     yield_now().await;
     assert_eq!(too_many(bob().await), (2, false), "the first request of this key asks now");
-    asking.join_next().await.unwrap().unwrap().unwrap();
+    let _ = asking.join_next().await.unwrap().unwrap().unwrap();
     assert_eq!(journal.now(), 150, "one round trip");
     let asked = backend.checks().len();
     assert_eq!(denied_wait(bob().await), Wait::For(950 * MILLI), "there is no room to wait");
@@ -464,9 +464,9 @@ async fn bound_per_key_rejects_only_further_requests_of_key() {
     }
     assert_eq!(too_many(limiter.wait(alice(), 1, MINUTE).await), (2, true));
     let bob = || limiter.wait(PartitionKey::new("user", "bob"), 1, MINUTE);
-    bob().await.unwrap();
+    let _ = bob().await.unwrap();
     assert_eq!((journal.now(), limiter.waiting()), (3, 2));
-    bob().await.unwrap();
+    let _ = bob().await.unwrap();
     assert_eq!(journal.now(), 1_003, "another key may wait");
     sleep(2 * SECOND).await;
     assert_eq!(journal.admitted(), [("first", 0), ("second", 1_000), ("third", 2_000)]);
