@@ -78,8 +78,11 @@ async fn serve(backend: impl Backend) -> Result<(), Box<dyn Error>> {
         .build()?;
 
     let app = Router::new()
-        .route("/", get(|decision: Decision| async move { response_text("Hello!", &decision) }))
-        .route("/search", get(|decision: Decision| async move { response_text("Found nothing.", &decision) }))
+        .route("/", get(async |decision: Option<Decision>| response_text("Hello!", decision.as_ref())))
+        .route(
+            "/search",
+            get(async |decision: Option<Decision>| response_text("Found nothing.", decision.as_ref())),
+        )
         .layer(limits)
         // `peer_ip` reads the address from here.
         .into_make_service_with_connect_info::<SocketAddr>();
@@ -113,9 +116,10 @@ fn print_text(text: std::fmt::Arguments<'_>) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-fn response_text(greeting: &str, decision: &Decision) -> String {
+/// Returns the body of a response. There is no decision if the layer exempts the request, or admits it in an outage.
+fn response_text(greeting: &str, decision: Option<&Decision>) -> String {
     let mut text = format!("{greeting}\n");
-    for status in decision.statuses() {
+    for status in decision.map(Decision::statuses).unwrap_or_default() {
         text += &format!("{}: {} of {} left\n", status.policy().name(), status.remaining(), status.limit());
     }
     text

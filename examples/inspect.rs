@@ -13,9 +13,9 @@
 //! ```text
 //! a request of cost 5 is denied for 10.0 s:
 //! burst: 0 of 10 left, more in 10.0 s, all in 10.0 s; this policy denies it
-//!   tsw:1:{b147f8bff8026e3356ea0a37cc3b7177}:burst:log:10000000
+//!   tsw{sUf4v_gCbjNW6go3zDtxdy}Asburst
 //! sustained: 20 of 30 left, more in 60.0 s, all in 60.0 s
-//!   tsw:1:{b147f8bff8026e3356ea0a37cc3b7177}:sustained:log:60000000
+//!   tsw{sUf4v_gCbjNW6go3zDtxdy}msustained
 //! ```
 //!
 //! Type next:

@@ -1,6 +1,7 @@
 //! How do only failed logins count?
 //!
-//! A login that counts failures: at most three per minute from one address.
+//! A login that counts failures: at most three per minute of one user, and ten from one address. The policies are hidden, so a
+//! response does not show how many attempts are left.
 //!
 //! ```text
 //! cargo run --example login
@@ -19,6 +20,7 @@
 //! ```text
 //! curl -i -d user=alice -d password=sesame http://127.0.0.1:3000/login    # 200, and charges nothing
 //! curl -i -d user=alice -d password=guess http://127.0.0.1:3000/login     # 401 three times, then 429
+//! curl -i -d user=ALICE -d password=guess http://127.0.0.1:3000/login     # 429: the same user
 //! ```
 
 #[path = "common/listen.rs"]
@@ -26,10 +28,19 @@ mod listen;
 
 use std::{error::Error, net::SocketAddr, time::Duration};
 
-use axum::{Form, Router, http::StatusCode, routing::post};
+use axum::{
+    Extension, Form, Router,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+    routing::post,
+};
 use listen::listen;
 use serde::Deserialize;
-use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
+use tower_sliding_window::{
+    Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, peer_ip,
+    settle::{ActualCost, actual_cost},
+};
 
 #[derive(Deserialize)]
 struct Login {
@@ -37,28 +48,41 @@ struct Login {
     password: String,
 }
 
-async fn login(Form(login): Form<Login>) -> (StatusCode, String) {
-    if login.password == "sesame" {
-        (StatusCode::OK, format!("Hello, {}!\n", login.user))
-    } else {
-        (StatusCode::UNAUTHORIZED, "That is not the password.\n".to_owned())
+async fn login(State(by_user): State<Limiter>, Form(login): Form<Login>) -> Response {
+    // All spellings that the database takes for one user are one key. An unknown user counts, too.
+    let user = PartitionKey::new("user", login.user.trim().to_lowercase());
+    // A reservation counts all attempts in progress, so a hundred concurrent logins are not a hundred guesses.
+    let attempt = match by_user.reserve(user, 1).await {
+        Ok(attempt) => attempt,
+        Err(rejection) => return rejection.into_response(),
+    };
+    // A service compares with a password hash here.
+    if login.password != "sesame" {
+        return (StatusCode::UNAUTHORIZED, "That is not the password.\n").into_response();
     }
+    // A successful login gets a refund: for the user, and for the address. Every other login keeps its charge, for example an
+    // interrupted one.
+    attempt.settle(0);
+    (Extension(ActualCost::new(0)), format!("Hello, {}!\n", login.user)).into_response()
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // The layer charges every login on arrival, so a hundred concurrent logins are not a hundred guesses. A successful
-    // login gets a refund. Every other login, such as an interrupted one, keeps its charge.
-    let limits = RateLimitLayer::builder(MemoryBackend::new())
-        .policy(Policy::new("failed-logins", 3, Duration::from_secs(60))?)
-        .key(peer_ip())
-        .settle_by(|response| response.status.is_success().then_some(0))
+    let (backend, minute) = (MemoryBackend::new(), Duration::from_secs(60));
+    let by_user = Limiter::builder(backend.clone())
+        .policy(Policy::new("logins-of-user", 3, minute)?.hidden())
         .build()?;
-    let limiter = limits.limiter().clone();
+    let by_address = RateLimitLayer::builder(backend)
+        .policy(Policy::new("logins-of-address", 10, minute)?.hidden())
+        .key(peer_ip())
+        .settle_by(actual_cost)
+        .build()?;
+    let limiters = [by_user.clone(), by_address.limiter().clone()];
 
     let app = Router::new()
         .route("/login", post(login))
-        .layer(limits)
+        .layer(by_address)
+        .with_state(by_user)
         // `peer_ip` reads the address from here.
         .into_make_service_with_connect_info::<SocketAddr>();
 
@@ -71,6 +95,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     );
     axum::serve(listener, app).with_graceful_shutdown(async { _ = tokio::signal::ctrl_c().await }).await?;
     // In memory, no settlement is pending. On Redis, this waits for the last settlements.
-    limiter.drain().await;
+    for limiter in limiters {
+        limiter.drain().await;
+    }
     Ok(())
 }

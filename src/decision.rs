@@ -577,8 +577,8 @@ impl Status {
         self.retry_after
     }
 
-    /// Returns the smallest wait after which less is used than now, or the window if nothing is used. Until then, the client can
-    /// use no more than [`remaining`](Self::remaining).
+    /// Returns the smallest wait after which [`remaining`](Self::remaining) is larger by at least one unit, if there are no other
+    /// charges, or the window if nothing is used. Until then, the client can use no more than `remaining`.
     pub fn next_after(&self) -> Duration {
         self.next_after
     }

@@ -6,22 +6,74 @@ use axum::{
     extract::{FromRequestParts, OptionalFromRequestParts},
     response::{IntoResponse, Response},
 };
-use http::{StatusCode, request::Parts};
+use http::{Extensions, StatusCode, header, request::Parts};
 
-use crate::{decision::Decision, settle::Reservation};
+use crate::{
+    backend::Reason,
+    decision::Decision,
+    observe::MissingValue,
+    outage::{LocalDecision, Unchecked},
+    settle::Reservation,
+};
 
-/// The rejection of the [`Decision`] extractor: no [`RateLimitLayer`](crate::RateLimitLayer) has decided this request. It answers
-/// 500, because it is a mistake in the server.
+/// The rejection of the [`Decision`] extractor: the request has no decision of the store. It answers 500 with a problem details
+/// body, and logs a warning that names the cause, at most once per minute and cause.
 ///
-/// A handler that also receives exempt requests takes an `Option<Decision>`. So does a handler behind an
-/// [`OutageRule`](crate::OutageRule) that fails open or decides locally, because the store makes no decision in an outage.
+/// A handler has a decision in every case only if its layer [fails closed](crate::OutageRule::FailClosed) and exempts no request. Any
+/// other handler takes an `Option<Decision>`, which is `None` in these cases:
+///
+/// - The request is exempt, or its route is outside of the layer.
+/// - In an outage, the layer [fails open](crate::OutageRule::FailOpen) or
+///   [decides locally](crate::OutageRule::LocalFallback), because the store makes no decision.
+///
+/// ```
+/// use tower_sliding_window::Decision;
+///
+/// async fn handler(decision: Option<Decision>) -> String {
+///     let remaining = decision.and_then(|decision| decision.statuses().iter().map(|status| status.remaining()).min());
+///     remaining.map_or_else(|| "unlimited".to_owned(), |remaining| format!("{remaining} left"))
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("no rate limit layer has decided this request")]
-pub struct NoDecision;
+#[error(transparent)]
+pub struct NoDecision(Cause);
+
+/// Why a request has no decision of the store.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+enum Cause {
+    #[error(
+        "no rate limit layer has decided this request: it is exempt, or its route is outside of the layer; take an `Option<Decision>`, or add the layer to the route"
+    )]
+    Undecided,
+    #[error(
+        "the store has not decided this request ({0}), and the outage rule has admitted it unchecked; take an `Option<Decision>`"
+    )]
+    Unchecked(Reason),
+    #[error(
+        "the store has not decided this request ({0}), and the local fallback has admitted it; take an `Option<Decision>`"
+    )]
+    LocalFallback(Reason),
+}
+
+impl NoDecision {
+    fn of(extensions: &Extensions) -> Self {
+        let unchecked = || extensions.get().map(Unchecked::reason).map(Cause::Unchecked);
+        let local = || extensions.get().map(LocalDecision::reason).map(Cause::LocalFallback);
+        Self(unchecked().or_else(local).unwrap_or(Cause::Undecided))
+    }
+}
 
 impl IntoResponse for NoDecision {
     fn into_response(self) -> Response {
-        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        static UNDECIDED: MissingValue = MissingValue::new();
+        static UNCHECKED: MissingValue = MissingValue::new();
+        static LOCAL_FALLBACK: MissingValue = MissingValue::new();
+        match self.0 {
+            Cause::Undecided => UNDECIDED.warn(&self),
+            Cause::Unchecked(_) => UNCHECKED.warn(&self),
+            Cause::LocalFallback(_) => LOCAL_FALLBACK.warn(&self),
+        }
+        server_error()
     }
 }
 
@@ -30,7 +82,7 @@ impl<S: Sync> FromRequestParts<S> for Decision {
     type Rejection = NoDecision;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, NoDecision> {
-        parts.extensions.get::<Self>().cloned().ok_or(NoDecision)
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| NoDecision::of(&parts.extensions))
     }
 }
 
@@ -44,15 +96,23 @@ impl<S: Sync> OptionalFromRequestParts<S> for Decision {
 }
 
 /// The rejection of the [`Reservation`] extractor: no [`RateLimitLayer`](crate::RateLimitLayer) that
-/// [settles](crate::Builder::settle_by) has counted this request. It answers 500, because it is a mistake in the server. A
-/// handler that also receives exempt requests takes an `Option<Reservation>`.
+/// [settles](crate::Builder::settle_by) has counted this request. It answers 500 with a problem details body, and logs a warning, at
+/// most once per minute.
+///
+/// A handler that also receives exempt requests takes an `Option<Reservation>`. In an outage, a request that is admitted has a
+/// reservation without a [decision](Reservation::decision).
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("no rate limit layer that settles has counted this request")]
+#[error(
+    "no rate limit layer that settles has counted this request: it is exempt, the layer does not settle, or the route is outside of the layer; take an `Option<Reservation>`, or add `.settle_by(..)` to the layer"
+)]
+#[non_exhaustive]
 pub struct NoReservation;
 
 impl IntoResponse for NoReservation {
     fn into_response(self) -> Response {
-        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        static UNCOUNTED: MissingValue = MissingValue::new();
+        UNCOUNTED.warn(&self);
+        server_error()
     }
 }
 
@@ -72,4 +132,12 @@ impl<S: Sync> OptionalFromRequestParts<S> for Reservation {
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Option<Self>, Infallible> {
         Ok(parts.extensions.get::<Self>().cloned())
     }
+}
+
+/// Returns the response to a mistake in the server. As for every such response of this crate, the log names the cause, and the body
+/// does not.
+fn server_error() -> Response {
+    const BODY: &str = r#"{"title":"Internal server error","status":500}"#;
+    let fields = [(header::CONTENT_TYPE, "application/problem+json"), (header::CACHE_CONTROL, "no-store")];
+    (StatusCode::INTERNAL_SERVER_ERROR, fields, BODY).into_response()
 }

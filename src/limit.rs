@@ -8,7 +8,7 @@ use crate::{
     head::Head,
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
-    policy::{self, Policies, Policy, PolicySelector, cost_of},
+    policy::{self, Algorithm, MAX_LOG_CHARGES, Policies, Policy, PolicySelector, cost_of},
 };
 
 /// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
@@ -127,9 +127,9 @@ impl Limit {
         Self { set, ..self }
     }
 
-    /// Compares the constant costs of this limit with the quotas of these policies, and the names of the costs with `names`, the
-    /// names of all policies of the layer. `names` is `None` if the policies depend on the request. If the layer `settles`, a cost is
-    /// an estimate, which must not be 0. If `clamps`, a cost may be above a quota.
+    /// Compares the constant costs of this limit with the quotas of these policies and with the size of a sliding log, and the names of
+    /// the costs with `names`, the names of all policies of the layer. `names` is `None` if the policies depend on the request. If the
+    /// layer `settles`, a cost is an estimate, which must not be 0. If `clamps`, a cost may be above a quota.
     pub(crate) fn check_costs(
         &self,
         policies: &[Policy],
@@ -204,6 +204,11 @@ fn check_costs(
         if cost > quota && !clamps {
             let policy = policy.name().to_owned();
             return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
+        }
+        let charges = quota.checked_div(cost).unwrap_or(0);
+        if charges > MAX_LOG_CHARGES && policy.algorithm() == Algorithm::SlidingLog {
+            let (policy, max) = (policy.name().to_owned(), MAX_LOG_CHARGES);
+            return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
         }
     }
     for name in costs.names() {

@@ -66,6 +66,8 @@ struct Held {
     /// The instant of the last grant or of the lease.
     last_grant: Micros,
     store: Reply,
+    /// The smallest remaining quota that the store has stated since the lease began.
+    lowest: u32,
 }
 
 /// The status of the store after a lease.
@@ -149,7 +151,7 @@ impl Entry {
         self.granted.add(self.precision, now, pair.cost);
         // The server's clock has counted at least this.
         let since = drift::at_least(now.saturating_sub(held.store.received));
-        let status = held.store.status_after(pair, held.units, since);
+        let status = held.store.status_after(pair, held.lowest.saturating_add(held.units), since);
         Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
     }
 
@@ -188,8 +190,16 @@ impl Entry {
     /// Learns what the store has decided for a check of this pair that was no lease request.
     pub(super) fn learn(&mut self, status: &Status, is_charged: bool, now: Micros) {
         self.remaining = status.remaining();
+        self.read(status);
         if is_charged {
             self.granted.add(self.precision, now, status.cost());
+        }
+    }
+
+    /// Reads the remaining quota of any status of the store.
+    pub(super) fn read(&mut self, status: &Status) {
+        if let Some(held) = &mut self.held {
+            held.lowest = held.lowest.min(status.remaining());
         }
     }
 
@@ -240,8 +250,8 @@ impl Entry {
             return None;
         }
         let old = self.give_back();
-        let key = answer.key.clone();
-        self.held = Some(Held { key, receipt, units: answer.units, until, last_grant: now, store });
+        let (key, units, lowest) = (answer.key.clone(), answer.units, answer.status.remaining());
+        self.held = Some(Held { key, receipt, units, until, last_grant: now, store, lowest });
         old
     }
 
@@ -305,8 +315,8 @@ impl Granted {
 }
 
 impl Reply {
-    /// Returns the status of a pair that was granted from a lease: `since` after the reply, with these units left.
-    fn status_after(&self, pair: &Pair, units: u32, since: Micros) -> Status {
+    /// Returns the status of a pair that was granted from a lease: `since` after the reply, with this remaining quota.
+    fn status_after(&self, pair: &Pair, remaining: u32, since: Micros) -> Status {
         let later = |wait: Duration| wait.saturating_sub(Duration::from_micros(since));
         let reset_after = later(self.status.reset_after());
         // If some usage has left since the reply, the next wait is not known. All usage has left at the reset.
@@ -314,7 +324,6 @@ impl Reply {
             wait if wait.is_zero() => reset_after,
             wait => wait,
         };
-        let remaining = self.status.remaining().saturating_add(units);
         Status::new(pair, remaining, Wait::ZERO, next_after, reset_after)
     }
 }

@@ -52,7 +52,7 @@ mod tests {
 
     fn leases(suspended: &Arc<AtomicU64>) -> Arc<Leases> {
         let events = Arc::new(LimiterEvents::new("store", &[], 1.0));
-        let queue = Queue::new(Arc::new(MemoryBackend::new()), SECOND, 8, 8, None, events.clone());
+        let queue = Queue::new(Arc::new(MemoryBackend::new()), 8, 8, None, events.clone());
         Arc::new(Leases::on_clock(LocalClock::suspended_by(suspended), Namespace::default(), queue, events))
     }
 
@@ -221,7 +221,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn waiting_check_is_woken_outside_lock() {
-        for answer in [Err(BackendError::new(Reason::Overloaded).unasked()), Ok(())] {
+        for answer in
+            [Err(BackendError::new(Reason::Overloaded).unasked("too many checks in flight")), Ok(())]
+        {
             let leases = leases(&Arc::default());
             let check = hot();
             assert!(!is_leased(&leases, &check).await);

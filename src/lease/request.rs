@@ -28,12 +28,16 @@ pub(crate) enum Lookup {
     Granted(Decision),
     /// The store must be asked, and the leases learn from its decision.
     Miss(Miss),
-    /// The check takes and uses no leases.
+    /// No pair of the check is leased.
     Bypass,
 }
 
 /// A check that the store must be asked.
-pub(crate) struct Miss(Arc<Leases>);
+pub(crate) struct Miss {
+    leases: Arc<Leases>,
+    /// Whether the check may take and use leases.
+    is_leasable: bool,
+}
 
 /// A lease request. If it is dropped without an answer, nothing is leased for a while.
 struct InFlight {
@@ -52,10 +56,12 @@ enum Progress {
 impl Leases {
     /// Looks up a check.
     pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> Lookup {
-        if !is_leasable(check) {
+        if check.pairs().iter().all(|pair| pair.policy.lease().is_none()) {
             return Lookup::Bypass;
         }
-        self.grant(check).map_or_else(|| Lookup::Miss(Miss(self.clone())), Lookup::Granted)
+        let is_leasable = is_leasable(check);
+        let granted = if is_leasable { self.grant(check) } else { None };
+        granted.map_or_else(|| Lookup::Miss(Miss { leases: self.clone(), is_leasable }), Lookup::Granted)
     }
 }
 
@@ -68,8 +74,13 @@ impl Miss {
         deadline: Duration,
         ask: impl FnOnce(Check, Duration) -> BoxFuture<Outcome> + Send + 'static,
     ) -> BoxFuture<Outcome> {
-        let Self(leases) = self;
+        let Self { leases, is_leasable } = self;
         Box::pin(async move {
+            if !is_leasable {
+                let decision = ask(check.clone(), deadline).await?;
+                leases.read(&check, &decision);
+                return Ok(decision);
+            }
             let mut left = deadline;
             let mut step = leases.next_step(&check, deadline);
             // Outside a runtime, nothing bounds the wait.
@@ -179,7 +190,9 @@ fn for_caller(check: &Check, decision: &Decision, held: &[u32]) -> Decision {
 
 /// Returns whether a check with this error may have been charged.
 fn may_have_charged(error: &BackendError) -> bool {
-    let is_unknown =
-        matches!(error.reason(), Reason::Timeout | Reason::Connection | Reason::BrokenReply | Reason::Other);
+    let is_unknown = matches!(
+        error.reason(),
+        Reason::Timeout | Reason::Connection | Reason::BrokenReply | Reason::Overloaded | Reason::Other
+    );
     is_unknown && error.was_asked()
 }

@@ -218,6 +218,22 @@ impl Leases {
         Some(Learned { held, dues })
     }
 
+    /// Learns what remains, from a decision of the store for a check that takes and uses no leases.
+    pub(super) fn read(&self, check: &Check, decision: &Decision) {
+        if decision.is_cached() {
+            return;
+        }
+        // A shadow pair may have a status that states nothing.
+        for (pair, status) in
+            check.pairs().iter().zip(decision.statuses()).filter(|(pair, _)| !pair.is_shadow)
+        {
+            let key = pair.key.bounded();
+            if let Some(entry) = self.shard(&key).find(&key, &pair.policy) {
+                entry.read(status);
+            }
+        }
+    }
+
     /// Ends a lease request without leases. If it was sent, nothing is leased for a while.
     pub(super) fn end_request(&self, check: &Check, is_sent: bool) {
         let Some(key) = key_of(check) else { return };

@@ -33,6 +33,9 @@ const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 const MAX_BUCKETS: u64 = 4_096;
 
+/// The largest number of charges in a sliding log.
+pub(crate) const MAX_LOG_CHARGES: u32 = 1 << 20;
+
 /// A quota policy: at most `quota` units in any window of this length. The term is that of the IETF draft "RateLimit header
 /// fields for HTTP".
 ///
@@ -130,7 +133,14 @@ pub enum Algorithm {
 }
 
 impl Policy {
-    /// Creates a policy of `quota` units in any interval of the length `window`.
+    /// Creates a policy of `quota` units in any interval of the length `window`. The window is rounded up to whole microseconds.
+    /// To convert a rate and a burst, see [the guide](crate::guide::migration#convert-a-rate-and-a-burst).
+    ///
+    /// A sliding log, the default algorithm, holds at most 1,048,576 charges of a key in a window, regardless of their costs. A further
+    /// charge fails with [`Reason::Full`](crate::backend::Reason::Full), so a request gets a 503. If a constant cost of a layer
+    /// allows more charges, building the layer returns [`ConfigError::TooManyCharges`]. The layer cannot foresee the cost of a closure,
+    /// a policy that is chosen for each request, and the cost of a call of a [`Limiter`](crate::Limiter). If these may allow more charges,
+    /// use [`Algorithm::SlidingBuckets`].
     ///
     /// The name is visible to clients in the header fields, and to operators in the keys of the store.
     ///
@@ -138,7 +148,7 @@ impl Policy {
     ///
     /// Returns [`ConfigError::PolicyName`] unless the name is 1 to 64 printable ASCII characters,
     /// [`ConfigError::Quota`] unless the quota is 1 to 2^32-1 units, and [`ConfigError::Window`] unless
-    /// the window is 1 ms to 366 days in whole microseconds.
+    /// the window is 1 ms to 366 days.
     pub fn new(name: &str, quota: u32, window: Duration) -> Result<Self, ConfigError> {
         let printable = name.bytes().all(|b| (b' '..=b'~').contains(&b));
         if !printable || !(1..=64).contains(&name.len()) {
@@ -147,14 +157,14 @@ impl Policy {
         let Some(quota) = NonZeroU32::new(quota) else {
             return Err(ConfigError::Quota { name: name.to_owned(), quota });
         };
-        if !(MIN_WINDOW..=MAX_WINDOW).contains(&window) || !window.subsec_nanos().is_multiple_of(1_000) {
+        if !(MIN_WINDOW..=MAX_WINDOW).contains(&window) {
             return Err(ConfigError::Window { name: name.to_owned(), window });
         }
         Ok(Self(Arc::new(Inner {
             name: name.into(),
             quota,
-            // At most 366 days, or 3.2e13 microseconds.
-            window_micros: window.as_micros() as u64,
+            // At most 366 days, or 3.2e13 microseconds. A longer window never admits too much.
+            window_micros: window.as_nanos().div_ceil(1_000) as u64,
             algorithm: Algorithm::default(),
             is_hidden: false,
             is_shadow: false,
@@ -341,7 +351,7 @@ impl Policy {
         self.0.quota.get()
     }
 
-    /// Returns the window, 1 ms to 366 days in whole microseconds.
+    /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds.
     pub fn window(&self) -> Duration {
         Duration::from_micros(self.0.window_micros)
     }
@@ -437,20 +447,50 @@ mod tests {
         );
         for window in [
             Duration::ZERO,
-            Duration::from_micros(999),
-            Duration::from_nanos(1_000_001),
-            Duration::from_secs(366 * 86_400) + Duration::from_micros(1),
+            Duration::from_nanos(999_999),
+            Duration::from_secs(366 * 86_400) + Duration::from_nanos(1),
             Duration::MAX,
         ] {
             assert_eq!(
                 text("burst", 1, window),
-                format!(
-                    r#"policy "burst": window {window:?}: it must be 1 ms to 366 days, in whole microseconds"#
-                )
+                format!(r#"policy "burst": window {window:?}: it must be 1 ms to 366 days"#)
             );
         }
         Policy::new(&"~ ".repeat(32), u32::MAX, Duration::from_secs(366 * 86_400)).unwrap();
         Policy::new("x", 1, Duration::from_millis(1)).unwrap();
+    }
+
+    #[test]
+    fn window_is_rounded_up_to_microseconds() {
+        for (nanos, micros) in [
+            (1_000_000, 1_000),
+            (1_000_001, 1_001),
+            (1_000_999, 1_001),
+            (1_001_000, 1_001),
+            (333_333_333, 333_334),
+            (366 * 86_400_000_000_000 - 1, 366 * 86_400_000_000),
+        ] {
+            let policy = Policy::new("burst", 1, Duration::from_nanos(nanos)).unwrap();
+            assert_eq!(policy.window(), Duration::from_micros(micros), "{nanos} ns must be {micros} us");
+        }
+    }
+
+    /// The conversion that the guide documents, and two others that users write.
+    #[test]
+    fn every_converted_rate_is_accepted() {
+        for (rate, burst) in (1..=100).flat_map(|rate| (1..=100).map(move |burst| (rate, burst))) {
+            let documented = Policy::new("requests", burst, Duration::from_secs(1) * burst / rate);
+            let exact = (u64::from(burst) * 1_000_000).div_ceil(u64::from(rate));
+            let window = documented.map(|policy| policy.window().as_micros() as u64);
+            assert_eq!(window.ok(), Some(exact), "{rate} per second, burst {burst}: the window in us");
+
+            let second = Duration::from_secs(1);
+            for window in [second / rate * burst, Duration::from_secs_f64(f64::from(burst) / f64::from(rate))]
+            {
+                let policy = Policy::new("requests", burst, window);
+                assert!(policy.is_ok(), "{rate} per second, burst {burst}: {window:?} must be accepted");
+            }
+        }
     }
 
     #[test]

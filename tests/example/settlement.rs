@@ -16,16 +16,55 @@ use crate::{
 
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 
+/// Sends a login to the example.
+async fn login(example: &Example, user: &str, password: &str) -> Answer {
+    let body = format!("user={user}&password={password}");
+    request_with_body(example.address(), "POST", "/login", &[FORM], &body).await
+}
+
 #[tokio::test]
 async fn login_example_counts_only_failures() {
     let example = Example::of("login", None);
     let mut statuses = Vec::new();
-    for password in ["sesame", "guess", "sesame", "guess", "sesame", "sesame", "guess", "sesame", "guess"] {
-        let body = format!("user=alice&password={password}");
-        let answer = request_with_body(example.address(), "POST", "/login", &[FORM], &body).await;
-        statuses.push(answer.status);
+    for (user, password) in [
+        ("alice", "sesame"),
+        ("alice", "guess"),
+        ("Alice", "sesame"),
+        ("ALICE", "guess"),
+        ("alice", "sesame"),
+        ("+alice+", "guess"),
+        ("alice", "sesame"),
+        ("bob", "sesame"),
+    ] {
+        statuses.push(login(&example, user, password).await.status);
     }
-    assert_eq!(statuses, [200, 401, 200, 401, 200, 200, 401, 429, 429]);
+    assert_eq!(
+        statuses,
+        [200, 401, 200, 401, 200, 401, 429, 200],
+        "three failures of one user in all spellings"
+    );
+    assert_eq!(example.stop("INT").status.code(), Some(0));
+}
+
+#[tokio::test]
+async fn login_example_admits_quota_of_wrong_passwords() {
+    let example = Example::of("login", None);
+    let (mut of_user, mut of_address) = (0, 0);
+    for (number, admitted) in (0..200).map(|number| (number, number >= 100)) {
+        // The attacker of one user, and then the same address with another user each time.
+        let (user, count) = if admitted {
+            (format!("user-{number}"), &mut of_address)
+        } else {
+            ("alice".to_owned(), &mut of_user)
+        };
+        let answer = login(&example, &user, "guess").await;
+        assert!(matches!(answer.status, 401 | 429), "a wrong password is rejected: {answer:?}");
+        assert_eq!(answer.header("ratelimit"), None, "the policies are hidden");
+        *count += u32::from(answer.status == 401);
+    }
+    assert_eq!(of_user, 3, "of 100 wrong passwords of a user, the quota is admitted");
+    // The attempts that the limit by user denies count for the address, too.
+    assert!(of_user + of_address <= 10, "at most the quota of the address: {of_user} and {of_address}");
     assert_eq!(example.stop("INT").status.code(), Some(0));
 }
 

@@ -5,7 +5,8 @@ use axum::{
     routing::{get, post},
 };
 use tower_sliding_window::{
-    Builder, CostFunction, Costs, MemoryBackend, RateLimitLayer, RouteCosts, cost,
+    Algorithm, Builder, ConfigError, CostFunction, Costs, Limiter, MemoryBackend, Policy, RateLimitLayer,
+    RouteCosts, cost, limit,
     testing::{FakeBackend, ManualClock},
 };
 
@@ -81,6 +82,46 @@ async fn layer_admits_smaller_cost_after_denying_larger_cost() {
         assert_eq!(answer.status, status, "{path}: {answer:?}");
         assert_eq!(answer.header("ratelimit"), Some(&*format!(r#""ten";r={left};t=60"#)), "{path}");
     }
+}
+
+#[test]
+fn constant_cost_that_overfills_log_is_error() {
+    const MAX: u32 = 1 << 20;
+    let with = |policy: Policy| RateLimitLayer::builder(MemoryBackend::new()).policy(policy).key(api_key());
+    let of = |quota| policy("many", quota, MINUTE);
+    let text = |builder: Builder| builder.build().map(drop).map_err(|error| error.to_string());
+    assert_eq!(
+        text(with(of(MAX + 1))),
+        Err("cost 1: the quota of 1048577 of policy \"many\" allows 1048577 charges in a window, and a sliding log holds \
+             1048576; use `Algorithm::SlidingBuckets`, or a quota of at most 1048576"
+            .to_owned())
+    );
+    assert_eq!(text(with(of(MAX))), Ok(()), "a log holds this number of charges");
+    assert_eq!(text(with(of(2 * MAX)).cost(2)), Ok(()), "fewer charges fit into the quota");
+    // The cost of all other routes is 1.
+    let routes = || RouteCosts::new().route("/search", 3).unwrap();
+    let error = text(with(of(2 * MAX)).cost(routes())).unwrap_err();
+    assert!(error.starts_with("cost 1 of all other routes: "), "{error}");
+    let error = text(with(of(4 * MAX)).cost(routes().otherwise(4))).unwrap_err();
+    assert!(error.starts_with("cost 3 of /search: the quota of 4194304 "), "{error}");
+
+    let is_error = |builder: Builder| matches!(builder.build(), Err(ConfigError::TooManyCharges { .. }));
+    assert!(is_error(with(of(u32::MAX).shadow())), "a full log of a shadow policy fails requests, too");
+    let further = limit(api_key()).policy(policy("further", u32::MAX, MINUTE));
+    assert!(is_error(with(of(10)).also(further)), "a further limit has the same rule");
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(of(u32::MAX)).build();
+    let limiter = limiter.expect("a limiter does not know the costs of its calls");
+    assert!(is_error(RateLimitLayer::with_limiter(limiter.clone()).key(api_key())), "a shared limiter");
+
+    for algorithm in [
+        Algorithm::SlidingBuckets { precision: MINUTE / 60 },
+        Algorithm::SlidingCounter,
+        Algorithm::FixedWindow,
+    ] {
+        assert_eq!(text(with(of(u32::MAX).with_algorithm(algorithm).unwrap())), Ok(()), "{algorithm:?}");
+    }
+    assert_eq!(text(with(of(u32::MAX)).cost(0)), Ok(()), "a cost of 0 is not recorded");
+    assert_eq!(text(with(of(u32::MAX)).cost_by(|_| 1)), Ok(()), "the cost of a closure is not constant");
 }
 
 #[tokio::test]

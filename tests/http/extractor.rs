@@ -4,20 +4,23 @@ use std::convert::Infallible;
 
 use axum::{
     Router,
+    body::{Body, to_bytes},
     extract::{FromRequestParts, OptionalFromRequestParts},
-    response::IntoResponse,
     routing::get,
 };
-use http::{Request, StatusCode};
+use http::Request;
+use tower::ServiceExt;
 use tower_sliding_window::{
-    Decision, MemoryBackend, OutageRule, RateLimitLayer, Reservation,
+    Decision, MemoryBackend, OutageRule, RateLimitLayer, RedisBackend, Reservation,
     answer::{NoDecision, NoReservation},
     backend::{Backend, Reason},
+    outage::Share,
     settle::by_hand,
     testing::{FakeBackend, ManualClock},
 };
 
 use super::{ALICE, MINUTE, api_key, policy, wire::Site};
+use crate::support::events::Events;
 
 /// Builds a layer that fails open.
 fn failing_open(backend: impl Backend) -> RateLimitLayer {
@@ -81,26 +84,93 @@ async fn exempt_request_yields_no_optional_decision() {
     assert_eq!((answer.status, &*answer.body), (200, "uncounted"));
 }
 
-#[tokio::test]
-async fn missing_decision_causes_empty_server_error() {
-    let answer = site().await.get("/free/required", &[ALICE]).await;
-    assert_eq!((answer.status, &*answer.body), (500, ""));
+/// The body of the response to a handler that needs what its request does not have.
+const SERVER_ERROR: &str = r#"{"title":"Internal server error","status":500}"#;
 
-    let unlimited = Site::serve(app()).await;
-    let answer = unlimited.get("/required", &[ALICE]).await;
-    assert_eq!((answer.status, &*answer.body), (500, ""));
-    let answer = unlimited.get("/optional", &[ALICE]).await;
-    assert_eq!((answer.status, &*answer.body), (200, "uncounted"));
+/// Sends a request to a handler that takes a `Decision`, which the request does not have. Returns all events.
+async fn fail(app: Router, path: &str) -> Vec<String> {
+    let (events, _guard) = Events::collect();
+    for _ in 0..3 {
+        let request = Request::get(path).header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
+        let response = app.clone().oneshot(request).await.unwrap();
+        let content_type = response.headers()["content-type"].clone();
+        assert_eq!(
+            (response.status().as_u16(), content_type.as_bytes()),
+            (500, &b"application/problem+json"[..])
+        );
+        let body = to_bytes(response.into_body(), 1_000).await.unwrap();
+        assert_eq!(body, SERVER_ERROR, "the body does not state the cause");
+    }
+    events.take().into_iter().filter(|event| event.contains("a handler needs")).collect()
+}
+
+fn assert_one_warning(events: &[String], cause: &str, name: &str) {
+    assert_eq!(events.len(), 1, "{name}: one warning for three requests: {events:?}");
+    assert!(events[0].starts_with("WARN ") && events[0].contains(cause), "{name}: {events:?}");
+}
+
+// In this process, only this test causes these warnings: they are logged once per minute.
+#[tokio::test]
+async fn missing_decision_causes_server_error_and_warning() {
+    let exempting = RateLimitLayer::builder(MemoryBackend::new())
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .exempt(|head| head.uri.path().starts_with("/free/"))
+        .build()
+        .unwrap();
+    let events = fail(app().layer(exempting), "/free/required").await;
+    assert_one_warning(&events, "it is exempt, or its route is outside of the layer", "exempt");
+    assert_eq!(
+        fail(app(), "/required").await,
+        [""; 0],
+        "outside of the layer: the cause of this minute's warning"
+    );
+
+    let unavailable = || FakeBackend::unavailable(Reason::Connection);
+    let events = fail(app().layer(failing_open(unavailable())), "/required").await;
+    assert_one_warning(
+        &events,
+        "the outage rule has admitted it unchecked; take an `Option<Decision>`",
+        "fail open",
+    );
+    assert!(events[0].contains(&Reason::Connection.to_string()), "the reason of the outage: {events:?}");
+
+    let local = RateLimitLayer::builder(unavailable())
+        .policy(policy("ten", 10, MINUTE))
+        .outage(OutageRule::LocalFallback(Share::whole()))
+        .key(api_key())
+        .build()
+        .unwrap();
+    let events = fail(app().layer(local), "/required").await;
+    assert_one_warning(
+        &events,
+        "the local fallback has admitted it; take an `Option<Decision>`",
+        "local fallback",
+    );
+
+    let events = fail(reserving_app().layer(settling(FakeBackend::admitting())), "/free/required").await;
+    assert_one_warning(&events, "take an `Option<Reservation>`", "reservation");
+    // A layer that does not settle creates no reservation. The cause has been logged in this minute.
+    let events = fail(reserving_app().layer(failing_open(FakeBackend::admitting())), "/required").await;
+    assert_eq!(events, [""; 0], "no second warning about reservations");
 }
 
 #[tokio::test]
-async fn handler_has_no_decision_after_fail_open() {
-    let app = app().layer(failing_open(FakeBackend::unavailable(Reason::Connection)));
-    let site = Site::serve(app).await;
-    let answer = site.get("/optional", &[ALICE]).await;
-    assert_eq!((answer.status, &*answer.body), (200, "uncounted"));
-    let answer = site.get("/required", &[ALICE]).await;
-    assert_eq!((answer.status, &*answer.body), (500, ""));
+async fn optional_decision_is_missing_outside_layer() {
+    let answer = Site::serve(app()).await.get("/optional", &[ALICE]).await;
+    assert_eq!((answer.status, &*answer.body), (200, "uncounted"), "no layer decides the request");
+}
+
+/// The documented handler takes an `Option<Decision>`.
+#[tokio::test]
+async fn documented_handler_answers_in_outage_of_redis() {
+    // No server listens at this address.
+    let redis = RedisBackend::lazy("redis://127.0.0.1:1/").unwrap();
+    let site = Site::serve(app().layer(failing_open(redis))).await;
+    for _ in 0..3 {
+        let answer = site.get("/optional", &[ALICE]).await;
+        assert_eq!((answer.status, &*answer.body), (200, "uncounted"), "the layer fails open");
+    }
 }
 
 async fn reserved(reservation: Reservation) -> &'static str {
@@ -125,12 +195,9 @@ fn reserving_app() -> Router {
 #[tokio::test]
 async fn handler_takes_reservation_of_counted_request() {
     let site = Site::serve(reserving_app().layer(settling(FakeBackend::admitting()))).await;
-    for (path, status, body) in [
-        ("/required", 200, "reserved"),
-        ("/optional", 200, "reserved"),
-        ("/free/optional", 200, "none"),
-        ("/free/required", 500, ""),
-    ] {
+    for (path, status, body) in
+        [("/required", 200, "reserved"), ("/optional", 200, "reserved"), ("/free/optional", 200, "none")]
+    {
         let answer = site.get(path, &[ALICE]).await;
         assert_eq!((answer.status, &*answer.body), (status, body), "{path}");
     }
@@ -153,8 +220,6 @@ async fn extractors_return_their_own_rejection_types() {
         <Decision as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
     let no_reservation: NoReservation =
         <Reservation as FromRequestParts<()>>::from_request_parts(&mut parts, &()).await.unwrap_err();
-    assert_eq!(no_decision.into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(no_reservation.into_response().status(), StatusCode::INTERNAL_SERVER_ERROR);
     let errors: [&dyn std::error::Error; 2] = [&no_decision, &no_reservation];
     assert!(errors.iter().all(|error| !error.to_string().is_empty()));
     let decision: Result<Option<Decision>, Infallible> =

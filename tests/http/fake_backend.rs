@@ -295,7 +295,7 @@ async fn hanging_settlements_end_at_deadline() {
         let settled = reservation.settle(used).await;
         assert!(matches!(&settled, Settled::Lost(error) if error.reason() == Reason::Timeout), "{settled:?}");
         assert_eq!(limiter.lost_settlements(), lost);
-        assert!(start.elapsed() >= Limiter::DEFAULT_DEADLINE * lost as u32);
+        assert!(start.elapsed() >= Duration::from_secs(5) * lost as u32);
     }
     assert_eq!((backend.refunds().len(), backend.checks().len()), (1, 3));
 }

@@ -57,6 +57,27 @@ async fn leased_decision_states_remaining_quota_and_waits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn leased_decision_states_at_most_what_process_has_read() {
+    // How this process reads the remaining quota: by a denial, and by a peek.
+    for reads_by in ["denial", "peek"] {
+        let store = Store::new();
+        let (limiter, other) = (limiter(&store, leased(2_000, 50)), limiter(&store, leased(2_000, 50)));
+        // The store has charged four units and four leased ones, of which three are left.
+        assert_eq!(checks(&limiter, 4).await, 1, "{reads_by}: the third check takes a leased unit");
+        assert!(other.check(alice(), 1_900).await.unwrap().is_admitted(), "{reads_by}: 1,993 units remain");
+        let decision = match reads_by {
+            "denial" => limiter.check(alice(), 100).await.unwrap(),
+            _ => limiter.peek(alice(), 0).await.unwrap(),
+        };
+        assert_eq!(decision.is_admitted(), reads_by == "peek");
+        assert_eq!(decision.statuses()[0].remaining(), 93, "{reads_by}: the store states what remains");
+        let decision = check(&limiter).await;
+        assert!(decision.is_leased(), "{reads_by}: two more units are leased");
+        assert_eq!(decision.statuses()[0].remaining(), 93 + 2, "{reads_by}: as read, and two leased units");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn leased_decision_states_bounds_despite_drift() {
     for drift in [-500, 0, 500] {
         let store = Store::new().with_drift(drift);

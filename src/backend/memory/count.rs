@@ -54,8 +54,8 @@ pub(super) trait Reading {
     /// Returns the first instant at which no more than these units are used.
     fn falls_to(&self, units: u64) -> u64;
 
-    /// Returns the usage after a charge of these units now.
-    fn forecast(&self, units: u64) -> Forecast;
+    /// Returns the usage after a charge of these units now, under this quota.
+    fn forecast(&self, units: u64, quota: u64) -> Forecast;
 
     /// Returns whether the pair's cost fits into its quota.
     #[inline]
@@ -73,8 +73,9 @@ pub(super) trait Reading {
             let free = pair.policy.quota().checked_sub(pair.cost).map(u64::from);
             free.map_or(Wait::Never, |free| Wait::For(self.wait_until(self.falls_to(free))))
         };
-        let after = self.forecast(if charged { u64::from(pair.cost) } else { 0 });
-        let remaining = u64::from(pair.policy.quota()).saturating_sub(after.used) as u32;
+        let quota = u64::from(pair.policy.quota());
+        let after = self.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
+        let remaining = quota.saturating_sub(after.used) as u32;
         let (next, reset) = match after.used {
             0 => (pair.policy.window(), Duration::ZERO),
             _ => (self.wait_until(after.next), self.wait_until(after.reset)),
@@ -89,11 +90,11 @@ pub(super) trait Reading {
     }
 }
 
-/// The usage after a charge, and the instants at which it falls. The instants are meaningless if the usage is 0.
+/// The usage after a charge, and what follows if there is no other charge. The instants are meaningless if the usage is 0.
 pub(super) struct Forecast {
     /// In quota units, rounded up.
     pub(super) used: u64,
-    /// When the usage falls.
+    /// When one unit more remains of the quota.
     pub(super) next: u64,
     /// When the usage is 0.
     pub(super) reset: u64,

@@ -12,11 +12,8 @@ use super::{
 use crate::{
     backend::generation::Generations,
     check::Receipt,
-    policy::{Algorithm, Policy},
+    policy::{Algorithm, MAX_LOG_CHARGES, Policy},
 };
-
-/// The largest number of records in a log.
-const MAX_RECORDS: usize = 1 << 20;
 
 /// The usage saturates here. Only overages beyond a quota can reach it.
 const MAX_USED: u64 = 1 << 39;
@@ -209,7 +206,7 @@ impl count::Reading for Reading<'_> {
     #[inline]
     fn has_room(&self) -> bool {
         // A window has far fewer buckets than this.
-        self.log.records.len() - self.span.expired < MAX_RECORDS
+        self.log.records.len() - self.span.expired < MAX_LOG_CHARGES as usize
     }
 
     fn falls_to(&self, units: u64) -> u64 {
@@ -220,11 +217,13 @@ impl count::Reading for Reading<'_> {
     }
 
     #[inline]
-    fn forecast(&self, units: u64) -> Forecast {
+    fn forecast(&self, units: u64, quota: u64) -> Forecast {
         let used = self.used();
         let added = units.min(MAX_USED.saturating_sub(used));
         let newest = recorded_at(self.span.now, self.precision) + self.window;
-        let next = if used > 0 { self.expires_at(1) } else { newest };
+        // Usually, one unit must expire. If more than the quota is used, so must the units beyond it.
+        let beyond = (used + added).saturating_sub(quota);
+        let next = if used > beyond { self.expires_at(beyond + 1) } else { newest };
         let reset = if added > 0 { newest } else { self.newest_expires_at() };
         Forecast { used: used + added, next, reset }
     }

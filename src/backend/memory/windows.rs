@@ -112,7 +112,7 @@ impl count::Reading for Reading {
     }
 
     fn used(&self) -> u64 {
-        self.forecast(0).used
+        self.current + (self.previous * self.left()).div_ceil(self.whole())
     }
 
     fn has_room(&self) -> bool {
@@ -136,28 +136,14 @@ impl count::Reading for Reading {
         in_this.or_else(in_next).unwrap_or(next + self.window)
     }
 
-    fn forecast(&self, units: u64) -> Forecast {
+    fn forecast(&self, units: u64, quota: u64) -> Forecast {
         let after = self.charged(units);
-        let used = after.current + (after.previous * after.left()).div_ceil(after.whole());
-        Forecast { used, next: after.falls_at(), reset: after.falls_to(0) }
+        let used = after.used();
+        Forecast { used, next: after.falls_to(used.min(quota).saturating_sub(1)), reset: after.falls_to(0) }
     }
 }
 
 impl Reading {
-    /// Returns the first instant at which less is used.
-    fn falls_at(&self) -> u64 {
-        let next = self.start() + self.window;
-        if self.previous > 0 {
-            // At the next tick, at the latest with the next calendar window, in which the previous one no longer counts.
-            next.min(self.now - (self.now - self.start()) % self.tick() + self.tick())
-        } else if self.carries {
-            // In the first tick of the next calendar window it still counts in full.
-            next + self.tick()
-        } else {
-            next
-        }
-    }
-
     fn charged(&self, units: u64) -> Self {
         Self { current: (self.current + units).min(MAX_USED), ..*self }
     }
