@@ -57,6 +57,16 @@ pub(super) fn breaker_closed(server: &str, open_for: Duration) {
     event!(info, server, ?open_for, "circuit breaker closed: the server answers");
 }
 
+#[cfg(feature = "redis")]
+pub(super) fn server_left(server: &str, open_for: Duration) {
+    event!(
+        info,
+        server,
+        ?open_for,
+        "circuit breaker closed: the server owns no slots of the cluster any more"
+    );
+}
+
 pub(super) fn check_failed(server: &str, error: &BackendError, unlogged: u64) {
     event!(
         warn,
@@ -74,7 +84,7 @@ pub(super) fn overloaded(server: &str, max_in_flight: usize, unlogged: u64) {
         server,
         max_in_flight,
         unlogged,
-        "overloaded: too many checks in flight, so the outage rule applies to some checks of this server",
+        "overloaded: too many checks in flight, so this server is not asked for some checks",
     );
 }
 
@@ -167,6 +177,11 @@ pub(super) fn misconfigured(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "misconfigured rate limit: the request is rejected");
 }
 
+#[cfg(feature = "axum")]
+pub(super) fn missing_value(error: &dyn Error, unlogged: u64) {
+    event!(warn, %error, unlogged, "a handler needs what its request does not have: the response is a 500");
+}
+
 pub(super) fn misconfigured_shadow(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "misconfigured rate limit in shadow mode: the request is not counted");
 }
@@ -194,6 +209,16 @@ pub(super) fn evicts(address: &str, policy: &str) {
         address,
         policy,
         "Redis evicts keys when its memory is full, and evicted limits start from zero: set maxmemory-policy noeviction",
+    );
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn cluster_node(server: &str, unlogged: u64) {
+    event!(
+        warn,
+        server,
+        unlogged,
+        "the server is a node of a cluster, so checks of other nodes get no decision: use connect_cluster or lazy_cluster",
     );
 }
 

@@ -33,6 +33,8 @@ mod leased;
 mod lifetime;
 #[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
 mod metrics;
+#[cfg(feature = "axum")]
+mod missing_value;
 mod outcome;
 #[cfg(feature = "metrics")]
 mod series;
@@ -47,6 +49,8 @@ use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub use metrics::describe_metrics;
+#[cfg(feature = "axum")]
+pub(crate) use missing_value::MissingValue;
 pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 use stats::Counters;

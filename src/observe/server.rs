@@ -22,6 +22,8 @@ pub(crate) struct ServerEvents {
     out_of_memory: Throttle,
     failed: Throttle,
     overloaded: Throttle,
+    #[cfg(feature = "redis")]
+    cluster_node: Throttle,
     metrics: BreakerMetrics,
 }
 
@@ -37,6 +39,8 @@ impl ServerEvents {
             out_of_memory: Throttle::default(),
             failed: Throttle::default(),
             overloaded: Throttle::default(),
+            #[cfg(feature = "redis")]
+            cluster_node: Throttle::default(),
         }
     }
 
@@ -69,6 +73,15 @@ impl ServerEvents {
         }
     }
 
+    /// Reports that the server has left the topology after its circuit breaker was open for this time.
+    #[cfg(feature = "redis")]
+    pub(crate) fn server_left(&self, open_for: Duration) {
+        self.metrics.closed();
+        if self.is_opening_logged.load(Ordering::Relaxed) {
+            events::server_left(&self.server, open_for);
+        }
+    }
+
     /// Warns about a failure that has not opened the circuit breaker, at most once per minute and reason.
     pub(crate) fn failed(&self, error: &BackendError) {
         let throttle = match error.reason() {
@@ -85,6 +98,14 @@ impl ServerEvents {
     pub(crate) fn overloaded(&self, max_in_flight: usize) {
         if let Some(unlogged) = self.overloaded.pass() {
             events::overloaded(&self.server, max_in_flight, unlogged);
+        }
+    }
+
+    /// Warns, at most once per minute, that the server is a node of a cluster, and the backend is not one of a cluster.
+    #[cfg(feature = "redis")]
+    pub(crate) fn cluster_node(&self) {
+        if let Some(unlogged) = self.cluster_node.pass() {
+            events::cluster_node(&self.server, unlogged);
         }
     }
 }

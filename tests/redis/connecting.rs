@@ -127,8 +127,8 @@ async fn url_selects_protocol() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
-        // A connection uses RESP2 until the client sends HELLO.
-        for (query, hellos) in [("", 1), ("?protocol=resp2", 0), ("?protocol=resp3", 1)] {
+        // A connection uses RESP2 until the client sends HELLO. The verification calls it once more.
+        for (query, hellos) in [("", 2), ("?protocol=resp2", 1), ("?protocol=resp3", 2)] {
             admin.query::<()>(&["FLUSHALL"]);
             admin.query::<()>(&["CONFIG", "RESETSTAT"]);
             let backend = RedisBackend::connect(&format!("{}{query}", server.url())).await.unwrap();

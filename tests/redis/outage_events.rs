@@ -210,3 +210,70 @@ async fn event_names_node_of_cluster() {
     // Those of all nodes, and that of the look-ups.
     assert!(breakers.len() > cluster.nodes.len() / 2, "{breakers:?}");
 }
+
+/// A killed node never comes back, and a hung one comes back as a replica.
+#[tokio::test]
+async fn failover_in_cluster_causes_one_event_at_begin_and_one_at_end() {
+    for engine in Engine::ALL {
+        let mut cluster = Cluster::start(engine);
+        let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
+        let limiter = Limiter::builder(backend).policy(policy("hourly", 1_000_000, HOUR)).build().unwrap();
+        let keys: Vec<_> = (0..64).map(|i| PartitionKey::new("user", [i])).collect();
+        let (events, _guard) = Events::collect();
+        for primary in [1, 2] {
+            for key in &keys {
+                wait_for_decision(&limiter, key).await;
+            }
+            let before = events.take();
+            assert!(before.is_empty(), "{engine:?}: expected no event without an outage: {before:?}");
+            let address = format!("127.0.0.1:{}", cluster.nodes[primary].port());
+            if primary == 1 {
+                cluster.kill(primary);
+            } else {
+                cluster.nodes[primary].signal(libc::SIGSTOP);
+            }
+            let (start, mut seen) = (Instant::now(), Vec::new());
+            let has_ended = |event: &String| event.contains("breaker closed") && event.contains(&address);
+            while !seen.iter().any(has_ended) {
+                assert!(
+                    start.elapsed() < Duration::from_secs(30),
+                    "{engine:?}: no event at the end: {seen:?}"
+                );
+                for key in &keys {
+                    let _ = limiter.check(key.clone(), 1).await;
+                }
+                sleep(Duration::from_millis(5)).await;
+                seen.extend(events.take());
+            }
+            if primary != 1 {
+                cluster.nodes[primary].signal(libc::SIGCONT);
+            }
+            for key in &keys {
+                wait_for_decision(&limiter, key).await;
+            }
+            seen.extend(events.take());
+            let of_node: Vec<_> = seen.iter().filter(|event| event.contains(&address)).collect();
+            let texts = ["circuit breaker opened", "circuit breaker closed: the server owns no slots"];
+            assert_eq!(
+                of_node.len(),
+                2,
+                "{engine:?}: expected one event at the begin and one at the end: {seen:?}"
+            );
+            for (event, text) in of_node.iter().zip(texts) {
+                assert!(event.contains(text), "{engine:?}: expected {text}: {event}");
+            }
+            // The other nodes may answer CLUSTERDOWN for a moment, which is an outage of theirs.
+            let count = |text: &str| seen.iter().filter(|event| event.contains(text)).count();
+            let (begun, ended) = (count("breaker opened"), count("breaker closed"));
+            assert_eq!(
+                (begun, begun + ended),
+                (ended, seen.len()),
+                "{engine:?}: expected pairs of events: {seen:?}"
+            );
+        }
+        let breakers = limiter.stats().breakers;
+        let is_closed =
+            |breaker: &tower_sliding_window::outage::ServerBreaker| breaker.state == BreakerState::Closed;
+        assert!(breakers.iter().all(is_closed), "{engine:?}: expected closed breakers: {breakers:?}");
+    }
+}

@@ -1,7 +1,7 @@
 //! `RedisBackend::verify`, and the verification by `connect`: permissions, role, memory, and all primaries of a cluster.
 
 use tower_sliding_window::{
-    RedisBackend,
+    PartitionKey, RedisBackend,
     backend::Reason,
     redis::{ConnectError, Problem},
 };
@@ -9,6 +9,7 @@ use tower_sliding_window::{
 use super::{
     access::{NEEDED, allow, url},
     admin::Admin,
+    rig::{HOUR, limiter, policy},
 };
 use crate::support::{
     cluster::Cluster,
@@ -52,7 +53,7 @@ async fn verify_names_each_missing_permission() {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
         for command in NEEDED {
-            allow(&mut admin, "~tsw:*", NEEDED.into_iter().filter(|other| *other != command));
+            allow(&mut admin, "~tsw{*", NEEDED.into_iter().filter(|other| *other != command));
             let outcome = lazy(&server).verify().await;
             assert_eq!(outcome.is_ok(), OPTIONAL.contains(&command), "{engine:?} {command}: {outcome:?}");
             assert_eq!(missing(&problems(outcome)), [command], "{engine:?}");
@@ -64,7 +65,7 @@ async fn verify_names_each_missing_permission() {
             assert!(text.contains(&name) && text.trim().lines().count() == 1, "{engine:?}: {text}");
             assert!(text.contains(&server.port().to_string()) && !text.contains("secret"), "{text}");
         }
-        allow(&mut admin, "~tsw:*", ["ping"]);
+        allow(&mut admin, "~tsw{*", ["ping"]);
         let mut all = missing(&problems(lazy(&server).verify().await));
         all.sort_unstable();
         // The verification calls RPUSH only after all others.
@@ -97,13 +98,13 @@ async fn verify_runs_all_scripts_and_leaves_no_key() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
-        allow(&mut admin, "~tsw:*", NEEDED);
+        allow(&mut admin, "~tsw{*", NEEDED);
         let backend = lazy(&server);
         assert_eq!(backend.verify().await.unwrap().len(), 0, "{engine:?}");
         assert_eq!(admin.keys(), [""; 0]);
-        // Four algorithms, with four checks and a refund each; two scripts were loaded.
+        // Four algorithms, with four checks, a refund and a reset each; three scripts were loaded.
         let (evalsha, eval) = (admin.calls("evalsha"), admin.calls("eval"));
-        assert_eq!(evalsha.all - evalsha.failed + eval.all, 4 * 5 + 1, "{engine:?}: {evalsha:?} {eval:?}");
+        assert_eq!(evalsha.all - evalsha.failed + eval.all, 4 * 6 + 1, "{engine:?}: {evalsha:?} {eval:?}");
         assert_eq!(backend.unanswered_checks(), 0);
     }
 }
@@ -114,7 +115,7 @@ async fn verify_reports_replica() {
         for permissions in ["+info", "-info"] {
             let server = Server::start(engine);
             let mut admin = Admin::at(&server);
-            allow(&mut admin, "~tsw:*", NEEDED);
+            allow(&mut admin, "~tsw{*", NEEDED);
             admin.query::<()>(&["ACL", "SETUSER", "limiter", permissions]);
             admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
             let problems = problems(lazy(&server).verify().await);
@@ -122,6 +123,80 @@ async fn verify_reports_replica() {
             let error = connect(&server).await.unwrap_err().to_string();
             assert!(error.ends_with("is a replica; connect to its primary"), "{error}");
         }
+    }
+}
+
+/// Such a replica accepts the scripts, and its primary overwrites what they store.
+#[tokio::test]
+async fn verify_reports_replica_that_accepts_writes() {
+    for engine in Engine::ALL {
+        let server = Server::with_options(engine, &["--replica-read-only", "no"]);
+        let mut admin = Admin::at(&server);
+        allow(&mut admin, "~tsw{*", NEEDED);
+        admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+        let problems = problems(lazy(&server).verify().await);
+        assert!(
+            matches!(&*problems, [Problem::Replica { .. }]),
+            "{engine:?}: expected a replica, got {problems:?}"
+        );
+        assert!(connect(&server).await.is_err(), "{engine:?}: connected to a replica");
+    }
+}
+
+#[tokio::test]
+async fn connect_rejects_node_of_cluster() {
+    for engine in Engine::ALL {
+        let cluster = Cluster::start(engine);
+        for node in &cluster.nodes {
+            allow(&mut Admin::at(node), "~tsw{*", NEEDED);
+        }
+        // Replicas as well, with and without the permission for INFO.
+        for _ in 0..5 {
+            for node in &cluster.nodes {
+                for (name, url) in [("limiter", url(node, "limiter:secret", "")), ("default", node.url())] {
+                    let outcome = RedisBackend::connect(&url).await;
+                    let error = outcome.map(drop).expect_err("a node of a cluster").to_string();
+                    let expected = "is a node of a cluster; use connect_cluster or lazy_cluster";
+                    assert!(error.ends_with(expected), "{engine:?}, {name}: expected the mode, got {error}");
+                }
+            }
+        }
+        let client = redis::Client::open(cluster.nodes[0].url()).unwrap();
+        let connection = client.get_multiplexed_async_connection().await.unwrap();
+        let found = problems(RedisBackend::from_connection(connection).verify().await);
+        assert!(matches!(&*found, [Problem::ClusterNode { .. }]), "{engine:?}: own connection: {found:?}");
+        let own = RedisBackend::from_connection(cluster.connection().await);
+        assert_eq!(problems(own.verify().await).len(), 0, "{engine:?}: own cluster connection");
+    }
+}
+
+/// Nothing is verified: the first redirect shows the mode.
+#[tokio::test]
+async fn redirected_check_warns_about_node_of_cluster() {
+    let cluster = Cluster::start(Engine::Redis);
+    let client = redis::Client::open(cluster.nodes[0].url()).unwrap();
+    let connection = client.get_multiplexed_async_connection().await.unwrap();
+    let lazy = RedisBackend::lazy(&cluster.nodes[0].url()).unwrap();
+    for backend in [lazy, RedisBackend::from_connection(connection)] {
+        let (events, _guard) = Events::collect();
+        let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
+        for user in 0..32_u8 {
+            let _ = limiter.check(PartitionKey::new("user", [user]), 1).await;
+        }
+        let events = events.take();
+        let warns = |event: &&String| event.contains("use connect_cluster or lazy_cluster");
+        assert_eq!(events.iter().filter(warns).count(), 1, "expected one warning: {events:?}");
+    }
+}
+
+#[tokio::test]
+async fn connect_rejects_sentinel() {
+    for engine in Engine::ALL {
+        let sentinel = Server::sentinel(engine, "sentinel monitor limits 127.0.0.1 1 1\n");
+        let error =
+            RedisBackend::connect(&sentinel.url()).await.map(drop).expect_err("a Sentinel").to_string();
+        let expected = "is a Sentinel; use connect_sentinel or lazy_sentinel";
+        assert!(error.ends_with(expected), "{engine:?}: expected the mode, got {error}");
     }
 }
 
@@ -161,7 +236,7 @@ async fn verify_fails_and_connect_warns_if_memory_is_full() {
 async fn verify_covers_the_given_namespace() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        allow(&mut Admin::at(&server), "~other:*", NEEDED);
+        allow(&mut Admin::at(&server), "~other{*", NEEDED);
         let backend = lazy(&server);
         assert_eq!(backend.verify_in("other").await.unwrap().len(), 0, "{engine:?}");
         let problems = problems(backend.verify().await);

@@ -142,7 +142,11 @@ impl Cluster {
 /// Returns the slot of a partition key. This is an independent implementation of the documented layout.
 pub fn slot(key: &PartitionKey) -> u16 {
     let digest = Sha256::digest(key.as_bytes());
-    let tag: String = digest[..16].iter().map(|byte| format!("{byte:02x}")).collect();
+    // 128 bits of the hash and the version, 2, in base64url.
+    let bits: String = digest[..16].iter().map(|byte| format!("{byte:08b}")).collect::<String>() + "0010";
+    let characters: Vec<char> = ('A'..='Z').chain('a'..='z').chain('0'..='9').chain(['-', '_']).collect();
+    let character = |start: usize| characters[usize::from_str_radix(&bits[start..start + 6], 2).unwrap()];
+    let tag: String = (0..bits.len()).step_by(6).map(character).collect();
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS as u16
 }
 

@@ -21,7 +21,16 @@ pub struct Watched {
 impl Watched {
     /// Starts the servers, and waits until the Sentinels know each other.
     pub fn start(engine: Engine) -> Self {
-        let primary = Server::start(engine);
+        Self::with_primary(Server::start(engine), engine)
+    }
+
+    /// Starts the servers around a primary that remains a primary after a planned failover: the Sentinels cannot demote it.
+    pub fn with_stubborn_primary(engine: Engine, options: &[&str]) -> Self {
+        let stubborn = ["--rename-command", "REPLICAOF", "", "--rename-command", "SLAVEOF", ""];
+        Self::with_primary(Server::with_options(engine, &[&stubborn, options].concat()), engine)
+    }
+
+    fn with_primary(primary: Server, engine: Engine) -> Self {
         let port = primary.port().to_string();
         let replica = Server::with_options(engine, &["--replicaof", "127.0.0.1", &port]);
         let configuration = format!(

@@ -15,7 +15,8 @@ impl RedisBackend {
     /// # Errors
     ///
     /// Returns [`ConnectError`] if the URL is invalid or the server does not answer within a second. Also returns it if
-    /// [`verify`](Self::verify) finds a missing permission, a replica, or a version that is too old. Other problems are logged.
+    /// [`verify`](Self::verify) finds a missing permission, a replica, a node of a cluster, a Sentinel, or a version that is too old.
+    /// Other problems are logged.
     /// For a service that may start before its Redis, use [`lazy`](Self::lazy).
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::lazy(url)?.connected().await
@@ -39,6 +40,10 @@ impl RedisBackend {
     /// Over RESP2 (Redis 5, or `?protocol=resp2`), the backend notices a lost connection only when a check fails on it. The
     /// connection runs on the tokio runtime of the check that has started it; see [runtimes](Self#runtimes).
     ///
+    /// It verifies nothing. With a node of a cluster, the checks of other nodes' keys return
+    /// [`Reason::Busy`](crate::backend::Reason::Busy), and the first one logs a warning that names
+    /// [`lazy_cluster`](Self::lazy_cluster). [`verify`](Self::verify) reports such a node at any time.
+    ///
     /// # Errors
     ///
     /// Returns [`ConfigError::RedisUrl`] if the URL is invalid, and [`ConfigError::RedisTls`] if it is `rediss://` and the
@@ -61,18 +66,30 @@ impl RedisBackend {
         Self::with_topology(&[url], &tls, || Topology::server(url, &tls))
     }
 
-    /// Connects to the primary behind Sentinels, and follows it. If the connection is lost, or the server is no longer the
-    /// primary, the backend queries the Sentinels again.
+    /// Connects to the primary behind Sentinels, and follows it.
     ///
     /// The URL of the primary has the service name as its host: `redis://[user:password@]service`. Each Sentinel has its own URL,
     /// such as `redis://10.0.0.1:26379`.
     ///
-    /// The backend queries all Sentinels at once. The primary is the one that most of the answering Sentinels name. If there is no
-    /// majority, the newest configuration counts. The backend verifies the role of the server, so its user needs `+role`. If a
-    /// Sentinel URL has a user, that user needs `+sentinel|master`.
+    /// When it connects, the backend queries all Sentinels at once. The primary is the one that most of the answering Sentinels name.
+    /// If there is no majority, the newest configuration counts. The backend verifies the role of the server, so its user needs
+    /// `+role`.
     ///
-    /// During a network partition, a primary that is separated from its Sentinels does not know that it was replaced. The backend
-    /// uses it as long as it answers. The charges that it receives after the failover are lost.
+    /// Then the backend listens to the events of all Sentinels, and discovers those that you have not named. It queries all of them
+    /// after each event of a failover, and every second. If more than half of the known Sentinels name another primary, the next check
+    /// connects to that one. A planned failover needs this: the old primary goes on answering for seconds, and these charges are
+    /// lost. The backend counts a discovered Sentinel from its first answer, because its address may be unreachable from here.
+    ///
+    /// The connections to the Sentinels have a thread of their own, two for each Sentinel. The thread starts with the first attempt to
+    /// connect, and ends when the last clone of the backend is dropped.
+    ///
+    /// If a Sentinel URL has a user, that user needs `+sentinel|master`. To listen to events, it also needs `+subscribe` and the
+    /// channels `&*`; otherwise the backend detects a failover only by its queries. To discover Sentinels, it needs
+    /// `+sentinel|sentinels +sentinel|myid` and Redis 6.2. With `+sentinel|get-master-addr-by-name`, the Sentinel that leads a
+    /// failover names the new primary seconds earlier. A discovered Sentinel gets the user, password and TLS settings of the first URL.
+    ///
+    /// During a network partition, a process that reaches neither a majority of the Sentinels nor the new primary uses the old primary
+    /// as long as it answers. The charges that this primary receives after the failover are lost.
     ///
     /// # Errors
     ///

@@ -53,6 +53,16 @@ pub enum Problem {
         /// The server.
         server: String,
     },
+    /// The server is a node of a cluster, and the backend is not one of a cluster.
+    ClusterNode {
+        /// The server.
+        server: String,
+    },
+    /// The server is a Sentinel.
+    Sentinel {
+        /// The server.
+        server: String,
+    },
     /// The version of the server is older than 5.0.
     OldVersion {
         /// The server.
@@ -104,6 +114,12 @@ impl fmt::Display for Problem {
             ),
             Self::Replica { server } => {
                 write!(f, "Redis at {server}: is a replica; connect to its primary")
+            }
+            Self::ClusterNode { server } => {
+                write!(f, "Redis at {server}: is a node of a cluster; use connect_cluster or lazy_cluster")
+            }
+            Self::Sentinel { server } => {
+                write!(f, "Redis at {server}: is a Sentinel; use connect_sentinel or lazy_sentinel")
             }
             Self::OldVersion { server, version } => {
                 write!(f, "Redis at {server}: version {version} is too old; it must be 5.0 or newer")

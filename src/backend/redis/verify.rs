@@ -1,15 +1,15 @@
-//! The verification of all primaries: permissions, role, version and eviction.
+//! The verification of all primaries: mode, role, permissions, version and eviction.
 //!
 //! Each command is called on its own, in a form that changes nothing, because a script does not report which of its commands the
 //! user may not call. Then the scripts run on a key of their own.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hasher, RandomState},
     time::Duration,
 };
 
-use redis::{Cmd, RedisError, cmd, from_redis_value};
+use redis::{Cmd, RedisError, Value, cmd, from_redis_value};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     error::{is_readonly, is_unknown_command},
     eviction::eviction_policy,
     execute::Patience,
-    script,
+    script::Call,
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -41,11 +41,12 @@ const PUSH: &str = "rpush";
 
 impl RedisBackend {
     /// Verifies that checks in the default namespace, `"tsw"`, can work: on every primary, calls every command and runs every
-    /// script, for every purpose, on a probe key. Returns the warnings. Use it in a readiness probe.
+    /// script, for every purpose, on a probe key. Returns the warnings. Use it when a service starts.
     ///
     /// It takes about 40 short commands per primary, all primaries at the same time, and at most two seconds after the backend
     /// has connected. It leaves no key behind. [`connect`](Self::connect), `connect_sentinel` and `connect_cluster` call it.
     ///
+    /// Do not use it as a readiness probe: it fails if one primary of a cluster hangs. Use [`Limiter::readiness`](crate::Limiter::readiness).
     /// Do not let clients call it: it costs Redis more than a check, and its errors name servers and permissions.
     ///
     /// | problem | needs | result |
@@ -54,11 +55,17 @@ impl RedisBackend {
     /// | a permission that only sliding counters and fixed windows need | | warning |
     /// | a command that the server does not know: each one is named | | error |
     /// | a server that does not answer, is out of memory or loads its data | | error |
-    /// | a replica | | error |
+    /// | a replica, also one that accepts writes | Redis 6, or `+info` | error |
+    /// | a node of a cluster, for a backend that is not one of a cluster | Redis 6, or `+info` | error |
+    /// | a Sentinel, for a backend of another server | Redis 6, or `+info` | error |
     /// | a version before Redis 5 | `+info` | error |
     /// | a server that evicts keys | `+info` | warning |
     ///
-    /// Your [own connection](Self::from_connection) does not show its servers, so only one of them is verified.
+    /// The role and the mode come from `HELLO`, which needs no permission. Before Redis 6, and behind a proxy without `HELLO`, they
+    /// come from `INFO`. Without either, only a replica that rejects writes is found.
+    ///
+    /// Your [own connection](Self::from_connection) does not show its servers, so only one of them is verified. If its type may lead
+    /// to a cluster, neither role nor mode is verified.
     ///
     /// # Errors
     ///
@@ -105,6 +112,8 @@ impl RedisBackend {
             Problem::MissingPermission { .. }
             | Problem::MissingCommand { .. }
             | Problem::Replica { .. }
+            | Problem::ClusterNode { .. }
+            | Problem::Sentinel { .. }
             | Problem::OldVersion { .. } => true,
             Problem::Unavailable { error, .. } => error.reason() == Reason::NoPermission,
             _ => false,
@@ -142,7 +151,7 @@ impl RedisBackend {
             let Some(check) = check(&key, namespace, policy(Algorithm::SlidingLog), Purpose::Charge) else {
                 break;
             };
-            let (slot, _) = script::reset(&check, &self.names);
+            let slot = Call::reset(&check, &self.names, None).slot();
             if let Some(server) = self.topology.primary_of(slot) {
                 keys.entry(server).or_insert(key);
             }
@@ -181,9 +190,9 @@ impl Probe {
     async fn verify(&mut self) -> Result<(), Stop> {
         let Some(check) = self.check(Algorithm::SlidingLog, Purpose::Charge) else { return Ok(()) };
         let Some(pair) = check.pairs().first() else { return Ok(()) };
-        let (slot, _) = script::reset(&check, &self.backend.names);
+        let slot = Call::reset(&check, &self.backend.names, None).slot();
         let key = self.backend.names.key(self.namespace.as_str(), &pair.key, &pair.policy);
-        self.verify_info(slot).await;
+        self.verify_server(slot).await?;
         for (name, command) in commands(&key, self.backend.topology.is_cluster()) {
             if let Err(error) = self.backend.run_in_slot(slot, &command).await {
                 self.command_failed(name, error)?;
@@ -232,20 +241,52 @@ impl Probe {
         }
     }
 
-    /// Reads the version, the role and the eviction policy, if the user may call INFO.
-    async fn verify_info(&mut self, slot: u16) {
-        let Ok(reply) = self.backend.run_in_slot(slot, &cmd("INFO")).await else { return };
-        let Ok(info) = from_redis_value::<String>(reply) else { return };
+    /// Reads the mode and the role of the server. Also reads its version and eviction policy, if the user may call INFO.
+    async fn verify_server(&mut self, slot: u16) -> Result<(), Stop> {
+        let backend = &self.backend;
+        let info = backend.run_in_slot(slot, &cmd("INFO")).await.ok();
+        let info = info.and_then(|reply| from_redis_value::<String>(reply).ok());
+        // The caller's cluster client sends a command without a key to any node.
+        let hello = match backend.topology.has_client_of_cluster() {
+            true => None,
+            false => backend.run_in_slot(slot, &cmd("HELLO")).await.ok(),
+        };
+        let hello = hello
+            .and_then(|reply| from_redis_value::<HashMap<String, Value>>(reply).ok())
+            .unwrap_or_default();
+        let from_hello =
+            |name| hello.get(name).and_then(|value| from_redis_value::<String>(value.clone()).ok());
+        let read = |in_hello, in_info| {
+            from_hello(in_hello)
+                .or_else(|| info.as_deref().and_then(|info| field(info, in_info)).map(str::to_owned))
+        };
+        let (mode, role) = (read("mode", "redis_mode"), read("role", "role"));
         let server = || self.server.clone();
-        if let Some(version) = old_version(&info) {
+        match mode.as_deref() {
+            Some("sentinel") => {
+                self.problems.push(Problem::Sentinel { server: server() });
+                return Err(Stop);
+            }
+            Some("cluster")
+                if !backend.topology.is_cluster() && !backend.topology.has_client_of_cluster() =>
+            {
+                self.problems.push(Problem::ClusterNode { server: server() });
+                // The probe key may be in a slot of another node.
+                return Err(Stop);
+            }
+            _ => {}
+        }
+        let info = info.as_deref().unwrap_or_default();
+        if let Some(version) = old_version(info) {
             self.problems.push(Problem::OldVersion { server: server(), version: version.to_owned() });
         }
-        if field(&info, "role").is_some_and(|role| role != "master") {
+        if role.is_some_and(|role| role != "master") {
             self.problems.push(Problem::Replica { server: server() });
         }
-        if let Some(policy) = eviction_policy(&info) {
+        if let Some(policy) = eviction_policy(info) {
             self.problems.push(Problem::Evicts { server: server(), policy: policy.to_owned() });
         }
+        Ok(())
     }
 
     /// Records the error of a command. An error that shows that the command was permitted is none.

@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, io,
+    fmt, io, mem,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -78,7 +78,7 @@ pub(super) enum Nodes {
 impl Nodes {
     fn target(&self, address: &Address) -> Target {
         match self {
-            Self::Endpoint(endpoint) => Target::Endpoint(endpoint.with_address(address)),
+            Self::Endpoint(endpoint) => Target::Endpoint(Box::new(endpoint.with_address(address))),
             Self::Streams(streams) => streams(address),
         }
     }
@@ -133,8 +133,15 @@ impl Cluster {
     /// Returns the circuit breaker of the look-ups, and that of each node in the order of the addresses.
     pub(super) fn breakers(&self) -> Vec<ServerBreaker> {
         let state = self.0.state();
-        let nodes = state.servers.values().filter_map(|server| server.guard().breaker());
-        self.guard().breaker().into_iter().chain(nodes).collect()
+        // A refresh also queries nodes without slots, which decide no check.
+        let owners = state.servers.iter().filter(|(address, _)| state.is_owner(address));
+        let nodes: Vec<_> = owners.filter_map(|(_, server)| server.guard().breaker()).collect();
+        let mut look_ups = self.guard().breaker();
+        if let Some(look_ups) = &mut look_ups {
+            // A look-up decides nothing by itself.
+            look_ups.is_available &= nodes.is_empty() || nodes.iter().any(|node| node.is_available);
+        }
+        look_ups.into_iter().chain(nodes).collect()
     }
 
     /// Connects to at least one node.
@@ -351,7 +358,15 @@ impl Shared {
             state.refresh_error = Some(error.unwrap_or_else(timed_out));
             return;
         }
-        self.update(&mut state, &reports, started);
+        let removed = self.update(&mut state, &reports, started);
+        let has_owners = slot_map::is_complete(&state.slots);
+        // A subscriber of the events may read the state.
+        drop(state);
+        removed.iter().for_each(|server| server.guard().retire());
+        if has_owners {
+            // Without a look-up, no check would close the breaker of the look-ups.
+            self.guard.answered();
+        }
     }
 
     /// Returns the nodes that a refresh queries, and how many of them must report.
@@ -371,8 +386,8 @@ impl Shared {
         (nodes, (known / 2 + 1).min(MAX_WANTED_REPORTS))
     }
 
-    /// Updates the slots, adds the new nodes, and removes the nodes without slots.
-    fn update(&self, state: &mut State, reports: &[(Address, Report)], started: Instant) {
+    /// Updates the slots, adds the new nodes, and removes and returns the nodes without slots.
+    fn update(&self, state: &mut State, reports: &[(Address, Report)], started: Instant) -> Vec<Server> {
         for (node, report) in reports {
             if report.is_ok == Some(true) && state.refused.get(node).is_some_and(|refused| *refused < started)
             {
@@ -393,23 +408,23 @@ impl Shared {
             let unknown = reports.iter().filter(|(_, report)| !needs_two || report.is_ok.is_none());
             believed = unknown.map(|(_, report)| report).collect();
             if believed.is_empty() {
-                return;
+                return Vec::new();
             }
         }
         let has_refused = |owner: &Address| needs_two || state.has_refused(owner);
         state.slots = slot_map::merge(&believed, &state.slots, has_refused);
         // A redirect since the start of the refresh is newer.
         state.moved.retain(|_, (_, moved)| *moved >= started);
-        let State { servers, slots, moved, .. } = &mut *state;
-        servers.retain(|address, _| {
-            slots.iter().any(|(_, owner)| owner == address)
-                || moved.values().any(|(owner, _)| owner == address)
-        });
-        let owners: Vec<Address> = slots.iter().map(|(_, owner)| owner.clone()).collect();
+        let servers = mem::take(&mut state.servers);
+        let (servers, removed) = servers.into_iter().partition(|(address, _)| state.is_owner(address));
+        state.servers = servers;
+        let removed: BTreeMap<_, _> = removed;
+        let owners: Vec<Address> = state.slots.iter().map(|(_, owner)| owner.clone()).collect();
         for owner in &owners {
             self.server_in(state, owner);
         }
         state.refresh_error = None;
+        removed.into_values().collect()
     }
 }
 
@@ -426,6 +441,11 @@ impl State {
     /// Returns whether a node's report counts: it says that the cluster is ok, or it has not refused a command.
     fn believes(&self, node: &Address, report: &Report) -> bool {
         report.is_ok.unwrap_or_else(|| !self.has_refused(node))
+    }
+
+    fn is_owner(&self, node: &Address) -> bool {
+        self.slots.iter().any(|(_, owner)| owner == node)
+            || self.moved.values().any(|(owner, _)| owner == node)
     }
 
     fn owner(&self, slot: u16) -> Option<Server> {

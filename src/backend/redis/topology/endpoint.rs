@@ -48,17 +48,8 @@ impl Endpoint {
     }
 
     /// Returns the endpoint of another server of the same cluster.
-    pub(super) fn with_address(&self, (host, port): &Address) -> Self {
-        let address = match self.info.addr() {
-            ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
-                host: host.clone(),
-                port: *port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host.clone(), *port),
-        };
-        Self { info: self.info.clone().set_addr(address), ..self.clone() }
+    pub(super) fn with_address(&self, address: &Address) -> Self {
+        Self { info: with_address(&self.info, address), ..self.clone() }
     }
 
     /// Returns the host and the port. A Unix socket has none and is an error.
@@ -73,4 +64,18 @@ impl Endpoint {
             ))),
         }
     }
+}
+
+/// Returns how to connect to another server with the same settings.
+pub(super) fn with_address(info: &ConnectionInfo, (host, port): &Address) -> ConnectionInfo {
+    let address = match info.addr() {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+            host: host.clone(),
+            port: *port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host.clone(), *port),
+    };
+    info.clone().set_addr(address)
 }

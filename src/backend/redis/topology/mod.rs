@@ -2,7 +2,7 @@
 
 use std::{fmt, io, sync::Arc};
 
-use redis::{ErrorKind, IntoConnectionInfo, RedisError, RedisResult, aio::ConnectionLike};
+use redis::{ErrorKind, IntoConnectionInfo, RedisError, RedisResult, ServerErrorKind, aio::ConnectionLike};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{error::requires_reconnect, tls::Tls};
@@ -13,6 +13,7 @@ mod cluster;
 mod connection;
 mod endpoint;
 mod external;
+mod follower;
 mod node;
 mod pending;
 mod script_cache;
@@ -47,7 +48,7 @@ pub(super) enum Topology {
 impl Topology {
     /// Returns a single server.
     pub(super) fn server(url: &str, tls: &Tls) -> RedisResult<Self> {
-        Ok(Self::of(Target::Endpoint(Endpoint::from_url(url, tls)?)))
+        Ok(Self::of(Target::Endpoint(Box::new(Endpoint::from_url(url, tls)?))))
     }
 
     /// Returns a single server behind streams that the caller opens.
@@ -77,7 +78,7 @@ impl Topology {
                 "missing Sentinel: give at least one URL",
             )));
         }
-        Ok(Self::of(Target::Sentinels(Sentinels::new(sentinels, service, primary))))
+        Ok(Self::of(Target::Sentinels(Arc::new(Sentinels::new(sentinels, service, primary)))))
     }
 
     /// Returns a cluster. The URLs name some of its servers; the settings of the first apply to all.
@@ -151,6 +152,11 @@ impl Topology {
         matches!(self, Self::Cluster(_))
     }
 
+    /// Returns whether this may be the caller's own connection to a cluster.
+    pub(super) fn has_client_of_cluster(&self) -> bool {
+        matches!(self, Self::External(external) if external.has_slots())
+    }
+
     /// Adds the settings of a limiter to the protection of all servers.
     pub(super) fn protect(&self, protection: Protection) {
         match self {
@@ -222,6 +228,12 @@ impl Topology {
         failed: &Arc<ServerState>,
         error: &RedisError,
     ) -> Option<RedisResult<Redirect>> {
+        if error.kind() == ServerErrorKind::Moved.into()
+            && !self.is_cluster()
+            && !self.has_client_of_cluster()
+        {
+            self.look_up_guard().reject_cluster_node();
+        }
         match self {
             Self::Server(server) => {
                 requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::of(server.clone()))))

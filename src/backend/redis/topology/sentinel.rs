@@ -1,14 +1,24 @@
-//! The primary behind Sentinels.
+//! The primary behind Sentinels: the answers of the Sentinels, and the primary that a majority names.
 
-use std::{cmp::Reverse, collections::HashMap, io, time::Duration};
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    io,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use redis::{Client, ConnectionInfo, ErrorKind, RedisError, RedisResult, cmd};
+use redis::{
+    Client, ConnectionInfo, ErrorKind, RedisError, RedisResult, Value,
+    aio::{ConnectionLike, MultiplexedConnection},
+    from_redis_value, pipe,
+};
 use tokio::{
     task::JoinSet,
     time::{Instant, timeout_at},
 };
 
-use super::endpoint::{Address, Endpoint};
+use super::endpoint::{Address, Endpoint, with_address};
 use crate::backend::redis::tls;
 
 /// After the first answer, the backend waits at most this long for the other Sentinels.
@@ -16,7 +26,10 @@ const ANSWER_WAIT: Duration = Duration::from_millis(300);
 
 /// Several Sentinels, and the service name under which they monitor the primary.
 pub(super) struct Sentinels {
-    sentinels: Vec<ConnectionInfo>,
+    /// The Sentinels that the caller has named.
+    named: Vec<ConnectionInfo>,
+    /// Other Sentinels, which the named ones have reported.
+    discovered: Mutex<Vec<ConnectionInfo>>,
     service: String,
     /// How to connect to the primary. The Sentinels supply its address.
     primary: Endpoint,
@@ -24,15 +37,26 @@ pub(super) struct Sentinels {
 
 /// The primary by the answer of one Sentinel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Candidate {
+pub(super) struct Candidate {
     /// The number of the configuration. Every failover has a higher one.
     epoch: u64,
-    address: Address,
+    pub(super) address: Address,
+}
+
+/// The answer of one Sentinel.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answer {
+    /// The identity of the Sentinel. None before Redis 6.2, or without the permission.
+    pub(super) id: Option<String>,
+    /// The primary, or `None` if the Sentinel considers it down.
+    pub(super) candidate: Option<Candidate>,
+    /// The identities and addresses of the other Sentinels that it considers up.
+    pub(super) others: Vec<(String, Address)>,
 }
 
 impl Sentinels {
-    pub(super) fn new(sentinels: Vec<ConnectionInfo>, service: String, primary: Endpoint) -> Self {
-        Self { sentinels, service, primary }
+    pub(super) fn new(named: Vec<ConnectionInfo>, service: String, primary: Endpoint) -> Self {
+        Self { named, discovered: Mutex::default(), service, primary }
     }
 
     pub(super) fn service(&self) -> &str {
@@ -44,24 +68,52 @@ impl Sentinels {
         &self.primary
     }
 
+    /// Returns the Sentinels that the caller has named.
+    pub(super) fn named(&self) -> &[ConnectionInfo] {
+        &self.named
+    }
+
+    /// Returns how to connect to another Sentinel: as to the first one, apart from the address.
+    pub(super) fn at(&self, address: &Address) -> Option<ConnectionInfo> {
+        self.named.first().map(|first| with_address(first, address))
+    }
+
+    /// Records the other Sentinels that answer.
+    pub(super) fn discover(&self, others: Vec<ConnectionInfo>) {
+        *self.discovered() = others;
+    }
+
+    fn discovered(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
+        self.discovered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns the servers that may be the primary, the most probable first. The caller verifies their roles.
     ///
     /// All Sentinels are queried at once, and one that hangs does not delay the others: the answers are enough if most Sentinels
-    /// agree.
+    /// agree. Then no other server is the primary.
     pub(super) async fn resolve(&self) -> RedisResult<Vec<Endpoint>> {
-        let query = |sentinel: &ConnectionInfo| query(sentinel.clone(), self.service.clone());
-        let mut queries: JoinSet<RedisResult<Option<Candidate>>> = self.sentinels.iter().map(query).collect();
-        let (mut answers, mut end) = (Vec::new(), None);
+        let known: Vec<ConnectionInfo> =
+            self.named.iter().cloned().chain(self.discovered().iter().cloned()).collect();
+        let query = |sentinel: &ConnectionInfo| query_once(sentinel.clone(), self.service.clone());
+        let mut queries: JoinSet<RedisResult<Answer>> = known.iter().map(query).collect();
+        let (mut answers, mut known, mut end) = (Vec::<Answer>::new(), known.len(), None);
         let mut failure = RedisError::from((
             ErrorKind::MasterNameNotFoundBySentinel,
             "no Sentinel has a primary that is up",
         ));
-        while !is_agreed(&answers, self.sentinels.len()) {
+        loop {
+            if let Some(primary) = agreed(&candidates(&answers), known) {
+                return Ok(vec![self.primary.with_address(&primary.address)]);
+            }
             let answer = match end {
                 Some(end) => timeout_at(end, queries.join_next()).await,
                 None => Ok(queries.join_next().await),
             };
             match answer {
+                // One Sentinel may have several addresses.
+                Ok(Some(Ok(Ok(answer)))) if answers.iter().any(|other| other.is_of_same(&answer)) => {
+                    known -= 1
+                }
                 Ok(Some(Ok(Ok(answer)))) => {
                     answers.push(answer);
                     end.get_or_insert(Instant::now() + ANSWER_WAIT);
@@ -72,7 +124,7 @@ impl Sentinels {
                 Ok(None) | Err(_) => break,
             }
         }
-        let candidates = rank(&answers);
+        let candidates = rank(&candidates(&answers));
         if candidates.is_empty() {
             return Err(failure);
         }
@@ -80,29 +132,76 @@ impl Sentinels {
     }
 }
 
-/// Queries a Sentinel for the primary. Returns None if the Sentinel considers it down.
-async fn query(sentinel: ConnectionInfo, service: String) -> RedisResult<Option<Candidate>> {
+impl Answer {
+    fn is_of_same(&self, other: &Self) -> bool {
+        self.id.is_some() && self.id == other.id
+    }
+
+    /// Reads the replies to the commands of [`query`]. Only the first one is needed.
+    fn read(replies: Vec<RedisResult<Value>>) -> RedisResult<Self> {
+        let mut replies = replies.into_iter();
+        let invalid =
+            || RedisError::from((ErrorKind::UnexpectedReturnType, "invalid reply to SENTINEL MASTER"));
+        let fields: HashMap<String, String> = from_redis_value(replies.next().ok_or_else(invalid)??)?;
+        let mut optional = || replies.next().and_then(Result::ok);
+        let current = optional().and_then(|address| from_redis_value(address).ok());
+        let others =
+            optional().and_then(|others| from_redis_value::<Vec<HashMap<String, String>>>(others).ok());
+        let others = others.unwrap_or_default().iter().filter_map(other).collect();
+        let id = optional().and_then(|id| from_redis_value(id).ok());
+        Ok(Self { id, candidate: candidate(&fields, current).ok_or_else(invalid)?, others })
+    }
+}
+
+/// Connects to a Sentinel, and queries it.
+async fn query_once(sentinel: ConnectionInfo, service: String) -> RedisResult<Answer> {
     tls::prepare(sentinel.addr());
-    let mut connection = Client::open(sentinel)?.get_multiplexed_async_connection().await?;
-    let mut command = cmd("SENTINEL");
-    command.arg("MASTER").arg(&service);
-    candidate(&command.query_async(&mut connection).await?).ok_or_else(|| {
-        RedisError::from((ErrorKind::UnexpectedReturnType, "invalid reply to SENTINEL MASTER"))
-    })
+    query(&mut Client::open(sentinel)?.get_multiplexed_async_connection().await?, &service).await
 }
 
-/// Parses the reply to `SENTINEL MASTER`. Returns None if it is invalid, and `Some(None)` if the primary is down.
-fn candidate(fields: &HashMap<String, String>) -> Option<Option<Candidate>> {
-    let is_down = fields.get("flags")?.split(',').any(|flag| ["s_down", "o_down"].contains(&flag));
+/// Queries a Sentinel for the primary and for the other Sentinels.
+pub(super) async fn query(connection: &mut MultiplexedConnection, service: &str) -> RedisResult<Answer> {
+    let mut commands = pipe();
+    // During a failover, only the second command names the new primary at once.
+    for subcommand in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {
+        commands.cmd("SENTINEL").arg(subcommand).arg(service);
+    }
+    commands.cmd("SENTINEL").arg("MYID");
+    let replies = connection.req_packed_commands(&commands, 0, commands.len()).await?;
+    Answer::read(replies.into_iter().map(Value::extract_error).collect())
+}
+
+/// Parses the reply to `SENTINEL MASTER`. `current` is the address of the primary that a failover has promoted, or that of the same
+/// server. Returns None if the reply is invalid, and `Some(None)` if the primary is down.
+fn candidate(fields: &HashMap<String, String>, current: Option<Address>) -> Option<Option<Candidate>> {
     let epoch = fields.get("config-epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or_default();
-    let address = (fields.get("ip")?.clone(), fields.get("port")?.parse().ok()?);
-    Some((!is_down).then_some(Candidate { epoch, address }))
+    let monitored = (fields.get("ip")?.clone(), fields.get("port")?.parse().ok()?);
+    let is_down = is_down(fields)? && current.as_ref().is_none_or(|current| *current == monitored);
+    Some((!is_down).then(|| Candidate { epoch, address: current.unwrap_or(monitored) }))
 }
 
-/// Returns whether more than half of all Sentinels name the same candidate, and none names a newer one.
-fn is_agreed(answers: &[Option<Candidate>], sentinels: usize) -> bool {
-    let newest = answers.iter().flatten().max_by_key(|candidate| candidate.epoch);
-    newest.is_some_and(|newest| votes(answers, newest) > sentinels / 2)
+fn is_down(fields: &HashMap<String, String>) -> Option<bool> {
+    Some(fields.get("flags")?.split(',').any(|flag| ["s_down", "o_down"].contains(&flag)))
+}
+
+/// Parses an entry of the reply to `SENTINEL SENTINELS`. Returns None if it is invalid, or the Sentinel is down.
+fn other(fields: &HashMap<String, String>) -> Option<(String, Address)> {
+    let address = (fields.get("ip")?.clone(), fields.get("port")?.parse().ok()?);
+    (!is_down(fields)?).then_some((fields.get("runid")?.clone(), address))
+}
+
+/// Returns the candidates of different Sentinels.
+pub(super) fn candidates<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> Vec<Option<Candidate>> {
+    let mut ids = HashSet::new();
+    let is_first = |answer: &&Answer| answer.id.as_ref().is_none_or(|id| ids.insert(id.clone()));
+    answers.into_iter().filter(is_first).map(|answer| answer.candidate.clone()).collect()
+}
+
+/// Returns the candidate that more than half of all known Sentinels name, if none names a newer one.
+pub(super) fn agreed(answers: &[Option<Candidate>], known: usize) -> Option<&Candidate> {
+    let newest =
+        answers.iter().flatten().max_by_key(|candidate| (candidate.epoch, votes(answers, candidate)));
+    newest.filter(|newest| votes(answers, newest) > known / 2)
 }
 
 /// Returns the candidates: first one that a majority of the answering Sentinels names, then by their epochs, the newest first.
@@ -153,19 +252,40 @@ mod tests {
 
     #[test]
     fn agreement_needs_majority_of_all_sentinels() {
-        let is_agreed = |named: &[(u64, &str)], sentinels| is_agreed(&answers(named), sentinels);
+        let is_agreed = |named: &[(u64, &str)], sentinels| agreed(&answers(named), sentinels).is_some();
         assert!(is_agreed(&[(1, "a")], 1));
         assert!(!is_agreed(&[(1, "a")], 2));
         assert!(is_agreed(&[(1, "a"), (1, "a")], 3));
+        assert!(is_agreed(&[(2, "b"), (2, "b"), (2, "a")], 3), "two of three name b");
         assert!(!is_agreed(&[(1, "a"), (1, "a"), (2, "b")], 3), "another one is newer");
         assert!(!is_agreed(&[(1, ""), (1, "")], 3));
     }
 
     #[test]
+    fn answers_of_one_sentinel_count_once() {
+        let answer = |id: Option<&str>| Answer { id: id.map(str::to_owned), ..Answer::default() };
+        let two = [answer(Some("a")), answer(Some("a")), answer(Some("b"))];
+        assert_eq!(candidates(&two).len(), 2, "a has two addresses");
+        assert_eq!(candidates(&[answer(None), answer(None)]).len(), 2, "Sentinels without an identity");
+    }
+
+    fn fields(fields: &[(&str, &str)]) -> HashMap<String, String> {
+        fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn promoted_replica_replaces_primary_that_is_down() {
+        let primary =
+            fields(&[("ip", "a"), ("port", "6379"), ("flags", "o_down,master"), ("config-epoch", "8")]);
+        let [old, new] = ["a", "b"].map(|host| (host.to_owned(), 6379));
+        assert_eq!(candidate(&primary, Some(old)), Some(None), "no replica is promoted yet");
+        let expected = Candidate { epoch: 8, address: new.clone() };
+        assert_eq!(candidate(&primary, Some(new)), Some(Some(expected)));
+    }
+
+    #[test]
     fn reply_of_sentinel_is_parsed() {
-        let reply = |fields: &[(&str, &str)]| {
-            candidate(&fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
-        };
+        let reply = |parts: &[(&str, &str)]| candidate(&fields(parts), None);
         let fields = [("ip", "10.0.0.1"), ("port", "6379"), ("flags", "master"), ("config-epoch", "7")];
         let expected = Candidate { epoch: 7, address: ("10.0.0.1".to_owned(), 6379) };
         assert_eq!(reply(&fields), Some(Some(expected)));

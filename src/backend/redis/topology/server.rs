@@ -23,7 +23,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{endpoint::Endpoint, sentinel::Sentinels, server_state::ServerState};
+use super::{
+    endpoint::{Address, Endpoint},
+    follower::Follower,
+    sentinel::Sentinels,
+    server_state::ServerState,
+};
 use crate::{
     backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls},
     outage::{Guard, SharedProtection},
@@ -53,14 +58,15 @@ struct Shared {
     state: Mutex<State>,
     attempts: SingleFlight<RedisResult<ServerConnection>>,
     eviction: EvictionCheck,
+    follower: Follower,
 }
 
 /// How to find the server.
 pub(super) enum Target {
     /// At a fixed address.
-    Endpoint(Endpoint),
+    Endpoint(Box<Endpoint>),
     /// At the address that Sentinels report.
-    Sentinels(Sentinels),
+    Sentinels(Arc<Sentinels>),
     /// At the other end of streams that the caller opens.
     Streams(Arc<dyn Streams>),
 }
@@ -131,6 +137,8 @@ struct Opened {
     connection: MultiplexedConnection,
     state: Arc<ServerState>,
     server: Weak<Shared>,
+    /// The address, or `None` for the caller's streams and a Unix socket.
+    address: Option<Address>,
     connected_at: Instant,
     driver: Driver,
 }
@@ -162,7 +170,8 @@ impl Server {
     pub(super) fn new(target: Target, protection: Arc<SharedProtection>, name: impl Into<Box<str>>) -> Self {
         let (state, attempts) = (Mutex::new(State::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
         let (guard, eviction) = (Guard::new(protection, name), EvictionCheck::default());
-        Self(Arc::new(Shared { target, guard, state, attempts, eviction }))
+        let follower = Follower::default();
+        Self(Arc::new(Shared { target, guard, state, attempts, eviction, follower }))
     }
 
     /// Returns the guard of the server, which outlives its connections.
@@ -327,15 +336,33 @@ impl Shared {
         }
     }
 
+    /// Drops a connection to another server than the primary. The next check connects to the primary.
+    fn follow(&self, primary: &Address) {
+        let mut state = self.state();
+        let is_other = |address: &Address| address != primary;
+        if matches!(&*state, State::Connected(connection) if connection.opened.address.as_ref().is_some_and(is_other))
+        {
+            *state = State::Disconnected;
+        }
+    }
+
     async fn connect(self: Arc<Self>, attempt: Attempt<RedisResult<ServerConnection>>) {
         let connecting = async {
             match &self.target {
                 Target::Endpoint(endpoint) => self.open(endpoint).await,
-                Target::Sentinels(sentinels) => self.open_primary(sentinels.resolve().await?).await,
+                Target::Sentinels(sentinels) => {
+                    let server = Arc::downgrade(&self);
+                    self.follower.start(sentinels, move |primary| {
+                        if let Some(server) = server.upgrade() {
+                            server.follow(primary);
+                        }
+                    });
+                    self.open_primary(sentinels.resolve().await?).await
+                }
                 Target::Streams(streams) => {
                     let (state, config) = self.configure(true);
                     let (connection, driver) = streams.connect(config).await?;
-                    Ok(self.initialize(state, connection, driver).await)
+                    Ok(self.initialize(state, None, connection, driver).await)
                 }
             }
         };
@@ -406,7 +433,7 @@ impl Shared {
         let is_resp3 = endpoint.info.redis_settings().protocol().supports_resp3();
         let (state, config) = self.configure(is_resp3);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(self.initialize(state, connection, Driver::companion()).await)
+        Ok(self.initialize(state, endpoint.address().ok(), connection, Driver::companion()).await)
     }
 
     /// Returns an empty server state, and a configuration that disconnects this state when the connection is lost.
@@ -433,6 +460,7 @@ impl Shared {
     async fn initialize(
         self: &Arc<Self>,
         state: Arc<ServerState>,
+        address: Option<Address>,
         mut connection: MultiplexedConnection,
         driver: Driver,
     ) -> ServerConnection {
@@ -441,7 +469,7 @@ impl Shared {
             state.clock.record(seconds.saturating_mul(1_000_000).saturating_add(micros), Instant::now());
         }
         let (server, connected_at) = (Arc::downgrade(self), Instant::now());
-        let opened = Opened { connection, state, server, connected_at, driver };
+        let opened = Opened { connection, state, server, address, connected_at, driver };
         ServerConnection { opened: Arc::new(opened), is_asking: false }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use redis::{RedisResult, Value, from_redis_value};
 
 use super::endpoint::Address;
+use crate::backend::redis::slot::SLOTS;
 
 /// Ranges of slots in ascending order, each with its owner.
 pub(super) type Slots = Vec<(RangeInclusive<u16>, Address)>;
@@ -56,6 +57,11 @@ impl Report {
 pub(super) fn owner(slots: &Slots, slot: u16) -> Option<&Address> {
     let range = slots.partition_point(|(slots, _)| *slots.end() < slot);
     slots.get(range).filter(|(slots, _)| slots.contains(&slot)).map(|(_, owner)| owner)
+}
+
+/// Returns whether every slot has an owner.
+pub(super) fn is_complete(slots: &Slots) -> bool {
+    slots.iter().map(|(slots, _)| slots.len()).sum::<usize>() == usize::from(SLOTS)
 }
 
 /// Merges the reports of several nodes slot by slot: the owner with the highest config epoch wins.

@@ -1,0 +1,256 @@
+//! Following the primary behind Sentinels: the events of all known Sentinels, and their answers.
+//!
+//! The connections to the Sentinels have a thread of their own. They belong to no caller's runtime, and delay no check.
+
+use std::{
+    future::pending,
+    pin::pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use futures_util::{
+    StreamExt,
+    future::{Either, select},
+};
+use redis::{Client, ConnectionInfo, RedisResult, aio::PubSubStream};
+use tokio::{
+    runtime,
+    sync::{oneshot, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::{
+    endpoint::Address,
+    sentinel::{Answer, Sentinels, agreed, candidates, query},
+};
+use crate::backend::redis::tls;
+
+/// The backend queries each Sentinel again after this time, and connects again to one that does not answer.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The time in which a Sentinel accepts a connection, and in which it answers.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// The largest number of Sentinels besides those that the caller has named.
+const MAX_DISCOVERED: usize = 16;
+/// The events of a Sentinel that may be followed by another answer.
+const EVENTS: [&str; 5] = [
+    // The Sentinel that leads the failover.
+    "+promoted-slave",
+    "+failover-state-reconf-slaves",
+    "+failover-end",
+    // The other Sentinels, and at the end the first one.
+    "+config-update-from",
+    "+switch-master",
+];
+
+/// A thread that follows the primary. It ends when this is dropped.
+#[derive(Default)]
+pub(super) struct Follower(Mutex<Option<oneshot::Sender<()>>>);
+
+impl Follower {
+    /// Starts the thread, unless it runs. It calls `follow` with the primary that a majority of the Sentinels names, after every
+    /// answer. If the system has no further thread, the backend queries the Sentinels only when it connects.
+    pub(super) fn start(
+        &self,
+        sentinels: &Arc<Sentinels>,
+        follow: impl Fn(&Address) + Send + Sync + 'static,
+    ) {
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.as_ref().is_some_and(|stop| !stop.is_closed()) {
+            return;
+        }
+        let (stop, stopped) = oneshot::channel();
+        let board = Arc::new(Board {
+            sentinels: sentinels.clone(),
+            follow: Box::new(follow),
+            state: Mutex::default(),
+            events: watch::Sender::default(),
+        });
+        let started = thread::Builder::new().name("tsw-sentinels".to_owned()).spawn(move || {
+            if let Ok(runtime) = runtime::Builder::new_current_thread().enable_all().build() {
+                runtime.block_on(select(stopped, pin!(board.watch_all())));
+            }
+        });
+        *running = started.is_ok().then_some(stop);
+    }
+}
+
+/// The last answers of the Sentinels.
+struct Board {
+    sentinels: Arc<Sentinels>,
+    follow: Box<dyn Fn(&Address) + Send + Sync>,
+    state: Mutex<Vec<Watched>>,
+    /// Changes after each event of a Sentinel, and when a Sentinel is discovered.
+    events: watch::Sender<()>,
+}
+
+/// A Sentinel to which the backend is connected, or connects.
+struct Watched {
+    info: ConnectionInfo,
+    /// The identity by which another Sentinel has reported it. None if the caller has named it.
+    discovered: Option<String>,
+    /// Whether the first attempt to query it has ended.
+    was_queried: bool,
+    /// Whether it has ever answered. A discovered Sentinel may have an address that this process cannot reach.
+    has_answered: bool,
+    /// The last answer, or `None` after a failure.
+    answer: Option<Answer>,
+}
+
+impl Board {
+    fn state(&self) -> MutexGuard<'_, Vec<Watched>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Watches all known Sentinels. Never ends.
+    async fn watch_all(self: Arc<Self>) {
+        for info in self.sentinels.named() {
+            self.state().push(Watched::new(info.clone(), None));
+        }
+        let (mut watches, mut started, mut events) = (JoinSet::new(), 0, self.events.subscribe());
+        loop {
+            let known = self.state().len();
+            for index in started..known {
+                watches.spawn(self.clone().watch(index));
+            }
+            started = known;
+            // The board has a sender, so that the channel stays open.
+            if events.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Watches one Sentinel. Never ends.
+    async fn watch(self: Arc<Self>, index: usize) {
+        loop {
+            // The error is that of a lost connection. Until the next answer, the Sentinel names no primary.
+            let _ = self.query_repeatedly(index).await;
+            self.record(index, None);
+            sleep(INTERVAL).await;
+        }
+    }
+
+    /// Queries a Sentinel at once, after each event of any Sentinel, and after each [`INTERVAL`], until it does not answer.
+    async fn query_repeatedly(&self, index: usize) -> RedisResult<()> {
+        let Some(info) = self.state().get(index).map(|watched| watched.info.clone()) else { return Ok(()) };
+        let service = self.sentinels.service();
+        tls::prepare(info.addr());
+        let client = Client::open(info)?;
+        let Ok(connection) = timeout(TIMEOUT, client.get_multiplexed_async_connection()).await else {
+            return Ok(());
+        };
+        let mut connection = connection?;
+        // Without the permission to subscribe, the interval remains.
+        let mut own_events = timeout(TIMEOUT, subscribe(&client)).await.ok().and_then(Result::ok);
+        let mut events = self.events.subscribe();
+        loop {
+            events.mark_unchanged();
+            let Ok(answer) = timeout(TIMEOUT, query(&mut connection, service)).await else { return Ok(()) };
+            self.record(index, Some(answer?));
+            let own_event = async {
+                match &mut own_events {
+                    Some(events) => next_event(events, service).await,
+                    None => pending().await,
+                }
+            };
+            match timeout(INTERVAL, select(pin!(own_event), pin!(events.changed()))).await {
+                Ok(Either::Left((Some(()), _))) => self.events.send_replace(()),
+                Ok(Either::Left((None, _))) => return Ok(()),
+                Ok(Either::Right(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    /// Records an answer, or that a Sentinel has failed. Follows the primary that a majority names.
+    fn record(&self, index: usize, answer: Option<Answer>) {
+        let mut state = self.state();
+        let Some(watched) = state.get_mut(index) else { return };
+        watched.was_queried = true;
+        watched.has_answered |= answer.is_some();
+        watched.answer = answer;
+        let has_discovered = self.discover(&mut state);
+        let reported: Vec<_> = state.iter().filter(|watched| watched.counts(&state)).collect();
+        let answers = candidates(reported.iter().filter_map(|watched| watched.answer.as_ref()));
+        let repeated = reported.iter().filter(|watched| watched.answer.is_some()).count() - answers.len();
+        let primary = agreed(&answers, reported.len() - repeated).map(|primary| primary.address.clone());
+        drop(state);
+        if has_discovered {
+            self.events.send_replace(());
+        }
+        if let Some(primary) = primary {
+            (self.follow)(&primary);
+        }
+    }
+
+    /// Adds the Sentinels that others report. Returns whether there are new ones.
+    fn discover(&self, state: &mut Vec<Watched>) -> bool {
+        let is_named = |watched: &&Watched| watched.discovered.is_none();
+        // A Sentinel whose identity is not known yet would be added a second time, under the address that others report.
+        let is_identified = |watched: &Watched| {
+            watched.was_queried && watched.answer.as_ref().is_none_or(|answer| answer.id.is_some())
+        };
+        if !state.iter().filter(is_named).all(is_identified) {
+            return false;
+        }
+        let before = state.len();
+        let reports: Vec<_> = state
+            .iter()
+            .filter_map(|watched| watched.answer.as_ref())
+            .flat_map(|answer| answer.others.clone())
+            .collect();
+        for (id, address) in reports {
+            let Some(info) = self.sentinels.at(&address) else { continue };
+            let is_known = |watched: &Watched| watched.is(&id) || watched.info.addr() == info.addr();
+            let room = self.sentinels.named().len() + MAX_DISCOVERED;
+            match state.iter().position(|watched| watched.discovered.as_ref() == Some(&id)) {
+                // It has moved.
+                Some(moved) => state[moved].info = info,
+                None if state.iter().any(is_known) || state.len() >= room => {}
+                None => state.push(Watched::new(info, Some(id))),
+            }
+        }
+        let counting = state.iter().filter(|watched| watched.discovered.is_some() && watched.counts(state));
+        self.sentinels.discover(counting.map(|watched| watched.info.clone()).collect());
+        state.len() > before
+    }
+}
+
+impl Watched {
+    fn new(info: ConnectionInfo, discovered: Option<String>) -> Self {
+        Self { info, discovered, was_queried: false, has_answered: false, answer: None }
+    }
+
+    fn is(&self, id: &str) -> bool {
+        let answered = self.answer.as_ref().and_then(|answer| answer.id.as_deref());
+        answered == Some(id) || self.discovered.as_deref() == Some(id)
+    }
+
+    /// Returns whether a majority contains this Sentinel: the caller has named it, or it has answered, and another one considers it
+    /// up.
+    fn counts(&self, all: &[Self]) -> bool {
+        let Some(id) = &self.discovered else { return true };
+        let mut reports =
+            all.iter().filter_map(|watched| watched.answer.as_ref()).flat_map(|answer| &answer.others);
+        self.has_answered && reports.any(|(other, _)| other == id)
+    }
+}
+
+/// Subscribes to the events of a Sentinel.
+async fn subscribe(client: &Client) -> RedisResult<PubSubStream> {
+    let mut events = client.get_async_pubsub().await?;
+    events.subscribe(&EVENTS).await?;
+    Ok(events.into_on_message())
+}
+
+/// Waits for an event of the service. Returns None if the connection is lost.
+async fn next_event(events: &mut PubSubStream, service: &str) -> Option<()> {
+    loop {
+        let text: String = events.next().await?.get_payload().unwrap_or_default();
+        if text.split(' ').any(|word| word == service) {
+            return Some(());
+        }
+    }
+}
