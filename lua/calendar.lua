@@ -88,15 +88,22 @@ local function decide_calendar(i, admitted, full, PAIR, CONTEXT)
   local previous_share = (previous * left + -(previous * left) % whole) / whole
   local remaining, next_after, reset_after = quota - current - previous_share, window, 0
   if remaining < 0 then remaining = 0 end
-  if not slides then
-    if current > 0 then next_after, reset_after = begin + window - now, begin + window - now end
-  elseif previous > 0 then
-    next_after = math.min(begin + (whole - left + 1) * tick, begin + window) - now
-    reset_after = begin + window - now
-  elseif current > 0 then
-    next_after = begin + window + tick - now
+  if current + previous > 0 then
+    next_after, reset_after = begin + window - now, begin + window - now
+    if slides then
+      -- One more unit remains when `units` are used. As above, this is when `fitting` ticks remain.
+      local units, fitting = quota - remaining - 1, 0
+      if previous > 0 and units >= current then fitting = math.floor((units - current) * whole / previous) end
+      if fitting > 0 then
+        next_after = begin + (whole - fitting) * tick - now
+      elseif current > 0 then
+        fitting = math.min(whole, math.floor(units * whole / current))
+        -- The last tick may be shorter.
+        next_after = begin + window + math.min((whole - fitting) * tick, window) - now
+      end
+      if current > 0 then reset_after = reset_after + window end
+    end
   end
-  if slides and current > 0 then reset_after = begin + 2 * window - now end
   local status = pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after)
   return admitted, full, status .. receipt .. others
 end

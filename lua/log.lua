@@ -23,19 +23,18 @@ local function decide(i, admitted, full, CONTEXT)
   local tail = call('LINDEX', key, '-1')
   if tail then
     local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
-    if in_tail % 1 > 0 then
+    if in_tail < 0 or in_tail % 1 > 0 then
+      -- The log has tags, or the value is foreign.
       tree, records_end, in_tail = sub(tail, -TREE_SIZE), -TREE_SIZE - 1, (#tail - HEADER_SIZE - TREE_SIZE) / RECORD_SIZE
+      if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
+      number, tagged, first_added = parse(TREE_FORMAT, tree)
+      if number < 1 then error('FOREIGNVALUE ' .. key) end
     end
-    if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
     generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
     front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
-    if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < 0 or blocks % 1 > 0
+    if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < tagged or blocks % 1 > 0
       or oldest > newest or newest > last + window or last > newest + window then
       error('FOREIGNVALUE ' .. key)
-    end
-    if tree ~= '' then
-      number, tagged, first_added = parse(TREE_FORMAT, tree)
-      if number < 1 or tagged > blocks then error('FOREIGNVALUE ' .. key) end
     end
     -- If the clock is behind the last charge by at most a window, time stands still. If it is behind by more, the log
     -- is foreign and counts as empty.
@@ -86,7 +85,7 @@ local function decide(i, admitted, full, CONTEXT)
     end
   end
 
-  local verdict, retry_after = ADMIT, 0
+  local verdict, retry_after, freed_by = ADMIT, 0
   -- The units that must leave before the cost fits.
   local excess = used + cost - quota
   if excess > 0 and cost > 0 and purpose ~= OVERAGE then
@@ -95,7 +94,7 @@ local function decide(i, admitted, full, CONTEXT)
       verdict = NEVER
     else
       -- The instant of the record that frees the last of these units.
-      local freed_by = oldest
+      freed_by = oldest
       if excess >= used then
         freed_by = newest
       elseif excess > 1 then
@@ -105,6 +104,25 @@ local function decide(i, admitted, full, CONTEXT)
         freed_by = passed_at or oldest
       end
       verdict, retry_after = WAIT, freed_by + window - now
+    end
+  end
+  -- The instant of the record that frees the next unit of the quota: the oldest one, unless more than the quota is used. An
+  -- overage is charged in any case.
+  local next_freed_by
+  if excess > 0 and (used > quota or purpose == OVERAGE) then
+    -- The units that must leave.
+    local beyond = used - quota + 1
+    if purpose == OVERAGE then beyond = math.min(excess, MAX_USED - quota) + 1 end
+    if beyond > used then
+      next_freed_by = math.huge -- The record of this charge.
+    elseif beyond == used then
+      next_freed_by = newest
+    elseif beyond == excess then
+      next_freed_by = freed_by
+    else
+      local guess = math.min(first + math.ceil(beyond * (count - first) / used), count - 1)
+      local _, _, passed_at = find_record(READER, LOG, first + 1, count, guess, ANY_INSTANT, start, beyond)
+      next_freed_by = passed_at or oldest
     end
   end
   if cost > 0 and used > 0 and count - first >= MAX_RECORDS then full = true end
@@ -140,6 +158,12 @@ local function decide(i, admitted, full, CONTEXT)
       if purpose ~= PEEK then
         if tail then call('UNLINK', key) end
         call('RPUSH', key, pack(HEADER_FORMAT, generation, at, record_at, record_at, 0, cost, 0, 1))
+        local reply =
+          redis.pcall('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
+        if reply ~= 1 then
+          call('UNLINK', key)
+          error(reply.err, 0)
+        end
       end
     else
       if purpose == RESERVE and precision == 0 and newest == at then
@@ -150,10 +174,18 @@ local function decide(i, admitted, full, CONTEXT)
         ordinal = count - same_instant
       end
       if purpose ~= PEEK then
-        local command = 'LSET'
+        local stored_oldest, stored_start, stored, block = oldest, start
         rest = rest or sub(tail, HEADER_SIZE + 1, records_end)
+        if dropped_blocks > MAX_DROPPED_BLOCKS then
+          -- The next charges delete the others. Until then, the log begins with a record that has left.
+          local stored_first, empty_records, source, source_offset =
+            front + 1 + BLOCK_RECORDS * MAX_DROPPED_BLOCKS, front_byte
+          first, stored_oldest, _, source, source_offset =
+            find_record(READER, LOG, stored_first, stored_first + 1, stored_first, ANY_INSTANT, ANY_UNITS)
+          stored_start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, source, source_offset)
+          if empty_records >= EMPTY_RECORDS then front_byte = front_byte + EMPTY_RECORDS end
+        end
         if dropped_blocks > 0 then
-          call('LTRIM', key, dropped_blocks == 1 and '1' or dropped_blocks, '-1')
           if tagged > dropped_blocks then
             tree = pack(TREE_FORMAT, number + dropped_blocks, tagged - dropped_blocks, next_added)
           else
@@ -162,25 +194,41 @@ local function decide(i, admitted, full, CONTEXT)
         end
         if newest == record_at and precision > 0 then
           -- The charge belongs to the newest bucket.
-          tail = pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, oldest, start, total + cost,
+          stored = pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, stored_oldest, stored_start, total + cost,
             front_byte, count - first, rest)
         else
-          local front_size = RECORD_SIZE * (front_byte % EMPTY_RECORDS)
+          local records, front_size = rest, RECORD_SIZE * (front_byte % EMPTY_RECORDS)
           if #rest == front_size + BLOCK_SIZE then
             -- The records behind the blocks become a block, and the tail becomes a new element.
-            call('LSET', key, '-1', sub(rest, front_size + 1))
-            rest, command = sub(rest, 1, front_size), 'RPUSH'
+            records, block = sub(rest, 1, front_size), sub(rest, front_size + 1)
           end
-          tail = pack(HEADER_RECORDS_AND_RECORD_FORMAT, generation, at, record_at, oldest, start, total + cost,
-            front_byte, count - first + 1, rest, record_at, total)
+          stored = pack(HEADER_RECORDS_AND_RECORD_FORMAT, generation, at, record_at, stored_oldest, stored_start, total + cost,
+            front_byte, count - first + 1, records, record_at, total)
         end
-        if tree ~= '' then tail = tail .. tree end
-        if command == 'LSET' then call('LSET', key, '-1', tail) else call('RPUSH', key, tail) end
+        if tree ~= '' then stored = stored .. tree end
+        -- The first record in each quarter of a window extends the time to live to a window and a quarter.
+        if record_at - record_at % (window / EXTENSIONS) > newest then
+          call('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
+        end
+        -- If a command after this LSET fails, another LSET restores the log. README.md, "Order of writes", has the reason.
+        call('LSET', key, '-1', block or stored)
+        if dropped_blocks > 0 then
+          local reply = redis.pcall('LTRIM', key, dropped_blocks == 1 and '1' or dropped_blocks, '-1')
+          if reply.err then
+            call('LSET', key, '-1', tail)
+            error(reply.err, 0)
+          end
+        end
+        if block then
+          local reply = redis.pcall('RPUSH', key, stored)
+          if type(reply) == 'table' then
+            -- The log without this charge. It no longer has the records that LTRIM has deleted.
+            call('LSET', key, '-1', pack(HEADER_AND_RECORDS_FORMAT, generation, at, newest, stored_oldest, stored_start,
+              total, front_byte, count - first, rest) .. tree)
+            error(reply.err, 0)
+          end
+        end
       end
-    end
-    -- The first record in each quarter of a window extends the time to live to a window and a quarter.
-    if purpose ~= PEEK and (used == 0 or record_at - record_at % (window / EXTENSIONS) > newest) then
-      call('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
     end
     used, newest = used + cost, record_at
     if purpose then
@@ -193,7 +241,10 @@ local function decide(i, admitted, full, CONTEXT)
   end
   local remaining, next_after, reset_after = quota - used, window, 0
   if remaining < 0 then remaining = 0 end
-  if used > 0 then next_after, reset_after = oldest + window - now, newest + window - now end
+  if used > 0 then
+    next_after, reset_after = oldest + window - now, newest + window - now
+    if next_freed_by then next_after = math.min(next_freed_by, newest) + window - now end
+  end
   local status = pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after)
   return admitted, full, status .. receipt .. others
 end

@@ -6,8 +6,8 @@
 -- A record is identified by its position. The oldest record has position 0 and is in the header.
 
 -- Finds the first record in RANGE at `instant` or later whose start is at least `units` above `base`. The search reads
--- the probe first, continues from there in growing steps, and ends by bisection. A search for units needs a RANGE up to the
--- end of the log.
+-- the probe first, continues from there in growing steps, and ends by bisection. If the record is far from the probe, the
+-- bisection is of all other positions. A search for units needs a RANGE up to the end of the log.
 --
 -- Returns the record's position (`high` if there is none), its instant, the instant of the last record passed over, and where
 -- the record is: its block, or the tail, and its offset there.
@@ -92,7 +92,7 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
     else
       low, passed_at, probe = probe + 1, probed_at, probe + step
     end
-    step = step * 2
+    step = step < MAX_STEP and step * 8 or MAX_RECORDS
     if probe < low or probe >= high then probe = (low + high - (low + high) % 2) / 2 end
   end
   return low, at, passed_at, source, source_offset

@@ -1,8 +1,9 @@
 -- Purpose: the last part of the refund script. Refunds units to 1 to 8 charges, each at the charge's own place. A
 --   charge that has left its window, or whose generation differs, receives no refund.
 -- KEYS: one key per pair.
--- ARGV: [1] the pairs, 33 bytes each: the units to refund, the window, the precision, and the receipt of the charge.
--- Reply: the clock reading.
+-- ARGV: [1] the pairs, 33 bytes each: the units to refund, the window, the precision, and the receipt of the charge; then
+--   the deadline, 8 bytes.
+-- Reply: the clock reading, as an integer. If the deadline is exceeded, the clock reading as 8 bytes, and nothing has changed.
 -- Units: instants and windows in microseconds, refunds in quota units.
 --
 -- Every pair is read before the first one is written. Refunds are rarer than checks, so these functions capture the
@@ -235,12 +236,16 @@ local function refund_log(i, refund_from)
 
   refund_from(i + 1)
 
+  local trims = log.blocks > 0 and (trim_from ~= 0 or trim_to ~= -1)
+  -- Without permission for LTRIM, this call fails before the first write. It deletes nothing.
+  if trims then call('LTRIM', key, '0', '-1') end
   for index, block in pairs(log.changed) do call('LSET', key, log.nearest(index), block) end
-  if trim_from ~= 0 or trim_to ~= -1 then call('LTRIM', key, trim_from, trim_to) end
   local tree = ''
   if log.tagged > 0 then tree = pack(TREE_FORMAT, log.number, log.tagged, log.first_added) end
-  call('LSET', key, '-1', pack(HEADER_AND_RECORDS_FORMAT, log.generation, log.last, log.newest, log.oldest, log.start,
-    log.total, log.front_byte, log.count, rest) .. tree)
+  -- The tail replaces the element that is the last one after LTRIM.
+  call('LSET', key, log.nearest(trim_to), pack(HEADER_AND_RECORDS_FORMAT, log.generation, log.last, log.newest, log.oldest,
+    log.start, log.total, log.front_byte, log.count, rest) .. tree)
+  if trims then call('LTRIM', key, trim_from, trim_to) end
   if live_until then
     call('PEXPIRE', key, math.ceil((math.max(live_until, log.last + window, now) - now) / 1000) + extra_ttl)
   end
@@ -281,5 +286,6 @@ local function refund_from(i)
   return refund_log(i, refund_from)
 end
 
+if now > parse(CLOCK_FORMAT, ARGV[1], REFUND_SIZE * #KEYS + 1) then return pack(CLOCK_FORMAT, now) end
 refund_from(1)
 return now

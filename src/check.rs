@@ -61,7 +61,7 @@ pub enum Purpose {
     /// Returns the decision of a charge, and charges nothing.
     Peek,
     /// Charges even if a pair does not admit, because the client has already used the units. The statuses are those after the
-    /// charge, with a wait of zero.
+    /// charge, with a wait of zero. After the deadline, it charges nothing.
     Overage,
     /// Charges as [`Reserve`](Self::Reserve) does, and charges [`Pair::lease`] more units of each pair, or as many of them as fit. Too
     /// little room for these units never denies the check. All pairs have sliding buckets and the same partition key, and none is a
@@ -95,6 +95,7 @@ impl Receipt {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refund {
     namespace: Namespace,
+    deadline: Option<Instant>,
     pairs: Box<[RefundPair]>,
 }
 
@@ -254,7 +255,6 @@ impl Check {
         Self { across_slots: Some(Box::new(across_slots)), ..self }
     }
 
-    #[cfg(feature = "redis")]
     pub(crate) fn across_slots(&self) -> &AcrossSlots {
         static DEFAULT: AcrossSlots =
             AcrossSlots { keeps_charges: false, peeks_first: false, denied: Vec::new(), on_rollback: None };
@@ -336,7 +336,19 @@ impl Refund {
             units: pair.cost - used,
         });
         let pairs: Box<[RefundPair]> = pairs.collect();
-        (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), pairs })
+        (!pairs.is_empty()).then(|| Self { namespace: check.namespace.clone(), deadline: None, pairs })
+    }
+
+    /// Returns the same refund with a deadline. If the deadline is exceeded, a backend must not apply the refund, and returns
+    /// [`Reason::DeadlineExceeded`](crate::backend::Reason::DeadlineExceeded), if it can. A limiter sets the deadline of every refund.
+    #[must_use]
+    pub fn with_deadline(self, deadline: impl Into<Option<Instant>>) -> Self {
+        Self { deadline: deadline.into(), ..self }
+    }
+
+    /// Returns the deadline, or `None` if there is no deadline.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// Returns the pairs that receive a refund, at least one.
@@ -358,14 +370,14 @@ impl Refund {
 impl Refund {
     /// Returns the refund of units of one charge.
     pub(crate) fn of_units(namespace: Namespace, pair: RefundPair) -> Self {
-        Self { namespace, pairs: [pair].into() }
+        Self { namespace, deadline: None, pairs: [pair].into() }
     }
 
     /// Returns the refund of the pairs with these indices.
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize]) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
-        Self { namespace: self.namespace.clone(), pairs }
+        Self { namespace: self.namespace.clone(), deadline: self.deadline, pairs }
     }
 }
 

@@ -1,6 +1,13 @@
 //! The object-safe engine: a backend without its type, behind the circuit breaker and the deny cache.
 
-use std::{any::Any, pin::pin, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::Poll,
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -11,7 +18,7 @@ use crate::{
     deny_cache::{Denials, Miss},
     now_or_later::BoxFuture,
     observe::LimiterEvents,
-    outage::{Guard, Protection, ServerBreaker, before, within},
+    outage::{Guard, Protection, ServerBreaker, before},
 };
 
 pub(crate) type Outcome<T> = Result<T, BackendError>;
@@ -46,8 +53,8 @@ pub(crate) trait Engine: Send + Sync {
     /// Makes the changes that need no waiting, and removes them from `change`. Returns the latest instant of these changes, or 0
     /// if there were none.
     fn change_now(&self, change: &mut Change) -> Outcome<u64>;
-    /// Makes the changes. Returns their latest instant.
-    fn change(self: Arc<Self>, change: Change, deadline: Duration) -> BoxFuture<Outcome<u64>>;
+    /// Makes the changes by the deadline, or not at all. Returns their latest instant.
+    fn change(self: Arc<Self>, change: Change, deadline: Instant) -> BoxFuture<Outcome<u64>>;
     fn can_change(&self) -> bool;
     fn can_remember(&self) -> bool;
     fn can_lease(&self) -> bool;
@@ -108,7 +115,8 @@ impl<B: Backend> Engine for B {
         Box::pin(async move {
             let forgotten = pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy));
             let _invalidation = denials.map(|denials| denials.invalidate(forgotten));
-            within(deadline, self.reset(&pairs)).await
+            let deadline = Instant::now() + deadline;
+            before(deadline, self.reset(&pairs.with_deadline(deadline))).await
         })
     }
 
@@ -129,18 +137,23 @@ impl<B: Backend> Engine for B {
         outcome
     }
 
-    fn change(self: Arc<Self>, change: Change, deadline: Duration) -> BoxFuture<Outcome<u64>> {
+    fn change(self: Arc<Self>, change: Change, deadline: Instant) -> BoxFuture<Outcome<u64>> {
         Box::pin(async move {
-            let mut outcome = Ok(0);
-            if let Some(refund) = change.refund {
-                outcome = within(deadline, self.refund(&refund)).await;
+            if deadline <= Instant::now() {
+                return Err(BackendError::new(Reason::Timeout));
             }
-            // The overage is charged even if the refund has failed.
-            if let Some(overage) = change.overage {
-                let done = within(deadline, self.check(&overage)).await;
-                outcome = latest(outcome, charged_at(&overage, done));
-            }
-            outcome
+            let refunded = async {
+                let Some(refund) = change.refund else { return Ok(0) };
+                before(deadline, self.refund(&refund.with_deadline(deadline))).await
+            };
+            let charged = async {
+                let Some(overage) = change.overage else { return Ok(0) };
+                let overage = overage.with_deadline(deadline);
+                charged_at(&overage, before(deadline, self.check(&overage)).await)
+            };
+            // The overage is charged even if the refund fails or hangs.
+            let (refunded, charged) = both(refunded, charged).await;
+            latest(refunded, charged)
         })
     }
 
@@ -171,6 +184,32 @@ impl<B: Backend> Engine for B {
     fn finish(self: Arc<Self>) -> BoxFuture<()> {
         Box::pin(async move { self.drain().await })
     }
+}
+
+/// Runs two futures at the same time.
+async fn both<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> (T, T) {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    let (mut first, mut second) = (None, None);
+    poll_fn(|cx| {
+        if first.is_none()
+            && let Poll::Ready(output) = one.as_mut().poll(cx)
+        {
+            first = Some(output);
+        }
+        if second.is_none()
+            && let Poll::Ready(output) = other.as_mut().poll(cx)
+        {
+            second = Some(output);
+        }
+        match (first.take(), second.take()) {
+            (Some(one), Some(other)) => Poll::Ready((one, other)),
+            outputs => {
+                (first, second) = outputs;
+                Poll::Pending
+            }
+        }
+    })
+    .await
 }
 
 /// Returns the later of two instants in microseconds, or the first error.

@@ -10,12 +10,24 @@ const TAKES_INSTANT: &str = "now = tonumber(ARGV[#ARGV])\nARGV[#ARGV] = nil\n";
 
 /// The text of the check script in a folder such as `lua`.
 pub fn check_script(folder: &Path) -> Result<String, String> {
+    script(folder, &["clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"])
+}
+
+pub fn merged_script(folder: &Path) -> Result<String, String> {
+    script(folder, &["clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"])
+}
+
+pub fn reset_script(folder: &Path) -> Result<String, String> {
+    script(folder, &["clock.lua", "reset.lua"])
+}
+
+fn script(folder: &Path, files: &[&str]) -> Result<String, String> {
     let read = |file: &str| {
         let path = folder.join(file);
         fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
     };
     let mut source = String::new();
-    for file in ["clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"] {
+    for file in files {
         source.push_str(&read(file)?);
     }
     Ok(expand(&source, &read("names.lua")?))

@@ -4,6 +4,7 @@
 //! cargo bench --bench script_cost
 //! cargo bench --bench script_cost -- instructions
 //! cargo bench --bench script_cost -- instructions --before ../before/lua
+//! cargo bench --bench script_cost -- server-time
 //! ```
 //!
 //! The benchmark starts its own Redis servers. Without an argument, it measures times, takes two to five minutes, and ends with the
@@ -13,6 +14,9 @@
 //! do not change these figures: two servers differ by less than 2 %, and times by up to 25 %. It takes about ten minutes. With `--before`, it takes 17,
 //! also measures the check script of another folder, and prints the ratio of both. The folder may be that of another revision:
 //! `git worktree add --detach ../before REVISION`. The arguments and the stored layout of both must be the same.
+//!
+//! With `server-time`, it measures the longest time of one call on the server, at the largest number of records. It takes about a minute,
+//! and fails if a call takes longer than `lua/README.md` allows.
 //!
 //! `TEST_REDIS_SERVER` selects the program of the server, such as `target/engines/valkey-server`.
 //!
@@ -38,6 +42,7 @@ mod scenario;
 mod scripts;
 #[path = "../../tests/support/server.rs"]
 mod server;
+mod server_time;
 mod targets;
 mod worst_case;
 
@@ -72,7 +77,11 @@ fn main() -> ExitCode {
         }
         ["instructions"] => instructions::print(None),
         ["instructions", "--before", folder] => instructions::print(Some(Path::new(folder))),
-        _ => Err("usage: cargo bench --bench script_cost [-- instructions [--before FOLDER]]".to_owned()),
+        ["server-time"] => server_time::print(),
+        _ => {
+            Err("usage: cargo bench --bench script_cost [-- instructions [--before FOLDER] | -- server-time]"
+                .to_owned())
+        }
     };
     if let Err(error) = result {
         eprintln!("{error}");

@@ -162,7 +162,7 @@ pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, prec
 
 /// Returns a key that is as long as the crate's keys.
 pub fn key(space: u64, number: usize) -> String {
-    format!("tsw:1:{{{space:016x}{number:016x}}}:burst:log:10000000")
+    format!("tsw{{{space:011x}{number:011x}}}Asburst")
 }
 
 /// Returns the median of all numbers.

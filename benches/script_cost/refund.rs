@@ -81,7 +81,9 @@ impl Log {
         pipeline.queue_mark();
         for (number, receipt) in receipts.enumerate() {
             let window = &self.window.to_le_bytes()[..6];
-            let arguments = [&1_u32.to_le_bytes()[..], window, &[0; 6], &receipt[..]].concat();
+            // Without a deadline.
+            let deadline = u64::MAX.to_le_bytes();
+            let arguments = [&1_u32.to_le_bytes()[..], window, &[0; 6], &receipt[..], &deadline].concat();
             pipeline.queue(&[b"EVALSHA", scripts.refund.as_bytes(), b"1", key.as_bytes(), &arguments]);
             if (number + 1) % calls_per_sample == 0 {
                 pipeline.queue_mark();

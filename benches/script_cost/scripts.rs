@@ -83,7 +83,7 @@ impl Scripts {
     /// Loads all scripts. The crate loads its own, so the benchmark measures exactly what the crate sends.
     pub fn load(server: &Server, pipeline: &mut Pipeline) -> Self {
         let hashes = hashes_sent_by_crate(server);
-        let [check, refund, check_injected] = hashes.try_into().expect("three scripts");
+        let [check, refund, _reset, check_injected] = hashes.try_into().expect("four scripts");
         pipeline.ask(&[b"FLUSHALL"]);
         let mut load = |text: &str| pipeline.ask(&[b"SCRIPT", b"LOAD", text.as_bytes()]);
         Self {
@@ -132,7 +132,7 @@ fn hashes_sent_by_crate(server: &Server) -> Vec<String> {
     hashes
 }
 
-/// Runs a check, a refund, and a check on an injected clock.
+/// Runs a check, a refund, a reset, and a check on an injected clock.
 async fn call_every_script(url: &str) {
     let backend = RedisBackend::connect(url).await.expect("a connection");
     let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
@@ -141,5 +141,6 @@ async fn call_every_script(url: &str) {
     let check = Check::new([pair]).unwrap().with_purpose(Purpose::Reserve);
     let decision = backend.check(&check).await.expect("a decision");
     backend.refund(&Refund::of(&check, decision.receipts(), &[1]).unwrap()).await.expect("a refund");
+    backend.reset(&check).await.expect("a reset");
     let _ = backend.with_clock(&ManualClock::new()).check(&check).await.expect("a decision");
 }

@@ -93,7 +93,8 @@ pub trait Backend: Send + Sync + 'static {
     }
 
     /// Refunds units, each to its charge. A charge that has left its window, or whose record has another generation, receives
-    /// nothing. A refund is sent once and never resent, because it may have been applied.
+    /// nothing. A refund is sent once and never resent, because it may have been applied. After its
+    /// [deadline](Refund::deadline), the backend must not apply it.
     ///
     /// Returns the instant of the refund, in microseconds of the clock of the backend, as
     /// [`Decision::at_micros`] does for a check. If several clocks were read, returns the largest reading.
@@ -113,7 +114,7 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Clears the usage of the pairs of a check. Their costs and the purpose have no effect.
+    /// Clears the usage of the pairs of a check, unless its deadline has passed. Their costs and the purpose have no effect.
     ///
     /// # Errors
     ///

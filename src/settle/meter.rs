@@ -44,7 +44,7 @@ use crate::{
 /// use futures_util::{StreamExt, stream};
 /// use tower_sliding_window::Reservation;
 ///
-/// // A handler, behind a layer that settles `by_hand`.
+/// // A handler, behind a layer that settles `by_hand`. If the layer exempts requests, take an `Option<Reservation>`.
 /// async fn chat(reservation: Reservation) -> Body {
 ///     let meter = reservation.meter();
 ///     Body::from_stream(stream::iter(["three", "words", "only"]).map(move |token| {

@@ -59,7 +59,7 @@ pub(crate) use queue::Queue;
 ///
 /// Settling never delays a response. If the backend does not answer at once, the settlement goes through a
 /// [bounded queue](crate::LimiterBuilder::settlement_queue), which a task on the current tokio runtime processes. It is sent
-/// once and never resent. If it is lost, the charge stands, and the loss is [counted](crate::Limiter::lost_settlements).
+/// once and never resent. It has 5 s: after that, it changes nothing. If it is lost, the charge stands, and the loss is [counted](crate::Limiter::lost_settlements).
 ///
 /// ```
 /// use std::time::Duration;
@@ -137,7 +137,8 @@ pub enum Settled {
     Already,
     /// There is no charge: the request was admitted [unchecked](crate::outage::Unchecked). The settlement had no effect.
     Uncharged,
-    /// The settlement may or may not have been applied, and is never resent. The limiter counts it as lost.
+    /// The settlement may or may not have been applied, and is never resent. The limiter counts it as lost. With
+    /// [`Reason::DeadlineExceeded`], the store has not applied it.
     Lost(BackendError),
 }
 

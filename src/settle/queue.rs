@@ -16,6 +16,7 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Notify, oneshot},
+    time::Instant,
 };
 
 use super::{Settled, Settlement};
@@ -27,13 +28,16 @@ use crate::{
     observe::{LeasedUnits, LimiterEvents},
 };
 
+/// The deadline of a settlement and of a return of leased units, from the instant at which it enters the queue. No response waits for
+/// it, so it outlasts a short failure of the store. After it, nothing changes: neither here nor in a store that hangs.
+const DEADLINE: Duration = Duration::from_secs(5);
+
 /// The largest number of waiting returns: as many as pairs can be leased.
 const MAX_RETURNS: usize = 1 << 16;
 
 /// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
 pub(crate) struct Queue {
     engine: Arc<dyn Engine>,
-    deadline: Duration,
     /// The deny cache, whose entries a refund invalidates.
     denials: Option<Arc<Denials>>,
     /// The largest number of waiting settlements.
@@ -63,6 +67,8 @@ struct Job {
     change: Option<Change>,
     /// The invalidation of the deny cache. `None` without a refund.
     invalidation: Option<Invalidation>,
+    /// After this instant, the change is not made.
+    deadline: Instant,
     /// The result of the part that needed no waiting.
     begun: Result<u64, BackendError>,
     /// `None` once the result is known.
@@ -87,7 +93,6 @@ struct Worker {
 impl Queue {
     pub(crate) fn new(
         engine: Arc<dyn Engine>,
-        deadline: Duration,
         bound: usize,
         max_workers: usize,
         denials: Option<Arc<Denials>>,
@@ -95,7 +100,6 @@ impl Queue {
     ) -> Arc<Self> {
         Arc::new(Self {
             engine,
-            deadline,
             denials,
             bound,
             max_workers,
@@ -137,8 +141,8 @@ impl Queue {
         }
         let (confirmation, settled) = oneshot::channel();
         let confirmation = Some(Confirmation::Settlement(confirmation));
-        let (change, queue) = (Some(change), self.clone());
-        self.enqueue(Job { change, invalidation, begun: outcome, confirmation, queue });
+        let (change, deadline, queue) = (Some(change), Instant::now() + DEADLINE, self.clone());
+        self.enqueue(Job { change, invalidation, deadline, begun: outcome, confirmation, queue });
         Settlement::waiting(settled)
     }
 
@@ -146,8 +150,9 @@ impl Queue {
     pub(crate) fn return_units(self: &Arc<Self>, refund: Refund, units: u32) {
         let invalidation = self.invalidate(Some(&refund));
         let (change, begun) = (Some(Change { refund: Some(refund), overage: None }), Ok(0));
-        let (confirmation, queue) = (Some(Confirmation::Returned(units)), self.clone());
-        self.enqueue(Job { change, invalidation, begun, confirmation, queue });
+        let (deadline, queue) = (Instant::now() + DEADLINE, self.clone());
+        let confirmation = Some(Confirmation::Returned(units));
+        self.enqueue(Job { change, invalidation, deadline, begun, confirmation, queue });
     }
 
     /// Settles a charge in the memory of the local fallback.
@@ -252,7 +257,7 @@ impl Drop for Worker {
 impl Job {
     async fn run(mut self) {
         let Some(change) = self.change.take() else { return };
-        let mut work = self.queue.engine.clone().change(change, self.queue.deadline);
+        let mut work = self.queue.engine.clone().change(change, self.deadline);
         let outcome = poll_fn(|cx| {
             let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
             // A panic must not lose the settlements behind it.

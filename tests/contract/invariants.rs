@@ -111,7 +111,12 @@ impl<B: Backend> Run<'_, B> {
     ) -> Result<(), TestCaseError> {
         let check =
             pairs.check(self.two_keys, &self.bench.history.policies(self.quota)).with_purpose(purpose);
-        let wait = self.decide(pairs, &check).await?.retry_after();
+        let decision = self.decide(pairs, &check).await?;
+        // The status of a peek includes the charge that the peek does not make.
+        if waits && purpose != Purpose::Peek && !self.model.sees_foreign(self.now, &check) {
+            self.wait_for_next_unit(&check, &decision).await?;
+        }
+        let wait = decision.retry_after();
         // A record of another clock counts as empty only until the clock comes near it. A wait does not include this.
         let waits = waits && !wait.is_zero() && !self.model.sees_foreign(self.now, &check);
         if let (true, Wait::For(wait)) = (waits, wait) {
@@ -122,6 +127,31 @@ impl<B: Backend> Run<'_, B> {
             self.now = admitted_at;
             let decision = self.decide(pairs, &check).await?;
             require(decision.is_admitted(), "an exact wait: a check is admitted after its end")?;
+        }
+        Ok(())
+    }
+
+    /// Peeks at the end of each `next_after` and one microsecond before it, without other charges.
+    async fn wait_for_next_unit(&self, check: &Check, decision: &Decision) -> Result<(), TestCaseError> {
+        for (pair, status) in check.pairs().iter().zip(decision.statuses()) {
+            if status.reset_after().is_zero() {
+                let window = pair.policy.window();
+                require(status.next_after() == window, "`next_after` is the window if nothing is used")?;
+                continue;
+            }
+            let peek = Check::new([Pair::new(pair.key.clone(), pair.policy.clone(), 0)])
+                .map_err(|error| TestCaseError::fail(error.to_string()))?
+                .with_purpose(Purpose::Peek);
+            let next = self.now + status.next_after().as_micros() as u64;
+            let mut remaining = [0; 2];
+            for (at, remaining) in [next - 1, next].into_iter().zip(&mut remaining) {
+                self.bench.clock.set_micros(at);
+                let decision = self.bench.backend.check(&peek).await.map_err(failed)?;
+                *remaining = decision.statuses()[0].remaining();
+            }
+            let [before, after] = remaining;
+            require(before == status.remaining(), "`remaining` is the same just before `next_after`")?;
+            require(after > before, "`remaining` is larger at `next_after`")?;
         }
         Ok(())
     }

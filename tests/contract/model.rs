@@ -75,12 +75,13 @@ impl Model {
         if charged && cost > 0 {
             account.to_mut().charge(now, 0, cost);
         }
-        let (used, all) = (account.used(now), u64::from(quota) * account.parts());
-        let remaining = (all.saturating_sub(used) / account.parts()) as u32;
-        let (next_after, reset_after) = match used {
+        let all = u64::from(quota) * account.parts();
+        let remaining_at = |at| (all.saturating_sub(account.used(at)) / account.parts()) as u32;
+        let remaining = remaining_at(now);
+        let (next_after, reset_after) = match account.used(now) {
             0 => (pair.policy.window(), Duration::ZERO),
             _ => (
-                account.first(now, |at| account.used(at) < used),
+                account.first(now, |at| remaining_at(at) > remaining),
                 account.first(now, |at| account.used(at) == 0),
             ),
         };

@@ -184,18 +184,38 @@ fn builder_rejects_invalid_queue_length() {
     build(Limiter::builder(FakeBackend::admitting()).settlement_queue(1 << 20));
 }
 
+/// The deadline of a check is longer or shorter than that of a settlement, and does not change it.
 #[tokio::test(start_paused = true)]
 async fn queue_loses_hanging_settlement_at_deadline() {
+    for deadline in [Duration::from_millis(1), Duration::from_secs(60)] {
+        let backend = FakeBackend::admitting().hanging_settlements();
+        let limiter = build(Limiter::builder(backend.clone()).deadline(deadline));
+        let start = Instant::now();
+        let settlement = reserve(&limiter).await.settle(0);
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        let outcome = settlement.await;
+        assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::Timeout));
+        assert!((5_000..5_010).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+        limiter.drain().await;
+        assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (1, 1));
+    }
+}
+
+/// A settlement that has waited in the queue for too long is lost, and the backend never sees it.
+#[tokio::test(start_paused = true)]
+async fn queued_settlement_is_not_sent_after_deadline() {
     let backend = FakeBackend::admitting().hanging_settlements();
-    let limiter = build(Limiter::builder(backend.clone()).deadline(Duration::from_secs(3)));
+    let limiter = build(Limiter::builder(backend.clone()).max_in_flight(1));
     let start = Instant::now();
-    let settlement = reserve(&limiter).await.settle(0);
-    assert_eq!(start.elapsed(), Duration::ZERO);
-    let outcome = settlement.await;
-    assert!(matches!(outcome, Settled::Lost(error) if error.reason() == Reason::Timeout));
-    assert!((3_000..3_010).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
-    limiter.drain().await;
-    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (1, 1));
+    let [first, second] = [reserve(&limiter).await.settle(0), reserve(&limiter).await.settle(0)];
+    sleep(Duration::from_secs(1)).await;
+    let later = reserve(&limiter).await.settle(0);
+    for settlement in [first, second, later] {
+        assert!(matches!(settlement.await, Settled::Lost(error) if error.reason() == Reason::Timeout));
+    }
+    // The later one was sent when the first had ended, and had a second left.
+    assert!((6_000..6_010).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert_eq!((backend.refunds().len(), limiter.lost_settlements()), (2, 3));
 }
 
 #[tokio::test]
@@ -311,12 +331,15 @@ async fn failed_refund_keeps_overage_and_counts_one_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refund_and_overage_have_separate_deadlines() {
+async fn hanging_refund_does_not_delay_overage() {
     let backend = FakeBackend::admitting().hanging_settlements();
     let (limiter, reservation, used) = reserve_two(backend.clone()).await;
     let start = Instant::now();
-    assert!(matches!(reservation.settle(used).await, Settled::Lost(_)));
-    assert!((200..210).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    let settlement = reservation.settle(used);
+    yield_now().await;
+    assert_eq!((backend.checks().len(), backend.refunds().len()), (2, 1), "both were sent at once");
+    assert!(matches!(settlement.await, Settled::Lost(_)));
+    assert!((5_000..5_010).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
     assert_eq!((backend.checks().len(), backend.refunds().len(), limiter.lost_settlements()), (2, 1, 1));
 }
 

@@ -145,7 +145,7 @@ async fn wrong_or_missing_password_is_no_permission() {
 async fn documented_permissions_allow_every_operation() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        allow(&mut Admin::at(&server), "~tsw:*", NEEDED);
+        allow(&mut Admin::at(&server), "~tsw{*", NEEDED);
         let backend = RedisBackend::connect(&url(&server, "limiter:secret", "")).await.unwrap();
         assert_eq!(run_all_operations(backend).await, Ok(()), "{engine:?}");
     }
@@ -159,7 +159,7 @@ async fn missing_permission_fails_with_no_permission() {
         for missing in NEEDED {
             admin.query::<()>(&["FLUSHALL"]);
             admin.query::<()>(&["SCRIPT", "FLUSH"]);
-            allow(&mut admin, "~tsw:*", NEEDED.into_iter().filter(|command| *command != missing));
+            allow(&mut admin, "~tsw{*", NEEDED.into_iter().filter(|command| *command != missing));
             let backend = RedisBackend::lazy(&url(&server, "limiter:secret", "")).unwrap();
             assert_eq!(
                 run_all_operations(backend).await,
@@ -175,7 +175,7 @@ async fn key_permission_covers_one_namespace() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
-        allow(&mut admin, "~other:*", NEEDED);
+        allow(&mut admin, "~other{*", NEEDED);
         let backend = RedisBackend::connect(&url(&server, "limiter:secret", "")).await.unwrap();
         assert_eq!(run_all_operations(backend.clone()).await, Err(Reason::NoPermission), "{engine:?}");
         assert_eq!(admin.keys(), [""; 0]);
@@ -192,10 +192,10 @@ async fn database_selection_needs_select_permission() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
-        allow(&mut admin, "~tsw:*", NEEDED);
+        allow(&mut admin, "~tsw{*", NEEDED);
         let url = url(&server, "limiter:secret", "3");
         assert!(RedisBackend::connect(&url).await.is_err(), "{engine:?}");
-        allow(&mut admin, "~tsw:*", NEEDED.into_iter().chain(["select"]));
+        allow(&mut admin, "~tsw{*", NEEDED.into_iter().chain(["select"]));
         assert_eq!(
             run_all_operations(RedisBackend::connect(&url).await.unwrap()).await,
             Ok(()),

@@ -145,7 +145,7 @@ async fn backend_leaves_isolated_cluster_primary() {
     concurrently([Engine::Redis, Engine::Valkey].map(|engine| async move {
         let isolating = Isolating::start(engine, primary).await;
         let required =
-            "~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire +cluster|slots +asking";
+            "~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire +cluster|slots +asking";
         for (user, optional) in [("most", "+cluster|info +cluster|nodes"), ("least", "")] {
             for node in &isolating.cluster.nodes {
                 let words = format!("ACL SETUSER {user} reset on >secret {required} {optional}");

@@ -2,8 +2,10 @@
 
 use std::{error::Error, time::Duration};
 
+use proptest::prelude::*;
+use sha2::{Digest, Sha256};
 use tower_sliding_window::{
-    ConfigError, Limiter, PartitionKey, RedisBackend,
+    Algorithm, ConfigError, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, Check, Pair, Purpose, Reason},
 };
 
@@ -14,6 +16,7 @@ use super::{
 use crate::support::{
     cluster::Cluster,
     events::Events,
+    key_name::KeyName,
     server::{Engine, Server},
 };
 
@@ -46,6 +49,65 @@ async fn stored_keys_match_key_name() {
             expected.sort();
             assert_eq!(admin.keys(), expected, "{engine:?}");
         }
+    }
+}
+
+/// Windows that a user writes, and any others.
+fn any_window() -> impl Strategy<Value = u64> {
+    let unit = prop::sample::select(vec![1_000, 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000]);
+    let day = 86_400_000_000_u64;
+    let round = (1_u64..=366, unit).prop_map(move |(number, unit)| (number * unit).min(366 * day));
+    prop_oneof![round, 1_000..=366 * day]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2_000) })]
+
+    /// So two pairs that differ in any part have different keys, whatever characters the namespace and the name contain.
+    #[test]
+    fn key_name_states_every_part(
+        namespace in "[!-z|~]{1,64}",
+        key in any::<u128>(),
+        name in "[ -~]{1,64}",
+        algorithm in 0..4_usize,
+        window in any_window(),
+        share in 1_u64..=4_096,
+    ) {
+        let [window, precision] = [window, window.div_ceil(share).max(1_000)].map(Duration::from_micros);
+        let algorithm = [
+            Algorithm::SlidingLog,
+            Algorithm::SlidingBuckets { precision },
+            Algorithm::SlidingCounter,
+            Algorithm::FixedWindow,
+        ][algorithm];
+        let policy = policy(&name, 10, window).with_algorithm(algorithm).unwrap();
+        let key = PartitionKey::new("user", key.to_string());
+        let backend = RedisBackend::lazy("redis://127.0.0.1/").unwrap();
+        let text = backend.key_name(&namespace, &key, &policy);
+
+        let hash = u128::from_be_bytes(*Sha256::digest(key.as_bytes()).first_chunk().unwrap());
+        let expected = KeyName { namespace, version: 2, hash, window, algorithm, policy: name };
+        prop_assert_eq!(KeyName::parse(&text), Some(expected), "{}", text);
+    }
+}
+
+/// A name of up to 30 bytes takes 32 bytes of Redis.
+#[test]
+fn key_of_short_policy_has_at_most_30_bytes() {
+    let backend = RedisBackend::lazy("redis://127.0.0.1/").unwrap();
+    let length = |policy: Policy| backend.key_name("tsw", &alice(), &policy).len();
+    for (unit, windows) in [(1, 1..=35), (60, 1..=35), (3_600, 1..=23), (86_400, 1..=35)] {
+        for window in windows.map(|window| Duration::from_secs(unit * window)) {
+            for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingCounter, Algorithm::FixedWindow] {
+                let policy = policy("a", 10, window).with_algorithm(algorithm).unwrap();
+                assert!(length(policy) <= 30, "{window:?}, {algorithm:?}");
+            }
+        }
+    }
+    for (window, precision) in [(60, 1), (3_600, 60), (3_600, 1), (86_400, 60), (86_400, 3_600)] {
+        let [window, precision] = [window, precision].map(Duration::from_secs);
+        let buckets = Algorithm::SlidingBuckets { precision };
+        assert!(length(policy("a", 10, window).with_algorithm(buckets).unwrap()) <= 30, "{window:?}");
     }
 }
 

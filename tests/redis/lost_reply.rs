@@ -86,6 +86,8 @@ async fn check_with_lost_noscript_reply_charges_nothing() {
     proxied.reset(alice()).await.unwrap();
     let direct = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
     let mut admin = Admin::at(&server);
+    admin.query::<()>(&["SCRIPT", "FLUSH"]);
+    admin.query::<()>(&["CONFIG", "RESETSTAT"]);
 
     // The NOSCRIPT reply is lost: no script has run.
     proxy.cut_next(Cut::WithinReply);

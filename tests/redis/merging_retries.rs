@@ -56,7 +56,8 @@ async fn merged_checks_of_several_slots_are_decided() {
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_multiplexed_async_connection().await.unwrap();
         let backends = [
-            merging(&server.url()).await,
+            // It is a mistake to give it a node of a cluster, which `connect` would report.
+            RedisBackend::lazy(&server.url()).unwrap().merging(Merging::On),
             RedisBackend::from_connection(connection.clone()).merging(Merging::On),
             RedisBackend::from_server_connection(connection).merging(Merging::On),
         ];
@@ -153,7 +154,8 @@ async fn probe_joins_no_open_call() {
     let (mut before, mut probe) = (pin!(limiter.check(alice(), 1)), pin!(limiter.check(alice(), 1)));
     poll_fn(|context| {
         assert!(before.as_mut().poll(context).is_pending());
-        assert!(failed.as_mut().poll(context).is_ready());
+        // After its deadline, a check is polled a few times more.
+        assert!((0..10).any(|_| failed.as_mut().poll(context).is_ready()));
         assert_eq!(limiter.stats().breakers[0].state, BreakerState::Open);
         thread::sleep(Duration::from_millis(5));
         assert!(probe.as_mut().poll(context).is_pending());

@@ -204,7 +204,7 @@ async fn cluster_user_needs_slots_and_asking_permissions() {
     concurrently(Engine::ALL.map(|engine| async move {
         let cluster = start(engine).await;
         let allow = |commands: &str| {
-            let commands = format!("reset on >secret ~tsw:* {commands}");
+            let commands = format!("reset on >secret ~tsw{{* {commands}");
             for node in &cluster.nodes {
                 let words = ["ACL", "SETUSER", "limiter"].into_iter().chain(commands.split(' '));
                 Admin::at(node).query::<()>(&words.collect::<Vec<_>>());

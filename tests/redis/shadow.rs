@@ -82,7 +82,7 @@ async fn missing_permission_for_shadow_rejects_no_check() {
     let mut admin = Admin::at(&server);
     // Sliding counters and fixed windows need further commands.
     let of_logs = NEEDED.into_iter().filter(|command| !["get", "set", "setrange"].contains(command));
-    allow(&mut admin, "~tsw:*", of_logs);
+    allow(&mut admin, "~tsw{*", of_logs);
     let backend = tower_sliding_window::RedisBackend::lazy(&url(&server, "limiter:secret", "")).unwrap();
     let ten = policy("ten", 10, HOUR);
     let fixed =

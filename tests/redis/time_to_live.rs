@@ -16,7 +16,10 @@ use super::{
         with_manual_clock,
     },
 };
-use crate::support::server::{Engine, Server};
+use crate::support::{
+    key_name::KeyName,
+    server::{Engine, Server},
+};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -28,7 +31,7 @@ fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision
     for status in decision.statuses() {
         let (name, window) = (status.policy().name(), status.policy().window());
         let expired_at = Duration::from_micros(decision.at_micros()) + status.reset_after();
-        let key = keys.iter().find(|key| key.contains(&format!("}}:{name}:")));
+        let key = keys.iter().find(|key| KeyName::parse(key).is_some_and(|parsed| parsed.policy == name));
         let end = key.and_then(|key| expiry_of(admin, key));
         let Some(end) = end else {
             // On a busy machine, the key may have expired in the meantime.

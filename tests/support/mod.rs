@@ -1,10 +1,12 @@
-//! Servers, clusters, Sentinels and the browser that several tests use.
+//! Servers, clusters, Sentinels, the browser, names of keys and an attack that several tests use.
 
 pub mod browser;
 pub mod cluster;
 pub mod cluster_rows;
 pub mod delay;
 pub mod events;
+pub mod key_name;
+pub mod refund_attack;
 pub mod scrape;
 pub mod sentinel;
 pub mod server;

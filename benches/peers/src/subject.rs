@@ -156,7 +156,7 @@ pub async fn visit<V: Visitor>(
                     // A name of a key, one pair of 20 bytes, a deadline and a generation.
                     call.arg(hash)
                         .arg(1)
-                        .arg(format!("{:<60}", value(&request).unwrap_or_default()))
+                        .arg(format!("{:<30}", value(&request).unwrap_or_default()))
                         .arg(&[0_u8; 35][..]);
                     let _: i64 = call.query_async(&mut connection).await.expect("a reply");
                     Ok(Response::new(Body::empty()))
@@ -245,9 +245,10 @@ fn layer(
     let mut builder = RateLimitLayer::builder(backend).key(header(KEY)?);
     builder = builder.deadline(DEADLINE);
     for (name, seconds) in
-        [("second", 1), ("minute", 60), ("hour", 3_600)].into_iter().rev().take(limit.policies)
+        [("s", 1), ("m", 60), ("h", 3_600)].into_iter().rev().take(limit.policies)
     {
-        let quota = if limit.denies { 1 } else { u32::MAX };
+        // A sliding log holds as many charges.
+        let quota = if limit.denies { 1 } else { 1 << 20 };
         builder = builder.policy(Policy::new(name, quota, Duration::from_secs(seconds))?);
     }
     if !has_deny_cache {

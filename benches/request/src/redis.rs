@@ -228,7 +228,8 @@ fn one_thread() -> Fallible<Runtime> {
 const DEADLINE: Duration = Duration::from_secs(10);
 
 fn policy() -> Fallible<Policy> {
-    Ok(Policy::new("burst", u32::MAX, Duration::from_secs(1))?)
+    // A sliding log holds as many charges.
+    Ok(Policy::new("burst", 1 << 20, Duration::from_secs(1))?)
 }
 
 async fn backend(url: &str, merging: Merging) -> Fallible<RedisBackend> {
@@ -308,7 +309,7 @@ async fn bare_connection(url: &str) -> Fallible<(MultiplexedConnection, Arc<str>
 
 /// Returns a name as long as that of a key in Redis.
 fn name(number: usize) -> String {
-    format!("tsw:1:{{000000000000000000000000000000}}:burst:log:{:06}", number % KEYS)
+    format!("tsw{{{:022}}}sburst", number % KEYS)
 }
 
 async fn bare_call(connection: &mut MultiplexedConnection, hash: &str, name: &str) {

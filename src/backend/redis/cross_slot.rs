@@ -17,7 +17,7 @@
 //! | all charged | admitted | stay |
 //! | one denied, others in any state | denied | rolled back |
 //! | one unknown, none denied; to fail open | unavailable | stay, so that a healthy limit still fills |
-//! | one unknown, none denied; otherwise, or if the error is of this check alone | unavailable | rolled back |
+//! | one unknown, none denied; otherwise, or if the error is of this check alone or an overload | unavailable | rolled back |
 //! | any; the check was dropped | | rolled back |
 //!
 //! A slot that was asked and has not replied when the check ends is rolled back when it replies that it has charged. Rollbacks
@@ -214,6 +214,15 @@ impl<'a> Slot<'a> {
     fn is_shadow(&self) -> bool {
         self.part.is_shadow()
     }
+
+    /// Returns the error of this slot if it has not replied by the deadline.
+    fn timeout(&self, backend: &RedisBackend) -> BackendError {
+        let key = self.part.pairs().first().map(|pair| &pair.key);
+        key.map_or_else(
+            || BackendError::new(Reason::Timeout),
+            |key| backend.timeout(slot::of_tag(backend.names.tag(key).as_bytes())),
+        )
+    }
 }
 
 /// A check in progress. If it is dropped before its end, its charges are rolled back.
@@ -306,9 +315,9 @@ impl<'a> Transaction<'a> {
 
     fn end(mut self, check: &Check) -> Result<Decision, BackendError> {
         let verdict = Verdict::of(&self.slots);
-        let result = result(verdict, check, &self.slots);
-        // An error of this check alone rejects it, also to fail open.
-        let is_rejected = result.as_ref().is_err_and(|error| error.reason().is_of_one_check());
+        let result = result(self.backend, verdict, check, &self.slots);
+        // An error that is no outage rejects the check, also to fail open.
+        let is_rejected = result.as_ref().is_err_and(|error| !error.reason().is_outage());
         if !is_rejected && verdict.keeps(check.across_slots().keeps_charges) {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
@@ -335,18 +344,26 @@ impl Drop for Transaction<'_> {
     }
 }
 
-fn result(verdict: Verdict, check: &Check, slots: &[Slot<'_>]) -> Result<Decision, BackendError> {
+fn result(
+    backend: &RedisBackend,
+    verdict: Verdict,
+    check: &Check,
+    slots: &[Slot<'_>],
+) -> Result<Decision, BackendError> {
     if verdict == Verdict::Unavailable {
         let are_shadows = slots.iter().all(Slot::is_shadow);
         let needed = slots.iter().filter(|slot| are_shadows || !slot.is_shadow());
         let errors = needed.filter_map(|slot| match &slot.state {
             State::Unknown(error) => Some(error.clone()),
-            State::Asked(_) => Some(BackendError::new(Reason::Timeout)),
+            State::Asked(_) => Some(slot.timeout(backend)),
             State::Charged(_) | State::Denied(_) => None,
         });
-        // An error of this check alone comes first: no outage rule may admit the check.
+        // An overload comes first, and then an error of this check alone: no outage rule, or not every one, may admit the check.
         let mut errors: Vec<BackendError> = errors.collect();
-        errors.sort_by_key(|error| !error.reason().is_of_one_check());
+        errors.sort_by_key(|error| match error.reason() {
+            Reason::Overloaded => 0,
+            reason => 1 + u8::from(!reason.is_of_one_check()),
+        });
         return Err(errors.into_iter().next().unwrap_or_else(|| BackendError::new(Reason::Other)));
     }
     let replies = slots.iter().filter_map(|slot| match &slot.state {

@@ -1,11 +1,13 @@
 //! Execution of one command: on the server of its slot, with redirects and retries, but never again once it may have run.
 
 use std::{
+    future::poll_fn,
     pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    task::Poll,
 };
 
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
@@ -22,7 +24,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
-    outage::{Answer, Pass, until},
+    outage::{Answer, LAST_TURNS, Pass, until},
 };
 
 /// The largest number of times that a command is sent which has not run.
@@ -42,7 +44,7 @@ pub(super) enum Patience<'a> {
 struct Operation<'a> {
     slot: u16,
     command: Command<'a>,
-    /// After the deadline the script charges nothing.
+    /// After the deadline the script changes nothing.
     deadline: Option<Instant>,
     /// Whether the operation counts as an unanswered check if no reply comes.
     counts_unanswered: bool,
@@ -56,6 +58,14 @@ struct Operation<'a> {
 struct CheckWait<'a> {
     deadline: Option<Instant>,
     patience: Patience<'a>,
+}
+
+impl CheckWait<'_> {
+    /// Returns the deadline of a caller that waits until then. A check that begins later gets the answer of the server.
+    fn end(&self) -> Option<Instant> {
+        let waits = matches!(self.patience, Patience::Caller);
+        self.deadline.filter(|deadline| waits && Instant::now() < *deadline)
+    }
 }
 
 pub(super) enum Command<'a> {
@@ -140,9 +150,9 @@ impl RedisBackend {
         patience: Patience<'_>,
     ) -> Result<Decision, BackendError> {
         let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
-        // An overage is charged even after the deadline, and a peek after it does no harm.
         let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::Lease);
-        let deadline = check.deadline().filter(|_| charges && self.injected_micros().is_none());
+        // A peek after the deadline does no harm.
+        let deadline = self.on_server(check.deadline()).filter(|_| check.purpose() != Purpose::Peek);
         // A single server, too, may show that it is in cluster mode.
         let needs_slots = self.topology.needs_slots() || self.is_cluster.load(Ordering::Relaxed);
         let slot = if needs_slots { call.slot() } else { 0 };
@@ -155,9 +165,10 @@ impl RedisBackend {
         let operation = Operation { slot, command, deadline, counts_unanswered: charges, wait, mergeable };
         let (reply, pass) = self.execute(operation).await?;
         let decision = script::decision(check, &reply);
-        if let Some(pass) = pass {
-            pass.decided(check, &decision);
-        }
+        let decision = match pass {
+            Some(pass) => pass.decided(check, decision),
+            None => decision,
+        };
         if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {
             // The script has run, and its outcome is unknown.
             self.unanswered.fetch_add(1, Ordering::Relaxed);
@@ -168,46 +179,63 @@ impl RedisBackend {
     /// Refunds units whose keys are in one slot. Returns the instant, in microseconds of the server's clock.
     pub(super) async fn refund_in_slot(&self, refund: &Refund) -> Result<u64, BackendError> {
         let mut call = Call::refund(refund, &self.names, self.injected_micros());
-        let slot = call.slot();
-        let reply = self.change_in_slot(slot, Command::Script(&self.scripts.refund, &mut call)).await?;
-        script::refunded_at(&reply)
+        let (slot, deadline) = (call.slot(), self.on_server(refund.deadline()));
+        let command = Command::Script(&self.scripts.refund, &mut call);
+        script::changed_at(&self.change_in_slot(slot, command, deadline).await?)
     }
 
     /// Deletes keys that are in one slot.
     pub(super) async fn reset_in_slot(&self, pairs: &Check) -> Result<(), BackendError> {
-        let (slot, command) = script::reset(pairs, &self.names);
-        self.change_in_slot(slot, Command::Plain(&command)).await.map(drop)
+        let mut call = Call::reset(pairs, &self.names, self.injected_micros());
+        let (slot, deadline) = (call.slot(), self.on_server(pairs.deadline()));
+        let command = Command::Script(&self.scripts.reset, &mut call);
+        script::changed_at(&self.change_in_slot(slot, command, deadline).await?).map(drop)
+    }
+
+    /// Returns a deadline that the server compares with its own clock. `None` on an injected clock.
+    fn on_server(&self, deadline: Option<Instant>) -> Option<Instant> {
+        deadline.filter(|_| self.injected_micros().is_none())
     }
 
     /// Runs a command on the server of a slot, outside its circuit breaker.
     pub(super) async fn run_in_slot(&self, slot: u16, command: &Cmd) -> Result<Value, BackendError> {
-        self.change_in_slot(slot, Command::Plain(command)).await
+        self.change_in_slot(slot, Command::Plain(command), None).await
     }
 
-    async fn change_in_slot(&self, slot: u16, command: Command<'_>) -> Result<Value, BackendError> {
-        let operation = Operation {
-            slot,
-            command,
-            deadline: None,
-            counts_unanswered: false,
-            wait: None,
-            mergeable: None,
-        };
+    async fn change_in_slot(
+        &self,
+        slot: u16,
+        command: Command<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<Value, BackendError> {
+        let operation =
+            Operation { slot, command, deadline, counts_unanswered: false, wait: None, mergeable: None };
         self.execute(operation).await.map(|(reply, _)| reply)
     }
 
     /// Sends a command to the server of its slot until a reply comes. It is sent again only after an error by which the server
     /// has not run it. The pass of a check is returned, because the caller knows whether the reply is valid.
     async fn execute(&self, operation: Operation<'_>) -> Result<(Value, Option<Pass>), BackendError> {
-        let mut pass = None;
-        match self.attempt(operation, &mut pass).await {
-            Ok(reply) => Ok((reply, pass)),
-            Err(error) => {
-                if let Some(pass) = pass {
-                    pass.finish(Err(&error));
+        let (mut pass, end) = (None, operation.wait.and_then(|wait| wait.end()));
+        let mut turns = 0;
+        let outcome = {
+            let mut attempt = pin!(self.attempt(operation, &mut pass));
+            // The caller wakes it at the deadline and in the last turns, and is about to drop it.
+            poll_fn(|cx| match attempt.as_mut().poll(cx) {
+                Poll::Pending if end.is_some_and(|end| Instant::now() >= end) => {
+                    turns += 1;
+                    if turns > LAST_TURNS { Poll::Ready(None) } else { Poll::Pending }
                 }
-                Err(error)
-            }
+                outcome => outcome.map(Some),
+            })
+            .await
+        };
+        match (outcome, pass) {
+            (Some(Ok(reply)), pass) => Ok((reply, pass)),
+            (Some(Err(error)), Some(pass)) => Err(pass.failed(error)),
+            (Some(Err(error)), None) => Err(error),
+            (None, Some(mut pass)) => Err(pass.time_out()),
+            (None, None) => Err(BackendError::new(Reason::Timeout)),
         }
     }
 
@@ -301,8 +329,12 @@ impl RedisBackend {
                     let Redirect { node: next, needs_new_connection } = redirect.map_err(unavailable)?;
                     failed = needs_new_connection.then(|| connection.server().clone());
                     if let Some(pass) = pass.take_if(|pass| !pass.is_of(next.guard())) {
-                        // A node that redirects has answered.
-                        pass.finish(if has_moved { Ok(Answer::Reads) } else { Err(&last_error) });
+                        if has_moved {
+                            // A node that redirects has answered.
+                            pass.answered(Answer::Reads);
+                        } else {
+                            last_error = pass.failed(last_error);
+                        }
                     }
                     node = next;
                 }
@@ -319,11 +351,22 @@ impl RedisBackend {
         let guard = self.topology.look_up_guard();
         let pass = wait.map(|wait| guard.enter(wait.deadline)).transpose()?;
         let looked_up = by_deadline(wait, self.topology.owner(slot)).await;
-        let owner = looked_up.and_then(|owner| owner.map_err(unavailable));
-        if let Some(pass) = pass {
-            pass.finish(owner.as_ref().map(|_| Answer::Works));
+        match (looked_up.and_then(|owner| owner.map_err(unavailable)), pass) {
+            (Ok(owner), Some(pass)) => {
+                pass.answered(Answer::Works);
+                Ok(owner)
+            }
+            (Err(error), Some(pass)) => Err(pass.failed(error)),
+            (owner, None) => owner,
         }
-        owner
+    }
+
+    /// Returns the error of a check of this slot that got no reply in time.
+    pub(super) fn timeout(&self, slot: u16) -> BackendError {
+        match self.topology.connected_owner(slot) {
+            Some(node) => node.guard().timeout(),
+            None => BackendError::new(Reason::Timeout),
+        }
     }
 }
 

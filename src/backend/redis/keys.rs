@@ -13,11 +13,21 @@ use crate::{
     policy::{Algorithm, Policy},
 };
 
-/// The version of the storage format. It changes with the meaning of a stored value.
-const STORAGE_VERSION: u8 = b'1';
-
 /// The shortest secret, in bytes: as long as the hash, and the length of 128 random bits in hexadecimal.
 const MIN_SECRET: usize = 32;
+
+/// The units of windows and precisions, in microseconds: day, hour, minute, second, millisecond and microsecond.
+const UNITS: [u64; 6] = [86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1];
+
+/// The letters of the units, in the same order. Those of a window also state the algorithm. Those of a sliding log also stand in a
+/// precision.
+const LOG: &[u8; 6] = b"dhmsiu";
+const BUCKETS: &[u8; 6] = b"abcefg";
+const COUNTER: &[u8; 6] = b"jklnop";
+const FIXED: &[u8; 6] = b"qrtvwx";
+
+/// The digits of a number of units. None of them is a letter of a unit, so a unit ends its number.
+const DIGITS: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
 /// The rule that names keys. It has no `Debug`, because it may contain a secret.
 #[derive(Clone, Default)]
@@ -47,10 +57,13 @@ impl KeyNames {
         self.secret.is_some()
     }
 
-    /// Returns the keys of pairs: `namespace:version:{hash}:policy:algorithm:window`, and for buckets `:precision`.
+    /// Returns the keys of pairs: the namespace, the hash tag between braces, the window with its algorithm, for buckets the precision,
+    /// and the name of the policy.
     ///
     /// The hash of the partition key is between braces, so all keys of one partition key are in one slot of a cluster. Its
     /// length is fixed: no input of a client can close the braces or fill the memory. Without a secret, a client can choose the slot.
+    ///
+    /// Different pairs have different keys: a namespace contains no brace, a unit ends its number, and the name is the rest.
     pub(super) fn keys<'a>(
         &self,
         namespace: &str,
@@ -83,11 +96,11 @@ impl KeyNames {
 
     fn hash(&self, partition: &PartitionKey) -> Tag {
         match &self.secret {
-            None => Tag::of(&Sha256::digest(partition.as_bytes())),
+            None => Tag::of(&Sha256::digest(partition.as_bytes()).into()),
             Some(hmac) => {
                 let mut mac = Hmac::clone(hmac);
                 mac.update(partition.as_bytes());
-                Tag::of(&mac.finalize().into_bytes())
+                Tag::of(&mac.finalize().into_bytes().into())
             }
         }
     }
@@ -106,27 +119,51 @@ pub(super) struct Keys {
 
 impl Keys {
     fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
-        let algorithm = match policy.algorithm() {
-            Algorithm::SlidingLog => ":log:",
-            Algorithm::SlidingBuckets { .. } => ":buckets:",
-            Algorithm::SlidingCounter => ":counter:",
-            Algorithm::FixedWindow => ":fixed:",
+        let (units, precision) = match policy.algorithm() {
+            Algorithm::SlidingLog => (LOG, None),
+            // A precision is at most the window.
+            Algorithm::SlidingBuckets { precision } => (BUCKETS, Some(precision.as_micros() as u64)),
+            Algorithm::SlidingCounter => (COUNTER, None),
+            Algorithm::FixedWindow => (FIXED, None),
         };
-        let mut middle = *b":1:{................................}:";
-        middle[1] = STORAGE_VERSION;
-        middle[4..36].copy_from_slice(tag.as_bytes());
-        let mut digits = itoa::Buffer::new();
         self.text.extend_from_slice(namespace.as_bytes());
-        self.text.extend_from_slice(&middle);
-        self.text.extend_from_slice(policy.name().as_bytes());
-        self.text.extend_from_slice(algorithm.as_bytes());
-        self.text.extend_from_slice(digits.format(policy.window_micros()).as_bytes());
-        if let Algorithm::SlidingBuckets { precision } = policy.algorithm() {
-            self.text.push(b':');
-            self.text.extend_from_slice(digits.format(precision.as_micros()).as_bytes());
+        self.text.push(b'{');
+        self.text.extend_from_slice(tag.as_bytes());
+        self.text.push(b'}');
+        self.push_duration(policy.window_micros(), units);
+        if let Some(micros) = precision {
+            self.push_duration(micros, LOG);
         }
+        self.text.extend_from_slice(policy.name().as_bytes());
         self.ends.push(self.text.len());
         self.first_tag.get_or_insert(tag);
+    }
+
+    /// Adds a window or a precision: the number of the largest unit that divides it, and the letter of this unit. No number stands
+    /// for one.
+    fn push_duration(&mut self, micros: u64, letters: &[u8; 6]) {
+        for (unit, letter) in UNITS.into_iter().zip(letters) {
+            if micros.is_multiple_of(unit) {
+                self.push_number(micros / unit);
+                self.text.push(*letter);
+                return;
+            }
+        }
+    }
+
+    /// Adds a number to base 36, unless it is one.
+    fn push_number(&mut self, number: u64) {
+        if number == 1 {
+            return;
+        }
+        let mut power = 1;
+        while power <= number / 36 {
+            power *= 36;
+        }
+        while power > 0 {
+            self.text.push(DIGITS[(number / power % 36) as usize]);
+            power /= 36;
+        }
     }
 
     /// Adds the names of another list.
@@ -186,10 +223,10 @@ mod tests {
         assert_eq!(
             texts,
             [
-                "tsw:1:{76cc5e5296f23c3b90ff80f159229c23}:burst:log:1000000",
-                "tsw:1:{76cc5e5296f23c3b90ff80f159229c23}:burst:buckets:1000000:7000",
-                "tsw:1:{4155b6a8c540f6bd04ba6ef493bf4c64}:burst:counter:1000000",
-                "tsw:1:{76cc5e5296f23c3b90ff80f159229c23}:burst:fixed:1000000",
+                "tsw{dsxeUpbyPDuQ_4DxWSKcIy}sburst",
+                "tsw{dsxeUpbyPDuQ_4DxWSKcIy}e7iburst",
+                "tsw{QVW2qMVA9r0Eum70k79MZC}nburst",
+                "tsw{dsxeUpbyPDuQ_4DxWSKcIy}vburst",
             ]
         );
         assert_eq!(pairs.map(|(key, policy)| names.key("tsw", key, policy)), *texts);
@@ -201,7 +238,7 @@ mod tests {
         let secret = b"a secret of at least 32 bytes, or more";
         let names = KeyNames::with_secret(secret).unwrap();
         let alice = PartitionKey::new("user", "alice");
-        assert_eq!(names.tag(&alice).to_string(), "da14f8991a8bd0744b980ff09d2609d9");
+        assert_eq!(names.tag(&alice).to_string(), "2hT4mRqL0HRLmA_wnSYJ2S");
         assert_ne!(names.tag(&alice), KeyNames::default().tag(&alice));
         let other = KeyNames::with_secret(&secret[1..]).unwrap();
         assert_ne!(names.tag(&alice), other.tag(&alice));

@@ -94,6 +94,9 @@ use topology::Topology;
 ///   reply corrects the bound.
 /// - If your own connection switches to another server, the effect is the same as that of a clock step.
 ///
+/// A refund, an overage, a rollback and a reset carry a deadline as well: 5 s for settlements and rollbacks, and the deadline of the limiter
+/// for a reset. After it, the script changes nothing.
+///
 /// The backend never resends a command that may have run, so it never charges twice. A check without a reply may still have
 /// charged: [`unanswered_checks`](RedisBackend::unanswered_checks) counts these checks.
 ///
@@ -103,7 +106,7 @@ use topology::Topology;
 ///
 /// | | |
 /// | --- | --- |
-/// | always | `~tsw:* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
+/// | always | `~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
 /// | for [`SlidingCounter`](crate::Algorithm) and [`FixedWindow`](crate::Algorithm) | `+get +set +setrange` |
 /// | for a database other than 0 | `+select` |
 /// | for a cluster | `+cluster\|slots +asking` |
@@ -111,7 +114,8 @@ use topology::Topology;
 /// | for Sentinel | `+role` |
 /// | for the warnings about eviction and old versions | `+info` |
 ///
-/// [`verify`](RedisBackend::verify) names each missing permission. If a permission is missing, a script may stop halfway, and its earlier writes stay. The optional permissions show which node of
+/// [`verify`](RedisBackend::verify) names each missing permission. If a permission is missing, calls that need it fail, and every key stays valid. A
+/// check of several policies may then have charged some of them. The optional permissions show which node of
 /// a cluster is out of date: a node counts only if it says that the cluster is ok, and the newest owner of a slot wins. Without
 /// them, slots return to a node that has answered CLUSTERDOWN only if two nodes name it as the owner.
 ///
@@ -185,6 +189,9 @@ impl RedisBackend {
     /// for each of the 16,384 slots: the first check of a slot takes two round trips. The next check of a slot takes two as well if
     /// the last one is older than 2,000 times its deadline, because the clocks may have drifted apart. If such a connection leads to
     /// one server, use [`from_server_connection`](Self::from_server_connection).
+    ///
+    /// A connection to one server must not lead to a node of a cluster: [`verify`](Self::verify) reports this, and so does a warning
+    /// about the first redirected check.
     pub fn from_connection(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Self::new(Topology::external(connection))
     }
@@ -231,7 +238,7 @@ impl RedisBackend {
     /// let policy = Policy::new("burst", 10, Duration::from_secs(1))?;
     /// assert_eq!(
     ///     backend.key_name("tsw", &PartitionKey::new("user", "alice"), &policy),
-    ///     "tsw:1:{5b03978ec7fd9f0c089300fe672072f6}:burst:log:1000000"
+    ///     "tsw{WwOXjsf9nwwIkwD-ZyBy9i}sburst"
     /// );
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
@@ -310,6 +317,9 @@ impl RedisBackend {
     }
 }
 
+/// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
+const REFUND_PAIRS: usize = 4;
+
 impl Backend for RedisBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let keys = || check.pairs().iter().map(|pair| &pair.key);
@@ -329,12 +339,21 @@ impl Backend for RedisBackend {
 
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let keys = || refund.pairs().iter().map(|pair| &pair.key);
+        let in_calls = |slots: &[Vec<usize>]| {
+            slots
+                .iter()
+                .flat_map(|pairs| pairs.chunks(REFUND_PAIRS))
+                .map(<[usize]>::to_vec)
+                .collect::<Vec<_>>()
+        };
+        let count = refund.pairs().len();
         let outcome = match self.slots(keys()) {
-            Some(slots) => return cross_slot::refund(self, refund, &slots).await,
-            None => self.refund_in_slot(refund).await,
+            Some(slots) => return cross_slot::refund(self, refund, &in_calls(&slots)).await,
+            None if count <= REFUND_PAIRS => self.refund_in_slot(refund).await,
+            None => cross_slot::refund(self, refund, &in_calls(&[(0..count).collect()])).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => cross_slot::refund(self, refund, &slots).await,
+            Some(slots) => cross_slot::refund(self, refund, &in_calls(&slots)).await,
             None => outcome,
         }
     }

@@ -30,7 +30,7 @@ use crate::{
     outage::until,
 };
 
-/// The timeout of the rollback of one slot. No request waits for it.
+/// The timeout of the rollback of one slot. No request waits for it. After it, the script changes nothing.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause before a rollback is sent again to a busy server.
@@ -57,7 +57,7 @@ impl Late {
     /// Waits for the reply until the deadline, in the background, so that the circuit breaker learns of a server that hangs.
     pub(super) fn wait_in_background(self, deadline: Option<Instant>) {
         if let (Some(deadline), Ok(runtime)) = (deadline, Handle::try_current()) {
-            runtime.spawn(timeout_at(deadline, self.reply));
+            runtime.spawn(until(deadline, self.reply));
         }
     }
 }
@@ -217,6 +217,7 @@ impl Rollback {
 
     async fn run(self, backend: RedisBackend, refund: Refund) {
         let end = Instant::now() + ROLLBACK_TIMEOUT;
+        let refund = refund.with_deadline(end);
         let outcome = timeout_at(end, backend.refund_in_slot(&refund)).await;
         let mut outcome = outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
         // A busy server has not run the refund: for example, if the cluster is down while a replica takes over.

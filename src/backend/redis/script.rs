@@ -18,6 +18,9 @@ pub(super) mod merged;
 /// The definitions of the names in the other files.
 const NAMES: &str = include_str!("../../../lua/names.lua");
 
+/// The deadline of a call without one: the script always runs.
+const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
+
 /// The size of a generation in bytes.
 const GENERATION_SIZE: usize = 7;
 
@@ -39,6 +42,8 @@ pub(super) struct Scripts {
     pub(super) merged: Script,
     /// Refunds units.
     pub(super) refund: Script,
+    /// Deletes the keys of pairs.
+    pub(super) reset: Script,
 }
 
 impl Scripts {
@@ -48,6 +53,7 @@ impl Scripts {
             check: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
             merged: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
             refund: script!("clock.lua", "records.lua", "refund.lua"),
+            reset: script!("clock.lua", "reset.lua"),
         }
     }
 
@@ -58,6 +64,7 @@ impl Scripts {
             check: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
             merged: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
             refund: script!("clock_injected.lua", "records.lua", "refund.lua"),
+            reset: script!("clock_injected.lua", "reset.lua"),
         }
     }
 }
@@ -116,8 +123,10 @@ type Packed = SmallVec<[u8; 56]>;
 #[derive(Default)]
 pub(super) struct Call {
     keys: Keys,
-    /// The fields of each pair. In a check, the deadline and the generation follow them.
+    /// The fields of each pair, and then the deadline. In a check, the generation follows.
     pairs: Packed,
+    /// The place of the deadline.
+    deadline_place: usize,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
     /// The number of shadow pairs, which are the last ones. `None` if there are none.
@@ -142,9 +151,9 @@ impl Call {
             pair[14..].copy_from_slice(&precision(policy).to_le_bytes()[..6]);
             pairs.extend_from_slice(&pair);
         }
-        let mut end = [u8::MAX; 8 + GENERATION_SIZE];
-        end[8..].copy_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
-        pairs.extend_from_slice(&end);
+        let deadline_place = pairs.len();
+        pairs.extend_from_slice(&NO_DEADLINE);
+        pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
         let purpose = match check.purpose() {
             Purpose::Charge => None,
             Purpose::Reserve => Some("r"),
@@ -159,10 +168,10 @@ impl Call {
         let keys = names.keys(check.namespace(), ordered);
         let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
         let shadow_pairs = (shadow_pairs > 0).then_some(shadow_pairs);
-        Self { keys, pairs, purpose, shadow_pairs, leases, at_micros }
+        Self { keys, pairs, deadline_place, purpose, shadow_pairs, leases, at_micros }
     }
 
-    /// Returns the call that refunds units.
+    /// Returns the call that refunds units. It has no deadline yet.
     pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
         let mut pairs = Packed::new();
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
@@ -177,13 +186,25 @@ impl Call {
         }
         let keys =
             names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-        Self { keys, pairs, purpose: None, shadow_pairs: None, leases: None, at_micros }
+        Self::change(keys, pairs, at_micros)
     }
 
-    /// Sets the deadline of a check, in microseconds of the server's clock. A check that runs later charges nothing.
+    /// Returns the call that deletes the keys of the pairs of a check. It has no deadline yet.
+    pub(super) fn reset(pairs: &Check, names: &KeyNames, at_micros: Option<u64>) -> Self {
+        let keys = names.keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
+        Self::change(keys, Packed::new(), at_micros)
+    }
+
+    fn change(keys: Keys, mut pairs: Packed, at_micros: Option<u64>) -> Self {
+        let deadline_place = pairs.len();
+        pairs.extend_from_slice(&NO_DEADLINE);
+        Self { keys, pairs, deadline_place, at_micros, ..Self::default() }
+    }
+
+    /// Sets the deadline, in microseconds of the server's clock. A call that runs later changes nothing.
     pub(super) fn set_deadline(&mut self, micros: u64) {
-        let generation = self.pairs.len().saturating_sub(GENERATION_SIZE);
-        if let Some(deadline) = self.pairs[..generation].last_chunk_mut() {
+        let place = self.pairs.get_mut(self.deadline_place..);
+        if let Some(deadline) = place.and_then(<[u8]>::first_chunk_mut) {
             *deadline = micros.to_le_bytes();
         }
     }
@@ -224,16 +245,6 @@ fn in_call_order(check: &Check) -> impl Iterator<Item = (usize, &Pair)> {
     of(false).chain(of(true))
 }
 
-/// Returns the command that deletes the keys of the pairs of a check, and the slot of the first key.
-pub(super) fn reset(pairs: &Check, names: &KeyNames) -> (u16, Cmd) {
-    let mut command = redis::cmd("UNLINK");
-    let keys = names.keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-    for key in keys.iter() {
-        command.arg(key);
-    }
-    (keys.slot(), command)
-}
-
 /// Returns the precision of buckets, in microseconds. For another algorithm, returns the number that stands for it: 0 for the
 /// sliding log, and a negative number for the sliding counter and the fixed window.
 fn precision(policy: &Policy) -> i64 {
@@ -246,14 +257,16 @@ fn precision(policy: &Policy) -> i64 {
     }
 }
 
-/// Returns the clock reading in a reply to a check.
+/// Returns the clock reading in a reply.
 pub(super) fn clock_reading(reply: &Value) -> Option<u64> {
-    let Value::BulkString(bytes) = reply else { return None };
-    bytes.first_chunk().map(|reading| u64::from_le_bytes(*reading))
+    match reply {
+        Value::BulkString(bytes) => bytes.first_chunk().map(|reading| u64::from_le_bytes(*reading)),
+        Value::Int(micros) => u64::try_from(*micros).ok(),
+        _ => None,
+    }
 }
 
-/// Returns whether the deadline of a check was exceeded. In this case the script charged nothing, and the reply is the clock
-/// reading alone.
+/// Returns whether the deadline was exceeded. In this case the script changed nothing, and the reply is the clock reading alone.
 pub(super) fn is_deadline_exceeded(reply: &Value) -> bool {
     matches!(reply, Value::BulkString(bytes) if bytes.len() == 8)
 }
@@ -317,10 +330,11 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     Ok(Decision::partial(at_micros, statuses, receipts, check))
 }
 
-/// Parses the reply to a refund: the clock reading, in microseconds.
-pub(super) fn refunded_at(reply: &Value) -> Result<u64, BackendError> {
+/// Parses the reply to a refund or a reset: the clock reading, in microseconds.
+pub(super) fn changed_at(reply: &Value) -> Result<u64, BackendError> {
     match reply {
         Value::Int(micros) => u64::try_from(*micros).map_err(|_| BackendError::new(Reason::BrokenReply)),
+        _ if is_deadline_exceeded(reply) => Err(BackendError::new(Reason::DeadlineExceeded)),
         _ => Err(BackendError::new(Reason::BrokenReply)),
     }
 }
@@ -415,7 +429,9 @@ mod tests {
         let all = [Scripts::new(), Scripts::with_injected_clock()];
         let names: HashSet<&str> = definitions(NAMES).into_keys().collect();
         assert!(names.contains("CONTEXT"));
-        for script in all.iter().flat_map(|scripts| [&scripts.check, &scripts.merged, &scripts.refund]) {
+        for script in
+            all.iter().flat_map(|scripts| [&scripts.check, &scripts.merged, &scripts.refund, &scripts.reset])
+        {
             let unexpanded = script.text.split(ends_word).find(|word| names.contains(word));
             assert_eq!(unexpanded, None);
         }

@@ -2,23 +2,37 @@
 
 use std::fmt;
 
-/// A hash tag, the text between the braces of a key: 128 bits in hexadecimal, the first half of the SHA-256 of a partition key, or
-/// of its HMAC-SHA-256 under the secret.
+/// The version of the storage format. It changes with the meaning of a stored value. It has 4 bits.
+const STORAGE_VERSION: u8 = 2;
+
+/// The alphabet of base64 for names (RFC 4648, base64url).
+const CHARACTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// The number of characters: 6 bits each.
+const LENGTH: usize = 22;
+
+/// A hash tag, the text between the braces of a key, in base64url: 128 bits of the hash of a partition key, and then the version of
+/// the storage format. The hash is the first half of a SHA-256, or of an HMAC-SHA-256 under the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Tag([u8; 32]);
+pub(super) struct Tag([u8; LENGTH]);
 
 impl Tag {
-    /// Returns the tag of a hash of at least 16 bytes.
-    pub(super) fn of(hash: &[u8]) -> Self {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let mut text = [0; 32];
-        for (digits, byte) in text.chunks_exact_mut(2).zip(hash) {
-            digits.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+    /// Returns the tag of a hash.
+    pub(super) fn of(hash: &[u8; 32]) -> Self {
+        let mut bits = hash.iter().take(16).fold(0, |bits: u128, byte| bits << 8 | u128::from(*byte));
+        let mut text = [0; LENGTH];
+        // From the last character, which has two bits of the hash and the version.
+        let mut character = (bits as u8 & 3) << 4 | STORAGE_VERSION;
+        bits >>= 2;
+        for place in text.iter_mut().rev() {
+            *place = CHARACTERS[usize::from(character)];
+            character = bits as u8 & 63;
+            bits >>= 6;
         }
         Self(text)
     }
 
-    pub(super) fn as_bytes(&self) -> &[u8; 32] {
+    pub(super) fn as_bytes(&self) -> &[u8; LENGTH] {
         &self.0
     }
 }

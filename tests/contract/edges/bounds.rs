@@ -39,10 +39,11 @@ edges! {
         let ticks = year.div_ceil(tick);
         bench.move_clock_to_edge(year, -1);
         assert!(bench.admits("a", &ten, 10));
-        // The charge counts in full until the end of the first tick of the next window.
+        // The charge counts in full until the end of the first tick of the next window. A whole unit returns after a tenth of it.
         let status = bench.check(&[("a", &ten, 1)]);
-        assert_eq!(status.statuses()[0].next_after(), micros(1 + tick));
-        assert_eq!(status.retry_after(), Wait::For(micros(1 + ticks.div_ceil(10) * tick)));
+        let tenth = micros(1 + ticks.div_ceil(10) * tick);
+        assert_eq!(status.statuses()[0].next_after(), tenth, "one unit remains after a tenth of the window");
+        assert_eq!(status.retry_after(), Wait::For(tenth));
         bench.move_clock(1 + (ticks as i64 - 1) * tick as i64);
         assert!(bench.admits("a", &ten, 9));
         let denied = bench.check(&[("a", &ten, 1)]);

@@ -39,6 +39,9 @@ edges! {
             }
             let lowered = bench.check(&[("a", four, 1)]);
             assert_eq!((lowered.is_admitted(), lowered.statuses()[0].remaining()), (false, 0));
+            // The oldest charge frees no unit of the lower quota.
+            let next = Wait::For(lowered.statuses()[0].next_after());
+            assert_eq!(next, lowered.retry_after(), "one unit remains when a cost of one fits: {four:?}");
             assert_eq!(bench.check_as(Purpose::Peek, &[("a", twenty, 1)]).statuses()[0].remaining(), 9);
             bench.assert_exact_wait("a", four, 2);
         }

@@ -14,8 +14,14 @@ use tokio::sync::oneshot;
 
 use super::MAX_CHECKS;
 use crate::{
-    backend::redis::{execute::is_reply, script::Call},
-    outage::{CallReport, Pass},
+    backend::redis::{
+        execute::is_reply,
+        script::{
+            Call,
+            merged::server_time::{CallTime, CheckTime},
+        },
+    },
+    outage::{CallReport, Pass, Permit},
 };
 
 /// The checks of one call.
@@ -25,10 +31,13 @@ pub(super) struct Batch(Mutex<State>);
 #[derive(Default)]
 struct State {
     checks: Checks,
+    time: CallTime,
     /// Whether the call was given to the connection. From then on, a check that is dropped may have run.
     is_written: bool,
     /// Whether a check has waited until its deadline.
     has_timed_out: bool,
+    /// Those of the checks that were dropped after the call was written: the server still has to answer them.
+    permits: Vec<Permit>,
 }
 
 /// Checks whose callers wait.
@@ -62,11 +71,16 @@ pub(super) struct Waiter {
 struct Unanswered<'a> {
     waiter: Waiter,
     count: &'a AtomicU64,
-    pass: &'a Pass,
+    pass: &'a mut Pass,
     is_answered: bool,
 }
 
 impl Batch {
+    /// Returns whether a check may join: whether the call then stays short, however many records its keys hold.
+    pub(super) fn has_room(&self, check: CheckTime) -> bool {
+        self.state().time.has_room(check)
+    }
+
     // No code that holds the lock can panic or wait.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -90,11 +104,16 @@ impl Batch {
     pub(super) fn has_timed_out(&self) -> bool {
         self.state().has_timed_out
     }
+
+    /// Ends the call: none of its checks is in flight at the server any longer.
+    pub(super) fn end(&self) {
+        self.state().permits.clear();
+    }
 }
 
 impl Waiter {
     /// Adds a check to a batch. Also returns whether the batch is full now. The first check of a batch gives it the right to report.
-    pub(super) fn join(batch: &Arc<Batch>, call: Call, pass: &mut Pass) -> (Self, bool) {
+    pub(super) fn join(batch: &Arc<Batch>, call: Call, time: CheckTime, pass: &mut Pass) -> (Self, bool) {
         let (caller, reply) = oneshot::channel();
         let mut state = batch.state();
         let report = pass.take_report();
@@ -102,6 +121,8 @@ impl Waiter {
         if checks.report.is_none() {
             checks.report = report;
         }
+        state.time.add(time);
+        let checks = &mut state.checks;
         checks.calls.push(call);
         checks.callers.push(caller);
         let is_full = checks.calls.len() >= MAX_CHECKS;
@@ -110,7 +131,7 @@ impl Waiter {
     }
 
     /// Waits for the reply. Returns `None` if the call will get none. Counts the check if it was written and gets no reply.
-    pub(super) async fn outcome(self, count: &AtomicU64, pass: &Pass) -> Option<Outcome> {
+    pub(super) async fn outcome(self, count: &AtomicU64, pass: &mut Pass) -> Option<Outcome> {
         let mut unanswered = Unanswered { waiter: self, count, pass, is_answered: false };
         let outcome = (&mut unanswered.waiter.reply).await.ok();
         let is_answered = |outcome: &Outcome| match &outcome.reply {
@@ -133,6 +154,7 @@ impl Drop for Unanswered<'_> {
         state.has_timed_out |= self.pass.has_timed_out();
         if state.is_written {
             self.count.fetch_add(1, Ordering::Relaxed);
+            state.permits.extend(self.pass.take_permit());
         }
     }
 }

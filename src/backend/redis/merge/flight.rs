@@ -1,10 +1,13 @@
 //! The task of a batch: closes it, sends its call, and gives each check its reply.
 
-use std::{iter::zip, pin::pin, sync::Arc};
+use std::{iter::zip, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::{Either, select};
 use redis::{ErrorKind, RedisError, RedisResult, Value};
-use tokio::{task::yield_now, time::Instant};
+use tokio::{
+    task::yield_now,
+    time::{Instant, timeout},
+};
 
 use super::{
     GroupKey, Groups,
@@ -12,12 +15,15 @@ use super::{
 };
 use crate::{
     backend::redis::{
-        execute::Command,
+        execute::{Command, is_reply},
         script::{Scripts, merged::Merged},
         topology::Connection,
     },
-    outage::Answer,
+    outage::{Answer, CallReport},
 };
+
+/// How long a call waits for its reply after its last caller has gone. Until then, its checks count as in flight.
+const LATE_REPLY: Duration = Duration::from_secs(1);
 
 /// A batch on its way. If it is dropped before it is written, its checks are given back.
 pub(super) struct Flight {
@@ -26,6 +32,7 @@ pub(super) struct Flight {
     pub(super) key: GroupKey,
     pub(super) connection: Connection,
     pub(super) scripts: Arc<Scripts>,
+    pub(super) opened: Instant,
 }
 
 impl Flight {
@@ -34,6 +41,9 @@ impl Flight {
         yield_now().await;
         self.groups.detach(&self.key, &self.batch);
         let mut checks = self.batch.write();
+        if let Some(report) = &checks.report {
+            report.has_waited(self.opened.elapsed());
+        }
         let calls: Vec<_> = checks.calls.iter().collect();
         let replies = match calls[..] {
             [] => return,
@@ -44,27 +54,24 @@ impl Flight {
                 self.send_all(merged, &mut checks).await
             }
         };
-        match replies {
-            Some(replies) => deliver(checks, replies),
-            // The call ends with its last caller.
-            None => {
-                if let Some(report) = checks.report.filter(|_| self.batch.has_timed_out()) {
-                    report.time_out();
-                }
-            }
+        self.batch.end();
+        if let Some(replies) = replies {
+            deliver(checks, replies);
         }
     }
 
     async fn send_one(&self, checks: &mut Checks) -> Option<Vec<RedisResult<Value>>> {
-        let Checks { calls, callers, .. } = checks;
+        let Checks { calls, callers, report } = checks;
         let command = Command::Script(&self.scripts.check, calls.first_mut()?);
-        Some(vec![while_awaited(command.send(&self.connection, Instant::now()), callers).await?])
+        let reply = command.send(&self.connection, Instant::now());
+        Some(vec![self.while_awaited(reply, callers, report).await?])
     }
 
     async fn send_all(&self, mut merged: Merged, checks: &mut Checks) -> Option<Vec<RedisResult<Value>>> {
+        let Checks { callers, report, .. } = checks;
         let command = Command::Script(&self.scripts.merged, merged.call());
-        let reply =
-            while_awaited(command.send(&self.connection, Instant::now()), &mut checks.callers).await?;
+        let reply = command.send(&self.connection, Instant::now());
+        let reply = self.while_awaited(reply, callers, report).await?;
         let to_all = |error: RedisError| vec![Err(error); checks.calls.len()];
         Some(match reply.map(|reply| merged.replies(&reply)) {
             Ok(Some(replies)) => {
@@ -84,6 +91,30 @@ impl Flight {
             Err(error) => to_all(error),
         })
     }
+
+    /// Waits for a reply as long as a caller waits. Returns `None` if all callers have gone.
+    async fn while_awaited(
+        &self,
+        reply: impl Future<Output = RedisResult<Value>>,
+        callers: &mut [Caller],
+        report: &mut Option<CallReport>,
+    ) -> Option<RedisResult<Value>> {
+        let all_gone = async {
+            for caller in callers {
+                caller.closed().await;
+            }
+        };
+        let mut reply = pin!(reply);
+        if let Either::Left((reply, _)) = select(&mut reply, pin!(all_gone)).await {
+            return Some(reply);
+        }
+        let guard = report.take()?.end(self.batch.has_timed_out());
+        let late = timeout(LATE_REPLY, reply).await;
+        if late.is_ok_and(|reply| reply.as_ref().map_or_else(is_reply, |_| true)) {
+            guard.answered_late();
+        }
+        None
+    }
 }
 
 /// Gives each check its reply, and the right to report, if it is left, to the first one whose caller waits.
@@ -92,19 +123,6 @@ fn deliver(checks: Checks, replies: Vec<RedisResult<Value>>) {
     for ((call, caller), reply) in zip(calls, callers).zip(replies) {
         let outcome = Outcome { reply: Some(reply), call, report: report.take() };
         report = caller.send(outcome).err().and_then(|outcome| outcome.report);
-    }
-}
-
-/// Runs a future as long as a caller waits. Returns `None` if all callers have gone.
-async fn while_awaited<T>(future: impl Future<Output = T>, callers: &mut [Caller]) -> Option<T> {
-    let all_gone = async {
-        for caller in callers {
-            caller.closed().await;
-        }
-    };
-    match select(pin!(future), pin!(all_gone)).await {
-        Either::Left((output, _)) => Some(output),
-        Either::Right(_) => None,
     }
 }
 

@@ -16,11 +16,14 @@ use std::{
 };
 
 use redis::{RedisResult, Value};
-use tokio::runtime::{self, Handle};
+use tokio::{
+    runtime::{self, Handle},
+    time::Instant,
+};
 
 use super::{
     RedisBackend,
-    script::Call,
+    script::{Call, merged::server_time::CheckTime},
     topology::{Connection, ServerState},
 };
 use crate::{
@@ -34,7 +37,7 @@ mod flight;
 use batch::{Batch, Waiter};
 use flight::Flight;
 
-/// The largest number of checks in one call.
+/// The largest number of checks in one call. If their keys can hold many records, there are fewer.
 const MAX_CHECKS: usize = 64;
 
 /// The number of checks in flight from which a call for several checks costs less than a call for each.
@@ -64,7 +67,8 @@ impl RedisBackend {
     /// Sets whether checks that start at the same time share a script call. By default, they do if at least eight checks are in
     /// flight at one server ([`Merging::Adaptive`]).
     ///
-    /// A merged call decides up to 64 checks, one after another, as separate calls would. Equal checks, which have the same keys,
+    /// A merged call decides up to 64 checks, one after another, as separate calls would. If their policies can store many records, there
+    /// are fewer, so that no call takes longer than 2 ms of the server. Equal checks, which have the same keys,
     /// policies and costs, are charged at once. Redis and the process then do less work per check: a single hot key gains most.
     /// Each check keeps its deadline, its error, its receipt and its place in the count of checks in flight. No check waits for
     /// the reply of another call.
@@ -118,13 +122,17 @@ impl RedisBackend {
             let (namespace, purpose) = (check.place().clone(), check.purpose());
             let key =
                 GroupKey { server, slot, namespace, purpose, runtime, at_micros: self.injected_micros() };
-            let groups = &self.merger.groups;
+            let (groups, time) = (&self.merger.groups, CheckTime::of(call));
             let mut open = groups.open();
-            let (batch, is_new) = match open.get(&key) {
+            let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time)) {
                 Some(batch) => (batch.clone(), false),
-                None => (open.entry(key.clone()).or_default().clone(), true),
+                None => {
+                    let batch = Arc::<Batch>::default();
+                    open.insert(key.clone(), batch.clone());
+                    (batch, true)
+                }
             };
-            let (waiter, is_full) = Waiter::join(&batch, mem::take(call), pass);
+            let (waiter, is_full) = Waiter::join(&batch, mem::take(call), time, pass);
             if is_full {
                 open.remove(&key);
             }
@@ -132,7 +140,8 @@ impl RedisBackend {
             if is_new {
                 let (connection, scripts, groups) =
                     (connection.clone(), self.scripts.clone(), groups.clone());
-                tokio::spawn(Flight { batch, groups, key, connection, scripts }.run());
+                let opened = Instant::now();
+                tokio::spawn(Flight { batch, groups, key, connection, scripts, opened }.run());
             }
             waiter
         };

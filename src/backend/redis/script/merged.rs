@@ -7,16 +7,21 @@ use redis::{RedisResult, Value, parse_redis_value};
 use super::{Call, Fields, GENERATION_SIZE};
 use crate::backend::redis::keys::Keys;
 
+pub(in crate::backend::redis) mod server_time;
+
 /// The size of a pair in the arguments, in bytes.
 const PAIR_SIZE: usize = 20;
 /// The place of the cost among the fields of a pair.
 const COST_PLACE: usize = 4;
-const DEADLINE_SIZE: usize = 8;
 /// The sizes of a status and of a receipt in a reply.
 const STATUS_SIZE: usize = 37;
 const RECEIPT_SIZE: usize = 17;
 /// The place of `remaining` in a status.
 const REMAINING_PLACE: usize = 9;
+
+/// The place of the precision in the fields of a pair, and the precision of a sliding counter, which is -1.
+const PRECISION_PLACE: usize = 14;
+const SLIDING_COUNTER: [u8; 6] = [0xff; 6];
 /// What stands in place of the number of admitted checks.
 const FULL: u8 = 254;
 const ERROR: u8 = 255;
@@ -46,7 +51,8 @@ pub(in crate::backend::redis) struct Replies {
 
 impl Merged {
     /// Returns the call that decides these checks: 1 to 64, all of one purpose, without shadow pairs, and with deadlines that are
-    /// set. Equal checks become one run, in the place of the first of them.
+    /// set. Equal checks become one run, in the place of the first of them. Those with a sliding counter do not, because their statuses
+    /// differ in more than `remaining`.
     pub(in crate::backend::redis) fn new(checks: &[&Call]) -> Self {
         let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
         let mut last_runs: HashMap<(&Keys, &[u8]), usize> = HashMap::with_capacity(checks.len());
@@ -56,6 +62,11 @@ impl Merged {
                 let costs = check.fields().chunks_exact(PAIR_SIZE).map(cost).collect();
                 Run { costs, checks: vec![index] }
             };
+            let mut pairs = check.fields().chunks_exact(PAIR_SIZE);
+            if pairs.any(|pair| pair[PRECISION_PLACE..] == SLIDING_COUNTER) {
+                runs.push(new());
+                continue;
+            }
             match last_runs.entry((&check.keys, check.fields())) {
                 Entry::Occupied(mut entry) => match runs.get_mut(*entry.get()).filter(|run| run.has_room()) {
                     Some(run) => run.checks.push(index),
@@ -161,13 +172,12 @@ impl Run {
 impl Call {
     /// Returns the fields of the pairs of a check.
     fn fields(&self) -> &[u8] {
-        let size = self.pairs.len().saturating_sub(DEADLINE_SIZE + GENERATION_SIZE);
-        self.pairs.get(..size).unwrap_or_default()
+        self.pairs.get(..self.deadline_place).unwrap_or_default()
     }
 
     /// Returns the deadline of a check, in microseconds of the server's clock.
     fn deadline(&self) -> u64 {
-        Fields(self.pairs.get(self.fields().len()..).unwrap_or_default()).u64().unwrap_or_default()
+        Fields(self.pairs.get(self.deadline_place..).unwrap_or_default()).u64().unwrap_or_default()
     }
 
     fn generation(&self) -> &[u8] {

@@ -1,0 +1,83 @@
+//! The longest time that a merged call may take on the server. `lua/README.md` has the measurements.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::PAIR_SIZE;
+use crate::backend::redis::script::{Call, Fields};
+
+/// The longest time of a merged call, in microseconds.
+const MAX_MICROS: u64 = 2_000;
+
+/// The longest time of a pair, in microseconds, by the number of records that its policy can store. Deep refunds make a search longer by
+/// up to two fifths.
+const MICROS_BY_RECORDS: [(u64, u64); 5] =
+    [(128, 40), (1_024, 66), (4_096, 90), (65_536, 130), (u64::MAX, 290)];
+
+/// How often the script decides equal checks: all at once, then those that fit, and then one that is denied.
+const MAX_DECISIONS: u64 = 3;
+
+/// What a check adds to a merged call.
+#[derive(Clone, Copy)]
+pub(in crate::backend::redis) struct CheckTime {
+    /// Equal checks have the same number.
+    identity: u64,
+    /// The longest time of a decision, in microseconds.
+    micros: u64,
+}
+
+/// The longest time of the checks that share a call.
+#[derive(Default)]
+pub(in crate::backend::redis) struct CallTime {
+    micros: u64,
+    /// The checks that differ, and how often each may be decided.
+    decisions: Vec<(u64, u64)>,
+}
+
+impl CheckTime {
+    pub(in crate::backend::redis) fn of(check: &Call) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (&check.keys, check.fields()).hash(&mut hasher);
+        let micros = check.fields().chunks_exact(PAIR_SIZE).map(longest_micros).sum();
+        Self { identity: hasher.finish(), micros }
+    }
+}
+
+impl CallTime {
+    /// Returns whether the call stays short if it decides this check, too.
+    pub(in crate::backend::redis) fn has_room(&self, check: CheckTime) -> bool {
+        self.micros + self.more_decisions(check) * check.micros <= MAX_MICROS
+    }
+
+    pub(in crate::backend::redis) fn add(&mut self, check: CheckTime) {
+        let more = self.more_decisions(check);
+        self.micros += more * check.micros;
+        match self.decisions.iter_mut().find(|(identity, _)| *identity == check.identity) {
+            Some((_, decisions)) => *decisions += more,
+            None => self.decisions.push((check.identity, more)),
+        }
+    }
+
+    /// Returns how many decisions a check adds. With the second of two equal checks, there may be three.
+    fn more_decisions(&self, check: CheckTime) -> u64 {
+        let known = self.decisions.iter().find(|(identity, _)| *identity == check.identity);
+        known.map_or(1, |(_, decisions)| MAX_DECISIONS - decisions)
+    }
+}
+
+/// Returns the longest time of a pair, by the fields of a check.
+fn longest_micros(pair: &[u8]) -> u64 {
+    let mut fields = Fields(pair);
+    let quota = fields.u32().unwrap_or_default();
+    // The cost has no effect.
+    fields.u32();
+    let (window, precision) =
+        (fields.uint::<6>().unwrap_or_default(), fields.uint::<6>().unwrap_or_default());
+    let records = match precision {
+        0 => u64::from(quota),
+        // A negative number of 6 bytes: a sliding counter or a fixed window.
+        _ if precision >> 47 == 1 => 1,
+        _ => window / precision + 2,
+    };
+    let of_size = MICROS_BY_RECORDS.into_iter().find(|(most, _)| records <= *most);
+    of_size.map_or(MAX_MICROS, |(_, micros)| micros)
+}
