@@ -354,14 +354,17 @@ impl Builder {
     /// use http::StatusCode;
     /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, peer_ip};
     ///
-    /// // A failed login counts, a successful login does not.
-    /// let logins = RateLimitLayer::builder(MemoryBackend::new())
-    ///     .policy(Policy::new("failed-logins", 5, Duration::from_secs(900))?)
+    /// // A 304 response is free.
+    /// let downloads = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("downloads", 100, Duration::from_secs(60))?)
     ///     .key(peer_ip())
-    ///     .settle_by(|response| response.status.is_success().then_some(0))
+    ///     .settle_by(|response| (response.status == StatusCode::NOT_MODIFIED).then_some(0))
     ///     .build()?;
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
+    ///
+    /// To count failed logins only, do not refund by the status: see
+    /// [the guide](crate::guide::settling#settle-by-the-response).
     pub fn settle_by<C: IntoCosts>(
         self,
         used: impl Fn(&ResponseHead<'_>) -> Option<C> + Send + Sync + 'static,
@@ -543,6 +546,7 @@ impl Builder {
     /// - [`ConfigError::EnforcePercent`] if the percentage of enforced keys is above 100
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
+    /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(self) -> Result<RateLimitLayer, ConfigError> {

@@ -22,8 +22,8 @@ pub enum ConfigError {
         quota: u32,
     },
 
-    /// The window is too short, too long, or not a whole number of microseconds.
-    #[error("policy {name:?}: window {window:?}: it must be 1 ms to 366 days, in whole microseconds")]
+    /// The window is too short or too long.
+    #[error("policy {name:?}: window {window:?}: it must be 1 ms to 366 days")]
     Window {
         /// The policy's name.
         name: String,
@@ -346,6 +346,25 @@ pub enum ConfigError {
     ZeroEstimate {
         /// The name of the policy. Empty for all policies that are chosen for each request.
         policy: String,
+    },
+
+    /// A constant cost allows more charges in a window than a sliding log can hold. Without this error, such requests would
+    /// get a 503 as soon as the log is [full](crate::backend::Reason::Full).
+    #[error(
+        "cost {cost}{}: the quota of {quota} of policy {policy:?} allows {} charges in a window, and a sliding log holds {max}; use `Algorithm::SlidingBuckets`, or a quota of at most {}",
+        of_requests(.requests), .quota / .cost, u64::from(*.cost) * u64::from(*.max)
+    )]
+    TooManyCharges {
+        /// The requests that have this cost, for example `GET /search`. Empty for all requests.
+        requests: String,
+        /// The name of the policy.
+        policy: String,
+        /// The given cost in quota units, at least 1.
+        cost: u32,
+        /// The quota in quota units.
+        quota: u32,
+        /// The largest number of charges in a log.
+        max: u32,
     },
 
     /// A constant cost names a policy that the layer does not have.

@@ -12,7 +12,8 @@ pub struct BackendError(Arc<Inner>);
 #[derive(Clone)]
 struct Inner {
     reason: Reason,
-    was_asked: bool,
+    /// Why the store was not asked. `None` if it was.
+    unasked: Option<&'static str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
@@ -46,7 +47,8 @@ pub enum Reason {
     BrokenReply,
     /// The backend can only charge.
     Unsupported,
-    /// Too many checks are in flight. The store was not asked.
+    /// More checks are in flight than are decided within the deadline: the store was not asked, or it answers other checks and has
+    /// not answered this one in time. This is no outage of the store, so no outage rule admits the request.
     Overloaded,
     /// Any other reason.
     Other,
@@ -55,12 +57,12 @@ pub enum Reason {
 impl BackendError {
     /// Creates an error without a source.
     pub fn new(reason: Reason) -> Self {
-        Self(Arc::new(Inner { reason, was_asked: true, source: None }))
+        Self(Arc::new(Inner { reason, unasked: None, source: None }))
     }
 
     /// Creates an error with a source.
     pub fn with_source(reason: Reason, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(Arc::new(Inner { reason, was_asked: true, source: Some(Arc::from(source.into())) }))
+        Self(Arc::new(Inner { reason, unasked: None, source: Some(Arc::from(source.into())) }))
     }
 
     /// Returns the reason.
@@ -71,12 +73,12 @@ impl BackendError {
     /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, or the [`Breaker`](crate::outage::Breaker) was open. In that
     /// case, the reason is that of the failure that has opened it.
     pub fn was_asked(&self) -> bool {
-        self.0.was_asked
+        self.0.unasked.is_none()
     }
 
-    /// Marks the error of a check for which the store was not asked.
-    pub(crate) fn unasked(mut self) -> Self {
-        Arc::make_mut(&mut self.0).was_asked = false;
+    /// Marks the error of a check for which the store was not asked, for this reason.
+    pub(crate) fn unasked(mut self, why: &'static str) -> Self {
+        Arc::make_mut(&mut self.0).unasked = Some(why);
         self
     }
 }
@@ -122,7 +124,7 @@ impl Reason {
     }
 
     /// Returns whether this is an error of one check or one key, while the store answers others: `CrossSlot`, `Full`,
-    /// `ForeignValue` and `Unsupported`. Every other reason counts as an outage of the store.
+    /// `ForeignValue` and `Unsupported`.
     ///
     /// The [`Breaker`](crate::outage::Breaker) does not open for them: otherwise a single key could disable all others.
     /// [`OutageRule::FailOpen`](crate::OutageRule::FailOpen) does not admit for them.
@@ -141,14 +143,20 @@ impl Reason {
             | Self::Other => false,
         }
     }
+
+    /// Returns whether this is an outage of the store: every reason except those of [one check](Self::is_of_one_check) and
+    /// `Overloaded`. [`OutageRule::FailOpen`](crate::OutageRule::FailOpen) admits only in an outage.
+    pub fn is_outage(self) -> bool {
+        !self.is_of_one_check() && self != Self::Overloaded
+    }
 }
 
 impl fmt::Debug for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { reason, was_asked, source } = &*self.0;
+        let Inner { reason, source, .. } = &*self.0;
         f.debug_struct("BackendError")
             .field("reason", reason)
-            .field("was_asked", was_asked)
+            .field("was_asked", &self.was_asked())
             .field("source", source)
             .finish()
     }
@@ -157,10 +165,11 @@ impl fmt::Debug for BackendError {
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no rate limit decision: {}", self.reason())?;
-        if !self.was_asked() && self.reason() != Reason::Overloaded {
-            f.write_str(" (circuit breaker is open)")?;
+        match (self.reason(), self.0.unasked) {
+            (Reason::Overloaded, None) => f.write_str(" (the store answers other checks)"),
+            (Reason::Overloaded, Some(_)) | (_, None) => Ok(()),
+            (_, Some(why)) => write!(f, " ({why})"),
         }
-        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter, sync::Cache, sync::DefaultLifecycle};
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 use super::{
     DenyCache, Micros,
     asks::Permission,
-    entry::{Denial, Entry, Found, room},
+    entry::{ANY_AGE, Denial, Entry, Found, room},
 };
 use crate::{
     check::{Check, MAX_PAIRS, Pair},
@@ -30,9 +31,10 @@ const SHARDS: usize = 16;
 /// The time at which a cache is created. Every age can be subtracted from it.
 const ORIGIN: Micros = 3_600_000_000;
 
-/// The cached denials of a limiter.
+/// The known denials of a limiter. Until the maximum age, they are repeated instead of asking the store. Until their waits have passed,
+/// they are repeated if the store makes no decision.
 pub(crate) struct Denials {
-    /// In microseconds.
+    /// In microseconds. 0 if the deny cache is off.
     pub(super) max_age: u64,
     entries: Cache<PairKey, Arc<Entry>>,
     /// The number of invalidations so far.
@@ -43,8 +45,10 @@ pub(crate) struct Denials {
     /// nanoseconds, which never repeats. But a simulated network must repeat a run exactly, and there the age is always the same.
     salt: OnceLock<u128>,
     start: Instant,
-    /// The end of the last entry. 0 before the first denial.
+    /// When all entries have reached the maximum age. 0 before the first denial.
     horizon: AtomicU64,
+    /// When all known waits have passed.
+    waits_end: AtomicU64,
 }
 
 /// The numbers of the last invalidations of some pairs. A denial that was asked for before the last one of its pair must not be
@@ -84,8 +88,10 @@ pub(super) struct Denied<'a> {
 }
 
 impl Denials {
-    pub(crate) fn new(settings: DenyCache) -> Arc<Self> {
-        let DenyCache { max_age, max_entries } = settings;
+    /// Returns an empty store of denials. Without settings, the deny cache is off.
+    pub(crate) fn new(settings: Option<DenyCache>) -> Arc<Self> {
+        let off = DenyCache { max_age: Duration::ZERO, ..DenyCache::default() };
+        let DenyCache { max_age, max_entries } = settings.unwrap_or(off);
         // All shards have one size, so there may be a few entries less than the bound.
         let shards = if max_entries < 32 * SHARDS { 1 } else { SHARDS };
         let entries = max_entries - max_entries % shards;
@@ -93,6 +99,8 @@ impl Denials {
             .shards(shards)
             .estimated_items_capacity(entries)
             .weight_capacity(entries as u64)
+            // A flood of pairs that are denied once takes turns in the other half.
+            .hot_allocation(0.5)
             .build();
         let entries = match options {
             Ok(options) => Cache::with_options(
@@ -112,13 +120,17 @@ impl Denials {
             salt: OnceLock::new(),
             start: Instant::now(),
             horizon: AtomicU64::new(0),
+            waits_end: AtomicU64::new(0),
         })
     }
 
-    /// Returns the denial of a check from its entries.
-    pub(super) fn repeat(&self, check: &Check) -> Option<Decision> {
-        let now = self.now()?;
-        let denied = self.denied(check, now);
+    /// Returns the denial of a check from its entries, of any age. The wait has not passed.
+    pub(crate) fn repeat(&self, check: &Check) -> Option<Decision> {
+        if self.horizon.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let now = self.micros(Instant::now());
+        let denied = self.denied(check, now, ANY_AGE);
         (!denied.is_empty()).then(|| decision(check, &denied, now))
     }
 
@@ -149,16 +161,21 @@ impl Denials {
         }
         let now = self.micros(Instant::now());
         let Some(entry) = Entry::with(old.as_deref(), denial, now, self.max_age) else { return };
+        self.waits_end.fetch_max(entry.waits_end(), Ordering::Release);
         self.entries.insert(pair_key, Arc::new(entry));
         self.horizon.fetch_max(until, Ordering::Release);
     }
 
-    /// Learns that the store admits a pair. This invalidates an entry that denies it.
-    pub(super) fn admitted(&self, pair: &Pair) {
-        let Some(now) = self.now() else { return };
+    /// Learns that the store admits a pair. This invalidates an entry that denies it, if the entry was known when the check was sent, or
+    /// the store denied the pair before.
+    pub(super) fn admitted(&self, pair: &Pair, decision: &Decision, was_known: bool) {
+        let Some(now) = self.now_before(&self.waits_end) else { return };
         let pair_key = PairKey::of(&pair.key, &pair.policy);
-        let entry = self.entries.get(&pair_key);
-        if entry.is_some_and(|entry| entry.find(room(pair), now, self.max_age).is_some()) {
+        let is_later = |entry: &Entry| !decision.is_divided() && entry.at_micros() < decision.at_micros();
+        let contradicts = |entry: Arc<Entry>| {
+            (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
+        };
+        if self.entries.get(&pair_key).is_some_and(contradicts) {
             self.remove(&pair_key);
         }
     }
@@ -179,16 +196,19 @@ impl Denials {
     }
 
     /// Returns, for each pair of a check, whether the store has denied it in a check that was sent within the last maximum age,
-    /// even if the wait has passed since, or the denial is invalidated. Empty if no pair was denied.
-    pub(crate) fn denied_recently(&self, check: &Check) -> Vec<bool> {
-        let Some(now) = self.now() else { return Vec::new() };
+    /// even if the wait has passed since, or the denial is invalidated. Empty if no pair was denied. `None` if the deny cache is off.
+    pub(crate) fn denied_recently(&self, check: &Check) -> Option<Vec<bool>> {
+        if self.max_age == 0 {
+            return None;
+        }
+        let Some(now) = self.now() else { return Some(Vec::new()) };
         let was_denied = |pair: &Pair| {
             let may_deny = pair.cost > 0 && !pair.is_shadow;
             let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy)).filter(|_| may_deny);
             entry.is_some_and(|entry| now < entry.last_denied() + self.max_age)
         };
         let denied: Vec<bool> = check.pairs().iter().map(was_denied).collect();
-        if denied.contains(&true) { denied } else { Vec::new() }
+        Some(if denied.contains(&true) { denied } else { Vec::new() })
     }
 
     /// Invalidates the entries of these pairs now and when the returned guard is dropped.
@@ -212,25 +232,30 @@ impl Denials {
         }
     }
 
-    /// Returns the enforcing pairs of a check with a cached denial.
-    pub(super) fn denied<'a>(&self, check: &'a Check, now: Micros) -> Vec<Denied<'a>> {
+    /// Returns the enforcing pairs of a check with a denial that is younger than this age.
+    pub(super) fn denied<'a>(&self, check: &'a Check, now: Micros, max_age: u64) -> Vec<Denied<'a>> {
         let pairs = check.pairs().iter().filter(|pair| pair.cost > 0 && !pair.is_shadow);
         let denied = pairs.filter_map(|pair| {
             let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy))?;
-            let found = entry.find(room(pair), now, self.max_age)?;
+            let found = entry.find(room(pair), now, max_age)?;
             Some(Denied { pair, entry, found })
         });
         denied.collect()
     }
 
-    /// Returns the time, or `None` if all entries have expired.
+    /// Returns the time, or `None` if all entries have reached the maximum age.
     pub(super) fn now(&self) -> Option<Micros> {
-        let horizon = self.horizon.load(Ordering::Acquire);
-        if horizon == 0 {
+        self.now_before(&self.horizon)
+    }
+
+    /// Returns the time, or `None` if this end has come, or is 0.
+    fn now_before(&self, end: &AtomicU64) -> Option<Micros> {
+        let end = end.load(Ordering::Acquire);
+        if end == 0 {
             return None;
         }
         let now = self.micros(Instant::now());
-        (now < horizon).then_some(now)
+        (now < end).then_some(now)
     }
 
     /// Returns an instant as a number, rounded down.
@@ -321,8 +346,6 @@ impl Hash for PairKey {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::decision::{Status, Wait};
 
@@ -330,7 +353,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn denial_is_recent_until_max_age() {
-        let denials = Denials::new(DenyCache { max_age: SECOND, max_entries: 8 });
+        let denials = Denials::new(Some(DenyCache { max_age: SECOND, max_entries: 8 }));
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user| {
             let key = PartitionKey::new("user", user);
@@ -338,7 +361,7 @@ mod tests {
         };
         let asked = check("a");
         let pair = &asked.pairs()[0];
-        let was_denied = |key| denials.denied_recently(&check(key)).contains(&true);
+        let was_denied = |key| denials.denied_recently(&check(key)).unwrap().contains(&true);
         assert!(!was_denied("a"));
         let wait = SECOND / 10;
         let status = Status::new(pair, 0, Wait::For(wait), wait, wait);
@@ -356,7 +379,7 @@ mod tests {
     /// The rollback of a check invalidates the pairs that were charged, before the denial of another pair is entered.
     #[tokio::test(start_paused = true)]
     async fn invalidation_of_other_pair_keeps_denial() {
-        let denials = Denials::new(DenyCache::default());
+        let denials = Denials::new(Some(DenyCache::default()));
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user: usize| {
             let key = PartitionKey::new("user", user.to_string());

@@ -32,6 +32,8 @@ use crate::{
 const MAX_KNOWN: usize = 32;
 /// The largest age, in maximum ages, of a wait that was confirmed while the usage was not below the quota.
 const MAX_UNPROVEN_AGES: u64 = 8;
+/// An age that no denial reaches, as a maximum age.
+pub(super) const ANY_AGE: u64 = 1 << 60;
 
 /// A denial of one pair by the store.
 pub(super) struct Denial {
@@ -60,7 +62,8 @@ pub(super) struct Usage {
     is_divided: bool,
 }
 
-/// The denials of one pair. An entry is replaced as a whole and never changed.
+/// The denials of one pair. An entry is replaced as a whole and never changed. A wait that has reached the maximum age is kept until it
+/// has passed, and denies only if the store makes no decision.
 pub(super) struct Entry {
     /// The usage as of the newest denial.
     newest: Usage,
@@ -199,7 +202,11 @@ impl Entry {
         } else {
             old.known_after(&new, now, max_age)
         };
-        known.retain(|known| known.holds(now, max_age));
+        known.retain(|known| known.holds(now, ANY_AGE));
+        for old in known.iter_mut().filter(|known| !known.holds(now, max_age)) {
+            // No later denial confirms it.
+            (old.is_exact, old.bounds_usage, old.is_current) = (false, false, false);
+        }
         for mut new in new.known() {
             new.is_current = !is_late;
             new.is_exact = !is_late;
@@ -209,9 +216,11 @@ impl Entry {
                 Some(same) if same.asked > new.asked => {}
                 Some(same) => *same = new,
                 None => {
+                    // That of the smallest cost denies all others, so a client cannot remove it by denials of other costs.
+                    let largest = known.iter().map(|known| known.room).max();
+                    let others = known.iter().enumerate().filter(|(_, known)| Some(known.room) != largest);
                     if known.len() == MAX_KNOWN
-                        && let Some((oldest, _)) =
-                            known.iter().enumerate().min_by_key(|(_, known)| known.asked)
+                        && let Some((oldest, _)) = others.min_by_key(|(_, known)| known.asked)
                     {
                         known.swap_remove(oldest);
                     }
@@ -244,7 +253,7 @@ impl Entry {
 
     /// Returns the known waits after a newer denial.
     fn known_after(&self, new: &Denial, now: Micros, max_age: u64) -> Vec<Known> {
-        let verdict = self.verdict(new, now, max_age);
+        let verdict = self.verdict(new, now);
         let new = &new.usage;
         if verdict == Verdict::Contradicted {
             return Vec::new();
@@ -280,10 +289,10 @@ impl Entry {
         known.collect()
     }
 
-    fn verdict(&self, new: &Denial, now: Micros, max_age: u64) -> Verdict {
+    fn verdict(&self, new: &Denial, now: Micros) -> Verdict {
         let Denial { room, wait, algorithm, usage: new, .. } = new;
         let old = &self.newest;
-        let valid = || self.known.iter().filter(|known| known.holds(now, max_age));
+        let valid = || self.known.iter().filter(|known| known.holds(now, ANY_AGE));
         // Fewer units are used than these waits require.
         if new.is_exact && valid().any(|known| known.room >= new.used) {
             return Verdict::Contradicted;
@@ -372,6 +381,11 @@ impl Entry {
 
     pub(super) fn at_micros(&self) -> u64 {
         self.newest.at
+    }
+
+    /// Returns when all known waits have passed.
+    pub(super) fn waits_end(&self) -> Micros {
+        self.known.iter().map(|known| known.until).max().unwrap_or_default()
     }
 }
 

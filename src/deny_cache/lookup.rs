@@ -46,7 +46,7 @@ impl Denials {
             return Lookup::Bypass;
         }
         let Some(now) = self.now() else { return Lookup::Miss(Miss::new(self.clone(), None)) };
-        let denied = self.denied(check, now);
+        let denied = self.denied(check, now, self.max_age);
         if denied.is_empty() {
             return Lookup::Miss(Miss::new(self.clone(), None));
         }
@@ -70,11 +70,6 @@ impl Miss {
         Self { denials, permission }
     }
 
-    /// Returns whether a cached denial answers the check if the store does not.
-    pub(crate) fn has_cached_denial(&self) -> bool {
-        self.permission.is_some()
-    }
-
     /// Marks that the check is sent now, or later: a denial is valid from here on.
     pub(crate) fn send(self, now: Instant) -> Sent {
         let invalidations = self.denials.invalidations();
@@ -83,7 +78,7 @@ impl Miss {
 }
 
 impl Sent {
-    /// Enters the denials of a decision. If a permitted ask gets no decision, it repeats the cached denial.
+    /// Enters the denials of a decision. If the check gets no decision, repeats a known denial, of any age.
     pub(crate) fn learn(
         self,
         check: &Check,
@@ -92,7 +87,9 @@ impl Sent {
         let Self { miss: Miss { denials, permission }, at, invalidations } = self;
         let decision = match outcome {
             Ok(decision) => decision,
-            Err(error) => return permission.and_then(|_| denials.repeat(check)).ok_or(error),
+            // The charges of this check are kept, because no denial was known when it was sent.
+            Err(error) if check.across_slots().keeps_charges => return Err(error),
+            Err(error) => return denials.repeat(check).ok_or(error),
         };
         for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| pair.cost > 0) {
             if pair.is_shadow && !status.retry_after().is_zero() {
@@ -103,8 +100,8 @@ impl Sent {
                 let sent = denials.micros(at);
                 let denial = Denial::new(pair, status, sent, decision.at_micros(), decision.is_divided());
                 denials.enter(pair, denial, invalidations, permission.as_ref());
-            } else if permission.is_some() {
-                denials.admitted(pair);
+            } else {
+                denials.admitted(pair, &decision, permission.is_some());
             }
             if decision.is_admitted() {
                 denials.charged(pair);

@@ -1,7 +1,7 @@
 //! The deny cache: it repeats denials of the store until their wait has passed.
 //!
 //! It asks no backend, and knows no requests and responses. It comes before the circuit breaker and load shedding: a cached denial
-//! is true, whether the store answers or not.
+//! is true, whether the store answers or not. After its maximum age, it is used only if the store makes no decision.
 
 use std::{ops::RangeInclusive, time::Duration};
 
@@ -60,7 +60,14 @@ type Micros = u64;
 /// # Memory
 ///
 /// 7 kB before the first denial. An entry takes some 350 bytes, and at most 2 kB for long keys and many costs. Only denied
-/// pairs have entries. At `max_entries`, the entries that are used least are evicted.
+/// pairs have entries. At `max_entries`, the entries that are used least are evicted: other pairs that are denied once evict an entry
+/// only if they take half of the entries.
+///
+/// # Known denials in an outage
+///
+/// An entry is kept until its waits have passed or it is evicted. Beyond `max_age`, it denies a check only if the store makes no decision,
+/// under every [outage rule](crate::OutageRule) and also if the cache is disabled. See the
+/// [guide](crate::guide::outages#deny-cache-in-an-outage).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenyCache {
     /// The largest age of a cached denial: 1 ms to 60 s.

@@ -106,11 +106,13 @@ impl LimiterBuilder {
     }
 
     /// Sets the deadline of a check: 1 ms to 60 s. The default is [`DEFAULT_DEADLINE`](Limiter::DEFAULT_DEADLINE). If the
-    /// deadline passes, the check returns a [`BackendError`] with [`Reason::Timeout`], regardless of what the backend does. The
-    /// deadline also applies to each call of a settlement.
+    /// deadline passes, the check returns a [`BackendError`] with [`Reason::Timeout`], regardless of what the backend does. If the
+    /// backend has answered other checks in time, the reason is [`Reason::Overloaded`]. [`reset`](Limiter::reset) has the same
+    /// deadline. A settlement has 5 s.
     ///
     /// [`BackendError`]: crate::backend::BackendError
     /// [`Reason::Timeout`]: crate::backend::Reason::Timeout
+    /// [`Reason::Overloaded`]: crate::backend::Reason::Overloaded
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -165,7 +167,10 @@ impl LimiterBuilder {
 
     /// Sets how many checks may be in flight: 1 to 2^20. The default is
     /// [`DEFAULT_MAX_IN_FLIGHT`](Limiter::DEFAULT_MAX_IN_FLIGHT). Any further check fails at once with
-    /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding). `RedisBackend` counts
+    /// [`Reason::Overloaded`](crate::backend::Reason::Overloaded), without asking the store (load shedding). The outage rule does not
+    /// apply: the request is rejected, unless the server has [answered no check for one
+    /// deadline](crate::guide::outages#overload). A merged check that is dropped counts until its reply comes, for at most one second
+    /// after the last caller of its call. `RedisBackend` counts
     /// the checks of each server; in a cluster, each slot of a check counts. Checks that wait for a [lease](crate::guide::leases) of units
     /// have a bound of their own, of the same number: further checks ask the store.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
@@ -210,7 +215,8 @@ impl LimiterBuilder {
     }
 
     /// Configures the deny cache. The default is [`DenyCache::default`]. `None` disables it: every check asks the store. Then a
-    /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both.
+    /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both. A
+    /// [known denial](crate::guide::outages#deny-cache-in-an-outage) still denies a check for which the store makes no decision.
     ///
     /// The cache has no effect for a backend that answers at once, or whose [denials do not
     /// hold](Backend::denials_hold).
@@ -308,7 +314,7 @@ impl LimiterBuilder {
         let namespace = namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
         let region = region.map(region_key).transpose()?;
         let store = engine.name_of_store();
-        let denials = deny_cache.filter(|_| engine.can_remember()).map(Denials::new);
+        let denials = engine.can_remember().then(|| Denials::new(deny_cache));
         let protection = Protection { breaker, deadline, max_in_flight };
         let name = store.as_deref().unwrap_or("custom backend");
         let name = format!("{name}, namespace {}", namespace.as_str());
@@ -321,8 +327,7 @@ impl LimiterBuilder {
             Some(store) => namespace.in_store(store),
             None => namespace,
         };
-        let queue =
-            Queue::new(engine.clone(), deadline, queue, max_in_flight, denials.clone(), events.clone());
+        let queue = Queue::new(engine.clone(), queue, max_in_flight, denials.clone(), events.clone());
         let leases = engine
             .can_lease()
             .then(|| Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight));

@@ -171,12 +171,12 @@ impl Limiter {
     ) -> BoxFuture<Result<Decision, BackendError>> {
         let Inner { settings, engine, guard, denials, on_rollback, events, .. } = &*self.0;
         if check.has_several_keys() {
-            let denied = denials.as_ref().map(|denials| denials.denied_recently(&check));
-            // If no answer comes, a cached denial may deny the check instead of the outage rule.
-            let may_fail_open = !miss.as_ref().is_some_and(Miss::has_cached_denial);
+            let denied = denials.as_ref().and_then(|denials| denials.denied_recently(&check));
+            // If no answer comes, a known denial denies the check instead of the outage rule.
+            let is_denied = denials.as_ref().is_some_and(|denials| denials.repeat(&check).is_some());
             check = check.with_across_slots(AcrossSlots {
-                keeps_charges: rule == OutageRule::FailOpen && may_fail_open,
-                // Without a deny cache, no denial is known.
+                keeps_charges: rule == OutageRule::FailOpen && !is_denied,
+                // Without a deny cache, no recent denial is known.
                 peeks_first: denied.as_ref().is_none_or(|denied| !denied.is_empty()),
                 denied: denied.unwrap_or_default(),
                 on_rollback: on_rollback.clone(),

@@ -110,13 +110,15 @@ pub(super) fn outcome(
         Err(error) => error,
     };
     match (rule, kept) {
-        (OutageRule::FailOpen, kept) if is_shadow || !error.reason().is_of_one_check() => {
+        (OutageRule::FailOpen, kept) if is_shadow || error.reason().is_outage() => {
             let reservation = kept
                 .filter(|_| reserve.is_some())
                 .map(|(limiter, check)| Reservation::unchecked(limiter.queue().clone(), check));
             Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
         }
-        (OutageRule::LocalFallback(share), Some((limiter, check))) => {
+        (OutageRule::LocalFallback(share), Some((limiter, check)))
+            if error.reason() != Reason::Overloaded =>
+        {
             match limiter.local().decide(&check, share, reserve.is_some_and(|reserve| reserve.clamps), &error)
             {
                 Locally::Admitted(local, check) => {

@@ -13,7 +13,7 @@ use crate::{
     lease::{Ending, Leases},
     now_or_later::NowOrLater,
     observe::{DeniedKey, Lifetime, LimiterEvents, Stats},
-    outage::{Guard, Local, OutageRule},
+    outage::{Guard, Local, OutageRule, Readiness, ServerBreaker},
     policy::Policy,
     settle::Queue,
 };
@@ -71,9 +71,9 @@ struct Inner {
     guard: Option<Arc<Guard>>,
     /// `None` if the backend grants no leases.
     leases: Option<Arc<Leases>>,
-    /// `None` if the deny cache is off.
+    /// `None` if the denials of the backend do not hold.
     denials: Option<Arc<Denials>>,
-    /// `None` if the deny cache is off.
+    /// `None` if the denials of the backend do not hold.
     on_rollback: Option<OnRollback>,
     local: Local,
     waiters: Arc<Waiters>,
@@ -229,7 +229,8 @@ impl Limiter {
         self.0.waiters.count()
     }
 
-    /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. The policies that a
+    /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. After the deadline, the
+    /// store clears nothing. The policies that a
     /// layer chooses by the request, and those of its further limits, do not belong to the limiter. For these policies, use
     /// [`reset_pairs`](Self::reset_pairs) with [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, key: PartitionKey) -> ResetFuture {
@@ -287,8 +288,8 @@ impl Limiter {
         self.0.settings.namespace.as_str()
     }
 
-    /// Returns the number of lost settlements. A settlement is lost if the queue is full, or if the backend does not confirm it.
-    /// It is also lost if there is no tokio runtime, or the runtime ends first. Then either the estimate or the amount used
+    /// Returns the number of lost settlements. A settlement is lost if the queue is full, or if the backend does not confirm it
+    /// within 5 s. It is also lost if there is no tokio runtime, or the runtime ends first. Then either the estimate or the amount used
     /// counts, until the window of the charge has passed.
     pub fn lost_settlements(&self) -> u64 {
         self.0.queue.lost()
@@ -313,10 +314,36 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        let Inner { engine, guard, events, .. } = &*self.0;
+        self.0.events.counters().stats(self.lost_settlements(), self.breakers())
+    }
+
+    /// Returns whether the store decides the checks of this limiter now, or the [`OutageRule`] applies. Use it in a readiness probe.
+    ///
+    /// It reads the circuit breaker of each server, and sends nothing. So it returns at once, and its result shows no more than the
+    /// last checks. A limiter that has made no check, or that has [no breaker](LimiterBuilder::breaker), is ready. While a server
+    /// fails and checks go on, it is unavailable. 5 s after the last failed check, it counts as available: the next check asks it.
+    /// [`stats`](Self::stats) names each server.
+    ///
+    /// To find mistakes in the configuration of Redis when a service starts, use `connect` or `verify` of `RedisBackend`.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, Policy, outage::Readiness};
+    ///
+    /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?;
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?; // or RedisBackend
+    /// assert_eq!(limiter.readiness(), Readiness::Ready);
+    /// assert!(limiter.readiness().can_decide());
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn readiness(&self) -> Readiness {
+        Readiness::of(&self.breakers())
+    }
+
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        let Inner { engine, guard, .. } = &*self.0;
         let of_servers = engine.breakers().into_iter();
-        let breakers = of_servers.chain(guard.as_ref().and_then(|guard| guard.breaker())).collect();
-        events.counters().stats(self.lost_settlements(), breakers)
+        of_servers.chain(guard.as_ref().and_then(|guard| guard.breaker())).collect()
     }
 
     /// Returns the partition keys that this process has denied most, since the limiter was built: at most `max` and at most 128,
@@ -347,7 +374,7 @@ impl Limiter {
     }
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end
-    /// of a process, after the last response. Each settlement takes at most two deadlines, and each rollback at most a deadline and six
+    /// of a process, after the last response. Each settlement takes at most 5 s, and each rollback at most a deadline and six
     /// seconds. A rollback whose runtime does not run is then counted as lost.
     ///
     /// Ends all [leases](crate::Policy::leased) and returns their units first. Lease requests in flight take at most a deadline.

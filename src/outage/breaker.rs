@@ -30,14 +30,15 @@ use crate::{
 ///
 /// # Failures
 ///
-/// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check) and load shedding. A dropped
-/// check is not a failure. A row of failures opens the breaker only if the store has answered no check for the length of one
-/// deadline. Backends that answer at once, resets and settlements do not use the breaker.
+/// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check) and
+/// [overload](crate::backend::Reason::Overloaded). A dropped check is not a failure. A row of failures opens the breaker only if the
+/// store has answered no check for the length of one deadline. Backends that answer at once, resets and settlements do not use the
+/// breaker.
 ///
 /// # Events
 ///
 /// With the feature `tracing`, one event states that the breaker has opened, with the server and the reason, and one that it has
-/// closed. A failed probe causes no event. See the [guide](crate::guide::outages#events).
+/// closed. A failed probe causes no event. If a server leaves a cluster while its breaker is open, the second event states this. See the [guide](crate::guide::outages#events).
 ///
 /// # One breaker per server
 ///
@@ -73,12 +74,16 @@ pub struct ServerBreaker {
     pub server: String,
     /// The state of the circuit breaker.
     pub state: BreakerState,
+    /// Whether the server is expected to decide the next check. The breaker is closed, or it is half-open and no check has failed for
+    /// 5 s. The look-ups of a cluster are available if at least one node is.
+    pub is_available: bool,
 }
 
 impl ServerBreaker {
-    /// Creates the state of the circuit breaker of a server, for a [`Backend`](crate::backend::Backend::breakers) of your own.
+    /// Creates the state of the circuit breaker of a server, for a [`Backend`](crate::backend::Backend::breakers) of your own. The
+    /// server is available unless the breaker is open.
     pub fn new(server: impl Into<String>, state: BreakerState) -> Self {
-        Self { server: server.into(), state }
+        Self { server: server.into(), state, is_available: state != BreakerState::Open }
     }
 }
 
@@ -128,12 +133,22 @@ struct State {
     /// The number of failures since the last answer.
     failures: u32,
     answered: Option<Instant>,
+    /// The last reply that came too late, among many others.
+    heard: Option<Instant>,
+    /// Since when this process is busy and reads no reply, and when it was last seen to be busy.
+    busy: Option<(Instant, Instant)>,
+    /// The last failure since the last answer.
+    failed: Option<Instant>,
     open: Option<Open>,
+    /// Whether the server has left the topology. Its last checks change nothing.
+    is_retired: bool,
 }
 
 struct Open {
     /// The instant of the first opening since the last answer.
     since: Instant,
+    /// The instant of the last failure.
+    failed: Instant,
     until: Instant,
     /// A probe that is older than the deadline belongs to a runtime that does not run: the next check replaces it.
     probes: SingleFlight<()>,
@@ -184,6 +199,12 @@ pub(super) enum Change {
     Failed(BackendError),
 }
 
+/// A server whose breaker is half-open counts as available this long after the last failure.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// How long a process may be so busy that it reads no reply. After this time, the server is silent.
+const MAX_BUSY: Duration = Duration::from_secs(1);
+
 /// If failures last longer than this and do not open the breaker, they are reported on their own.
 const UNREPORTED: Duration = Duration::from_secs(1);
 
@@ -195,19 +216,22 @@ impl Circuit {
             None => None,
             Some(open) => {
                 let probe = (Instant::now() >= open.until).then(|| open.probes.start()).flatten();
-                Some(probe.ok_or_else(|| open.error.clone().unasked())?)
+                Some(probe.ok_or_else(|| open.error.clone().unasked("circuit breaker is open"))?)
             }
         };
         Ok(Ticket { epoch: state.epoch, probe })
     }
 
-    /// Returns the state, now.
-    pub(super) fn breaker_state(&self) -> BreakerState {
-        match &self.state().open {
-            None => BreakerState::Closed,
-            Some(open) if Instant::now() < open.until => BreakerState::Open,
-            Some(_) => BreakerState::HalfOpen,
-        }
+    /// Returns the state of the breaker of this server, now.
+    pub(super) fn breaker(&self, server: &str) -> ServerBreaker {
+        let now = Instant::now();
+        let (state, is_available) = match &self.state().open {
+            None => (BreakerState::Closed, true),
+            Some(open) if now < open.until => (BreakerState::Open, false),
+            // Without checks there is no probe, and a service that gets no requests would never be ready again.
+            Some(open) => (BreakerState::HalfOpen, now - open.failed >= RETRY_AFTER),
+        };
+        ServerBreaker { is_available, ..ServerBreaker::new(server, state) }
     }
 
     /// Records the outcome of a check. The settings have the deadline of a check: if the server has answered no check for so
@@ -219,7 +243,7 @@ impl Circuit {
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
     ) -> Option<Change> {
         let mut state = self.state();
-        if ticket.epoch != state.epoch {
+        if ticket.epoch != state.epoch || state.is_retired {
             return None;
         }
         match report {
@@ -228,6 +252,7 @@ impl Circuit {
             // Another check has replaced this probe.
             Report::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
             Report::Failed(error) => {
+                state.failed = Some(Instant::now());
                 let (breaker, deadline) = settings();
                 match breaker {
                     Some(breaker) => state.failed(error, breaker, deadline),
@@ -238,6 +263,53 @@ impl Circuit {
         }
     }
 
+    /// Returns whether the server has answered no check for this time.
+    pub(super) fn is_silent(&self, time: Duration) -> bool {
+        self.state().is_silent(time)
+    }
+
+    /// Returns whether the server has answered no check for one deadline, and a check has failed a moment ago.
+    pub(super) fn is_failing(&self, deadline: Duration) -> bool {
+        let state = self.state();
+        state.is_silent(deadline) && state.failed.is_some_and(|failed| failed.elapsed() < 2 * deadline)
+    }
+
+    /// Records a reply that came too late, among many others.
+    #[cfg(feature = "redis")]
+    pub(super) fn hear(&self) {
+        let (mut state, now) = (self.state(), Instant::now());
+        state.heard = Some(now);
+        state.read_reply(now);
+    }
+
+    /// Records that this process is too busy to read replies at once.
+    pub(super) fn busy(&self, deadline: Duration) {
+        let (mut state, now) = (self.state(), Instant::now());
+        let since = state.busy_since(deadline).unwrap_or(now);
+        state.busy = Some((since, now));
+    }
+
+    /// Returns whether this process was too busy to read replies at once within the last two deadlines. If it has read none for
+    /// [`MAX_BUSY`], this is no reason any longer.
+    pub(super) fn was_busy(&self, deadline: Duration) -> bool {
+        self.state().busy_since(deadline).is_some_and(|since| since.elapsed() < MAX_BUSY)
+    }
+
+    /// Closes the breaker, if it is open: the store has answered outside a check.
+    #[cfg(feature = "redis")]
+    pub(super) fn close(&self) -> Option<Change> {
+        let mut state = self.state();
+        if state.open.is_none() { None } else { state.answered(Answer::Works) }
+    }
+
+    /// Closes the breaker for ever, because its server has left the topology. Returns how long it was open, if it was.
+    #[cfg(feature = "redis")]
+    pub(super) fn retire(&self) -> Option<Duration> {
+        let mut state = self.state();
+        state.is_retired = true;
+        state.open.take().map(|open| open.since.elapsed())
+    }
+
     // No code that holds the lock can panic or wait.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -245,6 +317,18 @@ impl Circuit {
 }
 
 impl State {
+    fn busy_since(&self, deadline: Duration) -> Option<Instant> {
+        self.busy.filter(|(_, last)| last.elapsed() < 2 * deadline).map(|(since, _)| since)
+    }
+
+    fn read_reply(&mut self, now: Instant) {
+        self.busy = self.busy.map(|(_, last)| (now, last));
+    }
+
+    fn is_silent(&self, time: Duration) -> bool {
+        self.answered.max(self.heard).is_none_or(|heard| heard.elapsed() >= time)
+    }
+
     fn answered(&mut self, answer: Answer) -> Option<Change> {
         // A store that accepts no writes still denies. The breaker stays half-open, so the next check is the probe.
         let is_of_writes = |open: &Open| {
@@ -256,6 +340,8 @@ impl State {
         let now = Instant::now();
         self.failures = 0;
         self.answered = Some(now);
+        self.read_reply(now);
+        self.failed = None;
         // If the breaker was open, this was the probe.
         if let Some(open) = self.open.take() {
             self.epoch += 1;
@@ -270,14 +356,13 @@ impl State {
         let now = Instant::now();
         // A failed probe keeps the breaker open.
         self.failures = self.failures.saturating_add(1);
-        let is_silent = self.answered.is_none_or(|answered| now - answered >= deadline);
-        if self.failures >= breaker.failures && is_silent {
+        if self.failures >= breaker.failures && self.is_silent(deadline) {
             self.epoch += 1;
             self.unreported = None;
             let (until, probes) = (now + breaker.open_for, SingleFlight::new(deadline));
             let since = self.open.as_ref().map(|open| open.since);
             let (is_opening, since) = (since.is_none(), since.unwrap_or(now));
-            self.open = Some(Open { since, until, probes, error: error.clone() });
+            self.open = Some(Open { since, failed: now, until, probes, error: error.clone() });
             return is_opening.then(|| Change::Opened(error.clone()));
         }
         // Other failures pass without an event unless they open the breaker: a single lost connection needs no operator.
@@ -289,5 +374,46 @@ impl State {
             }
         }
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(100);
+
+    fn fail(circuit: &Circuit, breaker: Breaker) {
+        let error = BackendError::new(Reason::Timeout);
+        let ticket = circuit.enter().expect("the breaker permits the check");
+        circuit.leave(ticket, Report::Failed(&error), || (Some(breaker), DEADLINE));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn half_open_server_is_available_after_five_seconds() {
+        let breaker = Breaker { failures: 2, open_for: Duration::from_millis(250) };
+        let (circuit, last) = (Circuit::default(), RETRY_AFTER - breaker.open_for);
+        let state = || {
+            let breaker = circuit.breaker("test");
+            (breaker.state, breaker.is_available)
+        };
+        fail(&circuit, breaker);
+        assert_eq!(state(), (BreakerState::Closed, true), "one failure does not open the breaker");
+        fail(&circuit, breaker);
+        for _ in 0..3 {
+            assert_eq!(state(), (BreakerState::Open, false), "after a failure");
+            advance(breaker.open_for).await;
+            assert_eq!(state(), (BreakerState::HalfOpen, false), "a probe may fail again");
+            fail(&circuit, breaker);
+        }
+        advance(breaker.open_for + last - Duration::from_millis(1)).await;
+        assert_eq!(state(), (BreakerState::HalfOpen, false), "before 5 s without a failure");
+        advance(Duration::from_millis(1)).await;
+        assert_eq!(state(), (BreakerState::HalfOpen, true), "after 5 s without a failure");
+        let ticket = circuit.enter().expect("the breaker permits a probe");
+        circuit.leave(ticket, Report::Answered(Answer::Works), || (Some(breaker), DEADLINE));
+        assert_eq!(state(), (BreakerState::Closed, true), "after an answer");
     }
 }

@@ -1,16 +1,20 @@
 //! The guard of a server: circuit breaker, load shedding and deadline.
 
 use std::{
-    future::Future,
-    pin::Pin,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
-use tokio::time::Instant;
+use tokio::{
+    task::yield_now,
+    time::{Instant, timeout_at},
+};
 
 use super::{
     Breaker, ServerBreaker,
@@ -36,6 +40,12 @@ pub struct Protection {
     pub max_in_flight: usize,
 }
 
+/// How often other tasks run after a deadline, before a check gives up. A reply that this process has received, and not read yet, passes
+/// through the task of the connection and that of a merged call.
+pub(crate) const LAST_TURNS: u32 = 2;
+/// The number of checks in flight from which this process may delay their answers, instead of the server.
+const CROWD: usize = 64;
+
 /// The protection of all servers of a backend: the strictest settings of the limiters that share it.
 #[derive(Default)]
 pub(crate) struct SharedProtection(Mutex<Option<Protection>>);
@@ -48,13 +58,21 @@ pub(crate) struct Guard {
     events: ServerEvents,
 }
 
-/// A check in flight. Dropping it releases its place.
+/// A check in flight.
 pub(crate) struct Pass {
     guard: Arc<Guard>,
+    /// `None` if the call that contains this check has it.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "dropping it releases the place"))]
+    permit: Option<Permit>,
     deadline: Option<Instant>,
+    /// Whether it began among many others.
+    is_crowded: bool,
     /// `None` once its outcome is reported.
     ticket: Option<Ticket>,
 }
+
+/// A place in the count of checks in flight. Dropping it releases the place.
+pub(crate) struct Permit(Arc<Guard>);
 
 /// The right to report the outcome of a call that decides several checks. Dropping it reports nothing.
 #[cfg(feature = "redis")]
@@ -132,7 +150,13 @@ impl Guard {
     /// Returns the circuit breaker, or `None` if there is none.
     pub(crate) fn breaker(&self) -> Option<ServerBreaker> {
         let (breaker, _) = self.protection.breaker();
-        breaker.map(|_| ServerBreaker::new(self.events.server(), self.circuit.breaker_state()))
+        breaker.map(|_| self.circuit.breaker(self.events.server()))
+    }
+
+    /// Warns that the server is a node of a cluster, and redirects some checks to servers that the backend does not know.
+    #[cfg(feature = "redis")]
+    pub(crate) fn reject_cluster_node(&self) {
+        self.events.cluster_node();
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
@@ -142,15 +166,74 @@ impl Guard {
         deadline: Instant,
         asked: Pin<&mut impl Future<Output = Result<Decision, BackendError>>>,
     ) -> Result<Decision, BackendError> {
-        let pass = self.enter(None)?;
-        let outcome = before(deadline, asked).await;
-        pass.decided(check, &outcome);
-        outcome
+        let mut pass = self.enter(Some(deadline))?;
+        match until(deadline, asked).await {
+            Some(outcome) => pass.decided(check, outcome),
+            None => Err(pass.time_out()),
+        }
+    }
+
+    /// Returns the error of a check that got no answer in time: an overload if the server still answers other checks.
+    pub(crate) fn timeout(&self) -> BackendError {
+        let error = BackendError::new(Reason::Timeout);
+        if self.is_overload(&error) { BackendError::new(Reason::Overloaded) } else { error }
+    }
+
+    /// Returns whether the error of a check does not show that the server is silent.
+    fn is_overload(&self, error: &BackendError) -> bool {
+        let deadline = self.deadline();
+        match error.reason() {
+            _ if !error.was_asked() => false,
+            // A server that has begun to hang has answered the checks before this one only, which is a whole deadline ago.
+            Reason::Timeout => self.circuit.was_busy(deadline) || !self.circuit.is_silent(deadline * 3 / 4),
+            // The server has answered. It may have answered late.
+            Reason::DeadlineExceeded => self.circuit.was_busy(deadline),
+            _ => false,
+        }
+    }
+
+    /// Records by how much a task of this process was late. If many wait for their turn, so may the one that reads the replies.
+    fn note_delay(&self, late: Duration) {
+        let deadline = self.deadline();
+        if late > deadline / 20 {
+            self.circuit.busy(deadline);
+        }
+    }
+
+    /// Returns the deadline of a check. Zero without a limiter.
+    fn deadline(&self) -> Duration {
+        self.protection.breaker().1
+    }
+
+    /// Records a reply whose callers have gone. Among many checks, a reply may be late because of this process, or of the others.
+    #[cfg(feature = "redis")]
+    pub(crate) fn answered_late(&self) {
+        if self.in_flight.load(Ordering::Relaxed) >= CROWD {
+            self.circuit.hear();
+        }
+    }
+
+    /// Records that the server has answered outside a check.
+    #[cfg(feature = "redis")]
+    pub(crate) fn answered(&self) {
+        self.log(self.circuit.close());
+    }
+
+    /// Ends the protection of a server that has left the topology, and its outage.
+    #[cfg(feature = "redis")]
+    pub(crate) fn retire(&self) {
+        if let Some(open_for) = self.circuit.retire() {
+            self.events.server_left(open_for);
+        }
     }
 
     fn report(&self, ticket: Ticket, report: Report<'_>) {
-        let Self { circuit, protection, events, .. } = self;
-        match circuit.leave(ticket, report, || protection.breaker()) {
+        self.log(self.circuit.leave(ticket, report, || self.protection.breaker()));
+    }
+
+    fn log(&self, change: Option<Change>) {
+        let events = &self.events;
+        match change {
             Some(Change::Opened(error)) => events.breaker_opened(&error),
             Some(Change::Closed(open_for)) => events.breaker_closed(open_for),
             Some(Change::Failed(error)) => events.failed(&error),
@@ -158,19 +241,22 @@ impl Guard {
         }
     }
 
-    /// Starts a check, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
+    /// Starts a check, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight. Otherwise, the error is an
+    /// overload, unless the server has answered no check for one deadline.
     pub(crate) fn enter(self: &Arc<Self>, deadline: Option<Instant>) -> Result<Pass, BackendError> {
         let ticket = self.circuit.enter()?;
         let others = self.in_flight.fetch_add(1, Ordering::Relaxed);
-        // From here on, dropping it releases the place.
-        let pass = Pass { guard: self.clone(), deadline, ticket: Some(ticket) };
+        let permit = Some(Permit(self.clone()));
+        let is_crowded = others >= CROWD;
+        let pass = Pass { guard: self.clone(), permit, deadline, is_crowded, ticket: Some(ticket) };
         let max = self.protection.max_in_flight();
         if others < max {
-            Ok(pass)
-        } else {
-            self.events.overloaded(max);
-            Err(BackendError::new(Reason::Overloaded).unasked())
+            return Ok(pass);
         }
+        let is_outage = self.circuit.is_failing(self.deadline());
+        let reason = if is_outage { Reason::Timeout } else { Reason::Overloaded };
+        self.events.overloaded(max);
+        Err(BackendError::new(reason).unasked("too many checks in flight"))
     }
 }
 
@@ -181,26 +267,53 @@ impl Pass {
         Arc::ptr_eq(&self.guard, guard)
     }
 
-    /// Ends the check with its outcome.
-    pub(crate) fn decided(self, check: &Check, outcome: &Result<Decision, BackendError>) {
-        self.finish(outcome.as_ref().map(|decision| match decision.has_written(check) {
-            true => Answer::Works,
-            false => Answer::Reads,
-        }));
+    /// Ends the check with its outcome, and returns the outcome for the caller.
+    pub(crate) fn decided(
+        self,
+        check: &Check,
+        outcome: Result<Decision, BackendError>,
+    ) -> Result<Decision, BackendError> {
+        match outcome {
+            Ok(decision) => {
+                self.answered(if decision.has_written(check) { Answer::Works } else { Answer::Reads });
+                Ok(decision)
+            }
+            Err(error) => Err(self.failed(error)),
+        }
     }
 
-    /// Ends the check with an error, or with an answer.
-    pub(crate) fn finish(mut self, outcome: Result<Answer, &BackendError>) {
-        self.report(match outcome {
-            Ok(answer) => Report::Answered(answer),
-            Err(error) if error.reason().is_of_one_check() => Report::Answered(Answer::Reads),
-            Err(error) => Report::Failed(error),
+    /// Ends the check with an answer.
+    pub(crate) fn answered(mut self, answer: Answer) {
+        self.report(Report::Answered(answer));
+    }
+
+    /// Ends the check with an error, and returns the error for the caller.
+    pub(crate) fn failed(mut self, error: BackendError) -> BackendError {
+        let is_late = error.reason() == Reason::DeadlineExceeded;
+        let is_overload = is_late && self.is_crowded() || self.guard.is_overload(&error);
+        let error = if is_overload { BackendError::new(Reason::Overloaded) } else { error };
+        self.report(match error.reason() {
+            reason if reason.is_of_one_check() => Report::Answered(Answer::Reads),
+            Reason::Overloaded => Report::Dropped,
+            _ => Report::Failed(&error),
         });
+        error
     }
 
-    /// Reports that the deadline has passed. The check may still be in flight.
-    pub(crate) fn time_out(&mut self) {
-        self.report(Report::Failed(&BackendError::new(Reason::Timeout)));
+    /// Reports that the deadline has passed, and returns the error for the caller. The check may still be in flight.
+    pub(crate) fn time_out(&mut self) -> BackendError {
+        let late = self.deadline.map_or(Duration::ZERO, |deadline| deadline.elapsed());
+        if self.is_crowded() {
+            self.guard.note_delay(late);
+        }
+        let error = self.guard.timeout();
+        let is_failure = error.reason() != Reason::Overloaded;
+        self.report(if is_failure { Report::Failed(&error) } else { Report::Dropped });
+        error
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.is_crowded || self.guard.in_flight.load(Ordering::Relaxed) >= CROWD
     }
 
     fn report(&mut self, report: Report<'_>) {
@@ -239,6 +352,11 @@ impl Pass {
         Some(CallReport { guard: self.guard.clone(), ticket: self.ticket.take()? })
     }
 
+    /// Takes the permit of a check whose caller has gone, while the server still has to answer it.
+    pub(crate) fn take_permit(&mut self) -> Option<Permit> {
+        self.permit.take()
+    }
+
     /// Gives the right to report to this pass.
     pub(crate) fn give_report(&mut self, report: CallReport) {
         self.ticket = Some(report.ticket);
@@ -252,29 +370,36 @@ impl CallReport {
         self.guard.report(self.ticket, Report::Answered(answer));
     }
 
-    /// Reports that the deadline has passed.
-    pub(crate) fn time_out(self) {
-        self.guard.report(self.ticket, Report::Failed(&BackendError::new(Reason::Timeout)));
+    /// Records how long the call has waited in the queue of this process.
+    pub(crate) fn has_waited(&self, time: Duration) {
+        if self.guard.in_flight.load(Ordering::Relaxed) >= CROWD {
+            self.guard.note_delay(time);
+        }
+    }
+
+    /// Ends the call for its callers, who have all gone. Reports whether the deadline has passed, unless this is an overload.
+    pub(crate) fn end(self, has_timed_out: bool) -> Arc<Guard> {
+        let Self { guard, ticket } = self;
+        if has_timed_out
+            && let error = guard.timeout()
+            && error.reason() != Reason::Overloaded
+        {
+            guard.report(ticket, Report::Failed(&error));
+        }
+        guard
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            self.time_out();
-        } else {
-            self.report(Report::Dropped);
-        }
-        self.guard.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.report(Report::Dropped);
     }
 }
 
-/// Runs a future for at most the deadline.
-pub(crate) async fn within<T>(
-    deadline: Duration,
-    asked: impl Future<Output = Result<T, BackendError>>,
-) -> Result<T, BackendError> {
-    before(Instant::now() + deadline, asked).await
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Runs a future until the deadline. A large future is best passed as a pinned reference, so that it is not copied.
@@ -286,13 +411,26 @@ pub(crate) async fn before<T>(
     outcome.unwrap_or_else(|| Err(BackendError::new(Reason::Timeout)))
 }
 
-/// Runs a future until an instant. Returns `None` if the instant comes first. Outside tokio, the instant has no effect.
+/// Runs a future until an instant. Returns `None` if the instant comes first, and the future has not ended after the
+/// [last turns](LAST_TURNS) either. Outside tokio, the instant has no effect.
 pub(crate) async fn until<T>(end: Instant, future: impl Future<Output = T>) -> Option<T> {
     // Without a runtime there is no timer, and creating one would panic.
     if tokio::runtime::Handle::try_current().is_err() {
         return Some(future.await);
     }
-    tokio::time::timeout_at(end, future).await.ok()
+    let mut future = pin!(future);
+    if let Ok(output) = timeout_at(end, &mut future).await {
+        return Some(output);
+    }
+    // The last turn is that of a future that counts the turns itself.
+    for _ in 0..=LAST_TURNS {
+        // The runtime polls the sockets before it wakes this task.
+        yield_now().await;
+        if let Poll::Ready(output) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
+            return Some(output);
+        }
+    }
+    None
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ mod admission;
 mod breaker;
 mod guard;
 mod local;
+mod readiness;
 mod rule;
 
 pub use admission::{LocalDecision, Unchecked};
@@ -17,9 +18,10 @@ pub(crate) use breaker::check_breaker;
 pub use breaker::{Breaker, BreakerState, ServerBreaker};
 pub use guard::Protection;
 #[cfg(feature = "redis")]
-pub(crate) use guard::{CallReport, Pass, SharedProtection};
-pub(crate) use guard::{Guard, before, until, within};
+pub(crate) use guard::{CallReport, LAST_TURNS, Pass, Permit, SharedProtection};
+pub(crate) use guard::{Guard, before, until};
 pub(crate) use local::{Local, Locally};
+pub use readiness::Readiness;
 pub use rule::{OutageRule, Share};
 
 pub use crate::deny_cache::DenyCache;

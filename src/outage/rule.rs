@@ -12,6 +12,9 @@ use crate::error::ConfigError;
 /// | [`FailOpen`](Self::FailOpen) | is admitted and not counted | [`Unchecked`](super::Unchecked), in the extensions of request and response |
 /// | [`LocalFallback`](Self::LocalFallback) | is decided in the memory of this process, by its share of every quota | [`LocalDecision`](super::LocalDecision) in the same places, or [`Rejection::LocalFallbackDenied`](crate::Rejection::LocalFallbackDenied), which is also a 503 |
 ///
+/// No rule applies to an [overload](crate::guide::outages#overload), or to a pair with a
+/// [known denial](crate::guide::outages#deny-cache-in-an-outage): these requests are rejected.
+///
 /// None of them adds `RateLimit` or `Retry-After` fields: neither the remaining quota nor the end of the outage is known.
 ///
 /// Set the rule for a layer with [`Builder::outage`](crate::Builder::outage), and for each request with
@@ -28,7 +31,8 @@ pub enum OutageRule {
     /// Rejects the request.
     #[default]
     FailClosed,
-    /// Admits the request uncounted, if the *store* cannot decide or too many checks are in flight.
+    /// Admits the request uncounted, if the *store* cannot decide. If too many checks are in flight while the store answers others, the
+    /// layer rejects the request. Otherwise, a client could disable the limit by many requests at once.
     ///
     /// In a cluster, the charges of a check across slots stay in the slots that have answered, so that their limits still fill.
     ///

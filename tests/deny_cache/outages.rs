@@ -4,9 +4,15 @@ use tokio::{
     task::yield_now,
     time::{Instant, advance},
 };
-use tower_sliding_window::{LimiterBuilder, OutageRule, Rejection, backend::Reason, outage::Breaker};
+use tower_sliding_window::{
+    Admission, Limiter, LimiterBuilder, OutageRule, Policies, Rejection,
+    backend::{Pair, Reason},
+    outage::{Breaker, DenyCache, Share},
+};
 
-use super::{Fault, REFRESH_AGE, Remote, SECOND, TICK, alice, check, on, user, with_max_age};
+use super::{
+    Fault, MINUTE, REFRESH_AGE, Remote, SECOND, TICK, alice, check, on, policy, ten, user, wait, with_max_age,
+};
 
 const THREE_FAILURES: Breaker = Breaker { failures: 3, open_for: SECOND };
 
@@ -47,7 +53,7 @@ async fn open_breaker_keeps_cache_hits_and_fails_misses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hanging_store_keeps_cache_hits_until_max_age() {
+async fn hanging_store_costs_no_deadline_until_max_age() {
     let (remote, limiter) = cached(|builder| builder.breaker(None)).await;
     let denied = Instant::now();
     remote.fail(Fault::Hang);
@@ -60,9 +66,9 @@ async fn hanging_store_keeps_cache_hits_until_max_age() {
     // The check that refreshes the entry waits until the deadline.
     assert!(check(&limiter, 1).await.is_cached());
     assert_eq!((denied.elapsed(), remote.checks()), (REFRESH_AGE + 100 * TICK, 3));
-    // The next check exceeds the maximum age of the entry, so it misses and times out.
-    assert_eq!(limiter.check(alice(), 1).await.unwrap_err().reason(), Reason::Timeout);
-    assert_eq!(denied.elapsed(), REFRESH_AGE + 200 * TICK);
+    // The next check exceeds the maximum age of the entry, so it misses and times out. The known denial is still true.
+    assert!(check(&limiter, 1).await.is_cached());
+    assert_eq!((denied.elapsed(), remote.checks()), (REFRESH_AGE + 200 * TICK, 4));
 }
 
 #[tokio::test(start_paused = true)]
@@ -104,4 +110,170 @@ async fn outage_leaves_no_cache_entry() {
     assert_eq!(reason(&limiter).await, Reason::Connection);
     remote.fail(None);
     assert!(limiter.check(user("bob"), 1).await.unwrap().is_admitted());
+}
+
+/// Returns whether a request is rejected by a known denial.
+fn is_known(outcome: &Result<Admission, Rejection>) -> bool {
+    matches!(outcome, Err(Rejection::Denied(denied)) if denied.is_cached())
+}
+
+/// Returns a limiter that fails open, on a store that is down after it has denied a check of Alice of this cost.
+async fn down_after_denial(
+    cost: u32,
+    build: impl FnOnce(LimiterBuilder) -> LimiterBuilder,
+) -> (Remote, Limiter) {
+    let remote = Remote::new();
+    let limiter = build(on(remote.clone())).outage(OutageRule::FailOpen).build().unwrap();
+    assert!(check(&limiter, 8).await.is_admitted());
+    assert!(!check(&limiter, cost).await.is_admitted());
+    advance(2 * SECOND).await;
+    remote.fail(Fault::Down);
+    (remote, limiter)
+}
+
+#[tokio::test(start_paused = true)]
+async fn known_denial_outlives_store_under_every_rule() {
+    let rules = [OutageRule::FailOpen, OutageRule::FailClosed, OutageRule::LocalFallback(Share::whole())];
+    let caches = [Some(DenyCache::default()), Some(with_max_age(TICK)), None];
+    for (rule, cache) in rules.into_iter().flat_map(|rule| caches.map(|cache| (rule, cache))) {
+        for fault in [Fault::Down, Fault::Hang] {
+            let case = format!("{rule:?}, {cache:?}");
+            let (remote, limiter) = cached(|builder| builder.outage(rule).deny_cache(cache)).await;
+            let denied = Instant::now();
+            advance(SECOND).await;
+            remote.fail(fault);
+            // With 10 of 10 units used, the wait of the denial is a minute.
+            while denied.elapsed() < MINUTE - SECOND {
+                let outcome = limiter.admit(alice(), 2).await;
+                assert!(is_known(&outcome), "{case}, after {:?}: {outcome:?}", denied.elapsed());
+                let left = wait(outcome.unwrap_err().decision().unwrap());
+                assert_eq!(left, MINUTE - denied.elapsed(), "{case}");
+                advance(SECOND).await;
+            }
+            let other = limiter.admit(user("bob"), 1).await;
+            assert_eq!(
+                other.is_ok(),
+                rule != OutageRule::FailClosed,
+                "{case}: the rule applies to other keys"
+            );
+            advance(MINUTE.saturating_sub(denied.elapsed())).await;
+            let outcome = limiter.admit(alice(), 1).await;
+            assert_eq!(outcome.is_ok(), rule != OutageRule::FailClosed, "{case}: the wait has passed");
+            assert!(!is_known(&outcome), "{case}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn known_denial_applies_to_same_or_larger_cost() {
+    let (_remote, limiter) = down_after_denial(5, |builder| builder).await;
+    for (cost, is_denied) in [(4, false), (5, true), (6, true)] {
+        assert_eq!(is_known(&limiter.admit(alice(), cost).await), is_denied, "cost {cost}");
+    }
+    // A smaller quota needs as much as a larger cost.
+    for (quota, is_denied) in [(11, false), (10, true), (9, true)] {
+        let pairs = [Pair::new(alice(), policy("ten", quota, MINUTE), 5)];
+        let outcome = limiter.check_pairs(pairs).unwrap().await;
+        assert_eq!(outcome.is_ok(), is_denied, "quota {quota}: {outcome:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_known_denial_of_several_pairs_is_enough() {
+    let (_remote, limiter) = down_after_denial(5, |builder| builder).await;
+    let hourly = policy("hourly", 100, 60 * MINUTE);
+    for (key, is_denied) in [(alice(), true), (user("bob"), false)] {
+        let pairs = [Pair::new(user("carol"), hourly.clone(), 1), Pair::new(key, ten(), 5)];
+        assert_eq!(limiter.check_pairs(pairs).unwrap().await.is_ok(), is_denied);
+    }
+    let shadow = [Pair::new(alice(), ten(), 5).shadow()];
+    assert!(limiter.check_pairs(shadow).unwrap().await.is_err(), "a shadow pair denies nothing");
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_reset_and_refund_remove_known_denial() {
+    for is_reset in [true, false] {
+        let remote = Remote::new();
+        let limiter = on(remote.clone()).outage(OutageRule::FailOpen).build().unwrap();
+        let reservation = limiter.reserve(alice(), 10).await.unwrap();
+        assert!(!check(&limiter, 1).await.is_admitted());
+        if is_reset {
+            limiter.reset(alice()).await.unwrap();
+        } else {
+            reservation.settle(0).await;
+        }
+        advance(2 * SECOND).await;
+        remote.fail(Fault::Down);
+        assert!(limiter.admit(alice(), 1).await.unwrap().unchecked().is_some(), "reset: {is_reset}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn admission_removes_known_denial() {
+    let (remote, limiter) = cached(|builder| builder.outage(OutageRule::FailOpen)).await;
+    remote.reset_by_other_process(&[ten()]).await;
+    advance(2 * SECOND).await;
+    assert!(check(&limiter, 1).await.is_admitted());
+    remote.fail(Fault::Down);
+    assert!(limiter.admit(alice(), 1).await.unwrap().unchecked().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn overloaded_check_of_denied_key_is_denied() {
+    let (remote, limiter) = cached(|builder| builder.max_in_flight(1).outage(OutageRule::FailOpen)).await;
+    advance(2 * SECOND).await;
+    remote.fail(Fault::Hang);
+    let waiting = tokio::spawn(limiter.admit(user("bob"), 1));
+    yield_now().await;
+    let shed = limiter.admit(user("carol"), 1).await.unwrap_err();
+    assert_eq!(shed.error().unwrap().reason(), Reason::Overloaded);
+    assert!(is_known(&limiter.admit(alice(), 1).await));
+    waiting.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_of_other_keys_keep_known_denial() {
+    let (remote, limiter) = {
+        let remote = Remote::new();
+        let cache = DenyCache { max_entries: 64, ..DenyCache::default() };
+        let limiter = on(remote.clone()).deny_cache(cache).outage(OutageRule::FailOpen).build().unwrap();
+        (remote, limiter)
+    };
+    let deny = async |key| {
+        assert!(limiter.check(user(&key), 10).await.unwrap().is_admitted());
+        assert!(!limiter.check(user(&key), 1).await.unwrap().is_admitted());
+    };
+    for other in 0..200 {
+        deny(format!("before {other}")).await;
+    }
+    deny("alice".to_owned()).await;
+    // Fewer than half of the entries, each denied once.
+    for other in 0..30 {
+        deny(format!("after {other}")).await;
+    }
+    advance(2 * SECOND).await;
+    remote.fail(Fault::Down);
+    assert!(is_known(&limiter.admit(user("alice"), 1).await), "the flood has not evicted the entry");
+}
+
+#[tokio::test(start_paused = true)]
+async fn denials_of_other_costs_keep_smallest() {
+    let remote = Remote::new();
+    let hundred = Policies::from(policy("hundred", 100, MINUTE));
+    let limiter = Limiter::builder(remote.clone()).without_policies().outage(OutageRule::FailOpen);
+    let limiter = limiter.build().unwrap();
+    let check = async |cost| limiter.check_pairs(hundred.pairs(&alice(), cost)).unwrap().await;
+    // Each cost has a wait of its own.
+    for _ in 0..99 {
+        assert!(check(1).await.unwrap().is_admitted());
+        advance(TICK).await;
+    }
+    for cost in 2..60 {
+        let sent = remote.checks();
+        assert!(!check(cost).await.unwrap().is_admitted());
+        assert_eq!(remote.checks(), sent + 1, "the store decides about cost {cost}");
+        advance(SECOND / 2).await;
+    }
+    remote.fail(Fault::Down);
+    assert!(check(2).await.unwrap().is_cached());
 }

@@ -175,7 +175,7 @@ async fn stuck_probe_is_replaced_after_its_deadline() {
     advance(SECOND / 10).await;
     assert_eq!(check(&limiter).await, Ok(true));
     // The end of the old probe does not open the breaker again.
-    assert_eq!(stuck.await, Err((Reason::Timeout, true)));
+    assert_eq!(stuck.await, Err((Reason::Overloaded, true)), "it is noticed late");
     assert_eq!(check(&limiter).await, FAILED);
     assert_eq!(backend.checks().len(), 6);
 }
@@ -257,13 +257,85 @@ async fn timeouts_open_breaker_after_one_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn deadline_that_crowd_notices_late_is_no_failure() {
+    let late = |time: Duration, error| async move {
+        let (backend, limiter) = script((0..100).map(|_| Hang).chain([Admit]));
+        let mut crowd: Vec<_> = (0..100).map(|_| Box::pin(check(&limiter))).collect();
+        for check in &mut crowd {
+            // The fake backend hangs at the second poll.
+            for _ in 0..2 {
+                let polled = check.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                assert!(polled.is_pending(), "the backend hangs");
+            }
+        }
+        // This process is so busy that no task runs until then.
+        advance(time).await;
+        for check in crowd {
+            assert_eq!(check.await, error, "noticed after {time:?}");
+        }
+        assert_eq!(backend.checks().len(), 100);
+        check(&limiter).await
+    };
+    let busy = late(SECOND / 10 + SECOND / 100, Err((Reason::Overloaded, true))).await;
+    assert_eq!(busy, Ok(true), "the breaker is closed");
+    // In time, it is a failure of the store.
+    let idle = late(SECOND / 10 + SECOND / 1_000, Err((Reason::Timeout, true))).await;
+    assert_eq!(idle, Err((Reason::Timeout, false)), "the breaker is open");
+}
+
+/// A process that has been busy for a second has no reason to expect a reply that it has not read.
+#[tokio::test(start_paused = true)]
+async fn busy_process_finds_outage_after_one_second() {
+    let limiter = deferred(&FakeBackend::hanging()).breaker(None).build().unwrap();
+    let start = Instant::now();
+    let error = loop {
+        let mut crowd: Vec<_> = (0..100).map(|_| Box::pin(check(&limiter))).collect();
+        for check in &mut crowd {
+            for _ in 0..2 {
+                let polled = check.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                assert!(polled.is_pending(), "the backend hangs");
+            }
+        }
+        // Each deadline is noticed late.
+        advance(SECOND / 10 + SECOND / 100).await;
+        let outcome = crowd.remove(0).await;
+        if outcome != Err((Reason::Overloaded, true)) {
+            break outcome;
+        }
+        assert!(start.elapsed() < 2 * SECOND, "a store that answers nothing is an outage");
+    };
+    assert_eq!(error, Err((Reason::Timeout, true)), "after {:?}", start.elapsed());
+    assert!(start.elapsed() > SECOND, "{:?}", start.elapsed());
+}
+
+/// A client that leaves after its deadline does not show that the store hangs.
+#[tokio::test(start_paused = true)]
+async fn check_dropped_after_deadline_is_no_failure() {
+    let (backend, limiter) = script([Hang, Hang, Hang, Hang, Admit]);
+    for _ in 0..4 {
+        let mut left = Box::pin(check(&limiter));
+        for _ in 0..2 {
+            assert!(
+                left.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(),
+                "the backend hangs"
+            );
+        }
+        advance(SECOND).await;
+        drop(left);
+    }
+    assert_eq!(check(&limiter).await, Ok(true), "the breaker is closed");
+    assert_eq!(backend.checks().len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
 async fn only_store_failures_open_breaker() {
     for &reason in Reason::ALL {
         let (backend, limiter) = script([Unavailable(reason)]);
         for _ in 0..10 {
             assert_eq!(check(&limiter).await.unwrap_err().0, reason);
         }
-        let sent = if OF_ONE_CHECK.contains(&reason) { 10 } else { 3 };
+        let sent = if reason.is_outage() { 3 } else { 10 };
+        assert_eq!(reason.is_outage(), !OF_ONE_CHECK.contains(&reason) && reason != Reason::Overloaded);
         assert_eq!(backend.checks().len(), sent, "{reason:?}");
     }
 }
@@ -310,7 +382,7 @@ async fn hanging_key_does_not_open_breaker_for_other_keys() {
                 .map(|_| tokio::spawn(mallory.check(PartitionKey::new("user", "mallory"), 1)))
                 .collect();
             for one in many {
-                assert_eq!(outcome(one.await.unwrap()), Err((Reason::Timeout, true)));
+                assert_eq!(outcome(one.await.unwrap()), Err((Reason::Overloaded, true)));
             }
         }
     });

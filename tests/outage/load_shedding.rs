@@ -9,8 +9,8 @@ use std::{
 };
 
 use tokio::{
-    task::yield_now,
-    time::{Instant, timeout},
+    task::{JoinSet, yield_now},
+    time::{Instant, advance, timeout},
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
@@ -113,8 +113,8 @@ async fn limiter_clones_share_default_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shed_request_follows_outage_rule() {
-    for (rule, status) in
+async fn shed_request_is_overloaded_unless_store_hangs() {
+    for (rule, in_outage) in
         [(OutageRule::FailClosed, 503), (OutageRule::FailOpen, 200), (local(1), 200), (local(11), 503)]
     {
         let limits = RateLimitLayer::builder(FakeBackend::hanging())
@@ -129,19 +129,45 @@ async fn shed_request_follows_outage_rule() {
             let request = http::Request::get("/").header("x-api-key", "alice").body(()).unwrap();
             tokio::spawn(service.clone().oneshot(request))
         };
-        let first = send();
-        yield_now().await;
+        // The second time, the store has answered no check for one deadline.
+        for (status, reason) in [(503, Reason::Overloaded), (in_outage, Reason::Timeout)] {
+            let first = send();
+            yield_now().await;
+            let start = Instant::now();
+            let response = send().await.unwrap().unwrap();
+            assert_eq!((response.status().as_u16(), start.elapsed()), (status, Duration::ZERO), "{rule:?}");
+            let marks = marks(&response);
+            let reasons = [marks.unchecked, marks.local, marks.rejection.map(|(_, reason)| reason)];
+            assert_eq!(reasons.into_iter().flatten().next(), Some(reason), "{rule:?}");
+            first.await.unwrap().unwrap();
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn old_timeout_makes_no_outage_of_burst() {
+    let limiter =
+        deferred(&FakeBackend::hanging()).max_in_flight(1).outage(OutageRule::FailOpen).build().unwrap();
+    assert_eq!(limiter.admit(alice(), 1).await.unwrap().error().unwrap().reason(), Reason::Timeout);
+    advance(SECOND).await;
+    let first = tokio::spawn(limiter.admit(alice(), 1));
+    yield_now().await;
+    let shed = limiter.admit(alice(), 1).await.unwrap_err();
+    assert_eq!(shed.error().unwrap().reason(), Reason::Overloaded);
+    first.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn crowd_of_timeouts_is_outage_after_one_deadline() {
+    let limiter =
+        deferred(&FakeBackend::hanging()).breaker(None).outage(OutageRule::FailOpen).build().unwrap();
+    for _ in 0..3 {
         let start = Instant::now();
-        let response = send().await.unwrap().unwrap();
-        assert_eq!((response.status().as_u16(), start.elapsed()), (status, Duration::ZERO), "{rule:?}");
-        let marks = marks(&response);
-        assert_eq!(
-            [marks.unchecked, marks.local, marks.rejection.map(|(_, reason)| reason)]
-                .into_iter()
-                .flatten()
-                .next(),
-            Some(Reason::Overloaded)
-        );
-        first.await.unwrap().unwrap();
+        let crowd: JoinSet<_> = (0..600).map(|_| limiter.admit(alice(), 1)).collect();
+        for outcome in crowd.join_all().await {
+            assert_eq!(outcome.unwrap().error().map(BackendError::reason), Some(Reason::Timeout));
+        }
+        // The timer counts whole milliseconds.
+        assert!(start.elapsed() <= SECOND / 10 + TICK, "{:?}", start.elapsed());
     }
 }
