@@ -156,6 +156,9 @@ pub const BUGS: &[Bug] = &[
                      Server::new(self.nodes.target(address), self.protection.clone(), format!(\"{host}:{port}\"));
                  if PLANTED { server.with_guard(&self.guard) } else { server }",
             ),
+            // Otherwise, the first node that leaves would disable the circuit breaker of all.
+            (CLUSTER, "server.guard().retire()", "if !PLANTED { server.guard().retire() }"),
+            (CLUSTER, "if has_owners {", "if has_owners && !PLANTED {"),
             (
                 "backend/redis/topology/server.rs",
                 "    /// Returns the guard of the server, which outlives its connections.",
@@ -261,21 +264,20 @@ pub const MERGING_BUGS: &[Bug] = &[
         rule: "NoDoubleCharge",
         changes: &[(
             FLIGHT,
-            "let reply =
-            while_awaited(command.send(&self.connection, Instant::now()), &mut checks.callers).await?;",
-            "let reply = while_awaited(
-                 async {
-                     if PLANTED {
-                         let first = command.send(&self.connection, Instant::now());
-                         if let Ok(reply) = tokio::time::timeout(std::time::Duration::from_millis(25), first).await {
-                             return reply;
-                         }
+            "let reply = command.send(&self.connection, Instant::now());
+        let reply = self.while_awaited(reply, callers, report).await?;
+        let to_all",
+            "let reply = async {
+                 if PLANTED {
+                     let first = command.send(&self.connection, Instant::now());
+                     if let Ok(reply) = tokio::time::timeout(std::time::Duration::from_millis(25), first).await {
+                         return reply;
                      }
-                     command.send(&self.connection, Instant::now()).await
-                 },
-                 &mut checks.callers,
-             )
-             .await?;",
+                 }
+                 command.send(&self.connection, Instant::now()).await
+             };
+        let reply = self.while_awaited(reply, callers, report).await?;
+        let to_all",
         )],
     },
     Bug {
@@ -388,8 +390,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "RemainingIncludesLease",
         changes: &[(
             ENTRY,
-            "self.status.remaining().saturating_add(units);",
-            "self.status.remaining().saturating_add(if PLANTED { 0 } else { units });",
+            "held.lowest.saturating_add(held.units)",
+            "held.lowest.saturating_add(if PLANTED { 0 } else { held.units })",
         )],
     },
     Bug {

@@ -95,7 +95,8 @@ async fn concurrent_checks_share_script_calls() {
         let server = Server::start(engine);
         let backend = merging(&server.url()).await;
         let mut admin = Admin::at(&server);
-        for (mode, expected) in [(Merging::Off, 128..=129), (Merging::On, 3..=14), (Merging::Adaptive, 9..=20)]
+        for (mode, expected) in
+            [(Merging::Off, 128..=129), (Merging::On, 3..=14), (Merging::Adaptive, 9..=20)]
         {
             let backend = backend.clone().merging(mode);
             let key = |i: usize| user(&format!("{mode:?} {}", i % 40));

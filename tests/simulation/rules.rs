@@ -135,10 +135,14 @@ impl Events {
     }
 
     /// Returns whether a cached denial is correct. The store must have denied the pair at this reading of its clock, and this
-    /// denial must not have reached its maximum age. It may be the denial of a larger cost, which confirms earlier ones. The store
+    /// denial must not have reached its maximum age, or its wait, if the store gives no answer. It may be the denial of a larger cost, which confirms earlier ones. The store
     /// must also have denied the same or a smaller cost, then or before.
-    fn has_matching_denial(&self, started: &Started, reading: u64) -> bool {
-        let is_fresh = |other: &Started| started.at <= other.at + DenyCache::default().max_age;
+    fn has_matching_denial(&self, plan: &Plan, started: &Started, reading: u64) -> bool {
+        // The wait is at most a window.
+        let is_outage = started.at < plan.repaired + RECOVERY;
+        let max_age = DenyCache::default().max_age;
+        let known_for = if is_outage { max_age.max(DEADLINE + plan.policy.window()) } else { max_age };
+        let is_fresh = |other: &Started| started.at <= other.at + known_for;
         let denied = || {
             self.decided_checks
                 .iter()
@@ -291,7 +295,7 @@ fn check_outcomes(plan: &Plan, events: &Events, report: &mut impl FnMut(Rule, St
             Outcome::Denied { reading } => {
                 events.verdicts(*id, Verdict::Denied).any(|decided| decided == *reading)
             }
-            Outcome::CacheHit { reading } => events.has_matching_denial(started, *reading),
+            Outcome::CacheHit { reading } => events.has_matching_denial(plan, started, *reading),
             _ => true,
         };
         if !is_in_store {

@@ -8,6 +8,7 @@ use tower_sliding_window::{
 };
 
 use super::record::Verdict;
+use crate::support::key_name::KeyName;
 
 /// A script call.
 pub enum ScriptCall {
@@ -15,8 +16,10 @@ pub enum ScriptCall {
     Check { check: Check, deadline: u64, generation: u64 },
     /// The runs of a merged call.
     Merged(Vec<Run>),
-    /// The refunds of some pairs.
-    Refund(Vec<RefundOfPair>),
+    /// The refunds of some pairs, with their deadline in microseconds of the server's clock.
+    Refund { refunds: Vec<RefundOfPair>, deadline: u64 },
+    /// A reset, with its deadline in microseconds of the server's clock.
+    Reset { deadline: u64 },
 }
 
 /// Equal checks of a merged call.
@@ -50,8 +53,9 @@ impl ScriptCall {
         let (keys, arguments) = keys_and_arguments(call)?;
         let count = keys.len();
         match arguments {
-            // The lengths of refunds and checks never coincide.
-            [refund] if refund.len() == 33 * count => Self::refund(&keys, refund),
+            // The lengths of resets, refunds and checks never coincide.
+            [reset] if reset.len() == 8 => Ok(Self::Reset { deadline: Fields(reset).take(8)? }),
+            [refund] if refund.len() == 33 * count + 8 => Self::refund(&keys, refund),
             [check] if check.len() == 20 * count + 15 => Self::check(&keys, check, Purpose::Charge),
             [check, b"r"] => Self::check(&keys, check, Purpose::Reserve),
             [check, b"o"] => Self::check(&keys, check, Purpose::Overage),
@@ -132,8 +136,9 @@ impl ScriptCall {
             let receipt = Receipt { generation, at, ordinal: fields.take(3)? as u32 };
             refunds.push(RefundOfPair { key: key.clone(), units, window, shape, receipt });
         }
+        let deadline = fields.take(8)?;
         fields.end()?;
-        Ok(Self::Refund(refunds))
+        Ok(Self::Refund { refunds, deadline })
     }
 }
 
@@ -209,28 +214,23 @@ pub fn merged_reply(
     Ok(reply)
 }
 
-/// `namespace:version:{hash}:policy:algorithm:window[:precision]`
+/// Returns the pair that a key names, and checks that the arguments state the same window and algorithm.
 fn pair(key: &str, quota: u32, cost: u32, window: u64, shape: i64) -> Result<Pair, String> {
-    let parts: Vec<&str> = key.split(':').collect();
-    let [_, "1", hash, name, algorithm, in_key, ref precision @ ..] = parts[..] else {
-        return Err(format!("the key {key}"));
+    let name =
+        KeyName::parse(key).filter(|name| name.version == 2).ok_or_else(|| format!("the key {key}"))?;
+    let algorithm = match shape {
+        0 => Algorithm::SlidingLog,
+        -1 => Algorithm::SlidingCounter,
+        -2 => Algorithm::FixedWindow,
+        precision => Algorithm::SlidingBuckets { precision: Duration::from_micros(precision as u64) },
     };
-    let (kind, label) = match shape {
-        0 => (Algorithm::SlidingLog, "log"),
-        -1 => (Algorithm::SlidingCounter, "counter"),
-        -2 => (Algorithm::FixedWindow, "fixed"),
-        precision => {
-            (Algorithm::SlidingBuckets { precision: Duration::from_micros(precision as u64) }, "buckets")
-        }
-    };
-    let precision = precision.iter().map(|precision| precision.parse().ok()).collect::<Vec<Option<i64>>>();
-    let fits = if shape > 0 { precision == [Some(shape)] } else { precision.is_empty() };
-    if algorithm != label || in_key.parse() != Ok(window) || !fits {
-        return Err(format!("the key {key} for a window of {window} and the shape {shape}"));
+    let window = Duration::from_micros(window);
+    if (name.window, name.algorithm) != (window, algorithm) {
+        return Err(format!("the key {key} for a window of {window:?} and {algorithm:?}"));
     }
-    let policy = Policy::new(name, quota, Duration::from_micros(window));
-    let policy = policy.and_then(|policy| policy.with_algorithm(kind)).map_err(|error| error.to_string())?;
-    Ok(Pair::new(PartitionKey::new("hash", hash), policy, cost))
+    let policy = Policy::new(&name.policy, quota, window).and_then(|policy| policy.with_algorithm(algorithm));
+    let key = PartitionKey::new("hash", name.hash.to_be_bytes());
+    Ok(Pair::new(key, policy.map_err(|error| error.to_string())?, cost))
 }
 
 pub fn text(bytes: &[u8]) -> Result<String, String> {

@@ -10,6 +10,11 @@ mod contract {
     pub mod model;
 }
 
+#[path = "../../support"]
+mod support {
+    pub mod key_name;
+}
+
 // The tests of the simulation run elsewhere.
 #[path = "../../simulation"]
 mod simulation {

@@ -367,17 +367,6 @@ impl Cluster {
                 self.nodes[node].scripts.insert(Script::new(&script).get_hash().to_owned(), is_merged);
                 self.run(node, call, is_merged)
             }
-            [b"UNLINK", ref keys @ ..] => {
-                let keys = keys.iter().map(|key| text(key)).collect::<Result<Vec<_>, _>>()?;
-                if let Some(error) = self.refuse(node, is_asking, &keys) {
-                    return Ok(error);
-                }
-                let slot = slot(&keys[0]);
-                let now = self.now(node);
-                self.change(node, slot, now, What::Reset);
-                self.record.note(Event::Reset { node, slot });
-                Ok(resp::integer(1))
-            }
             _ => Err(format!(
                 "{:?}",
                 command.iter().map(|word| String::from_utf8_lossy(word)).collect::<Vec<_>>()
@@ -394,7 +383,7 @@ impl Cluster {
         match ScriptCall::decode(call).or_else(|_| ScriptCall::decode_merged(call))? {
             ScriptCall::Check { check, .. } => note(&check),
             ScriptCall::Merged(runs) => runs.iter().for_each(|run| note(&run.check)),
-            ScriptCall::Refund(_) => {}
+            ScriptCall::Refund { .. } | ScriptCall::Reset { .. } => {}
         }
         Ok(())
     }
@@ -469,7 +458,18 @@ impl Cluster {
                 let reply = script::merged_reply(&runs, decide)?;
                 Ok(resp::bulk(&[&self.now(node).to_le_bytes()[..], &reply].concat()))
             }
-            ScriptCall::Refund(refunds) => self.refund(node, slot, &refunds),
+            ScriptCall::Refund { deadline, .. } | ScriptCall::Reset { deadline }
+                if self.now(node) > deadline =>
+            {
+                Ok(resp::bulk(&self.now(node).to_le_bytes()))
+            }
+            ScriptCall::Refund { refunds, .. } => self.refund(node, slot, &refunds),
+            ScriptCall::Reset { .. } => {
+                let now = self.now(node);
+                self.change(node, slot, now, What::Reset);
+                self.record.note(Event::Reset { node, slot });
+                Ok(resp::integer(now as i64))
+            }
         }
     }
 

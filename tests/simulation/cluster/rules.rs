@@ -189,12 +189,17 @@ impl Events {
     }
 
     /// Returns whether the deny cache may deny a check that starts at this instant: a node has denied a pair of the check within
-    /// the maximum age, and the same or a smaller cost then or before. The denial of a larger cost confirms earlier ones.
+    /// the maximum age, and the same or a smaller cost then or before. The denial of a larger cost confirms earlier ones. If a node
+    /// gives no answer, a denial is known until its wait has passed, which is at most a window, and so is a denial of a check that has
+    /// ended meanwhile.
     ///
     /// If a check refreshes a cached denial and gets no reply, the cache denies it, or the outage rule applies if the denial has
     /// expired meanwhile. The charges are rolled back in both cases.
-    fn may_have_cached_denial(&self, at: Duration, started: &Started) -> bool {
-        let oldest = at.saturating_sub(DenyCache::default().max_age + DEADLINE);
+    fn may_have_cached_denial(&self, plan: &Plan, at: Duration, end: Duration, started: &Started) -> bool {
+        let (max_age, is_outage) = (DenyCache::default().max_age, at < plan.repaired + RECOVERY);
+        let known_for = if is_outage { max_age.max(plan.route.window()) } else { max_age };
+        let latest = if is_outage { end } else { at };
+        let oldest = at.saturating_sub(known_for + DEADLINE);
         let denied = |of: u16| {
             self.in_order.iter().filter_map(move |executed| match executed {
                 Executed::Check(decided, ran) if ran.verdict == Verdict::Denied && ran.slot == of => {
@@ -206,7 +211,7 @@ impl Events {
             })
         };
         started.slots.iter().any(|slot| {
-            denied(*slot).filter(|(newest, _)| (oldest..=at).contains(newest)).any(|(newest, _)| {
+            denied(*slot).filter(|(newest, _)| (oldest..=latest).contains(newest)).any(|(newest, _)| {
                 denied(*slot).any(|(decided, cost)| decided <= newest && cost <= started.cost)
             })
         })
@@ -243,7 +248,7 @@ pub fn check_rules(plan: &Plan, entries: &[Entry]) -> Vec<Violation> {
             continue;
         };
         let check = Checked { at: *at, started, end: *end, outcome: *outcome };
-        check_outcome(&events, &check, report);
+        check_outcome(plan, &events, &check, report);
         check_denial(&health, &events, &check, report);
         check_health(&health, &events, &check, report);
         check_slots(&health, &events, &check, report);
@@ -341,7 +346,7 @@ fn check_charges(events: &Events, report: &mut Report<'_>) {
     }
 }
 
-fn check_outcome(events: &Events, check: &Checked<'_>, report: &mut Report<'_>) {
+fn check_outcome(plan: &Plan, events: &Events, check: &Checked<'_>, report: &mut Report<'_>) {
     let Checked { at, started, end, outcome } = check;
     let ran = events.ran(started.id);
     if *end > *at + DEADLINE + SLACK {
@@ -363,7 +368,7 @@ fn check_outcome(events: &Events, check: &Checked<'_>, report: &mut Report<'_>) 
             started.slots.iter().all(charged_in) && ran.iter().any(|(_, ran)| ran.reading == *reading)
         }
         Outcome::Denied { .. } => ran.iter().any(|(_, ran)| ran.verdict == Verdict::Denied),
-        Outcome::CacheHit { .. } => events.may_have_cached_denial(*at, started),
+        Outcome::CacheHit { .. } => events.may_have_cached_denial(plan, *at, *end, started),
         _ => true,
     };
     if !is_from_nodes {
@@ -498,7 +503,7 @@ fn check_standing(plan: &Plan, health: &Health, events: &Events, report: &mut Re
             if matches!(outcome, Outcome::Unchecked(_))
                 && is_rolled_back
                 && !is_denied
-                && !events.may_have_cached_denial(*start, started)
+                && !events.may_have_cached_denial(plan, *start, *start, started)
             {
                 report(Rule::FailOpenKeepsCharges, format!("{started:?}: {ran:?}"));
             }
