@@ -17,7 +17,8 @@ local function decide(i, admitted, full, CONTEXT)
   if precision < 0 then return decide_calendar(i, admitted, full, PAIR, CONTEXT) end
   local key, purpose = KEYS[i], ARGV[2]
   -- `first` is the position of the oldest record in the window. `rest` is the records of the tail if some have left.
-  local at, used, first, dropped_blocks, rest, _ = now, 0, 0, 0
+  -- `source` and `source_offset` are where the oldest record is, until `log_from` has read the rest.
+  local at, used, first, dropped_blocks, rest, source, source_offset, _ = now, 0, 0, 0
   local tree, records_end, tagged, number, first_added, next_added = '', -1, 0
   local generation, last, newest, oldest, start, total, front_byte, count, front, blocks, left_at
   local tail = call('LINDEX', key, '-1')
@@ -45,21 +46,24 @@ local function decide(i, admitted, full, CONTEXT)
       if newest > left_at then used = (total - start) % START_MODULUS end
     end
     if used > 0 and oldest <= left_at then
-      local empty_records, next_at, next_start, source, source_offset = front_byte - front, 0
-      if front_byte > 0 and front_byte < EMPTY_RECORDS then
+      local empty_records, next_at, next_start = front_byte - front, 0
+      if (front > 0 or blocks == 0) and empty_records == 0 then
         next_at, next_start = parse(RECORD_FORMAT, tail, HEADER_SIZE + 1)
       end
       if next_at > left_at then
-        -- The usual case: only the oldest record has left, and the next one is in front.
-        first, oldest, start, rest, front_byte =
-          1, next_at, next_start, sub(tail, HEADER_SIZE + RECORD_SIZE + 1, records_end), front_byte - 1
+        -- The usual case: only the oldest record has left, and the tail has the next one.
+        first, oldest, start, rest = 1, next_at, next_start, sub(tail, HEADER_SIZE + RECORD_SIZE + 1, records_end)
+        if front > 0 then front_byte = front_byte - 1 end
       else
         -- The first probe is the position that even arrivals would have.
         local guess = math.floor((left_at - oldest) / (newest - oldest) * (count - 1))
-        first, oldest, _, source, source_offset =
+        first, oldest, _, source, source_offset, start =
           find_record(READER, LOG, 1, count, math.min(guess + 1, count - 1), left_at + 1, ANY_UNITS)
         if not source then error('FOREIGNVALUE ' .. key) end
-        start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, source, source_offset)
+        if tagged > 0 or empty_records > 0 then
+          start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, start, source, source_offset)
+          source = nil
+        end
       end
       if empty_records > 0 then
         -- Skips records without units, up to the first record of the instant that holds units. Usually this record holds some,
@@ -70,15 +74,16 @@ local function decide(i, admitted, full, CONTEXT)
           beyond, _, holder_at = find_record(READER, LOG, first + 1, count, first + 1, ANY_INSTANT, start, 1)
         end
         if holder_at and holder_at > oldest then
-          first, oldest, _, source, source_offset =
+          local holder, holder_offset
+          first, oldest, _, holder, holder_offset, start =
             find_record(READER, LOG, first + 1, beyond, beyond - 1, holder_at, ANY_UNITS)
-          if not source then error('FOREIGNVALUE ' .. key) end
-          start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, source, source_offset)
+          if not holder then error('FOREIGNVALUE ' .. key) end
+          start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, start, holder, holder_offset)
         end
         front_byte = front_byte + empty_records
       end
-      -- If all blocks have left, no search has read the last one.
-      if dropped_blocks > 0 and dropped_blocks == blocks and call('LINDEX', key, blocks) ~= tail then
+      -- If all blocks leave the list, no search has read the element after them.
+      if blocks > 0 and first > front + BLOCK_RECORDS * (blocks - 1) and call('LINDEX', key, blocks) ~= tail then
         error('FOREIGNVALUE ' .. key)
       end
       used = (total - start) % START_MODULUS
@@ -175,14 +180,17 @@ local function decide(i, admitted, full, CONTEXT)
       end
       if purpose ~= PEEK then
         local stored_oldest, stored_start, stored, block = oldest, start
+        if source then
+          _, rest, front_byte, dropped_blocks = log_from(READER, LOG, first, start, source, source_offset)
+        end
         rest = rest or sub(tail, HEADER_SIZE + 1, records_end)
         if dropped_blocks > MAX_DROPPED_BLOCKS then
           -- The next charges delete the others. Until then, the log begins with a record that has left.
-          local stored_first, empty_records, source, source_offset =
-            front + 1 + BLOCK_RECORDS * MAX_DROPPED_BLOCKS, front_byte
-          first, stored_oldest, _, source, source_offset =
+          local stored_first, empty_records = front + 1 + BLOCK_RECORDS * MAX_DROPPED_BLOCKS, front_byte
+          first, stored_oldest, _, source, source_offset, stored_start =
             find_record(READER, LOG, stored_first, stored_first + 1, stored_first, ANY_INSTANT, ANY_UNITS)
-          stored_start, rest, front_byte, dropped_blocks, next_added = log_from(READER, LOG, first, source, source_offset)
+          stored_start, rest, front_byte, dropped_blocks, next_added =
+            log_from(READER, LOG, first, stored_start, source, source_offset)
           if empty_records >= EMPTY_RECORDS then front_byte = front_byte + EMPTY_RECORDS end
         end
         if dropped_blocks > 0 then

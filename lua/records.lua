@@ -9,10 +9,10 @@
 -- the probe first, continues from there in growing steps, and ends by bisection. If the record is far from the probe, the
 -- bisection is of all other positions. A search for units needs a RANGE up to the end of the log.
 --
--- Returns the record's position (`high` if there is none), its instant, the instant of the last record passed over, and where
--- the record is: its block, or the tail, and its offset there.
+-- Returns the record's position (`high` if there is none), its instant, the instant of the last record passed over, where
+-- the record is (its block, or the tail, and its offset there), and its start as it is stored.
 local function find_record(READER, LOG, RANGE, instant, base, units)
-  local at, passed_at, source, source_offset, block_index, block
+  local at, passed_at, source, source_offset, start, block_index, block
   local step, added = 1, 0
   if tagged > 0 and units > 0 then
     -- The tags add other units to each block. So this first finds the block of the record, from `nearest` to `last`, unless
@@ -88,21 +88,20 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
     end
     local probed_at, probed_start = parse(RECORD_FORMAT, element, offset)
     if probed_at >= instant and (probed_start + added - base) % START_MODULUS >= units then
-      high, at, source, source_offset, probe = probe, probed_at, element, offset, probe - step
+      high, at, start, source, source_offset, probe = probe, probed_at, probed_start, element, offset, probe - step
     else
       low, passed_at, probe = probe + 1, probed_at, probe + step
     end
     step = step < MAX_STEP and step * 8 or MAX_RECORDS
     if probe < low or probe >= high then probe = (low + high - (low + high) % 2) / 2 end
   end
-  return low, at, passed_at, source, source_offset
+  return low, at, passed_at, source, source_offset, start
 end
 
 -- Returns the parts of a log that begins with a record: its start, the records of its tail, the number of records in front of
--- its blocks, the number of blocks to delete, and the units that tags add to its first block. `source` and `source_offset` are
--- where the record is.
-local function log_from(READER, LOG, position, source, source_offset)
-  local _, start = parse(RECORD_FORMAT, source, source_offset)
+-- its blocks, the number of blocks to delete, and the units that tags add to its first block. `start` is as it is stored,
+-- and `source` and `source_offset` are where the record is.
+local function log_from(READER, LOG, position, start, source, source_offset)
   local rest_at, tail_end, inner = source_offset + RECORD_SIZE, -1, position - front - 1
   if tagged > 0 then tail_end = -TREE_SIZE - 1 end
   if inner < 0 then return start, sub(tail, rest_at, tail_end), front - position, 0 end

@@ -54,8 +54,9 @@ end
 
 -- Calls `log_from` for a log as it will be after the write.
 local function from(log, position, source, source_offset)
+  local _, start = parse(RECORD_FORMAT, source, source_offset)
   return log_from(log.read, parse, pack, sub, log.key, log.tail, log.front, log.blocks, log.number, log.tagged,
-    log.first_added, position, source, source_offset)
+    log.first_added, position, start, source, source_offset)
 end
 
 -- Returns the units of a block's tag, and the block.
