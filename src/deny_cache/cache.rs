@@ -3,13 +3,14 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter, sync::Cache, sync::DefaultLifecycle};
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -18,7 +19,7 @@ use super::{
     entry::{ANY_AGE, Denial, Entry, Found, room},
 };
 use crate::{
-    check::{Check, MAX_PAIRS, Pair},
+    check::{Check, MAX_PAIRS, Namespace, Pair},
     decision::Decision,
     key::PartitionKey,
     policy::Policy,
@@ -36,6 +37,7 @@ const ORIGIN: Micros = 3_600_000_000;
 pub(crate) struct Denials {
     /// In microseconds. 0 if the deny cache is off.
     pub(super) max_age: u64,
+    namespace: Namespace,
     entries: Cache<PairKey, Arc<Entry>>,
     /// The number of invalidations so far.
     invalidations: AtomicU64,
@@ -73,11 +75,16 @@ struct PairKey {
     policy: Policy,
 }
 
+/// The known denials of all limiters of this process.
+static ALL: Mutex<Vec<Weak<Denials>>> = Mutex::new(Vec::new());
+
 /// Invalidates the entries of some pairs when it is created and again when it is dropped, because a denial in between may have
-/// been decided before the change that it guards.
+/// been decided before the change that it guards. It does so for all limiters of this process with the store and the namespace.
 pub(crate) struct Invalidation {
-    denials: Arc<Denials>,
+    denials: SmallVec<[Arc<Denials>; 1]>,
     pair_keys: Vec<PairKey>,
+    /// Whether the denials are removed. Otherwise they hold if the store makes no decision.
+    is_made: bool,
 }
 
 /// A pair with a cached denial.
@@ -88,8 +95,8 @@ pub(super) struct Denied<'a> {
 }
 
 impl Denials {
-    /// Returns an empty store of denials. Without settings, the deny cache is off.
-    pub(crate) fn new(settings: Option<DenyCache>) -> Arc<Self> {
+    /// Returns the empty store of the denials of a limiter. Without settings, the deny cache is off.
+    pub(crate) fn new(settings: Option<DenyCache>, namespace: Namespace) -> Arc<Self> {
         let off = DenyCache { max_age: Duration::ZERO, ..DenyCache::default() };
         let DenyCache { max_age, max_entries } = settings.unwrap_or(off);
         // All shards have one size, so there may be a few entries less than the bound.
@@ -112,8 +119,9 @@ impl Denials {
             // All options are set, so this cannot fail.
             Err(_) => Cache::new(entries),
         };
-        Arc::new(Self {
+        let denials = Arc::new(Self {
             max_age: max_age.as_micros() as u64,
+            namespace,
             entries,
             invalidations: AtomicU64::new(0),
             stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
@@ -121,7 +129,12 @@ impl Denials {
             start: Instant::now(),
             horizon: AtomicU64::new(0),
             waits_end: AtomicU64::new(0),
-        })
+        });
+        let mut all = all();
+        // Limiters are few and are rarely created, so a full scan is cheap.
+        all.retain(|denials| denials.strong_count() > 0);
+        all.push(Arc::downgrade(&denials));
+        denials
     }
 
     /// Returns the denial of a check from its entries, of any age. The wait has not passed.
@@ -176,7 +189,7 @@ impl Denials {
             (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
         };
         if self.entries.get(&pair_key).is_some_and(contradicts) {
-            self.remove(&pair_key);
+            self.replace(&pair_key, Entry::invalidated);
         }
     }
 
@@ -211,24 +224,43 @@ impl Denials {
         Some(if denied.contains(&true) { denied } else { Vec::new() })
     }
 
-    /// Invalidates the entries of these pairs now and when the returned guard is dropped.
+    /// Removes the denials of these pairs now and when the returned guard is dropped.
     pub(crate) fn invalidate<'a>(
         self: &Arc<Self>,
         pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
     ) -> Invalidation {
+        self.invalidate_for(true, pairs)
+    }
+
+    /// Lets the denials of these pairs hold only if the store makes no decision, until the returned guard is told that the change is
+    /// [made](Invalidation::made) and removes them.
+    pub(crate) fn suspend<'a>(
+        self: &Arc<Self>,
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+    ) -> Invalidation {
+        self.invalidate_for(false, pairs)
+    }
+
+    fn invalidate_for<'a>(
+        self: &Arc<Self>,
+        is_made: bool,
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+    ) -> Invalidation {
         let pair_keys = pairs.map(|(key, policy)| PairKey::of(key, policy)).collect();
-        let invalidate = Invalidation { denials: self.clone(), pair_keys };
-        invalidate.invalidate_now();
-        invalidate
+        let is_related = |denials: &Arc<Self>| denials.namespace.is_same_place(&self.namespace);
+        let denials = all().iter().filter_map(Weak::upgrade).filter(is_related).collect();
+        let invalidation = Invalidation { denials, pair_keys, is_made };
+        invalidation.invalidate_now();
+        invalidation
     }
 
     /// Invalidates one entry, and every denial that was asked for before.
-    fn remove(&self, pair_key: &PairKey) {
+    fn replace(&self, pair_key: &PairKey, with: impl FnOnce(&Entry) -> Entry) {
         let (mut stripe, hash) = self.stripe(pair_key);
         // Under the lock, so that the numbers of a stripe grow.
         stripe.invalidate(hash, self.invalidations.fetch_add(1, Ordering::SeqCst) + 1);
         if let Some(entry) = self.entries.get(pair_key) {
-            self.entries.insert(pair_key.clone(), Arc::new(entry.invalidated()));
+            self.entries.insert(pair_key.clone(), Arc::new(with(&entry)));
         }
     }
 
@@ -292,6 +324,11 @@ impl Stripe {
     }
 }
 
+// No code that holds the lock can panic or wait.
+fn all() -> MutexGuard<'static, Vec<Weak<Denials>>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Builds the denial of a check from the pairs that deny it.
 pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Decision {
     let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
@@ -304,9 +341,17 @@ pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Dec
 }
 
 impl Invalidation {
+    /// Notes that the change is made.
+    pub(crate) fn made(&mut self) {
+        self.is_made = true;
+    }
+
     fn invalidate_now(&self) {
-        for pair_key in &self.pair_keys {
-            self.denials.remove(pair_key);
+        let with = if self.is_made { Entry::invalidated } else { Entry::expired };
+        for (denials, pair_key) in
+            self.denials.iter().flat_map(|denials| self.pair_keys.iter().map(move |key| (denials, key)))
+        {
+            denials.replace(pair_key, with);
         }
     }
 }
@@ -353,7 +398,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn denial_is_recent_until_max_age() {
-        let denials = Denials::new(Some(DenyCache { max_age: SECOND, max_entries: 8 }));
+        let denials = Denials::new(Some(DenyCache { max_age: SECOND, max_entries: 8 }), Namespace::default());
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user| {
             let key = PartitionKey::new("user", user);
@@ -379,7 +424,7 @@ mod tests {
     /// The rollback of a check invalidates the pairs that were charged, before the denial of another pair is entered.
     #[tokio::test(start_paused = true)]
     async fn invalidation_of_other_pair_keeps_denial() {
-        let denials = Denials::new(Some(DenyCache::default()));
+        let denials = Denials::new(Some(DenyCache::default()), Namespace::default());
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user: usize| {
             let key = PartitionKey::new("user", user.to_string());

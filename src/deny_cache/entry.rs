@@ -246,6 +246,19 @@ impl Entry {
         Self { newest: self.newest, known: [].into(), is_invalidated: true, asks: self.asks.clone() }
     }
 
+    /// Returns the entry with denials that hold only if the store makes no decision.
+    pub(super) fn expired(&self) -> Self {
+        let expired = |known: &Known| Known {
+            is_exact: false,
+            bounds_usage: false,
+            is_current: false,
+            confirmed: 0,
+            ..*known
+        };
+        let known = self.known.iter().map(expired).collect();
+        Self { newest: self.newest, known, is_invalidated: self.is_invalidated, asks: self.asks.clone() }
+    }
+
     /// Returns when the store was last asked with the result that it denied the pair.
     pub(super) fn last_denied(&self) -> Micros {
         self.newest.sent

@@ -26,7 +26,7 @@ type Micros = u64;
 ///
 /// The cache is used for backends that do not answer at once and whose
 /// [denials hold](crate::backend::Backend::denials_hold), such as `RedisBackend`. It contains denials of charges and
-/// reservations, never of a [`peek`](crate::Limiter::peek). Clones of a limiter share one cache. Two limiters never do.
+/// reservations, never of a [`peek`](crate::Limiter::peek). Clones of a limiter share one cache. Two limiters do not.
 ///
 /// # Contents of a cached denial
 ///
@@ -43,8 +43,8 @@ type Micros = u64;
 /// # Staleness
 ///
 /// A cached denial may be wrong, for at most `max_age`, if *another* process refunded units or reset the key, if the store lost
-/// its keys, for example in a failover, or if the clock of the store was stepped. Settlements and resets of this limiter
-/// invalidate the entry at once, and so does an admission by the store. A settlement or a reset without an answer may be applied
+/// its keys, for example in a failover, or if the clock of the store was stepped. Settlements and resets of this process
+/// invalidate the entries of all its limiters at once. An admission by the store invalidates that of its limiter. A settlement or a reset without an answer may be applied
 /// later; then, too, the denial is wrong for at most `max_age`. A changed quota takes effect at once.
 ///
 /// A denial of one cost confirms the waits of all other costs, if it proves that no units were returned: the usage has not fallen

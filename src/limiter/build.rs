@@ -314,12 +314,10 @@ impl LimiterBuilder {
         let namespace = namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
         let region = region.map(region_key).transpose()?;
         let store = engine.name_of_store();
-        let denials = engine.can_remember().then(|| Denials::new(deny_cache));
         let protection = Protection { breaker, deadline, max_in_flight };
         let name = store.as_deref().unwrap_or("custom backend");
         let name = format!("{name}, namespace {}", namespace.as_str());
         let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
-        let on_rollback = denials.clone().map(on_rollback);
         let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
         let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
         // Limiters with one store and one namespace share their counts.
@@ -327,6 +325,8 @@ impl LimiterBuilder {
             Some(store) => namespace.in_store(store),
             None => namespace,
         };
+        let denials = engine.can_remember().then(|| Denials::new(deny_cache, namespace.clone()));
+        let on_rollback = denials.clone().map(on_rollback);
         let queue = Queue::new(engine.clone(), queue, max_in_flight, denials.clone(), events.clone());
         let leases = engine
             .can_lease()

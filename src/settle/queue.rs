@@ -133,9 +133,13 @@ impl Queue {
 
     /// Applies the changes that need no waiting, and queues the rest.
     pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
-        let invalidation = self.invalidate(change.refund.as_ref());
+        let mut invalidation = self.invalidate(change.refund.as_ref());
         let outcome = self.engine.change_now(&mut change);
-        let invalidation = invalidation.filter(|_| change.refund.is_some());
+        if let Some(mut done) = invalidation.take_if(|_| change.refund.is_none())
+            && outcome.is_ok()
+        {
+            done.made();
+        }
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(self.settled(outcome));
         }
@@ -160,10 +164,10 @@ impl Queue {
         Settlement::now(self.settled(memory.change_now(&mut change)))
     }
 
-    /// Invalidates the denials of pairs that receive a refund, now and when the refund is complete.
+    /// Invalidates the denials of pairs that receive a refund. If the store then makes no decision, they hold until the refund is made.
     fn invalidate(&self, refund: Option<&Refund>) -> Option<Invalidation> {
         let denials = self.denials.as_ref()?;
-        Some(denials.invalidate(refund?.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
+        Some(denials.suspend(refund?.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
     }
 
     fn enqueue(self: &Arc<Self>, job: Job) {
@@ -274,7 +278,11 @@ impl Job {
     fn confirm(&mut self, outcome: Result<u64, BackendError>) {
         if let Some(confirmation) = self.confirmation.take() {
             // The invalidation comes first: the caller may use the refunded units at once.
-            self.invalidation = None;
+            if let Some(invalidation) = self.invalidation.take().as_mut()
+                && outcome.is_ok()
+            {
+                invalidation.made();
+            }
             let begun = std::mem::replace(&mut self.begun, Ok(0));
             let outcome = latest(begun, outcome);
             match confirmation {

@@ -146,6 +146,10 @@ impl Backend for Remote {
     fn denials_hold(&self) -> bool {
         true
     }
+
+    fn store(&self) -> Option<String> {
+        Some(format!("remote {:p}", Arc::as_ptr(&self.settings)))
+    }
 }
 
 /// Waits for a latency. A zero latency does not sleep, because a sleep ends at a whole millisecond.

@@ -8,6 +8,7 @@ use tower_sliding_window::{
     Admission, Limiter, LimiterBuilder, OutageRule, Policies, Rejection,
     backend::{Pair, Reason},
     outage::{Breaker, DenyCache, Share},
+    settle::Settled,
 };
 
 use super::{
@@ -194,9 +195,14 @@ async fn one_known_denial_of_several_pairs_is_enough() {
 async fn own_reset_and_refund_remove_known_denial() {
     for is_reset in [true, false] {
         let remote = Remote::new();
-        let limiter = on(remote.clone()).outage(OutageRule::FailOpen).build().unwrap();
+        let [limiter, other] = [(); 2].map(|()| {
+            let limiter = on(remote.clone()).outage(OutageRule::FailOpen);
+            limiter.build().unwrap()
+        });
         let reservation = limiter.reserve(alice(), 10).await.unwrap();
-        assert!(!check(&limiter, 1).await.is_admitted());
+        for limiter in [&limiter, &other] {
+            assert!(!check(limiter, 1).await.is_admitted(), "all units are reserved");
+        }
         if is_reset {
             limiter.reset(alice()).await.unwrap();
         } else {
@@ -204,7 +210,30 @@ async fn own_reset_and_refund_remove_known_denial() {
         }
         advance(2 * SECOND).await;
         remote.fail(Fault::Down);
-        assert!(limiter.admit(alice(), 1).await.unwrap().unchecked().is_some(), "reset: {is_reset}");
+        for (limiter, name) in [(&limiter, "the limiter"), (&other, "another limiter of the process")] {
+            let outcome = limiter.admit(alice(), 1).await;
+            let is_unchecked = outcome.as_ref().is_ok_and(|admission| admission.unchecked().is_some());
+            assert!(is_unchecked, "reset: {is_reset}, {name}: {outcome:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_refund_keeps_known_denial() {
+    for fault in [Fault::Down, Fault::Hang] {
+        let remote = Remote::new();
+        let limiter = on(remote.clone()).outage(OutageRule::FailOpen).build().unwrap();
+        let reservation = limiter.reserve(alice(), 10).await.unwrap();
+        assert!(!check(&limiter, 1).await.is_admitted(), "all units are reserved");
+        remote.fail(fault);
+        let settlement = reservation.settle(0);
+        assert!(is_known(&limiter.admit(alice(), 1).await), "the refund is in flight");
+        assert!(matches!(settlement.await, Settled::Lost(_)), "the store is down");
+        let outcome = limiter.admit(alice(), 1).await;
+        assert!(is_known(&outcome), "the refund is lost: {outcome:?}");
+        remote.fail(None);
+        advance(SECOND).await;
+        assert!(!check(&limiter, 1).await.is_cached(), "a store that decides is asked");
     }
 }
 
