@@ -253,9 +253,12 @@ impl Guard {
         if others < max {
             return Ok(pass);
         }
-        let is_outage = self.circuit.is_failing(self.deadline());
-        let reason = if is_outage { Reason::Timeout } else { Reason::Overloaded };
-        self.events.overloaded(max);
+        let reason = if self.circuit.is_failing(self.deadline()) {
+            Reason::Timeout
+        } else {
+            self.events.overloaded(max);
+            Reason::Overloaded
+        };
         Err(BackendError::new(reason).unasked("too many checks in flight"))
     }
 }
@@ -370,23 +373,34 @@ impl CallReport {
         self.guard.report(self.ticket, Report::Answered(answer));
     }
 
-    /// Records how long the call has waited in the queue of this process.
+    /// Records how long the call has waited for its turn in this process.
     pub(crate) fn has_waited(&self, time: Duration) {
         if self.guard.in_flight.load(Ordering::Relaxed) >= CROWD {
             self.guard.note_delay(time);
         }
     }
 
-    /// Ends the call for its callers, who have all gone. Reports whether the deadline has passed, unless this is an overload.
-    pub(crate) fn end(self, has_timed_out: bool) -> Arc<Guard> {
+    /// Returns the deadline of a check. `None` without a limiter.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        Some(self.guard.deadline()).filter(|deadline| !deadline.is_zero())
+    }
+
+    /// Ends the call for its callers, who have all gone. Reports nothing.
+    pub(crate) fn end(self) -> Arc<Guard> {
+        self.guard
+    }
+
+    /// Ends the call for its callers, who have all gone. Reports that its deadline has passed, unless this is an overload. Also
+    /// returns whether it has reported this.
+    pub(crate) fn time_out(self, deadline: Instant) -> (Arc<Guard>, bool) {
+        self.has_waited(deadline.elapsed());
         let Self { guard, ticket } = self;
-        if has_timed_out
-            && let error = guard.timeout()
-            && error.reason() != Reason::Overloaded
-        {
+        let error = guard.timeout();
+        let is_failure = error.reason() != Reason::Overloaded;
+        if is_failure {
             guard.report(ticket, Report::Failed(&error));
         }
-        guard
+        (guard, is_failure)
     }
 }
 

@@ -1,14 +1,21 @@
 //! Overload of one process: floods of checks and of disconnects, while Redis works, and denials that outlive Redis.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     sync::Mutex,
     task::{JoinSet, yield_now},
-    time::timeout,
+    time::{Instant, sleep, timeout},
 };
 use tower_sliding_window::{
     Limiter, LimiterBuilder, OutageRule, PartitionKey, RedisBackend, Rejection, backend::Reason,
+    outage::Breaker,
 };
 
 use super::rig::{HOUR, LONG_DEADLINE, alice, backend, concurrently, policy};
@@ -36,33 +43,119 @@ async fn flood_of_keys_passes_no_request_unchecked() {
         assert!(warm_up.check(alice(), 5).await.unwrap().is_admitted());
         // A busy machine may give Redis no time for a tenth of a second. Then it is silent.
         let limiter = on(backend).deadline(Duration::from_millis(250)).build().unwrap();
-        // Every twentieth request is from a client that has used up its quota.
-        let flood: JoinSet<_> = (0..10_000)
-            .map(|number| {
-                let (limiter, is_alice) = (limiter.clone(), number % 20 == 0);
-                async move {
-                    let key = if is_alice { alice() } else { invented(number) };
-                    (is_alice, limiter.admit(key, 1).await)
+        for burst in 0..3 {
+            flood_with_keys(&limiter, burst, &format!("run {run}, burst {burst}")).await;
+        }
+    }
+}
+
+/// Sends a burst. Every twentieth request is from a client that has used up its quota.
+async fn flood_with_keys(limiter: &Limiter, burst: usize, case: &str) {
+    const REQUESTS: usize = 10_000;
+    let flood: JoinSet<_> = (0..REQUESTS)
+        .map(|number| {
+            let (limiter, is_alice) = (limiter.clone(), number % 20 == 0);
+            async move {
+                let key = if is_alice { alice() } else { invented(burst * REQUESTS + number) };
+                (is_alice, limiter.admit(key, 1).await)
+            }
+        })
+        .collect();
+    let mut decided = 0;
+    for (is_alice, outcome) in flood.join_all().await {
+        match outcome {
+            Ok(admission) => {
+                let error = admission.error().map(ToString::to_string);
+                assert_eq!((error, is_alice), (None, false), "{case}: this request passes");
+                decided += 1;
+            }
+            Err(Rejection::Denied(_)) => assert!(is_alice, "{case}: the quota of a new key is unused"),
+            Err(Rejection::Unavailable(error)) => {
+                assert_eq!(error.reason(), Reason::Overloaded, "{case}: {error}");
+            }
+            Err(other) => panic!("{case}: {other}"),
+        }
+    }
+    assert!(decided > 0, "{case}: Redis decides some of the checks");
+}
+
+/// Clients that leave early, and the places in flight that their checks take, hide no outage.
+#[tokio::test]
+async fn silent_server_is_an_outage_although_every_client_leaves_early() {
+    const DEADLINE: Duration = Duration::from_millis(200);
+    for breaker in [Some(Breaker::default()), None] {
+        let server = Server::start(Engine::Redis);
+        let builder = on(backend(&server).await).breaker(breaker).max_in_flight(4);
+        let limiter = builder.deadline(DEADLINE).build().unwrap();
+        let warm_up = on(backend(&server).await).deadline(LONG_DEADLINE).build().unwrap();
+        assert!(warm_up.check(alice(), 1).await.is_ok(), "Redis decides");
+        let _ = limiter.check(alice(), 1).await;
+        server.signal(libc::SIGSTOP);
+        // Nothing answers from here on, so the clock of the test can run ahead.
+        tokio::time::pause();
+        let stopped = Instant::now();
+        let mut number = 0;
+        // What happens to a client that waits for a tenth of the deadline.
+        let mut next = async || {
+            number += 1;
+            sleep(DEADLINE / 40).await;
+            match timeout(DEADLINE / 10, limiter.admit(invented(number), 1)).await {
+                Ok(Ok(admission)) if admission.unchecked().is_some() => "passes",
+                Ok(Err(Rejection::Unavailable(error))) if error.reason() == Reason::Overloaded => {
+                    "overloaded"
                 }
-            })
-            .collect();
-        let mut decided = 0;
-        for (is_alice, outcome) in flood.join_all().await {
-            match outcome {
-                Ok(admission) => {
-                    let error = admission.error().map(ToString::to_string);
-                    assert_eq!((error, is_alice), (None, false), "run {run}: this request passes");
-                    decided += 1;
-                }
-                Err(Rejection::Denied(_)) => assert!(is_alice, "run {run}: the quota of a new key is unused"),
-                Err(Rejection::Unavailable(error)) => {
-                    assert_eq!(error.reason(), Reason::Overloaded, "run {run}: {error}");
-                }
-                Err(other) => panic!("run {run}: {other}"),
+                Ok(other) => panic!("{breaker:?}: {other:?}"),
+                Err(_) => "leaves",
+            }
+        };
+        while next().await != "passes" {
+            assert!(
+                stopped.elapsed() <= 2 * DEADLINE,
+                "{breaker:?}: a server that answers nothing for one deadline is an outage"
+            );
+        }
+        for _ in 0..400 {
+            assert_ne!(next().await, "overloaded", "{breaker:?}: the outage goes on");
+        }
+        tokio::time::resume();
+        server.signal(libc::SIGCONT);
+    }
+}
+
+/// A process that is so busy that it notices its deadlines late recognises an outage nevertheless.
+#[tokio::test]
+async fn silent_server_is_an_outage_for_busy_process() {
+    let server = Server::start(Engine::Redis);
+    let limiter = on(backend(&server).await).deadline(Duration::from_millis(100)).build().unwrap();
+    assert!(limiter.check(alice(), 1).await.is_ok(), "Redis decides");
+    server.signal(libc::SIGSTOP);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let busy = tokio::spawn({
+        let is_over = is_over.clone();
+        async move {
+            while !is_over.load(Ordering::Relaxed) {
+                // Occupies the only thread of the runtime.
+                std::thread::sleep(Duration::from_millis(20));
+                yield_now().await;
             }
         }
-        assert!(decided > 0, "run {run}: Redis decides some of the checks");
+    });
+    let mut has_passed = false;
+    for wave in 0..100 {
+        let waiting: JoinSet<_> =
+            (0..100).map(|number| limiter.admit(invented(100 * wave + number), 1)).collect();
+        has_passed = waiting.join_all().await.iter().all(|outcome| match outcome {
+            Ok(admission) => admission.unchecked().is_some(),
+            Err(_) => false,
+        });
+        if has_passed {
+            break;
+        }
     }
+    is_over.store(true, Ordering::Relaxed);
+    busy.await.unwrap();
+    server.signal(libc::SIGCONT);
+    assert!(has_passed, "a server that answers nothing is an outage");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,7 +195,7 @@ async fn denied_key_stays_denied_after_redis_stops() {
         assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
         server.kill();
         // Longer than the maximum age of the deny cache.
-        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        sleep(Duration::from_millis(1_100)).await;
         for _ in 0..20 {
             let outcome = limiter.admit(alice(), 1).await;
             assert!(matches!(&outcome, Err(Rejection::Denied(denied)) if denied.is_cached()), "{outcome:?}");

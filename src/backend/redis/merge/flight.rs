@@ -19,10 +19,11 @@ use crate::{
         script::{Scripts, merged::Merged},
         topology::Connection,
     },
-    outage::{Answer, CallReport},
+    outage::{Answer, CallReport, until},
 };
 
-/// How long a call waits for its reply after its last caller has gone. Until then, its checks count as in flight.
+/// How long a call without callers waits for its reply after its deadline. Until then, its checks count as in flight, unless the server
+/// is silent.
 const LATE_REPLY: Duration = Duration::from_secs(1);
 
 /// A batch on its way. If it is dropped before it is written, its checks are given back.
@@ -108,9 +109,22 @@ impl Flight {
         if let Either::Left((reply, _)) = select(&mut reply, pin!(all_gone)).await {
             return Some(reply);
         }
-        let guard = report.take()?.end(self.batch.has_timed_out());
-        let late = timeout(LATE_REPLY, reply).await;
-        if late.is_ok_and(|reply| reply.as_ref().map_or_else(is_reply, |_| true)) {
+        let report = report.take()?;
+        // A server that is silent shows this, whether or not a caller has waited until the deadline.
+        let end = self.opened + report.deadline().unwrap_or(LATE_REPLY);
+        let end = if self.batch.has_timed_out() { end.min(Instant::now()) } else { end };
+        let (guard, late) = match until(end, &mut reply).await {
+            Some(reply) => (report.end(), Some(reply)),
+            None => {
+                let (guard, has_failed) = report.time_out(end);
+                if has_failed {
+                    // The places in flight are for checks that show whether the server is silent still.
+                    self.batch.end();
+                }
+                (guard, timeout(LATE_REPLY, reply).await.ok())
+            }
+        };
+        if late.is_some_and(|reply| reply.as_ref().map_or_else(is_reply, |_| true)) {
             guard.answered_late();
         }
         None
