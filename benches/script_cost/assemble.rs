@@ -17,6 +17,10 @@ pub fn merged_script(folder: &Path) -> Result<String, String> {
     script(folder, &["clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"])
 }
 
+pub fn refund_script(folder: &Path) -> Result<String, String> {
+    script(folder, &["clock.lua", "records.lua", "refund.lua"])
+}
+
 pub fn reset_script(folder: &Path) -> Result<String, String> {
     script(folder, &["clock.lua", "reset.lua"])
 }

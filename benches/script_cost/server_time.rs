@@ -1,4 +1,4 @@
-//! Measures the longest time of one call on the server, at the largest number of records: checks, resets and merged calls.
+//! Measures the longest time of one call on the server, at the largest number of records: checks, refunds, resets and merged calls.
 //!
 //! The clock is injected, so a window passes at once. The machine may interrupt a call. Therefore the same history runs seven times.
 //! The shortest time of each call counts, and a figure is the longest of these.
@@ -18,8 +18,14 @@ const WINDOW: u64 = 3_600_000_000;
 const ROUNDS: usize = 7;
 /// The numbers of pairs in a check, and the longest time of a check with them, in microseconds.
 const MAX_CALL: [(usize, u64); 3] = [(1, 500), (4, 1_000), (8, 2_000)];
+/// The same of a refund. The client sends at most four pairs in one call.
+const MAX_REFUND: [(usize, u64); 2] = [(1, 300), (4, 1_000)];
 /// The longest time of a merged call, in microseconds.
 const MAX_MERGED: u64 = 2_000;
+/// The refunds that leave tags in all parts of a log.
+const REFUNDS: u64 = 10_000;
+/// The record to refund: it raises the blocks up to number 65,535, whose 16 bits are all set, so it changes the most tags.
+const REFUNDED: u64 = 8 * 65_535 - 3;
 
 /// The records of a log: their instants after the first one, in microseconds, and their costs.
 type Shape = fn(u64, u64) -> (u64, u32);
@@ -32,11 +38,15 @@ const SKEWED: Shape = |record, records| {
 /// All records but one are of the same instant.
 const SAME_INSTANT: Shape = |record, _| (if record == 0 { 0 } else { WINDOW / 2 }, 1);
 
+/// The records are a microsecond apart. Each has units to refund.
+const EVEN: Shape = |record, _| (record, 3);
+
 struct Bench {
     pipeline: Pipeline,
     connection: Connection,
     check: String,
     merged: String,
+    refund: String,
     reset: String,
     start: u64,
 }
@@ -63,9 +73,10 @@ pub fn print() -> Result<(), String> {
     };
     let check = load(assemble::check_script(&folder))?;
     let merged = load(assemble::merged_script(&folder))?;
+    let refund = load(assemble::refund_script(&folder))?;
     let reset = load(assemble::reset_script(&folder))?;
     let start = pipeline.now_micros();
-    Bench { pipeline, connection, check, merged, reset, start }.measure()
+    Bench { pipeline, connection, check, merged, refund, reset, start }.measure()
 }
 
 impl Bench {
@@ -117,6 +128,46 @@ impl Bench {
         }
 
         println!(
+            "refunds in the middle of a log of {RECORDS} records, and the log after {REFUNDS} refunds in all of its parts"
+        );
+        self.fill(EVEN, RECORDS);
+        let name = "refund, first one of the log";
+        self.report_refunds(name, &mut report);
+        let (source, script) = (source(), self.refund.clone());
+        let at = (self.start + RECORDS).to_string();
+        for refund in 0..REFUNDS {
+            let arguments = self.refund_of(1, refund * 7_919 % RECORDS);
+            let words = [b"EVALSHA", script.as_bytes(), b"1", source.as_bytes(), &arguments, at.as_bytes()];
+            self.pipeline.queue(&words);
+            self.pipeline.flush_if_full();
+        }
+        self.pipeline.flush(|_| {});
+        self.report_refunds("refund, after others", &mut report);
+        let used = (3 * RECORDS - REFUNDS) as u32;
+        for (name, quota, cost, at) in [
+            (
+                "check after refunds: half of the records leave at once, charge",
+                u32::MAX,
+                1,
+                WINDOW + RECORDS / 2,
+            ),
+            (
+                "check after refunds: half leave at once, denial with a search",
+                used / 2,
+                used / 4,
+                WINDOW + RECORDS / 2,
+            ),
+            ("check after refunds: denial with a search", used, used / 3, WINDOW - 1),
+        ] {
+            let (script, at) = (self.check.clone(), self.start + at);
+            for (count, most) in MAX_CALL {
+                let micros =
+                    self.slowest(|bench| bench.of_pairs(name, &script, (count, quota, cost), "", at));
+                report(name, micros, most);
+            }
+        }
+
+        println!(
             "merged calls of checks of one pair, half of the records leave at once, denials with a search"
         );
         for (records, checks) in [(128, 50), (1_024, 30), (4_096, 22), (65_536, 15), (RECORDS, 6)] {
@@ -134,6 +185,31 @@ impl Bench {
             report(&format!("{checks} checks, {records} records each"), micros, MAX_MERGED);
         }
         if too_long > 0 { Err(format!("{too_long} calls take too long")) } else { Ok(()) }
+    }
+
+    fn report_refunds(&mut self, name: &str, report: &mut impl FnMut(&str, u64, u64)) {
+        let script = self.refund.clone();
+        for (count, most) in MAX_REFUND {
+            let arguments =
+                vec![self.refund_of(count, REFUNDED), (self.start + RECORDS).to_string().into_bytes()];
+            let micros = self.slowest(|_| Call {
+                name,
+                script: &script,
+                keys: keys(count),
+                arguments: arguments.clone(),
+            });
+            report(name, micros, most);
+        }
+    }
+
+    /// Returns the arguments of a refund of one unit to this record of the log and of its copies.
+    fn refund_of(&mut self, pairs: usize, record: u64) -> Vec<u8> {
+        let tail: Vec<u8> = cmd("LINDEX").arg(source()).arg(-1).query(&mut self.connection).unwrap();
+        let (generation, at) = (&tail[..7], (self.start + record).to_le_bytes());
+        let ordinal = [0; 3];
+        let receipt = [generation, &at[..7], &ordinal].concat();
+        let pair = [&1_u32.to_le_bytes()[..], &WINDOW.to_le_bytes()[..6], &[0; 6], &receipt].concat();
+        [pair.repeat(pairs), u64::MAX.to_le_bytes().to_vec()].concat()
     }
 
     fn of_pairs<'a>(
