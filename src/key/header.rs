@@ -30,7 +30,7 @@ pub struct Header {
 ///
 /// The key of `authorization` and `proxy-authorization` is the scheme in lower case, one space, and the token (RFC 9110,
 /// section 11.4). So `bearer abc` and `BEARER  abc` are one key, and `Bearer ABC` is another one. A token without a scheme is
-/// a key too. More than one word after the scheme is malformed: a verifier may ignore a part of them, and the parameters of
+/// another key: `abc` is not `Bearer abc`. If a verifier accepts both, count by user, as below. More than one word after the scheme is malformed: a verifier may ignore a part of them, and the parameters of
 /// schemes such as `Digest` differ in every request.
 ///
 /// A user may have several tokens, and some verifiers accept several encodings of one token. To count by user, use

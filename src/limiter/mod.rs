@@ -230,9 +230,10 @@ impl Limiter {
     }
 
     /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. After the deadline, the
-    /// store clears nothing. The policies that a
-    /// layer chooses by the request, and those of its further limits, do not belong to the limiter. For these policies, use
-    /// [`reset_pairs`](Self::reset_pairs) with [`Policies::pairs`](crate::Policies::pairs).
+    /// store clears nothing.
+    ///
+    /// The policies that a layer chooses by the request, and those of its further limits, do not belong to the limiter. For these
+    /// policies, use [`reset_pairs`](Self::reset_pairs) with [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, key: PartitionKey) -> ResetFuture {
         match self.own(key, &Costs::from(0)) {
             Ok(check) => self.clear(check),
