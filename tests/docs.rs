@@ -156,7 +156,7 @@ fn texts_link_existing_files() {
 
 #[test]
 fn commands_name_existing_targets() {
-    let folders = ["benches/request", "fuzz", "tests", "tests/front", "tests/planted"];
+    let folders = ["benches/request", "fuzz", "tests", "tests/front", "tests/planted", "tests/playground"];
     let manifests = folders.map(|folder| read(format!("{folder}/Cargo.toml"))).concat();
     let is_package = |name: &str| manifests.contains(&format!("name = \"{name}\"\n"));
     let examples = examples();

@@ -7,8 +7,6 @@ mod limits;
 mod observability;
 mod outage;
 mod output;
-mod playground;
-mod playground_mistakes;
 mod process;
 mod reload;
 mod settlement;

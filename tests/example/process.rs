@@ -200,7 +200,7 @@ fn program(name: &str) -> PathBuf {
 }
 
 fn build(name: &str) -> PathBuf {
-    // <target>/<profile>/deps/tests-<hash>, and <target>/tmp.
+    // <target>/<profile>/deps/<test>-<hash>, and <target>/tmp.
     let exe = std::env::current_exe().unwrap();
     let folder = exe.ancestors().nth(2).unwrap().file_name().unwrap();
     let profile = if folder == "debug" { OsStr::new("test") } else { folder };
@@ -228,7 +228,8 @@ fn build(name: &str) -> PathBuf {
         .arg(profile)
         .arg("--target-dir")
         .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap())
-        .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+        // Several packages of the workspace use this file.
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stderr(Stdio::inherit())
         .output()
         .unwrap();

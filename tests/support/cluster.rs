@@ -1,7 +1,7 @@
 //! A cluster started by the test: three primaries that share the slots, and a replica of each.
 
 use std::{
-    thread::sleep,
+    thread::{self, sleep},
     time::{Duration, Instant},
 };
 
@@ -185,23 +185,30 @@ fn follows(replica: &Server) -> bool {
 mod tests {
     use super::*;
 
+    /// The nodes wait for each other, so the clusters run at the same time.
     #[test]
     fn replica_takes_over_from_killed_primary() {
-        for engine in Engine::ALL {
-            let start = Instant::now();
-            let mut cluster = Cluster::start(engine);
-            let started = start.elapsed();
-            assert_eq!((cluster.primaries().len(), cluster.replicas().len()), (3, 3));
-            // `foo` is in slot 12,182, which the last primary has.
-            let set = |server: &Server| cmd("SET").arg("foo").arg("1").exec(&mut server.connection());
-            set(&cluster.primaries()[2]).unwrap();
-            assert!(set(&cluster.replicas()[2]).is_err(), "{engine:?}: a replica accepts a write");
+        thread::scope(|scope| {
+            for engine in Engine::ALL {
+                scope.spawn(move || assert_replica_takes_over(engine));
+            }
+        });
+    }
 
-            cluster.kill(2);
-            let took = cluster.fail_over(2);
-            set(&cluster.replicas()[2]).unwrap();
-            assert!(started < TIMEOUT && took < TIMEOUT, "{engine:?}: {started:?}, {took:?}");
-            println!("{engine:?}: started in {started:?}, failed over in {took:?}");
-        }
+    fn assert_replica_takes_over(engine: Engine) {
+        let start = Instant::now();
+        let mut cluster = Cluster::start(engine);
+        let started = start.elapsed();
+        assert_eq!((cluster.primaries().len(), cluster.replicas().len()), (3, 3));
+        // `foo` is in slot 12,182, which the last primary has.
+        let set = |server: &Server| cmd("SET").arg("foo").arg("1").exec(&mut server.connection());
+        set(&cluster.primaries()[2]).unwrap();
+        assert!(set(&cluster.replicas()[2]).is_err(), "{engine:?}: a replica accepts a write");
+
+        cluster.kill(2);
+        let took = cluster.fail_over(2);
+        set(&cluster.replicas()[2]).unwrap();
+        assert!(started < TIMEOUT && took < TIMEOUT, "{engine:?}: {started:?}, {took:?}");
+        println!("{engine:?}: started in {started:?}, failed over in {took:?}");
     }
 }

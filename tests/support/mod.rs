@@ -1,6 +1,5 @@
-//! Servers, clusters, Sentinels, the browser, names of keys and an attack that several tests use.
+//! Servers, clusters, Sentinels, names of keys and an attack that several tests use.
 
-pub mod browser;
 pub mod cluster;
 pub mod cluster_rows;
 pub mod delay;

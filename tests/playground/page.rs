@@ -9,13 +9,11 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::process::{Example, run_example, run_with};
 use crate::{
+    browser::Browser,
+    example::process::{Example, run_example, run_with},
     http::wire::request_with_body,
-    support::{
-        browser::Browser,
-        server::{Engine, Server},
-    },
+    support::server::{Engine, Server},
 };
 
 /// The page in a browser, and the program that serves it.
@@ -465,7 +463,7 @@ fn pictures_show_comparison_and_outage() {
 
 #[test]
 fn guide_has_picture_of_outage() {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../");
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
     let picture = format!("{root}examples/playground/pictures/outage.png");
     let encoded = Command::new("base64").args(["-w", "0", &picture]).output().unwrap();
     let encoded = String::from_utf8(encoded.stdout).unwrap();
@@ -480,7 +478,7 @@ fn charts_of_guide_are_current() {
     let none: [(&str, &str); 0] = [];
     let ended = run_with("playground", &["charts", folder.path().to_str().unwrap()], &none);
     assert!(ended.status.success(), "{ended:?}");
-    let guide = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../src/guide/pictures"));
+    let guide = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../src/guide/pictures"));
     for name in ["bursts.svg", "bursts.txt", "stream.svg", "stream.txt"] {
         let [made, committed] =
             [folder.path(), guide].map(|folder| std::fs::read_to_string(folder.join(name)).unwrap());

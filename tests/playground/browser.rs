@@ -264,7 +264,7 @@ fn program() -> PathBuf {
     };
     configured.or_else(installed).unwrap_or_else(|| {
         panic!(
-            "missing chromium-headless-shell: run tests/run, which gets it, or set TEST_CHROMIUM to its path"
+            "missing chromium-headless-shell: run tests/run playground, which gets it, or set TEST_CHROMIUM to its path"
         )
     })
 }

@@ -7,10 +7,10 @@ use std::{
 
 use serde_json::json;
 
-use super::playground::Page;
-use crate::support::{
+use crate::{
     browser::Browser,
-    server::{Engine, Server},
+    page::Page,
+    support::server::{Engine, Server},
 };
 
 #[test]
