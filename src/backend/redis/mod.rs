@@ -264,7 +264,7 @@ impl RedisBackend {
             is_cluster: Arc::new(topology.is_cluster().into()),
             topology,
             names: KeyNames::default(),
-            scripts: Arc::new(Scripts::new()),
+            scripts: Scripts::shared(),
             generations: Arc::new(Generations::new()),
             rollbacks: Arc::default(),
             unanswered: Arc::default(),
@@ -280,11 +280,7 @@ impl RedisBackend {
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
     pub fn with_clock(self, clock: &crate::backend::memory::ManualClock) -> Self {
-        Self {
-            scripts: Arc::new(Scripts::with_injected_clock()),
-            injected_clock: Some(clock.shared()),
-            ..self
-        }
+        Self { scripts: Scripts::with_injected_clock(), injected_clock: Some(clock.shared()), ..self }
     }
 
     fn injected_micros(&self) -> Option<u64> {

@@ -1,6 +1,10 @@
 //! The scripts: their texts, arguments and replies. `lua/README.md` is the contract; no other file of the crate knows it.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
@@ -47,25 +51,31 @@ pub(super) struct Scripts {
 }
 
 impl Scripts {
-    /// Returns the scripts with the server's clock.
-    pub(super) fn new() -> Self {
-        Self {
-            check: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
-            merged: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
-            refund: script!("clock.lua", "records.lua", "refund.lua"),
-            reset: script!("clock.lua", "reset.lua"),
-        }
+    /// Returns the scripts with the server's clock. All backends share them.
+    pub(super) fn shared() -> Arc<Self> {
+        static SCRIPTS: LazyLock<Arc<Scripts>> = LazyLock::new(|| {
+            Arc::new(Scripts {
+                check: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
+                merged: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
+                refund: script!("clock.lua", "records.lua", "refund.lua"),
+                reset: script!("clock.lua", "reset.lua"),
+            })
+        });
+        SCRIPTS.clone()
     }
 
     /// Returns the same scripts with an injected clock: they take the instant from their arguments.
     #[cfg(feature = "test-util")]
-    pub(super) fn with_injected_clock() -> Self {
-        Self {
-            check: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
-            merged: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
-            refund: script!("clock_injected.lua", "records.lua", "refund.lua"),
-            reset: script!("clock_injected.lua", "reset.lua"),
-        }
+    pub(super) fn with_injected_clock() -> Arc<Self> {
+        static SCRIPTS: LazyLock<Arc<Scripts>> = LazyLock::new(|| {
+            Arc::new(Scripts {
+                check: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
+                merged: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
+                refund: script!("clock_injected.lua", "records.lua", "refund.lua"),
+                reset: script!("clock_injected.lua", "reset.lua"),
+            })
+        });
+        SCRIPTS.clone()
     }
 }
 
@@ -426,7 +436,7 @@ mod tests {
 
     #[test]
     fn scripts_contain_no_unexpanded_name() {
-        let all = [Scripts::new(), Scripts::with_injected_clock()];
+        let all = [Scripts::shared(), Scripts::with_injected_clock()];
         let names: HashSet<&str> = definitions(NAMES).into_keys().collect();
         assert!(names.contains("CONTEXT"));
         for script in
