@@ -18,7 +18,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{HOUR, concurrently, policy},
+    rig::{HOUR, TIMEOUT, concurrently, policy, wait_until},
 };
 use crate::support::{
     cluster::Cluster,
@@ -51,13 +51,15 @@ pub async fn remaining(backend: &RedisBackend, key: &PartitionKey, policy: &Poli
 
 /// Waits until a rollback has restored this many remaining units.
 async fn wait_for_rollback(backend: &RedisBackend, key: &PartitionKey, policy: &Policy, units: u32) {
-    for _ in 0..500 {
-        if remaining(backend, key, policy).await == units {
+    let start = Instant::now();
+    loop {
+        let left = remaining(backend, key, policy).await;
+        if left == units {
             return;
         }
+        assert!(start.elapsed() < TIMEOUT, "no rollback: {left} units remain instead of {units}");
         sleep(Duration::from_millis(10)).await;
     }
-    panic!("no rollback: {} of {units}", remaining(backend, key, policy).await);
 }
 
 /// Finds the node that stores this key, by a charge to the key.
@@ -194,11 +196,11 @@ async fn replica_keeps_usage_after_failover() {
         let of_user = node_of(&cluster, &backend, &user).await.port();
         let primary = cluster.primaries().iter().position(|node| node.port() == of_user).unwrap();
         // Replication is asynchronous: the failover would lose data that the replica does not have yet.
-        while Admin::at(&cluster.replicas()[primary]).keys()
-            != Admin::at(&cluster.primaries()[primary]).keys()
-        {
-            sleep(Duration::from_millis(10)).await;
-        }
+        wait_until("the replica does not get the data", || {
+            let [replica, primary] = [&cluster.replicas()[primary], &cluster.primaries()[primary]];
+            Admin::at(replica).keys() == Admin::at(primary).keys()
+        })
+        .await;
 
         cluster.kill(primary);
         let error = backend.check(&three).await.expect_err("a decision");
@@ -208,7 +210,7 @@ async fn replica_keeps_usage_after_failover() {
         let decision = loop {
             match backend.check(&three).await {
                 Ok(decision) => break decision,
-                Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "{engine:?}: {error:?}"),
+                Err(error) => assert!(start.elapsed() < TIMEOUT, "{engine:?}: no decision: {error:?}"),
             }
             sleep(Duration::from_millis(20)).await;
         };

@@ -106,8 +106,8 @@ async fn assert_no_charge_after_deadline(merging: Merging) -> Vec<[u64; 2]> {
 async fn checks_after_their_deadline_charge_nothing() {
     let calls = assert_no_charge_after_deadline(Merging::Off).await;
     // A check whose deadline passes before it is written is not sent. All others reach the server.
-    let is_right = |[calls, unanswered]: &[u64; 2]| calls == unanswered && (1_000..=2_000).contains(calls);
-    assert!(calls.iter().all(is_right), "{calls:?}");
+    let is_right = |[calls, unanswered]: &[u64; 2]| calls == unanswered && (1..=2_000).contains(calls);
+    assert!(calls.iter().all(is_right), "as many calls as unanswered checks: {calls:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,7 +115,7 @@ async fn merged_checks_after_their_deadline_charge_nothing() {
     let calls = assert_no_charge_after_deadline(Merging::On).await;
     let is_right =
         |[calls, unanswered]: &[u64; 2]| (1..*unanswered / 2).contains(calls) && *unanswered <= 2_000;
-    assert!(calls.iter().all(is_right), "{calls:?}");
+    assert!(calls.iter().all(is_right), "at least two unanswered checks in a call: {calls:?}");
 }
 
 /// The backend does not know the server's clock yet when the server stops. It reads the clock before it charges.
@@ -341,7 +341,7 @@ async fn check_within_deadline_is_sent_once() {
         let proxy = Proxy::before(&server).await;
         let backend = RedisBackend::lazy(&proxy.url()).unwrap();
         let limiter =
-            limiter_with_deadline(Duration::from_secs(1), backend, &[policy("hourly", 1_000, HOUR)]);
+            limiter_with_deadline(Duration::from_secs(5), backend, &[policy("hourly", 1_000, HOUR)]);
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         for i in 1..=50 {

@@ -1,7 +1,7 @@
 //! Denials, peeks and refunds of unknown charges write nothing: no record, no time to live, and no cleanup of expired
 //! records.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tower_sliding_window::{
     Policy, RedisBackend,
@@ -12,7 +12,7 @@ use super::{
     admin::{Admin, State},
     rig::{
         HOUR, LONG_WINDOW, alice, backend, check, every_algorithm, idle, limiter, peek, policy, reserve,
-        with_manual_clock,
+        wait_until, with_manual_clock,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -72,11 +72,10 @@ async fn denials_peeks_and_unknown_refunds_replicate_nothing() {
         let port = server.port().to_string();
         let replica = Server::with_options(engine, &["--replicaof", "127.0.0.1", &port]);
         let mut admin = Admin::at(&server);
-        let start = Instant::now();
-        while Admin::at(&replica).info("replication", "master_link_status").as_deref() != Some("up") {
-            assert!(start.elapsed() < Duration::from_secs(20), "the replica does not attach");
-            idle().await;
-        }
+        wait_until("the replica does not attach", || {
+            Admin::at(&replica).info("replication", "master_link_status").as_deref() == Some("up")
+        })
+        .await;
 
         let backend = backend(&server).await;
         for policy in every_algorithm(3, LONG_WINDOW) {

@@ -64,6 +64,7 @@ async fn default_deny_cache_refreshes_about_every_second() {
             for _ in 0..100 {
                 assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
             }
+            // The denials last for two seconds, so that the cache refreshes them.
             sleep(Duration::from_millis(20)).await;
         }
         let max = 1 + start.elapsed().as_millis() / (SECOND * 7 / 8).as_millis();
@@ -88,6 +89,7 @@ async fn client_is_admitted_after_its_retry_after() {
             hits += usize::from(decision.is_cached());
             // The wait of a cache hit may be short by a round trip, so another attempt may be necessary.
             assert!(attempt < 4, "{engine:?}: {decision:?}");
+            // The client waits as it was told.
             sleep(if attempt == 0 { wait / 10 } else { wait }).await;
         }
         assert!(hits < 2);
@@ -120,6 +122,7 @@ async fn deny_cache_notices_lost_server_data() {
     assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
     Admin::at(&server).query::<()>(&["FLUSHALL"]);
     while !limiter.check(alice(), 1).await.unwrap().is_admitted() {
+        // The cache answers at once, and would leave no time for the refresh.
         sleep(SECOND / 100).await;
     }
     assert!(limiter.check(alice(), 9).await.unwrap().is_admitted());

@@ -13,7 +13,7 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-use super::rig::{LONG_DEADLINE, alice, backend};
+use super::rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, backend};
 use crate::{
     lease::{buckets, store::model},
     support::server::{Engine, Server},
@@ -112,7 +112,9 @@ async fn processes_on_redis_never_exceed_quota() {
         let grants = grants.clone();
         processes.push(tokio::spawn(async move {
             let start = Instant::now();
-            while start.elapsed() < 8 * window {
+            // On a busy machine, fewer checks fit into a window.
+            while start.elapsed() < 8 * window || limiter.stats().leased_units_granted < 80 {
+                assert!(start.elapsed() < TIMEOUT, "the process grants no 80 units from its leases");
                 let is_flood = (start.elapsed().as_micros() / window.as_micros()).is_multiple_of(2);
                 for _ in 0..if is_flood { 6 } else { 1 } {
                     let before = unix_micros();
@@ -125,6 +127,7 @@ async fn processes_on_redis_never_exceed_quota() {
                         grants.lock().unwrap().push((grant, decision.is_leased()));
                     }
                 }
+                // The load of a process is spread over its windows.
                 sleep(2 * MILLISECOND).await;
             }
             limiter.drain().await;
@@ -142,7 +145,6 @@ async fn processes_on_redis_never_exceed_quota() {
     assert_eq!(leased, granted + returned);
     let grants = grants.lock().unwrap().clone();
     assert_eq!(grants.iter().filter(|(_, is_leased)| *is_leased).count() as u64, granted);
-    assert!(granted > 300, "{granted} were granted from leases");
     let window = window.as_micros() as u64;
     for ((start, _), _) in &grants {
         // Those that were granted within the window, whenever between their two instants.
@@ -151,15 +153,20 @@ async fn processes_on_redis_never_exceed_quota() {
     }
 }
 
+/// Waits while a bucket of an hour may end during the test. The bucket ends on the server's clock.
+async fn not_at_end_of_hour() {
+    let hour = HOUR.as_micros() as u64;
+    while unix_micros() % hour > hour - 30_000_000 {
+        sleep(100 * MILLISECOND).await;
+    }
+}
+
 #[tokio::test]
 async fn leases_survive_server_outage_until_bucket_ends() {
     let mut server = Server::start(Engine::Redis);
-    let policy = buckets(10_000, 60 * SECOND, 20 * SECOND).leased(Lease::up_to(100)).unwrap();
+    let policy = buckets(10_000, 3 * HOUR, HOUR).leased(Lease::up_to(100)).unwrap();
     let backend = backend(&server).await;
-    // Not at the end of a bucket.
-    while unix_micros() % 20_000_000 > 15_000_000 {
-        sleep(100 * MILLISECOND).await;
-    }
+    not_at_end_of_hour().await;
     let limiter = limiter(backend, policy);
     let key = || PartitionKey::new("user", "alice");
     // Leases of 1, 3, 7 and 15 units.
@@ -177,12 +184,10 @@ async fn leases_survive_server_outage_until_bucket_ends() {
 #[tokio::test]
 async fn lease_of_long_key_is_returned() {
     let server = Server::start(Engine::Redis);
-    let policy = buckets(10_000, 60 * SECOND, 20 * SECOND).leased(Lease::up_to(100)).unwrap();
+    let policy = buckets(10_000, 3 * HOUR, HOUR).leased(Lease::up_to(100)).unwrap();
     let limiter = limiter(backend(&server).await, policy);
     let key = || PartitionKey::new("user", "x".repeat(1_000));
-    while unix_micros() % 20_000_000 > 15_000_000 {
-        sleep(100 * MILLISECOND).await;
-    }
+    not_at_end_of_hour().await;
     for _ in 0..5 {
         let _ = limiter.check(key(), 1).await.unwrap();
     }

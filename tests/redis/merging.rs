@@ -10,7 +10,7 @@ use std::{
 use redis::cmd;
 use tokio::{
     runtime::{Builder, Runtime},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tower_sliding_window::{
     Decision, Limiter, PartitionKey, Policy, RedisBackend,
@@ -21,13 +21,10 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    proxy::{Cut, Proxy},
-    rig::{HOUR, LONG_DEADLINE, alice, check, concurrently, limiter, policy, reason},
+    proxy::{Cut, Passing, Proxy},
+    rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, check, concurrently, limiter, policy, reason, wait_until},
 };
-use crate::support::{
-    delay::DelayProxy,
-    server::{Engine, Server},
-};
+use crate::support::server::{Engine, Server};
 
 pub type Decided = Pin<Box<dyn Future<Output = Result<Decision, BackendError>> + Send>>;
 
@@ -247,17 +244,24 @@ async fn check_dropped_before_write_is_not_sent() {
 #[tokio::test]
 async fn check_dropped_after_write_counts_as_unanswered() {
     let server = Server::start(Engine::Redis);
-    let proxy = DelayProxy::before(&server, Duration::from_millis(100)).await;
+    let proxy = Proxy::before(&server).await;
     let backend = merging(&proxy.url()).await;
-    let _ = one_unit(&backend, alice()).await.unwrap();
-    let mut checks: Vec<_> = (0..10).map(|_| one_unit(&backend, alice())).collect();
+    let ten = || (0..10).map(|_| one_unit(&backend, alice())).collect::<Vec<_>>();
+    // The server knows both scripts.
+    outcomes(ten()).await;
+    let mut admin = Admin::at(&server);
+    admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+    proxy.pass(Passing::HeldReplies);
+    let mut checks = ten();
     start(&mut checks).await;
-    sleep(Duration::from_millis(20)).await;
+    // The first one is a call of its own.
+    wait_until("the server does not run both calls", || script_calls(&mut admin) == 2).await;
     checks.drain(1..4);
+    proxy.pass(Passing::Everything);
     let left: Vec<u32> = outcomes(checks).await.iter().map(remaining).collect();
-    assert_eq!(left, [998, 994, 993, 992, 991, 990, 989], "the others have their replies");
-    assert_eq!(backend.unanswered_checks(), 3);
-    assert_eq!(used(&server, alice()).await, 11);
+    assert_eq!(left, [989, 985, 984, 983, 982, 981, 980], "the others have their replies");
+    assert_eq!(backend.unanswered_checks(), 3, "the checks that were dropped");
+    assert_eq!(used(&server, alice()).await, 20, "all checks are charged");
 }
 
 #[tokio::test]
@@ -285,14 +289,16 @@ async fn merged_call_with_lost_reply_is_charged_once() {
 
 #[tokio::test]
 async fn merged_call_is_one_outcome_for_breaker() {
+    const DEADLINE: Duration = Duration::from_millis(500);
     for (mode, state) in [(Merging::Off, BreakerState::Open), (Merging::On, BreakerState::Closed)] {
         let server = Server::start(Engine::Redis);
         let backend = merging(&server.url()).await.merging(mode);
         let breaker = Breaker { failures: 5, open_for: HOUR };
         let limiter = Limiter::builder(backend).policy(hourly()).breaker(breaker);
-        let limiter = limiter.deadline(Duration::from_millis(200)).build().unwrap();
+        let limiter = limiter.deadline(DEADLINE).build().unwrap();
         let _ = limiter.check(alice(), 1).await.unwrap();
-        sleep(Duration::from_millis(250)).await;
+        // A server that has answered within the last deadline is not silent.
+        sleep(DEADLINE * 5 / 4).await;
         server.signal(libc::SIGSTOP);
         let outcomes = concurrently((0..20).map(|_| limiter.check(alice(), 1))).await;
         assert!(outcomes.into_iter().all(|outcome| reason(outcome) == Reason::Timeout));
@@ -387,9 +393,8 @@ fn undriven_runtime_blocks_no_merged_check_of_another() {
     let mut stuck: Vec<_> = (0..6).map(|_| one_unit(&backend, alice())).collect();
     undriven.block_on(start(&mut stuck));
     let checks = (0..20).map(|_| one_unit(&backend, alice())).collect();
-    let outcomes = driven.block_on(async {
-        tokio::time::timeout(Duration::from_secs(5), outcomes(checks)).await.expect("the checks are answered")
-    });
+    let outcomes =
+        driven.block_on(async { timeout(TIMEOUT, outcomes(checks)).await.expect("the checks are answered") });
     assert!(outcomes.iter().all(Result::is_ok));
 }
 

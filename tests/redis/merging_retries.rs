@@ -26,7 +26,7 @@ use super::{
     merging::{decided, hourly, merging, one_unit, outcomes, script_calls, user},
     proxy::relay,
     resharding::{id, move_key, set_slot},
-    rig::{HOUR, alice, check, policy},
+    rig::{HOUR, alice, check, policy, wait_until},
 };
 use crate::support::{
     cluster::{Cluster, OPTIONS, slot},
@@ -42,9 +42,7 @@ async fn one_node_cluster(engine: Engine) -> Server {
         let info: String = cmd("CLUSTER").arg("INFO").query(&mut server.connection()).unwrap();
         info.contains("cluster_state:ok")
     };
-    while !is_ok() {
-        sleep(Duration::from_millis(20)).await;
-    }
+    wait_until("the cluster is not ready", is_ok).await;
     server
 }
 
@@ -137,17 +135,19 @@ async fn merged_checks_leave_demoted_server() {
 /// The call that is open was started before the breaker has opened. So its outcome does not count.
 #[tokio::test]
 async fn probe_joins_no_open_call() {
-    const DEADLINE: Duration = Duration::from_millis(100);
+    const DEADLINE: Duration = Duration::from_millis(500);
     let server = Server::start(Engine::Redis);
     let breaker = Breaker { failures: 1, open_for: Duration::from_millis(1) };
     let builder = Limiter::builder(merging(&server.url()).await).policy(hourly()).breaker(breaker);
     let limiter = builder.deadline(DEADLINE).deny_cache(None).build().unwrap();
     let _ = limiter.check(alice(), 1).await.unwrap();
+    // A server that has answered within the last deadline is not silent.
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGSTOP);
     let mut failed = Box::pin(limiter.check(alice(), 1));
     let is_pending = poll_fn(|context| Poll::Ready(failed.as_mut().poll(context).is_pending())).await;
     assert!(is_pending);
+    // The deadline of the check passes, but the check is not polled.
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGCONT);
     // No other task runs between these three.
@@ -157,6 +157,7 @@ async fn probe_joins_no_open_call() {
         // After its deadline, a check is polled a few times more.
         assert!((0..10).any(|_| failed.as_mut().poll(context).is_ready()));
         assert_eq!(limiter.stats().breakers[0].state, BreakerState::Open);
+        // The breaker is open for a millisecond.
         thread::sleep(Duration::from_millis(5));
         assert!(probe.as_mut().poll(context).is_pending());
         Poll::Ready(())

@@ -109,6 +109,7 @@ fn dropped_check_leaves_no_charge_in_any_slot() {
             // The check is sent by the first poll, and dropped before the second.
             assert!(matches!(check.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
         }
+        // The backend reads the replies of the dropped checks.
         tokio::time::sleep(Duration::from_millis(50)).await;
         limiter.drain().await;
         assert_eq!((backend.lost_rollbacks(), backend.unanswered_checks()), (0, 0));
