@@ -137,8 +137,8 @@ async fn outage_of_writes_causes_two_events_despite_denials() {
         let server = Server::with_options(engine, &["--user", "limiter", "on", ">secret", "~*", "+@all"]);
         let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port());
         let backend = RedisBackend::connect(&url).await.unwrap();
-        // Alice's denials are refreshed several times during an outage.
-        let cache = DenyCache { max_age: Duration::from_millis(200), ..DenyCache::default() };
+        // Longer than the deadline: meanwhile, the failures open the breaker.
+        let cache = DenyCache { max_age: 2 * DEADLINE, ..DenyCache::default() };
         let builder = Limiter::builder(backend).policy(policy("hourly", 1, HOUR)).deny_cache(cache);
         let limiter = builder.deadline(DEADLINE).build().unwrap();
         let mut users = 0_u64..;
