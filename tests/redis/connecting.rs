@@ -106,7 +106,7 @@ async fn lazy_backend_keeps_deadline_while_server_hangs() {
     server.signal(libc::SIGCONT);
     let decision = long_deadline.check(alice(), 1).await.unwrap();
     // The backend sent nothing before it had a connection.
-    assert_eq!(decision.statuses()[0].remaining(), 9);
+    assert_eq!(decision.statuses()[0].remaining(), 9, "the check without a connection was never sent");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,10 +117,10 @@ async fn concurrent_first_checks_open_one_connection() {
         let limiter = limiter(RedisBackend::lazy(&server.url()).unwrap(), [policy("hourly", 100, HOUR)]);
         let before = admin.number("stats", "total_connections_received");
         for outcome in concurrently((0..64).map(|_| limiter.check(alice(), 1))).await {
-            assert!(outcome.unwrap().is_admitted());
+            assert!(outcome.unwrap().is_admitted(), "{engine:?}: 64 checks fit into the quota");
         }
         assert_eq!(admin.number("stats", "total_connections_received") - before, 1, "{engine:?}");
-        assert_eq!(remaining(&limiter).await, 36);
+        assert_eq!(remaining(&limiter).await, 36, "{engine:?}: each check is charged once");
     }
 }
 
@@ -172,9 +172,12 @@ async fn backend_reuses_supplied_connection() {
 
         let a = limiter(RedisBackend::from_connection(multiplexed), [policy("hourly", 10, HOUR)]);
         let b = limiter(RedisBackend::from_connection(manager), [policy("hourly", 10, HOUR)]);
-        assert!(a.check(alice(), 6).await.unwrap().is_admitted());
-        assert!(!b.check(alice(), 6).await.unwrap().is_admitted());
-        assert_eq!(remaining(&b).await, 4);
+        assert!(a.check(alice(), 6).await.unwrap().is_admitted(), "{engine:?}: 6 of 10 units");
+        assert!(
+            !b.check(alice(), 6).await.unwrap().is_admitted(),
+            "{engine:?}: both backends share the usage"
+        );
+        assert_eq!(remaining(&b).await, 4, "{engine:?}: the denial charges nothing");
         // The only new connection is that of `Admin`.
         let after = Admin::at(&server).number("stats", "total_connections_received");
         assert_eq!(after - before, 1, "{engine:?}");

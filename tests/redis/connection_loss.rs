@@ -106,7 +106,7 @@ async fn concurrent_checks_share_one_reconnect() {
         let mut admin = Admin::at(&server);
         let before = admin.number("stats", "total_connections_received");
         for outcome in concurrently((0..64).map(|_| limiter.check(alice(), 1))).await {
-            assert!(outcome.unwrap().is_admitted());
+            assert!(outcome.unwrap().is_admitted(), "{engine:?}: every check after the reconnect fits");
         }
         assert_eq!(admin.number("stats", "total_connections_received") - before, 1, "{engine:?}");
     }
@@ -146,7 +146,7 @@ async fn dropped_checks_keep_connection_open() {
     let connections = admin.number("stats", "total_connections_received");
     for _ in 0..4 {
         let mut check = Box::pin(limiter.check(alice(), 1));
-        assert!(poll_once(&mut check).await.is_none());
+        assert!(poll_once(&mut check).await.is_none(), "the check waits for its reply");
         drop(check);
         // So long that a server without a reply would be silent.
         tokio::time::sleep(Duration::from_millis(300)).await;

@@ -173,15 +173,18 @@ async fn falling_costs_cause_few_rollbacks() {
     let limiter = patient(&backend);
     let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
     let (of_route, of_address) = (policy("route", 1_000, HOUR), policy("address", 100, HOUR));
-    assert!(limiter.check_pairs([pair(&address, &of_address, 100)]).unwrap().await.unwrap().is_admitted());
+    assert!(
+        limiter.check_pairs([pair(&address, &of_address, 100)]).unwrap().await.unwrap().is_admitted(),
+        "the first check uses the quota of the address"
+    );
     let check =
         |cost| limiter.check_pairs([pair(&route, &of_route, 1), pair(&address, &of_address, cost)]).unwrap();
-    assert!(!check(100).await.unwrap().is_admitted());
+    assert!(!check(100).await.unwrap().is_admitted(), "the address is over its limit");
     limiter.drain().await;
     let before = evalsha(&cluster.nodes[0]);
     let start = Instant::now();
     for cost in (1..100).rev() {
-        assert!(!check(cost).await.unwrap().is_admitted());
+        assert!(!check(cost).await.unwrap().is_admitted(), "cost {cost}: the address is over its limit");
     }
     let seconds = 1 + start.elapsed().as_secs();
     limiter.drain().await;
@@ -218,7 +221,7 @@ async fn rejected_check_keeps_no_charges() {
     let mut n = 0;
     let (own, shared) = loop {
         cluster.flush();
-        assert_eq!(send(&n.to_string(), "other").await, StatusCode::OK);
+        assert_eq!(send(&n.to_string(), "other").await, StatusCode::OK, "the first request of key {n} fits");
         let (own, shared) = (find("own"), find("shared"));
         if own.0 != shared.0 {
             break (own, shared);
@@ -363,7 +366,10 @@ async fn peeks_open_breaker_of_hung_node() {
     for key in [&hung, &healthy] {
         let _ = limiter.check_pairs([pair(key, &policy("warm", 9, HOUR), 1)]).unwrap().await.unwrap();
     }
-    assert!(limiter.check_pairs([pair(&healthy, &one, 1)]).unwrap().await.unwrap().is_admitted());
+    assert!(
+        limiter.check_pairs([pair(&healthy, &one, 1)]).unwrap().await.unwrap().is_admitted(),
+        "the first check uses the quota of the healthy slot"
+    );
     for node in &cluster.nodes {
         // No failover.
         Admin::at(node).set("cluster-node-timeout", "60000");
@@ -418,7 +424,7 @@ async fn drain_ends_while_a_node_hangs() {
     let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let many = policy("many", 1_000_000, HOUR);
     let check = Check::new([pair(&hung, &many, 1), pair(&healthy, &many, 1)]).unwrap();
-    assert!(backend.check(&check).await.unwrap().is_admitted());
+    assert!(backend.check(&check).await.unwrap().is_admitted(), "both slots admit while all nodes run");
     cluster.nodes[0].signal(libc::SIGSTOP);
     // A check without a deadline, which its caller drops.
     timeout(SECOND / 5, backend.check(&check)).await.expect_err("no reply");
@@ -458,7 +464,7 @@ async fn dropped_checks_leave_no_charges() {
     let keys: Vec<_> = (0..3).map(|n| keys_on("k", n).next().unwrap()).collect();
     let many = policy("many", 1_000_000, HOUR);
     let all = || limiter.check_pairs(keys.iter().map(|key| pair(key, &many, 1)).collect::<Vec<_>>()).unwrap();
-    assert!(all().await.unwrap().is_admitted());
+    assert!(all().await.unwrap().is_admitted(), "the first check fits");
     let (mut admitted, mut random) = (1, 12_345_u64);
     for round in 0..50 {
         let tasks: Vec<_> = (0..20)
@@ -488,7 +494,7 @@ async fn dropped_checks_leave_no_charges() {
     for key in &keys {
         usage.push(used(&limiter, key, &many).await);
     }
-    assert_eq!(usage, [admitted; 3]);
+    assert_eq!(usage, [admitted; 3], "each slot has the charges of the admitted checks");
 }
 
 /// The round trip is longer than half the deadline.
@@ -512,7 +518,7 @@ async fn client_over_limit_is_denied_by_a_distant_cluster() {
         builder.deny_cache(None::<DenyCache>).deadline(deadline).build().unwrap()
     };
     let both = |limiter: &Limiter| limiter.check_pairs([pair(&a, &many, 1), pair(&b, &one, 1)]).unwrap();
-    assert!(both(&limiter(LONG_DEADLINE)).await.unwrap().is_admitted());
+    assert!(both(&limiter(LONG_DEADLINE)).await.unwrap().is_admitted(), "the first check fits");
     let uncached = limiter(Duration::from_millis(460));
     let mut outcomes = Vec::new();
     // On a busy machine, some replies are too late.
@@ -555,7 +561,11 @@ async fn outage_rules_apply_across_slots() {
         let mut n = 0;
         let (own, shared) = loop {
             cluster.flush();
-            assert_eq!(send(&n.to_string(), "other").await, 200);
+            assert_eq!(
+                send(&n.to_string(), "other").await,
+                200,
+                "{rule:?}: the first request of key {n} fits"
+            );
             let (own, shared) = (find("own"), find("shared"));
             if own.0 != shared.0 {
                 break (own, shared);
@@ -631,7 +641,7 @@ async fn dropped_and_denied_checks_leave_admitted_charges() {
     for (key, policy) in keys.iter().zip(&policies) {
         usage.push(used(&limiter, key, policy).await);
     }
-    assert_eq!(usage, [admitted; 3]);
+    assert_eq!(usage, [admitted; 3], "each slot has the charges of the admitted checks");
 }
 
 /// Reads and drops on several runtimes that share a backend; the runtimes end while rollbacks are in progress.
@@ -680,7 +690,10 @@ fn ended_runtimes_count_lost_rollbacks() {
     let (lost, unanswered) = (backend.lost_rollbacks(), backend.unanswered_checks());
     drained.unwrap();
     for usage in usage {
-        assert!(usage >= admitted && u64::from(usage - admitted) <= lost + unanswered);
+        assert!(
+            usage >= admitted && u64::from(usage - admitted) <= lost + unanswered,
+            "{usage} units used by {admitted} admitted checks: only {lost} lost rollbacks and {unanswered} unanswered checks may be charged, too"
+        );
     }
 }
 
@@ -703,7 +716,7 @@ async fn check_dropped_while_connecting_sends_nothing() {
     // No event shows that nothing is sent.
     sleep(SECOND).await;
     let calls = [0, 1].map(|n| evalsha(&cluster.nodes[n]) + Admin::at(&cluster.nodes[n]).calls("eval").all);
-    assert_eq!(calls, [0, 0]);
+    assert_eq!(calls, [0, 0], "no script call reaches a node");
 }
 
 /// Returns the policy names of the statuses of a check.
@@ -728,28 +741,32 @@ async fn shadow_slot_denies_no_check() {
         for denials in [0, 1] {
             let decision = both().await.unwrap();
             assert!(decision.is_admitted() && decision.shadow_denied().count() == denials, "{decision:?}");
-            assert_eq!(decided(&decision), ["canary", "two"]);
+            assert_eq!(decided(&decision), ["canary", "two"], "the statuses are in the order of the pairs");
         }
-        assert_eq!(used(&limiter, &route, &canary).await, 1);
+        assert_eq!(used(&limiter, &route, &canary).await, 1, "a shadow denial charges nothing");
         // The enforcing slot denies: the shadow slot is rolled back.
         let wide = policy("wide", 9, HOUR);
         let of_route = [pair(&route, &wide, 1).shadow(), pair(&route, &canary, 1).shadow()];
         let pairs = [&of_route[..], &[pair(&user, &two, 1)]].concat();
         let denied = limiter.check_pairs(pairs).unwrap().await.unwrap();
-        assert!(!denied.is_admitted());
+        assert!(!denied.is_admitted(), "the enforcing slot denies");
         if cache.is_some() {
             // Without a peek, the shadow slot has replied. Its statuses contain no charge.
             let remaining: Vec<u32> = denied.statuses().iter().map(|status| status.remaining()).collect();
-            assert_eq!((decided(&denied), remaining), (vec!["wide", "canary", "two"], vec![9, 0, 0]));
+            assert_eq!(
+                (decided(&denied), remaining),
+                (vec!["wide", "canary", "two"], vec![9, 0, 0]),
+                "the statuses contain no charge of the denied check"
+            );
         }
         limiter.drain().await;
-        assert_eq!(used(&limiter, &route, &wide).await, 0);
+        assert_eq!(used(&limiter, &route, &wide).await, 0, "the shadow slot is rolled back");
         // Shadow slots alone.
         let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &two, 1).shadow()];
         let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
         assert!(decision.is_admitted() && decision.shadow_denied().count() == 2, "{decision:?}");
     }
-    assert_eq!(backend.lost_rollbacks(), 0);
+    assert_eq!(backend.lost_rollbacks(), 0, "every rollback has run");
 }
 
 /// A shadow slot whose node is dead or hangs makes no check unavailable, and its circuit breaker opens.
@@ -765,7 +782,11 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
         let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
         let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 10, HOUR));
         let pairs = || [pair(&route, &canary, 1).shadow(), pair(&user, &ten, 1)];
-        assert_eq!(decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()), ["canary", "ten"]);
+        assert_eq!(
+            decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()),
+            ["canary", "ten"],
+            "all slots reply while the node runs"
+        );
         if is_killed {
             cluster.kill(1);
         } else {
@@ -774,9 +795,17 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
         for remaining in (1..9).rev() {
             let reservation = limiter.reserve_pairs(pairs()).unwrap().await.unwrap();
             let decision = reservation.decision().unwrap();
-            assert_eq!((decided(decision), decision.receipts().len()), (vec!["ten"], 2));
-            assert_eq!(decision.statuses()[0].remaining(), remaining);
-            assert_eq!(decision.policies().count(), 2);
+            assert_eq!(
+                (decided(decision), decision.receipts().len()),
+                (vec!["ten"], 2),
+                "only the enforcing slot has a status, and both pairs have receipts"
+            );
+            assert_eq!(
+                decision.statuses()[0].remaining(),
+                remaining,
+                "the enforcing slot charges each check once"
+            );
+            assert_eq!(decision.policies().count(), 2, "the decision names both policies");
         }
         // The breaker opens when the last answer of the node is a deadline old.
         let lost = Instant::now();
@@ -791,14 +820,24 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
             limiter.stats()
         );
         // The enforcing slot denies as usual.
-        assert!(limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
-        assert!(!limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
+        assert!(
+            limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted(),
+            "the last unit of the enforcing slot"
+        );
+        assert!(
+            !limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted(),
+            "the enforcing slot denies as usual"
+        );
         // Shadow slots alone: without any reply, there is an error, and the caller decides.
         let alone = limiter.check_pairs([pair(&route, &canary, 1).shadow()]).unwrap().await;
-        assert!(alone.is_err());
+        assert!(alone.is_err(), "without any reply, there is no decision: {alone:?}");
         let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &policy("new", 9, HOUR), 1).shadow()];
         let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
-        assert_eq!((decision.is_admitted(), decided(&decision)), (true, vec!["new"]));
+        assert_eq!(
+            (decision.is_admitted(), decided(&decision)),
+            (true, vec!["new"]),
+            "one reply of a shadow slot is a decision"
+        );
         if !is_killed {
             cluster.nodes[1].signal(libc::SIGCONT);
         }

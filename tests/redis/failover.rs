@@ -31,7 +31,7 @@ async fn until_decided(limiter: &Limiter) -> u32 {
     for outages in 0.. {
         match limiter.check(alice(), 1).await {
             Ok(decision) => {
-                assert!(decision.is_admitted());
+                assert!(decision.is_admitted(), "100 units fit all checks");
                 return outages;
             }
             Err(error) => assert!(!error.reason().is_of_one_check(), "{error:?}"),
@@ -61,7 +61,11 @@ async fn replica_of_dead_primary_keeps_usage() {
         let units = remaining(&limiter).await;
         // An unanswered check that had run would remain charged. No check was in flight when the primary died.
         assert_eq!(units, 59, "{engine:?}, {} unanswered", backend.unanswered_checks());
-        assert_eq!(Admin::at(&watched.replica).info("replication", "role").as_deref(), Some("master"));
+        assert_eq!(
+            Admin::at(&watched.replica).info("replication", "role").as_deref(),
+            Some("master"),
+            "{engine:?}: the replica was promoted"
+        );
     }))
     .await;
 }
@@ -160,7 +164,11 @@ async fn fail_over_under_load(watched: &Watched, limiter: &Limiter, events: &str
         assert!(start.elapsed() < TIMEOUT, "{events}: the backend does not follow the promoted server");
         sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(Admin::at(&watched.primary).info("replication", "role").as_deref(), Some("master"));
+    assert_eq!(
+        Admin::at(&watched.primary).info("replication", "role").as_deref(),
+        Some("master"),
+        "{events}: no demotion shows the failover"
+    );
     let (followed, lacking) = decided.unwrap_or_default();
     println!(
         "{events}: a majority named it after {named:?}, followed after {followed:?}; it lacks {lacking} of {admitted} charges"
@@ -264,7 +272,10 @@ async fn sentinel_user_needs_role_permission() {
     let url = watched.url().replace("redis://", "redis://limiter:secret@");
     let always = "+evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire";
     allow(always);
-    assert!(RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.is_err());
+    assert!(
+        RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.is_err(),
+        "the user has no permission for ROLE"
+    );
     allow(&format!("{always} +role"));
     let backend = RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.unwrap();
     let _ = with_deadline(backend).check(alice(), 1).await.unwrap();
@@ -335,6 +346,6 @@ async fn sentinel_backend_falls_back_to_resp2() {
     let before = admin.calls("hello").all;
     let backend = RedisBackend::connect_sentinel("redis://limits/", [sentinel.url()]).await.unwrap();
     // The verification calls HELLO once more.
-    assert_eq!(admin.calls("hello").all, before + 2);
+    assert_eq!(admin.calls("hello").all, before + 2, "the connection and its verification use RESP3");
     drop(backend);
 }

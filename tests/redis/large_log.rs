@@ -95,8 +95,8 @@ async fn full_log_charges_no_other_policy() {
         (values, admin.writes())
     };
     let before = state(&mut admin);
-    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full);
-    assert!(state(&mut admin) == before);
+    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "the log has no room for a record");
+    assert!(state(&mut admin) == before, "a check without room writes nothing");
 }
 
 #[tokio::test]
@@ -130,17 +130,25 @@ async fn checks_on_large_log_do_not_block_server() {
             let mut measured = processor_time(&mut admin);
             let denied = limiter.check(alice(), cost).await.unwrap();
             let expiry = start + u64::from(cost - 1) * step + WINDOW.as_micros() as u64;
-            assert_eq!(denied.retry_after(), Wait::For(Duration::from_micros(expiry - clock.now_micros())));
+            assert_eq!(
+                denied.retry_after(),
+                Wait::For(Duration::from_micros(expiry - clock.now_micros())),
+                "the wait lasts until enough records have left"
+            );
             assert_fast(engine, &format!("a denial of cost {cost}"), &mut admin, &mut measured);
         }
         // Half of the log expires.
         clock.set_micros(start + WINDOW.as_micros() as u64 + step * (RECORDS / 2 - 1));
         let mut measured = processor_time(&mut admin);
         let denied = limiter.check(alice(), RECORDS as u32 / 2 + 1).await.unwrap();
-        assert_eq!(denied.retry_after(), Wait::For(STEP));
+        assert_eq!(denied.retry_after(), Wait::For(STEP), "the wait lasts until the next record leaves");
         assert_fast(engine, "a denial after half of the log has expired", &mut admin, &mut measured);
         let decision = limiter.check(alice(), 1).await.unwrap();
-        assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 / 2 - 1);
+        assert_eq!(
+            decision.statuses()[0].remaining(),
+            RECORDS as u32 / 2 - 1,
+            "{engine:?}: the other half has left the window"
+        );
         assert_fast(engine, "the charge that drops half of the log", &mut admin, &mut measured);
         // A charge deletes at most 2,049 blocks. The next charges delete the others that have left.
         let (mut charges, mut before) = (1, RECORDS / 8);
@@ -161,7 +169,11 @@ async fn checks_on_large_log_do_not_block_server() {
         // All charges except the last ones expire.
         clock.advance(WINDOW - STEP);
         let decision = limiter.check(alice(), 1).await.unwrap();
-        assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 - charges - 1);
+        assert_eq!(
+            decision.statuses()[0].remaining(),
+            RECORDS as u32 - charges - 1,
+            "{engine:?}: the refunds and charges are counted"
+        );
         assert_fast(engine, "the charge that drops the rest of the log", &mut admin, &mut measured);
 
         // The whole log expires at once.
@@ -169,7 +181,11 @@ async fn checks_on_large_log_do_not_block_server() {
         clock.set_micros(start + 2 * WINDOW.as_micros() as u64);
         measured = processor_time(&mut admin);
         let decision = limiter.check(alice(), 1).await.unwrap();
-        assert_eq!(decision.statuses()[0].remaining(), RECORDS as u32 - 1);
+        assert_eq!(
+            decision.statuses()[0].remaining(),
+            RECORDS as u32 - 1,
+            "{engine:?}: only one charge remains"
+        );
         assert_fast(engine, "the charge that drops the whole log", &mut admin, &mut measured);
     }
 }

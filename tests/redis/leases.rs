@@ -140,11 +140,15 @@ async fn processes_on_redis_never_exceed_quota() {
         leased += stats.leased_units;
         granted += stats.leased_units_granted;
         returned += stats.leased_units_returned;
-        assert_eq!(stats.leased_units_lost, 0);
+        assert_eq!(stats.leased_units_lost, 0, "every return is confirmed");
     }
-    assert_eq!(leased, granted + returned);
+    assert_eq!(leased, granted + returned, "each leased unit was granted or returned");
     let grants = grants.lock().unwrap().clone();
-    assert_eq!(grants.iter().filter(|(_, is_leased)| *is_leased).count() as u64, granted);
+    assert_eq!(
+        grants.iter().filter(|(_, is_leased)| *is_leased).count() as u64,
+        granted,
+        "each grant is counted once"
+    );
     let window = window.as_micros() as u64;
     for ((start, _), _) in &grants {
         // Those that were granted within the window, whenever between their two instants.
@@ -175,9 +179,9 @@ async fn leases_survive_server_outage_until_bucket_ends() {
     }
     server.kill();
     for _ in 0..14 {
-        assert!(limiter.check(key(), 1).await.unwrap().is_leased());
+        assert!(limiter.check(key(), 1).await.unwrap().is_leased(), "the process still has leased units");
     }
-    assert!(limiter.peek(key(), 1).await.is_err());
+    assert!(limiter.peek(key(), 1).await.is_err(), "the server is dead");
 }
 
 /// The table of leases keeps a long key as a digest.
@@ -192,6 +196,10 @@ async fn lease_of_long_key_is_returned() {
         let _ = limiter.check(key(), 1).await.unwrap();
     }
     limiter.drain().await;
-    assert!(limiter.stats().leased_units_returned > 0);
-    assert_eq!(limiter.peek(key(), 0).await.unwrap().statuses()[0].remaining(), 10_000 - 5);
+    assert!(limiter.stats().leased_units_returned > 0, "drain returns the idle units");
+    assert_eq!(
+        limiter.peek(key(), 0).await.unwrap().statuses()[0].remaining(),
+        10_000 - 5,
+        "only the granted units remain charged"
+    );
 }

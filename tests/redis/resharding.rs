@@ -96,7 +96,7 @@ async fn assert_charged_once_while_slot_moves(merging: Merging, together: u32) {
         };
         check().await;
         let keys = Admin::at(from).keys();
-        assert_eq!(keys.len(), 2);
+        assert_eq!(keys.len(), 2, "{engine:?}: a key for each policy");
 
         set_slot(to, slot, &["IMPORTING", &id(from)]);
         set_slot(from, slot, &["MIGRATING", &id(to)]);
@@ -164,7 +164,7 @@ async fn replica_replaces_dead_cluster_primary() {
     }
     assert!(decided > 0, "no other primary answers");
     until_decided(&limiter, &alice()).await;
-    assert_eq!(remaining(&limiter, &alice()).await, [59, 959]);
+    assert_eq!(remaining(&limiter, &alice()).await, [59, 959], "each answered check is charged once");
     until_decided(&limiter, &bob).await;
 }
 

@@ -64,7 +64,7 @@ pub fn check(policies: &[Policy], cost: u32, purpose: Purpose) -> Check {
 pub async fn reserve(backend: &impl Backend, policies: &[Policy], cost: u32) -> Reserved {
     let check = check(policies, cost, Purpose::Reserve);
     let decision = backend.check(&check).await.unwrap();
-    assert!(decision.is_admitted());
+    assert!(decision.is_admitted(), "the reservation fits: {decision:?}");
     Reserved { check, decision }
 }
 

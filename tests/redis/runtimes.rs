@@ -104,7 +104,11 @@ fn undriven_script_load_blocks_no_other_check() {
         // The connection belongs to the driven runtime, which reads the reply.
         driven.block_on(async { sleep(Duration::from_millis(100)).await });
     }
-    assert_eq!((admin.calls("evalsha").failed, admin.calls("eval").all), (1, 1));
+    assert_eq!(
+        (admin.calls("evalsha").failed, admin.calls("eval").all),
+        (1, 1),
+        "the check has sent the script"
+    );
     admin.query::<()>(&["SCRIPT", "FLUSH"]);
     driven.block_on(async {
         let waiting = concurrently((0..40).map(|_| limiter.check(alice(), 1)));

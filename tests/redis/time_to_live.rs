@@ -25,7 +25,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Asserts that the key of every policy expires with its charges, or at most a window and a second later.
 fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision) {
-    assert!(decision.is_admitted());
+    assert!(decision.is_admitted(), "{engine:?}: only a charge sets the time to live: {decision:?}");
     let keys = admin.keys();
     assert!(keys.len() <= decision.statuses().len(), "{engine:?}");
     for status in decision.statuses() {
@@ -134,7 +134,7 @@ async fn charges_expire_exactly_on_server_clock() {
         let limiter = limiter(backend(&server).await, [policy("short", 1, window)]);
         for _ in 0..3 {
             let admitted = limiter.check(alice(), 1).await.unwrap();
-            assert!(admitted.is_admitted());
+            assert!(admitted.is_admitted(), "{engine:?}: the only unit");
             let expiry = admitted.at_micros() + window.as_micros() as u64;
             let next = loop {
                 let decision = limiter.check(alice(), 1).await.unwrap();
@@ -241,7 +241,7 @@ async fn refund_keeps_time_to_live_within_window() {
             }
         }
         let keys = admin.keys();
-        assert_eq!(keys.len(), 4);
+        assert_eq!(keys.len(), 4, "{engine:?}: a key for each policy");
         for key in keys {
             let lives = admin.time_to_live(&key).expect("a time to live");
             assert!(lives <= HOUR + Duration::from_secs(1), "{engine:?}: {key} lives {lives:?}");
