@@ -96,7 +96,10 @@ impl Account {
     pub fn first(&self, now: u64, reached: impl Fn(u64) -> bool) -> Duration {
         // At that instant all charges have left the window.
         let (mut not_yet, mut then) = (now, now.max(self.last) + 3 * self.window);
-        assert!(!reached(not_yet) && reached(then));
+        assert!(
+            !reached(not_yet) && reached(then),
+            "the condition holds at {then}, when all charges have left, and not at {not_yet}"
+        );
         while then - not_yet > 1 {
             let middle = not_yet + (then - not_yet) / 2;
             if reached(middle) {

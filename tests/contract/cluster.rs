@@ -23,9 +23,12 @@ use super::{
     model::{Handle, Model},
     run_histories,
 };
-use crate::support::{
-    cluster::{Cluster, slot},
-    server::Engine,
+use crate::{
+    redis_server::rig::TIMEOUT,
+    support::{
+        cluster::{Cluster, slot},
+        server::Engine,
+    },
 };
 
 /// Returns an endless sequence of partition keys, two at a time in one slot.
@@ -221,7 +224,8 @@ impl CrossSlotRun<'_> {
             if same_admission(&decision, &expected) {
                 return Ok(());
             }
-            require(start.elapsed() < Duration::from_secs(10), "the rollback ends")?;
+            require(start.elapsed() < TIMEOUT, "the rollback ends")?;
+            // The peeks would delay the rollback.
             sleep(Duration::from_millis(1)).await;
         }
     }

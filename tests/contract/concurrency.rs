@@ -109,7 +109,7 @@ fn one_order_explains_memory_decisions() {
     let two_keys = distinct_keys().next().unwrap();
     let mixed = move |client, round| check(&two_keys, client, round);
     let decisions = Runtime::new().unwrap().block_on(run_clients(vec![backend; CLIENTS], mixed));
-    assert_eq!(decisions.len(), CLIENTS * CHECKS);
+    assert_eq!(decisions.len(), CLIENTS * CHECKS, "every check has a decision");
     assert_one_order_explains(decisions);
 }
 
@@ -125,7 +125,7 @@ fn one_order_explains_server_decisions() {
             let two_keys = distinct_keys().next().unwrap();
             run_clients(backends, move |client, round| check(&two_keys, client, round)).await
         });
-        assert_eq!(decisions.len(), CLIENTS * CHECKS);
+        assert_eq!(decisions.len(), CLIENTS * CHECKS, "every check has a decision");
         assert_one_order_explains(decisions);
     }
 }

@@ -32,58 +32,74 @@ fn bounded(max_keys: usize) -> (MemoryBackend, ManualClock) {
 fn full_memory_returns_error_for_new_key_only() {
     let (backend, clock) = bounded(100);
     for key in 0..100 {
-        assert_eq!(check(&backend, key, 1), Ok(true));
+        assert_eq!(check(&backend, key, 1), Ok(true), "{key}: the bound has room");
     }
-    assert_eq!(check(&backend, 100, 1), Err(Reason::Full));
-    assert_eq!(backend.keys(), 100);
+    assert_eq!(check(&backend, 100, 1), Err(Reason::Full), "a new key above the bound");
+    assert_eq!(backend.keys(), 100, "the rejected key is not stored");
     for key in 0..100 {
-        assert_eq!((check(&backend, key, 1), check(&backend, key, 1)), (Ok(true), Ok(false)));
+        assert_eq!(
+            (check(&backend, key, 1), check(&backend, key, 1)),
+            (Ok(true), Ok(false)),
+            "{key}: a stored key has two units"
+        );
     }
     // The backend still decides checks that store nothing.
-    assert_eq!((check(&backend, 100, 0), check(&backend, 100, 3)), (Ok(true), Ok(false)));
+    assert_eq!(
+        (check(&backend, 100, 0), check(&backend, 100, 3)),
+        (Ok(true), Ok(false)),
+        "a check that stores nothing needs no room"
+    );
     clock.advance(WINDOW);
-    assert_eq!(check(&backend, 100, 1), Ok(true));
+    assert_eq!(check(&backend, 100, 1), Ok(true), "all keys are idle");
 }
 
 #[test]
 fn full_memory_removes_idle_keys_only() {
     let (backend, clock) = bounded(100);
     for key in 0..50 {
-        assert_eq!(check(&backend, key, 1), Ok(true));
+        assert_eq!(check(&backend, key, 1), Ok(true), "{key}: the bound has room");
     }
     clock.advance(WINDOW / 2);
     for key in 50..100 {
-        assert_eq!(check(&backend, key, 2), Ok(true));
+        assert_eq!(check(&backend, key, 2), Ok(true), "{key}: the bound has room");
     }
     clock.advance(WINDOW / 2);
     // The first fifty keys are idle now, in every shard.
     for key in 100..150 {
         assert_eq!(check(&backend, key, 1), Ok(true), "{key}");
     }
-    assert_eq!(check(&backend, 150, 1), Err(Reason::Full));
+    assert_eq!(check(&backend, 150, 1), Err(Reason::Full), "all idle keys are replaced");
     for key in 50..100 {
-        assert_eq!(check(&backend, key, 1), Ok(false));
+        assert_eq!(check(&backend, key, 1), Ok(false), "{key}: a busy key keeps its usage");
     }
 }
 
 #[test]
 fn check_stores_all_keys_or_none() {
     let (backend, _clock) = bounded(2);
-    assert_eq!(check(&backend, 0, 1), Ok(true));
+    assert_eq!(check(&backend, 0, 1), Ok(true), "the bound has room");
     let pair = |key: &str| Pair::new(PartitionKey::new("other", key), policy(), 1);
     let two = Check::new([pair("a"), pair("b")]).unwrap();
-    assert_eq!(backend.check_now(&two).unwrap().unwrap_err().reason(), Reason::Full);
-    assert_eq!(backend.keys(), 1);
-    assert_eq!(check(&backend, 1, 1), Ok(true));
+    assert_eq!(
+        backend.check_now(&two).unwrap().unwrap_err().reason(),
+        Reason::Full,
+        "two keys need more room than there is"
+    );
+    assert_eq!(backend.keys(), 1, "neither key is stored");
+    assert_eq!(check(&backend, 1, 1), Ok(true), "the bound still has room for one key");
 }
 
 #[test]
 fn denied_or_free_check_stores_nothing() {
     let (backend, _clock) = bounded(10);
     for key in 0..1_000 {
-        assert_eq!((check(&backend, key, 0), check(&backend, key, 3)), (Ok(true), Ok(false)));
+        assert_eq!(
+            (check(&backend, key, 0), check(&backend, key, 3)),
+            (Ok(true), Ok(false)),
+            "{key}: a cost of 0 fits, and one above the quota does not"
+        );
     }
-    assert_eq!(backend.keys(), 0);
+    assert_eq!(backend.keys(), 0, "no key is stored");
 }
 
 #[test]
@@ -108,7 +124,11 @@ fn abandoned_keys_leave_almost_nothing_stored() {
 fn memory_never_removes_busy_key() {
     let (backend, clock) = bounded(1_000);
     for _ in 0..100 {
-        assert_eq!((check(&backend, 0, 2), check(&backend, 0, 1)), (Ok(true), Ok(false)));
+        assert_eq!(
+            (check(&backend, 0, 2), check(&backend, 0, 1)),
+            (Ok(true), Ok(false)),
+            "a busy key keeps its usage until its window has passed"
+        );
         for other in 1..20 {
             check(&backend, other, 1).unwrap();
         }
@@ -131,22 +151,26 @@ fn concurrent_threads_never_exceed_key_bound() {
         let threads: Vec<_> = (0..4).map(run).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     });
-    assert_eq!((admitted, backend.keys()), (1_000, 1_000));
+    assert_eq!((admitted, backend.keys()), (1_000, 1_000), "as many keys as the bound");
 }
 
 #[test]
 fn constructor_rejects_zero_key_bound() {
     let error = MemoryBackend::with_max_keys(0).unwrap_err();
-    assert!(matches!(error, ConfigError::MaxKeys { given: 0, .. }));
-    assert_eq!(error.to_string(), "max_keys 0: it must be 1 to 4294967295");
+    assert!(matches!(error, ConfigError::MaxKeys { given: 0, .. }), "a bound of 0 is an error: {error:?}");
+    assert_eq!(
+        error.to_string(),
+        "max_keys 0: it must be 1 to 4294967295",
+        "the error states the value and what is allowed"
+    );
 }
 
 #[test]
 fn only_backend_clones_share_state() {
     let (backend, _clock) = bounded(10);
-    assert_eq!(check(&backend, 0, 2), Ok(true));
-    assert_eq!(check(&backend.clone(), 0, 1), Ok(false));
-    assert_eq!(check(&MemoryBackend::new(), 0, 1), Ok(true));
+    assert_eq!(check(&backend, 0, 2), Ok(true), "the whole quota fits");
+    assert_eq!(check(&backend.clone(), 0, 1), Ok(false), "a clone shares the usage");
+    assert_eq!(check(&MemoryBackend::new(), 0, 1), Ok(true), "another backend has its own usage");
 }
 
 #[test]
@@ -161,13 +185,13 @@ fn key_bound_counts_key_once_for_several_policies() {
     };
     for _ in 0..3 {
         for key in 0..10 {
-            assert!(both(key).unwrap());
+            assert!(both(key).unwrap(), "{key}: a key counts once for both policies");
         }
-        assert_eq!(backend.keys(), 10);
-        assert_eq!(both(10).unwrap_err().reason(), Reason::Full);
+        assert_eq!(backend.keys(), 10, "the bound counts keys");
+        assert_eq!(both(10).unwrap_err().reason(), Reason::Full, "a new key above the bound");
         clock.advance(WINDOW);
         // All keys are idle now, so the backend has room for ten keys again.
-        assert!(both(10).unwrap());
+        assert!(both(10).unwrap(), "all keys are idle");
         clock.advance(WINDOW);
     }
 }
@@ -186,7 +210,8 @@ fn namespaces_separate_usage() {
     let (shop, mail) = (limiter("shop"), limiter("mail"));
     assert_eq!(
         [admitted(&shop), admitted(&shop), admitted(&mail), admitted(&mail)],
-        [true, false, true, false]
+        [true, false, true, false],
+        "each namespace has its own usage"
     );
 }
 
@@ -201,7 +226,10 @@ fn key_takes_at_most_documented_memory() {
             for number in (0..records).flat_map(|_| 0..20_000) {
                 let pair = |policy: &Policy| Pair::new(key(number), policy.clone(), 1);
                 let check = Check::new(policies.iter().map(pair).collect::<Vec<_>>()).unwrap();
-                assert!(backend.check_now(&check).unwrap().unwrap().is_admitted());
+                assert!(
+                    backend.check_now(&check).unwrap().unwrap().is_admitted(),
+                    "{number}: the quota fits"
+                );
             }
         });
         kept.bytes_current / 20_000
@@ -234,7 +262,7 @@ fn long_keys_take_no_extra_memory() {
             let _ = backend.check_now(&Check::new([pair(value)]).unwrap()).unwrap().unwrap();
         }
     });
-    assert_eq!(backend.keys(), 50);
+    assert_eq!(backend.keys(), 50, "every key is stored");
     assert!(kept.bytes_current < 100_000, "{} bytes for fifty keys", kept.bytes_current);
 }
 
@@ -261,7 +289,10 @@ fn shrunken_log_frees_memory() {
     let many = Policy::new("many", 100_000, WINDOW).unwrap();
     let charge = || {
         let pair = Pair::new(PartitionKey::new("key", "a"), many.clone(), 1);
-        assert!(backend.check_now(&Check::new([pair]).unwrap()).unwrap().unwrap().is_admitted());
+        assert!(
+            backend.check_now(&Check::new([pair]).unwrap()).unwrap().unwrap().is_admitted(),
+            "the quota fits"
+        );
     };
     let kept = measure(|| {
         (0..50_000).for_each(|_| charge());

@@ -59,29 +59,37 @@ fn invented_keys_take_no_more_memory_than_bound() {
     const INVENTED: u32 = 200_000;
     let (backend, ten) = (bounded(BOUND as usize), policy("ten", 10));
     let heavy = u32::MAX;
-    assert_eq!(charge(&backend, heavy, &ten, 6), Ok(true));
+    assert_eq!(charge(&backend, heavy, &ten, 6), Ok(true), "the memory is empty");
     let filled = measure(|| {
         for key in 1..BOUND {
-            assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+            assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}: the bound has room");
         }
     });
-    assert_eq!((backend.keys(), evicted(&backend)), (BOUND as usize, (0, 0)));
+    assert_eq!(
+        (backend.keys(), evicted(&backend)),
+        (BOUND as usize, (0, 0)),
+        "up to the bound, no key is evicted"
+    );
     let attacked = measure(|| {
         for key in BOUND..INVENTED {
             assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}");
             if key % 1_000 == 0 {
                 // A new customer, who uses some units at once.
                 assert_eq!(charge(&backend, heavy - key, &ten, 3), Ok(true), "{key}");
-                assert_eq!(used(&backend, heavy - key, &ten), 3);
+                assert_eq!(used(&backend, heavy - key, &ten), 3, "{key}: the customer keeps its usage");
             }
         }
     });
     let growth = attacked.bytes_current * 10;
     assert!(growth <= filled.bytes_current, "{} bytes, and then {growth} / 10 more", filled.bytes_current);
-    assert_eq!((used(&backend, heavy, &ten), backend.keys()), (6, BOUND as usize));
+    assert_eq!(
+        (used(&backend, heavy, &ten), backend.keys()),
+        (6, BOUND as usize),
+        "a key with more than half of its quota is never evicted"
+    );
     let customers = u64::from((INVENTED - BOUND) / 1_000);
     let (keys, units) = evicted(&backend);
-    assert_eq!(keys, u64::from(INVENTED - BOUND) + customers);
+    assert_eq!(keys, u64::from(INVENTED - BOUND) + customers, "each key above the bound evicts one");
     assert!((keys..=keys + 2 * customers).contains(&units), "{units} units of {keys} keys");
 }
 
@@ -110,9 +118,9 @@ fn attack_of_a_million_keys_keeps_resident_memory() {
     let backend = MemoryBackend::with_max_keys(BOUND as usize).unwrap();
     let ten = Policy::new("ten", 10, Duration::from_secs(3_600)).unwrap();
     let empty = resident();
-    assert_eq!(charge(&backend, HEAVY, &ten, 6), Ok(true));
+    assert_eq!(charge(&backend, HEAVY, &ten, 6), Ok(true), "the memory is empty");
     for key in 1..BOUND {
-        assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+        assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}: the bound has room");
     }
     let filled = resident();
     for key in BOUND..BOUND + 1_000_000 {
@@ -124,30 +132,46 @@ fn attack_of_a_million_keys_keeps_resident_memory() {
         growth * 10 <= filled - empty,
         "{empty} KiB, {filled} KiB with {BOUND} keys, and {growth} KiB more"
     );
-    assert_eq!((used(&backend, HEAVY, &ten), backend.keys()), (6, BOUND as usize));
-    assert_eq!(evicted(&backend), (1_000_000, 1_000_000));
+    assert_eq!(
+        (used(&backend, HEAVY, &ten), backend.keys()),
+        (6, BOUND as usize),
+        "a key with more than half of its quota is never evicted"
+    );
+    assert_eq!(evicted(&backend), (1_000_000, 1_000_000), "each invented key evicts one");
 }
 
 /// A client that has used its quota of 1 invents keys, so that its own key is evicted. All keys are at their limit, so none is.
 #[test]
 fn invented_keys_cannot_reset_own_key_at_quota_one() {
     let (backend, one) = (bounded(100), policy("one", 1));
-    assert_eq!(charge(&backend, 0, &one, 1), Ok(true));
+    assert_eq!(charge(&backend, 0, &one, 1), Ok(true), "the client uses its quota");
     for key in 1..100 {
-        assert_eq!(charge(&backend, key, &one, 1), Ok(true));
+        assert_eq!(charge(&backend, key, &one, 1), Ok(true), "{key}: the bound has room");
     }
     for key in 100..10_000 {
-        assert_eq!(charge(&backend, key, &one, 1), Err(Reason::Full));
+        assert_eq!(
+            charge(&backend, key, &one, 1),
+            Err(Reason::Full),
+            "{key}: no key at its limit is evicted"
+        );
     }
-    assert_eq!((charge(&backend, 0, &one, 1), evicted(&backend)), (Ok(false), (0, 0)));
+    assert_eq!(
+        (charge(&backend, 0, &one, 1), evicted(&backend)),
+        (Ok(false), (0, 0)),
+        "the client is still denied"
+    );
 }
 
 #[test]
 fn eviction_takes_only_share_below_half() {
     for ten in every_algorithm() {
         let backend = bounded(1);
-        assert_eq!(charge(&backend, 0, &ten, 4), Ok(true));
-        assert_eq!(charge(&backend, 1, &ten, 5), Ok(true));
+        assert_eq!(charge(&backend, 0, &ten, 4), Ok(true), "{ten:?}: the memory is empty");
+        assert_eq!(
+            charge(&backend, 1, &ten, 5),
+            Ok(true),
+            "{ten:?}: a key below half of its quota is evicted"
+        );
         assert_eq!((used(&backend, 0, &ten), used(&backend, 1, &ten)), (0, 5), "{ten:?}");
         assert_eq!(charge(&backend, 2, &ten, 1), Err(Reason::Full), "{ten:?}");
         assert_eq!((backend.keys(), evicted(&backend)), (1, (1, 4)), "{ten:?}");
@@ -160,64 +184,94 @@ fn eviction_takes_smallest_of_largest_shares() {
     let both = |key, of_small, of_large| [pair(key, &small, of_small), pair(key, &large, of_large)];
     let backend = bounded(4);
     for pairs in [both(0, 4, 0), both(1, 1, 350), both(2, 3, 1), both(3, 2, 490)] {
-        assert!(decide(&backend, Purpose::Charge, &pairs).unwrap().is_admitted());
+        assert!(decide(&backend, Purpose::Charge, &pairs).unwrap().is_admitted(), "the bound has room");
     }
     // All keys are sampled. Their largest shares are 0.4, 0.35, 0.3 and 0.49.
     for (new, evicted) in [(4, 2), (5, 1), (6, 0), (7, 3)] {
-        assert_eq!(charge(&backend, new, &small, 5), Ok(true));
+        assert_eq!(
+            charge(&backend, new, &small, 5),
+            Ok(true),
+            "{new}: a key below half of its quotas is evicted"
+        );
         assert_eq!((used(&backend, evicted, &small), used(&backend, evicted, &large)), (0, 0), "{evicted}");
     }
-    assert_eq!(evicted(&backend), (4, 4 + 1 + 350 + 3 + 1 + 2 + 490));
+    assert_eq!(evicted(&backend), (4, 4 + 1 + 350 + 3 + 1 + 2 + 490), "every evicted unit is counted");
 }
 
 #[test]
 fn eviction_counts_by_current_quota() {
     let backend = bounded(2);
-    assert_eq!(charge(&backend, 0, &policy("p", 10), 4), Ok(true));
-    assert_eq!(charge(&backend, 1, &policy("p", 10), 4), Ok(true));
+    assert_eq!(charge(&backend, 0, &policy("p", 10), 4), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 1, &policy("p", 10), 4), Ok(true), "the bound has room");
     // The quota of key 0 is lowered, so that it uses more than half of it. That of key 1 is raised.
-    assert_eq!(charge(&backend, 0, &policy("p", 5), 1), Ok(true));
-    assert_eq!(charge(&backend, 1, &policy("p", 100), 10), Ok(true));
-    assert_eq!(charge(&backend, 2, &policy("p", 5), 5), Ok(true));
-    assert_eq!((used(&backend, 0, &policy("p", 5)), evicted(&backend)), (5, (1, 14)));
+    assert_eq!(charge(&backend, 0, &policy("p", 5), 1), Ok(true), "the last unit of the lowered quota");
+    assert_eq!(charge(&backend, 1, &policy("p", 100), 10), Ok(true), "the raised quota has room");
+    assert_eq!(charge(&backend, 2, &policy("p", 5), 5), Ok(true), "key 1 is below half of its raised quota");
+    assert_eq!(
+        (used(&backend, 0, &policy("p", 5)), evicted(&backend)),
+        (5, (1, 14)),
+        "key 0 is above half of its lowered quota"
+    );
 }
 
 #[test]
 fn check_never_evicts_its_own_keys() {
     let (backend, ten) = (bounded(2), policy("ten", 10));
-    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
-    assert_eq!(charge(&backend, 1, &ten, 9), Ok(true));
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 1, &ten, 9), Ok(true), "the bound has room");
     for own_cost in [0, 1] {
         let pairs = [pair(0, &ten, own_cost), pair(2, &ten, 1)];
         for purpose in [Purpose::Peek, Purpose::Charge, Purpose::Reserve, Purpose::Overage] {
             assert_eq!(decide(&backend, purpose, &pairs).unwrap_err(), Reason::Full, "{purpose:?}");
         }
     }
-    assert_eq!((used(&backend, 0, &ten), used(&backend, 1, &ten), evicted(&backend)), (1, 9, (0, 0)));
+    assert_eq!(
+        (used(&backend, 0, &ten), used(&backend, 1, &ten), evicted(&backend)),
+        (1, 9, (0, 0)),
+        "both keys keep their usage"
+    );
 }
 
 #[test]
 fn check_of_two_new_keys_evicts_two_or_none() {
     let (backend, ten) = (bounded(3), policy("ten", 10));
     let two = |first| [pair(first, &ten, 5), pair(first + 1, &ten, 5)];
-    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
-    assert_eq!(charge(&backend, 1, &ten, 2), Ok(true));
-    assert_eq!(charge(&backend, 2, &ten, 5), Ok(true));
-    assert!(decide(&backend, Purpose::Charge, &two(10)).unwrap().is_admitted());
-    assert_eq!((backend.keys(), evicted(&backend)), (3, (2, 3)));
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 1, &ten, 2), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 2, &ten, 5), Ok(true), "the bound has room");
+    assert!(
+        decide(&backend, Purpose::Charge, &two(10)).unwrap().is_admitted(),
+        "two keys are below half of their quota"
+    );
+    assert_eq!((backend.keys(), evicted(&backend)), (3, (2, 3)), "both are evicted");
 
     let backend = bounded(2);
-    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
-    assert_eq!(charge(&backend, 1, &ten, 5), Ok(true));
-    assert_eq!(decide(&backend, Purpose::Charge, &two(10)).unwrap_err(), Reason::Full);
-    assert_eq!((used(&backend, 0, &ten), backend.keys(), evicted(&backend)), (1, 2, (0, 0)));
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 1, &ten, 5), Ok(true), "the bound has room");
+    assert_eq!(
+        decide(&backend, Purpose::Charge, &two(10)).unwrap_err(),
+        Reason::Full,
+        "only one key is below half of its quota"
+    );
+    assert_eq!(
+        (used(&backend, 0, &ten), backend.keys(), evicted(&backend)),
+        (1, 2, (0, 0)),
+        "a rejected check evicts no key"
+    );
 
     // One of the two has room.
     let backend = bounded(3);
-    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
-    assert_eq!(charge(&backend, 1, &ten, 2), Ok(true));
-    assert!(decide(&backend, Purpose::Charge, &two(10)).unwrap().is_admitted());
-    assert_eq!((backend.keys(), evicted(&backend)), (3, (1, 1)));
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 1, &ten, 2), Ok(true), "the bound has room");
+    assert!(
+        decide(&backend, Purpose::Charge, &two(10)).unwrap().is_admitted(),
+        "one key is free, and one is evicted"
+    );
+    assert_eq!(
+        (backend.keys(), evicted(&backend)),
+        (3, (1, 1)),
+        "only the key with the smallest share is evicted"
+    );
 }
 
 #[test]
@@ -225,16 +279,16 @@ fn peek_at_bound_evicts_nothing() {
     let (backend, ten) = (bounded(2), policy("ten", 10));
     let peek =
         |first: u32| decide(&backend, Purpose::Peek, &[pair(first, &ten, 1), pair(first + 1, &ten, 1)]);
-    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true));
-    assert_eq!(charge(&backend, 1, &ten, 4), Ok(true));
+    assert_eq!(charge(&backend, 0, &ten, 1), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 1, &ten, 4), Ok(true), "the bound has room");
     for _ in 0..10 {
-        assert!(peek(10).unwrap().is_admitted());
+        assert!(peek(10).unwrap().is_admitted(), "both keys could be evicted");
     }
-    assert_eq!((used(&backend, 0, &ten), used(&backend, 1, &ten)), (1, 4));
-    assert_eq!((backend.keys(), evicted(&backend)), (2, (0, 0)));
+    assert_eq!((used(&backend, 0, &ten), used(&backend, 1, &ten)), (1, 4), "a peek evicts no key");
+    assert_eq!((backend.keys(), evicted(&backend)), (2, (0, 0)), "a peek evicts and stores no key");
     // One key only can be evicted now, and the peek needs the room of two.
-    assert_eq!(charge(&backend, 1, &ten, 1), Ok(true));
-    assert_eq!(peek(10).unwrap_err(), Reason::Full);
+    assert_eq!(charge(&backend, 1, &ten, 1), Ok(true), "key 1 has room");
+    assert_eq!(peek(10).unwrap_err(), Reason::Full, "key 1 uses half of its quota");
 }
 
 #[test]
@@ -243,15 +297,15 @@ fn idle_keys_are_removed_before_any_eviction() {
     let backend = MemoryBackend::with_max_keys(1_000).unwrap().with_clock(&clock);
     let ten = policy("ten", 10);
     for key in 0..1_000 {
-        assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+        assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}: the bound has room");
         clock.advance(WINDOW / 1_000);
     }
     for key in 1_000..5_000 {
         // One key becomes idle before each charge.
-        assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+        assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}: an idle key is replaced");
         clock.advance(WINDOW / 1_000);
     }
-    assert_eq!((backend.keys(), evicted(&backend)), (1_000, (0, 0)));
+    assert_eq!((backend.keys(), evicted(&backend)), (1_000, (0, 0)), "no key is evicted while one is idle");
 }
 
 #[test]
@@ -261,14 +315,18 @@ fn refunded_charge_makes_key_idle_earlier() {
     let (short, long) = (policy("short", 10), Policy::new("long", 10, 10 * WINDOW).unwrap());
     let reserved = Check::new([pair(0, &long, 1)]).unwrap().with_purpose(Purpose::Reserve);
     let receipts = backend.check_now(&reserved).unwrap().unwrap().receipts().to_vec();
-    assert_eq!(charge(&backend, 0, &short, 1), Ok(true));
-    assert_eq!(charge(&backend, 1, &long, 1), Ok(true));
-    assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full));
+    assert_eq!(charge(&backend, 0, &short, 1), Ok(true), "the key is stored");
+    assert_eq!(charge(&backend, 1, &long, 1), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full), "both keys are busy");
     let refund = Refund::of(&reserved, &receipts, &[0]).unwrap();
     backend.refund_now(&refund).unwrap().unwrap();
-    assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full));
+    assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full), "the short window has not passed");
     clock.advance(WINDOW);
-    assert_eq!(charge(&backend, 2, &long, 1), Ok(true));
+    assert_eq!(
+        charge(&backend, 2, &long, 1),
+        Ok(true),
+        "after the refund, key 0 is idle when the short window has passed"
+    );
 }
 
 #[test]
@@ -277,8 +335,8 @@ fn refund_never_reaches_charge_after_eviction() {
         let backend = bounded(1);
         let reserved = Check::new([pair(0, &ten, 3)]).unwrap().with_purpose(Purpose::Reserve);
         let receipts = backend.check_now(&reserved).unwrap().unwrap().receipts().to_vec();
-        assert_eq!(charge(&backend, 1, &ten, 1), Ok(true));
-        assert_eq!(charge(&backend, 0, &ten, 3), Ok(true));
+        assert_eq!(charge(&backend, 1, &ten, 1), Ok(true), "{ten:?}: key 0 is evicted");
+        assert_eq!(charge(&backend, 0, &ten, 3), Ok(true), "{ten:?}: key 1 is evicted");
         backend.refund_now(&Refund::of(&reserved, &receipts, &[0]).unwrap()).unwrap().unwrap();
         assert_eq!((used(&backend, 0, &ten), evicted(&backend)), (3, (2, 4)), "{ten:?}");
     }
@@ -295,10 +353,10 @@ fn reject_rule_evicts_nothing() {
         new().with_clock(&clock).when_full(WhenFull::Evict).when_full(WhenFull::Reject),
     ] {
         for key in 0..10 {
-            assert_eq!(charge(&backend, key, &ten, 1), Ok(true));
+            assert_eq!(charge(&backend, key, &ten, 1), Ok(true), "{key}: the bound has room");
         }
-        assert_eq!(charge(&backend.clone(), 10, &ten, 1), Err(Reason::Full));
-        assert_eq!((backend.keys(), evicted(&backend)), (10, (0, 0)));
+        assert_eq!(charge(&backend.clone(), 10, &ten, 1), Err(Reason::Full), "the rule rejects a new key");
+        assert_eq!((backend.keys(), evicted(&backend)), (10, (0, 0)), "no key is evicted");
     }
 }
 
@@ -312,16 +370,24 @@ fn concurrent_evictions_keep_key_bound() {
             scope.spawn(move || {
                 barrier.wait();
                 for key in 0..5_000 {
-                    assert_eq!(charge(backend, thread * 5_000 + key, ten, 1), Ok(true));
-                    assert!(backend.keys() <= 100);
+                    assert_eq!(
+                        charge(backend, thread * 5_000 + key, ten, 1),
+                        Ok(true),
+                        "{key}: a key below half of its quota is evicted"
+                    );
+                    assert!(backend.keys() <= 100, "the bound holds at every moment");
                 }
             });
         }
     });
-    assert_eq!((backend.keys(), evicted(&backend)), (100, (39_900, 39_900)));
+    assert_eq!(
+        (backend.keys(), evicted(&backend)),
+        (100, (39_900, 39_900)),
+        "every eviction is counted once"
+    );
     // The count of the keys is correct: each of the 100 is stored.
     let stored: u32 = (0..40_000).map(|key| used(&backend, key, &ten)).sum();
-    assert_eq!(stored, 100);
+    assert_eq!(stored, 100, "as many keys as the bound are stored");
 }
 
 proptest! {
@@ -347,10 +413,16 @@ proptest! {
             let lost: Vec<u32> = (0..20).filter(|i| after[*i] != expected[*i]).map(|i| expected[i]).collect();
             let units = u64::from(lost.iter().sum::<u32>());
             prop_assert!(lost.len() <= usize::from(is_charged) && lost.iter().all(|units| units * 2 < quota), "{lost:?}");
-            prop_assert!((0..20).all(|i| after[i] == expected[i] || after[i] == 0));
-            prop_assert!(after[key as usize] == expected[key as usize]);
-            prop_assert_eq!(evicted(&backend), (counted.0 + lost.len() as u64, counted.1 + units));
-            prop_assert!(backend.keys() <= bound);
+            prop_assert!(
+                (0..20).all(|i| after[i] == expected[i] || after[i] == 0),
+                "an eviction takes all usage of a key, and a check changes no other: {after:?} instead of {expected:?}"
+            );
+            prop_assert!(after[key as usize] == expected[key as usize], "no check evicts its own key");
+            prop_assert_eq!(
+                evicted(&backend), (counted.0 + lost.len() as u64, counted.1 + units),
+                "every evicted unit is counted"
+            );
+            prop_assert!(backend.keys() <= bound, "the bound holds");
         }
     }
 }
@@ -361,18 +433,34 @@ fn shadow_pair_evicts_no_key_and_rejects_no_check() {
         for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek] {
             let backend = bounded(2).when_full(rule);
             let (ten, canary) = (policy("ten", 10), policy("canary", 10));
-            assert_eq!(charge(&backend, 1, &ten, 1), Ok(true));
-            assert_eq!(charge(&backend, 2, &ten, 1), Ok(true));
+            assert_eq!(charge(&backend, 1, &ten, 1), Ok(true), "{purpose:?}: the bound has room");
+            assert_eq!(charge(&backend, 2, &ten, 1), Ok(true), "{purpose:?}: the bound has room");
             // The key of the shadow pair is new, and that of the enforcing pair is stored.
             let pairs = [pair(3, &canary, 1).shadow(), pair(1, &ten, 1)];
             let decision = decide(&backend, purpose, &pairs).unwrap();
-            assert!(decision.is_admitted());
-            assert_eq!(decision.statuses().iter().map(|it| it.policy().name()).collect::<Vec<_>>(), ["ten"]);
-            assert_eq!(decision.receipts().len(), if purpose == Purpose::Reserve { 2 } else { 0 });
-            assert_eq!((evicted(&backend), backend.keys()), ((0, 0), 2));
+            assert!(decision.is_admitted(), "{rule:?} {purpose:?}: the enforcing pair is stored");
+            assert_eq!(
+                decision.statuses().iter().map(|it| it.policy().name()).collect::<Vec<_>>(),
+                ["ten"],
+                "{rule:?} {purpose:?}: a shadow pair without room has no status"
+            );
+            assert_eq!(
+                decision.receipts().len(),
+                if purpose == Purpose::Reserve { 2 } else { 0 },
+                "{rule:?} {purpose:?}: only a reservation has receipts"
+            );
+            assert_eq!(
+                (evicted(&backend), backend.keys()),
+                ((0, 0), 2),
+                "{rule:?} {purpose:?}: a shadow pair evicts no key"
+            );
             // A stored key needs no room.
             let both = [pair(1, &canary, 1).shadow(), pair(1, &ten, 1)];
-            assert_eq!(decide(&backend, purpose, &both).unwrap().statuses().len(), 2);
+            assert_eq!(
+                decide(&backend, purpose, &both).unwrap().statuses().len(),
+                2,
+                "{rule:?} {purpose:?}: a stored key needs no room"
+            );
         }
     }
 }
@@ -382,20 +470,30 @@ fn keys_of_shadow_pairs_are_evicted_first() {
     let backend = bounded(2);
     let ten = policy("ten", 10);
     // The shadow pair uses its whole quota, and the enforcing pair less than half of it.
-    assert!(decide(&backend, Purpose::Charge, &[pair(1, &ten, 10).shadow()]).unwrap().is_admitted());
-    assert_eq!(charge(&backend, 2, &ten, 4), Ok(true));
-    assert_eq!(charge(&backend, 3, &ten, 1), Ok(true));
-    assert_eq!((used(&backend, 1, &ten), used(&backend, 2, &ten)), (0, 4));
+    assert!(
+        decide(&backend, Purpose::Charge, &[pair(1, &ten, 10).shadow()]).unwrap().is_admitted(),
+        "the bound has room"
+    );
+    assert_eq!(charge(&backend, 2, &ten, 4), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 3, &ten, 1), Ok(true), "the key of the shadow pair is evicted");
+    assert_eq!(
+        (used(&backend, 1, &ten), used(&backend, 2, &ten)),
+        (0, 4),
+        "the enforcing pair keeps its usage"
+    );
 }
 
 #[test]
 fn shadow_charge_keeps_enforced_usage_from_eviction() {
     let backend = bounded(2);
     let ten = policy("ten", 10);
-    assert_eq!(charge(&backend, 1, &ten, 9), Ok(true));
+    assert_eq!(charge(&backend, 1, &ten, 9), Ok(true), "the bound has room");
     // The client sends one request for which the same policy is in shadow mode, and then invents keys.
-    assert!(decide(&backend, Purpose::Charge, &[pair(1, &ten, 1).shadow()]).unwrap().is_admitted());
-    assert_eq!(charge(&backend, 2, &ten, 9), Ok(true));
-    assert_eq!(charge(&backend, 3, &ten, 1), Err(Reason::Full));
-    assert_eq!((used(&backend, 1, &ten), evicted(&backend)), (10, (0, 0)));
+    assert!(
+        decide(&backend, Purpose::Charge, &[pair(1, &ten, 1).shadow()]).unwrap().is_admitted(),
+        "a shadow pair of a stored key needs no room"
+    );
+    assert_eq!(charge(&backend, 2, &ten, 9), Ok(true), "the bound has room");
+    assert_eq!(charge(&backend, 3, &ten, 1), Err(Reason::Full), "both keys are above half of their quota");
+    assert_eq!((used(&backend, 1, &ten), evicted(&backend)), (10, (0, 0)), "the enforced usage is kept");
 }

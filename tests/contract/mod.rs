@@ -36,7 +36,7 @@ fn run_histories(cases: u32, run: impl Fn(History) -> Result<(), TestCaseError>)
     if let Err(error) = outcome {
         panic!("{error}");
     }
-    assert!(runs.get() >= cases);
+    assert!(runs.get() >= cases, "all cases run");
 }
 
 /// Checks the invariants on generated histories. `backend` creates a backend with the clock of a history.

@@ -31,6 +31,7 @@ impl<B, E> Policy<Request<String>, Response<B>, E> for HonourRetryAfter {
             result.as_ref().ok().filter(|response| response.status() == StatusCode::TOO_MANY_REQUESTS)?;
         let wait = Duration::from_secs(response.headers().get(RETRY_AFTER)?.to_str().ok()?.parse().ok()?);
         self.0.lock().unwrap().push(wait);
+        // The client waits as it was told.
         Some(Box::pin(tokio::time::sleep(wait)))
     }
 

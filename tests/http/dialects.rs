@@ -314,6 +314,7 @@ impl retry::Policy<(), Answer, Infallible> for HonourRetryAfter {
         let seconds = answer.header("retry-after").filter(|_| answer.status == 429)?.parse().ok()?;
         self.waits += 1;
         assert!(self.waits <= 1, "a second wait: {answer:?}");
+        // The client waits as it was told.
         Some(tokio::time::sleep(Duration::from_secs(seconds)))
     }
 

@@ -116,6 +116,7 @@ async fn call_with_pushback(address: SocketAddr) -> Vec<Duration> {
         assert_eq!(status.code(), Code::ResourceExhausted);
         let pushback: u64 = text(status.metadata(), "grpc-retry-pushback-ms").unwrap().parse().unwrap();
         waits.push(Duration::from_millis(pushback));
+        // The client waits as it was told.
         tokio::time::sleep(Duration::from_millis(pushback)).await;
     }
     waits

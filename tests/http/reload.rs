@@ -62,6 +62,7 @@ async fn no_request_fails_while_table_is_replaced() {
     for change in 1..=100 {
         load(&table, &file(1_000_000 + change)).unwrap();
         load(&table, &file(0)).unwrap_err();
+        // The clients send requests between two changes.
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     is_over.store(true, Ordering::Relaxed);

@@ -42,19 +42,19 @@ async fn check(limiter: &Limiter) -> Result<bool, (Reason, bool)> {
 async fn breaker_opens_after_failures_and_closes_after_probe() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Admit]);
     for _ in 0..3 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     let opened = Instant::now();
     while opened.elapsed() < SECOND {
         let start = Instant::now();
-        assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
-        assert_eq!(start.elapsed(), Duration::ZERO);
+        assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "the open breaker rejects");
+        assert_eq!(start.elapsed(), Duration::ZERO, "a rejected check does not wait");
         advance(TICK).await;
     }
-    assert_eq!(backend.checks().len(), 3);
-    assert_eq!(check(&limiter).await, Ok(true));
-    assert_eq!(check(&limiter).await, Ok(true));
-    assert_eq!(backend.checks().len(), 5);
+    assert_eq!(backend.checks().len(), 3, "an open breaker asks the store for nothing");
+    assert_eq!(check(&limiter).await, Ok(true), "the probe is admitted");
+    assert_eq!(check(&limiter).await, Ok(true), "the breaker is closed after the probe");
+    assert_eq!(backend.checks().len(), 5, "the probe and the next check are sent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,53 +62,61 @@ async fn answer_resets_failure_count() {
     let wait = FakeAnswer::Deny(Wait::For(SECOND));
     let (backend, limiter) = script([DOWN, DOWN, wait, DOWN, DOWN, Admit, DOWN, DOWN, DOWN]);
     for expected in [FAILED, FAILED, Ok(false), FAILED, FAILED, Ok(true)] {
-        assert_eq!(check(&limiter).await, expected);
+        assert_eq!(check(&limiter).await, expected, "an answer between failures keeps the breaker closed");
         advance(SECOND).await;
     }
     for expected in [FAILED, FAILED, FAILED, REJECTED_BY_BREAKER] {
-        assert_eq!(check(&limiter).await, expected);
+        assert_eq!(check(&limiter).await, expected, "three failures in succession open the breaker");
     }
-    assert_eq!(backend.checks().len(), 9);
+    assert_eq!(backend.checks().len(), 9, "all checks but the rejected one are sent");
 }
 
 #[tokio::test(start_paused = true)]
 async fn recent_answer_keeps_breaker_closed() {
     let (backend, limiter) = script([Admit, DOWN]);
-    assert_eq!(check(&limiter).await, Ok(true));
+    assert_eq!(check(&limiter).await, Ok(true), "the store answers first");
     for _ in 0..99 {
         advance(TICK).await;
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the breaker stays closed after a recent answer");
     }
     advance(TICK).await;
     // The last success is 100 ms ago, which is the deadline.
-    assert_eq!(check(&limiter).await, FAILED);
-    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
-    assert_eq!(backend.checks().len(), 101);
+    assert_eq!(check(&limiter).await, FAILED, "the failure that opens the breaker");
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "the last answer is a deadline old");
+    assert_eq!(backend.checks().len(), 101, "all checks but the rejected one are sent");
 }
 
 #[tokio::test(start_paused = true)]
 async fn failed_probe_reopens_breaker_with_its_own_reason() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Unavailable(Reason::Busy), Admit]);
     for _ in 0..3 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     advance(SECOND).await;
-    assert_eq!(check(&limiter).await, Err((Reason::Busy, true)));
+    assert_eq!(check(&limiter).await, Err((Reason::Busy, true)), "the probe fails for its own reason");
     for _ in 0..2 {
-        assert_eq!(check(&limiter).await, Err((Reason::Busy, false)));
+        assert_eq!(
+            check(&limiter).await,
+            Err((Reason::Busy, false)),
+            "the reason is that of the failed probe"
+        );
         advance(SECOND / 2 - TICK).await;
     }
-    assert_eq!(check(&limiter).await, Err((Reason::Busy, false)));
+    assert_eq!(
+        check(&limiter).await,
+        Err((Reason::Busy, false)),
+        "the breaker is open for a whole second again"
+    );
     advance(2 * TICK).await;
-    assert_eq!(check(&limiter).await, Ok(true));
-    assert_eq!(backend.checks().len(), 5);
+    assert_eq!(check(&limiter).await, Ok(true), "the second probe is admitted");
+    assert_eq!(backend.checks().len(), 5, "three failures and two probes are sent");
 }
 
 #[tokio::test(start_paused = true)]
 async fn half_open_breaker_sends_exactly_one_probe() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Admit]);
     for _ in 0..3 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     advance(SECOND).await;
     let start = Instant::now();
@@ -125,34 +133,45 @@ async fn half_open_breaker_sends_exactly_one_probe() {
                 probes += 1;
                 assert!((SECOND / 10..=SECOND / 10 + TICK).contains(&waited), "{waited:?}");
             }
-            (outcome, waited) => assert_eq!((outcome, waited), (REJECTED_BY_BREAKER, Duration::ZERO)),
+            (outcome, waited) => assert_eq!(
+                (outcome, waited),
+                (REJECTED_BY_BREAKER, Duration::ZERO),
+                "during the probe, all other checks are rejected at once"
+            ),
         }
     }
-    assert_eq!((probes, backend.checks().len()), (1, 4));
+    assert_eq!((probes, backend.checks().len()), (1, 4), "one probe is sent");
     // The probe has failed, so the breaker is open again.
-    assert_eq!(check(&limiter).await, Err((Reason::Timeout, false)));
+    assert_eq!(
+        check(&limiter).await,
+        Err((Reason::Timeout, false)),
+        "the failed probe opens the breaker again"
+    );
     advance(SECOND).await;
-    assert_eq!(check(&limiter).await, Ok(true));
+    assert_eq!(check(&limiter).await, Ok(true), "the next probe is admitted");
 }
 
 #[tokio::test(start_paused = true)]
 async fn cancelled_probe_passes_to_next_check() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Hang, Hang, Admit]);
     for _ in 0..3 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     advance(SECOND).await;
     for _ in 0..2 {
-        assert!(timeout(SECOND / 20, check(&limiter)).await.is_err());
+        assert!(
+            timeout(SECOND / 20, check(&limiter)).await.is_err(),
+            "the probe hangs until the client leaves"
+        );
     }
     // The next check is the probe. During the probe the breaker rejects all other checks.
     let probe = tokio::spawn(limiter.check(alice(), 1));
     sleep(TICK).await;
-    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "during the probe, the breaker rejects");
     probe.abort();
-    assert!(probe.await.unwrap_err().is_cancelled());
-    assert_eq!(check(&limiter).await, Ok(true));
-    assert_eq!(backend.checks().len(), 7);
+    assert!(probe.await.unwrap_err().is_cancelled(), "the probe was cancelled");
+    assert_eq!(check(&limiter).await, Ok(true), "the next check is the probe");
+    assert_eq!(backend.checks().len(), 7, "every cancelled probe was sent");
 }
 
 /// The runtime of the probe does not run.
@@ -160,24 +179,28 @@ async fn cancelled_probe_passes_to_next_check() {
 async fn stuck_probe_is_replaced_after_its_deadline() {
     let (backend, limiter) = script([DOWN, DOWN, DOWN, Hang, Admit, DOWN]);
     for _ in 0..3 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     advance(SECOND).await;
     let mut stuck = pin!(check(&limiter));
     // The fake backend answers at the second poll.
     for _ in 0..2 {
-        assert!(stuck.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(stuck.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "the probe hangs");
     }
     for _ in 0..9 {
         advance(SECOND / 100).await;
-        assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
+        assert_eq!(
+            check(&limiter).await,
+            REJECTED_BY_BREAKER,
+            "until its deadline, the probe is the only one"
+        );
     }
     advance(SECOND / 10).await;
-    assert_eq!(check(&limiter).await, Ok(true));
+    assert_eq!(check(&limiter).await, Ok(true), "the next check replaces the probe");
     // The end of the old probe does not open the breaker again.
     assert_eq!(stuck.await, Err((Reason::Overloaded, true)), "it is noticed late");
-    assert_eq!(check(&limiter).await, FAILED);
-    assert_eq!(backend.checks().len(), 6);
+    assert_eq!(check(&limiter).await, FAILED, "the breaker is closed, so the store is asked");
+    assert_eq!(backend.checks().len(), 6, "three failures, two probes and a check are sent");
 }
 
 /// A backend may have several servers, of which one fails.
@@ -202,12 +225,20 @@ async fn backend_may_protect_its_servers_itself() {
     let limiter = builder.build().unwrap();
     let given = given.lock().unwrap().clone();
     let protection = given.first().unwrap();
-    assert_eq!((given.len(), protection.breaker), (1, Some(THREE_FAILURES)));
-    assert_eq!((protection.max_in_flight, protection.deadline), (2, SECOND));
+    assert_eq!(
+        (given.len(), protection.breaker),
+        (1, Some(THREE_FAILURES)),
+        "the backend gets the settings of the breaker once"
+    );
+    assert_eq!(
+        (protection.max_in_flight, protection.deadline),
+        (2, SECOND),
+        "the backend gets the limit and the deadline"
+    );
     // The limiter has no breaker and sheds no load.
     let checks = (0..20).map(|_| limiter.check(alice(), 1));
     for outcome in tokio::task::JoinSet::from_iter(checks).join_all().await {
-        assert_eq!(crate::outage::outcome(outcome), FAILED);
+        assert_eq!(crate::outage::outcome(outcome), FAILED, "the backend is asked every time");
     }
 }
 
@@ -215,25 +246,28 @@ async fn backend_may_protect_its_servers_itself() {
 async fn dropped_check_does_not_change_failure_count() {
     let (backend, limiter) = script([DOWN, DOWN, Hang, Hang, Hang, DOWN]);
     for _ in 0..2 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     for _ in 0..3 {
-        assert!(timeout(SECOND / 20, check(&limiter)).await.is_err());
+        assert!(
+            timeout(SECOND / 20, check(&limiter)).await.is_err(),
+            "the store hangs until the client leaves"
+        );
     }
-    assert_eq!(check(&limiter).await, FAILED);
-    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
-    assert_eq!(backend.checks().len(), 6);
+    assert_eq!(check(&limiter).await, FAILED, "the third failure");
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "dropped checks reset no failure count");
+    assert_eq!(backend.checks().len(), 6, "all checks but the rejected one are sent");
 }
 
 #[tokio::test(start_paused = true)]
 async fn unpolled_check_takes_no_probe() {
     let (_backend, limiter) = script([DOWN, DOWN, DOWN, Admit]);
     for _ in 0..3 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     advance(SECOND).await;
     let idle = limiter.check(alice(), 1);
-    assert_eq!(check(&limiter).await, Ok(true));
+    assert_eq!(check(&limiter).await, Ok(true), "the check that is polled is the probe");
     drop(idle);
 }
 
@@ -248,12 +282,16 @@ async fn timeouts_open_breaker_after_one_deadline() {
         })
         .collect();
     for one in many {
-        assert_eq!(one.await.unwrap(), Err((Reason::Timeout, true)));
+        assert_eq!(one.await.unwrap(), Err((Reason::Timeout, true)), "the store hangs");
     }
     assert!(start.elapsed() <= SECOND / 10 + TICK, "{:?}", start.elapsed());
     let opened = Instant::now();
-    assert_eq!(check(&limiter).await, Err((Reason::Timeout, false)));
-    assert_eq!((opened.elapsed(), backend.checks().len()), (Duration::ZERO, 20));
+    assert_eq!(check(&limiter).await, Err((Reason::Timeout, false)), "the breaker is open");
+    assert_eq!(
+        (opened.elapsed(), backend.checks().len()),
+        (Duration::ZERO, 20),
+        "the open breaker rejects at once"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -273,7 +311,7 @@ async fn deadline_that_crowd_notices_late_is_no_failure() {
         for check in crowd {
             assert_eq!(check.await, error, "noticed after {time:?}");
         }
-        assert_eq!(backend.checks().len(), 100);
+        assert_eq!(backend.checks().len(), 100, "every check is sent");
         check(&limiter).await
     };
     let busy = late(SECOND / 10 + SECOND / 100, Err((Reason::Overloaded, true))).await;
@@ -324,7 +362,7 @@ async fn check_dropped_after_deadline_is_no_failure() {
         drop(left);
     }
     assert_eq!(check(&limiter).await, Ok(true), "the breaker is closed");
-    assert_eq!(backend.checks().len(), 5);
+    assert_eq!(backend.checks().len(), 5, "every check is sent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -332,10 +370,14 @@ async fn only_store_failures_open_breaker() {
     for &reason in Reason::ALL {
         let (backend, limiter) = script([Unavailable(reason)]);
         for _ in 0..10 {
-            assert_eq!(check(&limiter).await.unwrap_err().0, reason);
+            assert_eq!(check(&limiter).await.unwrap_err().0, reason, "the error has the reason of the store");
         }
         let sent = if reason.is_outage() { 3 } else { 10 };
-        assert_eq!(reason.is_outage(), !OF_ONE_CHECK.contains(&reason) && reason != Reason::Overloaded);
+        assert_eq!(
+            reason.is_outage(),
+            !OF_ONE_CHECK.contains(&reason) && reason != Reason::Overloaded,
+            "{reason:?}: an error of one check or an overload is no outage"
+        );
         assert_eq!(backend.checks().len(), sent, "{reason:?}");
     }
 }
@@ -347,17 +389,21 @@ async fn error_of_one_check_counts_as_answer() {
             script([DOWN, DOWN, Unavailable(reason), DOWN, DOWN, DOWN, Unavailable(reason)]);
         let error = Err((reason, true));
         for expected in [FAILED, FAILED, error] {
-            assert_eq!(check(&limiter).await, expected);
+            assert_eq!(check(&limiter).await, expected, "{reason:?}: the store is asked");
         }
         advance(SECOND).await;
         for expected in [FAILED, FAILED, FAILED, REJECTED_BY_BREAKER] {
-            assert_eq!(check(&limiter).await, expected);
+            assert_eq!(check(&limiter).await, expected, "{reason:?}: the answer has reset the failure count");
         }
         advance(SECOND).await;
         for _ in 0..2 {
-            assert_eq!(check(&limiter).await, error);
+            assert_eq!(
+                check(&limiter).await,
+                error,
+                "{reason:?}: the probe is an answer, so the breaker is closed"
+            );
         }
-        assert_eq!(backend.checks().len(), 8);
+        assert_eq!(backend.checks().len(), 8, "{reason:?}: all checks but the rejected one are sent");
     }
 }
 
@@ -382,13 +428,17 @@ async fn hanging_key_does_not_open_breaker_for_other_keys() {
                 .map(|_| tokio::spawn(mallory.check(PartitionKey::new("user", "mallory"), 1)))
                 .collect();
             for one in many {
-                assert_eq!(outcome(one.await.unwrap()), Err((Reason::Overloaded, true)));
+                assert_eq!(
+                    outcome(one.await.unwrap()),
+                    Err((Reason::Overloaded, true)),
+                    "the store answers the other keys"
+                );
             }
         }
     });
     let mut others = 0;
     while !attack.is_finished() {
-        assert_eq!(check(&limiter).await, Ok(true));
+        assert_eq!(check(&limiter).await, Ok(true), "the hanging key affects no other");
         others += 1;
         sleep(10 * TICK).await;
     }
@@ -417,20 +467,24 @@ async fn check_sent_before_opening_does_not_change_open_breaker() {
     let slow: Vec<_> = [2, 3].into_iter().map(|cost| tokio::spawn(limiter.check(alice(), cost))).collect();
     yield_now().await;
     for expected in [FAILED, FAILED, FAILED, REJECTED_BY_BREAKER] {
-        assert_eq!(check(&limiter).await, expected);
+        assert_eq!(check(&limiter).await, expected, "the store is asked until the breaker opens");
     }
     let opened = Instant::now();
     let mut outcomes = Vec::new();
     for one in slow {
         outcomes.push(outcome(one.await.unwrap()));
     }
-    assert_eq!(outcomes, [Ok(true), FAILED]);
+    assert_eq!(outcomes, [Ok(true), FAILED], "the earlier checks keep their outcomes");
     // The success has not closed the breaker, and the failure has not extended its open time.
-    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "an earlier success closes no breaker");
     advance(SECOND - opened.elapsed() - TICK).await;
-    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER);
+    assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "the breaker is open for a whole second");
     advance(TICK).await;
-    assert_eq!(outcome(limiter.check(alice(), 2).await), Ok(true));
+    assert_eq!(
+        outcome(limiter.check(alice(), 2).await),
+        Ok(true),
+        "an earlier failure does not extend the open time"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -438,11 +492,11 @@ async fn only_limiter_clones_share_breaker() {
     let backend = FakeBackend::scripted([DOWN]);
     let limiter = deferred(&backend).breaker(THREE_FAILURES).build().unwrap();
     for _ in 0..3 {
-        assert_eq!(check(&limiter.clone()).await, FAILED);
+        assert_eq!(check(&limiter.clone()).await, FAILED, "the store is asked until the breaker opens");
     }
-    assert_eq!(check(&limiter.clone()).await, REJECTED_BY_BREAKER);
+    assert_eq!(check(&limiter.clone()).await, REJECTED_BY_BREAKER, "a clone shares the breaker");
     let other = deferred(&backend).breaker(THREE_FAILURES).build().unwrap();
-    assert_eq!(check(&other).await, FAILED);
+    assert_eq!(check(&other).await, FAILED, "another limiter has its own breaker");
 }
 
 #[tokio::test(start_paused = true)]
@@ -450,15 +504,19 @@ async fn limiter_has_breaker_unless_disabled() {
     let backend = FakeBackend::unavailable(Reason::Connection);
     let limiter = deferred(&backend).breaker(None).build().unwrap();
     for _ in 0..100 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "without a breaker, every check is sent");
     }
-    assert_eq!(backend.checks().len(), 100);
+    assert_eq!(backend.checks().len(), 100, "without a breaker, every check is sent");
     let backend = FakeBackend::unavailable(Reason::Connection);
     let limiter = deferred(&backend).build().unwrap();
     for _ in 0..100 {
-        assert_eq!(check(&limiter).await.unwrap_err().0, Reason::Connection);
+        assert_eq!(
+            check(&limiter).await.unwrap_err().0,
+            Reason::Connection,
+            "the reason is that of the store"
+        );
     }
-    assert_eq!(backend.checks().len(), 5);
+    assert_eq!(backend.checks().len(), 5, "by default, five failures open the breaker");
 }
 
 #[tokio::test(start_paused = true)]
@@ -466,9 +524,9 @@ async fn immediate_backend_bypasses_breaker() {
     let backend = FakeBackend::unavailable(Reason::Connection);
     let limiter = on(backend.clone()).breaker(THREE_FAILURES).build().unwrap();
     for _ in 0..10 {
-        assert_eq!(check(&limiter).await, FAILED);
+        assert_eq!(check(&limiter).await, FAILED, "the backend is asked every time");
     }
-    assert_eq!(backend.checks().len(), 10);
+    assert_eq!(backend.checks().len(), 10, "every check is sent");
 }
 
 #[tokio::test(start_paused = true)]
@@ -476,16 +534,38 @@ async fn only_resets_and_settlements_bypass_open_breaker() {
     let (backend, limiter) = script([Admit, DOWN]);
     let reservation = limiter.reserve(alice(), 5).await.unwrap();
     advance(SECOND).await;
-    assert_eq!(outcome(limiter.peek(alice(), 1).await), FAILED);
-    assert_eq!(limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().reason(), Reason::Connection);
-    assert_eq!(check(&limiter).await, FAILED);
-    assert_eq!(outcome(limiter.peek(alice(), 1).await), REJECTED_BY_BREAKER);
-    assert!(!limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().was_asked());
+    assert_eq!(outcome(limiter.peek(alice(), 1).await), FAILED, "a failed peek counts");
+    assert_eq!(
+        limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().reason(),
+        Reason::Connection,
+        "a failed reservation counts"
+    );
+    assert_eq!(check(&limiter).await, FAILED, "a failed check counts");
+    assert_eq!(
+        outcome(limiter.peek(alice(), 1).await),
+        REJECTED_BY_BREAKER,
+        "the open breaker rejects a peek"
+    );
+    assert!(
+        !limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().was_asked(),
+        "the open breaker rejects a reservation"
+    );
     limiter.reset(alice()).await.unwrap();
-    assert!(matches!(reservation.settle(1).await, tower_sliding_window::settle::Settled::Done { .. }));
+    assert!(
+        matches!(reservation.settle(1).await, tower_sliding_window::settle::Settled::Done { .. }),
+        "a settlement bypasses the open breaker"
+    );
     let purposes: Vec<_> = backend.checks().iter().map(|check| check.purpose).collect();
-    assert_eq!(purposes, [Purpose::Reserve, Purpose::Peek, Purpose::Reserve, Purpose::Charge]);
-    assert_eq!((backend.resets().len(), backend.refunds().len()), (1, 1));
+    assert_eq!(
+        purposes,
+        [Purpose::Reserve, Purpose::Peek, Purpose::Reserve, Purpose::Charge],
+        "no rejected check is sent"
+    );
+    assert_eq!(
+        (backend.resets().len(), backend.refunds().len()),
+        (1, 1),
+        "the reset and the settlement are sent"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -497,7 +577,11 @@ async fn open_breaker_error_names_breaker_and_source() {
         "no rate limit decision: the store cannot be reached",
         "no rate limit decision: the store cannot be reached (circuit breaker is open)",
     ] {
-        assert_eq!(limiter.check(alice(), 1).await.unwrap_err().to_string(), text);
+        assert_eq!(
+            limiter.check(alice(), 1).await.unwrap_err().to_string(),
+            text,
+            "the text names the open breaker"
+        );
     }
     /// A backend that returns an error with a source.
     struct FailsWithSource;
@@ -509,6 +593,6 @@ async fn open_breaker_error_names_breaker_and_source() {
     let limiter = on(FailsWithSource).breaker(THREE_FAILURES).build().unwrap();
     for _ in 0..5 {
         let error = limiter.check(alice(), 1).await.unwrap_err();
-        assert_eq!(error.source().unwrap().to_string(), "the cable");
+        assert_eq!(error.source().unwrap().to_string(), "the cable", "the error keeps its source");
     }
 }

@@ -18,25 +18,29 @@ fn build_rejects_settings_out_of_range() {
             builder().breaker(breaker).build().unwrap_err().to_string(),
             format!(
                 "circuit breaker: failures {failures}: it must be 1 to 1000000; `.breaker(None)` disables the breaker"
-            )
+            ),
+            "the error states the value and what is allowed"
         );
     }
     for open_for in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601), Duration::MAX] {
         let breaker = Breaker { open_for, ..Breaker::default() };
         assert_eq!(
             builder().breaker(breaker).build().unwrap_err().to_string(),
-            format!("circuit breaker: open_for {open_for:?}: it must be 1 ms to 1 h")
+            format!("circuit breaker: open_for {open_for:?}: it must be 1 ms to 1 h"),
+            "the error states the value and what is allowed"
         );
     }
     for checks in [0, (1 << 20) + 1] {
         assert_eq!(
             builder().max_in_flight(checks).build().unwrap_err().to_string(),
-            format!("max_in_flight {checks}: it must be 1 to 1048576")
+            format!("max_in_flight {checks}: it must be 1 to 1048576"),
+            "the error states the value and what is allowed"
         );
     }
     assert_eq!(
         Share::among(0).unwrap_err().to_string(),
-        "share among 0 processes: it must be 1 to 4294967295"
+        "share among 0 processes: it must be 1 to 4294967295",
+        "the error states the value and what is allowed"
     );
 }
 
@@ -51,7 +55,11 @@ fn build_accepts_ends_of_every_range() {
     }
     builder().max_in_flight(1).breaker(None).build().unwrap();
     builder().max_in_flight(1 << 20).build().unwrap();
-    assert_eq!(Share::among(u32::MAX).unwrap().processes(), u32::MAX);
-    assert_eq!(Share::whole().processes(), 1);
-    assert_eq!(Breaker::default(), Breaker { failures: 5, open_for: Duration::from_millis(250) });
+    assert_eq!(Share::among(u32::MAX).unwrap().processes(), u32::MAX, "the number of processes is kept");
+    assert_eq!(Share::whole().processes(), 1, "a whole share is that of one process");
+    assert_eq!(
+        Breaker::default(),
+        Breaker { failures: 5, open_for: Duration::from_millis(250) },
+        "the documented defaults"
+    );
 }

@@ -46,19 +46,19 @@ async fn failed_probes_cause_no_event() {
     let (events, _guard) = Events::collect();
     let limiter = script([vec![DOWN; 9], vec![Admit]].concat());
     check(&limiter, 2).await;
-    assert_eq!(summary(&events), [""; 0]);
+    assert_eq!(summary(&events), [""; 0], "two failures are no outage");
     check(&limiter, 20).await;
-    assert_eq!(summary(&events), [OPENED]);
+    assert_eq!(summary(&events), [OPENED], "one event when the breaker opens");
     for _ in 0..6 {
         advance(SECOND).await;
         check(&limiter, 3).await;
     }
-    assert_eq!(summary(&events), [""; 0]);
+    assert_eq!(summary(&events), [""; 0], "failed probes cause no event");
     advance(SECOND).await;
     check(&limiter, 3).await;
     let closed = events.text();
     assert!(closed.contains("open_for=7") && closed.contains("namespace tsw"), "{closed}");
-    assert_eq!(summary(&events), [CLOSED]);
+    assert_eq!(summary(&events), [CLOSED], "one event when the breaker closes");
 }
 
 /// A store that accepts no writes still denies, so a denial is no sign that it works again.
@@ -85,10 +85,13 @@ async fn denied_probe_ends_no_outage_of_writes() {
         check(&limiter, 3).await;
         assert_eq!(warnings(), [OPENED], "{reason:?}");
         advance(SECOND).await;
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{reason:?}: the probe is denied");
         // The next checks are probes. The second one fails, and the breaker is open again.
         check(&limiter, 2).await;
-        assert!(!limiter.check(alice(), 1).await.unwrap_err().was_asked());
+        assert!(
+            !limiter.check(alice(), 1).await.unwrap_err().was_asked(),
+            "{reason:?}: the failed probe opens the breaker again"
+        );
         advance(SECOND).await;
         check(&limiter, 2).await;
         assert_eq!(warnings(), [""; 0], "{reason:?}");
@@ -100,7 +103,7 @@ async fn denied_probe_ends_no_outage_of_writes() {
     check(&limiter, 3).await;
     advance(SECOND).await;
     check(&limiter, 1).await;
-    assert_eq!(summary(&events)[..2], [OPENED, CLOSED]);
+    assert_eq!(summary(&events)[..2], [OPENED, CLOSED], "a denial ends an outage of the connection");
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,12 +117,12 @@ async fn flapping_breaker_causes_few_events() {
         // The failures open the breaker only if the last answer is one deadline old.
         advance(SECOND / 5).await;
     }
-    assert_eq!(summary(&events), [[OPENED, CLOSED]; 5].concat());
+    assert_eq!(summary(&events), [[OPENED, CLOSED]; 5].concat(), "at most ten events in a minute");
     advance(MINUTE).await;
     check(&limiter, 3).await;
     let text = events.text();
     assert!(text.contains("unlogged=15"), "{text}");
-    assert_eq!(summary(&events), [OPENED]);
+    assert_eq!(summary(&events), [OPENED], "after a minute, an event is logged again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -142,10 +145,10 @@ async fn rare_failures_without_permission_cause_an_event() {
     let (events, _guard) = Events::collect();
     let limiter = script([FORBIDDEN; 9]);
     check(&limiter, 1).await;
-    assert_eq!(summary(&events), [""; 0]);
+    assert_eq!(summary(&events), [""; 0], "one failure causes no event");
     advance(SECOND).await;
     check(&limiter, 1).await;
-    assert_eq!(summary(&events), [FAILED]);
+    assert_eq!(summary(&events), [FAILED], "the second failure causes an event");
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,10 +156,10 @@ async fn failures_without_breaker_cause_one_event_per_minute() {
     let (events, _guard) = Events::collect();
     let limiter = deferred(&FakeBackend::unavailable(Reason::Busy)).breaker(None).build().unwrap();
     check(&limiter, 9).await;
-    assert_eq!(summary(&events), [FAILED]);
+    assert_eq!(summary(&events), [FAILED], "one event for many failures");
     advance(MINUTE).await;
     check(&limiter, 9).await;
-    assert_eq!(summary(&events), [FAILED]);
+    assert_eq!(summary(&events), [FAILED], "after a minute, an event is logged again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -169,7 +172,7 @@ async fn overload_causes_one_event_per_minute() {
         check(&limiter, 5).await;
         let text = events.text();
         assert!(text.contains("max_in_flight=2"), "{text}");
-        assert_eq!(summary(&events), ["WARN overloaded"]);
+        assert_eq!(summary(&events), ["WARN overloaded"], "one event for many rejected checks");
         for one in two {
             one.abort();
         }
@@ -191,13 +194,13 @@ async fn full_memory_causes_one_event_per_minute() {
         for i in 0..9 {
             let _ = full.check(user(i), 1).await;
         }
-        assert_eq!(summary(&events), ["WARN a storage bound is reached"]);
+        assert_eq!(summary(&events), ["WARN a storage bound is reached"], "one event for many rejected keys");
         advance(MINUTE).await;
         for i in 1..9 {
             local.admit(user(i), 1).await.unwrap_err();
         }
         let local = ["WARN a storage bound is reached", "WARN the memory of the local fallback is full"];
-        assert_eq!(summary(&events), local);
+        assert_eq!(summary(&events), local, "one event of each memory");
     }
 }
 
@@ -214,11 +217,11 @@ async fn denial_is_a_debug_event_and_peek_is_none() {
         assert!(first.contains(part), "{part}: {first}");
     }
     assert!(second.contains("wait=never"), "{second}");
-    assert!(!format!("{first}{second}").contains("alice"));
+    assert!(!format!("{first}{second}").contains("alice"), "an event hides the partition key");
 
     let denying = deferred(&FakeBackend::denying(SECOND)).build().unwrap();
     let _ = denying.peek(alice(), 1).await.unwrap();
-    assert_eq!(events.text(), "");
+    assert_eq!(events.text(), "", "a denied peek causes no event");
     let _ = denying.check(alice(), 1).await.unwrap();
-    assert_eq!(events.take().len(), 1);
+    assert_eq!(events.take().len(), 1, "a denied check causes an event");
 }

@@ -55,33 +55,52 @@ async fn limiter_sheds_checks_above_bound_at_once() {
         for one in many {
             match one.await.unwrap() {
                 (Ok(true), _) => admitted += 1,
-                other => assert_eq!(other, (OVERLOADED, Duration::ZERO)),
+                other => assert_eq!(
+                    other,
+                    (OVERLOADED, Duration::ZERO),
+                    "a check above the bound is rejected at once"
+                ),
             }
         }
-        assert_eq!(admitted, 7);
+        assert_eq!(admitted, 7, "as many checks as the bound are sent");
     }
-    assert_eq!(backend.0.1.load(SeqCst), 7);
+    assert_eq!(backend.0.1.load(SeqCst), 7, "no more checks than the bound are in flight");
 }
 
 #[tokio::test(start_paused = true)]
 async fn dropped_or_timed_out_check_frees_its_permit() {
     let backend = FakeBackend::hanging();
     let limiter = deferred(&backend).max_in_flight(1).breaker(None).build().unwrap();
-    assert!(timeout(SECOND / 20, limiter.check(alice(), 1)).await.is_err());
+    assert!(
+        timeout(SECOND / 20, limiter.check(alice(), 1)).await.is_err(),
+        "the store hangs until the client leaves"
+    );
     let waiting = tokio::spawn(limiter.check(alice(), 1));
     yield_now().await;
-    assert_eq!(outcome(limiter.check(alice(), 1).await), OVERLOADED);
-    assert_eq!(outcome(waiting.await.unwrap()), Err((Reason::Timeout, true)));
-    assert_eq!(outcome(limiter.check(alice(), 1).await), Err((Reason::Timeout, true)));
-    assert_eq!(backend.checks().len(), 3);
+    assert_eq!(
+        outcome(limiter.check(alice(), 1).await),
+        OVERLOADED,
+        "the waiting check holds the only permit"
+    );
+    assert_eq!(
+        outcome(waiting.await.unwrap()),
+        Err((Reason::Timeout, true)),
+        "the dropped check has freed its permit"
+    );
+    assert_eq!(
+        outcome(limiter.check(alice(), 1).await),
+        Err((Reason::Timeout, true)),
+        "the timed-out check has freed its permit"
+    );
+    assert_eq!(backend.checks().len(), 3, "the rejected check is not sent");
 }
 
 #[tokio::test(start_paused = true)]
 async fn unpolled_check_takes_no_permit() {
     let limiter = on(Slow::default()).max_in_flight(1).build().unwrap();
     let idle = limiter.check(alice(), 1);
-    assert_eq!(outcome(limiter.check(alice(), 1).await), Ok(true));
-    assert_eq!(outcome(idle.await), Ok(true));
+    assert_eq!(outcome(limiter.check(alice(), 1).await), Ok(true), "the unpolled check holds no permit");
+    assert_eq!(outcome(idle.await), Ok(true), "the permit is free again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -91,9 +110,13 @@ async fn load_shedding_does_not_open_breaker() {
         let waiting = tokio::spawn(limiter.check(alice(), 1));
         yield_now().await;
         for _ in 0..20 {
-            assert_eq!(outcome(limiter.check(alice(), 1).await), OVERLOADED);
+            assert_eq!(
+                outcome(limiter.check(alice(), 1).await),
+                OVERLOADED,
+                "the waiting check holds the only permit"
+            );
         }
-        assert_eq!(outcome(waiting.await.unwrap()), Ok(true));
+        assert_eq!(outcome(waiting.await.unwrap()), Ok(true), "the breaker is closed");
     }
 }
 
@@ -105,10 +128,15 @@ async fn limiter_clones_share_default_bound() {
         .collect();
     // Waits until all checks have started.
     tokio::time::sleep(TICK).await;
-    assert_eq!((waiting.len(), outcome(limiter.check(alice(), 1).await)), (4_096, OVERLOADED));
+    assert_eq!(
+        (waiting.len(), outcome(limiter.check(alice(), 1).await)),
+        (4_096, OVERLOADED),
+        "all clones share the default bound"
+    );
     assert_eq!(
         limiter.check(alice(), 1).await.unwrap_err().to_string(),
-        "no rate limit decision: overloaded: too many checks in flight"
+        "no rate limit decision: overloaded: too many checks in flight",
+        "the error names the overload"
     );
 }
 
@@ -148,12 +176,20 @@ async fn shed_request_is_overloaded_unless_store_hangs() {
 async fn old_timeout_makes_no_outage_of_burst() {
     let limiter =
         deferred(&FakeBackend::hanging()).max_in_flight(1).outage(OutageRule::FailOpen).build().unwrap();
-    assert_eq!(limiter.admit(alice(), 1).await.unwrap().error().unwrap().reason(), Reason::Timeout);
+    assert_eq!(
+        limiter.admit(alice(), 1).await.unwrap().error().unwrap().reason(),
+        Reason::Timeout,
+        "the store hangs"
+    );
     advance(SECOND).await;
     let first = tokio::spawn(limiter.admit(alice(), 1));
     yield_now().await;
     let shed = limiter.admit(alice(), 1).await.unwrap_err();
-    assert_eq!(shed.error().unwrap().reason(), Reason::Overloaded);
+    assert_eq!(
+        shed.error().unwrap().reason(),
+        Reason::Overloaded,
+        "a time-out of a second ago is no sign of an outage"
+    );
     first.abort();
 }
 
@@ -165,7 +201,11 @@ async fn crowd_of_timeouts_is_outage_after_one_deadline() {
         let start = Instant::now();
         let crowd: JoinSet<_> = (0..600).map(|_| limiter.admit(alice(), 1)).collect();
         for outcome in crowd.join_all().await {
-            assert_eq!(outcome.unwrap().error().map(BackendError::reason), Some(Reason::Timeout));
+            assert_eq!(
+                outcome.unwrap().error().map(BackendError::reason),
+                Some(Reason::Timeout),
+                "the store has answered no check for a deadline"
+            );
         }
         // The timer counts whole milliseconds.
         assert!(start.elapsed() <= SECOND / 10 + TICK, "{:?}", start.elapsed());

@@ -70,7 +70,10 @@ fn shares_of_all_processes_never_exceed_quota() {
             let share = quota / processes;
             // The limiter admits the whole share, and then no more units.
             let all = is_admitted(&now(limiter.admit(alice(), share.max(1))));
-            assert!(!is_admitted(&now(limiter.admit(alice(), 1))));
+            assert!(
+                !is_admitted(&now(limiter.admit(alice(), 1))),
+                "{share} units of {quota}: the share is used"
+            );
             if all { u64::from(share) } else { 0 }
         };
         let total: u64 = (0..processes).map(granted).sum();
@@ -82,28 +85,28 @@ fn shares_of_all_processes_never_exceed_quota() {
 #[test]
 fn rejected_cost_above_share_charges_nothing() {
     let (_clock, limiter) = limiter(&[policy("p", 10)], local(3));
-    assert!(!is_admitted(&now(limiter.admit(alice(), 4))));
+    assert!(!is_admitted(&now(limiter.admit(alice(), 4))), "a cost above the share is rejected");
     // A cost above the quota is also rejected as a local fallback denial.
-    assert!(!is_admitted(&now(limiter.admit(alice(), 11))));
-    assert!(is_admitted(&now(limiter.admit(alice(), 3))));
+    assert!(!is_admitted(&now(limiter.admit(alice(), 11))), "a cost above the quota is rejected");
+    assert!(is_admitted(&now(limiter.admit(alice(), 3))), "rejected costs charge nothing");
 }
 
 #[test]
 fn empty_share_admits_only_zero_cost() {
     let (_clock, limiter) = limiter(&[policy("few", 3), policy("many", 100)], local(4));
-    assert!(!is_admitted(&now(limiter.admit(alice(), 1))));
+    assert!(!is_admitted(&now(limiter.admit(alice(), 1))), "the policy `few` has no share");
     let free = |many| now(limiter.admit(alice(), Costs::new().policy("few", 0).policy("many", many)));
-    assert!(is_admitted(&free(25)));
-    assert!(!is_admitted(&free(1)));
+    assert!(is_admitted(&free(25)), "the policy `few` is not charged, and the share of `many` fits");
+    assert!(!is_admitted(&free(1)), "the share of `many` is used");
     // The decision has only the policies with a local share. It may have none.
     let admission = free(0).unwrap();
     let decided = admission.local().expect("the local fallback has decided");
     let names: Vec<_> = decided.decision().statuses().iter().map(|status| status.policy().name()).collect();
-    assert_eq!(names, ["many"]);
+    assert_eq!(names, ["many"], "only a policy with a share has a status");
     let (_clock, nothing) = limiter_of_few();
     let admission = now(nothing.admit(alice(), 0)).unwrap();
     let decided = admission.local().expect("the local fallback has decided");
-    assert!(decided.decision().statuses().is_empty());
+    assert!(decided.decision().statuses().is_empty(), "no policy has a share");
 }
 
 fn limiter_of_few() -> (ManualClock, Limiter) {
@@ -113,11 +116,11 @@ fn limiter_of_few() -> (ManualClock, Limiter) {
 #[test]
 fn local_fallback_charges_all_policies_or_none() {
     let (_clock, limiter) = limiter(&[policy("a", 10), policy("b", 20)], local(2));
-    assert!(is_admitted(&now(limiter.admit(alice(), 4))));
+    assert!(is_admitted(&now(limiter.admit(alice(), 4))), "both shares fit the cost");
     // One policy has no room for this cost, so the other policy is not charged.
-    assert!(!is_admitted(&now(limiter.admit(alice(), 3))));
+    assert!(!is_admitted(&now(limiter.admit(alice(), 3))), "one unit of `a` remains");
     let rest = Costs::new().policy("a", 1).policy("b", 6);
-    assert!(is_admitted(&now(limiter.admit(alice(), rest))));
+    assert!(is_admitted(&now(limiter.admit(alice(), rest))), "the rejected cost charges neither policy");
 }
 
 #[test]
@@ -125,12 +128,15 @@ fn share_uses_policy_algorithm_for_each_key() {
     let fixed = Policy::new("p", 10, SECOND).unwrap().with_algorithm(Algorithm::FixedWindow).unwrap();
     let (clock, limiter) = limiter(&[fixed], local(2));
     clock.advance(SECOND / 2);
-    assert!(is_admitted(&now(limiter.admit(alice(), 5))));
-    assert!(!is_admitted(&now(limiter.admit(alice(), 1))));
-    assert!(is_admitted(&now(limiter.admit(PartitionKey::new("user", "bob"), 5))));
+    assert!(is_admitted(&now(limiter.admit(alice(), 5))), "the share is half of the quota");
+    assert!(!is_admitted(&now(limiter.admit(alice(), 1))), "the share is used");
+    assert!(
+        is_admitted(&now(limiter.admit(PartitionKey::new("user", "bob"), 5))),
+        "another key has its own share"
+    );
     // A calendar window has ended after half of its length.
     clock.advance(SECOND / 2);
-    assert!(is_admitted(&now(limiter.admit(alice(), 5))));
+    assert!(is_admitted(&now(limiter.admit(alice(), 5))), "a new calendar window has its own share");
 }
 
 #[test]
@@ -138,10 +144,10 @@ fn limiters_with_one_memory_share_local_usage() {
     let memory = MemoryBackend::new();
     let limiter = || on(down()).outage(local(2)).local_memory(memory.clone()).build().unwrap();
     let (one, other, alone) = (limiter(), limiter(), on(down()).outage(local(2)).build().unwrap());
-    assert!(is_admitted(&now(one.admit(alice(), 5))));
-    assert!(!is_admitted(&now(other.admit(alice(), 1))));
-    assert!(is_admitted(&now(alone.admit(alice(), 5))));
-    assert_eq!(memory.keys(), 1);
+    assert!(is_admitted(&now(one.admit(alice(), 5))), "the share is half of the quota");
+    assert!(!is_admitted(&now(other.admit(alice(), 1))), "the limiters share the usage of their memory");
+    assert!(is_admitted(&now(alone.admit(alice(), 5))), "a limiter has a memory of its own by default");
+    assert_eq!(memory.keys(), 1, "both limiters use one key");
 }
 
 #[test]
@@ -151,7 +157,7 @@ fn local_memory_stores_nothing_while_store_answers() {
         let limiter = on(backend).outage(local(1)).local_memory(memory.clone()).build().unwrap();
         let _ = now(limiter.admit(alice(), 1));
     }
-    assert_eq!(memory.keys(), 0);
+    assert_eq!(memory.keys(), 0, "the local fallback decides only in an outage");
 }
 
 #[test]
@@ -170,12 +176,20 @@ fn outage_edge_admits_at_most_twice_quota() {
         }
         units
     };
-    assert_eq!([&up, &outage, &up, &outage].map(granted), [10, 10, 0, 0]);
+    assert_eq!(
+        [&up, &outage, &up, &outage].map(granted),
+        [10, 10, 0, 0],
+        "the quota of the store, and the share once"
+    );
     clock.advance(MINUTE);
     // The store recovers without its data.
-    assert_eq!([&up, &outage].map(granted), [10, 10]);
+    assert_eq!([&up, &outage].map(granted), [10, 10], "the window has passed");
     now(up.reset(alice())).unwrap();
-    assert_eq!([&up, &outage].map(granted), [10, 0]);
+    assert_eq!(
+        [&up, &outage].map(granted),
+        [10, 0],
+        "the reset restores the quota of the store, not the share"
+    );
 }
 
 #[test]
@@ -192,12 +206,12 @@ fn local_fallback_decides_several_keys_together() {
     );
     let service = limits.layer(service_fn(|user: &'static str| ready(Ok::<_, bool>(user))));
     let send = |user| now(service.clone().oneshot(user));
-    assert_eq!(send("alice"), Ok("alice"));
+    assert_eq!(send("alice"), Ok("alice"), "both shares fit the request");
     // Alice's own share of five has no room, so the shared key is not charged.
-    assert_eq!(send("alice"), Err(true));
+    assert_eq!(send("alice"), Err(true), "two units of alice's share remain");
     for user in ["bob", "carol", "dave", "eve", "frank", "grace"] {
-        assert_eq!(send(user), Ok(user));
+        assert_eq!(send(user), Ok(user), "the shared key has a unit for each user");
     }
     // The seven units of the shared key are exhausted.
-    assert_eq!(send("heidi"), Err(true));
+    assert_eq!(send("heidi"), Err(true), "the shared key has no unit left");
 }

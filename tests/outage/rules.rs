@@ -69,23 +69,35 @@ async fn outage_rule_decides_and_marks_every_reason() {
         for builder in immediate_and_deferred(&FakeBackend::unavailable(reason)) {
             for rule in [None, Some(OutageRule::FailClosed)] {
                 let limits = layer(builder.clone(), rule);
-                assert_eq!(send(&limits, request("/")).await, rejected("unavailable", reason));
+                assert_eq!(
+                    send(&limits, request("/")).await,
+                    rejected("unavailable", reason),
+                    "{rule:?}: the default is to fail closed"
+                );
             }
 
             let limits = layer(builder.clone(), Some(OutageRule::FailOpen));
             let admitted = (Some(unchecked(reason)), StatusCode::OK, unchecked(reason));
             let expected = if reason.is_outage() { admitted } else { rejected("unavailable", reason) };
-            assert_eq!(send(&limits, request("/")).await, expected);
+            assert_eq!(send(&limits, request("/")).await, expected, "{reason:?}: only an outage fails open");
 
             let limits = layer(builder, Some(local(2)));
             if reason == Reason::Overloaded {
-                assert_eq!(send(&limits, request("/")).await, rejected("unavailable", reason));
+                assert_eq!(
+                    send(&limits, request("/")).await,
+                    rejected("unavailable", reason),
+                    "an overload is no outage"
+                );
                 continue;
             }
             // The share of five units has room for one charge of three units, but not for two.
             let admitted = (Some(decided_locally(reason)), StatusCode::OK, decided_locally(reason));
-            assert_eq!(send(&limits, request("/")).await, admitted);
-            assert_eq!(send(&limits, request("/")).await, rejected("local fallback denied", reason));
+            assert_eq!(send(&limits, request("/")).await, admitted, "{reason:?}: the share has room");
+            assert_eq!(
+                send(&limits, request("/")).await,
+                rejected("local fallback denied", reason),
+                "{reason:?}: the share is used"
+            );
         }
     }
 }
@@ -93,7 +105,7 @@ async fn outage_rule_decides_and_marks_every_reason() {
 #[test]
 fn reason_reports_whether_it_concerns_one_check() {
     let found: Vec<_> = Reason::ALL.iter().copied().filter(|reason| reason.is_of_one_check()).collect();
-    assert_eq!(found, OF_ONE_CHECK);
+    assert_eq!(found, OF_ONE_CHECK, "the reasons of one check");
 }
 
 #[tokio::test(start_paused = true)]
@@ -107,7 +119,7 @@ async fn every_rule_waits_for_hanging_store_until_deadline() {
     for (rule, expected) in rules.into_iter().zip(expected) {
         let limits = layer(RateLimitLayer::builder(FakeBackend::hanging()), Some(rule));
         let start = Instant::now();
-        assert_eq!(send(&limits, request("/")).await, expected);
+        assert_eq!(send(&limits, request("/")).await, expected, "{rule:?}: the store hangs");
         let waited = start.elapsed();
         let deadline = Limiter::DEFAULT_DEADLINE;
         assert!((deadline..=deadline + TICK).contains(&waited), "{rule:?}: {waited:?}");
@@ -120,13 +132,20 @@ async fn outage_rule_changes_no_store_decision() {
         for builder in immediate_and_deferred(&FakeBackend::admitting()) {
             let decided = Marks { decision: true, ..Marks::default() };
             let expected = (Some(decided.clone()), StatusCode::OK, decided);
-            assert_eq!(send(&layer(builder, Some(rule)), request("/")).await, expected);
+            assert_eq!(
+                send(&layer(builder, Some(rule)), request("/")).await,
+                expected,
+                "{rule:?}: the store admits"
+            );
         }
         for builder in immediate_and_deferred(&FakeBackend::scripted([Deny(Wait::Never)])) {
             let limits = layer(builder, Some(rule));
             let response = limits.layer(service_fn(echo_marks)).oneshot(request("/")).await.unwrap();
-            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-            assert!(matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))));
+            assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS, "{rule:?}: the store denies");
+            assert!(
+                matches!(response.extensions().get::<Rejection>(), Some(Rejection::Denied(_))),
+                "{rule:?}: the store denies"
+            );
         }
     }
 }
@@ -150,11 +169,23 @@ async fn outage_closure_overrides_layer_rule() {
     };
     for builder in immediate_and_deferred(&FakeBackend::unavailable(Reason::Connection)) {
         let limits = layer(builder);
-        assert_eq!(send(&limits, request("/export")).await, rejected("unavailable", Reason::Connection));
+        assert_eq!(
+            send(&limits, request("/export")).await,
+            rejected("unavailable", Reason::Connection),
+            "the closure selects fail closed"
+        );
         let marks = unchecked(Reason::Connection);
-        assert_eq!(send(&limits, request("/")).await, (Some(marks.clone()), StatusCode::OK, marks));
+        assert_eq!(
+            send(&limits, request("/")).await,
+            (Some(marks.clone()), StatusCode::OK, marks),
+            "the closure selects fail open"
+        );
         let nothing = Marks::default();
-        assert_eq!(send(&limits, request("/health")).await, (Some(nothing.clone()), StatusCode::OK, nothing));
+        assert_eq!(
+            send(&limits, request("/health")).await,
+            (Some(nothing.clone()), StatusCode::OK, nothing),
+            "the path is exempt"
+        );
     }
 }
 
@@ -169,19 +200,23 @@ async fn custom_plan_sets_outage_rule_and_last_rule_wins() {
         send(&limits, request("/")).await.1 == StatusCode::OK
     };
     let draft = || Draft::check(alice(), 1);
-    assert!(!admits(draft).await);
-    assert!(admits(|| Draft::check(alice(), 1).outage(OutageRule::FailOpen)).await);
+    assert!(!admits(draft).await, "the default is to fail closed");
+    assert!(admits(|| Draft::check(alice(), 1).outage(OutageRule::FailOpen)).await, "the draft fails open");
     let other = || Draft::exempt().outage(OutageRule::FailClosed);
-    assert!(!other().and(draft()).eq(&draft()));
+    assert!(!other().and(draft()).eq(&draft()), "the outage rule is a part of the draft");
     assert!(
         !admits(|| {
             let fails_closed = Draft::exempt().outage(OutageRule::FailClosed);
             Draft::check(alice(), 1).outage(OutageRule::FailOpen).and(fails_closed)
         })
-        .await
+        .await,
+        "the last rule wins: fail closed"
     );
     // A draft without an outage rule keeps the earlier rule.
-    assert!(admits(|| Draft::check(alice(), 1).outage(OutageRule::FailOpen).and(Draft::exempt())).await);
+    assert!(
+        admits(|| Draft::check(alice(), 1).outage(OutageRule::FailOpen).and(Draft::exempt())).await,
+        "a draft without a rule keeps the earlier one"
+    );
 }
 
 #[tokio::test]
@@ -197,12 +232,19 @@ async fn grpc_outage_returns_unavailable() {
             .build()
             .unwrap();
         let response = limits.layer(service_fn(echo_marks)).oneshot(request("/")).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.status(), StatusCode::OK, "{rule:?}: a gRPC error has the status 200");
         let status = response.headers().get("grpc-status").map(|value| value.to_str().unwrap());
         assert_eq!(status, code, "{rule:?}");
-        assert!(!response.headers().contains_key("grpc-retry-pushback-ms"));
-        assert!(!response.headers().contains_key("ratelimit"));
-        assert_eq!(marks(&response).unchecked.is_some(), rule == OutageRule::FailOpen);
+        assert!(
+            !response.headers().contains_key("grpc-retry-pushback-ms"),
+            "{rule:?}: an outage states no wait"
+        );
+        assert!(!response.headers().contains_key("ratelimit"), "{rule:?}: an outage states no quota");
+        assert_eq!(
+            marks(&response).unchecked.is_some(),
+            rule == OutageRule::FailOpen,
+            "{rule:?}: the marks of the response"
+        );
     }
 }
 
@@ -225,9 +267,17 @@ async fn unchecked_layer_keeps_headers_of_other_layer() {
         tower::util::BoxCloneService::new(checked.layer(unchecked.layer(service_fn(echo_marks)))),
     ] {
         let response = service.oneshot(request("/")).await.unwrap();
-        assert_eq!(response.headers()["ratelimit"], r#""b";r=9;t=60"#);
-        assert_eq!(marks(&response), both);
-        assert_eq!(response.extensions().get::<RequestMarks>().unwrap().0, both);
+        assert_eq!(
+            response.headers()["ratelimit"],
+            r#""b";r=9;t=60"#,
+            "the header is that of the other layer"
+        );
+        assert_eq!(marks(&response), both, "the response has the marks of both layers");
+        assert_eq!(
+            response.extensions().get::<RequestMarks>().unwrap().0,
+            both,
+            "the request has the marks of both layers"
+        );
     }
 }
 
@@ -247,7 +297,11 @@ async fn custom_rejection_receives_rejection_kind() {
         .build()
         .unwrap();
     let response = limits.layer(service_fn(echo_marks)).oneshot(request("/")).await.unwrap();
-    assert_eq!(response.status(), 507);
+    assert_eq!(
+        response.status(),
+        507,
+        "the rejection is a local fallback denial with the reason of the store"
+    );
 }
 
 #[tokio::test]
@@ -260,7 +314,7 @@ async fn unavailable_body_names_problem_and_no_policy() {
         let body = std::str::from_utf8(&body).unwrap();
         assert!(body.contains("temporary-reduced-capacity"), "{body}");
         assert!(!body.contains("violated-policies") && !body.contains("quota"), "{body}");
-        assert_eq!(own, "no-store");
+        assert_eq!(own, "no-store", "no cache stores the response");
     }
 }
 
@@ -268,37 +322,71 @@ async fn unavailable_body_names_problem_and_no_policy() {
 async fn limiter_without_http_distinguishes_outcomes() {
     let backend = FakeBackend::unavailable(Reason::ReadOnly);
     let limiter = |rule| deferred(&backend).outage(rule).build().unwrap();
-    assert!(matches!(
-        limiter(OutageRule::FailClosed).admit(alice(), 1).await,
-        Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
-    ));
+    assert!(
+        matches!(
+            limiter(OutageRule::FailClosed).admit(alice(), 1).await,
+            Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
+        ),
+        "fail closed returns the error"
+    );
     let admission = limiter(OutageRule::FailOpen).admit(alice(), 1).await.unwrap();
-    assert!(admission.unchecked().is_some_and(|unchecked| unchecked.error().reason() == Reason::ReadOnly));
-    assert!(admission.reservation().is_none());
-    assert!(admission.decision().is_none() && admission.local().is_none());
-    assert_eq!(admission.error().unwrap().reason(), Reason::ReadOnly);
+    assert!(
+        admission.unchecked().is_some_and(|unchecked| unchecked.error().reason() == Reason::ReadOnly),
+        "fail open returns the error beside the admission"
+    );
+    assert!(admission.reservation().is_none(), "an unchecked admission has no reservation");
+    assert!(
+        admission.decision().is_none() && admission.local().is_none(),
+        "an unchecked admission has no decision"
+    );
+    assert_eq!(
+        admission.error().unwrap().reason(),
+        Reason::ReadOnly,
+        "the admission has the reason of the store"
+    );
 
     let limiter = limiter(local(5));
     let admission = limiter.admit(alice(), 2).await.unwrap();
-    assert!(admission.reservation().is_none() && admission.unchecked().is_none());
+    assert!(
+        admission.reservation().is_none() && admission.unchecked().is_none(),
+        "an admission of the local fallback is a local decision"
+    );
     let decided = admission.local().expect("the local fallback has decided");
     let status = &decided.decision().statuses()[0];
-    assert_eq!((status.limit(), status.remaining(), status.policy().name()), (2, 0, "ten"));
-    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::LocalFallbackDenied(_))));
+    assert_eq!(
+        (status.limit(), status.remaining(), status.policy().name()),
+        (2, 0, "ten"),
+        "the status is that of the share"
+    );
+    assert!(
+        matches!(limiter.admit(alice(), 1).await, Err(Rejection::LocalFallbackDenied(_))),
+        "the share is used"
+    );
     // The rule applies to `admit` and to layers. All other methods return the error.
-    assert_eq!(limiter.check(alice(), 1).await.unwrap_err().reason(), Reason::ReadOnly);
-    assert_eq!(limiter.peek(alice(), 1).await.unwrap_err().reason(), Reason::ReadOnly);
-    assert!(matches!(
-        limiter.reserve(alice(), 1).await,
-        Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
-    ));
+    assert_eq!(
+        limiter.check(alice(), 1).await.unwrap_err().reason(),
+        Reason::ReadOnly,
+        "an outage rule does not apply to `check`"
+    );
+    assert_eq!(
+        limiter.peek(alice(), 1).await.unwrap_err().reason(),
+        Reason::ReadOnly,
+        "an outage rule does not apply to `peek`"
+    );
+    assert!(
+        matches!(
+            limiter.reserve(alice(), 1).await,
+            Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
+        ),
+        "an outage rule does not apply to `reserve`"
+    );
 
     let limiter = on(MemoryBackend::new()).outage(OutageRule::FailOpen).build().unwrap();
     for (cost, admitted) in [(10, true), (1, false)] {
         match limiter.admit(alice(), cost).await {
             Ok(admission) => {
                 assert!(admitted && admission.decision().is_some(), "{admission:?}");
-                assert!(admission.reservation().is_none());
+                assert!(admission.reservation().is_none(), "`admit` reserves nothing");
             }
             Err(Rejection::Denied(decision)) => assert!(!admitted, "{decision:?}"),
             other => panic!("{other:?}"),
@@ -317,7 +405,7 @@ async fn full_local_memory_rejects_request() {
         deferred(&backend).outage(OutageRule::LocalFallback(Share::whole())).local_memory(memory.clone());
     let limiter = limiter.build().unwrap();
     // Half of the quota of 10 is in use, so the key is not evicted.
-    assert!(limiter.admit(alice(), 5).await.unwrap().local().is_some());
+    assert!(limiter.admit(alice(), 5).await.unwrap().local().is_some(), "the memory has room for one key");
     let bob = PartitionKey::new("user", "bob");
     let verdict = limiter.admit(bob, 1).await;
     // The error is the reason of the store.
@@ -325,7 +413,7 @@ async fn full_local_memory_rejects_request() {
         matches!(&verdict, Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection),
         "{verdict:?}"
     );
-    assert_eq!((memory.keys(), memory.evicted_keys()), (1, 0));
+    assert_eq!((memory.keys(), memory.evicted_keys()), (1, 0), "a key with half of its share is not evicted");
 }
 
 #[tokio::test]
@@ -341,17 +429,24 @@ async fn full_local_memory_evicts_key_below_half_of_share() {
     };
     let limiter = halves(&memory);
     let bob = PartitionKey::new("user", "bob");
-    assert!(limiter.admit(alice(), 2).await.unwrap().local().is_some());
-    assert!(limiter.admit(bob, 3).await.unwrap().local().is_some());
-    assert_eq!((memory.keys(), memory.evicted_keys(), memory.evicted_units()), (1, 1, 2));
+    assert!(limiter.admit(alice(), 2).await.unwrap().local().is_some(), "the memory has room for one key");
+    assert!(limiter.admit(bob, 3).await.unwrap().local().is_some(), "alice's key is evicted");
+    assert_eq!(
+        (memory.keys(), memory.evicted_keys(), memory.evicted_units()),
+        (1, 1, 2),
+        "the evicted units are counted"
+    );
     // 3 units are more than half of the share of 5, but not of the quota.
-    assert!(limiter.admit(alice(), 1).await.is_err());
+    assert!(limiter.admit(alice(), 1).await.is_err(), "bob's key is above half of its share");
 
     let memory = MemoryBackend::with_max_keys(1).unwrap().when_full(WhenFull::Reject);
     let limiter = halves(&memory);
-    assert!(limiter.admit(alice(), 1).await.unwrap().local().is_some());
-    assert!(limiter.admit(PartitionKey::new("user", "bob"), 1).await.is_err());
-    assert_eq!((memory.keys(), memory.evicted_keys()), (1, 0));
+    assert!(limiter.admit(alice(), 1).await.unwrap().local().is_some(), "the memory has room for one key");
+    assert!(
+        limiter.admit(PartitionKey::new("user", "bob"), 1).await.is_err(),
+        "the memory rejects a key instead of evicting one"
+    );
+    assert_eq!((memory.keys(), memory.evicted_keys()), (1, 0), "no key is evicted");
 }
 
 #[test]
@@ -374,7 +469,7 @@ fn outage_rule_adds_no_allocation() {
     let check = |key| drop(crate::http::probe::now(limiter.check(key, 1)));
     check(alice());
     let key = alice();
-    assert_eq!(measure(|| check(key)).count_total, plain);
+    assert_eq!(measure(|| check(key)).count_total, plain, "`check` allocates as much as `admit`");
     for rule in [OutageRule::FailClosed, OutageRule::FailOpen, local(2)] {
         assert_eq!(allocations(Some(rule)), plain, "{rule:?}");
     }
@@ -416,11 +511,19 @@ async fn layer_calls_outage_closure_only_for_checks() {
     for builder in [by_plan, by_closure, by_key] {
         let limits = builder.build().unwrap();
         let marks = unchecked(Reason::Connection);
-        assert_eq!(send(&limits, request("/")).await, (Some(marks.clone()), StatusCode::OK, marks));
+        assert_eq!(
+            send(&limits, request("/")).await,
+            (Some(marks.clone()), StatusCode::OK, marks),
+            "the closure selects fail open"
+        );
         let nothing = Marks::default();
-        assert_eq!(send(&limits, request("/health")).await, (Some(nothing.clone()), StatusCode::OK, nothing));
+        assert_eq!(
+            send(&limits, request("/health")).await,
+            (Some(nothing.clone()), StatusCode::OK, nothing),
+            "a request without a check has no rule"
+        );
     }
-    assert_eq!(backend.checks().len(), 3);
+    assert_eq!(backend.checks().len(), 3, "one check for each layer");
 }
 
 #[tokio::test]
@@ -432,10 +535,13 @@ async fn reservation_ignores_outage_rule() {
             let pairs = [Pair::new(alice(), policy("ten", 10), 1)];
             let of_pairs = limiter.reserve_pairs(pairs).unwrap().await;
             for reserved in [limiter.reserve(alice(), 1).await, of_pairs] {
-                assert!(matches!(
-                    reserved,
-                    Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection
-                ));
+                assert!(
+                    matches!(
+                        reserved,
+                        Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection
+                    ),
+                    "{rule:?}: no outage rule applies to a reservation"
+                );
             }
         }
     }
@@ -445,8 +551,19 @@ async fn reservation_ignores_outage_rule() {
 async fn local_outcome_holds_error_of_store() {
     let limiter = deferred(&FakeBackend::unavailable(Reason::Busy)).outage(local(5)).build().unwrap();
     let admission = limiter.admit(alice(), 2).await.unwrap();
-    assert_eq!(admission.error().map(|error| error.reason()), Some(Reason::Busy));
+    assert_eq!(
+        admission.error().map(|error| error.reason()),
+        Some(Reason::Busy),
+        "the admission has the reason of the store"
+    );
     let rejection = limiter.admit(alice(), 1).await.unwrap_err();
-    assert_eq!(rejection.error().map(|error| error.reason()), Some(Reason::Busy));
-    assert!(matches!(rejection, Rejection::LocalFallbackDenied(_)) && rejection.decision().is_none());
+    assert_eq!(
+        rejection.error().map(|error| error.reason()),
+        Some(Reason::Busy),
+        "the rejection has the reason of the store"
+    );
+    assert!(
+        matches!(rejection, Rejection::LocalFallbackDenied(_)) && rejection.decision().is_none(),
+        "the share is used, and the store has not decided"
+    );
 }

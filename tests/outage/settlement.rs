@@ -49,17 +49,28 @@ async fn unchecked_reservation_settles_nothing() {
     let mut reservations = Vec::new();
     for _ in 0..2 {
         let response = service.ready().await.unwrap().call(request()).await.unwrap();
-        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(response.status(), StatusCode::OK, "the outage and the store admit");
         reservations.push(response.extensions().get::<Reservation>().unwrap().clone());
     }
     let [unchecked, checked] = reservations.try_into().unwrap();
-    assert!(unchecked.decision().is_none());
-    assert!(checked.decision().is_some_and(|it| it.receipts().len() == 1));
-    assert!(matches!(unchecked.settle(0).await, Settled::Uncharged));
-    assert!(matches!(unchecked.settle(100).await, Settled::Already));
-    assert_eq!((backend.refunds().len(), backend.checks().len()), (0, 2));
-    assert!(matches!(checked.settle(0).await, Settled::Done { .. }));
-    assert_eq!((backend.refunds().len(), limits.limiter().lost_settlements()), (1, 0));
+    assert!(unchecked.decision().is_none(), "fail open makes no decision");
+    assert!(
+        checked.decision().is_some_and(|it| it.receipts().len() == 1),
+        "the store has charged the second request"
+    );
+    assert!(matches!(unchecked.settle(0).await, Settled::Uncharged), "an unchecked request is not charged");
+    assert!(matches!(unchecked.settle(100).await, Settled::Already), "a reservation is settled once");
+    assert_eq!(
+        (backend.refunds().len(), backend.checks().len()),
+        (0, 2),
+        "the store gets no settlement of an unchecked request"
+    );
+    assert!(matches!(checked.settle(0).await, Settled::Done { .. }), "a charge of the store is settled");
+    assert_eq!(
+        (backend.refunds().len(), limits.limiter().lost_settlements()),
+        (1, 0),
+        "the store gets one refund"
+    );
 }
 
 #[tokio::test]
@@ -70,19 +81,23 @@ async fn local_reservation_settles_in_local_memory_only() {
     let mut service = limits.layer(service_fn(keep));
     let mut send = async || service.ready().await.unwrap().call(request()).await.unwrap();
     let first = send().await.extensions().get::<Reservation>().unwrap().clone();
-    assert!(first.decision().is_none());
+    assert!(first.decision().is_none(), "the store has not decided");
     // The share is exhausted until the refund.
-    assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert!(matches!(first.settle(0).await, Settled::Done { .. }));
+    assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE, "the share is used");
+    assert!(matches!(first.settle(0).await, Settled::Done { .. }), "the local memory is refunded");
     let second = send().await.extensions().get::<Reservation>().unwrap().clone();
     // The overage is charged beyond the share.
-    assert!(matches!(second.settle(8).await, Settled::Done { .. }));
-    assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
-    assert_eq!(backend.refunds().len(), 0);
     assert!(
-        backend.checks().iter().all(|check| check.purpose == tower_sliding_window::backend::Purpose::Reserve)
+        matches!(second.settle(8).await, Settled::Done { .. }),
+        "the local memory is charged the overage"
     );
-    assert_eq!(limits.limiter().lost_settlements(), 0);
+    assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE, "the overage exceeds the share");
+    assert_eq!(backend.refunds().len(), 0, "the store gets no settlement of a local charge");
+    assert!(
+        backend.checks().iter().all(|check| check.purpose == tower_sliding_window::backend::Purpose::Reserve),
+        "the store gets no overage of a local charge"
+    );
+    assert_eq!(limits.limiter().lost_settlements(), 0, "every settlement takes effect");
 }
 
 #[tokio::test]
@@ -95,11 +110,14 @@ async fn local_fallback_clamps_estimate_to_share() {
         let mut service = limits.build().unwrap().layer(service_fn(keep));
         let mut send = async || service.ready().await.unwrap().call(request()).await.unwrap();
         let response = send().await;
-        assert_eq!(response.status(), status);
+        assert_eq!(response.status(), status, "an estimate above the share fits only if it is clamped");
         if let Some(reservation) = response.extensions().get::<Reservation>() {
-            assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE);
-            assert!(matches!(reservation.settle(0).await, Settled::Done { .. }));
-            assert_eq!(send().await.status(), StatusCode::OK);
+            assert_eq!(send().await.status(), StatusCode::SERVICE_UNAVAILABLE, "the share is used");
+            assert!(
+                matches!(reservation.settle(0).await, Settled::Done { .. }),
+                "the local memory is refunded"
+            );
+            assert_eq!(send().await.status(), StatusCode::OK, "the share is free again");
         }
     }
 }
@@ -116,7 +134,7 @@ async fn dropped_local_reservation_is_refunded_in_local_memory() {
             let response = service.ready().await.unwrap().call(request()).await.unwrap();
             assert_eq!(response.status(), status, "{rule:?}");
         }
-        assert_eq!(backend.refunds().len(), 0);
+        assert_eq!(backend.refunds().len(), 0, "{rule:?}: the store gets no settlement of a local charge");
     }
 }
 
@@ -135,8 +153,15 @@ async fn layer_settles_response_where_charge_was_made() {
         for _ in 0..3 {
             let response = service.ready().await.unwrap().call(request()).await.unwrap();
             assert_eq!(response.status(), StatusCode::OK, "{rule:?}");
-            assert!(response.extensions().get::<Reservation>().unwrap().is_settled());
+            assert!(
+                response.extensions().get::<Reservation>().unwrap().is_settled(),
+                "{rule:?}: the layer settles the response"
+            );
         }
-        assert_eq!((backend.refunds().len(), limits.limiter().lost_settlements()), (0, 0));
+        assert_eq!(
+            (backend.refunds().len(), limits.limiter().lost_settlements()),
+            (0, 0),
+            "{rule:?}: the store gets no settlement"
+        );
     }
 }

@@ -1,10 +1,6 @@
 //! A soak test with one injected fault per second: no request is lost, no task panics, and no outage is reported as a denial.
 
-use std::{
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use http::{Request, StatusCode};
 use redis::cmd;
@@ -15,7 +11,7 @@ use tokio::{
 };
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, header, observe::Stats,
+    Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, backend::Reason, header,
 };
 
 use super::{Marks, echo_marks, local, marks};
@@ -23,19 +19,17 @@ use crate::{
     redis_server::{
         admin::Admin,
         proxy::{Cut, Passing, Proxy},
+        rig::{LONG_DEADLINE, TIMEOUT, wait_until},
     },
     support::server::{Engine, Server},
 };
 
-const SOAK: Duration = Duration::from_secs(60);
+/// One in each second, and each of the nine kinds six times.
+const FAULTS: u32 = 54;
 /// Between two requests of one service.
 const PAUSE: Duration = Duration::from_millis(10);
 /// A quota that the test never reaches, so that every denial is an error.
 const QUOTA: u32 = 1_000_000;
-/// The time limit until all checks get decisions again.
-const RECOVERY: Duration = Duration::from_secs(30);
-/// The time limit of a response: the deadline and a tolerance for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 type Limits = RateLimitLayer;
 
@@ -49,6 +43,7 @@ struct Seen {
     unchecked: u32,
     local: u32,
     rejected: u32,
+    overloaded: u32,
 }
 
 /// Sends requests to a service until `ends` has a permit.
@@ -60,7 +55,7 @@ async fn serve(limits: Limits, ends: Arc<Semaphore>) -> Seen {
         let service = limits.layer(service_fn(echo_marks));
         requests.spawn(async move {
             let request = Request::get("/").header("x-api-key", "alice").body(()).unwrap();
-            let response = timeout(PATIENCE, service.oneshot(request)).await.expect("a response").unwrap();
+            let response = timeout(TIMEOUT, service.oneshot(request)).await.expect("a response").unwrap();
             (response.status(), marks(&response))
         });
     }
@@ -71,6 +66,9 @@ async fn serve(limits: Limits, ends: Arc<Semaphore>) -> Seen {
             (StatusCode::OK, Marks { decision: true, .. }) => seen.decided += 1,
             (StatusCode::OK, Marks { unchecked: Some(_), .. }) => seen.unchecked += 1,
             (StatusCode::OK, Marks { local: Some(_), .. }) => seen.local += 1,
+            (StatusCode::SERVICE_UNAVAILABLE, Marks { rejection: Some((_, Reason::Overloaded)), .. }) => {
+                seen.overloaded += 1;
+            }
             (StatusCode::SERVICE_UNAVAILABLE, Marks { rejection: Some(_), .. }) => seen.rejected += 1,
             other => panic!("{other:?}"),
         }
@@ -78,7 +76,7 @@ async fn serve(limits: Limits, ends: Arc<Semaphore>) -> Seen {
     seen
 }
 
-/// Injects the fault of this number for a moment.
+/// Injects the fault of this number for a moment. The sleeps are the durations of the faults.
 async fn inject(fault: u32, server: &mut Server, proxy: &Proxy) {
     let moment = Duration::from_millis(150 + u64::from(fault * 37 % 11) * 30);
     match fault % 9 {
@@ -145,38 +143,26 @@ async fn continuous_faults_lose_no_charge_and_deny_no_request() {
         services.push(tokio::spawn(serve(limits, ends.clone())));
     }
 
-    let start = Instant::now();
-    let mut faults = 0;
     let mut seconds = interval(Duration::from_secs(1));
-    while start.elapsed() < SOAK {
+    for fault in 0..FAULTS {
         seconds.tick().await;
-        inject(faults, &mut server, &proxy).await;
-        faults += 1;
+        inject(fault, &mut server, &proxy).await;
     }
-    // All faults have ended. On a busy machine, checks may still reach their deadlines, but not in every half second.
-    let healed = Instant::now();
-    loop {
-        let before: Vec<_> = limiters.iter().map(Limiter::stats).collect();
-        sleep(Duration::from_millis(500)).await;
-        let has_recovered = |(limiter, before): (&Limiter, &Stats)| {
-            let now = limiter.stats();
-            now.admitted > before.admitted && now.unavailable == before.unavailable
-        };
-        if limiters.iter().zip(&before).all(has_recovered) {
-            break;
-        }
-        assert!(healed.elapsed() < RECOVERY, "the backends have not recovered");
-    }
+    // All faults have ended. Every service gets some decisions in turn.
+    let admitted = |limiter: &Limiter| limiter.stats().admitted;
+    let before: Vec<u64> = limiters.iter().map(admitted).collect();
+    wait_until("the backends do not recover", || {
+        limiters.iter().zip(&before).all(|(limiter, before)| admitted(limiter) > before + 50)
+    })
+    .await;
     ends.add_permits(1);
     let mut seen = Vec::new();
     for service in services {
         seen.push(service.await.unwrap());
     }
     let unanswered = backends.iter().map(RedisBackend::unanswered_checks).sum::<u64>();
-    println!("{faults} faults, {unanswered} unanswered: {seen:?}");
-    assert!(faults >= 30, "{faults} faults in a minute");
+    println!("{FAULTS} faults, {unanswered} unanswered: {seen:?}");
     for (seen, rule) in seen.iter().zip(rules) {
-        assert!(seen.decided > 1_000, "{rule:?}: {seen:?}");
         let outages = [seen.rejected, seen.unchecked, seen.local];
         let expected = match rule {
             OutageRule::FailOpen => outages[1],
@@ -185,18 +171,18 @@ async fn continuous_faults_lose_no_charge_and_deny_no_request() {
         };
         // Requests are overloaded if the server has still answered others within the last deadline: at the beginning of a fault.
         let others = outages.iter().sum::<u32>() - expected;
-        assert!(seen.rejected >= others && 10 * others < expected, "{rule:?}: {seen:?}");
+        assert!(expected > 0 && others == 0, "{rule:?}: only this rule applies to an outage: {seen:?}");
     }
 
     // Every admitted request is charged. The other charges are at most the checks without a reply.
     let direct = RedisBackend::connect(&server.url()).await.unwrap();
-    let direct = Limiter::builder(direct).policy(policy()).deadline(PATIENCE).build().unwrap();
+    let direct = Limiter::builder(direct).policy(policy()).deadline(LONG_DEADLINE).build().unwrap();
     let alice = PartitionKey::new("header:x-api-key", "alice");
     let left = direct.peek(alice, 0).await.unwrap().statuses()[0].remaining();
     let admitted: u32 = seen.iter().map(|seen| seen.decided).sum();
     let charged = QUOTA - left;
     assert!(
         charged >= admitted && u64::from(charged - admitted) <= unanswered,
-        "{charged}, {admitted}, {unanswered}"
+        "{charged} charges of {admitted} admitted requests, and {unanswered} checks without a reply"
     );
 }

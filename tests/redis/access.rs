@@ -90,7 +90,7 @@ async fn try_reserve(
 ) -> Result<Reserved, BackendError> {
     let check = rig::check(policies, cost, Purpose::Reserve);
     let decision = backend.check(&check).await?;
-    assert!(decision.is_admitted());
+    assert!(decision.is_admitted(), "the reservation fits");
     Ok(Reserved { check, decision })
 }
 
@@ -101,7 +101,7 @@ async fn url_selects_database() {
         let backend = RedisBackend::connect(&format!("{}3", server.url())).await.unwrap();
         let _ = limiter(backend, [policy("hourly", 10, HOUR)]).check(alice(), 1).await.unwrap();
         let mut admin = Admin::at(&server);
-        assert_eq!(admin.keys(), [""; 0]);
+        assert_eq!(admin.keys(), [""; 0], "{engine:?}: database 0 stays empty");
         admin.query::<()>(&["SELECT", "3"]);
         assert_eq!(admin.keys().len(), 1, "{engine:?}");
     }
@@ -137,7 +137,7 @@ async fn wrong_or_missing_password_is_no_permission() {
                 }
             }
         }
-        assert_eq!(remaining(&valid).await, 9);
+        assert_eq!(remaining(&valid).await, 9, "{engine:?}: a rejected connection charges nothing");
     }
 }
 
@@ -178,11 +178,18 @@ async fn key_permission_covers_one_namespace() {
         allow(&mut admin, "~other{*", NEEDED);
         let backend = RedisBackend::connect(&url(&server, "limiter:secret", "")).await.unwrap();
         assert_eq!(run_all_operations(backend.clone()).await, Err(Reason::NoPermission), "{engine:?}");
-        assert_eq!(admin.keys(), [""; 0]);
+        assert_eq!(
+            admin.keys(),
+            [""; 0],
+            "{engine:?}: a check without permission for its key writes nothing"
+        );
 
         let builder = Limiter::builder(backend).policy(policy("hourly", 10, HOUR));
         let other = builder.namespace("other").build().unwrap();
-        assert!(other.check(alice(), 1).await.unwrap().is_admitted());
+        assert!(
+            other.check(alice(), 1).await.unwrap().is_admitted(),
+            "{engine:?}: the permission covers the namespace `other`"
+        );
     }
 }
 

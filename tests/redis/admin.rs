@@ -177,7 +177,7 @@ impl Monitor {
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         stream.write_all(b"MONITOR\r\n").unwrap();
         let mut monitor = Self(BufReader::new(stream));
-        assert_eq!(monitor.read_line(), "+OK");
+        assert_eq!(monitor.read_line(), "+OK", "the server accepts MONITOR");
         monitor
     }
 

@@ -18,7 +18,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{HOUR, concurrently, policy},
+    rig::{HOUR, TIMEOUT, concurrently, policy, wait_until},
 };
 use crate::support::{
     cluster::Cluster,
@@ -51,13 +51,15 @@ pub async fn remaining(backend: &RedisBackend, key: &PartitionKey, policy: &Poli
 
 /// Waits until a rollback has restored this many remaining units.
 async fn wait_for_rollback(backend: &RedisBackend, key: &PartitionKey, policy: &Policy, units: u32) {
-    for _ in 0..500 {
-        if remaining(backend, key, policy).await == units {
+    let start = Instant::now();
+    loop {
+        let left = remaining(backend, key, policy).await;
+        if left == units {
             return;
         }
+        assert!(start.elapsed() < TIMEOUT, "no rollback: {left} units remain instead of {units}");
         sleep(Duration::from_millis(10)).await;
     }
-    panic!("no rollback: {} of {units}", remaining(backend, key, policy).await);
 }
 
 /// Finds the node that stores this key, by a charge to the key.
@@ -83,19 +85,27 @@ async fn check_charges_all_slots_or_none() {
         let both = check([pair(&user, &ten, 3), pair(&address, &two, 1)]);
         let denied = backend.check(&both).await.unwrap();
         let statuses = denied.statuses();
-        assert!(!denied.is_admitted());
+        assert!(!denied.is_admitted(), "{engine:?}: the slot of the address denies");
         // The slot of the user has charged. The decision reports its status without that charge.
         assert_eq!((statuses[0].remaining(), statuses[0].retry_after()), (4, Wait::ZERO), "{engine:?}");
-        assert_eq!(statuses[1].remaining(), 0);
-        assert_eq!(denied.retry_after(), statuses[1].retry_after());
-        assert!(denied.receipts().is_empty());
+        assert_eq!(statuses[1].remaining(), 0, "{engine:?}: the address has no unit left");
+        assert_eq!(
+            denied.retry_after(),
+            statuses[1].retry_after(),
+            "{engine:?}: the wait is that of the slot that denies"
+        );
+        assert!(denied.receipts().is_empty(), "{engine:?}: a denied check has no receipts");
         wait_for_rollback(&backend, &user, &ten, 4).await;
 
         // If both slots deny, both waits are exact.
         let both = check([pair(&address, &two, 1), pair(&user, &ten, 5)]);
         let denied = backend.check(&both).await.unwrap();
         assert!(denied.statuses().iter().all(|status| !status.retry_after().is_zero()), "{denied:?}");
-        assert_eq!(remaining(&backend, &user, &ten).await, 4);
+        assert_eq!(
+            remaining(&backend, &user, &ten).await,
+            4,
+            "{engine:?}: a denial by both slots charges nothing"
+        );
     }
 }
 
@@ -108,7 +118,7 @@ async fn failed_or_dropped_check_rolls_back_its_charges() {
         [node_of(&cluster, &backend, &user).await.port(), node_of(&cluster, &backend, &address).await.port()];
     assert_ne!(of_user, of_address, "the keys of this test are on different nodes");
     let both = check([pair(&user, &ten, 3), pair(&address, &ten, 1)]);
-    assert!(backend.check(&both).await.unwrap().is_admitted());
+    assert!(backend.check(&both).await.unwrap().is_admitted(), "both slots admit while all nodes run");
     let second = cluster.nodes.iter_mut().find(|node| node.port() == of_address).unwrap();
 
     // The second slot does not answer, and the test drops the check.
@@ -139,25 +149,45 @@ async fn refund_overage_and_reset_reach_every_slot() {
         let refund = Refund::of(&both, reserved.receipts(), &[2, 1, 0]).unwrap();
         assert!(backend.refund(&refund).await.unwrap() > reserved.at_micros(), "{engine:?}");
         assert_eq!(remaining(&backend, &user, &ten).await, 8, "{engine:?}");
-        assert_eq!(remaining(&backend, &address, &two).await, 1);
-        assert_eq!(remaining(&backend, &user, &two).await, 2);
+        assert_eq!(
+            remaining(&backend, &address, &two).await,
+            1,
+            "{engine:?}: one unit of the address was refunded"
+        );
+        assert_eq!(
+            remaining(&backend, &user, &two).await,
+            2,
+            "{engine:?}: the unit of the user was refunded"
+        );
 
         let more = both.overage(&[12, 3, 1]).unwrap();
-        assert!(backend.check(&more).await.unwrap().is_admitted());
+        assert!(
+            backend.check(&more).await.unwrap().is_admitted(),
+            "{engine:?}: an overage is always admitted"
+        );
         assert_eq!(
             (remaining(&backend, &user, &ten).await, remaining(&backend, &address, &two).await),
-            (1, 0)
+            (1, 0),
+            "{engine:?}: the overage is charged in both slots"
         );
 
         // A peek charges no slot.
         let peek = both.clone().with_purpose(Purpose::Peek);
-        assert!(!backend.check(&peek).await.unwrap().is_admitted());
-        assert_eq!((remaining(&backend, &user, &ten).await, remaining(&backend, &user, &two).await), (1, 2));
+        assert!(
+            !backend.check(&peek).await.unwrap().is_admitted(),
+            "{engine:?}: the overage leaves too few units"
+        );
+        assert_eq!(
+            (remaining(&backend, &user, &ten).await, remaining(&backend, &user, &two).await),
+            (1, 2),
+            "{engine:?}: a peek charges nothing"
+        );
 
         backend.reset(&both).await.unwrap();
         assert_eq!(
             (remaining(&backend, &user, &ten).await, remaining(&backend, &address, &two).await),
-            (10, 2)
+            (10, 2),
+            "{engine:?}: a reset restores the quota of each slot"
         );
     }
 }
@@ -171,7 +201,8 @@ async fn concurrent_checks_exceed_no_quota_and_roll_back() {
     // Both nodes know the script, so that the checks reach them in one order. Otherwise, all may charge one of them only.
     let warm = policy("warm", 1, HOUR);
     assert!(
-        backend.check(&check([pair(&user, &warm, 1), pair(&address, &warm, 1)])).await.unwrap().is_admitted()
+        backend.check(&check([pair(&user, &warm, 1), pair(&address, &warm, 1)])).await.unwrap().is_admitted(),
+        "the first check fits into both slots"
     );
     let checks = (0..200).map(|_| {
         let (backend, both) = (backend.clone(), both.clone());
@@ -180,7 +211,11 @@ async fn concurrent_checks_exceed_no_quota_and_roll_back() {
     let admitted = concurrently(checks).await.into_iter().filter(|admitted| *admitted).count() as u32;
     assert!((1..=20).contains(&admitted), "{admitted} of 20");
     wait_for_rollback(&backend, &user, &fifty, 50 - admitted).await;
-    assert_eq!(remaining(&backend, &address, &twenty).await, 20 - admitted);
+    assert_eq!(
+        remaining(&backend, &address, &twenty).await,
+        20 - admitted,
+        "an admitted check charges both slots"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,15 +225,15 @@ async fn replica_keeps_usage_after_failover() {
         let [user, _] = keys();
         let ten = policy("ten", 10, HOUR);
         let three = check([pair(&user, &ten, 3)]);
-        assert!(backend.check(&three).await.unwrap().is_admitted());
+        assert!(backend.check(&three).await.unwrap().is_admitted(), "{engine:?}: the first check fits");
         let of_user = node_of(&cluster, &backend, &user).await.port();
         let primary = cluster.primaries().iter().position(|node| node.port() == of_user).unwrap();
         // Replication is asynchronous: the failover would lose data that the replica does not have yet.
-        while Admin::at(&cluster.replicas()[primary]).keys()
-            != Admin::at(&cluster.primaries()[primary]).keys()
-        {
-            sleep(Duration::from_millis(10)).await;
-        }
+        wait_until("the replica does not get the data", || {
+            let [replica, primary] = [&cluster.replicas()[primary], &cluster.primaries()[primary]];
+            Admin::at(replica).keys() == Admin::at(primary).keys()
+        })
+        .await;
 
         cluster.kill(primary);
         let error = backend.check(&three).await.expect_err("a decision");
@@ -208,7 +243,7 @@ async fn replica_keeps_usage_after_failover() {
         let decision = loop {
             match backend.check(&three).await {
                 Ok(decision) => break decision,
-                Err(error) => assert!(start.elapsed() < Duration::from_secs(20), "{engine:?}: {error:?}"),
+                Err(error) => assert!(start.elapsed() < TIMEOUT, "{engine:?}: no decision: {error:?}"),
             }
             sleep(Duration::from_millis(20)).await;
         };
@@ -261,5 +296,5 @@ async fn cluster_over_streams_connects_to_owner_of_each_slot() {
     assert!((1..20).contains(&failed), "{failed}");
     let none: [(String, u16); 0] = [];
     let error = RedisBackend::cluster_over_streams(none, |host, port| TcpStream::connect((host, port)));
-    assert!(matches!(error, Err(ConfigError::NoClusterNodes)));
+    assert!(matches!(error, Err(ConfigError::NoClusterNodes)), "a cluster needs a node");
 }

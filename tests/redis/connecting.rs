@@ -6,11 +6,12 @@ use std::{
 };
 
 use redis::{Client, aio::ConnectionManager};
+use tokio::time::timeout;
 use tower_sliding_window::{Limiter, RedisBackend, backend::Reason, redis::ConnectError};
 
 use super::{
     admin::{Admin, Calls},
-    rig::{HOUR, alice, concurrently, idle, limiter, policy, reason, remaining},
+    rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, concurrently, idle, limiter, policy, reason, remaining},
 };
 use crate::support::server::{Engine, Server};
 
@@ -22,12 +23,11 @@ fn unused_port() -> u16 {
 #[tokio::test]
 async fn connect_error_hides_password() {
     let port = unused_port();
-    let start = Instant::now();
     let error = RedisBackend::connect(&format!("redis://user:secret@127.0.0.1:{port}/")).await.unwrap_err();
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
     let text = error.to_string();
-    assert!(text.starts_with(&format!("Redis at 127.0.0.1:{port}: ")), "{text}");
+    // The attempt ends without a time-out.
+    assert!(text.starts_with(&format!("Redis at 127.0.0.1:{port}: Connection refused")), "{text}");
     assert!(!text.contains("secret") && !format!("{error:?}").contains("secret"), "{text} {error:?}");
 }
 
@@ -36,10 +36,11 @@ async fn connect_to_hanging_server_times_out() {
     let server = Server::start(Engine::Redis);
     server.signal(libc::SIGSTOP);
     let start = Instant::now();
-    let error = RedisBackend::connect(&server.url()).await.unwrap_err();
+    let url = server.url();
+    let error = timeout(TIMEOUT, RedisBackend::connect(&url)).await.expect("the attempt ends").unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error:?}");
     let waited = start.elapsed();
-    assert!((Duration::from_millis(900)..Duration::from_millis(2_500)).contains(&waited), "{waited:?}");
+    assert!(waited >= Duration::from_millis(900), "a server has a second to answer, not {waited:?}");
 }
 
 #[tokio::test]
@@ -70,13 +71,12 @@ async fn lazy_backend_starts_before_its_server() {
         server.kill();
         let limiter = Limiter::builder(RedisBackend::lazy(&server.url()).unwrap())
             .policy(policy("hourly", 10, HOUR))
-            .deadline(Duration::from_secs(2))
+            .deadline(LONG_DEADLINE)
             .build()
             .unwrap();
         for _ in 0..3 {
-            let start = Instant::now();
-            assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Connection);
-            assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+            // A check that waited until its deadline would time out.
+            assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Connection, "{engine:?}");
         }
 
         server.restart();
@@ -97,14 +97,16 @@ async fn lazy_backend_keeps_deadline_while_server_hangs() {
     let long_deadline = builder.deadline(Duration::from_secs(20)).build().unwrap();
 
     let start = Instant::now();
-    assert_eq!(reason(short_deadline.check(alice(), 1).await), Reason::Timeout);
+    // The server still hangs when the check ends.
+    let outcome = timeout(TIMEOUT, short_deadline.check(alice(), 1)).await.expect("an end at the deadline");
+    assert_eq!(reason(outcome), Reason::Timeout, "the server hangs");
     let waited = start.elapsed();
-    assert!((Duration::from_millis(50)..Duration::from_millis(900)).contains(&waited), "{waited:?}");
+    assert!(waited >= Duration::from_millis(50), "before the deadline, after {waited:?}");
 
     server.signal(libc::SIGCONT);
     let decision = long_deadline.check(alice(), 1).await.unwrap();
     // The backend sent nothing before it had a connection.
-    assert_eq!(decision.statuses()[0].remaining(), 9);
+    assert_eq!(decision.statuses()[0].remaining(), 9, "the check without a connection was never sent");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -115,10 +117,10 @@ async fn concurrent_first_checks_open_one_connection() {
         let limiter = limiter(RedisBackend::lazy(&server.url()).unwrap(), [policy("hourly", 100, HOUR)]);
         let before = admin.number("stats", "total_connections_received");
         for outcome in concurrently((0..64).map(|_| limiter.check(alice(), 1))).await {
-            assert!(outcome.unwrap().is_admitted());
+            assert!(outcome.unwrap().is_admitted(), "{engine:?}: 64 checks fit into the quota");
         }
         assert_eq!(admin.number("stats", "total_connections_received") - before, 1, "{engine:?}");
-        assert_eq!(remaining(&limiter).await, 36);
+        assert_eq!(remaining(&limiter).await, 36, "{engine:?}: each check is charged once");
     }
 }
 
@@ -170,9 +172,12 @@ async fn backend_reuses_supplied_connection() {
 
         let a = limiter(RedisBackend::from_connection(multiplexed), [policy("hourly", 10, HOUR)]);
         let b = limiter(RedisBackend::from_connection(manager), [policy("hourly", 10, HOUR)]);
-        assert!(a.check(alice(), 6).await.unwrap().is_admitted());
-        assert!(!b.check(alice(), 6).await.unwrap().is_admitted());
-        assert_eq!(remaining(&b).await, 4);
+        assert!(a.check(alice(), 6).await.unwrap().is_admitted(), "{engine:?}: 6 of 10 units");
+        assert!(
+            !b.check(alice(), 6).await.unwrap().is_admitted(),
+            "{engine:?}: both backends share the usage"
+        );
+        assert_eq!(remaining(&b).await, 4, "{engine:?}: the denial charges nothing");
         // The only new connection is that of `Admin`.
         let after = Admin::at(&server).number("stats", "total_connections_received");
         assert_eq!(after - before, 1, "{engine:?}");

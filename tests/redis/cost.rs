@@ -46,17 +46,29 @@ async fn large_costs_are_admitted_at_exact_instants() {
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("units", 100_000, Duration::from_secs(60))]);
 
-        assert!(limiter.check(alice(), 50_000).await.unwrap().is_admitted());
+        assert!(
+            limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            "{engine:?}: the first half of the quota"
+        );
         clock.advance(Duration::from_micros(10_000_001));
-        assert!(limiter.check(alice(), 50_000).await.unwrap().is_admitted());
+        assert!(
+            limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            "{engine:?}: the second half of the quota"
+        );
         clock.advance(Duration::from_secs(5));
         let denied = limiter.check(alice(), 50_000).await.unwrap();
         assert_eq!(denied.retry_after(), Wait::For(Duration::from_micros(44_999_999)), "{engine:?}");
 
         clock.advance(Duration::from_micros(44_999_998));
-        assert!(!limiter.check(alice(), 50_000).await.unwrap().is_admitted());
+        assert!(
+            !limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            "{engine:?}: the quota is used"
+        );
         clock.advance(Duration::from_micros(1));
-        assert!(limiter.check(alice(), 50_000).await.unwrap().is_admitted());
+        assert!(
+            limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            "{engine:?}: the first half has left the window"
+        );
     }
 }
 
@@ -67,11 +79,15 @@ async fn server_clock_gives_exact_wait_for_large_costs() {
     let first = limiter.check(alice(), 50_000).await.unwrap();
     let second = limiter.check(alice(), 50_000).await.unwrap();
     let third = limiter.check(alice(), 50_000).await.unwrap();
-    assert_eq!((first.is_admitted(), second.is_admitted(), third.is_admitted()), (true, true, false));
+    assert_eq!(
+        (first.is_admitted(), second.is_admitted(), third.is_admitted()),
+        (true, true, false),
+        "the quota fits two of the checks"
+    );
     let first_expiry = Duration::from_micros(first.at_micros()) + HOUR;
     let wait = first_expiry - Duration::from_micros(third.at_micros());
-    assert_eq!(third.retry_after(), Wait::For(wait));
-    assert_eq!(remaining(&limiter).await, 0);
+    assert_eq!(third.retry_after(), Wait::For(wait), "the wait lasts until enough units leave the window");
+    assert_eq!(remaining(&limiter).await, 0, "the denial charges nothing");
 }
 
 /// The record that must expire is in a block far from both ends.
@@ -85,7 +101,7 @@ async fn wait_is_exact_behind_many_records() {
         // 100 instants, 100 records at each.
         for _ in 0..100 {
             for outcome in concurrently((0..100).map(|_| limiter.check(alice(), 1))).await {
-                assert!(outcome.unwrap().is_admitted());
+                assert!(outcome.unwrap().is_admitted(), "{engine:?}: all checks fit");
             }
             clock.advance(Duration::from_micros(1_000_003));
         }
@@ -97,13 +113,20 @@ async fn wait_is_exact_behind_many_records() {
             let denied = limiter.check(alice(), cost).await.unwrap();
             assert_eq!(denied.retry_after(), wait(instant), "{engine:?}, cost {cost}");
         }
-        assert_eq!(limiter.check(alice(), 10_001).await.unwrap().retry_after(), Wait::Never);
+        assert_eq!(
+            limiter.check(alice(), 10_001).await.unwrap().retry_after(),
+            Wait::Never,
+            "{engine:?}: a cost above the quota never fits"
+        );
 
         clock.set_micros(expiry(0) - 1);
-        assert!(!limiter.check(alice(), 100).await.unwrap().is_admitted());
+        assert!(
+            !limiter.check(alice(), 100).await.unwrap().is_admitted(),
+            "{engine:?}: too few units remain"
+        );
         clock.set_micros(expiry(0));
         assert!(limiter.check(alice(), 100).await.unwrap().is_admitted(), "{engine:?}");
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: the quota is used");
     }
 }
 
@@ -119,13 +142,17 @@ async fn overage_does_not_overflow_usage() {
             for charge in 1..=260 {
                 let overage = check(&policies, u32::MAX, Purpose::Overage);
                 let decision = backend.check(&overage).await.unwrap();
-                assert!(decision.is_admitted());
+                assert!(decision.is_admitted(), "{engine:?}: an overage is always admitted");
                 assert_eq!(decision.statuses()[0].remaining(), 0, "{engine:?}: {policies:?}, {charge}");
                 let denied = peek(&backend, &policies, 1).await;
                 assert!(!denied.is_admitted(), "{engine:?}: {policies:?}, {charge}");
             }
             clock.advance(3 * HOUR);
-            assert_eq!(peek(&backend, &policies, 0).await.statuses()[0].remaining(), u32::MAX);
+            assert_eq!(
+                peek(&backend, &policies, 0).await.statuses()[0].remaining(),
+                u32::MAX,
+                "{engine:?}: the refunds restore the quota"
+            );
         }
     }
 }

@@ -4,7 +4,10 @@ use std::{
     future::{Future, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::{Arc, atomic::AtomicU16},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU16, Ordering},
+    },
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -14,18 +17,19 @@ use tokio::time::{interval, sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Algorithm, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend,
-    backend::{Backend, Check, Pair},
+    backend::{Backend, Check, Pair, Reason},
     header, limit,
-    outage::{Breaker, DenyCache},
+    outage::{Breaker, BreakerState, DenyCache},
 };
 
 use super::{
     admin::Admin,
     proxy::relay,
-    rig::{HOUR, LONG_DEADLINE, alice, concurrently, policy},
+    rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, concurrently, policy},
 };
 use crate::support::{
     cluster::{Cluster, slot},
+    cluster_rows,
     server::{Engine, Server},
 };
 
@@ -48,6 +52,28 @@ async fn backend(cluster: &Cluster) -> RedisBackend {
     RedisBackend::connect_cluster([cluster.nodes[0].url()]).await.unwrap()
 }
 
+/// Returns a limiter whose deadline a busy machine does not reach.
+fn patient(backend: &RedisBackend) -> Limiter {
+    Limiter::builder(backend.clone()).without_policies().deadline(LONG_DEADLINE).build().unwrap()
+}
+
+/// Waits until there is a decision again after an outage.
+async fn until_decided(limiter: &Limiter, key: &PartitionKey, policy: &Policy) {
+    let start = Instant::now();
+    while let Err(error) = limiter.peek_pairs([pair(key, policy, 0)]).unwrap().await {
+        assert!(start.elapsed() < TIMEOUT, "no check gets a decision: {error:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Returns whether the circuit breaker of this node is open.
+fn is_open(limiter: &Limiter, node: &Server) -> bool {
+    let breakers = limiter.stats().breakers;
+    let mut of_node =
+        breakers.iter().filter(|breaker| breaker.server.ends_with(&format!(":{}", node.port())));
+    of_node.any(|breaker| breaker.state == BreakerState::Open)
+}
+
 async fn used(limiter: &Limiter, key: &PartitionKey, policy: &Policy) -> u32 {
     let decision = limiter.check_pairs([pair(key, policy, 0)]).unwrap().await.unwrap();
     policy.quota() - decision.statuses()[0].remaining()
@@ -63,7 +89,7 @@ fn evalsha(node: &Server) -> u64 {
 async fn over_limit_client_causes_few_rollbacks() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
-    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let limiter = patient(&backend);
     let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
     let honest = keys_on("address", 1).nth(1).unwrap();
     // The abuser may use 10 of the 40 units a second of the route; the honest client needs 15.
@@ -88,6 +114,7 @@ async fn over_limit_client_causes_few_rollbacks() {
             })
         })
         .collect();
+    // The first denials of all clients, and their rollbacks, leave the window of the route.
     sleep(2 * SECOND).await;
     let mut pace = interval(SECOND / 15);
     pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -116,7 +143,7 @@ async fn over_limit_client_causes_few_rollbacks() {
 async fn short_waits_cause_few_rollbacks() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
-    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let limiter = patient(&backend);
     let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
     let (of_route, of_address) = (policy("route", 1_000_000, HOUR), policy("address", 20, SECOND));
     let (start, mut admitted, mut denied) = (Instant::now(), 0, 0);
@@ -131,7 +158,11 @@ async fn short_waits_cause_few_rollbacks() {
     limiter.drain().await;
     let calls = evalsha(&cluster.nodes[0]) - before;
     // One rollback in each second, and a peek and a charge for each admission, and a peek for each denial.
-    assert!(calls - admitted < 2 * 6 + admitted + denied, "{calls} calls");
+    let seconds = 1 + start.elapsed().as_secs();
+    assert!(
+        calls <= 2 * seconds + 2 * admitted + denied,
+        "{calls} calls in {seconds} s for {admitted} admissions and {denied} denials: at most one rollback in a second"
+    );
 }
 
 /// As above: the costs of the client fall, so that no denial in the cache covers the next one.
@@ -139,24 +170,30 @@ async fn short_waits_cause_few_rollbacks() {
 async fn falling_costs_cause_few_rollbacks() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
-    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let limiter = patient(&backend);
     let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
     let (of_route, of_address) = (policy("route", 1_000, HOUR), policy("address", 100, HOUR));
-    assert!(limiter.check_pairs([pair(&address, &of_address, 100)]).unwrap().await.unwrap().is_admitted());
+    assert!(
+        limiter.check_pairs([pair(&address, &of_address, 100)]).unwrap().await.unwrap().is_admitted(),
+        "the first check uses the quota of the address"
+    );
     let check =
         |cost| limiter.check_pairs([pair(&route, &of_route, 1), pair(&address, &of_address, cost)]).unwrap();
-    assert!(!check(100).await.unwrap().is_admitted());
+    assert!(!check(100).await.unwrap().is_admitted(), "the address is over its limit");
     limiter.drain().await;
     let before = evalsha(&cluster.nodes[0]);
     let start = Instant::now();
     for cost in (1..100).rev() {
-        assert!(!check(cost).await.unwrap().is_admitted());
+        assert!(!check(cost).await.unwrap().is_admitted(), "cost {cost}: the address is over its limit");
     }
-    let took = start.elapsed();
+    let seconds = 1 + start.elapsed().as_secs();
     limiter.drain().await;
     let calls = evalsha(&cluster.nodes[0]) - before;
     // With a peek first: at most one call for each check. A charge and its rollback are two.
-    assert!(calls <= 110, "{calls} calls in {took:?}");
+    assert!(
+        calls <= 99 + 10 * seconds,
+        "{calls} calls in {seconds} s: most of the 99 checks cause no rollback"
+    );
 }
 
 /// A check that the layer rejects charges nothing: the error is that of one check, so the layer does not fail open.
@@ -167,7 +204,7 @@ async fn rejected_check_keeps_no_charges() {
     let layer = RateLimitLayer::builder(backend.clone())
         .policy(policy("own", 20, HOUR))
         .outage(OutageRule::FailOpen)
-        .deadline(2 * SECOND)
+        .deadline(LONG_DEADLINE)
         .key(header("x-api-key").unwrap())
         .also(limit(header("x-other").unwrap()).policy(policy("shared", 20, HOUR)))
         .build()
@@ -184,7 +221,7 @@ async fn rejected_check_keeps_no_charges() {
     let mut n = 0;
     let (own, shared) = loop {
         cluster.flush();
-        assert_eq!(send(&n.to_string(), "other").await, StatusCode::OK);
+        assert_eq!(send(&n.to_string(), "other").await, StatusCode::OK, "the first request of key {n} fits");
         let (own, shared) = (find("own"), find("shared"));
         if own.0 != shared.0 {
             break (own, shared);
@@ -198,9 +235,8 @@ async fn rejected_check_keeps_no_charges() {
     key(shared.0, &shared.1);
     for _ in 0..10 {
         let status = send(&n.to_string(), "other").await;
-        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "an error of one check never fails open");
     }
-    sleep(SECOND).await;
     backend.drain().await;
     // Another client of the shared key has its full quota of 20.
     key(own.0, &own.1);
@@ -237,28 +273,30 @@ async fn breaker_closes_although_another_limiter_has_a_short_deadline() {
         let builder = Limiter::builder(backend.clone()).policy(policy("many", 1_000_000, HOUR));
         builder.deadline(deadline).deny_cache(None).build().unwrap()
     };
-    let (hasty, patient) = (limiter(Duration::from_millis(10)), limiter(2 * SECOND));
+    let (hasty, patient) = (limiter(Duration::from_millis(10)), limiter(LONG_DEADLINE));
     let _ = patient.check(alice(), 1).await.unwrap();
+    // A server that has answered within the last deadline is not silent.
     sleep(Duration::from_millis(300)).await;
     for _ in 0..6 {
-        assert!(hasty.check(alice(), 1).await.is_err());
+        hasty.check(alice(), 1).await.expect_err("the round trip is longer than the deadline");
     }
-    // From here on, only the patient limiter is used, at 40 checks a second.
+    // From here on, only the patient limiter is used.
     let start = Instant::now();
+    while patient.check(alice(), 1).await.is_err() {
+        assert!(start.elapsed() < TIMEOUT, "no probe is answered");
+        sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(patient.stats().breakers[0].state, BreakerState::Closed, "after an answered probe");
     let mut pace = interval(SECOND / 40);
-    let mut tasks = Vec::new();
-    while start.elapsed() < 6 * SECOND {
+    let mut checks = Vec::new();
+    for _ in 0..160 {
         pace.tick().await;
-        let (patient, at) = (patient.clone(), start.elapsed());
-        tasks.push(tokio::spawn(async move { (at, patient.check(alice(), 1).await.is_ok()) }));
+        checks.push(tokio::spawn(patient.check(alice(), 1)));
     }
-    let (mut ok, mut late_failures) = (0, 0);
-    for task in tasks {
-        let (at, is_ok) = task.await.unwrap();
-        ok += u32::from(is_ok);
-        late_failures += u32::from(!is_ok && at > 2 * SECOND);
+    for (i, check) in checks.into_iter().enumerate() {
+        let decision = check.await.unwrap();
+        assert!(decision.is_ok(), "check {i} after the breaker has closed: {decision:?}");
     }
-    assert_eq!(late_failures, 0, "{ok} answered");
 }
 
 /// A cluster without a quorum for a moment, and a user with the documented permissions only.
@@ -275,40 +313,42 @@ async fn documented_permissions_are_enough_after_failover() {
         let urls = cluster.primaries().iter().map(|node| format!("redis://{user}127.0.0.1:{}/", node.port()));
         let backend = RedisBackend::connect_cluster(urls).await.unwrap();
         let builder = Limiter::builder(backend).policy(policy("many", 1_000_000, HOUR)).without_policies();
-        limiters.push(builder.deny_cache(None).deadline(Duration::from_millis(300)).build().unwrap());
+        limiters.push(builder.deny_cache(None).deadline(SECOND).build().unwrap());
     }
     let keys: Vec<_> = (0..3).map(|n| keys_on("user", n).next().unwrap()).collect();
     let many = policy("many", 1_000_000, HOUR);
-    let run = |limiter: Limiter| {
-        let (keys, many) = (keys.clone(), many.clone());
+    let has_failed_over = Arc::new(AtomicBool::new(false));
+    let run = |(user, limiter): (&'static str, Limiter)| {
+        let (keys, many, has_failed_over) = (keys.clone(), many.clone(), has_failed_over.clone());
         tokio::spawn(async move {
-            // The last error of each key.
-            let (start, mut last) = (Instant::now(), [Duration::ZERO; 3]);
-            let mut pace = interval(SECOND / 20);
-            while start.elapsed() < 25 * SECOND {
+            let (mut failed_over, mut pace) = (None, interval(SECOND / 20));
+            // The rounds without an error since the failover.
+            let mut rounds = 0;
+            while rounds < 20 {
                 pace.tick().await;
+                if has_failed_over.load(Ordering::SeqCst) && failed_over.is_none() {
+                    failed_over = Some(Instant::now());
+                }
+                let mut errors = Vec::new();
                 for (n, key) in keys.iter().enumerate() {
-                    if limiter.check_pairs([pair(key, &many, 1)]).unwrap().await.is_err() {
-                        last[n] = start.elapsed();
+                    if let Err(error) = limiter.check_pairs([pair(key, &many, 1)]).unwrap().await {
+                        let reason = error.reason();
+                        assert_ne!(reason, Reason::NoPermission, "{user}, node {n}: {error:?}");
+                        errors.push((n, reason));
                     }
                 }
+                let is_over = failed_over.is_none_or(|instant| instant.elapsed() < TIMEOUT);
+                assert!(is_over, "{user}: no decision after the failover: {errors:?}");
+                rounds = if failed_over.is_some() && errors.is_empty() { rounds + 1 } else { 0 };
             }
-            last
         })
     };
-    let tasks: Vec<_> = limiters.into_iter().map(run).collect();
-    sleep(SECOND / 2).await;
+    let tasks: Vec<_> = ["default user", "limiter"].into_iter().zip(limiters).map(run).collect();
     cluster.kill(0);
-    let took = tokio::task::block_in_place(|| cluster.fail_over(0));
-    let mut outcomes = Vec::new();
+    tokio::task::block_in_place(|| cluster.fail_over(0));
+    has_failed_over.store(true, Ordering::SeqCst);
     for task in tasks {
-        outcomes.push(task.await.unwrap());
-    }
-    let recovered = took + SECOND / 2;
-    for (user, last) in outcomes.iter().enumerate() {
-        for (n, last) in last.iter().enumerate() {
-            assert!(*last < recovered + 3 * SECOND, "user {user}, node {n}: {last:?} after {recovered:?}");
-        }
+        task.await.unwrap();
     }
 }
 
@@ -318,31 +358,33 @@ async fn peeks_open_breaker_of_hung_node() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
     let limiter = Limiter::builder(backend).without_policies().deny_cache(None);
-    let limiter = limiter.deadline(Duration::from_millis(200)).build().unwrap();
+    // There is no probe during the test.
+    let limiter =
+        limiter.deadline(2 * SECOND).breaker(Breaker { failures: 5, open_for: HOUR }).build().unwrap();
     let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let one = policy("one", 1, HOUR);
     for key in [&hung, &healthy] {
         let _ = limiter.check_pairs([pair(key, &policy("warm", 9, HOUR), 1)]).unwrap().await.unwrap();
     }
-    assert!(limiter.check_pairs([pair(&healthy, &one, 1)]).unwrap().await.unwrap().is_admitted());
+    assert!(
+        limiter.check_pairs([pair(&healthy, &one, 1)]).unwrap().await.unwrap().is_admitted(),
+        "the first check uses the quota of the healthy slot"
+    );
     for node in &cluster.nodes {
         // No failover.
         Admin::at(node).set("cluster-node-timeout", "60000");
     }
     cluster.nodes[0].signal(libc::SIGSTOP);
-    let mut waits = Vec::new();
-    let mut pace = interval(SECOND / 20);
-    for _ in 0..200 {
-        pace.tick().await;
-        let start = Instant::now();
+    let mut checks = 0;
+    while !is_open(&limiter, &cluster.nodes[0]) {
+        // Some of the checks find that the node is silent.
+        assert!(checks < 20, "the breaker of the hung node does not open");
         let pairs = [pair(&hung, &one, 1), pair(&healthy, &one, 1)];
-        let denied = limiter.check_pairs(pairs).unwrap().await;
-        assert!(!denied.unwrap().is_admitted());
-        waits.push(start.elapsed());
+        let denied = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        assert!(!denied.is_admitted(), "check {checks}: the healthy slot denies");
+        checks += 1;
     }
-    cluster.nodes[0].signal(libc::SIGCONT);
-    let slow = waits.iter().filter(|wait| **wait > Duration::from_millis(50)).count();
-    assert!(slow < 50, "{slow} of {}", waits.len());
+    assert!(!is_open(&limiter, &cluster.nodes[1]), "the healthy node answers");
 }
 
 /// A hung node loses no rollback of a healthy node.
@@ -369,12 +411,12 @@ async fn hung_node_loses_no_rollback_of_another() {
     concurrently(checks).await;
     limiter.drain().await;
     cluster.nodes[0].signal(libc::SIGCONT);
-    sleep(2 * SECOND).await;
+    until_decided(&limiter, &healthy, &many).await;
     let used = used(&limiter, &healthy, &many).await;
-    assert_eq!((used, backend.lost_rollbacks()), (1, 0));
+    assert_eq!((used, backend.lost_rollbacks()), (1, 0), "every rollback of the healthy node has run");
 }
 
-/// "each rollback at most six seconds"
+/// Each rollback ends after some seconds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_ends_while_a_node_hangs() {
     let cluster = Cluster::start(Engine::Redis);
@@ -382,13 +424,11 @@ async fn drain_ends_while_a_node_hangs() {
     let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let many = policy("many", 1_000_000, HOUR);
     let check = Check::new([pair(&hung, &many, 1), pair(&healthy, &many, 1)]).unwrap();
-    assert!(backend.check(&check).await.unwrap().is_admitted());
+    assert!(backend.check(&check).await.unwrap().is_admitted(), "both slots admit while all nodes run");
     cluster.nodes[0].signal(libc::SIGSTOP);
     // A check without a deadline, which its caller drops.
     timeout(SECOND / 5, backend.check(&check)).await.expect_err("no reply");
-    let drained = timeout(12 * SECOND, backend.drain()).await;
-    cluster.nodes[0].signal(libc::SIGCONT);
-    drained.expect("drain ends");
+    timeout(TIMEOUT, backend.drain()).await.expect("drain ends while the node hangs");
 }
 
 /// A runtime that is not driven holds a rollback. Another runtime drains.
@@ -412,7 +452,7 @@ fn drain_ends_while_another_runtime_is_not_driven() {
         .await;
         // The check is dropped here: its rollback runs on this runtime.
     });
-    let drained = driven.block_on(async { timeout(8 * SECOND, limiter.drain()).await });
+    let drained = driven.block_on(async { timeout(TIMEOUT, limiter.drain()).await });
     drained.expect("drain ends");
 }
 
@@ -420,11 +460,11 @@ fn drain_ends_while_another_runtime_is_not_driven() {
 async fn dropped_checks_leave_no_charges() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
-    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let limiter = patient(&backend);
     let keys: Vec<_> = (0..3).map(|n| keys_on("k", n).next().unwrap()).collect();
     let many = policy("many", 1_000_000, HOUR);
     let all = || limiter.check_pairs(keys.iter().map(|key| pair(key, &many, 1)).collect::<Vec<_>>()).unwrap();
-    assert!(all().await.unwrap().is_admitted());
+    assert!(all().await.unwrap().is_admitted(), "the first check fits");
     let (mut admitted, mut random) = (1, 12_345_u64);
     for round in 0..50 {
         let tasks: Vec<_> = (0..20)
@@ -454,14 +494,14 @@ async fn dropped_checks_leave_no_charges() {
     for key in &keys {
         usage.push(used(&limiter, key, &many).await);
     }
-    assert_eq!(usage, [admitted; 3]);
+    assert_eq!(usage, [admitted; 3], "each slot has the charges of the admitted checks");
 }
 
 /// The round trip is longer than half the deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_over_limit_is_denied_by_a_distant_cluster() {
     let cluster = Cluster::start(Engine::Redis);
-    let delay = Duration::from_millis(120);
+    let delay = Duration::from_millis(240);
     let backend = RedisBackend::cluster_over_streams(
         [("127.0.0.1", cluster.nodes[0].port())],
         move |host, port| async move {
@@ -478,16 +518,18 @@ async fn client_over_limit_is_denied_by_a_distant_cluster() {
         builder.deny_cache(None::<DenyCache>).deadline(deadline).build().unwrap()
     };
     let both = |limiter: &Limiter| limiter.check_pairs([pair(&a, &many, 1), pair(&b, &one, 1)]).unwrap();
-    assert!(both(&limiter(LONG_DEADLINE)).await.unwrap().is_admitted());
-    let uncached = limiter(Duration::from_millis(230));
+    assert!(both(&limiter(LONG_DEADLINE)).await.unwrap().is_admitted(), "the first check fits");
+    let uncached = limiter(Duration::from_millis(460));
     let mut outcomes = Vec::new();
-    for _ in 0..6 {
-        outcomes.push(
-            both(&uncached).await.map(|decision| decision.is_admitted()).map_err(|error| error.reason()),
+    // On a busy machine, some replies are too late.
+    while !outcomes.contains(&Ok(false)) {
+        let outcome = both(&uncached).await;
+        outcomes.push(outcome.map(|decision| decision.is_admitted()).map_err(|error| error.reason()));
+        assert!(
+            outcomes.len() <= 30 && !outcomes.contains(&Ok(true)),
+            "the distant cluster denies the client: {outcomes:?}"
         );
     }
-    // On a busy machine, some replies are too late.
-    assert!(outcomes.contains(&Ok(false)) && !outcomes.contains(&Ok(true)), "{outcomes:?}");
 }
 
 /// The outage rules while the node of one slot is stopped.
@@ -495,11 +537,12 @@ async fn client_over_limit_is_denied_by_a_distant_cluster() {
 async fn outage_rules_apply_across_slots() {
     use tower_sliding_window::outage::Share;
     for rule in [OutageRule::FailOpen, OutageRule::FailClosed, OutageRule::LocalFallback(Share::whole())] {
-        let cluster = Cluster::start(Engine::Redis);
+        let cluster = cluster_rows::cluster();
         let backend = backend(&cluster).await;
         let layer = RateLimitLayer::builder(backend.clone())
             .policy(policy("own", 1_000, HOUR))
             .outage(rule)
+            .deadline(SECOND)
             .key(header("x-api-key").unwrap())
             .also(limit(header("x-other").unwrap()).policy(policy("shared", 10, HOUR)))
             .build()
@@ -518,7 +561,11 @@ async fn outage_rules_apply_across_slots() {
         let mut n = 0;
         let (own, shared) = loop {
             cluster.flush();
-            assert_eq!(send(&n.to_string(), "other").await, 200);
+            assert_eq!(
+                send(&n.to_string(), "other").await,
+                200,
+                "{rule:?}: the first request of key {n} fits"
+            );
             let (own, shared) = (find("own"), find("shared"));
             if own.0 != shared.0 {
                 break (own, shared);
@@ -531,9 +578,10 @@ async fn outage_rules_apply_across_slots() {
         for _ in 0..50 {
             *statuses.entry(send(&n.to_string(), "other").await).or_default() += 1;
         }
-        timeout(10 * SECOND, backend.drain()).await.expect("drain ends");
+        timeout(TIMEOUT, backend.drain()).await.expect("drain ends while the node hangs");
         cluster.nodes[own.0].signal(libc::SIGCONT);
-        sleep(SECOND).await;
+        let key = PartitionKey::new("header:x-api-key", n.to_string());
+        until_decided(&patient(&backend), &key, &policy("own", 1_000, HOUR)).await;
         backend.drain().await;
         let mut after = std::collections::BTreeMap::<u16, u32>::new();
         for _ in 0..20 {
@@ -555,7 +603,7 @@ async fn outage_rules_apply_across_slots() {
 async fn dropped_and_denied_checks_leave_admitted_charges() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
-    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let limiter = patient(&backend);
     let other = Limiter::builder(backend.clone()).without_policies().deny_cache(None).max_in_flight(64);
     let other = other.deadline(SECOND).build().unwrap();
     let keys: Vec<_> = (0..3).map(|n| keys_on("k", n).next().unwrap()).collect();
@@ -593,7 +641,7 @@ async fn dropped_and_denied_checks_leave_admitted_charges() {
     for (key, policy) in keys.iter().zip(&policies) {
         usage.push(used(&limiter, key, policy).await);
     }
-    assert_eq!(usage, [admitted; 3]);
+    assert_eq!(usage, [admitted; 3], "each slot has the charges of the admitted checks");
 }
 
 /// Reads and drops on several runtimes that share a backend; the runtimes end while rollbacks are in progress.
@@ -633,15 +681,19 @@ fn ended_runtimes_count_lost_rollbacks() {
             drop(first);
         }
     }
-    let drained = main.block_on(async { timeout(5 * SECOND, limiter.drain()).await });
+    let drained = main.block_on(async { timeout(TIMEOUT, limiter.drain()).await });
     let usage = main.block_on(async {
+        // The servers run the calls of the runtimes that have ended.
         sleep(SECOND / 5).await;
         [used(&limiter, &a, &many).await, used(&limiter, &b, &many).await]
     });
     let (lost, unanswered) = (backend.lost_rollbacks(), backend.unanswered_checks());
     drained.unwrap();
     for usage in usage {
-        assert!(usage >= admitted && u64::from(usage - admitted) <= lost + unanswered);
+        assert!(
+            usage >= admitted && u64::from(usage - admitted) <= lost + unanswered,
+            "{usage} units used by {admitted} admitted checks: only {lost} lost rollbacks and {unanswered} unanswered checks may be charged, too"
+        );
     }
 }
 
@@ -652,7 +704,7 @@ async fn check_dropped_while_connecting_sends_nothing() {
     let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let many = policy("many", 1_000_000, HOUR);
     let backend = RedisBackend::lazy_cluster([cluster.nodes[0].url()]).unwrap();
-    let limiter = Limiter::builder(backend.clone()).without_policies().deadline(2 * SECOND).build().unwrap();
+    let limiter = patient(&backend);
     let mut check = Box::pin(limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap());
     poll_fn(|cx| {
         let _ = Pin::new(&mut check).poll(cx);
@@ -661,9 +713,10 @@ async fn check_dropped_while_connecting_sends_nothing() {
     .await;
     drop(check);
     limiter.drain().await;
+    // No event shows that nothing is sent.
     sleep(SECOND).await;
     let calls = [0, 1].map(|n| evalsha(&cluster.nodes[n]) + Admin::at(&cluster.nodes[n]).calls("eval").all);
-    assert_eq!(calls, [0, 0]);
+    assert_eq!(calls, [0, 0], "no script call reaches a node");
 }
 
 /// Returns the policy names of the statuses of a check.
@@ -681,35 +734,39 @@ async fn shadow_slot_denies_no_check() {
             Admin::at(node).query::<()>(&["FLUSHALL"]);
         }
         let limiter = Limiter::builder(backend.clone()).without_policies().deny_cache(cache);
-        let limiter = limiter.deadline(2 * SECOND).build().unwrap();
+        let limiter = limiter.deadline(LONG_DEADLINE).build().unwrap();
         let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
         let (two, canary) = (policy("two", 2, HOUR), policy("canary", 1, HOUR));
         let both = || limiter.check_pairs([pair(&route, &canary, 1).shadow(), pair(&user, &two, 1)]).unwrap();
         for denials in [0, 1] {
             let decision = both().await.unwrap();
             assert!(decision.is_admitted() && decision.shadow_denied().count() == denials, "{decision:?}");
-            assert_eq!(decided(&decision), ["canary", "two"]);
+            assert_eq!(decided(&decision), ["canary", "two"], "the statuses are in the order of the pairs");
         }
-        assert_eq!(used(&limiter, &route, &canary).await, 1);
+        assert_eq!(used(&limiter, &route, &canary).await, 1, "a shadow denial charges nothing");
         // The enforcing slot denies: the shadow slot is rolled back.
         let wide = policy("wide", 9, HOUR);
         let of_route = [pair(&route, &wide, 1).shadow(), pair(&route, &canary, 1).shadow()];
         let pairs = [&of_route[..], &[pair(&user, &two, 1)]].concat();
         let denied = limiter.check_pairs(pairs).unwrap().await.unwrap();
-        assert!(!denied.is_admitted());
+        assert!(!denied.is_admitted(), "the enforcing slot denies");
         if cache.is_some() {
             // Without a peek, the shadow slot has replied. Its statuses contain no charge.
             let remaining: Vec<u32> = denied.statuses().iter().map(|status| status.remaining()).collect();
-            assert_eq!((decided(&denied), remaining), (vec!["wide", "canary", "two"], vec![9, 0, 0]));
+            assert_eq!(
+                (decided(&denied), remaining),
+                (vec!["wide", "canary", "two"], vec![9, 0, 0]),
+                "the statuses contain no charge of the denied check"
+            );
         }
         limiter.drain().await;
-        assert_eq!(used(&limiter, &route, &wide).await, 0);
+        assert_eq!(used(&limiter, &route, &wide).await, 0, "the shadow slot is rolled back");
         // Shadow slots alone.
         let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &two, 1).shadow()];
         let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
         assert!(decision.is_admitted() && decision.shadow_denied().count() == 2, "{decision:?}");
     }
-    assert_eq!(backend.lost_rollbacks(), 0);
+    assert_eq!(backend.lost_rollbacks(), 0, "every rollback has run");
 }
 
 /// A shadow slot whose node is dead or hangs makes no check unavailable, and its circuit breaker opens.
@@ -717,42 +774,70 @@ async fn shadow_slot_denies_no_check() {
 async fn lost_shadow_slot_makes_no_check_unavailable() {
     let cached = Some(DenyCache::default());
     for (is_killed, cache) in [(true, cached), (false, cached), (false, None)] {
-        let mut cluster = crate::support::cluster_rows::cluster();
+        let mut cluster = cluster_rows::cluster();
         let limiter = Limiter::builder(backend(&cluster).await).without_policies().deny_cache(cache);
-        let limiter = limiter.deadline(SECOND / 2).breaker(Breaker { failures: 5, open_for: 60 * SECOND });
+        // Until the breaker opens, a check waits for half of its deadline.
+        let limiter = limiter.deadline(2 * SECOND).breaker(Breaker { failures: 5, open_for: HOUR });
         let limiter = limiter.build().unwrap();
         let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
         let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 10, HOUR));
         let pairs = || [pair(&route, &canary, 1).shadow(), pair(&user, &ten, 1)];
-        assert_eq!(decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()), ["canary", "ten"]);
+        assert_eq!(
+            decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()),
+            ["canary", "ten"],
+            "all slots reply while the node runs"
+        );
         if is_killed {
             cluster.kill(1);
         } else {
             cluster.nodes[1].signal(libc::SIGSTOP);
         }
-        let mut waits = Vec::new();
         for remaining in (1..9).rev() {
-            let sent = Instant::now();
             let reservation = limiter.reserve_pairs(pairs()).unwrap().await.unwrap();
-            waits.push(sent.elapsed());
             let decision = reservation.decision().unwrap();
-            assert_eq!((decided(decision), decision.receipts().len()), (vec!["ten"], 2));
-            assert_eq!(decision.statuses()[0].remaining(), remaining);
-            assert_eq!(decision.policies().count(), 2);
-            sleep(SECOND * 3 / 10).await;
+            assert_eq!(
+                (decided(decision), decision.receipts().len()),
+                (vec!["ten"], 2),
+                "only the enforcing slot has a status, and both pairs have receipts"
+            );
+            assert_eq!(
+                decision.statuses()[0].remaining(),
+                remaining,
+                "the enforcing slot charges each check once"
+            );
+            assert_eq!(decision.policies().count(), 2, "the decision names both policies");
         }
-        // Until the breaker opens, a check waits for half of its deadline.
-        assert!(waits.iter().all(|wait| *wait < SECOND * 4 / 10), "{waits:?}");
-        assert!(waits[7] < SECOND / 5, "the breaker is open: {waits:?}");
+        // The breaker opens when the last answer of the node is a deadline old.
+        let lost = Instant::now();
+        while !is_open(&limiter, &cluster.nodes[1]) && lost.elapsed() < TIMEOUT {
+            let peeked = limiter.peek_pairs(pairs()).unwrap().await;
+            assert!(peeked.is_ok(), "the enforcing slot decides: {peeked:?}");
+            sleep(Duration::from_millis(20)).await;
+        }
+        assert!(
+            is_open(&limiter, &cluster.nodes[1]),
+            "the breaker of the lost node opens: {:?}",
+            limiter.stats()
+        );
         // The enforcing slot denies as usual.
-        assert!(limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
-        assert!(!limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted());
+        assert!(
+            limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted(),
+            "the last unit of the enforcing slot"
+        );
+        assert!(
+            !limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted(),
+            "the enforcing slot denies as usual"
+        );
         // Shadow slots alone: without any reply, there is an error, and the caller decides.
         let alone = limiter.check_pairs([pair(&route, &canary, 1).shadow()]).unwrap().await;
-        assert!(alone.is_err());
+        assert!(alone.is_err(), "without any reply, there is no decision: {alone:?}");
         let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &policy("new", 9, HOUR), 1).shadow()];
         let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
-        assert_eq!((decision.is_admitted(), decided(&decision)), (true, vec!["new"]));
+        assert_eq!(
+            (decision.is_admitted(), decided(&decision)),
+            (true, vec!["new"]),
+            "one reply of a shadow slot is a decision"
+        );
         if !is_killed {
             cluster.nodes[1].signal(libc::SIGCONT);
         }

@@ -1,7 +1,7 @@
 //! Denials, peeks and refunds of unknown charges write nothing: no record, no time to live, and no cleanup of expired
 //! records.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tower_sliding_window::{
     Policy, RedisBackend,
@@ -12,7 +12,7 @@ use super::{
     admin::{Admin, State},
     rig::{
         HOUR, LONG_WINDOW, alice, backend, check, every_algorithm, idle, limiter, peek, policy, reserve,
-        with_manual_clock,
+        wait_until, with_manual_clock,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -25,15 +25,18 @@ async fn denial_preserves_value_and_time_to_live() {
         let policies = [policy("wide", 1_000, HOUR), policy("narrow", 20, HOUR)];
         let limiter = limiter(backend(&server).await, policies);
         for _ in 0..20 {
-            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted());
+            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: 20 units fit");
         }
         idle().await;
         let mut admin = Admin::at(&server);
         let before = State::of(&mut admin);
-        assert_eq!(before.keys.len(), 2);
+        assert_eq!(before.keys.len(), 2, "{engine:?}: a key for each policy");
 
         for cost in [1, 20, 21, 1_001] {
-            assert!(!limiter.check(alice(), cost).await.unwrap().is_admitted());
+            assert!(
+                !limiter.check(alice(), cost).await.unwrap().is_admitted(),
+                "{engine:?}, cost {cost}: the narrow policy is used up"
+            );
         }
         assert_eq!(State::of(&mut admin), before, "{engine:?}");
     }
@@ -54,7 +57,10 @@ async fn denial_leaves_expired_records_to_next_charge() {
         let key = admin.only_key();
         let before = (admin.value_and_expiry(&key), admin.writes());
 
-        assert!(!limiter.check(alice(), 100).await.unwrap().is_admitted());
+        assert!(
+            !limiter.check(alice(), 100).await.unwrap().is_admitted(),
+            "{engine:?}: the cost is the whole quota"
+        );
         assert_eq!((admin.value_and_expiry(&key), admin.writes()), before, "{engine:?}");
 
         let entries: usize = admin.query(&["LLEN", &key]);
@@ -72,11 +78,10 @@ async fn denials_peeks_and_unknown_refunds_replicate_nothing() {
         let port = server.port().to_string();
         let replica = Server::with_options(engine, &["--replicaof", "127.0.0.1", &port]);
         let mut admin = Admin::at(&server);
-        let start = Instant::now();
-        while Admin::at(&replica).info("replication", "master_link_status").as_deref() != Some("up") {
-            assert!(start.elapsed() < Duration::from_secs(20), "the replica does not attach");
-            idle().await;
-        }
+        wait_until("the replica does not attach", || {
+            Admin::at(&replica).info("replication", "master_link_status").as_deref() == Some("up")
+        })
+        .await;
 
         let backend = backend(&server).await;
         for policy in every_algorithm(3, LONG_WINDOW) {
@@ -91,7 +96,7 @@ async fn denials_peeks_and_unknown_refunds_replicate_nothing() {
             for cost in [1, 2, 3, 4] {
                 for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek] {
                     let denied = backend.check(&check(&policies, cost, purpose)).await.unwrap();
-                    assert!(!denied.is_admitted());
+                    assert!(!denied.is_admitted(), "{engine:?}: the quota is used: {denied:?}");
                 }
             }
             let _ = peek(&backend, &policies, 0).await;
@@ -122,7 +127,7 @@ async fn denials_and_peeks_of_every_algorithm_write_nothing() {
             for (cost, purpose) in [(21, Purpose::Charge), (1, Purpose::Peek), (0, Purpose::Reserve)] {
                 let _ = backend.check(&check(&policies, cost, purpose)).await.unwrap();
             }
-            assert_eq!(admin.keys(), [""; 0]);
+            assert_eq!(admin.keys(), [""; 0], "{engine:?}: {policies:?}: no check creates a key");
             for _ in 0..20 {
                 reserve(&backend, &policies, 1).await;
                 clock.advance(Duration::from_millis(100));
@@ -163,10 +168,10 @@ async fn unknown_refunds_write_nothing() {
             backend.refund(&refunded).await.unwrap();
             clock.advance(Duration::from_millis(1));
             backend.reset(&first.check).await.unwrap();
-            assert_eq!(admin.keys(), [""; 0]);
+            assert_eq!(admin.keys(), [""; 0], "{engine:?}: {policies:?}: a reset deletes the key");
             // A refund creates no key.
             backend.refund(&refunded).await.unwrap();
-            assert_eq!(admin.keys(), [""; 0]);
+            assert_eq!(admin.keys(), [""; 0], "{engine:?}: {policies:?}: a refund creates no key");
 
             let oldest = reserve(&backend, &policies, 2).await;
             if policies[0].name() == "log" {
@@ -227,7 +232,7 @@ async fn zero_cost_writes_nothing() {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 3, HOUR)]);
         let mut admin = Admin::at(&server);
-        assert!(limiter.check(alice(), 0).await.unwrap().is_admitted());
+        assert!(limiter.check(alice(), 0).await.unwrap().is_admitted(), "{engine:?}: a cost of 0 fits");
         assert_eq!((admin.keys(), admin.writes()), (vec![], 0), "{engine:?}");
     }
 }

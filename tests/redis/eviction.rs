@@ -55,7 +55,7 @@ async fn backend_logs_nothing_without_eviction() {
             let (events, _guard) = Events::collect();
             let _ = connect(&server).await.check(alice(), 1).await.unwrap();
             idle().await;
-            assert!(Admin::at(&server).calls("info").all > 0);
+            assert!(Admin::at(&server).calls("info").all > 0, "the backend has asked for the policy");
             assert_eq!(events.text(), "", "{engine:?} {options:?}");
         }
     }

@@ -18,7 +18,7 @@ use crate::support::server::{Engine, Server};
 /// Makes twenty charges: one in the header of the tail, two blocks of eight, and three after the header in the tail.
 async fn twenty_charges(limiter: &Limiter) {
     for _ in 0..20 {
-        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted());
+        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "the first check fits");
     }
 }
 
@@ -83,7 +83,11 @@ async fn list_with_wrong_tail_is_foreign() {
             assert_foreign_and_unchanged(engine, &format!("tail {i}"), &limiter, &mut admin).await;
         }
         cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut admin.0).unwrap();
-        assert_eq!(limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(), 79);
+        assert_eq!(
+            limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(),
+            79,
+            "{engine:?}: the restored tail has all 20 charges"
+        );
     }
 }
 
@@ -165,7 +169,11 @@ async fn list_with_contradictory_header_is_foreign() {
             }
         }
         cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut admin.0).unwrap();
-        assert_eq!(limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(), 98);
+        assert_eq!(
+            limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(),
+            98,
+            "{engine:?}: the restored value has its charge"
+        );
     }
 }
 
@@ -241,7 +249,7 @@ async fn foreign_value_leaves_other_keys_unchanged() {
             admin.query::<()>(&["FLUSHALL"]);
             admin.query::<()>(&["SET", &foreign, "7"]);
             assert_foreign_and_unchanged(engine, &foreign, &limiter, &mut admin).await;
-            assert_eq!(admin.only_key(), foreign);
+            assert_eq!(admin.only_key(), foreign, "{engine:?}: the failed check creates no key");
         }
     }
 }
@@ -268,7 +276,7 @@ async fn window_values_of_wrong_length_or_type_are_foreign() {
             let limiter = limiter(backend.clone(), [policy]);
             let key = admin.only_key();
             let value: Vec<u8> = admin.query(&["GET", &key]);
-            assert_eq!(value.len(), 24);
+            assert_eq!(value.len(), 24, "{engine:?}: the layout of the windows");
 
             for length in [0, 1, 12, 23, 25, 48] {
                 cmd("SET").arg(&key).arg(&value.repeat(2)[..length]).exec(&mut admin.0).unwrap();
@@ -291,7 +299,11 @@ async fn window_values_of_wrong_length_or_type_are_foreign() {
                     .await;
             }
             cmd("SET").arg(&key).arg(&value).exec(&mut admin.0).unwrap();
-            assert_eq!(limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(), 97);
+            assert_eq!(
+                limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(),
+                97,
+                "{engine:?}: the restored value has its charge"
+            );
         }
     }
 }
@@ -369,7 +381,11 @@ async fn refund_treats_list_with_wrong_tail_as_foreign() {
         }
         cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut admin.0).unwrap();
         backend.refund(&reserved[10].refund(0)).await.unwrap();
-        assert_eq!(peek(&backend, &policies, 0).await.statuses()[0].remaining(), 81);
+        assert_eq!(
+            peek(&backend, &policies, 0).await.statuses()[0].remaining(),
+            81,
+            "{engine:?}: the restored tail can be refunded"
+        );
     }
 }
 

@@ -38,7 +38,7 @@ async fn stored_keys_match_key_name() {
                 let builder = Limiter::builder(backend.clone()).namespace(namespace);
                 let builder = policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone()));
                 let limiter = builder.build().unwrap();
-                assert_eq!(limiter.namespace(), namespace);
+                assert_eq!(limiter.namespace(), namespace, "the limiter reports its namespace");
                 let _ = limiter.check(alice(), 1).await.unwrap();
             }
             let name = |namespace| {
@@ -131,7 +131,11 @@ async fn hash_secret_separates_counts() {
 
         same.reset(alice()).await.unwrap();
         assert_eq!(remaining(&one).await, 10, "{engine:?}");
-        assert_eq!(Admin::at(&server).keys(), [""; 0]);
+        assert_eq!(
+            Admin::at(&server).keys(),
+            [""; 0],
+            "{engine:?}: a reset with the same secret deletes the key"
+        );
     }
 }
 
@@ -150,10 +154,13 @@ async fn check_with_hash_secret_is_split_by_slot() {
             let decision = backend.check(&check).await.unwrap();
             assert!(decision.statuses().iter().all(|status| status.remaining() == expected), "{decision:?}");
         }
-        assert!(!backend.check(&check).await.unwrap().is_admitted());
+        assert!(
+            !backend.check(&check).await.unwrap().is_admitted(),
+            "{i}: two units remain in each slot, and the cost is 4"
+        );
         backend.reset(&check).await.unwrap();
     }
-    assert_eq!(backend.lost_rollbacks(), 0);
+    assert_eq!(backend.lost_rollbacks(), 0, "every rollback has run");
 }
 
 /// Without a secret, a client computes the slot of its key as the server does, and invents keys until one is in the victim's slot.
@@ -184,7 +191,7 @@ async fn short_hash_secret_is_an_error() {
     let backend = RedisBackend::lazy("redis://127.0.0.1/").unwrap();
     let error = backend.with_hash_secret("s3cret").unwrap_err();
     assert!(matches!(error, ConfigError::HashSecret { given: 6, min: 32 }), "{error:?}");
-    assert!(!format!("{error} {error:?}").contains("s3cret"));
+    assert!(!format!("{error} {error:?}").contains("s3cret"), "the error hides the secret");
 }
 
 /// Returns `Display` and `Debug` of an error and of all its sources.
@@ -233,7 +240,7 @@ async fn output_reveals_no_key_secret_or_password() {
         printed += &chain(&Check::new(repeated).unwrap_err());
         admin.query::<()>(&["SET", &backend.key_name("tsw", &key(), &log), "foreign"]);
         let error = limiter.check(key(), 1).await.unwrap_err();
-        assert_eq!(error.reason(), Reason::ForeignValue);
+        assert_eq!(error.reason(), Reason::ForeignValue, "{engine:?}: the key has a foreign value");
         printed += &chain(&error);
         admin.query::<()>(&["FLUSHALL"]);
         let lost = limiter.reserve(key(), 2).await.unwrap();
@@ -245,7 +252,8 @@ async fn output_reveals_no_key_secret_or_password() {
         printed += &chain(&wrong);
         drop(server);
         printed += &chain(&RedisBackend::connect(&url).await.unwrap_err());
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        // The backend notices that the connection was closed.
+        rig::idle().await;
         printed += &chain(&limiter.check(key(), 1).await.unwrap_err());
         printed += &events.text();
 

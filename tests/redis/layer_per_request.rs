@@ -8,12 +8,12 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use tokio::time::sleep;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{Policy, RateLimitLayer, RedisBackend, header};
 
 use crate::{
     http::{MINUTE, SECOND, wire::Site},
+    redis_server::rig::wait_until,
     support::{
         events::Events,
         server::{Engine, Server},
@@ -40,7 +40,7 @@ async fn empty(_: Request) -> Result<Response, Infallible> {
 
 async fn send(site: &Site, requests: usize) {
     for _ in 0..requests {
-        assert_eq!(site.get("/", &[("x-api-key", "alice")]).await.status, 200);
+        assert_eq!(site.get("/", &[("x-api-key", "alice")]).await.status, 200, "every request fits");
     }
 }
 
@@ -61,13 +61,17 @@ async fn backend_per_request_causes_one_event() {
     let site = Site::serve(app).await;
     let before = connections(&server);
     send(&site, 19).await;
-    assert_eq!(events.take(), [""; 0]);
+    assert_eq!(events.take(), [""; 0], "too few layers for an event");
     // Each request has opened a connection, and each call of the function one.
-    assert_eq!(connections(&server) - before, 20);
+    assert_eq!(connections(&server) - before, 20, "a connection for each request, and one of this test");
     send(&site, 21).await;
     // The limiter of the last request may be dropped after its response.
-    sleep(SECOND / 5).await;
-    let logged = events.take();
+    let mut logged = Vec::new();
+    wait_until("no event", || {
+        logged.extend(events.take());
+        !logged.is_empty()
+    })
+    .await;
     assert_eq!(logged.len(), 1, "{logged:?}");
     let store = format!("store=\"redis 127.0.0.1:{}/0, namespace tsw\"", server.port());
     for part in ["WARN", "built and dropped again", &store, "dropped=20"] {
@@ -96,5 +100,5 @@ async fn layers_built_at_start_cause_no_event() {
     let names: Vec<_> = (0..5).map(|i| i.to_string()).collect();
     let app = names.iter().fold(app, |app, name| app.layer(layer(backend.clone(), name)));
     send(&Site::serve(app).await, 40).await;
-    assert_eq!(events.take(), [""; 0]);
+    assert_eq!(events.take(), [""; 0], "layers that live cause no event");
 }

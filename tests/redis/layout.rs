@@ -172,7 +172,7 @@ async fn checks_write_the_documented_log_layout() {
         // The first charge sets the generation.
         let reserved = generation_of(&backend, &policies, units).await;
         let generation = *generation.get_or_insert(reserved);
-        assert_eq!(reserved, generation);
+        assert_eq!(reserved, generation, "a charge keeps the generation");
         let now = clock.now_micros();
         records.push((now, u64::from(units)));
         clock.advance(Duration::from_micros(7_654_321));
@@ -195,7 +195,7 @@ async fn checks_write_the_documented_bucket_layout() {
     for units in 1..=80 {
         let reserved = generation_of(&backend, &policies, units).await;
         let generation = *generation.get_or_insert(reserved);
-        assert_eq!(reserved, generation);
+        assert_eq!(reserved, generation, "a charge keeps the generation");
         let now = clock.now_micros();
         let end = (now / precision + 1) * precision;
         match records.last_mut() {
@@ -207,7 +207,7 @@ async fn checks_write_the_documented_bucket_layout() {
         let key = admin.only_key();
         assert_same_list(&mut admin, &key, &Log { generation, last: now, before: 0, records: &records });
     }
-    assert!(records.len() > 20);
+    assert!(records.len() > 20, "the log has enough records for this test: {records:?}");
 }
 
 #[tokio::test]

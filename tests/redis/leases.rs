@@ -13,7 +13,7 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-use super::rig::{LONG_DEADLINE, alice, backend};
+use super::rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, backend};
 use crate::{
     lease::{buckets, store::model},
     support::server::{Engine, Server},
@@ -112,7 +112,9 @@ async fn processes_on_redis_never_exceed_quota() {
         let grants = grants.clone();
         processes.push(tokio::spawn(async move {
             let start = Instant::now();
-            while start.elapsed() < 8 * window {
+            // On a busy machine, fewer checks fit into a window.
+            while start.elapsed() < 8 * window || limiter.stats().leased_units_granted < 80 {
+                assert!(start.elapsed() < TIMEOUT, "the process grants no 80 units from its leases");
                 let is_flood = (start.elapsed().as_micros() / window.as_micros()).is_multiple_of(2);
                 for _ in 0..if is_flood { 6 } else { 1 } {
                     let before = unix_micros();
@@ -125,6 +127,7 @@ async fn processes_on_redis_never_exceed_quota() {
                         grants.lock().unwrap().push((grant, decision.is_leased()));
                     }
                 }
+                // The load of a process is spread over its windows.
                 sleep(2 * MILLISECOND).await;
             }
             limiter.drain().await;
@@ -137,12 +140,15 @@ async fn processes_on_redis_never_exceed_quota() {
         leased += stats.leased_units;
         granted += stats.leased_units_granted;
         returned += stats.leased_units_returned;
-        assert_eq!(stats.leased_units_lost, 0);
+        assert_eq!(stats.leased_units_lost, 0, "every return is confirmed");
     }
-    assert_eq!(leased, granted + returned);
+    assert_eq!(leased, granted + returned, "each leased unit was granted or returned");
     let grants = grants.lock().unwrap().clone();
-    assert_eq!(grants.iter().filter(|(_, is_leased)| *is_leased).count() as u64, granted);
-    assert!(granted > 300, "{granted} were granted from leases");
+    assert_eq!(
+        grants.iter().filter(|(_, is_leased)| *is_leased).count() as u64,
+        granted,
+        "each grant is counted once"
+    );
     let window = window.as_micros() as u64;
     for ((start, _), _) in &grants {
         // Those that were granted within the window, whenever between their two instants.
@@ -151,15 +157,20 @@ async fn processes_on_redis_never_exceed_quota() {
     }
 }
 
+/// Waits while a bucket of an hour may end during the test. The bucket ends on the server's clock.
+async fn not_at_end_of_hour() {
+    let hour = HOUR.as_micros() as u64;
+    while unix_micros() % hour > hour - 30_000_000 {
+        sleep(100 * MILLISECOND).await;
+    }
+}
+
 #[tokio::test]
 async fn leases_survive_server_outage_until_bucket_ends() {
     let mut server = Server::start(Engine::Redis);
-    let policy = buckets(10_000, 60 * SECOND, 20 * SECOND).leased(Lease::up_to(100)).unwrap();
+    let policy = buckets(10_000, 3 * HOUR, HOUR).leased(Lease::up_to(100)).unwrap();
     let backend = backend(&server).await;
-    // Not at the end of a bucket.
-    while unix_micros() % 20_000_000 > 15_000_000 {
-        sleep(100 * MILLISECOND).await;
-    }
+    not_at_end_of_hour().await;
     let limiter = limiter(backend, policy);
     let key = || PartitionKey::new("user", "alice");
     // Leases of 1, 3, 7 and 15 units.
@@ -168,25 +179,27 @@ async fn leases_survive_server_outage_until_bucket_ends() {
     }
     server.kill();
     for _ in 0..14 {
-        assert!(limiter.check(key(), 1).await.unwrap().is_leased());
+        assert!(limiter.check(key(), 1).await.unwrap().is_leased(), "the process still has leased units");
     }
-    assert!(limiter.peek(key(), 1).await.is_err());
+    assert!(limiter.peek(key(), 1).await.is_err(), "the server is dead");
 }
 
 /// The table of leases keeps a long key as a digest.
 #[tokio::test]
 async fn lease_of_long_key_is_returned() {
     let server = Server::start(Engine::Redis);
-    let policy = buckets(10_000, 60 * SECOND, 20 * SECOND).leased(Lease::up_to(100)).unwrap();
+    let policy = buckets(10_000, 3 * HOUR, HOUR).leased(Lease::up_to(100)).unwrap();
     let limiter = limiter(backend(&server).await, policy);
     let key = || PartitionKey::new("user", "x".repeat(1_000));
-    while unix_micros() % 20_000_000 > 15_000_000 {
-        sleep(100 * MILLISECOND).await;
-    }
+    not_at_end_of_hour().await;
     for _ in 0..5 {
         let _ = limiter.check(key(), 1).await.unwrap();
     }
     limiter.drain().await;
-    assert!(limiter.stats().leased_units_returned > 0);
-    assert_eq!(limiter.peek(key(), 0).await.unwrap().statuses()[0].remaining(), 10_000 - 5);
+    assert!(limiter.stats().leased_units_returned > 0, "drain returns the idle units");
+    assert_eq!(
+        limiter.peek(key(), 0).await.unwrap().statuses()[0].remaining(),
+        10_000 - 5,
+        "only the granted units remain charged"
+    );
 }

@@ -28,7 +28,7 @@ async fn assert_charged_once(limiter: &Limiter, proxy: &Proxy, server: &Server, 
 
     proxy.cut_next(cut);
     assert_eq!(reason(limiter.check(alice(), 7).await), Reason::Connection, "{cut:?}");
-    assert!(proxy.has_cut());
+    assert!(proxy.has_cut(), "{cut:?}: the reply was cut");
     idle().await;
     assert_eq!(admin.calls("evalsha").all + admin.calls("eval").all, 1, "{cut:?}");
     assert_eq!(remaining(&direct).await, before - 7, "{cut:?}: charged exactly once");
@@ -91,13 +91,13 @@ async fn check_with_lost_noscript_reply_charges_nothing() {
 
     // The NOSCRIPT reply is lost: no script has run.
     proxy.cut_next(Cut::WithinReply);
-    assert_eq!(reason(proxied.check(alice(), 7).await), Reason::Connection);
+    assert_eq!(reason(proxied.check(alice(), 7).await), Reason::Connection, "the connection was lost");
     idle().await;
-    assert_eq!(admin.calls("eval").all, 0);
-    assert_eq!(admin.keys(), [""; 0]);
+    assert_eq!(admin.calls("eval").all, 0, "the backend sends no script after a lost reply");
+    assert_eq!(admin.keys(), [""; 0], "no script has run");
 
-    assert!(proxied.check(alice(), 7).await.unwrap().is_admitted());
-    assert_eq!(remaining(&direct).await, 93);
+    assert!(proxied.check(alice(), 7).await.unwrap().is_admitted(), "the backend has reconnected");
+    assert_eq!(remaining(&direct).await, 93, "only the second check is charged");
 }
 
 /// A retry would refund more units than the reservation has.
@@ -121,7 +121,7 @@ async fn refund_with_lost_reply_is_applied_once() {
             proxy.cut_next(cut);
             let error = proxied.refund(&reserved.refund(7)).await.unwrap_err();
             assert_eq!(error.reason(), Reason::Connection, "{engine:?} {cut:?}");
-            assert!(proxy.has_cut());
+            assert!(proxy.has_cut(), "{engine:?} {cut:?}: the reply was cut");
             idle().await;
             assert_eq!(admin.calls("evalsha").all + admin.calls("eval").all, 1, "{engine:?} {cut:?}");
             for status in peek(&proxied, &policies, 0).await.statuses() {

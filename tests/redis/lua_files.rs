@@ -18,7 +18,10 @@ fn files() -> HashMap<String, String> {
             (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read_to_string(path).unwrap())
         })
         .collect();
-    assert!(files.contains_key("names.lua") && files.contains_key("check.lua"));
+    assert!(
+        files.contains_key("names.lua") && files.contains_key("check.lua"),
+        "the names and the check script are there"
+    );
     files
 }
 

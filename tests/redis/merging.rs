@@ -10,7 +10,7 @@ use std::{
 use redis::cmd;
 use tokio::{
     runtime::{Builder, Runtime},
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tower_sliding_window::{
     Decision, Limiter, PartitionKey, Policy, RedisBackend,
@@ -21,13 +21,10 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    proxy::{Cut, Proxy},
-    rig::{HOUR, LONG_DEADLINE, alice, check, concurrently, limiter, policy, reason},
+    proxy::{Cut, Passing, Proxy},
+    rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, check, concurrently, limiter, policy, reason, wait_until},
 };
-use crate::support::{
-    delay::DelayProxy,
-    server::{Engine, Server},
-};
+use crate::support::server::{Engine, Server};
 
 pub type Decided = Pin<Box<dyn Future<Output = Result<Decision, BackendError>> + Send>>;
 
@@ -124,11 +121,15 @@ async fn lone_checks_use_check_script() {
     admin.query::<()>(&["CONFIG", "RESETSTAT"]);
     for i in 0..20 {
         let left = remaining(&one_unit(&backend, alice()).await);
-        assert_eq!(left, 999 - i);
+        assert_eq!(left, 999 - i, "each check is charged once");
     }
     // The check script is loaded once, and is the only one.
-    assert_eq!((admin.calls("evalsha").all, admin.calls("eval").all), (20, 1));
-    assert_eq!(admin.number("memory", "number_of_cached_scripts"), 1);
+    assert_eq!(
+        (admin.calls("evalsha").all, admin.calls("eval").all),
+        (20, 1),
+        "a call for each check, and one load of the script"
+    );
+    assert_eq!(admin.number("memory", "number_of_cached_scripts"), 1, "lone checks load no merged script");
 }
 
 #[tokio::test]
@@ -196,7 +197,11 @@ async fn foreign_value_fails_only_checks_of_its_key() {
                 assert!(outcome.unwrap().is_admitted(), "{engine:?} {name}");
             }
         }
-        assert_eq!([used(&server, user("alice")).await, used(&server, user("bob")).await], [2, 1]);
+        assert_eq!(
+            [used(&server, user("alice")).await, used(&server, user("bob")).await],
+            [2, 1],
+            "{engine:?}: only checks of other keys are charged"
+        );
     }
 }
 
@@ -222,7 +227,7 @@ async fn full_log_fails_only_checks_of_its_key() {
     let full = outcomes(checks.map(|(name, cost)| decided(&backend, charge(name, cost))).into()).await;
     for (i, outcome) in full.into_iter().enumerate() {
         match i {
-            0 | 5 => assert!(outcome.unwrap().is_admitted()),
+            0 | 5 => assert!(outcome.unwrap().is_admitted(), "check {i} is of another key"),
             2 => assert!(!outcome.unwrap().is_admitted(), "a full log denies as usual"),
             _ => assert_eq!(reason(outcome), Reason::Full, "{i}"),
         }
@@ -239,25 +244,32 @@ async fn check_dropped_before_write_is_not_sent() {
     // The first one is a call of its own. The second one has opened the batch.
     checks.drain(1..4);
     let left: Vec<u32> = outcomes(checks).await.iter().map(remaining).collect();
-    assert_eq!(left, [998, 997, 996, 995, 994, 993, 992]);
-    assert_eq!(used(&server, alice()).await, 8);
-    assert_eq!(backend.unanswered_checks(), 0);
+    assert_eq!(left, [998, 997, 996, 995, 994, 993, 992], "the dropped checks are not charged");
+    assert_eq!(used(&server, alice()).await, 8, "one unit before, and 7 of the checks that were kept");
+    assert_eq!(backend.unanswered_checks(), 0, "a check that was not sent has no reply to wait for");
 }
 
 #[tokio::test]
 async fn check_dropped_after_write_counts_as_unanswered() {
     let server = Server::start(Engine::Redis);
-    let proxy = DelayProxy::before(&server, Duration::from_millis(100)).await;
+    let proxy = Proxy::before(&server).await;
     let backend = merging(&proxy.url()).await;
-    let _ = one_unit(&backend, alice()).await.unwrap();
-    let mut checks: Vec<_> = (0..10).map(|_| one_unit(&backend, alice())).collect();
+    let ten = || (0..10).map(|_| one_unit(&backend, alice())).collect::<Vec<_>>();
+    // The server knows both scripts.
+    outcomes(ten()).await;
+    let mut admin = Admin::at(&server);
+    admin.query::<()>(&["CONFIG", "RESETSTAT"]);
+    proxy.pass(Passing::HeldReplies);
+    let mut checks = ten();
     start(&mut checks).await;
-    sleep(Duration::from_millis(20)).await;
+    // The first one is a call of its own.
+    wait_until("the server does not run both calls", || script_calls(&mut admin) == 2).await;
     checks.drain(1..4);
+    proxy.pass(Passing::Everything);
     let left: Vec<u32> = outcomes(checks).await.iter().map(remaining).collect();
-    assert_eq!(left, [998, 994, 993, 992, 991, 990, 989], "the others have their replies");
-    assert_eq!(backend.unanswered_checks(), 3);
-    assert_eq!(used(&server, alice()).await, 11);
+    assert_eq!(left, [989, 985, 984, 983, 982, 981, 980], "the others have their replies");
+    assert_eq!(backend.unanswered_checks(), 3, "the checks that were dropped");
+    assert_eq!(used(&server, alice()).await, 20, "all checks are charged");
 }
 
 #[tokio::test]
@@ -285,17 +297,22 @@ async fn merged_call_with_lost_reply_is_charged_once() {
 
 #[tokio::test]
 async fn merged_call_is_one_outcome_for_breaker() {
+    const DEADLINE: Duration = Duration::from_millis(500);
     for (mode, state) in [(Merging::Off, BreakerState::Open), (Merging::On, BreakerState::Closed)] {
         let server = Server::start(Engine::Redis);
         let backend = merging(&server.url()).await.merging(mode);
         let breaker = Breaker { failures: 5, open_for: HOUR };
         let limiter = Limiter::builder(backend).policy(hourly()).breaker(breaker);
-        let limiter = limiter.deadline(Duration::from_millis(200)).build().unwrap();
+        let limiter = limiter.deadline(DEADLINE).build().unwrap();
         let _ = limiter.check(alice(), 1).await.unwrap();
-        sleep(Duration::from_millis(250)).await;
+        // A server that has answered within the last deadline is not silent.
+        sleep(DEADLINE * 5 / 4).await;
         server.signal(libc::SIGSTOP);
         let outcomes = concurrently((0..20).map(|_| limiter.check(alice(), 1))).await;
-        assert!(outcomes.into_iter().all(|outcome| reason(outcome) == Reason::Timeout));
+        assert!(
+            outcomes.into_iter().all(|outcome| reason(outcome) == Reason::Timeout),
+            "{mode:?}: the server hangs"
+        );
         assert_eq!(limiter.stats().breakers[0].state, state, "{mode:?}");
         // Two calls have failed. The next three open the breaker.
         for _ in 0..3 {
@@ -314,8 +331,11 @@ async fn checks_in_merged_call_count_as_in_flight() {
     let _ = limiter.check(alice(), 0).await.unwrap();
     let outcomes = concurrently((0..16).map(|_| limiter.check(alice(), 1))).await;
     let reasons: Vec<_> = outcomes.into_iter().filter_map(|outcome| outcome.err()).collect();
-    assert_eq!(reasons.len(), 6);
-    assert!(reasons.iter().all(|error| error.reason() == Reason::Overloaded && !error.was_asked()));
+    assert_eq!(reasons.len(), 6, "10 of 16 checks are in flight: {reasons:?}");
+    assert!(
+        reasons.iter().all(|error| error.reason() == Reason::Overloaded && !error.was_asked()),
+        "the others are not asked: {reasons:?}"
+    );
     assert!(limiter.check(alice(), 1).await.is_ok(), "all places are released");
 }
 
@@ -326,7 +346,7 @@ async fn full_memory_fails_only_checks_that_write() {
         let backend = merging(&server.url()).await;
         let one = policy("one", 1, HOUR);
         let of_one = || check(std::slice::from_ref(&one), 1, Purpose::Charge);
-        assert!(backend.check(&of_one()).await.unwrap().is_admitted());
+        assert!(backend.check(&of_one()).await.unwrap().is_admitted(), "{engine:?}: the only unit");
         Admin::at(&server).set("maxmemory", "1");
         let mut checks = vec![decided(&backend, of_one())];
         checks.extend((0..8).map(|i| match i % 2 {
@@ -374,8 +394,8 @@ fn check_survives_end_of_runtime_of_its_batch() {
     first.block_on(start(&mut checks));
     drop(first);
     let left: Vec<u32> = second.block_on(outcomes(checks)).iter().map(remaining).collect();
-    assert_eq!(left.len(), 6);
-    assert_eq!(second.block_on(used(&server, alice())), 6);
+    assert_eq!(left.len(), 6, "every check has a decision");
+    assert_eq!(second.block_on(used(&server, alice())), 6, "each check is charged once");
 }
 
 #[test]
@@ -387,10 +407,9 @@ fn undriven_runtime_blocks_no_merged_check_of_another() {
     let mut stuck: Vec<_> = (0..6).map(|_| one_unit(&backend, alice())).collect();
     undriven.block_on(start(&mut stuck));
     let checks = (0..20).map(|_| one_unit(&backend, alice())).collect();
-    let outcomes = driven.block_on(async {
-        tokio::time::timeout(Duration::from_secs(5), outcomes(checks)).await.expect("the checks are answered")
-    });
-    assert!(outcomes.iter().all(Result::is_ok));
+    let outcomes =
+        driven.block_on(async { timeout(TIMEOUT, outcomes(checks)).await.expect("the checks are answered") });
+    assert!(outcomes.iter().all(Result::is_ok), "checks of the driven runtime are decided: {outcomes:?}");
 }
 
 #[tokio::test]
@@ -410,6 +429,6 @@ async fn namespaces_share_no_call() {
     let checks = (0..20).map(|i| if i % 2 == 0 { one.check(alice(), 1) } else { other.check(alice(), 1) });
     let outcomes = concurrently(checks).await;
     let failed = outcomes.iter().filter(|outcome| outcome.is_err());
-    assert_eq!(failed.count(), 10);
+    assert_eq!(failed.count(), 10, "only the checks of the forbidden namespace fail");
     cmd("ACL").arg(&["SETUSER", "default", "allkeys"]).exec(&mut server.connection()).unwrap();
 }

@@ -26,7 +26,7 @@ use super::{
     merging::{decided, hourly, merging, one_unit, outcomes, script_calls, user},
     proxy::relay,
     resharding::{id, move_key, set_slot},
-    rig::{HOUR, alice, check, policy},
+    rig::{HOUR, alice, check, policy, wait_until},
 };
 use crate::support::{
     cluster::{Cluster, OPTIONS, slot},
@@ -42,9 +42,7 @@ async fn one_node_cluster(engine: Engine) -> Server {
         let info: String = cmd("CLUSTER").arg("INFO").query(&mut server.connection()).unwrap();
         info.contains("cluster_state:ok")
     };
-    while !is_ok() {
-        sleep(Duration::from_millis(20)).await;
-    }
+    wait_until("the cluster is not ready", is_ok).await;
     server
 }
 
@@ -96,14 +94,14 @@ async fn merged_checks_are_decided_while_slot_moves() {
     move_key(from, to, &backend.key_name("tsw", &alice(), &hourly()));
     let key = |i: u32| if i.is_multiple_of(2) { alice() } else { bob.clone() };
     for outcome in outcomes((0..12).map(|i| one_unit(&backend, key(i))).collect()).await {
-        assert!(outcome.unwrap().is_admitted());
+        assert!(outcome.unwrap().is_admitted(), "a check of one key has a decision while its slot moves");
     }
     let left = |key: PartitionKey| {
         let peek = Check::new([Pair::new(key, hourly(), 0)]).unwrap().with_purpose(Purpose::Peek);
         let backend = &backend;
         async move { backend.check(&peek).await.unwrap().statuses()[0].remaining() }
     };
-    assert_eq!([left(alice()).await, left(bob.clone()).await], [993, 993]);
+    assert_eq!([left(alice()).await, left(bob.clone()).await], [993, 993], "each check is charged once");
 }
 
 /// A server that has become a replica rejects only writes. The address leads to the new primary.
@@ -117,7 +115,10 @@ async fn merged_checks_leave_demoted_server() {
             let backend = merging(&format!("redis://127.0.0.1:{port}/")).await.merging(mode);
             let one = policy("one", 1, HOUR);
             let of_one = || check(std::slice::from_ref(&one), 1, Purpose::Charge);
-            assert!(backend.check(&of_one()).await.unwrap().is_admitted());
+            assert!(
+                backend.check(&of_one()).await.unwrap().is_admitted(),
+                "{engine:?} {mode:?}: the only unit"
+            );
             // A connection that is new is kept for a moment.
             sleep(Duration::from_millis(100)).await;
             Admin::at(&old).query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
@@ -137,32 +138,38 @@ async fn merged_checks_leave_demoted_server() {
 /// The call that is open was started before the breaker has opened. So its outcome does not count.
 #[tokio::test]
 async fn probe_joins_no_open_call() {
-    const DEADLINE: Duration = Duration::from_millis(100);
+    const DEADLINE: Duration = Duration::from_millis(500);
     let server = Server::start(Engine::Redis);
     let breaker = Breaker { failures: 1, open_for: Duration::from_millis(1) };
     let builder = Limiter::builder(merging(&server.url()).await).policy(hourly()).breaker(breaker);
     let limiter = builder.deadline(DEADLINE).deny_cache(None).build().unwrap();
     let _ = limiter.check(alice(), 1).await.unwrap();
+    // A server that has answered within the last deadline is not silent.
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGSTOP);
     let mut failed = Box::pin(limiter.check(alice(), 1));
     let is_pending = poll_fn(|context| Poll::Ready(failed.as_mut().poll(context).is_pending())).await;
-    assert!(is_pending);
+    assert!(is_pending, "the server hangs");
+    // The deadline of the check passes, but the check is not polled.
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGCONT);
     // No other task runs between these three.
     let (mut before, mut probe) = (pin!(limiter.check(alice(), 1)), pin!(limiter.check(alice(), 1)));
     poll_fn(|context| {
-        assert!(before.as_mut().poll(context).is_pending());
+        assert!(before.as_mut().poll(context).is_pending(), "the check waits for a call");
         // After its deadline, a check is polled a few times more.
-        assert!((0..10).any(|_| failed.as_mut().poll(context).is_ready()));
-        assert_eq!(limiter.stats().breakers[0].state, BreakerState::Open);
+        assert!(
+            (0..10).any(|_| failed.as_mut().poll(context).is_ready()),
+            "the deadline of the check has passed"
+        );
+        assert_eq!(limiter.stats().breakers[0].state, BreakerState::Open, "the failure opens the breaker");
+        // The breaker is open for a millisecond.
         thread::sleep(Duration::from_millis(5));
-        assert!(probe.as_mut().poll(context).is_pending());
+        assert!(probe.as_mut().poll(context).is_pending(), "the probe waits for a call of its own");
         Poll::Ready(())
     })
     .await;
     let (before, probe) = tokio::join!(before, probe);
-    assert!(before.unwrap().is_admitted() && probe.unwrap().is_admitted());
-    assert_eq!(limiter.stats().breakers[0].state, BreakerState::Closed);
+    assert!(before.unwrap().is_admitted() && probe.unwrap().is_admitted(), "the server answers both");
+    assert_eq!(limiter.stats().breakers[0].state, BreakerState::Closed, "the probe closes the breaker");
 }

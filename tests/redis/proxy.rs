@@ -1,6 +1,7 @@
 //! A fault injection proxy between the client and the server. It forwards all bytes until a test chooses a fault.
 
 use std::{
+    io,
     net::IpAddr,
     sync::{
         Arc,
@@ -15,6 +16,7 @@ use tokio::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
+    sync::watch,
     time::sleep,
 };
 
@@ -33,14 +35,16 @@ pub enum Cut {
 const ALWAYS: u8 = 128;
 
 /// The bytes that the proxy forwards while it cuts no reply.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passing {
     /// Requests and replies.
-    Everything = 0,
+    Everything,
     /// No bytes; the connections stay open.
-    Nothing = 1,
+    Nothing,
     /// Requests, but no replies.
-    Questions = 2,
+    Questions,
+    /// Requests. The replies arrive when the proxy passes something else.
+    HeldReplies,
 }
 
 impl Cut {
@@ -51,7 +55,7 @@ impl Cut {
 pub struct Proxy {
     port: u16,
     next_cut: Arc<AtomicU8>,
-    passing: Arc<AtomicU8>,
+    passing: watch::Sender<Passing>,
 }
 
 impl Proxy {
@@ -59,8 +63,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let next_cut = Arc::new(AtomicU8::new(0));
-        let passing = Arc::new(AtomicU8::new(0));
-        let (server, cut, passing_now) = (server.port(), next_cut.clone(), passing.clone());
+        let (passing, passing_now) = watch::channel(Passing::Everything);
+        let (server, cut) = (server.port(), next_cut.clone());
         // The task ends with the runtime of the test.
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
@@ -73,13 +77,17 @@ impl Proxy {
         Self { port, next_cut, passing }
     }
 
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
     /// Sets what the proxy forwards, on open and on new connections. Discarded bytes never arrive.
     pub fn pass(&self, passing: Passing) {
-        self.passing.store(passing as u8, Ordering::SeqCst);
+        self.passing.send_replace(passing);
     }
 
     /// Cuts the next reply at this point.
@@ -102,13 +110,14 @@ async fn forward(
     mut client: TcpStream,
     mut server: TcpStream,
     next_cut: Arc<AtomicU8>,
-    passing: Arc<AtomicU8>,
+    passing: watch::Receiver<Passing>,
 ) {
     let (mut request, mut reply) = ([0; 65536], [0; 65536]);
+    let mut holding = passing.clone();
     loop {
         tokio::select! {
             read = client.read(&mut request) => match read {
-                Ok(1..) if passing.load(Ordering::SeqCst) == Passing::Nothing as u8 => {}
+                Ok(1..) if *passing.borrow() == Passing::Nothing => {}
                 Ok(length @ 1..) => {
                     if server.write_all(&request[..length]).await.is_err() {
                         return;
@@ -116,8 +125,8 @@ async fn forward(
                 }
                 _ => return,
             },
-            read = server.read(&mut reply) => match read {
-                Ok(1..) if passing.load(Ordering::SeqCst) != Passing::Everything as u8 => {}
+            read = read_unless_held(&mut server, &mut reply, &mut holding) => match read {
+                Ok(1..) if *passing.borrow() != Passing::Everything => {}
                 Ok(length @ 1..) => {
                     let once = |cut: u8| (cut & ALWAYS == 0).then_some(0);
                     let cut = next_cut.fetch_update(Ordering::SeqCst, Ordering::SeqCst, once);
@@ -136,6 +145,17 @@ async fn forward(
             },
         }
     }
+}
+
+/// Reads a reply, but not while the replies are held.
+async fn read_unless_held(
+    server: &mut TcpStream,
+    reply: &mut [u8],
+    passing: &mut watch::Receiver<Passing>,
+) -> io::Result<usize> {
+    // If the proxy is dropped, no reply is held any more.
+    let _ = passing.wait_for(|passing| *passing != Passing::HeldReplies).await;
+    server.read(reply).await
 }
 
 /// Starts a relay that forwards connections to a port, and returns its own port. Requests take longer by this delay. `is_cut`

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tower_sliding_window::{Limiter, PartitionKey, RedisBackend, outage::Readiness};
 
-use super::rig::{HOUR, policy};
+use super::rig::{HOUR, TIMEOUT, policy};
 use crate::support::{
     cluster::Cluster,
     server::{Engine, Server},
@@ -16,7 +16,7 @@ async fn check_until(limiter: &Limiter, readiness: Readiness) {
     let start = Instant::now();
     while limiter.readiness() != readiness {
         assert!(
-            start.elapsed() < Duration::from_secs(30),
+            start.elapsed() < TIMEOUT,
             "expected {readiness}, got {}: {:?}",
             limiter.readiness(),
             limiter.stats().breakers

@@ -83,7 +83,7 @@ async fn charges_fill_blocks_after_expiry_and_refunds() {
             {
                 let mut reference = ReferenceLog::of(&backend, &clock, rig::policy("p", 1_000, WINDOW));
                 reference.write(&mut admin, before(expired), charges(start, count, 1)).await;
-                assert!(expire(&mut reference, &clock, expired).await);
+                assert!(expire(&mut reference, &clock, expired).await, "a record has left the window");
                 let all = reference.charges.len();
                 for position in (0..all).rev().take(refunded) {
                     reference.refund(position, reference.charges[position].1).await;

@@ -50,7 +50,7 @@ impl<'a> ReferenceLog<'a> {
         let begins = self.used() == 0;
         let purpose = if begins { Purpose::Reserve } else { Purpose::Charge };
         let decision = self.backend.check(&check(&self.policies, units, purpose)).await.unwrap();
-        assert!(decision.is_admitted());
+        assert!(decision.is_admitted(), "the charge fits");
         if begins {
             (self.generation, self.charges) = (decision.receipts()[0].generation, Vec::new());
         }

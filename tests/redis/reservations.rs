@@ -34,12 +34,19 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
     };
     // An estimate far above the quota is charged as the quota. It is denied while anything is used.
     let clamped = refunding.reserve(alice(), u32::MAX).await.unwrap();
-    assert_eq!(clamped.decision().unwrap().statuses()[0].cost(), policy.quota());
+    assert_eq!(
+        clamped.decision().unwrap().statuses()[0].cost(),
+        policy.quota(),
+        "the cost is clamped to the quota"
+    );
     history.push(usage().await);
-    assert!(keeping.reserve(alice(), u32::MAX).await.is_err());
+    assert!(keeping.reserve(alice(), u32::MAX).await.is_err(), "a cost above the quota never fits");
     clock.advance(Duration::from_secs(60));
     // A larger amount is charged beyond the quota.
-    assert!(matches!(clamped.settle(policy.quota() + 7).await, Settled::Done { .. }));
+    assert!(
+        matches!(clamped.settle(policy.quota() + 7).await, Settled::Done { .. }),
+        "an overage is charged"
+    );
     history.push(usage().await);
     keeping.reset(alice()).await.unwrap();
 
@@ -54,11 +61,11 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
     history.push(usage().await);
     drop(refunding.reserve(alice(), 5).await.unwrap());
     history.push(usage().await);
-    assert_eq!(keeping.lost_settlements() + refunding.lost_settlements(), 0);
+    assert_eq!(keeping.lost_settlements() + refunding.lost_settlements(), 0, "every settlement is confirmed");
     // A plain check above the quota is not clamped.
     let never = keeping.check(alice(), policy.quota() + 1).await.unwrap();
     history.push((never.statuses()[0].remaining(), never.retry_after()));
-    assert_eq!(never.retry_after(), Wait::Never);
+    assert_eq!(never.retry_after(), Wait::Never, "a cost above the quota never fits");
     history
 }
 
@@ -86,5 +93,9 @@ async fn clamped_estimate_sends_quota_as_cost() {
     let _ = limiter.reserve(alice(), 500).await.unwrap();
     let _ = limiter.check(alice(), 500).await.unwrap();
     let sent = backend.checks().into_iter().map(|check| (check.purpose, check.pairs[0].cost));
-    assert_eq!(sent.collect::<Vec<_>>(), [(Purpose::Reserve, 20), (Purpose::Charge, 500)]);
+    assert_eq!(
+        sent.collect::<Vec<_>>(),
+        [(Purpose::Reserve, 20), (Purpose::Charge, 500)],
+        "the overage is a charge of its own"
+    );
 }

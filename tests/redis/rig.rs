@@ -1,8 +1,11 @@
 //! Helpers that build backends, limiters and checks for these tests.
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    time::{Duration, Instant},
+};
 
-use tokio::task::JoinSet;
+use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{
     Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
@@ -13,6 +16,9 @@ use crate::support::server::Server;
 
 /// A deadline that a busy machine does not reach.
 pub const LONG_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Stops a test that hangs. Even nodes of a cluster on a busy machine agree within this time.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub const HOUR: Duration = Duration::from_secs(3600);
 
@@ -58,7 +64,7 @@ pub fn check(policies: &[Policy], cost: u32, purpose: Purpose) -> Check {
 pub async fn reserve(backend: &impl Backend, policies: &[Policy], cost: u32) -> Reserved {
     let check = check(policies, cost, Purpose::Reserve);
     let decision = backend.check(&check).await.unwrap();
-    assert!(decision.is_admitted());
+    assert!(decision.is_admitted(), "the reservation fits: {decision:?}");
     Reserved { check, decision }
 }
 
@@ -104,9 +110,19 @@ where
     JoinSet::from_iter(checks).join_all().await
 }
 
-/// Waits long enough for an idle connection to notice that it was closed.
+/// Waits long enough for an idle connection to notice that it was closed, for bytes to be read, and for the pause after a failed
+/// attempt to connect. None of these can be observed from outside.
 pub async fn idle() {
-    tokio::time::sleep(Duration::from_millis(150)).await;
+    sleep(Duration::from_millis(150)).await;
+}
+
+/// Waits until this is true. `otherwise` is the message if it never is.
+pub async fn wait_until(otherwise: &str, mut is_true: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_true() {
+        assert!(start.elapsed() < TIMEOUT, "{otherwise}");
+        sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// A random number generator: splitmix64.

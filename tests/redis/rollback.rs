@@ -35,7 +35,10 @@ async fn limiter(cluster: &Cluster) -> (Limiter, RedisBackend, Vec<Pair>) {
     let (many, one) = (policy("many", 1_000, HOUR), policy("one", 1, HOUR));
     let pairs = vec![pair(&user, &many, 1), pair(&address, &one, 1)];
     let limiter = builder.build().unwrap();
-    assert!(limiter.check_pairs(pairs.clone()).unwrap().await.unwrap().is_admitted());
+    assert!(
+        limiter.check_pairs(pairs.clone()).unwrap().await.unwrap().is_admitted(),
+        "both slots admit the first check"
+    );
     (limiter, backend, pairs)
 }
 
@@ -43,7 +46,7 @@ async fn limiter(cluster: &Cluster) -> (Limiter, RedisBackend, Vec<Pair>) {
 async fn deny(limiter: &Limiter, pairs: &[Pair]) {
     let checks = (0..CHECKS).map(|_| limiter.check_pairs(pairs).unwrap());
     for denied in concurrently(checks).await {
-        assert!(!denied.unwrap().is_admitted());
+        assert!(!denied.unwrap().is_admitted(), "the second slot denies");
     }
 }
 
@@ -54,8 +57,12 @@ fn drain_waits_for_rollbacks_on_one_thread() {
         let (limiter, backend, pairs) = limiter(&cluster).await;
         deny(&limiter, &pairs).await;
         limiter.drain().await;
-        assert_eq!(backend.lost_rollbacks(), 0);
-        assert_eq!(remaining(&backend, &pairs[0].key, &pairs[0].policy).await, 999);
+        assert_eq!(backend.lost_rollbacks(), 0, "drain waits for every rollback");
+        assert_eq!(
+            remaining(&backend, &pairs[0].key, &pairs[0].policy).await,
+            999,
+            "only the admitted check is charged"
+        );
     });
 }
 
@@ -77,7 +84,7 @@ fn rollbacks_of_ended_runtime_are_counted() {
     // A rollback may have run without a reply.
     assert!((standing..=u64::from(CHECKS)).contains(&backend.lost_rollbacks()), "{standing} of {CHECKS}");
     let counted = Scrape::of(&recorder.handle()).get("lost_rollbacks_total");
-    assert_eq!(counted, backend.lost_rollbacks() as f64);
+    assert_eq!(counted, backend.lost_rollbacks() as f64, "the metric counts the lost rollbacks");
 }
 
 #[test]
@@ -86,14 +93,21 @@ fn client_over_its_limit_rolls_back_once_per_max_age() {
     runtime().block_on(async {
         let (limiter, backend, pairs) = limiter(&cluster).await;
         for _ in 0..200 {
-            assert!(!limiter.check_pairs(pairs.clone()).unwrap().await.unwrap().is_admitted());
+            assert!(
+                !limiter.check_pairs(pairs.clone()).unwrap().await.unwrap().is_admitted(),
+                "the second slot denies"
+            );
         }
         limiter.drain().await;
         // The first check charges the other slot. The limiter knows the denial then.
         let calls = cluster.primaries().iter().map(|node| super::admin::Admin::at(node).calls("evalsha").all);
         let calls: u64 = calls.sum();
         assert!(calls < 20, "{calls} calls for 200 checks");
-        assert_eq!(remaining(&backend, &pairs[0].key, &pairs[0].policy).await, 999);
+        assert_eq!(
+            remaining(&backend, &pairs[0].key, &pairs[0].policy).await,
+            999,
+            "only the admitted check is charged"
+        );
     });
 }
 
@@ -107,14 +121,26 @@ fn dropped_check_leaves_no_charge_in_any_slot() {
         for _ in 0..50 {
             let mut check = pin!(limiter.check_pairs(pairs.clone()).unwrap());
             // The check is sent by the first poll, and dropped before the second.
-            assert!(matches!(check.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
+            assert!(
+                matches!(check.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending),
+                "the check waits for its replies"
+            );
         }
+        // The backend reads the replies of the dropped checks.
         tokio::time::sleep(Duration::from_millis(50)).await;
         limiter.drain().await;
-        assert_eq!((backend.lost_rollbacks(), backend.unanswered_checks()), (0, 0));
+        assert_eq!(
+            (backend.lost_rollbacks(), backend.unanswered_checks()),
+            (0, 0),
+            "every dropped check is rolled back"
+        );
         for Pair { key, policy, .. } in &pairs {
             let expected = if key == &pairs[0].key { 999 } else { 1_000 };
-            assert_eq!(remaining(&backend, key, policy).await, expected);
+            assert_eq!(
+                remaining(&backend, key, policy).await,
+                expected,
+                "only the admitted check is charged"
+            );
         }
     });
 }

@@ -22,11 +22,11 @@ async fn unknown_script_costs_one_more_round_trip() {
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
 
         let decision = limiter.check(alice(), 1).await.unwrap();
-        assert_eq!(decision.statuses()[0].remaining(), 8);
+        assert_eq!(decision.statuses()[0].remaining(), 8, "{engine:?}: each check is charged once");
         assert_eq!(admin.calls("evalsha"), Calls { all: 1, failed: 1 }, "{engine:?}");
         assert_eq!(admin.calls("eval"), Calls { all: 1, failed: 0 }, "{engine:?}");
 
-        assert_eq!(remaining(&limiter).await, 8);
+        assert_eq!(remaining(&limiter).await, 8, "{engine:?}: a check of cost 0 charges nothing");
         assert_eq!(admin.calls("evalsha"), Calls { all: 2, failed: 1 }, "{engine:?}");
         assert_eq!(admin.calls("eval"), Calls { all: 1, failed: 0 }, "{engine:?}");
         assert_eq!(admin.calls("script|load"), Calls::default(), "{engine:?}");
@@ -48,7 +48,7 @@ async fn concurrent_checks_load_unknown_script_once() {
         let outcomes = concurrently((0..64).map(|_| limiter.check(alice(), 1))).await;
         let admitted = outcomes.iter().filter(|outcome| outcome.as_ref().unwrap().is_admitted());
         assert_eq!(admitted.count(), 40, "{engine:?}");
-        assert_eq!(remaining(&limiter).await, 0);
+        assert_eq!(remaining(&limiter).await, 0, "{engine:?}: the admitted checks are charged");
         assert_eq!(
             admin.calls("eval"),
             Calls { all: 1, failed: 0 },
@@ -69,7 +69,11 @@ async fn first_check_after_restart_loads_script() {
         // The server has lost all data, so the limit starts with a full quota.
         let decision = limiter.check(alice(), 1).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 9, "{engine:?}");
-        assert_eq!(Admin::at(&server).calls("eval"), Calls { all: 1, failed: 0 });
+        assert_eq!(
+            Admin::at(&server).calls("eval"),
+            Calls { all: 1, failed: 0 },
+            "{engine:?}: the first check loads the script"
+        );
     }
 }
 
@@ -84,7 +88,7 @@ async fn concurrent_checks_after_restart_are_exact() {
 
     let outcomes = concurrently((0..64).map(|_| limiter.check(alice(), 1))).await;
     let admitted = outcomes.iter().filter(|outcome| outcome.as_ref().unwrap().is_admitted());
-    assert_eq!(admitted.count(), 40);
+    assert_eq!(admitted.count(), 40, "the quota fits 40 checks");
 }
 
 /// Refunds and checks use different scripts, which the server caches independently.

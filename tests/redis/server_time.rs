@@ -84,7 +84,7 @@ async fn merged_call_holds_fewer_large_checks() {
             admin.query::<()>(&["CONFIG", "RESETSTAT"]);
             let checks = (0..1 + 2 * checks_of_call).map(|i| one_unit(&backend, &name(i % names), &policies));
             for outcome in outcomes(checks.collect()).await {
-                assert!(outcome.unwrap().is_admitted());
+                assert!(outcome.unwrap().is_admitted(), "{policies:?}: every check fits");
             }
         }
         let what = &policies[0];

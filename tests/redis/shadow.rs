@@ -31,10 +31,10 @@ async fn shadow_pairs_share_the_call_of_their_check() {
     let calls = admin.calls("evalsha").all;
     for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
         let decision = backend.check(&check(&[&canary, &ten], purpose)).await.unwrap();
-        assert!(decision.is_admitted());
-        assert_eq!(names(&decision), ["canary", "ten"]);
+        assert!(decision.is_admitted(), "a shadow policy denies no check: {decision:?}");
+        assert_eq!(names(&decision), ["canary", "ten"], "the statuses are in the order of the policies");
     }
-    assert_eq!(admin.calls("evalsha").all - calls, 4);
+    assert_eq!(admin.calls("evalsha").all - calls, 4, "one call for each check");
 }
 
 #[tokio::test]
@@ -55,22 +55,46 @@ async fn foreign_value_leaves_out_its_shadow_pair() {
                 let before: Vec<u8> = admin.query(&["DUMP", &key]);
                 for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
                     let mixed = backend.check(&check(&[&canary, &ten, &other], purpose)).await.unwrap();
-                    assert!(mixed.is_admitted());
+                    assert!(mixed.is_admitted(), "{engine:?} {purpose:?}: the enforcing pairs have room");
                     assert_eq!(names(&mixed), ["ten", "other"], "{engine:?} {purpose:?}");
-                    assert_eq!(mixed.policies().count(), 3);
-                    assert_eq!(mixed.receipts().len(), if purpose == Purpose::Reserve { 3 } else { 0 });
+                    assert_eq!(
+                        mixed.policies().count(),
+                        3,
+                        "{engine:?} {purpose:?}: the decision names all policies"
+                    );
+                    assert_eq!(
+                        mixed.receipts().len(),
+                        if purpose == Purpose::Reserve { 3 } else { 0 },
+                        "{engine:?} {purpose:?}: only a reservation has receipts"
+                    );
                     let shadows = backend.check(&check(&[&canary, &other], purpose)).await.unwrap();
-                    assert!(shadows.is_admitted());
-                    assert_eq!(names(&shadows), ["other"]);
+                    assert!(shadows.is_admitted(), "{engine:?} {purpose:?}: shadow pairs deny no check");
+                    assert_eq!(
+                        names(&shadows),
+                        ["other"],
+                        "{engine:?} {purpose:?}: the failed pair has no status"
+                    );
                 }
                 // Three of the four purposes charge.
                 let peek = backend.check(&check(&[&ten, &other], Purpose::Peek)).await.unwrap();
                 let remaining: Vec<_> = peek.statuses().iter().map(|status| status.remaining()).collect();
-                assert_eq!(remaining, [10 - 3 - 1, 10 - 6 - 1]);
-                assert_eq!(admin.query::<Vec<u8>>(&["DUMP", &key]), before);
+                assert_eq!(
+                    remaining,
+                    [10 - 3 - 1, 10 - 6 - 1],
+                    "{engine:?}: three of the four purposes charge the other pairs"
+                );
+                assert_eq!(
+                    admin.query::<Vec<u8>>(&["DUMP", &key]),
+                    before,
+                    "{engine:?}: the foreign value is unchanged"
+                );
                 // In an enforcing pair, it is an error.
                 let outcome = backend.check(&check(&[enforced], Purpose::Charge)).await;
-                assert_eq!(reason(outcome), Reason::ForeignValue);
+                assert_eq!(
+                    reason(outcome),
+                    Reason::ForeignValue,
+                    "{engine:?}: an enforcing pair reports the foreign value"
+                );
             }
         }
     }
@@ -89,10 +113,10 @@ async fn missing_permission_for_shadow_rejects_no_check() {
         policy("canary", 10, HOUR).with_algorithm(tower_sliding_window::Algorithm::FixedWindow).unwrap();
     let fixed = fixed.shadow();
     let mixed = backend.check(&check(&[&fixed, &ten], Purpose::Charge)).await.unwrap();
-    assert_eq!((mixed.is_admitted(), names(&mixed)), (true, vec!["ten"]));
+    assert_eq!((mixed.is_admitted(), names(&mixed)), (true, vec!["ten"]), "the enforcing pair decides");
     // A check of shadow pairs only shows the problem of the server.
     let shadows = backend.check(&check(&[&fixed], Purpose::Charge)).await;
-    assert_eq!(reason(shadows), Reason::NoPermission);
+    assert_eq!(reason(shadows), Reason::NoPermission, "shadow pairs alone report the problem");
 }
 
 #[tokio::test]
@@ -102,5 +126,9 @@ async fn replica_decides_no_shadow_pair() {
     Admin::at(&replica).query::<()>(&["REPLICAOF", "127.0.0.1", &port]);
     let backend = backend(&replica).await;
     let canary = policy("canary", 10, HOUR).shadow();
-    assert_eq!(reason(backend.check(&check(&[&canary], Purpose::Charge)).await), Reason::ReadOnly);
+    assert_eq!(
+        reason(backend.check(&check(&[&canary], Purpose::Charge)).await),
+        Reason::ReadOnly,
+        "a replica accepts no charge"
+    );
 }

@@ -90,8 +90,8 @@ fn path_of(path: &Path) -> String {
 async fn assert_limits(backend: RedisBackend) {
     let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
     limiter.reset(alice()).await.unwrap();
-    assert!(limiter.check(alice(), 9).await.unwrap().is_admitted());
-    assert!(!limiter.check(alice(), 2).await.unwrap().is_admitted());
+    assert!(limiter.check(alice(), 9).await.unwrap().is_admitted(), "9 of 10 units");
+    assert!(!limiter.check(alice(), 2).await.unwrap().is_admitted(), "one unit remains");
 }
 
 /// Returns the connection error, and asserts that a check fails as well.
@@ -108,7 +108,7 @@ async fn connect_error(url: &str, tls: Option<Tls>) -> String {
         None => RedisBackend::lazy(url),
     };
     let limiter = limiter(lazy.unwrap(), [policy("hourly", 10, HOUR)]);
-    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Connection);
+    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Connection, "a check fails as well");
     error.to_string()
 }
 
@@ -196,7 +196,11 @@ async fn invalid_tls_settings_fail_early_and_hide_key() {
         assert!(matches!(error, ConnectError::Url(ConfigError::RedisTls { .. })), "{error:?}");
     }
     let error = RedisBackend::lazy_with_tls("redis://127.0.0.1/", trusted()).unwrap_err();
-    assert_eq!(error.to_string(), "TLS to Redis: certificates need a URL that begins with rediss://");
+    assert_eq!(
+        error.to_string(),
+        "TLS to Redis: certificates need a URL that begins with rediss://",
+        "certificates need an encrypted connection"
+    );
     RedisBackend::lazy_with_tls(url, trusted().client(&one.certificate, &one.key)).unwrap();
     RedisBackend::lazy_with_tls("redis://127.0.0.1/", Tls::new()).unwrap();
 }
@@ -204,7 +208,11 @@ async fn invalid_tls_settings_fail_early_and_hide_key() {
 #[test]
 fn debug_output_hides_certificate_and_key() {
     let tls = Tls::new().authority("an authority").client("a certificate", "a key");
-    assert_eq!(format!("{tls:?}"), "Tls { has_authority: true, has_client: true }");
+    assert_eq!(
+        format!("{tls:?}"),
+        "Tls { has_authority: true, has_client: true }",
+        "the output hides the certificate and the key"
+    );
     let one = Authority::new("trusted").sign("one");
     let tls = Tls::new().client(&one.certificate, &one.key);
     let backend = RedisBackend::lazy_with_tls("rediss://user:pa55word@127.0.0.1:1/", tls).unwrap();

@@ -72,7 +72,7 @@ async fn verify_names_each_missing_permission() {
         let mut expected: Vec<_> = NEEDED.into_iter().filter(|command| *command != "rpush").collect();
         expected.sort_unstable();
         assert_eq!(all, expected, "{engine:?}");
-        assert_eq!(admin.keys(), [""; 0]);
+        assert_eq!(admin.keys(), [""; 0], "verification writes nothing");
     }
 }
 
@@ -101,11 +101,11 @@ async fn verify_runs_all_scripts_and_leaves_no_key() {
         allow(&mut admin, "~tsw{*", NEEDED);
         let backend = lazy(&server);
         assert_eq!(backend.verify().await.unwrap().len(), 0, "{engine:?}");
-        assert_eq!(admin.keys(), [""; 0]);
+        assert_eq!(admin.keys(), [""; 0], "verification writes nothing");
         // Four algorithms, with four checks, a refund and a reset each; three scripts were loaded.
         let (evalsha, eval) = (admin.calls("evalsha"), admin.calls("eval"));
         assert_eq!(evalsha.all - evalsha.failed + eval.all, 4 * 6 + 1, "{engine:?}: {evalsha:?} {eval:?}");
-        assert_eq!(backend.unanswered_checks(), 0);
+        assert_eq!(backend.unanswered_checks(), 0, "verification is no check");
     }
 }
 
@@ -244,7 +244,10 @@ async fn verify_covers_the_given_namespace() {
             matches!(&*problems, [Problem::MissingKeyPermission { namespace, .. }] if namespace == "tsw"),
             "{engine:?}: {problems:?}"
         );
-        assert!(matches!(backend.verify_in("a b").await, Err(ConnectError::Url(_))));
+        assert!(
+            matches!(backend.verify_in("a b").await, Err(ConnectError::Url(_))),
+            "{engine:?}: the namespace is invalid"
+        );
         connect(&server).await.unwrap();
     }
 }
@@ -253,7 +256,7 @@ async fn verify_covers_the_given_namespace() {
 async fn verify_covers_every_primary_of_cluster() {
     let mut cluster = Cluster::start(Engine::Valkey);
     let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
-    assert_eq!(backend.verify().await.unwrap().len(), 0);
+    assert_eq!(backend.verify().await.unwrap().len(), 0, "the server has nothing to report");
     for i in 0..3 {
         let node = &cluster.primaries()[i];
         let address = format!("127.0.0.1:{}", node.port());

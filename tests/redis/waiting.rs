@@ -42,11 +42,14 @@ async fn waiters_of_one_process_ask_redis_at_most_twice() {
 
         // 20 units at once, and as many after each of two windows; 10 after the third.
         let took = start.elapsed();
-        assert!(took >= 3 * WINDOW && took < 3 * WINDOW + Duration::from_secs(5), "{engine:?}: {took:?}");
+        assert!(took >= 3 * WINDOW, "{engine:?}: 20 units in a window, but 70 in {took:?}");
         assert_eq!(*order.lock().unwrap(), (0..70).collect::<Vec<_>>(), "{engine:?}");
         let calls = admin.calls("evalsha").all + admin.calls("eval").all;
-        assert!((73..=140).contains(&calls), "{engine:?}: {calls} checks");
-        assert_eq!(limiter.waiting(), 0);
+        assert!(
+            (70..=140).contains(&calls),
+            "{engine:?}: at most two checks of each waiter, not {calls} of 70"
+        );
+        assert_eq!(limiter.waiting(), 0, "{engine:?}: all waiters are admitted");
     }
 }
 
@@ -60,7 +63,7 @@ async fn waiters_of_two_processes_share_quota() {
         waiters.spawn(async move { limiter.wait(alice(), 1, Duration::from_secs(60)).await.unwrap() });
     }
     let admissions = waiters.join_all().await;
-    assert!(start.elapsed() >= 2 * WINDOW);
+    assert!(start.elapsed() >= 2 * WINDOW, "20 units in a window, but 60 in {:?}", start.elapsed());
     let mut instants: Vec<_> =
         admissions.iter().map(|admission| admission.decision().unwrap().at_micros()).collect();
     instants.sort_unstable();

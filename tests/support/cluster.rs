@@ -29,7 +29,7 @@ pub const OPTIONS: [&str; 8] = [
 ];
 
 /// The maximum wait for the nodes to agree.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A cluster. Its nodes end when this is dropped.
 pub struct Cluster {
@@ -97,7 +97,7 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// After half a minute.
+    /// After a minute.
     pub fn fail_over(&self, killed: usize) -> Duration {
         let start = Instant::now();
         let replica = &self.nodes[PRIMARIES + killed];

@@ -1,4 +1,5 @@
-//! Measurements of a limiter over a cluster with faults. The benchmark `outage` prints them, and the tests check them.
+//! A limiter over a cluster with faults. The benchmark `outage` prints the measurements. The tests check the counts that depend on
+//! no speed.
 
 use std::{
     convert::Infallible,
@@ -13,7 +14,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Limiter, LimiterBuilder, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, backend::Pair,
-    by, protocol::Draft,
+    by, outage::BreakerState, protocol::Draft,
 };
 
 use super::{
@@ -22,10 +23,15 @@ use super::{
     server::{Engine, Server},
 };
 
+const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 /// A quota that no measurement reaches.
-const UNREACHED: u32 = 1_000_000_000;
+pub const UNREACHED: u32 = 1_000_000_000;
 const PRIMARIES: usize = 3;
+/// A deadline that a busy machine does not reach, for results that depend on no deadline.
+const LONG_DEADLINE: Duration = Duration::from_secs(20);
+/// The processes whose clients are over their limit.
+pub const PROCESSES: usize = 4;
 
 /// What requests of an outage have experienced.
 #[derive(Default)]
@@ -49,12 +55,12 @@ fn primary_of(key: &PartitionKey) -> usize {
 }
 
 /// Returns a key of this kind on this primary. Different numbers have different keys.
-fn key_on(primary: usize, kind: &'static str, number: usize) -> PartitionKey {
+pub fn key_on(primary: usize, kind: &'static str, number: usize) -> PartitionKey {
     let keys = (0..).map(|i| PartitionKey::new(kind, format!("{number}-{i}")));
     keys.into_iter().find(|key| primary_of(key) == primary).unwrap()
 }
 
-fn pair(key: &PartitionKey, quota: u32, cost: u32) -> Pair {
+pub fn pair(key: &PartitionKey, quota: u32, cost: u32) -> Pair {
     Pair::new(key.clone(), Policy::new("measured", quota, HOUR).unwrap(), cost)
 }
 
@@ -63,7 +69,7 @@ fn at_cost(pair: &Pair, cost: u32) -> Pair {
 }
 
 /// Returns a limiter with the default settings.
-async fn limiter(cluster: &Cluster) -> LimiterBuilder {
+pub async fn limiter(cluster: &Cluster) -> LimiterBuilder {
     let urls = cluster.primaries().iter().map(Server::url);
     Limiter::builder(RedisBackend::connect_cluster(urls).await.unwrap()).without_policies()
 }
@@ -71,7 +77,7 @@ async fn limiter(cluster: &Cluster) -> LimiterBuilder {
 /// Returns the units that the store has left for a pair.
 async fn remaining(limiter: &Limiter, pair: Pair) -> u32 {
     loop {
-        // The breaker may be open still.
+        // The breaker may still be open.
         if let Ok(decision) = limiter.peek_pairs([at_cost(&pair, 0)]).unwrap().await {
             return decision.statuses()[0].remaining();
         }
@@ -79,20 +85,17 @@ async fn remaining(limiter: &Limiter, pair: Pair) -> u32 {
     }
 }
 
-/// Returns how many units of a route an honest client gets with 19 requests, where 19 are due. The route and the addresses are in
-/// different slots. Meanwhile, 64 clients in 4 processes send requests from an address that is over its limit.
-pub async fn units_of_honest_client() -> u32 {
-    let cluster = cluster();
-    let route = pair(&key_on(0, "route", 0), 20, 1);
-    let (busy, honest) = (key_on(1, "address", 1), key_on(2, "address", 2));
-    let (busy, honest) = (pair(&busy, 1, 1), pair(&honest, UNREACHED, 1));
-    let first = limiter(&cluster).await.build().unwrap();
-    assert!(first.check_pairs([route.clone(), busy.clone()]).unwrap().await.unwrap().is_admitted());
-    let mut clients = JoinSet::new();
-    for _ in 0..4 {
-        let limiter = limiter(&cluster).await.build().unwrap();
-        for _ in 0..16 {
-            let (limiter, pairs) = (limiter.clone(), [route.clone(), busy.clone()]);
+/// Starts 64 clients in several processes. Their address is over its limit. Returns the limiters of the processes.
+pub async fn clients_over_limit(
+    cluster: &Cluster,
+    pairs: [Pair; 2],
+    deadline: Duration,
+) -> (Vec<Limiter>, JoinSet<()>) {
+    let (mut limiters, mut clients) = (Vec::new(), JoinSet::new());
+    for _ in 0..PROCESSES {
+        let limiter = limiter(cluster).await.deadline(deadline).build().unwrap();
+        for _ in 0..64 / PROCESSES {
+            let (limiter, pairs) = (limiter.clone(), pairs.clone());
             clients.spawn(async move {
                 loop {
                     let decision = limiter.check_pairs(pairs.clone()).unwrap().await;
@@ -103,7 +106,22 @@ pub async fn units_of_honest_client() -> u32 {
                 }
             });
         }
+        limiters.push(limiter);
     }
+    (limiters, clients)
+}
+
+/// Returns how many units of a route an honest client gets with 19 requests, where 19 are due. The route and the addresses are in
+/// different slots. Meanwhile, 64 clients in 4 processes send requests from an address that is over its limit.
+#[allow(dead_code, reason = "only the benchmark uses it")]
+pub async fn units_of_honest_client() -> u32 {
+    let cluster = cluster();
+    let route = pair(&key_on(0, "route", 0), 20, 1);
+    let (busy, honest) = (key_on(1, "address", 1), key_on(2, "address", 2));
+    let (busy, honest) = (pair(&busy, 1, 1), pair(&honest, UNREACHED, 1));
+    let first = limiter(&cluster).await.build().unwrap();
+    assert!(first.check_pairs([route.clone(), busy.clone()]).unwrap().await.unwrap().is_admitted());
+    let _clients = clients_over_limit(&cluster, [route.clone(), busy], Limiter::DEFAULT_DEADLINE).await;
     let limiter = limiter(&cluster).await.build().unwrap();
     // Each process may roll back one charge before it knows the denial.
     sleep(Duration::from_millis(300)).await;
@@ -121,7 +139,8 @@ pub async fn units_of_honest_client() -> u32 {
 pub async fn passes_beside_dead_slot(exhausted: bool) -> usize {
     let mut cluster = cluster();
     let (healthy, dead) = (pair(&key_on(0, "user", 0), 10, 1), pair(&key_on(1, "address", 0), UNREACHED, 1));
-    let limiter = limiter(&cluster).await.outage(OutageRule::FailOpen).build().unwrap();
+    let limiter = limiter(&cluster).await.outage(OutageRule::FailOpen).deadline(LONG_DEADLINE);
+    let limiter = limiter.build().unwrap();
     if exhausted {
         let all = at_cost(&healthy, 10);
         assert!(limiter.check_pairs([all]).unwrap().await.unwrap().is_admitted());
@@ -143,12 +162,15 @@ pub async fn passes_beside_dead_slot(exhausted: bool) -> usize {
 /// Returns how many checks of healthy nodes were not asked, of `checks` at 5 a second, while a dead node gets 30 a second.
 pub async fn healthy_checks_not_asked(checks: usize) -> usize {
     let mut cluster = cluster();
-    let limiter = limiter(&cluster).await.build().unwrap();
+    let limiter = limiter(&cluster).await.deadline(LONG_DEADLINE).build().unwrap();
     let dead = pair(&key_on(1, "user", 0), UNREACHED, 1);
     cluster.kill(1);
     let mut clients = JoinSet::new();
     clients.spawn(send(limiter.clone(), dead, Duration::from_secs(1) / 30));
-    sleep(Duration::from_millis(500)).await;
+    // The dead node's breaker has opened.
+    while limiter.stats().breakers.iter().all(|breaker| breaker.state == BreakerState::Closed) {
+        sleep(Duration::from_millis(1)).await;
+    }
     let (mut not_asked, mut ticks) = (0, interval(Duration::from_millis(200)));
     for check in 0..checks {
         ticks.tick().await;
@@ -160,7 +182,7 @@ pub async fn healthy_checks_not_asked(checks: usize) -> usize {
 }
 
 /// Sends a check of this pair in every interval, without waiting for the others.
-async fn send(limiter: Limiter, pair: Pair, every: Duration) {
+pub async fn send(limiter: Limiter, pair: Pair, every: Duration) {
     let mut ticks = interval(every);
     loop {
         ticks.tick().await;
@@ -170,6 +192,7 @@ async fn send(limiter: Limiter, pair: Pair, every: Duration) {
 
 /// Returns how long the requests of a hung node wait, at 1,000 a second, once its breaker is open. Healthy nodes get 100 a
 /// second.
+#[allow(dead_code, reason = "only the benchmark uses it")]
 pub async fn waits_of_hung_node(duration: Duration) -> Waits {
     let cluster = cluster();
     let limiter = limiter(&cluster).await.build().unwrap();
@@ -200,6 +223,7 @@ pub async fn waits_of_hung_node(duration: Duration) -> Waits {
 
 impl Waits {
     /// Returns the wait that this many of 100 requests do not exceed.
+    #[allow(dead_code, reason = "only the benchmark uses it")]
     pub fn percentile(&mut self, percent: usize) -> Duration {
         self.0.sort();
         self.0[(self.0.len() * percent / 100).min(self.0.len() - 1)]
@@ -210,7 +234,7 @@ impl Waits {
 pub async fn units_back_beside_hung_slot() -> u32 {
     let cluster = cluster();
     let (hung, healthy) = (pair(&key_on(1, "user", 0), 10, 10), pair(&key_on(0, "user", 0), 10, 10));
-    let limiter = limiter(&cluster).await.deny_cache(None).build().unwrap();
+    let limiter = limiter(&cluster).await.deny_cache(None).deadline(2 * SECOND).build().unwrap();
     let both = || [hung.clone(), healthy.clone()];
     let reservation = limiter.reserve_pairs(both()).unwrap().await.expect("an admission");
     cluster.nodes[1].signal(libc::SIGSTOP);
@@ -260,6 +284,7 @@ pub async fn lost_settlements(duration: Duration) -> (usize, u64) {
 }
 
 /// Returns the median duration of an admitted check over 1 to 4 slots, each 20 ms away.
+#[allow(dead_code, reason = "only the benchmark uses it")]
 pub async fn checks_over_slots() -> [Duration; 4] {
     let cluster = cluster();
     let mut proxies = Vec::new();

@@ -42,7 +42,7 @@ impl Watched {
         let watched = Self { primary, replica, sentinels };
         let start = Instant::now();
         while !watched.is_complete() {
-            assert!(start.elapsed() < Duration::from_secs(30), "the Sentinels do not find each other");
+            assert!(start.elapsed() < Duration::from_secs(60), "the Sentinels do not find each other");
             sleep(Duration::from_millis(50));
         }
         watched

@@ -14,7 +14,7 @@ edges! {
         // Charges the quota in the last microsecond of a calendar window.
         bench.move_clock_to_edge(WINDOW, -1);
         let burst = bench.clock.now_micros();
-        assert!(bench.admits("a", &counter, 10));
+        assert!(bench.admits("a", &counter, 10), "the quota fits at the end of a window");
         let mut admitted = 10;
         // Continues until the burst is one window old.
         while bench.clock.now_micros() < burst + WINDOW - 1 {
@@ -23,13 +23,13 @@ edges! {
                 admitted += 1;
             }
         }
-        assert_eq!(admitted, 19);
+        assert_eq!(admitted, 19, "less than twice the quota in one window");
         bench.move_clock(1);
-        assert!(!bench.admits("a", &counter, 1));
+        assert!(!bench.admits("a", &counter, 1), "the burst still counts");
         bench.move_clock(1);
         // One window later, all of these nine units count.
-        assert!(bench.admits("a", &counter, 1));
-        assert!(!bench.admits("a", &counter, 1));
+        assert!(bench.admits("a", &counter, 1), "one unit has left");
+        assert!(!bench.admits("a", &counter, 1), "nine units count");
     }
 
     last_tick_of_long_window_still_counts_usage: |bench| {
@@ -38,32 +38,35 @@ edges! {
         let tick = year.div_ceil(1 << 20);
         let ticks = year.div_ceil(tick);
         bench.move_clock_to_edge(year, -1);
-        assert!(bench.admits("a", &ten, 10));
+        assert!(bench.admits("a", &ten, 10), "the quota fits");
         // The charge counts in full until the end of the first tick of the next window. A whole unit returns after a tenth of it.
         let status = bench.check(&[("a", &ten, 1)]);
         let tenth = micros(1 + ticks.div_ceil(10) * tick);
         assert_eq!(status.statuses()[0].next_after(), tenth, "one unit remains after a tenth of the window");
-        assert_eq!(status.retry_after(), Wait::For(tenth));
+        assert_eq!(status.retry_after(), Wait::For(tenth), "the wait of one unit");
         bench.move_clock(1 + (ticks as i64 - 1) * tick as i64);
-        assert!(bench.admits("a", &ten, 9));
+        assert!(bench.admits("a", &ten, 9), "nine units have left");
         let denied = bench.check(&[("a", &ten, 1)]);
-        assert_eq!(denied.statuses()[0].remaining(), 0);
+        assert_eq!(denied.statuses()[0].remaining(), 0, "the quota is used");
         // The end of the window cuts the last tick short. At this end nine units count in full.
-        assert_eq!(denied.retry_after(), Wait::For(micros(year - (ticks - 1) * tick)));
+        assert_eq!(
+            denied.retry_after(), Wait::For(micros(year - (ticks - 1) * tick)),
+            "the wait lasts until the end of the window"
+        );
         bench.assert_exact_wait("a", &ten, 1);
     }
 
     fixed_window_admits_at_most_twice_quota_across_edge: |bench| {
         let [_, _, _, fixed] = every_policy("ten", 10);
         bench.move_clock_to_edge(WINDOW, -1);
-        assert!(bench.admits("a", &fixed, 10));
-        assert_eq!(bench.check(&[("a", &fixed, 1)]).retry_after(), wait_of(1));
+        assert!(bench.admits("a", &fixed, 10), "the quota fits at the end of a window");
+        assert_eq!(bench.check(&[("a", &fixed, 1)]).retry_after(), wait_of(1), "the wait lasts until the next window");
         bench.move_clock(1);
-        assert!(bench.admits("a", &fixed, 10));
+        assert!(bench.admits("a", &fixed, 10), "the next window has its own quota");
         let denied = bench.check(&[("a", &fixed, 1)]);
-        assert_eq!(denied.retry_after(), wait_of(WINDOW));
-        assert_eq!(denied.statuses()[0].next_after(), micros(WINDOW));
-        assert_eq!(denied.statuses()[0].reset_after(), micros(WINDOW));
+        assert_eq!(denied.retry_after(), wait_of(WINDOW), "the wait lasts for a whole window");
+        assert_eq!(denied.statuses()[0].next_after(), micros(WINDOW), "units return at the end of the window");
+        assert_eq!(denied.statuses()[0].reset_after(), micros(WINDOW), "all units return at the end of the window");
         bench.assert_exact_wait("a", &fixed, 10);
     }
 
@@ -71,7 +74,7 @@ edges! {
         let [_, buckets, _, _] = every_policy("ten", 10);
         let mut charged: Vec<u64> = Vec::new();
         bench.move_clock_to_edge(PRECISION, -1);
-        assert!(bench.admits("a", &buckets, 10));
+        assert!(bench.admits("a", &buckets, 10), "the quota fits at the end of a bucket");
         charged.extend([bench.clock.now_micros(); 10]);
         for round in 0..1_200 {
             bench.move_clock(if round % 3 == 0 { 97 } else { 1 });
@@ -79,7 +82,7 @@ edges! {
                 charged.push(bench.clock.now_micros());
             }
         }
-        assert!(charged.len() > 20);
+        assert!(charged.len() > 20, "units have left several times");
         for ten in charged.windows(11) {
             assert!(ten[10] - ten[0] >= WINDOW, "more than the quota in one window");
         }
@@ -89,8 +92,11 @@ edges! {
         let [_, buckets, _, _] = every_policy("ten", 10);
         for (into, late) in [(0, PRECISION), (1, PRECISION - 1), (PRECISION as i64 - 1, 1)] {
             bench.move_clock_to_edge(PRECISION, into);
-            assert!(bench.admits("a", &buckets, 10));
-            assert_eq!(bench.assert_exact_wait("a", &buckets, 10), WINDOW + late);
+            assert!(bench.admits("a", &buckets, 10), "{into} us into a bucket: all units have left");
+            assert_eq!(
+                bench.assert_exact_wait("a", &buckets, 10), WINDOW + late,
+                "{into} us into a bucket: the wait lasts until the end of the bucket"
+            );
             bench.move_clock(2 * WINDOW as i64);
         }
     }
@@ -98,14 +104,14 @@ edges! {
     charges_in_one_bucket_leave_window_together: |bench| {
         let [_, buckets, _, _] = every_policy("ten", 10);
         bench.move_clock_to_edge(PRECISION, 0);
-        assert!(bench.admits("a", &buckets, 2));
+        assert!(bench.admits("a", &buckets, 2), "2 of 10 units");
         bench.move_clock(PRECISION as i64 - 1);
-        assert!(bench.admits("a", &buckets, 3));
+        assert!(bench.admits("a", &buckets, 3), "3 more in the same bucket");
         bench.move_clock(1);
-        assert!(bench.admits("a", &buckets, 5));
+        assert!(bench.admits("a", &buckets, 5), "the rest in the next bucket");
         let wait = |cost| bench.check(&[("a", &buckets, cost)]).retry_after();
-        assert_eq!([wait(1), wait(5)], [wait_of(WINDOW); 2]);
-        assert_eq!([wait(6), wait(10)], [wait_of(WINDOW + PRECISION); 2]);
+        assert_eq!([wait(1), wait(5)], [wait_of(WINDOW); 2], "the first bucket leaves as a whole");
+        assert_eq!([wait(6), wait(10)], [wait_of(WINDOW + PRECISION); 2], "the second bucket leaves as a whole");
     }
 
     log_and_buckets_saturate_usage: |bench| {
@@ -119,17 +125,26 @@ edges! {
             // Charges 2^39 units that count, and 2^39 units that do not count.
             for charge in 0..256 {
                 let decision = bench.check_as(Purpose::Overage, &[("a", most, u32::MAX)]);
-                assert_eq!((decision.is_admitted(), decision.statuses()[0].remaining()), (true, 0));
+                assert_eq!(
+                    (decision.is_admitted(), decision.statuses()[0].remaining()), (true, 0),
+                    "{most:?}, charge {charge}: an overage is always admitted, and nothing remains"
+                );
                 let now = bench.clock.now_micros();
                 if charge <= 128 {
                     let at = if precision > 1 { (now / precision + 1) * precision } else { now };
                     newest = at + WINDOW;
                 }
-                assert_eq!(decision.statuses()[0].reset_after(), micros(newest - now));
+                assert_eq!(
+                    decision.statuses()[0].reset_after(), micros(newest - now),
+                    "{most:?}, charge {charge}: later charges do not count"
+                );
                 bench.move_clock(30);
             }
             let now = bench.clock.now_micros();
-            assert_eq!(bench.check(&[("a", most, u32::MAX)]).retry_after(), wait_of(newest - now));
+            assert_eq!(
+                bench.check(&[("a", most, u32::MAX)]).retry_after(), wait_of(newest - now),
+                "{most:?}: the wait lasts until the last charge that counts has left"
+            );
             bench.assert_exact_wait("a", most, u32::MAX);
         }
     }
@@ -138,11 +153,14 @@ edges! {
         let [_, _, counter, _] = every_policy("most", u32::MAX);
         bench.move_clock_to_edge(WINDOW, 0);
         for _ in 0..5 {
-            assert!(bench.check_as(Purpose::Overage, &[("a", &counter, u32::MAX)]).is_admitted());
+            assert!(
+                bench.check_as(Purpose::Overage, &[("a", &counter, u32::MAX)]).is_admitted(),
+                "an overage is always admitted"
+            );
         }
         // 2^33 - 1 units count. One unit fits when a little less than half of them count.
         let wait = bench.check(&[("a", &counter, 1)]).retry_after();
-        assert_eq!(wait, wait_of(WINDOW + WINDOW / 2 + 1));
+        assert_eq!(wait, wait_of(WINDOW + WINDOW / 2 + 1), "the wait lasts until less than half of the units count");
         bench.assert_exact_wait("a", &counter, 1);
     }
 }

@@ -15,8 +15,8 @@ edges! {
                 let peeks = [(); 2].map(|()| bench.check_as(Purpose::Peek, &pairs));
                 let charge = bench.check(&pairs);
                 for peek in peeks {
-                    assert_eq!(peek.statuses(), charge.statuses());
-                    assert!(peek.receipts().is_empty());
+                    assert_eq!(peek.statuses(), charge.statuses(), "{five:?}, cost {cost}: a peek reports what a charge would");
+                    assert!(peek.receipts().is_empty(), "{five:?}, cost {cost}: a peek has no receipts");
                 }
             }
         }
@@ -25,14 +25,14 @@ edges! {
     overage_charges_every_pair_past_quota: |bench| {
         for five in &every_policy("five", 5) {
             bench.move_clock_to_edge(WINDOW, 1);
-            assert!(bench.admits("a", five, 4));
+            assert!(bench.admits("a", five, 4), "{five:?}: 4 of 5 units");
             let pairs = [("a", five, 3), ("b", five, 9), ("c", five, 0)];
             let decision = bench.check_as(Purpose::Overage, &pairs);
-            assert!(decision.is_admitted());
-            assert!(decision.statuses().iter().all(|status| status.retry_after() == Wait::ZERO));
+            assert!(decision.is_admitted(), "{five:?}: an overage is always admitted");
+            assert!(decision.statuses().iter().all(|status| status.retry_after() == Wait::ZERO), "{five:?}: no pair has a wait");
             let remaining: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
-            assert_eq!(remaining, [0, 0, 5]);
-            assert!(!bench.admits("b", five, 1));
+            assert_eq!(remaining, [0, 0, 5], "{five:?}: every pair is charged");
+            assert!(!bench.admits("b", five, 1), "{five:?}: the overage has used the quota");
             // Seven units are used. Three units must leave the window before one unit fits.
             bench.assert_exact_wait("a", five, 1);
         }
@@ -49,11 +49,11 @@ edges! {
                 Algorithm::SlidingBuckets { .. } => now - 1_000 + PRECISION,
                 _ => now,
             };
-            assert_eq!((first.at_micros, first.ordinal), (at, 0));
-            assert!(first.generation < 1 << 56);
-            assert_eq!(*second, NO_CHARGE);
-            assert!(bench.check_as(Purpose::Reserve, &pairs).receipts().is_empty());
-            assert!(bench.check(&[("c", five, 1)]).receipts().is_empty());
+            assert_eq!((first.at_micros, first.ordinal), (at, 0), "{five:?}: the receipt has the place of the charge");
+            assert!(first.generation < 1 << 56, "{five:?}: a generation has 56 bits");
+            assert_eq!(*second, NO_CHARGE, "{five:?}: a cost of 0 charges nothing");
+            assert!(bench.check_as(Purpose::Reserve, &pairs).receipts().is_empty(), "{five:?}: a denial has no receipts");
+            assert!(bench.check(&[("c", five, 1)]).receipts().is_empty(), "{five:?}: a charge has no receipts");
         }
     }
 
@@ -62,7 +62,7 @@ edges! {
             let receipts = |pairs: &[(&str, &Policy, u32)]| bench.check_as(Purpose::Reserve, pairs).receipts().to_vec();
             assert_eq!(receipts(&[("a", five, 0)]), [NO_CHARGE], "{five:?}");
             // The usage of the pair does not matter.
-            assert!(bench.admits("a", five, 5));
+            assert!(bench.admits("a", five, 5), "{five:?}: the whole quota fits");
             assert_eq!(receipts(&[("a", five, 0)]), [NO_CHARGE], "{five:?}");
             let both = receipts(&[("a", five, 0), ("b", five, 1)]);
             assert_eq!((both.len(), both[0]), (2, NO_CHARGE), "{five:?}");
@@ -79,38 +79,38 @@ edges! {
             bench.move_clock(PRECISION as i64);
             let second = bench.reserve("a", ten, 6);
             bench.move_clock(10);
-            assert_eq!(bench.used("a", ten), 10);
+            assert_eq!(bench.used("a", ten), 10, "{ten:?}: both reservations count");
             bench.settle(&second, &[1]);
-            assert_eq!(bench.used("a", ten), 5);
+            assert_eq!(bench.used("a", ten), 5, "{ten:?}: 5 units of the second charge are refunded");
             bench.settle(&first, &[2]);
-            assert_eq!(bench.used("a", ten), 3);
+            assert_eq!(bench.used("a", ten), 3, "{ten:?}: 2 units of the first charge are refunded");
             // Two units leave the window with the first charge, and one unit leaves with the second.
             bench.move_clock_to_edge(WINDOW, 0);
             match ten.algorithm() {
                 Algorithm::SlidingLog => {
-                    assert_eq!(bench.used("a", ten), 1);
+                    assert_eq!(bench.used("a", ten), 1, "the first charge has left");
                     bench.move_clock(PRECISION as i64 - 1);
-                    assert_eq!(bench.used("a", ten), 1);
+                    assert_eq!(bench.used("a", ten), 1, "the second charge has not left yet");
                 }
                 Algorithm::SlidingBuckets { .. } => {
                     bench.move_clock(PRECISION as i64 - 1);
-                    assert_eq!(bench.used("a", ten), 3);
+                    assert_eq!(bench.used("a", ten), 3, "the first bucket has not left yet");
                     bench.move_clock(1);
-                    assert_eq!(bench.used("a", ten), 1);
+                    assert_eq!(bench.used("a", ten), 1, "the first bucket has left");
                     bench.move_clock(PRECISION as i64 - 1);
-                    assert_eq!(bench.used("a", ten), 1);
+                    assert_eq!(bench.used("a", ten), 1, "the second bucket has not left yet");
                 }
                 Algorithm::SlidingCounter => {
-                    assert_eq!(bench.used("a", ten), 3);
+                    assert_eq!(bench.used("a", ten), 3, "the previous window counts in full");
                     bench.move_clock(WINDOW as i64 / 2);
-                    assert_eq!(bench.used("a", ten), 2);
+                    assert_eq!(bench.used("a", ten), 2, "half of the previous window counts, rounded up");
                     bench.move_clock(WINDOW as i64 / 2 - 1);
-                    assert_eq!(bench.used("a", ten), 1);
+                    assert_eq!(bench.used("a", ten), 1, "a part of the previous window still counts");
                 }
                 _ => {}
             }
             bench.move_clock(1);
-            assert_eq!(bench.used("a", ten), 0);
+            assert_eq!(bench.used("a", ten), 0, "{ten:?}: all charges have left");
         }
     }
 
@@ -121,15 +121,18 @@ edges! {
             let first = bench.reserve("a", &ten, 8);
             let second = bench.reserve("a", &ten, 2);
             bench.move_clock(WINDOW as i64 + WINDOW as i64 / 2);
-            assert!(bench.admits("a", &ten, 3));
+            assert!(bench.admits("a", &ten, 3), "{ten:?}: the quota has room for 3 units");
             let carries = ten.algorithm() == Algorithm::SlidingCounter;
-            assert_eq!(bench.used("a", &ten), if carries { 8 } else { 3 });
+            assert_eq!(bench.used("a", &ten), if carries { 8 } else { 3 }, "{ten:?}: half of the previous window counts, if any");
             bench.settle(&first, &[0]);
-            assert_eq!(bench.used("a", &ten), if carries { 4 } else { 3 });
+            assert_eq!(bench.used("a", &ten), if carries { 4 } else { 3 }, "{ten:?}: the refund reaches the previous window");
             // The second charge has left the window.
             bench.move_clock(WINDOW as i64 / 2);
             bench.settle(&second, &[0]);
-            assert_eq!(bench.used("a", &ten), if carries { 3 } else { 0 });
+            assert_eq!(
+                bench.used("a", &ten), if carries { 3 } else { 0 },
+                "{ten:?}: a refund of a charge that has left changes nothing"
+            );
         }
     }
 
@@ -142,9 +145,9 @@ edges! {
             bench.move_clock(WINDOW as i64 - 1);
             let used = bench.used("a", ten);
             bench.settle(&early, &[0]);
-            assert_eq!(bench.used("a", ten), used);
+            assert_eq!(bench.used("a", ten), used, "{ten:?}: the early charge has left");
             bench.settle(&late, &[0]);
-            assert_eq!(bench.used("a", ten), 0);
+            assert_eq!(bench.used("a", ten), 0, "{ten:?}: the late charge is refunded");
         }
     }
 
@@ -155,10 +158,10 @@ edges! {
             let receipts = bench.run_check(&check).receipts().to_vec();
             bench.move_clock(100);
             bench.settle(&(check, receipts), &[7, 1]);
-            assert_eq!((bench.used("a", ten), bench.used("b", ten)), (7, 1));
+            assert_eq!((bench.used("a", ten), bench.used("b", ten)), (7, 1), "{ten:?}: an overage of 3 units, and a refund of 3");
             if ten.algorithm() == Algorithm::SlidingLog {
                 bench.move_clock(WINDOW as i64 - 100);
-                assert_eq!((bench.used("a", ten), bench.used("b", ten)), (3, 0));
+                assert_eq!((bench.used("a", ten), bench.used("b", ten)), (3, 0), "only the overage is still in the window");
             }
         }
     }
@@ -169,7 +172,7 @@ edges! {
             let at = bench.clock.now_micros();
             let all = bench.reserve("a", ten, 10);
             bench.settle(&all, &[0]);
-            assert_eq!(bench.used("a", ten), 0);
+            assert_eq!(bench.used("a", ten), 0, "{ten:?}: all units are refunded");
             bench.move_clock(-1_500);
             let offset = if matches!(ten.algorithm(), Algorithm::SlidingBuckets { .. }) { 2_000 } else { 0 };
             let (_, receipts) = bench.reserve("a", ten, 10);
@@ -205,35 +208,35 @@ edges! {
         bench.settle(&oldest, &[0]);
         let third = bench.reserve("a", &log, 30);
         bench.settle(&third, &[2]);
-        assert_eq!(bench.used("a", &log), 9);
+        assert_eq!(bench.used("a", &log), 9, "the third charge is refunded, and no other");
         bench.settle(&second, &[1]);
-        assert_eq!(bench.used("a", &log), 3);
+        assert_eq!(bench.used("a", &log), 3, "the second charge is refunded, and no other");
     }
 
     receipt_stays_valid_after_older_charges_leave: |bench| {
         let [log, ..] = every_policy("hundred", 100);
         let oldest = bench.reserve("a", &log, 5);
-        assert!(bench.admits("a", &log, 7));
+        assert!(bench.admits("a", &log, 7), "the quota has room");
         bench.settle(&oldest, &[0]);
         bench.move_clock(10);
         let next = bench.reserve("a", &log, 20);
         // The seven units leave the window, and the next charge drops them.
         bench.move_clock(WINDOW as i64 - 10);
-        assert!(bench.admits("a", &log, 1));
+        assert!(bench.admits("a", &log, 1), "the quota has room");
         bench.settle(&next, &[2]);
-        assert_eq!(bench.used("a", &log), 3);
+        assert_eq!(bench.used("a", &log), 3, "the receipt refunds its own charge");
     }
 
     receipt_of_old_generation_refunds_nothing: |bench| {
         for ten in &every_policy("ten", 10) {
             bench.move_clock_to_edge(PRECISION * WINDOW, 0);
-            assert!(bench.admits("a", ten, 1));
+            assert!(bench.admits("a", ten, 1), "{ten:?}: the quota has room");
             bench.move_clock(10);
             let old = bench.reserve("a", ten, 5);
             bench.reset(&[("a", ten, 0)]);
             bench.settle(&old, &[0]);
             // The new charge has the same ordinal as the old one.
-            assert!(bench.admits("a", ten, 6));
+            assert!(bench.admits("a", ten, 6), "{ten:?}: the reset has restored the quota");
             bench.settle(&old, &[0]);
             assert_eq!(bench.used("a", ten), 6, "{ten:?}");
         }
@@ -264,11 +267,11 @@ edges! {
             bench.move_clock(-(WINDOW as i64) - 1);
             bench.settle(&charge, &[0]);
             bench.move_clock(WINDOW as i64 + 1);
-            assert_eq!(bench.used("a", ten), 10);
+            assert_eq!(bench.used("a", ten), 10, "{ten:?}: the refund did not reach the record ahead of the clock");
             // If the clock is behind by exactly one window, the record accepts the refund.
             bench.move_clock(-(WINDOW as i64));
             bench.settle(&charge, &[1]);
-            assert_eq!(bench.used("a", ten), 1);
+            assert_eq!(bench.used("a", ten), 1, "{ten:?}: the refund reaches a record one window ahead");
         }
     }
 
@@ -280,8 +283,11 @@ edges! {
             let receipts = bench.run_check(&check).receipts().to_vec();
             bench.reset(&pairs[..1]);
             bench.settle(&(check, receipts), &[0, 2, 1]);
-            assert_eq!(bench.used("a", policies[0]), 0);
-            assert_eq!((bench.used("a", policies[1]), bench.used("b", policies[0])), (2, 1));
+            assert_eq!(bench.used("a", policies[0]), 0, "{ten:?}: the reset pair stays empty");
+            assert_eq!(
+                (bench.used("a", policies[1]), bench.used("b", policies[0])), (2, 1),
+                "{ten:?}: each other pair gets its own refund"
+            );
             bench.reset(&pairs);
         }
     }
@@ -292,7 +298,7 @@ edges! {
             let (check, receipts) = bench.reserve("a", ten, 3);
             let more = bench.build_check(&[("a", ten, 9)]);
             bench.move_clock(PRECISION as i64);
-            assert!(bench.admits("a", ten, 2));
+            assert!(bench.admits("a", ten, 2), "{ten:?}: the quota has room");
             let refund = Refund::of(&more, &receipts, &[0]).unwrap();
             bench.runtime.block_on(bench.backend.refund(&refund)).unwrap();
             let left = match ten.algorithm() {
@@ -300,7 +306,10 @@ edges! {
                 // A calendar window stores the sum of all its charges.
                 _ => 0,
             };
-            assert_eq!((bench.used("a", ten), check.pairs().len()), (left, 1));
+            assert_eq!(
+                (bench.used("a", ten), check.pairs().len()), (left, 1),
+                "{ten:?}: a refund takes at most the units of its record"
+            );
         }
     }
 
@@ -311,22 +320,22 @@ edges! {
             ("a", &log, 1), ("a", &another, 1), ("b", &log, 1),
         ];
         for pairs in [&all[..], &[("a", &buckets, 1)], &[("a", &counter, 1)], &[("a", &fixed, 1)]] {
-            assert!(bench.check(pairs).is_admitted());
+            assert!(bench.check(pairs).is_admitted(), "the first charge fits");
         }
         let used = || {
             let a = [&log, &another, &buckets, &counter, &fixed].map(|policy| bench.used("a", policy));
             (a, bench.used("b", &log))
         };
         bench.reset(&[("a", &log, 7)]);
-        assert_eq!(used(), ([0, 1, 1, 1, 1], 1));
+        assert_eq!(used(), ([0, 1, 1, 1, 1], 1), "only the named policy of the named key");
         bench.reset(&[("a", &counter, 0), ("b", &log, 0)]);
-        assert_eq!(used(), ([0, 1, 1, 0, 1], 0));
+        assert_eq!(used(), ([0, 1, 1, 0, 1], 0), "both named pairs");
         // The quota is no part of the identity of a record.
         bench.reset(&[("a", &policy("another", 3), 0)]);
-        assert_eq!(used(), ([0, 0, 1, 0, 1], 0));
+        assert_eq!(used(), ([0, 0, 1, 0, 1], 0), "whatever the quota is");
         // A reset also clears the last instant.
         bench.move_clock(-5_000);
-        assert_eq!(bench.reserve("a", &log, 1).1[0].at_micros, bench.clock.now_micros());
+        assert_eq!(bench.reserve("a", &log, 1).1[0].at_micros, bench.clock.now_micros(), "the log starts at the current instant");
     }
 
     late_settlement_equals_exact_charge: |bench| {
@@ -345,7 +354,10 @@ edges! {
             }
             for _ in 0..30 {
                 let statuses = |key| bench.check(&[(key, ten, 0)]).statuses().to_vec();
-                assert_eq!(statuses("late"), statuses("early"));
+                assert_eq!(
+                    statuses("late"), statuses("early"),
+                    "{ten:?}: a late settlement equals a charge of the actual amount"
+                );
                 bench.move_clock(997);
             }
         }

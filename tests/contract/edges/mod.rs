@@ -83,7 +83,7 @@ impl<B: Backend> Bench<B> {
             assert_eq!(at, self.clock.now_micros(), "the instant of the refund");
         }
         if let Some(overage) = check.overage(used) {
-            assert!(self.run_check(&overage).is_admitted());
+            assert!(self.run_check(&overage).is_admitted(), "an overage is always admitted");
         }
     }
 
