@@ -24,8 +24,8 @@ use crate::{
     support::server::{Engine, Server},
 };
 
-/// One in each second, and each of the nine kinds six times.
-const FAULTS: u32 = 54;
+/// One in each second, and each of the nine kinds three times.
+const FAULTS: u32 = 27;
 /// Between two requests of one service.
 const PAUSE: Duration = Duration::from_millis(10);
 /// A quota that the test never reaches, so that every denial is an error.

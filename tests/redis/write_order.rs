@@ -360,7 +360,7 @@ async fn scenarios() -> Vec<(String, Scenario, BTreeSet<String>)> {
     let (mut seen, mut found) = (BTreeSet::new(), Vec::new());
     for (name, policies) in policies() {
         // The state before the call of the last scenario.
-        let mut prepared = None;
+        let mut prepared: Option<(_, u64, Snapshot, Vec<Reserved>)> = None;
         for scenario in candidates(name, &policies) {
             let (_, at, snapshot, reserved) = match prepared.take() {
                 Some(same @ (preparation, ..)) if preparation == scenario.preparation() => same,
