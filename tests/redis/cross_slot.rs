@@ -501,7 +501,7 @@ async fn dropped_checks_leave_no_charges() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_over_limit_is_denied_by_a_distant_cluster() {
     let cluster = Cluster::start(Engine::Redis);
-    let delay = Duration::from_millis(240);
+    let delay = Duration::from_millis(120);
     let backend = RedisBackend::cluster_over_streams(
         [("127.0.0.1", cluster.nodes[0].port())],
         move |host, port| async move {
@@ -519,7 +519,7 @@ async fn client_over_limit_is_denied_by_a_distant_cluster() {
     };
     let both = |limiter: &Limiter| limiter.check_pairs([pair(&a, &many, 1), pair(&b, &one, 1)]).unwrap();
     assert!(both(&limiter(LONG_DEADLINE)).await.unwrap().is_admitted(), "the first check fits");
-    let uncached = limiter(Duration::from_millis(460));
+    let uncached = limiter(Duration::from_millis(230));
     let mut outcomes = Vec::new();
     // On a busy machine, some replies are too late.
     while !outcomes.contains(&Ok(false)) {
