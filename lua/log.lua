@@ -47,7 +47,7 @@ local function decide(i, admitted, full, CONTEXT)
     end
     if used > 0 and oldest <= left_at then
       local empty_records, next_at, next_start = front_byte - front, 0
-      if (front > 0 or blocks == 0) and empty_records == 0 then
+      if (front > 0 or blocks == 0 and count > 1) and empty_records == 0 then
         next_at, next_start = parse(RECORD_FORMAT, tail, HEADER_SIZE + 1)
       end
       if next_at > left_at then
@@ -132,13 +132,23 @@ local function decide(i, admitted, full, CONTEXT)
   end
   if cost > 0 and used > 0 and count - first >= MAX_RECORDS then full = true end
 
+  -- The place of a reservation among the records of its instant. It may need a search, so it comes before any write.
+  local ordinal = 0
+  if purpose == RESERVE and precision == 0 and used > 0 and newest == at then
+    local same_instant = first
+    if oldest < at then
+      same_instant = find_record(READER, LOG, first + 1, count, count - 1, at, ANY_UNITS)
+    end
+    ordinal = count - same_instant
+  end
+
   local others = ''
   if i < #KEYS then
     admitted, full, others = decide(i + 1, admitted, full, CONTEXT)
   end
 
   -- The instant of the record: of a bucket, its end.
-  local record_at, ordinal, receipt, leased = at, 0, '', 0
+  local record_at, receipt, leased = at, '', 0
   if precision > 0 then record_at = at - at % precision + precision end
   -- A plain charge has no purpose, and skips these comparisons.
   if purpose then
@@ -171,13 +181,6 @@ local function decide(i, admitted, full, CONTEXT)
         end
       end
     else
-      if purpose == RESERVE and precision == 0 and newest == at then
-        local same_instant = first
-        if oldest < at then
-          same_instant = find_record(READER, LOG, first + 1, count, count - 1, at, ANY_UNITS)
-        end
-        ordinal = count - same_instant
-      end
       if purpose ~= PEEK then
         local stored_oldest, stored_start, stored, block = oldest, start
         if source then

@@ -29,6 +29,20 @@ pub(crate) struct Change {
     pub(crate) overage: Option<Check>,
 }
 
+/// The result of a change.
+pub(crate) struct Changed {
+    /// Whether the refund is made, even if the overage is not.
+    pub(crate) is_refunded: bool,
+    /// The latest instant of the changes.
+    pub(crate) outcome: Outcome<u64>,
+}
+
+impl Changed {
+    pub(crate) fn failed(error: BackendError) -> Self {
+        Self { is_refunded: false, outcome: Err(error) }
+    }
+}
+
 pub(crate) trait Engine: Send + Sync {
     /// Returns the decision of a backend that never waits, or `None` if this backend must wait. In that case it did nothing.
     fn ask_now(&self, check: &Check) -> Option<Outcome<Decision>>;
@@ -54,7 +68,7 @@ pub(crate) trait Engine: Send + Sync {
     /// if there were none.
     fn change_now(&self, change: &mut Change) -> Outcome<u64>;
     /// Makes the changes by the deadline, or not at all. Returns their latest instant.
-    fn change(self: Arc<Self>, change: Change, deadline: Instant) -> BoxFuture<Outcome<u64>>;
+    fn change(self: Arc<Self>, change: Change, deadline: Instant) -> BoxFuture<Changed>;
     fn can_change(&self) -> bool;
     fn can_remember(&self) -> bool;
     fn can_lease(&self) -> bool;
@@ -137,10 +151,10 @@ impl<B: Backend> Engine for B {
         outcome
     }
 
-    fn change(self: Arc<Self>, change: Change, deadline: Instant) -> BoxFuture<Outcome<u64>> {
+    fn change(self: Arc<Self>, change: Change, deadline: Instant) -> BoxFuture<Changed> {
         Box::pin(async move {
             if deadline <= Instant::now() {
-                return Err(BackendError::new(Reason::Timeout));
+                return Changed::failed(BackendError::new(Reason::Timeout));
             }
             let refunded = async {
                 let Some(refund) = change.refund else { return Ok(0) };
@@ -153,7 +167,7 @@ impl<B: Backend> Engine for B {
             };
             // The overage is charged even if the refund fails or hangs.
             let (refunded, charged) = both(refunded, charged).await;
-            latest(refunded, charged)
+            Changed { is_refunded: refunded.is_ok(), outcome: latest(refunded, charged) }
         })
     }
 

@@ -31,8 +31,8 @@ use crate::{
 /// # Failures
 ///
 /// Every error is a failure, except errors of [one check](crate::backend::Reason::is_of_one_check) and
-/// [overload](crate::backend::Reason::Overloaded). A dropped check is not a failure, except that `RedisBackend` waits for the reply
-/// until the deadline. A row of failures opens the breaker only if the
+/// [overload](crate::backend::Reason::Overloaded). A dropped check is not a failure. But if all checks of a merged call are dropped,
+/// `RedisBackend` waits for its reply until their deadline. A row of failures opens the breaker only if the
 /// store has answered no check for the length of one deadline. Backends that answer at once, resets and settlements do not use the
 /// breaker.
 ///

@@ -333,6 +333,11 @@ impl Pass {
         self.ticket.as_ref().is_some_and(Ticket::is_probe)
     }
 
+    /// Returns the deadline of the check. `None` without a limiter.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// Returns whether the deadline has passed.
     pub(crate) fn has_timed_out(&self) -> bool {
         self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
@@ -378,16 +383,6 @@ impl CallReport {
         if self.guard.in_flight.load(Ordering::Relaxed) >= CROWD {
             self.guard.note_delay(time);
         }
-    }
-
-    /// Returns the deadline of a check. `None` without a limiter.
-    pub(crate) fn deadline(&self) -> Option<Duration> {
-        Some(self.guard.deadline()).filter(|deadline| !deadline.is_zero())
-    }
-
-    /// Ends the call for its callers, who have all gone. Reports nothing.
-    pub(crate) fn end(self) -> Arc<Guard> {
-        self.guard
     }
 
     /// Ends the call for its callers, who have all gone. Reports that its deadline has passed, unless this is an overload. Also

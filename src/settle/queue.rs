@@ -24,7 +24,7 @@ use crate::{
     backend::{BackendError, Reason, memory::MemoryBackend},
     check::Refund,
     deny_cache::{Denials, Invalidation},
-    engine::{Change, Engine, latest},
+    engine::{Change, Changed, Engine, latest},
     observe::{LeasedUnits, LimiterEvents},
 };
 
@@ -172,7 +172,7 @@ impl Queue {
 
     fn enqueue(self: &Arc<Self>, job: Job) {
         let Ok(runtime) = Handle::try_current() else {
-            return job.end(Err(failed("a settlement that waits needs a tokio runtime")));
+            return job.fail(failed("a settlement that waits needs a tokio runtime"));
         };
         let mut waiting = self.waiting();
         let (jobs, bound) = match job.confirmation {
@@ -181,7 +181,7 @@ impl Queue {
         };
         if jobs.len() >= bound {
             drop(waiting);
-            return job.end(Err(BackendError::new(Reason::Full)));
+            return job.fail(BackendError::new(Reason::Full));
         }
         jobs.push_back(job);
         let worker = (waiting.workers < self.max_workers).then(|| {
@@ -262,24 +262,24 @@ impl Job {
     async fn run(mut self) {
         let Some(change) = self.change.take() else { return };
         let mut work = self.queue.engine.clone().change(change, self.deadline);
-        let outcome = poll_fn(|cx| {
+        let changed = poll_fn(|cx| {
             let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
             // A panic must not lose the settlements behind it.
-            polled.unwrap_or_else(|_| Poll::Ready(Err(failed("the backend panicked"))))
+            polled.unwrap_or_else(|_| Poll::Ready(Changed::failed(failed("the backend panicked"))))
         });
-        let outcome = outcome.await;
-        self.end(outcome);
+        let changed = changed.await;
+        self.confirm(changed);
     }
 
-    fn end(mut self, outcome: Result<u64, BackendError>) {
-        self.confirm(outcome);
+    fn fail(mut self, error: BackendError) {
+        self.confirm(Changed::failed(error));
     }
 
-    fn confirm(&mut self, outcome: Result<u64, BackendError>) {
+    fn confirm(&mut self, Changed { is_refunded, outcome }: Changed) {
         if let Some(confirmation) = self.confirmation.take() {
             // The invalidation comes first: the caller may use the refunded units at once.
             if let Some(invalidation) = self.invalidation.take().as_mut()
-                && outcome.is_ok()
+                && is_refunded
             {
                 invalidation.made();
             }
@@ -302,7 +302,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         if self.confirmation.is_some() {
-            self.confirm(Err(failed("the runtime ended before the settlement")));
+            self.confirm(Changed::failed(failed("the runtime ended before the settlement")));
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use tokio::{
     task::yield_now,
-    time::{Instant, advance},
+    time::{Instant, advance, sleep},
 };
 use tower_sliding_window::{
-    Admission, Limiter, LimiterBuilder, OutageRule, Policies, Rejection,
+    Admission, Costs, Limiter, LimiterBuilder, OutageRule, Policies, Rejection,
     backend::{Pair, Reason},
     outage::{Breaker, DenyCache, Share},
     settle::Settled,
@@ -235,6 +235,25 @@ async fn lost_refund_keeps_known_denial() {
         advance(SECOND).await;
         assert!(!check(&limiter, 1).await.is_cached(), "a store that decides is asked");
     }
+}
+
+/// A settlement refunds one pair and charges more of another one, and the overage is lost.
+#[tokio::test(start_paused = true)]
+async fn confirmed_refund_removes_known_denial_although_overage_is_lost() {
+    let remote = Remote::new();
+    let hourly = policy("hourly", 10, 60 * MINUTE);
+    let limiter = on(remote.clone()).policy(hourly).outage(OutageRule::FailOpen).build().unwrap();
+    let costs = |ten, hourly| Costs::new().policy("ten", ten).policy("hourly", hourly);
+    let reservation = limiter.reserve(alice(), costs(10, 5)).await.unwrap();
+    assert!(!check(&limiter, 1).await.is_admitted(), "all units are reserved");
+    remote.set_check_latency(SECOND, SECOND);
+    let settlement = reservation.settle(costs(0, 7));
+    sleep(SECOND / 2).await;
+    remote.fail(Fault::Down);
+    assert!(matches!(settlement.await, Settled::Lost(_)), "the overage is lost");
+    advance(2 * SECOND).await;
+    let outcome = limiter.admit(alice(), 1).await;
+    assert!(!is_known(&outcome), "the refund is made: {outcome:?}");
 }
 
 #[tokio::test(start_paused = true)]

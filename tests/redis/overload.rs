@@ -15,7 +15,7 @@ use tokio::{
 };
 use tower_sliding_window::{
     Limiter, LimiterBuilder, OutageRule, PartitionKey, RedisBackend, Rejection, backend::Reason,
-    outage::Breaker,
+    outage::Breaker, redis::Merging,
 };
 
 use super::rig::{HOUR, LONG_DEADLINE, alice, backend, concurrently, policy};
@@ -85,7 +85,8 @@ async fn silent_server_is_an_outage_although_every_client_leaves_early() {
     const DEADLINE: Duration = Duration::from_millis(200);
     for breaker in [Some(Breaker::default()), None] {
         let server = Server::start(Engine::Redis);
-        let builder = on(backend(&server).await).breaker(breaker).max_in_flight(4);
+        let merged = backend(&server).await.merging(Merging::On);
+        let builder = on(merged).breaker(breaker).max_in_flight(4);
         let limiter = builder.deadline(DEADLINE).build().unwrap();
         let warm_up = on(backend(&server).await).deadline(LONG_DEADLINE).build().unwrap();
         assert!(warm_up.check(alice(), 1).await.is_ok(), "Redis decides");

@@ -393,9 +393,9 @@ impl Backend for RedisBackend {
     }
 
     fn store(&self) -> Option<String> {
-        // Only clones share their scripts.
+        // Only clones share their count of unanswered checks.
         let store =
-            self.topology.store().unwrap_or_else(|| format!("redis by {:p}", Arc::as_ptr(&self.scripts)));
+            self.topology.store().unwrap_or_else(|| format!("redis by {:p}", Arc::as_ptr(&self.unanswered)));
         // Backends with different secrets share no keys. A hash under the secret does not reveal it.
         let hash = || self.names.tag(&PartitionKey::new("", ""));
         Some(if self.names.has_secret() { format!("{store} under {}", hash()) } else { store })

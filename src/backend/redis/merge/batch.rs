@@ -7,10 +7,11 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use redis::{RedisResult, Value};
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::MAX_CHECKS;
 use crate::{
@@ -24,6 +25,9 @@ use crate::{
     outage::{CallReport, Pass, Permit},
 };
 
+/// How long a server may take to answer a call of checks without a deadline.
+const NO_DEADLINE: Duration = Duration::from_secs(60);
+
 /// The checks of one call.
 #[derive(Default)]
 pub(super) struct Batch(Mutex<State>);
@@ -34,8 +38,8 @@ struct State {
     time: CallTime,
     /// Whether the call was given to the connection. From then on, a check that is dropped may have run.
     is_written: bool,
-    /// Whether a check has waited until its deadline.
-    has_timed_out: bool,
+    /// The latest deadline of the checks, or now, if one has waited until its deadline. `None` if no check has a deadline.
+    end_of_wait: Option<Instant>,
     /// Those of the checks that were dropped after the call was written: the server still has to answer them.
     permits: Vec<Permit>,
 }
@@ -101,8 +105,9 @@ impl Batch {
         mem::take(&mut self.state().checks)
     }
 
-    pub(super) fn has_timed_out(&self) -> bool {
-        self.state().has_timed_out
+    /// Returns how long the call waits for its reply after its callers have gone, before this is a failure of the server.
+    pub(super) fn end_of_wait(&self) -> Instant {
+        self.state().end_of_wait.unwrap_or_else(|| Instant::now() + NO_DEADLINE)
     }
 
     /// Ends the call: none of its checks is in flight at the server any longer.
@@ -117,6 +122,7 @@ impl Waiter {
         let (caller, reply) = oneshot::channel();
         let mut state = batch.state();
         let report = pass.take_report();
+        state.end_of_wait = state.end_of_wait.max(pass.deadline());
         let checks = &mut state.checks;
         if checks.report.is_none() {
             checks.report = report;
@@ -151,7 +157,9 @@ impl Drop for Unanswered<'_> {
         // Under the lock, a check is either removed from the call or counted.
         let mut state = self.waiter.batch.state();
         self.waiter.reply.close();
-        state.has_timed_out |= self.pass.has_timed_out();
+        if self.pass.has_timed_out() {
+            state.end_of_wait = self.pass.deadline();
+        }
         if state.is_written {
             self.count.fetch_add(1, Ordering::Relaxed);
             state.permits.extend(self.pass.take_permit());

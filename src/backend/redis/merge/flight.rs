@@ -109,22 +109,22 @@ impl Flight {
         if let Either::Left((reply, _)) = select(&mut reply, pin!(all_gone)).await {
             return Some(reply);
         }
+        let is_answer = |reply: &RedisResult<Value>| reply.as_ref().map_or_else(is_reply, |_| true);
         let report = report.take()?;
-        // A server that is silent shows this, whether or not a caller has waited until the deadline.
-        let end = self.opened + report.deadline().unwrap_or(LATE_REPLY);
-        let end = if self.batch.has_timed_out() { end.min(Instant::now()) } else { end };
-        let (guard, late) = match until(end, &mut reply).await {
-            Some(reply) => (report.end(), Some(reply)),
-            None => {
-                let (guard, has_failed) = report.time_out(end);
-                if has_failed {
-                    // The places in flight are for checks that show whether the server is silent still.
-                    self.batch.end();
-                }
-                (guard, timeout(LATE_REPLY, reply).await.ok())
+        // Whether the server is silent does not depend on how long the callers have waited.
+        let end = self.batch.end_of_wait();
+        if let Some(reply) = until(end, &mut reply).await {
+            if is_answer(&reply) {
+                report.answered(Answer::Reads);
             }
-        };
-        if late.is_some_and(|reply| reply.as_ref().map_or_else(is_reply, |_| true)) {
+            return None;
+        }
+        let (guard, has_failed) = report.time_out(end);
+        if has_failed {
+            // The places in flight are for checks that show whether the server is silent still.
+            self.batch.end();
+        }
+        if timeout(LATE_REPLY, reply).await.is_ok_and(|reply| is_answer(&reply)) {
             guard.answered_late();
         }
         None
