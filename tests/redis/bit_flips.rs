@@ -221,3 +221,29 @@ async fn flipped_bit_gives_decision_or_error() {
         assert_eq!(admin.query::<String>(&["PING"]), "PONG", "the server still answers");
     }
 }
+
+/// A check just after the only charge has left its window looks for the next record, which a log of one charge does not have.
+#[tokio::test]
+async fn flipped_bit_of_only_charge_gives_decision_or_foreign_value() {
+    let server = Server::start(Engine::Redis);
+    let mut admin = Admin::at(&server);
+    let mut detected = 0;
+    for policy in every_algorithm(150, WINDOW) {
+        let (backend, clock) = with_manual_clock(&server).await;
+        admin.query::<()>(&["FLUSHALL"]);
+        let policies = [policy];
+        reserve(&backend, &policies, 1).await;
+        let (stored, left) = (Stored::of(&mut admin), clock.now_micros() + WINDOW.as_micros() as u64 + 10);
+        let (check, mut random) = (check(&policies, 1, Purpose::Charge), Random(7));
+        for _ in 0..1_000 {
+            stored.restore(&mut admin);
+            let (field, what) = stored.flip(&mut admin, &mut random);
+            clock.set_micros(left);
+            if let Err(error) = answered(backend.check(&check)).await {
+                assert_detected(&error, &format!("{policies:?}: {what}, {field:?}"));
+                detected += 1;
+            }
+        }
+    }
+    assert!(detected > 0, "some of the damaged values are detected");
+}
