@@ -40,7 +40,7 @@ async fn flood_of_keys_passes_no_request_unchecked() {
         let server = Server::start(Engine::Redis);
         let backend = backend(&server).await;
         let warm_up = on(backend.clone()).deadline(LONG_DEADLINE).build().unwrap();
-        assert!(warm_up.check(alice(), 5).await.unwrap().is_admitted());
+        assert!(warm_up.check(alice(), 5).await.unwrap().is_admitted(), "the quota of alice is unused");
         // A busy machine may give Redis no time for a tenth of a second. Then it is silent.
         let limiter = on(backend).deadline(Duration::from_millis(250)).build().unwrap();
         for burst in 0..3 {
@@ -181,7 +181,10 @@ async fn flood_of_disconnects_leaves_redis_available() {
             async move { victim.check(PartitionKey::new("victim", format!("{run} {number}")), 1).await }
         });
         for decided in concurrently(checks).await {
-            assert!(decided.unwrap_or_else(|error| panic!("run {run}: {error}")).is_admitted());
+            assert!(
+                decided.unwrap_or_else(|error| panic!("run {run}: {error}")).is_admitted(),
+                "run {run}: a new key"
+            );
         }
     }
 }
@@ -191,8 +194,8 @@ async fn denied_key_stays_denied_after_redis_stops() {
     for rule in [OutageRule::FailOpen, OutageRule::FailClosed] {
         let mut server = Server::start(Engine::Redis);
         let limiter = on(backend(&server).await).outage(rule).deadline(LONG_DEADLINE).build().unwrap();
-        assert!(limiter.check(alice(), 5).await.unwrap().is_admitted());
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+        assert!(limiter.check(alice(), 5).await.unwrap().is_admitted(), "{rule:?}: the quota is unused");
+        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{rule:?}: the quota is used");
         server.kill();
         // Longer than the maximum age of the deny cache.
         sleep(Duration::from_millis(1_100)).await;
