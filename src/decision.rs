@@ -276,7 +276,7 @@ impl Decision {
     /// Returns the policies of which both decisions have charged the same pair of a key and a policy, in the same place. Keys are
     /// compared by their hash.
     pub(crate) fn policies_charged_by<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Policy> {
-        let is_same_place = self.place().zip(other.place()).is_some_and(|(a, b)| a.is_same_place(b));
+        let is_same_place = self.place().zip(other.place()).is_some_and(|(a, b)| a.is_in_same_store(b));
         let others = if is_same_place { other.statuses() } else { &[] };
         let is_charged = |status: &&Status| {
             status.cost > 0

@@ -9,6 +9,7 @@ use crate::{
     protocol::{Http, SameBody},
     service::RateLimit,
     shared::Shared,
+    wait::DenyAtOnce,
 };
 
 /// A rate limit layer for tower services. It checks every request, and rejects the requests that exceed a limit.
@@ -89,7 +90,7 @@ impl<S, P> Layer<S> for RateLimitLayer<P> {
     type Service = RateLimit<S, P>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, self.0.clone())
+        RateLimit::new(inner, self.0.clone(), DenyAtOnce)
     }
 }
 

@@ -98,10 +98,10 @@ mod check;
 mod decision;
 mod deny_cache;
 mod drift;
-mod engine;
 mod error;
 #[cfg(feature = "axum")]
 mod extract;
+mod guard;
 mod head;
 mod layer;
 mod lease;

@@ -13,10 +13,12 @@ use std::future::Future;
 
 use crate::{
     decision::Decision,
-    outage::{Protection, ServerBreaker},
+    guard::Protection,
+    observe::ServerBreaker,
 };
 
-mod error;
+
+mod erased;
 #[cfg(feature = "test-util")]
 pub(crate) mod fake;
 mod generation;
@@ -24,7 +26,8 @@ pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
-pub use error::{BackendError, Reason};
+pub use crate::error::{BackendError, Reason};
+pub(crate) use erased::DynBackend;
 pub use memory::{MemoryBackend, WhenFull};
 
 pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};

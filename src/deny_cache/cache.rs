@@ -1,6 +1,7 @@
 //! The entries of a deny cache.
 
 use std::{
+    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
@@ -10,7 +11,6 @@ use std::{
 };
 
 use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter, sync::Cache, sync::DefaultLifecycle};
-use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -19,10 +19,8 @@ use super::{
     entry::{ANY_AGE, Denial, Entry, Found, room},
 };
 use crate::{
-    check::{Check, MAX_PAIRS, Namespace, Pair},
+    check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey, RecentlyDenied},
     decision::Decision,
-    key::PartitionKey,
-    policy::Policy,
 };
 
 /// The number of locks for changes. A lookup takes none of them.
@@ -68,25 +66,6 @@ struct Stripe {
     others: u64,
 }
 
-/// The key of an entry. The quota is not a part of it, because usage does not depend on the quota.
-#[derive(Clone)]
-struct PairKey {
-    key: PartitionKey,
-    policy: Policy,
-}
-
-/// The known denials of all limiters of this process.
-static ALL: Mutex<Vec<Weak<Denials>>> = Mutex::new(Vec::new());
-
-/// Invalidates the entries of some pairs when it is created and again when it is dropped, because a denial in between may have
-/// been decided before the change that it guards. It does so for all limiters of this process with the store and the namespace.
-pub(crate) struct Invalidation {
-    denials: SmallVec<[Arc<Denials>; 1]>,
-    pair_keys: Vec<PairKey>,
-    /// Whether the denials are removed. Otherwise they hold if the store makes no decision.
-    is_made: bool,
-}
-
 /// A pair with a cached denial.
 pub(super) struct Denied<'a> {
     pair: &'a Pair,
@@ -130,10 +109,8 @@ impl Denials {
             horizon: AtomicU64::new(0),
             waits_end: AtomicU64::new(0),
         });
-        let mut all = all();
-        // Limiters are few and are rarely created, so a full scan is cheap.
-        all.retain(|denials| denials.strong_count() > 0);
-        all.push(Arc::downgrade(&denials));
+        let known: Weak<dyn KnownDenials> = Arc::downgrade(&(denials.clone() as Arc<dyn KnownDenials>));
+        denials.namespace.add_known_denials(known);
         denials
     }
 
@@ -160,7 +137,7 @@ impl Denials {
         invalidations: u64,
         permission: Option<&Permission>,
     ) {
-        let pair_key = PairKey::of(&pair.key, &pair.policy);
+        let pair_key = PairKey::new(&pair.key, &pair.policy);
         let (stripe, hash) = self.stripe(&pair_key);
         if stripe.last_invalidation(hash) > invalidations {
             return;
@@ -183,7 +160,7 @@ impl Denials {
     /// the store denied the pair before.
     pub(super) fn admitted(&self, pair: &Pair, decision: &Decision, was_known: bool) {
         let Some(now) = self.now_before(&self.waits_end) else { return };
-        let pair_key = PairKey::of(&pair.key, &pair.policy);
+        let pair_key = PairKey::new(&pair.key, &pair.policy);
         let is_later = |entry: &Entry| !decision.is_divided() && entry.at_micros() < decision.at_micros();
         let contradicts = |entry: Arc<Entry>| {
             (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
@@ -198,7 +175,7 @@ impl Denials {
         if self.now().is_none() {
             return;
         }
-        let pair_key = PairKey::of(&pair.key, &pair.policy);
+        let pair_key = PairKey::new(&pair.key, &pair.policy);
         if self.entries.get(&pair_key).is_some_and(|entry| entry.charged().is_some()) {
             let _stripe = self.stripe(&pair_key);
             let charged = self.entries.get(&pair_key).and_then(|entry| entry.charged());
@@ -209,49 +186,19 @@ impl Denials {
     }
 
     /// Returns, for each pair of a check, whether the store has denied it in a check that was sent within the last maximum age,
-    /// even if the wait has passed since, or the denial is invalidated. Empty if no pair was denied. `None` if the deny cache is off.
-    pub(crate) fn denied_recently(&self, check: &Check) -> Option<Vec<bool>> {
+    /// even if the wait has passed since, or the denial is invalidated. Not known if the deny cache is off.
+    pub(crate) fn recently_denied(&self, check: &Check) -> RecentlyDenied {
         if self.max_age == 0 {
-            return None;
+            return RecentlyDenied(None);
         }
-        let Some(now) = self.now() else { return Some(Vec::new()) };
-        let was_denied = |pair: &Pair| {
+        let mut denied = [false; MAX_PAIRS];
+        let Some(now) = self.now() else { return RecentlyDenied(Some(denied)) };
+        for (denied, pair) in denied.iter_mut().zip(check.pairs()) {
             let may_deny = pair.cost > 0 && !pair.is_shadow;
-            let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy)).filter(|_| may_deny);
-            entry.is_some_and(|entry| now < entry.last_denied() + self.max_age)
-        };
-        let denied: Vec<bool> = check.pairs().iter().map(was_denied).collect();
-        Some(if denied.contains(&true) { denied } else { Vec::new() })
-    }
-
-    /// Removes the denials of these pairs now and when the returned guard is dropped.
-    pub(crate) fn invalidate<'a>(
-        self: &Arc<Self>,
-        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-    ) -> Invalidation {
-        self.invalidate_for(true, pairs)
-    }
-
-    /// Lets the denials of these pairs hold only if the store makes no decision, until the returned guard is told that the change is
-    /// [made](Invalidation::made) and removes them.
-    pub(crate) fn suspend<'a>(
-        self: &Arc<Self>,
-        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-    ) -> Invalidation {
-        self.invalidate_for(false, pairs)
-    }
-
-    fn invalidate_for<'a>(
-        self: &Arc<Self>,
-        is_made: bool,
-        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-    ) -> Invalidation {
-        let pair_keys = pairs.map(|(key, policy)| PairKey::of(key, policy)).collect();
-        let is_related = |denials: &Arc<Self>| denials.namespace.is_same_place(&self.namespace);
-        let denials = all().iter().filter_map(Weak::upgrade).filter(is_related).collect();
-        let invalidation = Invalidation { denials, pair_keys, is_made };
-        invalidation.invalidate_now();
-        invalidation
+            let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy)).filter(|_| may_deny);
+            *denied = entry.is_some_and(|entry| now < entry.last_denied() + self.max_age);
+        }
+        RecentlyDenied(Some(denied))
     }
 
     /// Invalidates one entry, and every denial that was asked for before.
@@ -268,7 +215,7 @@ impl Denials {
     pub(super) fn denied<'a>(&self, check: &'a Check, now: Micros, max_age: u64) -> Vec<Denied<'a>> {
         let pairs = check.pairs().iter().filter(|pair| pair.cost > 0 && !pair.is_shadow);
         let denied = pairs.filter_map(|pair| {
-            let entry = self.entries.get(&PairKey::of(&pair.key, &pair.policy))?;
+            let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy))?;
             let found = entry.find(room(pair), now, max_age)?;
             Some(Denied { pair, entry, found })
         });
@@ -299,9 +246,7 @@ impl Denials {
     fn stripe(&self, pair_key: &PairKey) -> (MutexGuard<'_, Stripe>, u64) {
         let mut hasher = DefaultHasher::new();
         self.salt.get_or_init(|| self.start.elapsed().as_nanos()).hash(&mut hasher);
-        // The hash of the key differs between processes.
-        pair_key.key.as_bytes().hash(&mut hasher);
-        pair_key.hash_policy(&mut hasher);
+        pair_key.hash_reproducibly(&mut hasher);
         let hash = hasher.finish();
         // No code that holds the lock can panic or wait.
         let stripe = self.stripes[hash as usize % STRIPES].lock().unwrap_or_else(PoisonError::into_inner);
@@ -324,11 +269,6 @@ impl Stripe {
     }
 }
 
-// No code that holds the lock can panic or wait.
-fn all() -> MutexGuard<'static, Vec<Weak<Denials>>> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Builds the denial of a check from the pairs that deny it.
 pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Decision {
     let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
@@ -340,59 +280,27 @@ pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Dec
     Decision::cached(at_micros, statuses.collect(), check, known)
 }
 
-impl Invalidation {
-    /// Notes that the change is made.
-    pub(crate) fn made(&mut self) {
-        self.is_made = true;
-    }
-
-    fn invalidate_now(&self) {
-        let with = if self.is_made { Entry::invalidated } else { Entry::expired };
-        for (denials, pair_key) in
-            self.denials.iter().flat_map(|denials| self.pair_keys.iter().map(move |key| (denials, key)))
-        {
-            denials.replace(pair_key, with);
-        }
+impl KnownDenials for Denials {
+    fn invalidate(&self, pair: &PairKey, is_certain: bool) {
+        self.replace(pair, if is_certain { Entry::invalidated } else { Entry::expired });
     }
 }
 
-impl Drop for Invalidation {
-    fn drop(&mut self) {
-        self.invalidate_now();
-    }
-}
-
-impl PairKey {
-    fn of(key: &PartitionKey, policy: &Policy) -> Self {
-        Self { key: key.bounded().into_owned(), policy: policy.clone() }
-    }
-
-    fn hash_policy(&self, state: &mut impl Hasher) {
-        self.policy.name().hash(state);
-        self.policy.window_micros().hash(state);
-        self.policy.algorithm().hash(state);
-    }
-}
-
-impl PartialEq for PairKey {
-    fn eq(&self, other: &Self) -> bool {
-        self.policy.counts_with(&other.policy) && self.key == other.key
-    }
-}
-
-impl Eq for PairKey {}
-
-impl Hash for PairKey {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.key.hash(state);
-        self.hash_policy(state);
+impl fmt::Debug for Denials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Denials").finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decision::{Status, Wait};
+    use crate::{
+        check::Invalidation,
+        decision::{Status, Wait},
+        key::PartitionKey,
+        policy::Policy,
+    };
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -406,7 +314,7 @@ mod tests {
         };
         let asked = check("a");
         let pair = &asked.pairs()[0];
-        let was_denied = |key| denials.denied_recently(&check(key)).unwrap().contains(&true);
+        let was_denied = |key| denials.recently_denied(&check(key)).0.unwrap().contains(&true);
         assert!(!was_denied("a"));
         let wait = SECOND / 10;
         let status = Status::new(pair, 0, Wait::For(wait), wait, wait);
@@ -415,7 +323,7 @@ mod tests {
         tokio::time::advance(SECOND / 2).await;
         assert!(denials.repeat(&check("a")).is_none());
         assert!(was_denied("a") && !was_denied("b"));
-        drop(denials.invalidate([(&pair.key, &pair.policy)].into_iter()));
+        drop(Invalidation::remove(&denials.namespace, [(&pair.key, &pair.policy)].into_iter()));
         assert!(was_denied("a"));
         tokio::time::advance(SECOND / 2).await;
         assert!(!was_denied("a"));
@@ -432,9 +340,9 @@ mod tests {
         };
         let invalidate = |check: &Check| {
             let pair = &check.pairs()[0];
-            drop(denials.invalidate([(&pair.key, &pair.policy)].into_iter()));
+            drop(Invalidation::remove(&denials.namespace, [(&pair.key, &pair.policy)].into_iter()));
         };
-        let hash = |check: &Check| denials.stripe(&PairKey::of(&check.pairs()[0].key, &policy)).1;
+        let hash = |check: &Check| denials.stripe(&PairKey::new(&check.pairs()[0].key, &policy)).1;
         let mut of_one_stripe = (0..).map(check).filter(|check| hash(check) % STRIPES as u64 == 0);
         let [denied, other, third] = std::array::from_fn(|_| of_one_stripe.next().unwrap());
         let enter = |asked_after| {

@@ -12,7 +12,7 @@ mod cache;
 mod entry;
 mod lookup;
 
-pub(crate) use cache::{Denials, Invalidation};
+pub(crate) use cache::Denials;
 pub(crate) use lookup::{Lookup, Miss};
 
 /// A local instant in microseconds since an origin before the cache was created.

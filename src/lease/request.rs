@@ -9,12 +9,12 @@ use super::{
     table::{Learned, Leases, Request, Step},
 };
 use crate::{
-    backend::{BackendError, Reason},
+    error::{BackendError, Reason},
     check::{Check, Pair, Purpose},
     decision::{Decision, Status},
     now_or_later::BoxFuture,
     observe::LeasedUnits,
-    outage::until,
+    guard::until,
 };
 
 /// A check waits for the lease requests of others for at most this part of its deadline: a quarter.
@@ -94,7 +94,7 @@ impl Miss {
                     if let Some(decision) = leases.grant(&check) {
                         let granted = Ok(decision);
                         leases.events.decided(&check, &granted, None);
-                        return granted.map(|decision| decision.with_namespace(check.into_place()));
+                        return granted;
                     }
                     step = leases.next_step(&check, deadline);
                     if !is_late {
@@ -185,7 +185,7 @@ fn for_caller(check: &Check, decision: &Decision, held: &[u32]) -> Decision {
         |(i, status): (usize, &Status)| status.clone().with_more(held.get(i).copied().unwrap_or_default());
     let statuses: Vec<_> = decision.statuses().iter().enumerate().map(with_held).collect();
     let receipts = if check.purpose() == Purpose::Reserve { decision.receipts() } else { &[] };
-    Decision::with_receipts(decision.at_micros(), statuses, receipts).with_namespace(check.place().clone())
+    Decision::with_receipts(decision.at_micros(), statuses, receipts)
 }
 
 /// Returns whether a check with this error may have been charged.

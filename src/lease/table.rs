@@ -24,7 +24,7 @@ use crate::{
     decision::{Decision, Status, Statuses},
     key::PartitionKey,
     observe::{LeasedUnits, LimiterEvents},
-    outage::until,
+    guard::until,
     policy::Policy,
     settle::Queue,
 };
@@ -393,7 +393,7 @@ impl Ending {
     fn end_now(&self) {
         let all = lock(&ALL).clone();
         for leases in all.iter().filter_map(Weak::upgrade) {
-            if !leases.namespace.is_same_place(self.0.place()) {
+            if !leases.namespace.is_in_same_store(self.0.scope()) {
                 continue;
             }
             let mut leftovers = OfPairs::new();

@@ -4,15 +4,15 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{Inner, Limiter, Settings, Waiters, draft::Reserve};
 use crate::{
-    backend::{Backend, memory::MemoryBackend},
-    check::{MAX_PAIRS, Namespace, OnRollback},
+    backend::{Backend, DynBackend, MemoryBackend},
+    check::{MAX_PAIRS, Namespace},
     deny_cache::{Denials, DenyCache, check_deny_cache},
-    engine::Engine,
     error::ConfigError,
     key::PartitionKey,
     lease::Leases,
     observe::{self, LimiterEvents},
-    outage::{Breaker, Guard, Local, OutageRule, Protection, check_breaker},
+    guard::{Breaker, Guard, Protection, check_breaker},
+    outage::{LocalFallback, OutageRule},
     policy::{Policy, distinct},
     settle::{Queue, Unsettled},
 };
@@ -39,7 +39,7 @@ pub struct LimiterBuilder {
     near_limit: f64,
     deny_cache: Option<DenyCache>,
     memory: Option<MemoryBackend>,
-    engine: Arc<dyn Engine>,
+    backend: Arc<dyn DynBackend>,
 }
 
 /// The largest settlement queue. It bounds the memory, at 100 bytes and more per settlement.
@@ -71,7 +71,7 @@ impl LimiterBuilder {
             near_limit: Limiter::DEFAULT_NEAR_LIMIT,
             deny_cache: Some(DenyCache::default()),
             memory: None,
-            engine: Arc::new(backend),
+            backend: Arc::new(backend),
         }
     }
 
@@ -276,7 +276,7 @@ impl LimiterBuilder {
             near_limit,
             deny_cache,
             memory,
-            engine,
+            backend,
         } = self;
         if policies.is_empty() && needs_policies {
             return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
@@ -308,16 +308,16 @@ impl LimiterBuilder {
         if let Some(cache) = deny_cache {
             check_deny_cache(cache)?;
         }
-        if settles && !engine.can_change() {
+        if settles && !backend.changes_charges() {
             return Err(ConfigError::CannotSettle);
         }
         let namespace = namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
         let region = region.map(region_key).transpose()?;
-        let store = engine.name_of_store();
+        let store = backend.store();
         let protection = Protection { breaker, deadline, max_in_flight };
         let name = store.as_deref().unwrap_or("custom backend");
         let name = format!("{name}, namespace {}", namespace.as_str());
-        let guard = (!engine.protects_servers(protection)).then(|| Guard::of_backend(protection, &name));
+        let guard = (!backend.protect(protection)).then(|| Guard::of_backend(protection, &name));
         let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
         let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
         // Limiters with one store and one namespace share their counts.
@@ -325,11 +325,10 @@ impl LimiterBuilder {
             Some(store) => namespace.in_store(store),
             None => namespace,
         };
-        let denials = engine.can_remember().then(|| Denials::new(deny_cache, namespace.clone()));
-        let on_rollback = denials.clone().map(on_rollback);
-        let queue = Queue::new(engine.clone(), queue, max_in_flight, denials.clone(), events.clone());
-        let leases = engine
-            .can_lease()
+        let denials = backend.denials_hold().then(|| Denials::new(deny_cache, namespace.clone()));
+        let queue = Queue::new(backend.clone(), queue, max_in_flight, events.clone());
+        let leases = backend
+            .grants_leases()
             .then(|| Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight));
         Ok(Limiter(Arc::new(Inner {
             queue,
@@ -337,11 +336,9 @@ impl LimiterBuilder {
             denials,
             settings: Settings { policies, namespace, region, deadline, rule, reserve },
             guard,
-            on_rollback,
-            memory: engine.memory().cloned(),
-            local: memory.map(Local::in_memory).unwrap_or_default(),
+            local_fallback: memory.map(LocalFallback::in_memory).unwrap_or_default(),
             waiters: Waiters::new(max_waiting, max_waiting_per_key),
-            engine,
+            backend,
             events,
             _lifetime: lifetime,
         })))
@@ -356,13 +353,6 @@ fn region_key(region: String) -> Result<PartitionKey, ConfigError> {
     } else {
         Err(ConfigError::Region { region })
     }
-}
-
-/// Returns what invalidates the cached denials of the pairs of a slot that is rolled back.
-fn on_rollback(denials: Arc<Denials>) -> OnRollback {
-    Arc::new(move |check| {
-        drop(denials.invalidate(check.pairs().iter().map(|pair| (&pair.key, &pair.policy))));
-    })
 }
 
 impl fmt::Debug for LimiterBuilder {

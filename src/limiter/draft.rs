@@ -173,6 +173,20 @@ impl Draft {
         Self { rest: Some(Box::new(rest)), ..Self::default() }
     }
 
+    /// Returns the only part of a draft, if it is checked against the policies of the limiter and no others.
+    #[inline]
+    pub(super) fn usual_part(&self) -> Option<&Part> {
+        let part = self.first.as_ref().filter(|_| self.rest.is_none())?;
+        matches!(part.against, Against::Limiter | Against::LimiterAnd(None)).then_some(part)
+    }
+
+    /// Returns how this draft reserves, or `None` for a plain charge. `default` is the rule of the limiter.
+    #[inline]
+    pub(super) fn reserve_terms(&self, default: Reserve) -> Option<Reserve> {
+        let unsettled = self.unsettled.unwrap_or(default.unsettled);
+        self.reserves.then_some(Reserve { unsettled, clamps: self.clamps || default.clamps })
+    }
+
     pub(crate) fn is_exempt(&self) -> bool {
         self.first.is_none() && self.others().is_empty() && self.pairs_only().is_empty()
     }
@@ -193,8 +207,8 @@ impl Draft {
     }
 }
 
-/// Converts the return value of a planning closure to a [`Draft`]: a [`PartitionKey`], `(PartitionKey, cost)`, a `Draft`, or a
-/// `Result` of one of them with [`KeyError`].
+/// Converts a value that states what to check to a [`Draft`]: a [`PartitionKey`], `(PartitionKey, cost)`, [pairs](Pair), a `Draft`, or a
+/// `Result` of one of them with [`KeyError`]. The methods of a [`Limiter`](crate::Limiter) take it, and a planning closure returns it.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not state what to check",
     label = "expected a `PartitionKey`, `(PartitionKey, u32)`, `(PartitionKey, Costs)`, a `Draft`, or a `Result` of one with `KeyError`",
@@ -218,6 +232,18 @@ impl IntoDraft for Draft {
 impl IntoDraft for PartitionKey {
     fn into_draft(self) -> Result<Draft, KeyError> {
         Ok(Draft::check(self, 1))
+    }
+}
+
+impl IntoDraft for Vec<Pair> {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        Ok(Draft::pairs(self))
+    }
+}
+
+impl<const N: usize> IntoDraft for [Pair; N] {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        Ok(Draft::pairs(self))
     }
 }
 

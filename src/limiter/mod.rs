@@ -1,29 +1,31 @@
 //! The limiter: policies and a backend.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
+
+use tokio::time::Instant;
 
 use crate::{
-    backend::{Backend, BackendError, Reason, memory::MemoryBackend},
-    check::{Check, Namespace, OnRollback, Pair, Purpose},
-    cost::{Costs, IntoCosts},
+    backend::{Backend, DynBackend},
+    check::{Check, Invalidation, Namespace, Purpose},
+    decision::Decision,
     deny_cache::Denials,
-    engine::Engine,
-    error::ConfigError,
+    error::{BackendError, Reason},
+    guard::{Guard, before},
     key::{KeyError, PartitionKey},
     lease::{Ending, Leases},
-    now_or_later::NowOrLater,
-    observe::{DeniedKey, Lifetime, LimiterEvents, Stats},
-    outage::{Guard, Local, OutageRule, Readiness, ServerBreaker},
+    now_or_later::{BoxFuture, NowOrLater},
+    observe::{DeniedKey, Lifetime, LimiterEvents, ServerBreaker, Stats},
+    outage::{LocalFallback, OutageRule, Readiness},
     policy::Policy,
-    settle::Queue,
+    settle::{Queue, Reservation},
 };
 
 mod build;
-mod checks;
-mod decide;
+mod check_for_draft;
 mod draft;
 mod future;
 mod outcome;
+mod pipeline;
 mod wait;
 mod waiters;
 
@@ -31,12 +33,14 @@ pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
 pub use draft::{Draft, IntoDraft};
 use draft::{Part, Reserve};
-pub(crate) use future::Asking;
+pub(crate) use future::Admitting;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
 pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
-pub use wait::WaitFuture;
+use outcome::Terms;
 use waiters::Waiters;
+
+type Outcome = Result<Admission, Rejection>;
 
 /// A limiter: policies and a backend. It needs no HTTP and no tower service, and suits jobs and outgoing calls.
 ///
@@ -50,8 +54,8 @@ use waiters::Waiters;
 ///     .build()?;
 ///
 /// let alice = PartitionKey::new("user", "alice");
-/// assert!(limiter.check(alice.clone(), 2).await?.is_admitted());
-/// assert!(!limiter.check(alice, 1).await?.is_admitted());
+/// assert!(limiter.check((alice.clone(), 2)).await?.is_admitted());
+/// assert!(!limiter.check(alice).await?.is_admitted());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -63,9 +67,7 @@ pub struct Limiter(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
-    engine: Arc<dyn Engine>,
-    /// The backend, if it is a memory backend.
-    memory: Option<MemoryBackend>,
+    backend: Arc<dyn DynBackend>,
     queue: Arc<Queue>,
     /// `None` if the backend protects its servers itself.
     guard: Option<Arc<Guard>>,
@@ -73,9 +75,7 @@ struct Inner {
     leases: Option<Arc<Leases>>,
     /// `None` if the denials of the backend do not hold.
     denials: Option<Arc<Denials>>,
-    /// `None` if the denials of the backend do not hold.
-    on_rollback: Option<OnRollback>,
-    local: Local,
+    local_fallback: LocalFallback,
     waiters: Arc<Waiters>,
     events: Arc<LimiterEvents>,
     /// `None` if the store has no name.
@@ -93,16 +93,31 @@ struct Settings {
     reserve: Reserve,
 }
 
+/// # What to check
+///
+/// The methods that check, wait, reserve or reset take one parameter, which is anything that is an [`IntoDraft`]:
+///
+/// | value | pairs |
+/// | --- | --- |
+/// | `key` | this [`PartitionKey`] and each policy of the limiter, at 1 unit |
+/// | `(key, 10)` or `(key, costs)` | the same at this cost, or at these [`Costs`](crate::Costs) |
+/// | `[pair, ..]`, `Vec<Pair>` | these [pairs](crate::backend::Pair) of a key and a policy, for several keys |
+/// | [`Draft`] | policies chosen for this request, several keys, an outage rule of its own |
+///
 /// # Errors
 ///
-/// All checks return a [`BackendError`] if the backend makes no decision within the deadline. If the backend can only charge,
-/// then peek, reserve and reset return [`Reason::Unsupported`] without asking it. If a limiter was built
-/// [without policies](LimiterBuilder::without_policies), the methods that take a key return an error: use those that take pairs.
+/// If the backend makes no decision within the deadline, [`check`](Self::check), [`peek`](Self::peek) and [`reset`](Self::reset) return
+/// a [`BackendError`]. They return [`Reason::Misconfigured`] without asking the backend, if the pairs cannot be a check.
+/// [`admit`](Self::admit), [`wait`](Self::wait) and [`reserve`](Self::reserve) apply the outage rule, and return a [`Rejection`].
+///
+/// If the backend can only charge, then peek, reserve and reset return [`Reason::Unsupported`] without asking it.
 ///
 /// # When a check begins
 ///
 /// If the backend answers at once, a check is complete when the method returns. Otherwise, and always for a reset, it begins
 /// when the future is polled. If the future is dropped before it is complete, the charge may stand.
+///
+/// Outside an async function, [`CheckFuture::now`](crate::future::CheckFuture::now) returns a decision that was made at once.
 ///
 /// # Runtime
 ///
@@ -135,30 +150,34 @@ impl Limiter {
         LimiterBuilder::new(backend)
     }
 
-    /// Charges the cost, if every policy has room for it. A policy costs 1 unit if `cost` does not name it.
+    /// Charges the cost, if every policy has room for it. A policy costs 1 unit if the cost does not name it.
     ///
-    /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit).
-    pub fn check(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        self.decide_own(key, &cost.into_costs(), Purpose::Charge)
+    /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit). An exempt draft
+    /// is admitted without a status.
+    pub fn check(&self, draft: impl IntoDraft) -> CheckFuture {
+        self.decide_draft(draft.into_draft(), Purpose::Charge)
     }
 
     /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
-    pub fn peek(&self, key: PartitionKey, cost: impl IntoCosts) -> CheckFuture {
-        self.decide_own(key, &cost.into_costs(), Purpose::Peek)
+    pub fn peek(&self, draft: impl IntoDraft) -> CheckFuture {
+        self.decide_draft(draft.into_draft(), Purpose::Peek)
     }
 
-    /// Charges as [`check`](Self::check) does, and returns a handle that later replaces the charge by the amount actually
+    /// Charges as [`admit`](Self::admit) does, and returns a handle that later replaces the charge by the amount actually
     /// used. See [`Reservation`](crate::Reservation), [`LimiterBuilder::unsettled`] and [`LimiterBuilder::clamp_estimates`].
+    ///
+    /// A request that the outage rule admits without a charge, and an exempt one, have a reservation with nothing to settle.
     ///
     /// # Errors
     ///
-    /// Returns [`Rejection::Denied`] if a policy has no room, and [`Rejection::Unavailable`] if there is no decision. The
-    /// outage rule does not apply.
-    pub fn reserve(&self, key: PartitionKey, cost: impl IntoCosts) -> ReserveFuture {
-        ReserveFuture(match self.own(key, &cost.into_costs()) {
-            Ok(check) => self.ask(check, Some(self.0.settings.reserve), Some(OutageRule::FailClosed)),
-            Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
-        })
+    /// Returns a [`Rejection`] if the request must not go on.
+    pub fn reserve(&self, draft: impl IntoDraft) -> ReserveFuture {
+        let admitting = self.start(draft.into_draft().map(Draft::reserve));
+        ReserveFuture(admitting.unwrap_or_else(|| {
+            let check = Check::empty(self.0.settings.namespace.clone());
+            let reservation = Some(Reservation::unchecked(self.queue().clone(), check));
+            NowOrLater::now(Ok(Admission { basis: Basis::Exempt, reservation }))
+        }))
     }
 
     /// Charges as [`check`](Self::check) does, and applies the [outage rule](LimiterBuilder::outage) if the backend makes no
@@ -167,15 +186,8 @@ impl Limiter {
     /// # Errors
     ///
     /// Returns a [`Rejection`] if the request must not go on.
-    pub fn admit(&self, key: PartitionKey, cost: impl IntoCosts) -> AdmitFuture {
-        let costs = cost.into_costs();
-        if let Some(outcome) = self.admit_in_memory(&key, &costs, false) {
-            return AdmitFuture(NowOrLater::now(outcome));
-        }
-        AdmitFuture(match self.own(key, &costs) {
-            Ok(check) => self.ask(check, None, None),
-            Err(error) => NowOrLater::now(Err(Rejection::Unavailable(error))),
-        })
+    pub fn admit(&self, draft: impl IntoDraft) -> AdmitFuture {
+        AdmitFuture(self.start(draft.into_draft()).unwrap_or_else(exempt))
     }
 
     /// Charges as [`admit`](Self::admit) does. If the request is denied, sleeps until the instant at which it fits, at most
@@ -196,7 +208,7 @@ impl Limiter {
     ///     .policy(Policy::new("calls", 5, Duration::from_millis(20))?)
     ///     .build()?;
     /// for _ in 0..12 {
-    ///     let _admission = limiter.wait(PartitionKey::new("api", "search"), 1, Duration::from_secs(2)).await?;
+    ///     let _admission = limiter.wait(PartitionKey::new("api", "search"), Duration::from_secs(2)).await?;
     /// }
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;
@@ -217,11 +229,8 @@ impl Limiter {
     ///
     /// If the turn of the request has not come when `at_most` ends, returns [`Rejection::WaitTooLong`] then. A check that has begun is
     /// completed.
-    pub fn wait(&self, key: PartitionKey, cost: impl IntoCosts, at_most: Duration) -> WaitFuture {
-        match self.own(key, &cost.into_costs()) {
-            Ok(check) => WaitFuture::of(self.clone(), check, None, None, at_most),
-            Err(error) => WaitFuture::rejected(Rejection::Unavailable(error)),
-        }
+    pub fn wait(&self, draft: impl IntoDraft, at_most: Duration) -> AdmitFuture {
+        AdmitFuture(self.start_waiting(draft.into_draft(), at_most).unwrap_or_else(exempt))
     }
 
     /// Returns how many requests [wait](Self::wait) now, or are asked for in the queue of their key.
@@ -229,54 +238,33 @@ impl Limiter {
         self.0.waiters.count()
     }
 
-    /// Clears the usage of this key for all policies of the limiter. Earlier reservations receive no refund. After the deadline, the
+    /// Clears the usage of these pairs. Their costs have no effect. Earlier reservations receive no refund. After the deadline, the
     /// store clears nothing.
     ///
-    /// The policies that a layer chooses by the request, and those of its further limits, do not belong to the limiter. For these
-    /// policies, use [`reset_pairs`](Self::reset_pairs) with [`Policies::pairs`](crate::Policies::pairs).
-    pub fn reset(&self, key: PartitionKey) -> ResetFuture {
-        match self.own(key, &Costs::from(0)) {
-            Ok(check) => self.clear(check),
-            Err(error) => ResetFuture(NowOrLater::now(Err(error))),
-        }
-    }
-
-    /// Checks these pairs instead of the limiter's policies: for several keys, or for [`Policies`](crate::Policies) that are
-    /// chosen for each request.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ConfigError::Pairs`] unless there are 1 to [`MAX_PAIRS`](crate::backend::MAX_PAIRS) pairs, and [`ConfigError::DuplicatePair`].
-    pub fn check_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
-        Ok(CheckFuture(self.decide(self.of_pairs(pairs)?, Purpose::Charge)))
-    }
-
-    /// Returns the decision that [`check_pairs`](Self::check_pairs) would return, and charges nothing.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`check_pairs`](Self::check_pairs).
-    pub fn peek_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<CheckFuture, ConfigError> {
-        Ok(CheckFuture(self.decide(self.of_pairs(pairs)?, Purpose::Peek)))
-    }
-
-    /// Reserves these pairs; see [`reserve`](Self::reserve).
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`check_pairs`](Self::check_pairs).
-    pub fn reserve_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ReserveFuture, ConfigError> {
-        let reserve = Some(self.0.settings.reserve);
-        Ok(ReserveFuture(self.ask(self.of_pairs(pairs)?, reserve, Some(OutageRule::FailClosed))))
-    }
-
-    /// Clears the usage of these pairs; see [`reset`](Self::reset). Their costs have no effect.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`check_pairs`](Self::check_pairs).
-    pub fn reset_pairs(&self, pairs: impl Into<Box<[Pair]>>) -> Result<ResetFuture, ConfigError> {
-        Ok(self.clear(self.of_pairs(pairs)?))
+    /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
+    /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
+    pub fn reset(&self, draft: impl IntoDraft) -> ResetFuture {
+        let Inner { backend, settings, .. } = &*self.0;
+        let check = draft.into_draft().map_err(misconfigured).and_then(|draft| {
+            if !backend.changes_charges() {
+                return Err(BackendError::new(Reason::Unsupported));
+            }
+            self.check_for_draft(draft).map_err(misconfigured)
+        });
+        ResetFuture(match check {
+            Ok(None) => NowOrLater::now(Ok(())),
+            Ok(Some(check)) => {
+                let (backend, deadline) = (backend.clone(), settings.deadline);
+                NowOrLater::Later(Box::pin(async move {
+                    let _ending = Ending::of(check.clone());
+                    let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+                    let _invalidation = Invalidation::remove(check.scope(), pairs);
+                    let deadline = Instant::now() + deadline;
+                    before(deadline, backend.reset(&check.clone().with_deadline(deadline))).await
+                }))
+            }
+            Err(error) => NowOrLater::now(Err(error)),
+        })
     }
 
     /// Returns the policies in the order in which they were added.
@@ -306,7 +294,7 @@ impl Limiter {
     /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?;
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
     /// for _ in 0..5 {
-    ///     let _ = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    ///     let _ = limiter.check(PartitionKey::new("user", "alice")).await?;
     /// }
     /// let stats = limiter.stats();
     /// assert_eq!((stats.admitted, stats.denied, stats.unavailable), (2, 3, 0));
@@ -342,8 +330,8 @@ impl Limiter {
     }
 
     fn breakers(&self) -> Vec<ServerBreaker> {
-        let Inner { engine, guard, .. } = &*self.0;
-        let of_servers = engine.breakers().into_iter();
+        let Inner { backend, guard, .. } = &*self.0;
+        let of_servers = backend.breakers().into_iter();
         of_servers.chain(guard.as_ref().and_then(|guard| guard.breaker())).collect()
     }
 
@@ -361,7 +349,7 @@ impl Limiter {
     /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?;
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
     /// for _ in 0..5 {
-    ///     let _ = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    ///     let _ = limiter.check(PartitionKey::new("user", "alice")).await?;
     /// }
     /// let [alice] = &limiter.most_denied(10)[..] else { panic!("one key was denied") };
     /// assert_eq!((alice.denials, alice.excess), (3, 0));
@@ -384,48 +372,83 @@ impl Limiter {
             leases.drain(self.0.settings.deadline).await;
         }
         self.0.queue.drain().await;
-        self.0.engine.clone().finish().await;
+        self.0.backend.drain().await;
     }
 
-    /// Starts the check of a draft. Returns `None` if the draft is exempt.
-    #[inline]
-    pub(crate) fn start(&self, draft: Draft) -> Option<Asking> {
-        // The usual check.
-        if let Draft { first: Some(part), rest: None, reserves: false, .. } = &draft
-            && matches!(part.against, Against::Limiter | Against::LimiterAnd(None))
-            && let Some(outcome) = self.admit_in_memory(&part.key, &part.costs, part.is_shadow)
+    fn decide_draft(&self, draft: Result<Draft, KeyError>, purpose: Purpose) -> CheckFuture {
+        if let Ok(draft) = &draft
+            && let Some(Part { key, costs, is_shadow, .. }) = draft.usual_part()
+            && let Some(decision) = self.decide_pair_now(key, costs, *is_shadow, purpose)
         {
-            return Some(NowOrLater::now(outcome));
+            return CheckFuture(NowOrLater::now(Ok(decision)));
         }
-        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
-        Some(match draft {
-            // The builder has validated these policies.
-            Draft {
-                first:
-                    Some(Part { key, costs, is_shadow, against: Against::Limiter | Against::LimiterAnd(None) }),
-                rest: None,
-                ..
-            } if !self.policies().is_empty() => {
-                self.ask(self.of_limiter(key, &costs, is_shadow), reserve, rule)
-            }
-            draft => match self.counted(draft)? {
-                Ok(check) => self.ask(check, reserve, rule),
-                Err(rejection) => NowOrLater::now(Err(rejection)),
-            },
+        let check = draft
+            .map_err(misconfigured)
+            .and_then(|draft| self.check_for_draft(draft).map_err(misconfigured));
+        CheckFuture(match check {
+            Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
+            Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
+            Err(error) => NowOrLater::now(Err(error)),
         })
     }
 
-    /// Waits until the check of a draft is admitted. Returns `None` if the draft is exempt.
-    pub(crate) fn start_waiting(&self, draft: Draft, at_most: Duration) -> Option<WaitFuture> {
-        let (rule, reserve) = (draft.outage, self.reserve_of(&draft));
-        Some(match self.counted(draft)? {
-            Ok(check) => WaitFuture::of(self.clone(), check, reserve, rule, at_most),
-            Err(rejection) => WaitFuture::rejected(rejection),
+    /// Starts the check of a draft, and applies the outage rule. Returns `None` if the draft is exempt.
+    #[inline]
+    pub(crate) fn start(&self, draft: Result<Draft, KeyError>) -> Option<Admitting> {
+        if let Ok(draft) = &draft
+            && let Some(Part { key, costs, is_shadow, .. }) = draft.usual_part()
+            && !draft.reserves
+            && let Some(decision) = self.decide_pair_now(key, costs, *is_shadow, Purpose::Charge)
+        {
+            return Some(NowOrLater::now(if decision.is_admitted() {
+                Ok(Admission::from_decision(decision, self.0.settings.namespace.clone()))
+            } else {
+                Err(Rejection::Denied(decision))
+            }));
+        }
+        self.prepare(draft).map(|prepared| match prepared {
+            Ok((check, terms)) => self.admit_check(check, terms),
+            Err(rejection) => NowOrLater::now(Err(rejection)),
         })
+    }
+
+    /// Starts the check of a draft as [`start`](Self::start) does, and waits until it is admitted.
+    pub(crate) fn start_waiting(
+        &self,
+        draft: Result<Draft, KeyError>,
+        at_most: Duration,
+    ) -> Option<Admitting> {
+        self.prepare(draft).map(|prepared| match prepared {
+            Ok((check, terms)) => {
+                let waiting: BoxFuture<Outcome> =
+                    Box::pin(wait::wait(self.clone(), check, terms, at_most));
+                NowOrLater::Later(waiting)
+            }
+            Err(rejection) => NowOrLater::now(Err(rejection)),
+        })
+    }
+
+    /// Returns the check of a draft, and its terms. Returns `None` if the draft is exempt.
+    fn prepare(&self, draft: Result<Draft, KeyError>) -> Option<Result<(Check, Terms), Rejection>> {
+        let draft = match draft {
+            Ok(draft) => draft,
+            Err(error) => return Some(Err(self.reject_key(error))),
+        };
+        let Settings { rule, reserve, .. } = self.0.settings;
+        let (rule, reserve) = (draft.outage.unwrap_or(rule), draft.reserve_terms(reserve));
+        match self.check_to_admit(draft) {
+            Ok(check) => {
+                let check = check?;
+                let is_shadow = check.is_shadow();
+                let rule = if is_shadow { OutageRule::FailOpen } else { rule };
+                Some(Ok((check, Terms { rule, is_shadow, reserve })))
+            }
+            Err(rejection) => Some(Err(rejection)),
+        }
     }
 
     /// Rejects a request without a key that can be read.
-    pub(crate) fn reject_key(&self, error: KeyError) -> Rejection {
+    fn reject_key(&self, error: KeyError) -> Rejection {
         if let KeyError::Misconfigured { .. } = error {
             self.0.events.misconfigured(&error);
         }
@@ -438,12 +461,12 @@ impl Limiter {
         outcome: Option<&Result<Admission, Rejection>>,
         route: impl FnOnce() -> Option<&'a str>,
     ) {
-        self.0.events.responded(outcome::of_request(outcome), route);
+        self.0.events.responded(outcome::request_outcome(outcome), route);
     }
 
     /// Returns whether charges can be settled.
     pub(crate) fn can_settle(&self) -> bool {
-        self.0.engine.can_change()
+        self.0.backend.changes_charges()
     }
 
     fn waiters(&self) -> &Arc<Waiters> {
@@ -455,8 +478,8 @@ impl Limiter {
         self.0.settings.reserve.clamps
     }
 
-    fn local(&self) -> &Local {
-        &self.0.local
+    fn local_fallback(&self) -> &LocalFallback {
+        &self.0.local_fallback
     }
 
     pub(crate) fn events(&self) -> &LimiterEvents {
@@ -466,19 +489,14 @@ impl Limiter {
     fn queue(&self) -> &Arc<Queue> {
         &self.0.queue
     }
+}
 
-    fn clear(&self, check: Check) -> ResetFuture {
-        let Inner { settings, engine, denials, .. } = &*self.0;
-        ResetFuture(if engine.can_change() {
-            let forgotten = engine.clone().forget(check.clone(), settings.deadline, denials.clone());
-            NowOrLater::Later(Box::pin(async move {
-                let _ending = Ending::of(check);
-                forgotten.await
-            }))
-        } else {
-            NowOrLater::now(Err(BackendError::new(Reason::Unsupported)))
-        })
-    }
+fn exempt() -> Admitting {
+    NowOrLater::now(Ok(Admission { basis: Basis::Exempt, reservation: None }))
+}
+
+fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {
+    BackendError::with_source(Reason::Misconfigured, error)
 }
 
 impl fmt::Debug for Limiter {

@@ -2,13 +2,14 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use super::{Limiter, draft::Reserve};
 use crate::{
-    backend::BackendError,
+    check::{Check, Namespace},
     decision::{Decision, Wait},
-    error::ConfigError,
+    error::{BackendError, ConfigError, Reason},
     key::KeyError,
     observe::RequestOutcome,
-    outage::{LocalDecision, Unchecked},
+    outage::{FallbackOutcome, LocalDecision, OutageRule, Share, Unchecked},
     settle::Reservation,
 };
 
@@ -19,6 +20,8 @@ use crate::{
 /// | any, while the store answers | the store, which has charged the request | [`decision`](Self::decision) |
 /// | [local fallback](crate::OutageRule::LocalFallback) | the memory of this process | [`local`](Self::local) |
 /// | [fail open](crate::OutageRule::FailOpen) | nothing: the request is not counted | [`unchecked`](Self::unchecked) |
+///
+/// An [exempt](crate::protocol::Draft::exempt) request passes uncounted, and all three methods return `None`.
 #[derive(Clone, Debug)]
 #[must_use = "an admission may be unchecked, or contain a reservation; drop it if this makes no difference"]
 pub struct Admission {
@@ -31,14 +34,102 @@ pub(crate) enum Basis {
     Store(Decision),
     Local(LocalDecision),
     Unchecked(Unchecked),
+    /// The draft is exempt.
+    Exempt,
+}
+
+/// What happens to a request after its decision, or without one.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) rule: OutageRule,
+    /// Whether the check has shadow pairs only, so that no error rejects the request.
+    pub(super) is_shadow: bool,
+    /// `None` for a plain charge.
+    pub(super) reserve: Option<Reserve>,
+}
+
+impl Terms {
+    /// Returns the result of a decided check, or what the outage rule makes of an error.
+    pub(super) fn outcome(
+        self,
+        limiter: &Limiter,
+        check: Check,
+        decided: Result<Decision, BackendError>,
+    ) -> Result<Admission, Rejection> {
+        match decided {
+            Ok(decision) if decision.is_admitted() => Ok(self.admitted(limiter, check, decision)),
+            Ok(decision) => Err(Rejection::Denied(decision)),
+            Err(error) => self.undecided(limiter, check, error),
+        }
+    }
+
+    fn admitted(self, limiter: &Limiter, check: Check, decision: Decision) -> Admission {
+        let Some(reserve) = self.reserve else {
+            return Admission::from_decision(decision, check.into_namespace());
+        };
+        let decision = decision.with_namespace(check.scope().clone());
+        let queue = limiter.queue().clone();
+        let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
+        Admission { basis: Basis::Store(decision), reservation: Some(reservation) }
+    }
+
+    /// Applies the outage rule.
+    fn undecided(
+        self,
+        limiter: &Limiter,
+        check: Check,
+        error: BackendError,
+    ) -> Result<Admission, Rejection> {
+        match self.rule {
+            OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
+                let unchecked = |_| Reservation::unchecked(limiter.queue().clone(), check);
+                let reservation = self.reserve.map(unchecked);
+                Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
+            }
+            OutageRule::LocalFallback(share) if error.reason() != Reason::Overloaded => {
+                self.decided_locally(limiter, &check, share, error)
+            }
+            _ => Err(Rejection::Unavailable(error)),
+        }
+    }
+
+    fn decided_locally(
+        self,
+        limiter: &Limiter,
+        check: &Check,
+        share: Share,
+        error: BackendError,
+    ) -> Result<Admission, Rejection> {
+        let fallback = limiter.local_fallback();
+        match fallback.decide(check, share, self.reserve.is_some_and(|reserve| reserve.clamps), &error) {
+            FallbackOutcome::Admitted(local, check) => {
+                let reservation = self.reserve.map(|reserve| {
+                    let (queue, memory) = (limiter.queue().clone(), fallback.memory().clone());
+                    Reservation::local(queue, memory, check, local.decision().clone(), reserve.unsettled)
+                });
+                Ok(Admission { basis: Basis::Local(local), reservation })
+            }
+            FallbackOutcome::Denied => Err(Rejection::LocalFallbackDenied(error)),
+            FallbackOutcome::Unavailable => {
+                limiter.events().local_memory_full();
+                Err(Rejection::Unavailable(error))
+            }
+        }
+    }
 }
 
 impl Admission {
+    /// Creates the admission of a plain charge, which is in this namespace.
+    #[inline]
+    pub(super) fn from_decision(decision: Decision, namespace: Namespace) -> Self {
+        Self { basis: Basis::Store(decision.with_namespace(namespace)), reservation: None }
+    }
+
     /// Returns the decision of the store, or `None` if the store has not decided.
     pub fn decision(&self) -> Option<&Decision> {
         match &self.basis {
             Basis::Store(decision) => Some(decision),
-            Basis::Local(_) | Basis::Unchecked(_) => None,
+            Basis::Local(_) | Basis::Unchecked(_) | Basis::Exempt => None,
         }
     }
 
@@ -46,7 +137,7 @@ impl Admission {
     pub fn local(&self) -> Option<&LocalDecision> {
         match &self.basis {
             Basis::Local(local) => Some(local),
-            Basis::Store(_) | Basis::Unchecked(_) => None,
+            Basis::Store(_) | Basis::Unchecked(_) | Basis::Exempt => None,
         }
     }
 
@@ -54,14 +145,14 @@ impl Admission {
     pub fn unchecked(&self) -> Option<&Unchecked> {
         match &self.basis {
             Basis::Unchecked(unchecked) => Some(unchecked),
-            Basis::Store(_) | Basis::Local(_) => None,
+            Basis::Store(_) | Basis::Local(_) | Basis::Exempt => None,
         }
     }
 
-    /// Returns the error of the store, or `None` if the store has decided.
+    /// Returns the error of the store, or `None` if there was none.
     pub fn error(&self) -> Option<&BackendError> {
         match &self.basis {
-            Basis::Store(_) => None,
+            Basis::Store(_) | Basis::Exempt => None,
             Basis::Local(local) => Some(local.error()),
             Basis::Unchecked(unchecked) => Some(unchecked.error()),
         }
@@ -168,10 +259,11 @@ impl std::error::Error for Rejection {
 }
 
 /// Returns the outcome of a request of a layer, for its metrics. `None` is an exempt request.
-pub(super) fn of_request(outcome: Option<&Result<Admission, Rejection>>) -> RequestOutcome {
+pub(super) fn request_outcome(outcome: Option<&Result<Admission, Rejection>>) -> RequestOutcome {
     match outcome {
         None => RequestOutcome::Exempt,
         Some(Ok(admission)) => match admission.basis {
+            Basis::Exempt => RequestOutcome::Exempt,
             Basis::Store(_) => RequestOutcome::Admitted,
             Basis::Local(_) => RequestOutcome::LocalFallback,
             Basis::Unchecked(_) => RequestOutcome::Unchecked,

@@ -1,12 +1,6 @@
 //! A request that waits until it is admitted.
 
-use std::{
-    fmt,
-    future::Future,
-    pin::Pin,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::{
     runtime::Handle,
@@ -14,57 +8,19 @@ use tokio::{
 };
 
 use super::{
-    Limiter,
-    draft::Reserve,
-    outcome::{Admission, Rejection},
+    Limiter, Outcome,
+    outcome::{Rejection, Terms},
 };
-use crate::{
-    check::Check,
-    decision::Wait,
-    now_or_later::{BoxFuture, NowOrLater},
-    outage::OutageRule,
-};
+use crate::{check::Check, decision::Wait};
 
-type Outcome = Result<Admission, Rejection>;
-
-/// The future of [`Limiter::wait`]. It resolves to the admission, or the reason for the rejection.
-///
-/// The request joins its queue at the first poll. If the future is dropped, the request leaves the queue at once; if a check is in
-/// progress then, the charge may stand. A future that was polled must be polled on or dropped: the requests behind it wait for
-/// it.
-#[must_use = "a request does not wait unless the future is awaited"]
-pub struct WaitFuture(NowOrLater<Outcome>);
-
-impl WaitFuture {
-    /// Waits until this check is admitted, at most for the given time.
-    pub(super) fn of(
-        limiter: Limiter,
-        check: Check,
-        reserve: Option<Reserve>,
-        rule: Option<OutageRule>,
-        at_most: Duration,
-    ) -> Self {
-        let waiting: BoxFuture<Outcome> = Box::pin(wait(limiter, check, reserve, rule, at_most));
-        Self(NowOrLater::Later(waiting))
-    }
-
-    pub(crate) fn rejected(rejection: Rejection) -> Self {
-        Self(NowOrLater::now(Err(rejection)))
-    }
-}
-
-async fn wait(
-    limiter: Limiter,
-    mut check: Check,
-    reserve: Option<Reserve>,
-    rule: Option<OutageRule>,
-    at_most: Duration,
-) -> Outcome {
+/// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
+/// it leaves the queue.
+pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_most: Duration) -> Outcome {
     let end = Instant::now().checked_add(at_most);
-    if reserve.is_some_and(|reserve| reserve.clamps) {
+    if terms.reserve.is_some_and(|reserve| reserve.clamps) {
         check.clamp();
     }
-    let ask = || limiter.ask(check.clone(), reserve, rule);
+    let ask = || limiter.admit_check(check.clone(), terms);
     if skips_queue(&check) {
         match ask().await {
             Err(Rejection::Denied(denied)) if denied.retry_after() != Wait::Never => {}
@@ -103,18 +59,4 @@ fn skips_queue(check: &Check) -> bool {
 fn wakes_at(wait: Duration, end: Option<Instant>) -> Option<Instant> {
     let at = Instant::now().checked_add(wait)?;
     (end.is_none_or(|end| at <= end) && Handle::try_current().is_ok()).then_some(at)
-}
-
-impl Future for WaitFuture {
-    type Output = Outcome;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        Pin::new(&mut self.0).poll(cx)
-    }
-}
-
-impl fmt::Debug for WaitFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WaitFuture").finish_non_exhaustive()
-    }
 }

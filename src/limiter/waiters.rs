@@ -12,7 +12,7 @@ use super::outcome::Rejection;
 use crate::{
     check::Check,
     key::PartitionKey,
-    outage::until,
+    guard::until,
     policy::{Algorithm, Policy},
 };
 

@@ -13,7 +13,7 @@ const MAX_LOGGED: usize = 256;
 /// Returns whether this is the first double charge of a policy with this name, in this place.
 pub(super) fn is_first(place: &Namespace, policy: &Policy) -> bool {
     let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_known = logged.iter().any(|(known, name)| known.is_same_place(place) && **name == *policy.name());
+    let is_known = logged.iter().any(|(known, name)| known.is_in_same_store(place) && **name == *policy.name());
     if is_known || logged.len() >= MAX_LOGGED {
         return false;
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::{error::Error, time::Duration};
 
 use crate::{
-    backend::BackendError,
+    error::BackendError,
     check::PairRef,
     decision::{Decision, Status},
 };

@@ -15,7 +15,7 @@ use super::{
     series::{ByName, Series},
 };
 use crate::{
-    backend::{BackendError, Reason},
+    error::{BackendError, Reason},
     check::Check,
     decision::{Decision, Status},
     policy::Policy,

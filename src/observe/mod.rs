@@ -15,7 +15,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::{BackendError, Reason},
+    error::{BackendError, Reason},
     check::{Check, Namespace, PairRef, Purpose},
     cost::Costs,
     decision::{Decision, Status},
@@ -39,6 +39,7 @@ mod outcome;
 #[cfg(feature = "metrics")]
 mod series;
 mod server;
+mod server_breaker;
 mod stats;
 mod throttle;
 
@@ -53,6 +54,7 @@ pub use metrics::describe_metrics;
 pub(crate) use missing_value::MissingValue;
 pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
+pub use server_breaker::{BreakerState, ServerBreaker};
 use stats::Counters;
 pub use stats::{DeniedKey, Stats};
 #[cfg(feature = "redis")]
@@ -65,8 +67,9 @@ pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
 
 /// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
 /// the configuration.
+#[inline]
 pub(crate) fn cost_above_quota(pair: PairRef<'_>) {
-    if pair.policy.first_warning() {
+    if pair.cost > pair.policy.quota() && pair.policy.first_warning() {
         events::cost_above_quota(pair);
     }
 }

@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::{LeasedUnits, RequestOutcome};
 use crate::{
-    backend::BackendError,
+    error::BackendError,
     check::Check,
     decision::{Decision, Status},
     policy::Policy,

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{events, metrics::BreakerMetrics, throttle::Throttle};
-use crate::backend::{BackendError, Reason};
+use crate::error::{BackendError, Reason};
 
 /// The largest number of openings that are logged per minute, if a breaker opens and closes again and again.
 const MAX_OPENINGS: u32 = 5;

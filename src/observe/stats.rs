@@ -9,13 +9,13 @@ use std::{
     },
 };
 
-use super::LeasedUnits;
+use super::{LeasedUnits, ServerBreaker};
 use crate::{
-    backend::{BackendError, Reason},
+    error::{BackendError, Reason},
     check::Check,
     decision::{Decision, Status},
     key::{KeyHasher, PartitionKey},
-    outage::ServerBreaker,
+
 };
 
 /// The counters of a limiter since it was built, for a health page. Clones of the limiter share them.

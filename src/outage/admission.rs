@@ -1,7 +1,7 @@
 //! The marks of a request that was admitted without a decision of the store.
 
 use crate::{
-    backend::{BackendError, Reason},
+    error::{BackendError, Reason},
     decision::Decision,
 };
 

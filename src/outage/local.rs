@@ -4,17 +4,18 @@ use std::{num::NonZeroU32, sync::OnceLock};
 
 use super::{LocalDecision, Share};
 use crate::{
-    backend::{Backend, BackendError, memory::MemoryBackend},
+    backend::{Backend, MemoryBackend},
+    error::BackendError,
     check::{Check, Pair},
     decision::Decision,
 };
 
 /// The memory of the local fallback. It is created by the first local decision.
 #[derive(Default)]
-pub(crate) struct Local(OnceLock<MemoryBackend>);
+pub(crate) struct LocalFallback(OnceLock<MemoryBackend>);
 
 /// The result of a local decision.
-pub(crate) enum Locally {
+pub(crate) enum FallbackOutcome {
     /// The check was charged in the memory.
     Admitted(LocalDecision, Check),
     /// The share has no room.
@@ -23,7 +24,7 @@ pub(crate) enum Locally {
     Unavailable,
 }
 
-impl Local {
+impl LocalFallback {
     pub(crate) fn in_memory(memory: MemoryBackend) -> Self {
         Self(memory.into())
     }
@@ -34,21 +35,21 @@ impl Local {
 
     /// Decides a check by this share of every quota, after this error of the store. If `clamps`, a cost above the share is clamped
     /// to it.
-    pub(crate) fn decide(&self, check: &Check, share: Share, clamps: bool, error: &BackendError) -> Locally {
-        let Some(mut check) = shared(check, share) else { return Locally::Denied };
+    pub(crate) fn decide(&self, check: &Check, share: Share, clamps: bool, error: &BackendError) -> FallbackOutcome {
+        let Some(mut check) = shared(check, share) else { return FallbackOutcome::Denied };
         if clamps {
             check.clamp();
         }
         if check.pairs().is_empty() {
             // All costs are 0, except those of shadow pairs.
-            return Locally::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);
+            return FallbackOutcome::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);
         }
         match self.memory().check_now(&check) {
             Some(Ok(decision)) if decision.is_admitted() => {
-                Locally::Admitted(LocalDecision::new(decision, error.clone()), check)
+                FallbackOutcome::Admitted(LocalDecision::new(decision, error.clone()), check)
             }
-            Some(Ok(_)) => Locally::Denied,
-            Some(Err(_)) | None => Locally::Unavailable,
+            Some(Ok(_)) => FallbackOutcome::Denied,
+            Some(Err(_)) | None => FallbackOutcome::Unavailable,
         }
     }
 }

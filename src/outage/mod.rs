@@ -5,23 +5,17 @@
 //! store.
 
 mod admission;
-mod breaker;
-mod guard;
 mod local;
 mod readiness;
 mod rule;
 
 pub use admission::{LocalDecision, Unchecked};
-#[cfg(feature = "redis")]
-pub(crate) use breaker::Answer;
-pub(crate) use breaker::check_breaker;
-pub use breaker::{Breaker, BreakerState, ServerBreaker};
-pub use guard::Protection;
-#[cfg(feature = "redis")]
-pub(crate) use guard::{CallReport, LAST_TURNS, Pass, Permit, SharedProtection};
-pub(crate) use guard::{Guard, before, until};
-pub(crate) use local::{Local, Locally};
+pub(crate) use local::{FallbackOutcome, LocalFallback};
 pub use readiness::Readiness;
 pub use rule::{OutageRule, Share};
 
-pub use crate::deny_cache::DenyCache;
+pub use crate::{
+    deny_cache::DenyCache,
+    guard::{Breaker, Protection},
+    observe::{BreakerState, ServerBreaker},
+};

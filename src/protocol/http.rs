@@ -148,6 +148,7 @@ impl Http {
             Basis::Store(decision) => self.answer.fields(decision, response.headers_mut()),
             Basis::Local(local) => drop(response.extensions_mut().insert(local.clone())),
             Basis::Unchecked(unchecked) => drop(response.extensions_mut().insert(unchecked.clone())),
+            Basis::Exempt => {}
         }
     }
 }
@@ -172,6 +173,7 @@ fn admitted<B>(request: &mut Request<B>, admission: &Admission) {
         }
         Basis::Local(local) => drop(extensions.insert(local.clone())),
         Basis::Unchecked(unchecked) => drop(extensions.insert(unchecked.clone())),
+        Basis::Exempt => {}
     }
     if let Some(reservation) = admission.reservation() {
         extensions.insert(reservation.clone());

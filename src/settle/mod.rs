@@ -16,19 +16,21 @@ use std::{
 use tokio::sync::oneshot;
 
 use crate::{
-    backend::{BackendError, Reason, memory::MemoryBackend},
+    backend::MemoryBackend,
+    error::{BackendError, Reason},
     check::{Check, Pair, Receipt, Refund},
     cost::IntoCosts,
     decision::Decision,
-    engine::Change,
     now_or_later::NowOrLater,
 };
 
 mod actual_cost;
+mod change;
 mod meter;
 mod queue;
 
 pub use actual_cost::{ActualCost, actual_cost, by_hand};
+use change::Change;
 use meter::Counters;
 pub use meter::{Meter, MeteredBody};
 pub(crate) use queue::Queue;

@@ -19,12 +19,14 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Settled, Settlement};
+use super::{
+    Settled, Settlement,
+    change::{Change, Changed, latest},
+};
 use crate::{
-    backend::{BackendError, Reason, memory::MemoryBackend},
-    check::Refund,
-    deny_cache::{Denials, Invalidation},
-    engine::{Change, Changed, Engine, latest},
+    backend::{DynBackend, MemoryBackend},
+    error::{BackendError, Reason},
+    check::{Invalidation, Refund},
     observe::{LeasedUnits, LimiterEvents},
 };
 
@@ -37,9 +39,7 @@ const MAX_RETURNS: usize = 1 << 16;
 
 /// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
 pub(crate) struct Queue {
-    engine: Arc<dyn Engine>,
-    /// The deny cache, whose entries a refund invalidates.
-    denials: Option<Arc<Denials>>,
+    backend: Arc<dyn DynBackend>,
     /// The largest number of waiting settlements.
     bound: usize,
     /// The largest number of settlements in progress: as many as checks may be in flight. With fewer, a round trip of 20 ms
@@ -92,15 +92,13 @@ struct Worker {
 
 impl Queue {
     pub(crate) fn new(
-        engine: Arc<dyn Engine>,
+        backend: Arc<dyn DynBackend>,
         bound: usize,
         max_workers: usize,
-        denials: Option<Arc<Denials>>,
         events: Arc<LimiterEvents>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            engine,
-            denials,
+            backend,
             bound,
             max_workers,
             waiting: Mutex::default(),
@@ -134,7 +132,7 @@ impl Queue {
     /// Applies the changes that need no waiting, and queues the rest.
     pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
         let mut invalidation = self.invalidate(change.refund.as_ref());
-        let outcome = self.engine.change_now(&mut change);
+        let outcome = change.make_now(&*self.backend);
         if let Some(mut done) = invalidation.take_if(|_| change.refund.is_none())
             && outcome.is_ok()
         {
@@ -161,13 +159,13 @@ impl Queue {
 
     /// Settles a charge in the memory of the local fallback.
     pub(super) fn settle_at_once(&self, memory: &MemoryBackend, mut change: Change) -> Settlement {
-        Settlement::now(self.settled(memory.change_now(&mut change)))
+        Settlement::now(self.settled(change.make_now(memory)))
     }
 
     /// Invalidates the denials of pairs that receive a refund. If the store then makes no decision, they hold until the refund is made.
     fn invalidate(&self, refund: Option<&Refund>) -> Option<Invalidation> {
-        let denials = self.denials.as_ref()?;
-        Some(denials.suspend(refund?.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
+        let refund = refund?;
+        Some(Invalidation::suspend(refund.scope(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy))))
     }
 
     fn enqueue(self: &Arc<Self>, job: Job) {
@@ -261,7 +259,7 @@ impl Drop for Worker {
 impl Job {
     async fn run(mut self) {
         let Some(change) = self.change.take() else { return };
-        let mut work = self.queue.engine.clone().change(change, self.deadline);
+        let mut work = Box::pin(change.make(self.queue.backend.clone(), self.deadline));
         let changed = poll_fn(|cx| {
             let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
             // A panic must not lose the settlements behind it.
@@ -275,7 +273,7 @@ impl Job {
         self.confirm(Changed::failed(error));
     }
 
-    fn confirm(&mut self, Changed { is_refunded, outcome }: Changed) {
+    fn confirm(&mut self, Changed { is_refunded, at }: Changed) {
         if let Some(confirmation) = self.confirmation.take() {
             // The invalidation comes first: the caller may use the refunded units at once.
             if let Some(invalidation) = self.invalidation.take().as_mut()
@@ -284,7 +282,7 @@ impl Job {
                 invalidation.made();
             }
             let begun = std::mem::replace(&mut self.begun, Ok(0));
-            let outcome = latest(begun, outcome);
+            let outcome = latest(begun, at);
             match confirmation {
                 Confirmation::Settlement(confirmation) => {
                     // The receiver may have been dropped.

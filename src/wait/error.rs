@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use crate::limiter::Rejection;
 
-/// The error of a [`WaitService`](super::WaitService): the request was rejected, or the inner service has failed.
+/// The error of a service of a [`WaitLayer`](super::WaitLayer): the request was rejected, or the inner service has failed.
 #[derive(Clone, Debug)]
 pub enum WaitError<E> {
     /// The limit rejects the request. The inner service has not received it.

@@ -5,9 +5,9 @@
 //! a request gives up. For details, see [the guide](crate::guide::waiting).
 
 mod error;
-mod future;
-mod service;
+mod layer;
+mod when_denied;
 
 pub use error::WaitError;
-pub use future::ResponseFuture;
-pub use service::{WaitLayer, WaitService};
+pub use layer::WaitLayer;
+pub use when_denied::{DenyAtOnce, WaitAtMost, WhenDenied};

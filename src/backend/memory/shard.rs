@@ -33,7 +33,7 @@ impl Default for Shard {
 impl Shard {
     /// Returns the usage of a pair, if it is stored.
     pub(super) fn usage(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&Usage> {
-        self.partitions.find(key)?.slot(check.place(), policy).map(|slot| &slot.usage)
+        self.partitions.find(key)?.slot(check.scope(), policy).map(|slot| &slot.usage)
     }
 
     /// Returns the index of a partition key, if it is stored.
@@ -70,7 +70,7 @@ impl Shard {
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        let (index, namespace, pair) = (self.seek(key), check.place(), pair.borrowed());
+        let (index, namespace, pair) = (self.seek(key), check.scope(), pair.borrowed());
         if let Some(slot) = index.and_then(|index| self.slot(index, namespace, pair.policy)) {
             return slot.charge(pair, clock, generations);
         }

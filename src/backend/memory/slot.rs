@@ -182,7 +182,7 @@ mod tests {
             Check::new([Pair::new(PartitionKey::new("user", "a"), policy, 1)]).unwrap()
         };
         let checks = names.map(check);
-        let slot = |check: &Check| Slot::new(check.place(), check.pairs()[0].borrowed());
+        let slot = |check: &Check| Slot::new(check.scope(), check.pairs()[0].borrowed());
         // Every order of removals.
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut partition = Partition::of(slot(&checks[0]));
@@ -191,7 +191,7 @@ mod tests {
             for removed in order {
                 partition.remove(checks[removed].place(), &checks[removed].pairs()[0].policy);
                 stored[removed] = false;
-                let holds = |check: &Check| partition.slot(check.place(), &check.pairs()[0].policy).is_some();
+                let holds = |check: &Check| partition.slot(check.scope(), &check.pairs()[0].policy).is_some();
                 assert_eq!(checks.each_ref().map(holds), stored);
             }
             assert_eq!(partition.idle_at(), None);

@@ -121,7 +121,7 @@ impl State {
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         if let [pair] = check.pairs()
-            && let Some(decision) = self.decide_single(check.place(), pair.borrowed(), check.purpose())
+            && let Some(decision) = self.decide_single(check.scope(), pair.borrowed(), check.purpose())
         {
             return Ok(decision);
         }
@@ -209,7 +209,7 @@ impl State {
         let clock = self.clock.now_micros();
         for (i, pair) in refund.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            shard.refund(key, refund.place(), pair, clock);
+            shard.refund(key, refund.scope(), pair, clock);
             self.remove_if_idle(shard, key, clock);
         }
         clock
@@ -221,7 +221,7 @@ impl State {
         let clock = self.clock.now_micros();
         for (i, pair) in pairs.pairs().iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            shard.reset(key, pairs.place(), &pair.policy);
+            shard.reset(key, pairs.scope(), &pair.policy);
             self.remove_if_idle(shard, key, clock);
         }
     }

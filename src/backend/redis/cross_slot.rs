@@ -54,7 +54,7 @@ use crate::{
     check::{Check, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
-    outage::until,
+    guard::until,
 };
 
 /// Groups the indices of partition keys by slot, in the order of the first key of each slot.
@@ -99,7 +99,7 @@ pub(super) async fn check(
     }
     let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
         slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
-    if check.across_slots().peeks_first && !enforced.is_empty() {
+    if check.hints().recently_denied.may_contain_any() && !enforced.is_empty() {
         // A shadow slot denies nothing.
         let mut peek = Transaction::start(backend, check, enforced, Purpose::Peek);
         // A slot that does not reply must leave time for the charge, if the others admit.
@@ -178,12 +178,12 @@ impl Verdict {
         }
     }
 
-    /// Returns whether the charges stay. `keeps_charges` is set to fail open.
-    fn keeps(self, keeps_charges: bool) -> bool {
+    /// Returns whether the charges stay. 
+    fn keeps(self, fails_open: bool) -> bool {
         match self {
             Self::Admitted => true,
             Self::Denied => false,
-            Self::Unavailable => keeps_charges,
+            Self::Unavailable => fails_open,
         }
     }
 }
@@ -250,8 +250,8 @@ impl<'a> Transaction<'a> {
                 slot.state = State::Unknown(BackendError::new(Reason::Timeout));
             }
         }
-        let denied = &check.across_slots().denied;
-        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
+        let denied = check.hints().recently_denied;
+        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.contains(*pair));
         self.charge(check, was_denied).await;
         if Verdict::of(&self.slots) != Verdict::Denied {
             let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
@@ -318,7 +318,7 @@ impl<'a> Transaction<'a> {
         let result = result(self.backend, verdict, check, &self.slots);
         // An error that is no outage rejects the check, also to fail open.
         let is_rejected = result.as_ref().is_err_and(|error| !error.reason().is_outage());
-        if !is_rejected && verdict.keeps(check.across_slots().keeps_charges) {
+        if !is_rejected && verdict.keeps(check.hints().fails_open) {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
                 let is_shadow = slot.is_shadow();

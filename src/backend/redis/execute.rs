@@ -24,7 +24,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
-    outage::{Answer, LAST_TURNS, Pass, until},
+    guard::{LAST_TURNS, Pass, ServerAnswer, until},
 };
 
 /// The largest number of times that a command is sent which has not run.
@@ -331,7 +331,7 @@ impl RedisBackend {
                     if let Some(pass) = pass.take_if(|pass| !pass.is_of(next.guard())) {
                         if has_moved {
                             // A node that redirects has answered.
-                            pass.answered(Answer::Reads);
+                            pass.answered(ServerAnswer::Reads);
                         } else {
                             last_error = pass.failed(last_error);
                         }
@@ -353,7 +353,7 @@ impl RedisBackend {
         let looked_up = by_deadline(wait, self.topology.owner(slot)).await;
         match (looked_up.and_then(|owner| owner.map_err(unavailable)), pass) {
             (Ok(owner), Some(pass)) => {
-                pass.answered(Answer::Works);
+                pass.answered(ServerAnswer::Works);
                 Ok(owner)
             }
             (Err(error), Some(pass)) => Err(pass.failed(error)),

@@ -16,7 +16,8 @@ use crate::{
     decision::Decision,
     error::ConfigError,
     key::PartitionKey,
-    outage::{Protection, ServerBreaker},
+    guard::Protection,
+    observe::ServerBreaker,
     policy::Policy,
 };
 

@@ -24,10 +24,10 @@ use tokio::{
 use super::RedisBackend;
 use crate::{
     backend::{BackendError, Reason},
-    check::{Check, Refund},
+    check::{Check, Invalidation, Refund},
     decision::Decision,
     observe::{self, Throttle},
-    outage::until,
+    guard::until,
 };
 
 /// The timeout of the rollback of one slot. No request waits for it. After it, the script changes nothing.
@@ -166,6 +166,8 @@ pub(super) struct Rollback {
     rollbacks: Arc<Rollbacks>,
     id: u64,
     check: Check,
+    /// A denial that was decided before the rollback is no longer true.
+    invalidation: Option<Invalidation>,
 }
 
 impl Rollback {
@@ -210,8 +212,9 @@ impl Rollback {
             return;
         };
         // From here on, dropping it ends it.
-        let rollback = Self { rollbacks, id, check };
-        rollback.invalidate();
+        let charged = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+        let invalidation = Invalidation::remove(check.scope(), charged);
+        let rollback = Self { rollbacks, id, check, invalidation: Some(invalidation) };
         runtime.spawn(run(backend.clone(), rollback));
     }
 
@@ -232,18 +235,11 @@ impl Rollback {
             self.rollbacks.lose(&error);
         }
     }
-
-    /// A denial that was decided before the rollback is no longer true.
-    fn invalidate(&self) {
-        if let Some(on_rollback) = &self.check.across_slots().on_rollback {
-            on_rollback(&self.check);
-        }
-    }
 }
 
 impl Drop for Rollback {
     fn drop(&mut self) {
-        self.invalidate();
+        drop(self.invalidation.take());
         let state = self.rollbacks.in_progress().remove(self.id);
         if state.is_some_and(|state| state.is_charged) {
             self.rollbacks.lose(&BackendError::new(Reason::Other));

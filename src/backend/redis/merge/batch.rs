@@ -22,7 +22,7 @@ use crate::{
             merged::server_time::{CallTime, CheckTime},
         },
     },
-    outage::{CallReport, Pass, Permit},
+    guard::{CallReport, Pass, Permit},
 };
 
 /// How long a server may take to answer a call of checks without a deadline.

@@ -19,7 +19,7 @@ use crate::{
         script::{Scripts, merged::Merged},
         topology::Connection,
     },
-    outage::{Answer, CallReport, until},
+    guard::{CallReport, ServerAnswer, until},
 };
 
 /// How long a call without callers waits for its reply after its deadline. Until then, its checks count as in flight, unless the server
@@ -80,7 +80,7 @@ impl Flight {
                 if replies.has_decided
                     && let Some(report) = checks.report.take()
                 {
-                    report.answered(if replies.has_charged { Answer::Works } else { Answer::Reads });
+                    report.answered(if replies.has_charged { ServerAnswer::Works } else { ServerAnswer::Reads });
                 }
                 // The server may have become a replica, which rejects only the checks that write.
                 for error in replies.of_checks.iter().filter_map(|reply| reply.as_ref().err()) {
@@ -115,7 +115,7 @@ impl Flight {
         let end = self.batch.end_of_wait();
         if let Some(reply) = until(end, &mut reply).await {
             if is_answer(&reply) {
-                report.answered(Answer::Reads);
+                report.answered(ServerAnswer::Reads);
             }
             return None;
         }

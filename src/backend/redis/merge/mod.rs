@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     check::{Check, Namespace, Purpose},
-    outage::Pass,
+    guard::Pass,
 };
 
 mod batch;
@@ -119,7 +119,7 @@ impl RedisBackend {
     ) -> Option<RedisResult<Value>> {
         let waiter = {
             let (server, runtime) = (address(connection), Handle::try_current().ok()?.id());
-            let (namespace, purpose) = (check.place().clone(), check.purpose());
+            let (namespace, purpose) = (check.scope().clone(), check.purpose());
             let key =
                 GroupKey { server, slot, namespace, purpose, runtime, at_micros: self.injected_micros() };
             let (groups, time) = (&self.merger.groups, CheckTime::of(call));

@@ -27,7 +27,8 @@ use super::{
 };
 use crate::{
     backend::redis::error::requires_reconnect,
-    outage::{Guard, ServerBreaker, SharedProtection},
+    guard::{Guard, SharedProtection},
+    observe::ServerBreaker,
     single_flight::{Attempt, SingleFlight},
 };
 

@@ -13,7 +13,7 @@ use redis::{
 };
 
 use super::server_state::ServerState;
-use crate::{backend::redis::slot::SLOTS, outage::Guard};
+use crate::{backend::redis::slot::SLOTS, guard::Guard};
 
 /// The caller's own connection, with the state of the server of each slot.
 #[derive(Clone)]

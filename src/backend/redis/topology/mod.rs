@@ -6,7 +6,10 @@ use redis::{ErrorKind, IntoConnectionInfo, RedisError, RedisResult, ServerErrorK
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{error::requires_reconnect, tls::Tls};
-use crate::outage::{Guard, Protection, ServerBreaker};
+use crate::{
+    guard::{Guard, Protection},
+    observe::ServerBreaker,
+};
 
 mod clock;
 mod cluster;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::RedisResult;
 
 use super::{Connection, external::ExternalConnection, server::Server};
-use crate::outage::Guard;
+use crate::guard::Guard;
 
 /// The node that a command goes to.
 pub(crate) enum Node {

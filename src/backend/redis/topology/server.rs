@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls},
-    outage::{Guard, SharedProtection},
+    guard::{Guard, SharedProtection},
     single_flight::{Attempt, SingleFlight},
 };
 

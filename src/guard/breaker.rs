@@ -1,7 +1,6 @@
 //! The circuit breaker: after failures, checks fail at once instead of waiting for the store.
 
 use std::{
-    fmt,
     ops::RangeInclusive,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -10,8 +9,8 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    backend::{BackendError, Reason},
-    error::ConfigError,
+    error::{BackendError, ConfigError, Reason},
+    observe::{BreakerState, ServerBreaker},
     single_flight::{Attempt, SingleFlight},
 };
 
@@ -53,50 +52,6 @@ pub struct Breaker {
     pub failures: u32,
     /// The time that the breaker stays open before a probe: 1 ms to 1 h.
     pub open_for: Duration,
-}
-
-/// The state of a circuit breaker; see [`Breaker`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum BreakerState {
-    /// Every check asks the store.
-    Closed,
-    /// No check asks the store.
-    Open,
-    /// One check at a time asks the store, as a probe.
-    HalfOpen,
-}
-
-/// The circuit breaker of one server; see [`Stats::breakers`](crate::observe::Stats::breakers).
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ServerBreaker {
-    /// The server: its address without user and password, or the name of the store.
-    pub server: String,
-    /// The state of the circuit breaker.
-    pub state: BreakerState,
-    /// Whether the server is expected to decide the next check. The breaker is closed, or it is half-open and no check has failed for
-    /// 5 s. The look-ups of a cluster are available if at least one node is.
-    pub is_available: bool,
-}
-
-impl ServerBreaker {
-    /// Creates the state of the circuit breaker of a server, for a [`Backend`](crate::backend::Backend::breakers) of your own. The
-    /// server is available unless the breaker is open.
-    pub fn new(server: impl Into<String>, state: BreakerState) -> Self {
-        Self { server: server.into(), state, is_available: state != BreakerState::Open }
-    }
-}
-
-/// Writes `closed`, `open` or `half-open`.
-impl fmt::Display for BreakerState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::HalfOpen => "half-open",
-        })
-    }
 }
 
 const FAILURES: RangeInclusive<u32> = 1..=1_000_000;
@@ -158,14 +113,14 @@ struct Open {
 }
 
 /// The permission to ask the store once.
-pub(super) struct Ticket {
+pub(super) struct CircuitTicket {
     epoch: u64,
     /// The probe, if the breaker is half-open. Dropping it lets the next check be the probe.
     probe: Option<Attempt<()>>,
 }
 
 #[cfg(feature = "redis")]
-impl Ticket {
+impl CircuitTicket {
     /// Returns whether this is the permission of a probe.
     pub(super) fn is_probe(&self) -> bool {
         self.probe.is_some()
@@ -174,7 +129,7 @@ impl Ticket {
 
 /// What an answer shows of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum ServerAnswer {
     /// The store works: it has written, or a look-up that needs no writes has succeeded.
     Works,
     /// The store reads: a denial, a cost of 0, a peek, an error of one check, or a redirect. A store that accepts no writes also
@@ -183,15 +138,15 @@ pub(crate) enum Answer {
 }
 
 /// The outcome of a check, for the breaker.
-pub(super) enum Report<'a> {
-    Answered(Answer),
+pub(super) enum CircuitReport<'a> {
+    Answered(ServerAnswer),
     Failed(&'a BackendError),
     /// The check was dropped before its deadline.
     Dropped,
 }
 
 /// What the outcome of a check has changed, for the operator.
-pub(super) enum Change {
+pub(super) enum BreakerChange {
     /// The breaker has opened, after this failure. A failed probe is not an opening.
     Opened(BackendError),
     /// The breaker has closed, after it was open for this time.
@@ -211,7 +166,7 @@ const UNREPORTED: Duration = Duration::from_secs(1);
 
 impl Circuit {
     /// Returns the permission to ask the store, or the error while the breaker is open.
-    pub(super) fn enter(&self) -> Result<Ticket, BackendError> {
+    pub(super) fn enter(&self) -> Result<CircuitTicket, BackendError> {
         let state = self.state();
         let probe = match &state.open {
             None => None,
@@ -220,7 +175,7 @@ impl Circuit {
                 Some(probe.ok_or_else(|| open.error.clone().unasked("circuit breaker is open"))?)
             }
         };
-        Ok(Ticket { epoch: state.epoch, probe })
+        Ok(CircuitTicket { epoch: state.epoch, probe })
     }
 
     /// Returns the state of the breaker of this server, now.
@@ -239,28 +194,28 @@ impl Circuit {
     /// long, failures open the breaker. Returns what the operator must know.
     pub(super) fn leave(
         &self,
-        ticket: Ticket,
-        report: Report<'_>,
+        ticket: CircuitTicket,
+        report: CircuitReport<'_>,
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
-    ) -> Option<Change> {
+    ) -> Option<BreakerChange> {
         let mut state = self.state();
         if ticket.epoch != state.epoch || state.is_retired {
             return None;
         }
         match report {
             // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
-            Report::Answered(answer) => state.answered(answer),
+            CircuitReport::Answered(answer) => state.answered(answer),
             // Another check has replaced this probe.
-            Report::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
-            Report::Failed(error) => {
+            CircuitReport::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
+            CircuitReport::Failed(error) => {
                 state.failed = Some(Instant::now());
                 let (breaker, deadline) = settings();
                 match breaker {
                     Some(breaker) => state.failed(error, breaker, deadline),
-                    None => Some(Change::Failed(error.clone())),
+                    None => Some(BreakerChange::Failed(error.clone())),
                 }
             }
-            Report::Dropped => None,
+            CircuitReport::Dropped => None,
         }
     }
 
@@ -298,9 +253,9 @@ impl Circuit {
 
     /// Closes the breaker, if it is open: the store has answered outside a check.
     #[cfg(feature = "redis")]
-    pub(super) fn close(&self) -> Option<Change> {
+    pub(super) fn close(&self) -> Option<BreakerChange> {
         let mut state = self.state();
-        if state.open.is_none() { None } else { state.answered(Answer::Works) }
+        if state.open.is_none() { None } else { state.answered(ServerAnswer::Works) }
     }
 
     /// Closes the breaker for ever, because its server has left the topology. Returns how long it was open, if it was.
@@ -330,12 +285,12 @@ impl State {
         self.answered.max(self.heard).is_none_or(|heard| heard.elapsed() >= time)
     }
 
-    fn answered(&mut self, answer: Answer) -> Option<Change> {
+    fn answered(&mut self, answer: ServerAnswer) -> Option<BreakerChange> {
         // A store that accepts no writes still denies. The breaker stays half-open, so the next check is the probe.
         let is_of_writes = |open: &Open| {
             matches!(open.error.reason(), Reason::ReadOnly | Reason::OutOfMemory | Reason::NoPermission)
         };
-        if answer == Answer::Reads && self.open.as_ref().is_some_and(is_of_writes) {
+        if answer == ServerAnswer::Reads && self.open.as_ref().is_some_and(is_of_writes) {
             return None;
         }
         let now = Instant::now();
@@ -346,14 +301,14 @@ impl State {
         // If the breaker was open, this was the probe.
         if let Some(open) = self.open.take() {
             self.epoch += 1;
-            return Some(Change::Closed(now - open.since));
+            return Some(BreakerChange::Closed(now - open.since));
         }
         // An answer has ended the row of failures before it has opened the breaker.
-        let reported = if answer == Answer::Works { self.unreported.take() } else { None };
-        reported.map(|(_, error)| Change::Failed(error))
+        let reported = if answer == ServerAnswer::Works { self.unreported.take() } else { None };
+        reported.map(|(_, error)| BreakerChange::Failed(error))
     }
 
-    fn failed(&mut self, error: &BackendError, breaker: Breaker, deadline: Duration) -> Option<Change> {
+    fn failed(&mut self, error: &BackendError, breaker: Breaker, deadline: Duration) -> Option<BreakerChange> {
         let now = Instant::now();
         // A failed probe keeps the breaker open.
         self.failures = self.failures.saturating_add(1);
@@ -364,14 +319,14 @@ impl State {
             let since = self.open.as_ref().map(|open| open.since);
             let (is_opening, since) = (since.is_none(), since.unwrap_or(now));
             self.open = Some(Open { since, failed: now, until, probes, error: error.clone() });
-            return is_opening.then(|| Change::Opened(error.clone()));
+            return is_opening.then(|| BreakerChange::Opened(error.clone()));
         }
         // Other failures pass without an event unless they open the breaker: a single lost connection needs no operator.
         if matches!(error.reason(), Reason::NoPermission | Reason::OutOfMemory) {
             let (began, last) = self.unreported.get_or_insert_with(|| (now, error.clone()));
             *last = error.clone();
             if now - *began >= UNREPORTED {
-                return self.unreported.take().map(|(_, error)| Change::Failed(error));
+                return self.unreported.take().map(|(_, error)| BreakerChange::Failed(error));
             }
         }
         None
@@ -389,7 +344,7 @@ mod tests {
     fn fail(circuit: &Circuit, breaker: Breaker) {
         let error = BackendError::new(Reason::Timeout);
         let ticket = circuit.enter().expect("the breaker permits the check");
-        circuit.leave(ticket, Report::Failed(&error), || (Some(breaker), DEADLINE));
+        circuit.leave(ticket, CircuitReport::Failed(&error), || (Some(breaker), DEADLINE));
     }
 
     #[tokio::test(start_paused = true)]
@@ -414,7 +369,7 @@ mod tests {
         advance(Duration::from_millis(1)).await;
         assert_eq!(state(), (BreakerState::HalfOpen, true), "after 5 s without a failure");
         let ticket = circuit.enter().expect("the breaker permits a probe");
-        circuit.leave(ticket, Report::Answered(Answer::Works), || (Some(breaker), DEADLINE));
+        circuit.leave(ticket, CircuitReport::Answered(ServerAnswer::Works), || (Some(breaker), DEADLINE));
         assert_eq!(state(), (BreakerState::Closed, true), "after an answer");
     }
 }

@@ -1,21 +1,11 @@
-//! The layer and its service.
+//! The layer around a client.
 
-use std::{
-    fmt, mem,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
-use tower_service::Service;
 
-use super::{error::WaitError, future::ResponseFuture};
-use crate::{
-    limiter::{Limiter, WaitFuture},
-    protocol::Protocol,
-    shared::Shared,
-};
+use super::WaitAtMost;
+use crate::{limiter::Limiter, service::RateLimit, shared::Shared};
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.
 ///
@@ -52,14 +42,7 @@ use crate::{
 /// also bounds the waiting requests.
 pub struct WaitLayer<P> {
     shared: Arc<Shared<P>>,
-    at_most: Duration,
-}
-
-/// A service whose requests wait for their limit. Made by [`WaitLayer`].
-pub struct WaitService<S, P> {
-    inner: S,
-    shared: Arc<Shared<P>>,
-    at_most: Duration,
+    wait: WaitAtMost,
 }
 
 impl<P> WaitLayer<P> {
@@ -68,14 +51,14 @@ impl<P> WaitLayer<P> {
 
     /// Creates a layer from a limiter and a protocol, such as [`by`](crate::by).
     pub fn new(limiter: Limiter, protocol: P) -> Self {
-        Self { shared: Arc::new(Shared::new(limiter, protocol)), at_most: Self::DEFAULT_AT_MOST }
+        Self { shared: Arc::new(Shared::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
     }
 
     /// Sets the longest wait of a request. The default is [`DEFAULT_AT_MOST`](Self::DEFAULT_AT_MOST). A request whose wait is longer is
     /// rejected at once, as [`Limiter::wait`] states. `Duration::MAX` is no bound.
     #[must_use]
     pub fn at_most(self, at_most: Duration) -> Self {
-        Self { at_most, ..self }
+        Self { wait: WaitAtMost(at_most), ..self }
     }
 
     /// Returns the limiter of this layer.
@@ -85,54 +68,16 @@ impl<P> WaitLayer<P> {
 }
 
 impl<S, P> Layer<S> for WaitLayer<P> {
-    type Service = WaitService<S, P>;
+    type Service = RateLimit<S, P, WaitAtMost>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        WaitService { inner, shared: self.shared.clone(), at_most: self.at_most }
-    }
-}
-
-impl<S, P, Req> Service<Req> for WaitService<S, P>
-where
-    S: Service<Req> + Clone,
-    P: Protocol<Req, S::Response, WaitError<S::Error>>,
-{
-    type Response = P::Response;
-    type Error = WaitError<S::Error>;
-    type Future = ResponseFuture<S, Req, P>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.inner.poll_ready(cx).map_err(WaitError::Inner)
-    }
-
-    fn call(&mut self, request: Req) -> Self::Future {
-        let Shared { limiter, protocol, .. } = &*self.shared;
-        let waiting = match protocol.plan(&request) {
-            Ok(draft) => match limiter.start_waiting(draft, self.at_most) {
-                Some(waiting) => waiting,
-                None => {
-                    self.shared.responded(None, || protocol.route(&request));
-                    return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None);
-                }
-            },
-            Err(error) => WaitFuture::rejected(limiter.reject_key(error)),
-        };
-        // Takes the service that `poll_ready` has made ready. Its clone is not ready.
-        let unready = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, unready);
-        ResponseFuture::waiting(waiting, ready, request, self.shared.clone())
+        RateLimit::new(inner, self.shared.clone(), self.wait)
     }
 }
 
 impl<P> Clone for WaitLayer<P> {
     fn clone(&self) -> Self {
-        Self { shared: self.shared.clone(), at_most: self.at_most }
-    }
-}
-
-impl<S: Clone, P> Clone for WaitService<S, P> {
-    fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: self.shared.clone(), at_most: self.at_most }
+        Self { shared: self.shared.clone(), wait: self.wait }
     }
 }
 
@@ -140,17 +85,7 @@ impl<P> fmt::Debug for WaitLayer<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WaitLayer")
             .field("limiter", &self.shared.limiter)
-            .field("at_most", &self.at_most)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<S: fmt::Debug, P> fmt::Debug for WaitService<S, P> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WaitService")
-            .field("inner", &self.inner)
-            .field("limiter", &self.shared.limiter)
-            .field("at_most", &self.at_most)
+            .field("wait", &self.wait)
             .finish_non_exhaustive()
     }
 }

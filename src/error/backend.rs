@@ -47,6 +47,9 @@ pub enum Reason {
     BrokenReply,
     /// The backend can only charge.
     Unsupported,
+    /// The check cannot be made: it has no policies, too many pairs, the same pair twice, or a key that cannot be read. This is a mistake
+    /// in the server, and the store was not asked. The source states it.
+    Misconfigured,
     /// More checks are in flight than are decided within the deadline: the store was not asked, or it answers other checks and has
     /// not answered this one in time. This is no outage of the store, so no outage rule admits the request.
     Overloaded,
@@ -98,6 +101,7 @@ impl Reason {
         Self::ForeignValue,
         Self::BrokenReply,
         Self::Unsupported,
+        Self::Misconfigured,
         Self::Overloaded,
         Self::Other,
     ];
@@ -118,19 +122,20 @@ impl Reason {
             Self::ForeignValue => "foreign_value",
             Self::BrokenReply => "broken_reply",
             Self::Unsupported => "unsupported",
+            Self::Misconfigured => "misconfigured",
             Self::Overloaded => "overloaded",
             Self::Other => "other",
         }
     }
 
     /// Returns whether this is an error of one check or one key, while the store answers others: `CrossSlot`, `Full`,
-    /// `ForeignValue` and `Unsupported`.
+    /// `ForeignValue`, `Unsupported` and `Misconfigured`.
     ///
     /// The [`Breaker`](crate::outage::Breaker) does not open for them: otherwise a single key could disable all others.
     /// [`OutageRule::FailOpen`](crate::OutageRule::FailOpen) does not admit for them.
     pub fn is_of_one_check(self) -> bool {
         match self {
-            Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported => true,
+            Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported | Self::Misconfigured => true,
             Self::Timeout
             | Self::DeadlineExceeded
             | Self::Connection
@@ -194,6 +199,7 @@ impl fmt::Display for Reason {
             Self::ForeignValue => "a key contains a foreign value",
             Self::BrokenReply => "the reply of the store cannot be read",
             Self::Unsupported => "the backend can only charge",
+            Self::Misconfigured => "the check has no valid pairs",
             Self::Overloaded => "overloaded: too many checks in flight",
             Self::Other => "the store failed",
         })

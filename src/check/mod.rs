@@ -1,15 +1,17 @@
 //! Checks, and the changes of a charge: what a limiter sends to a backend.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
-};
-
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
+
+mod invalidation;
+mod namespace;
+mod pair_key;
+
+pub(crate) use invalidation::Invalidation;
+pub(crate) use namespace::{KnownDenials, Namespace};
+pub(crate) use pair_key::PairKey;
 
 /// The largest number of pairs in one check, and so of policies in one limiter.
 pub const MAX_PAIRS: usize = 8;
@@ -24,29 +26,43 @@ pub struct Check {
     purpose: Purpose,
     deadline: Option<Instant>,
     pairs: Pairs,
-    /// `None` for the default rules.
-    across_slots: Option<Box<AcrossSlots>>,
+    hints: Hints,
 }
 
 /// The pairs of a check. One pair needs no memory of the heap.
 type Pairs = SmallVec<[Pair; 1]>;
 
-/// The rules for a check whose keys are in several slots of a cluster, which no single call can decide.
-#[derive(Clone)]
-pub(crate) struct AcrossSlots {
-    /// Whether the charges of some slots stay if another slot does not answer.
-    pub(crate) keeps_charges: bool,
-    /// Whether to peek first, because a pair was denied a moment ago.
-    pub(crate) peeks_first: bool,
-    /// For each pair, whether it was denied a moment ago: its slot is charged before the others. Empty if no denial is known.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
-    pub(crate) denied: Vec<bool>,
-    /// Called with the pairs of a slot when their rollback begins and when it ends.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
-    pub(crate) on_rollback: Option<OnRollback>,
+/// What a backend may need to know of a check that it cannot decide in one call.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Hints {
+    /// Whether the request is admitted if the backend makes no decision. Then the charges of a part of the check do no harm.
+    pub(crate) fails_open: bool,
+    /// For each pair, whether the store has denied it a moment ago. `None` if this is not known.
+    pub(crate) recently_denied: RecentlyDenied,
 }
 
-pub(crate) type OnRollback = Arc<dyn Fn(&Check) + Send + Sync>;
+/// For each pair of a check, whether the store has denied it a moment ago.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecentlyDenied(pub(crate) Option<[bool; MAX_PAIRS]>);
+
+impl Default for RecentlyDenied {
+    fn default() -> Self {
+        Self(Some([false; MAX_PAIRS]))
+    }
+}
+
+#[cfg(feature = "redis")]
+impl RecentlyDenied {
+    /// Returns whether a pair of the check may have been denied.
+    pub(crate) fn may_contain_any(self) -> bool {
+        self.0.is_none_or(|denied| denied.contains(&true))
+    }
+
+    /// Returns whether the pair with this index was denied.
+    pub(crate) fn contains(self, index: usize) -> bool {
+        self.0.is_some_and(|denied| denied.get(index) == Some(&true))
+    }
+}
 
 /// The purpose of a check. A backend that does not [change charges](crate::backend::Backend::changes_charges) receives
 /// only plain charges.
@@ -138,11 +154,6 @@ pub(crate) struct PairRef<'a> {
     pub(crate) is_shadow: bool,
 }
 
-/// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
-/// usage of every key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Namespace(Arc<Box<str>>);
-
 impl Pair {
     /// Creates a pair with its cost in quota units. The pair of a [shadow policy](Policy::shadow) is a shadow pair.
     #[inline]
@@ -203,7 +214,7 @@ impl Check {
                 return Err(ConfigError::DuplicatePair { policy: pair.policy.name().to_owned() });
             }
         }
-        Ok(Self::of_pairs(Namespace::default(), pairs.into_vec().into()))
+        Ok(Self::from_pairs(Namespace::default(), pairs.into_vec().into()))
     }
 
     /// Returns the same check with another purpose.
@@ -233,32 +244,38 @@ impl Check {
         Self { deadline: deadline.into(), ..self }
     }
 
+    /// Creates the check of an exempt request, which no backend receives.
+    pub(crate) fn empty(namespace: Namespace) -> Self {
+        Self::from_pairs(namespace, Pairs::new())
+    }
+
     /// Creates a check of one pair.
     #[inline]
-    pub(crate) fn of_pair(namespace: Namespace, pair: Pair) -> Self {
-        Self::of_pairs(namespace, Pairs::from_buf([pair]))
+    pub(crate) fn with_pair(namespace: Namespace, pair: Pair) -> Self {
+        Self::from_pairs(namespace, Pairs::from_buf([pair]))
     }
 
     /// Creates a check of 1 to [`MAX_PAIRS`] different pairs, which were validated when the limiter was built.
-    pub(crate) fn of_limiter(namespace: Namespace, pairs: impl Iterator<Item = Pair>) -> Self {
-        Self::of_pairs(namespace, pairs.collect())
+    pub(crate) fn from_valid_pairs(namespace: Namespace, pairs: impl Iterator<Item = Pair>) -> Self {
+        Self::from_pairs(namespace, pairs.collect())
     }
 
     #[inline]
-    fn of_pairs(namespace: Namespace, pairs: Pairs) -> Self {
-        debug_assert!((1..=MAX_PAIRS).contains(&pairs.len()));
-        Self { namespace, purpose: Purpose::default(), deadline: None, pairs, across_slots: None }
+    fn from_pairs(namespace: Namespace, pairs: Pairs) -> Self {
+        debug_assert!(pairs.len() <= MAX_PAIRS);
+        Self { namespace, purpose: Purpose::default(), deadline: None, pairs, hints: Hints::default() }
     }
 
-    /// Returns the same check with rules for several slots.
-    pub(crate) fn with_across_slots(self, across_slots: AcrossSlots) -> Self {
-        Self { across_slots: Some(Box::new(across_slots)), ..self }
+    pub(crate) fn set_deadline(&mut self, deadline: Instant) {
+        self.deadline = Some(deadline);
     }
 
-    pub(crate) fn across_slots(&self) -> &AcrossSlots {
-        static DEFAULT: AcrossSlots =
-            AcrossSlots { keeps_charges: false, peeks_first: false, denied: Vec::new(), on_rollback: None };
-        self.across_slots.as_deref().unwrap_or(&DEFAULT)
+    pub(crate) fn set_hints(&mut self, hints: Hints) {
+        self.hints = hints;
+    }
+
+    pub(crate) fn hints(&self) -> Hints {
+        self.hints
     }
 
     /// Returns whether the pairs have different partition keys.
@@ -280,9 +297,8 @@ impl Check {
 
     /// Returns the same check with other pairs.
     pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
-        let (namespace, across_slots) = (self.namespace.clone(), self.across_slots.clone());
-        let Self { purpose, deadline, .. } = *self;
-        Self { namespace, purpose, deadline, pairs: pairs.into_vec().into(), across_slots }
+        let Self { purpose, deadline, hints, .. } = *self;
+        Self { namespace: self.namespace.clone(), purpose, deadline, pairs: pairs.into_vec().into(), hints }
     }
 
     pub(crate) fn in_namespace(self, namespace: Namespace) -> Self {
@@ -306,17 +322,17 @@ impl Check {
 
     /// Returns the namespace, which a backend includes in the keys of its store.
     pub fn namespace(&self) -> &str {
-        &self.namespace.0
+        self.namespace.as_str()
     }
 
     /// Returns the namespace with the identity of its store.
-    pub(crate) fn place(&self) -> &Namespace {
+    pub(crate) fn scope(&self) -> &Namespace {
         &self.namespace
     }
 
     /// Returns the namespace with the identity of its store.
     #[inline]
-    pub(crate) fn into_place(self) -> Namespace {
+    pub(crate) fn into_namespace(self) -> Namespace {
         self.namespace
     }
 }
@@ -358,11 +374,11 @@ impl Refund {
 
     /// Returns the namespace of the check.
     pub fn namespace(&self) -> &str {
-        &self.namespace.0
+        self.namespace.as_str()
     }
 
     /// Returns the namespace with the identity of its store.
-    pub(crate) fn place(&self) -> &Namespace {
+    pub(crate) fn scope(&self) -> &Namespace {
         &self.namespace
     }
 }
@@ -386,8 +402,7 @@ impl Check {
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
-        let (namespace, across_slots) = (self.namespace.clone(), self.across_slots.clone());
-        Self { namespace, purpose, deadline: self.deadline, pairs, across_slots }
+        Self { namespace: self.namespace.clone(), purpose, deadline: self.deadline, pairs, hints: self.hints }
     }
 
     /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
@@ -404,10 +419,10 @@ impl Check {
     }
 }
 
-/// The rules for several slots do not change what is checked.
+/// Hints do not change what is checked.
 impl PartialEq for Check {
     fn eq(&self, other: &Self) -> bool {
-        let Self { namespace, purpose, deadline, pairs, across_slots: _ } = self;
+        let Self { namespace, purpose, deadline, pairs, hints: _ } = self;
         *namespace == other.namespace
             && *purpose == other.purpose
             && *deadline == other.deadline
@@ -416,64 +431,6 @@ impl PartialEq for Check {
 }
 
 impl Eq for Check {}
-
-impl fmt::Debug for AcrossSlots {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcrossSlots")
-            .field("keeps_charges", &self.keeps_charges)
-            .field("peeks_first", &self.peeks_first)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Namespace {
-    /// # Errors
-    ///
-    /// Returns [`ConfigError::Namespace`] unless it is 1 to 64 printable ASCII characters without `{`, `}` and space: braces
-    /// would choose the slot of a key in a cluster.
-    pub(crate) fn new(namespace: &str) -> Result<Self, ConfigError> {
-        let allowed = |b: u8| b.is_ascii_graphic() && b != b'{' && b != b'}';
-        if (1..=64).contains(&namespace.len()) && namespace.bytes().all(allowed) {
-            Ok(Self(Arc::new(namespace.into())))
-        } else {
-            Err(ConfigError::Namespace { namespace: namespace.to_owned() })
-        }
-    }
-}
-
-impl Namespace {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
-    pub(crate) fn in_store(self, store: &str) -> Self {
-        type Shared = HashMap<(Box<str>, Box<str>), Weak<Box<str>>>;
-        static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        let shared = shared.get_or_insert_default();
-        // Limiters are few and are rarely created, so a full scan is cheap.
-        shared.retain(|_, namespace| namespace.strong_count() > 0);
-        let place = (store.into(), Box::clone(&self.0));
-        // Another thread may drop the known one at any time.
-        if let Some(known) = shared.get(&place).and_then(Weak::upgrade) {
-            return Self(known);
-        }
-        shared.insert(place, Arc::downgrade(&self.0));
-        self
-    }
-
-    /// Returns whether both are the same namespace of the same store. A store without a name equals no other one.
-    pub(crate) fn is_same_place(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Default for Namespace {
-    fn default() -> Self {
-        Self(Arc::new("tsw".into()))
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -502,34 +459,5 @@ mod tests {
             text(vec![pair("a", "p"), pair("b", "p"), pair("a", "p")]),
             r#"policy "p" occurs twice for one partition key: the pairs of a check must differ"#
         );
-    }
-
-    #[test]
-    fn namespace_cannot_choose_slot() {
-        for namespace in ["", "a{b", "a}b", "a b", "ä", "a\n", &"x".repeat(65)] {
-            let text = Namespace::new(namespace).unwrap_err().to_string();
-            assert_eq!(
-                text,
-                format!(
-                    "namespace {namespace:?}: it must be 1 to 64 printable ASCII characters without `{{`, `}}` and space"
-                )
-            );
-        }
-        Namespace::new("shop:eu-1").unwrap();
-    }
-
-    #[test]
-    fn namespace_of_a_store_is_shared_by_all_that_live() {
-        let in_store = || Namespace::default().in_store("shared by threads");
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..20_000 {
-                        let (one, other) = (in_store(), in_store());
-                        assert!(one.is_same_place(&other));
-                    }
-                });
-            }
-        });
     }
 }

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+mod backend;
+
+pub use backend::{BackendError, Reason};
+
 /// The error of an invalid configuration. Its text names the value and the valid range.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

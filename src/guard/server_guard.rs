@@ -1,54 +1,30 @@
 //! The guard of a server: circuit breaker, load shedding and deadline.
 
 use std::{
-    future::{Future, poll_fn},
-    pin::{Pin, pin},
+    future::Future,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::Poll,
     time::Duration,
 };
 
-use tokio::{
-    task::yield_now,
-    time::{Instant, timeout_at},
-};
+use tokio::time::Instant;
 
 use super::{
-    Breaker, ServerBreaker,
-    breaker::{Answer, Change, Circuit, Report, Ticket},
+    breaker::{BreakerChange, Circuit, CircuitReport, CircuitTicket, ServerAnswer},
+    deadline::until,
+    protection::{Protection, SharedProtection},
 };
 use crate::{
-    backend::{BackendError, Reason},
+    error::{BackendError, Reason},
     check::Check,
     decision::Decision,
-    observe::ServerEvents,
+    observe::{ServerBreaker, ServerEvents},
 };
 
-/// The settings by which a limiter protects its service from a store that fails. A backend that
-/// [protects](crate::backend::Backend::protect) its servers itself receives them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Protection {
-    /// The circuit breaker, or `None` if the limiter has none.
-    pub breaker: Option<Breaker>,
-    /// The deadline of a check.
-    pub deadline: Duration,
-    /// The largest number of checks in flight.
-    pub max_in_flight: usize,
-}
-
-/// How often other tasks run after a deadline, before a check gives up. A reply that this process has received, and not read yet, passes
-/// through the task of the connection and that of a merged call.
-pub(crate) const LAST_TURNS: u32 = 2;
 /// The number of checks in flight from which this process may delay their answers, instead of the server.
 const CROWD: usize = 64;
-
-/// The protection of all servers of a backend: the strictest settings of the limiters that share it.
-#[derive(Default)]
-pub(crate) struct SharedProtection(Mutex<Option<Protection>>);
 
 /// The guard of one server, or of a backend that is guarded as a whole.
 pub(crate) struct Guard {
@@ -68,7 +44,7 @@ pub(crate) struct Pass {
     /// Whether it began among many others.
     is_crowded: bool,
     /// `None` once its outcome is reported.
-    ticket: Option<Ticket>,
+    ticket: Option<CircuitTicket>,
 }
 
 /// A place in the count of checks in flight. Dropping it releases the place.
@@ -78,44 +54,7 @@ pub(crate) struct Permit(Arc<Guard>);
 #[cfg(feature = "redis")]
 pub(crate) struct CallReport {
     guard: Arc<Guard>,
-    ticket: Ticket,
-}
-
-impl Protection {
-    fn strictest(self, other: Self) -> Self {
-        let breaker = match (self.breaker, other.breaker) {
-            (Some(a), Some(b)) => {
-                Some(Breaker { failures: a.failures.min(b.failures), open_for: a.open_for.max(b.open_for) })
-            }
-            (a, b) => a.or(b),
-        };
-        Self {
-            breaker,
-            deadline: self.deadline.min(other.deadline),
-            max_in_flight: self.max_in_flight.min(other.max_in_flight),
-        }
-    }
-}
-
-impl SharedProtection {
-    /// Adds the settings of a limiter.
-    pub(crate) fn add(&self, new: Protection) {
-        let mut settings = self.settings();
-        *settings = Some(settings.map_or(new, |old| old.strictest(new)));
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn settings(&self) -> MutexGuard<'_, Option<Protection>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn breaker(&self) -> (Option<Breaker>, Duration) {
-        self.settings().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
-    }
-
-    fn max_in_flight(&self) -> usize {
-        self.settings().map_or(usize::MAX, |settings| settings.max_in_flight)
-    }
+    ticket: CircuitTicket,
 }
 
 impl Guard {
@@ -164,7 +103,7 @@ impl Guard {
         self: Arc<Self>,
         check: &Check,
         deadline: Instant,
-        asked: Pin<&mut impl Future<Output = Result<Decision, BackendError>>>,
+        asked: impl Future<Output = Result<Decision, BackendError>>,
     ) -> Result<Decision, BackendError> {
         let mut pass = self.enter(Some(deadline))?;
         match until(deadline, asked).await {
@@ -227,16 +166,16 @@ impl Guard {
         }
     }
 
-    fn report(&self, ticket: Ticket, report: Report<'_>) {
+    fn report(&self, ticket: CircuitTicket, report: CircuitReport<'_>) {
         self.log(self.circuit.leave(ticket, report, || self.protection.breaker()));
     }
 
-    fn log(&self, change: Option<Change>) {
+    fn log(&self, change: Option<BreakerChange>) {
         let events = &self.events;
         match change {
-            Some(Change::Opened(error)) => events.breaker_opened(&error),
-            Some(Change::Closed(open_for)) => events.breaker_closed(open_for),
-            Some(Change::Failed(error)) => events.failed(&error),
+            Some(BreakerChange::Opened(error)) => events.breaker_opened(&error),
+            Some(BreakerChange::Closed(open_for)) => events.breaker_closed(open_for),
+            Some(BreakerChange::Failed(error)) => events.failed(&error),
             None => {}
         }
     }
@@ -278,7 +217,7 @@ impl Pass {
     ) -> Result<Decision, BackendError> {
         match outcome {
             Ok(decision) => {
-                self.answered(if decision.has_written(check) { Answer::Works } else { Answer::Reads });
+                self.answered(if decision.has_written(check) { ServerAnswer::Works } else { ServerAnswer::Reads });
                 Ok(decision)
             }
             Err(error) => Err(self.failed(error)),
@@ -286,8 +225,8 @@ impl Pass {
     }
 
     /// Ends the check with an answer.
-    pub(crate) fn answered(mut self, answer: Answer) {
-        self.report(Report::Answered(answer));
+    pub(crate) fn answered(mut self, answer: ServerAnswer) {
+        self.report(CircuitReport::Answered(answer));
     }
 
     /// Ends the check with an error, and returns the error for the caller.
@@ -296,9 +235,9 @@ impl Pass {
         let is_overload = is_late && self.is_crowded() || self.guard.is_overload(&error);
         let error = if is_overload { BackendError::new(Reason::Overloaded) } else { error };
         self.report(match error.reason() {
-            reason if reason.is_of_one_check() => Report::Answered(Answer::Reads),
-            Reason::Overloaded => Report::Dropped,
-            _ => Report::Failed(&error),
+            reason if reason.is_of_one_check() => CircuitReport::Answered(ServerAnswer::Reads),
+            Reason::Overloaded => CircuitReport::Dropped,
+            _ => CircuitReport::Failed(&error),
         });
         error
     }
@@ -311,7 +250,7 @@ impl Pass {
         }
         let error = self.guard.timeout();
         let is_failure = error.reason() != Reason::Overloaded;
-        self.report(if is_failure { Report::Failed(&error) } else { Report::Dropped });
+        self.report(if is_failure { CircuitReport::Failed(&error) } else { CircuitReport::Dropped });
         error
     }
 
@@ -319,7 +258,7 @@ impl Pass {
         self.is_crowded || self.guard.in_flight.load(Ordering::Relaxed) >= CROWD
     }
 
-    fn report(&mut self, report: Report<'_>) {
+    fn report(&mut self, report: CircuitReport<'_>) {
         if let Some(ticket) = self.ticket.take() {
             self.guard.report(ticket, report);
         }
@@ -330,7 +269,7 @@ impl Pass {
 impl Pass {
     /// Returns whether this check is the probe of a breaker that is half-open.
     pub(crate) fn is_probe(&self) -> bool {
-        self.ticket.as_ref().is_some_and(Ticket::is_probe)
+        self.ticket.as_ref().is_some_and(CircuitTicket::is_probe)
     }
 
     /// Returns the deadline of the check. `None` without a limiter.
@@ -374,8 +313,8 @@ impl Pass {
 #[cfg(feature = "redis")]
 impl CallReport {
     /// Reports that the store has answered.
-    pub(crate) fn answered(self, answer: Answer) {
-        self.guard.report(self.ticket, Report::Answered(answer));
+    pub(crate) fn answered(self, answer: ServerAnswer) {
+        self.guard.report(self.ticket, CircuitReport::Answered(answer));
     }
 
     /// Records how long the call has waited for its turn in this process.
@@ -393,7 +332,7 @@ impl CallReport {
         let error = guard.timeout();
         let is_failure = error.reason() != Reason::Overloaded;
         if is_failure {
-            guard.report(ticket, Report::Failed(&error));
+            guard.report(ticket, CircuitReport::Failed(&error));
         }
         (guard, is_failure)
     }
@@ -401,7 +340,7 @@ impl CallReport {
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.report(Report::Dropped);
+        self.report(CircuitReport::Dropped);
     }
 }
 
@@ -409,37 +348,6 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
-}
-
-/// Runs a future until the deadline. A large future is best passed as a pinned reference, so that it is not copied.
-pub(crate) async fn before<T>(
-    deadline: Instant,
-    asked: impl Future<Output = Result<T, BackendError>>,
-) -> Result<T, BackendError> {
-    let outcome = until(deadline, asked).await;
-    outcome.unwrap_or_else(|| Err(BackendError::new(Reason::Timeout)))
-}
-
-/// Runs a future until an instant. Returns `None` if the instant comes first, and the future has not ended after the
-/// [last turns](LAST_TURNS) either. Outside tokio, the instant has no effect.
-pub(crate) async fn until<T>(end: Instant, future: impl Future<Output = T>) -> Option<T> {
-    // Without a runtime there is no timer, and creating one would panic.
-    if tokio::runtime::Handle::try_current().is_err() {
-        return Some(future.await);
-    }
-    let mut future = pin!(future);
-    if let Ok(output) = timeout_at(end, &mut future).await {
-        return Some(output);
-    }
-    // The last turn is that of a future that counts the turns itself.
-    for _ in 0..=LAST_TURNS {
-        // The runtime polls the sockets before it wakes this task.
-        yield_now().await;
-        if let Poll::Ready(output) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
-            return Some(output);
-        }
-    }
-    None
 }
 
 #[cfg(test)]

@@ -1,0 +1,63 @@
+//! Changes that return units: the denials that were decided before are true no longer.
+
+use super::{Namespace, PairKey};
+use crate::{key::PartitionKey, policy::Policy};
+
+/// A refund, a rollback or a reset of some pairs. It invalidates their known denials when it begins and when it is dropped, because a
+/// denial in between may have been decided before the change. It does so for all limiters of this process with the store and the
+/// namespace.
+pub(crate) struct Invalidation {
+    namespace: Namespace,
+    pairs: Vec<PairKey>,
+    /// Whether the denials are removed. Otherwise they hold if the store makes no decision.
+    is_made: bool,
+}
+
+impl Invalidation {
+    /// Removes the denials of these pairs, now and at its end.
+    pub(crate) fn remove<'a>(
+        namespace: &Namespace,
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+    ) -> Self {
+        Self::begin(namespace, pairs, true)
+    }
+
+    /// Lets the denials of these pairs hold only if the store makes no decision, until the change is [made](Self::made).
+    pub(crate) fn suspend<'a>(
+        namespace: &Namespace,
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+    ) -> Self {
+        Self::begin(namespace, pairs, false)
+    }
+
+    fn begin<'a>(
+        namespace: &Namespace,
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+        is_made: bool,
+    ) -> Self {
+        // A limiter that is built later may learn a denial while the change is in progress. Only a store that never waits has none.
+        let pairs = pairs.map(|(key, policy)| PairKey::new(key, policy)).collect();
+        let invalidation = Self { namespace: namespace.clone(), pairs, is_made };
+        invalidation.invalidate();
+        invalidation
+    }
+
+    /// Notes that the change is made.
+    pub(crate) fn made(&mut self) {
+        self.is_made = true;
+    }
+
+    fn invalidate(&self) {
+        for denials in self.namespace.known_denials() {
+            for pair in &self.pairs {
+                denials.invalidate(pair, self.is_made);
+            }
+        }
+    }
+}
+
+impl Drop for Invalidation {
+    fn drop(&mut self) {
+        self.invalidate();
+    }
+}

@@ -1,0 +1,141 @@
+//! The namespace, with the identity of its store.
+
+use std::{
+    collections::HashMap,
+    hash::{Hash, Hasher},
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use super::PairKey;
+use crate::error::ConfigError;
+
+/// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
+/// usage of every key.
+#[derive(Clone, Debug)]
+pub(crate) struct Namespace(Arc<Named>);
+
+#[derive(Debug)]
+struct Named {
+    name: Box<str>,
+    /// The denials that the limiters of this namespace know.
+    known_denials: Mutex<Vec<Weak<dyn KnownDenials>>>,
+}
+
+/// The denials that a limiter knows.
+pub(crate) trait KnownDenials: std::fmt::Debug + Send + Sync {
+    /// Learns that units of a pair may have been returned. If this is certain, its denials are removed. Otherwise they hold only if the
+    /// store makes no decision.
+    fn invalidate(&self, pair: &PairKey, is_certain: bool);
+}
+
+impl Namespace {
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::Namespace`] unless it is 1 to 64 printable ASCII characters without `{`, `}` and space: braces
+    /// would choose the slot of a key in a cluster.
+    pub(crate) fn new(namespace: &str) -> Result<Self, ConfigError> {
+        let allowed = |b: u8| b.is_ascii_graphic() && b != b'{' && b != b'}';
+        if (1..=64).contains(&namespace.len()) && namespace.bytes().all(allowed) {
+            Ok(Self::named(namespace))
+        } else {
+            Err(ConfigError::Namespace { namespace: namespace.to_owned() })
+        }
+    }
+
+    fn named(namespace: &str) -> Self {
+        Self(Arc::new(Named { name: namespace.into(), known_denials: Mutex::default() }))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
+    pub(crate) fn in_store(self, store: &str) -> Self {
+        type Shared = HashMap<(Box<str>, Box<str>), Weak<Named>>;
+        static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let shared = shared.get_or_insert_default();
+        // Limiters are few and are rarely created, so a full scan is cheap.
+        shared.retain(|_, namespace| namespace.strong_count() > 0);
+        let key = (store.into(), self.0.name.clone());
+        // Another thread may drop the known one at any time.
+        if let Some(known) = shared.get(&key).and_then(Weak::upgrade) {
+            return Self(known);
+        }
+        shared.insert(key, Arc::downgrade(&self.0));
+        self
+    }
+
+    /// Returns whether both are the same namespace of the same store. A store without a name equals no other one.
+    pub(crate) fn is_in_same_store(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Adds the denials that a limiter knows.
+    pub(crate) fn add_known_denials(&self, denials: Weak<dyn KnownDenials>) {
+        let mut all = self.0.known_denials.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|denials| denials.strong_count() > 0);
+        all.push(denials);
+    }
+
+    /// Returns the denials that the limiters of this process know, in this namespace of this store.
+    pub(super) fn known_denials(&self) -> Vec<Arc<dyn KnownDenials>> {
+        let all = self.0.known_denials.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self::named("tsw")
+    }
+}
+
+impl PartialEq for Namespace {
+    fn eq(&self, other: &Self) -> bool {
+        self.is_in_same_store(other) || self.0.name == other.0.name
+    }
+}
+
+impl Eq for Namespace {}
+
+impl Hash for Namespace {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.name.hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespace_cannot_choose_slot() {
+        for namespace in ["", "a{b", "a}b", "a b", "ä", "a\n", &"x".repeat(65)] {
+            let text = Namespace::new(namespace).unwrap_err().to_string();
+            assert_eq!(
+                text,
+                format!(
+                    "namespace {namespace:?}: it must be 1 to 64 printable ASCII characters without `{{`, `}}` and space"
+                )
+            );
+        }
+        Namespace::new("shop:eu-1").unwrap();
+    }
+
+    #[test]
+    fn namespace_of_a_store_is_shared_by_all_that_live() {
+        let in_store = || Namespace::default().in_store("shared by threads");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let (one, other) = (in_store(), in_store());
+                        assert!(one.is_in_same_store(&other));
+                    }
+                });
+            }
+        });
+    }
+}

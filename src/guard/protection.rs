@@ -1,0 +1,62 @@
+//! The settings of the guards of a backend.
+
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::Breaker;
+
+/// The settings by which a limiter protects its service from a store that fails. A backend that
+/// [protects](crate::backend::Backend::protect) its servers itself receives them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Protection {
+    /// The circuit breaker, or `None` if the limiter has none.
+    pub breaker: Option<Breaker>,
+    /// The deadline of a check.
+    pub deadline: Duration,
+    /// The largest number of checks in flight.
+    pub max_in_flight: usize,
+}
+
+/// The protection of all servers of a backend: the strictest settings of the limiters that share it.
+#[derive(Default)]
+pub(crate) struct SharedProtection(Mutex<Option<Protection>>);
+
+impl Protection {
+    fn strictest(self, other: Self) -> Self {
+        let breaker = match (self.breaker, other.breaker) {
+            (Some(a), Some(b)) => {
+                Some(Breaker { failures: a.failures.min(b.failures), open_for: a.open_for.max(b.open_for) })
+            }
+            (a, b) => a.or(b),
+        };
+        Self {
+            breaker,
+            deadline: self.deadline.min(other.deadline),
+            max_in_flight: self.max_in_flight.min(other.max_in_flight),
+        }
+    }
+}
+
+impl SharedProtection {
+    /// Adds the settings of a limiter.
+    pub(crate) fn add(&self, new: Protection) {
+        let mut settings = self.settings();
+        *settings = Some(settings.map_or(new, |old| old.strictest(new)));
+    }
+
+    // No code that holds the lock can panic or wait.
+    fn settings(&self) -> MutexGuard<'_, Option<Protection>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn breaker(&self) -> (Option<Breaker>, Duration) {
+        self.settings().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
+    }
+
+    pub(super) fn max_in_flight(&self) -> usize {
+        self.settings().map_or(usize::MAX, |settings| settings.max_in_flight)
+    }
+}

@@ -1,0 +1,162 @@
+//! The way of a check, from top to bottom: lease, deny cache, guard, backend, outage rule.
+
+use std::{ops::ControlFlow, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{Admitting, Inner, Limiter, Settings, outcome::Terms};
+use crate::{
+    check::{Check, Hints, PairRef, Purpose, RecentlyDenied},
+    cost::Costs,
+    decision::Decision,
+    deny_cache,
+    error::{BackendError, Reason},
+    guard::before,
+    key::PartitionKey,
+    lease,
+    now_or_later::{BoxFuture, NowOrLater},
+    observe,
+    outage::OutageRule,
+    policy::cost_of,
+};
+
+pub(super) type Decided = Result<Decision, BackendError>;
+
+impl Limiter {
+    /// Decides a check, and applies the outage rule if the backend makes no decision.
+    #[inline]
+    pub(super) fn admit_check(&self, mut check: Check, terms: Terms) -> Admitting {
+        if terms.reserve.is_some_and(|reserve| reserve.clamps) {
+            check.clamp();
+        }
+        check.set_purpose(if terms.reserve.is_some() { Purpose::Reserve } else { Purpose::Charge });
+        let fails_open = terms.rule == OutageRule::FailOpen;
+        self.decide(check, fails_open, move |limiter, check, decided| terms.outcome(limiter, check, decided))
+    }
+
+    /// Decides a check: in this process, or else by the backend. `finish` makes the result from the decision or the error. `fails_open`
+    /// states whether it admits a request without a decision.
+    #[inline]
+    pub(super) fn decide<T: 'static>(
+        &self,
+        mut check: Check,
+        fails_open: bool,
+        finish: impl FnOnce(&Self, Check, Decided) -> T + Send + 'static,
+    ) -> NowOrLater<T> {
+        let (lease, miss) = match self.decide_now(&check) {
+            ControlFlow::Break(decided) => return NowOrLater::now(finish(self, check, decided)),
+            ControlFlow::Continue(misses) => misses,
+        };
+        let (limiter, deadline) = (self.clone(), self.0.settings.deadline);
+        NowOrLater::Later(Box::pin(async move {
+            if check.has_several_keys() {
+                check.set_hints(limiter.hints(&check, fails_open));
+            }
+            let decided = match lease {
+                None => limiter.ask(&mut check, deadline, miss).await,
+                Some(lease) => {
+                    let limiter = limiter.clone();
+                    let ask = move |mut check: Check, deadline| -> BoxFuture<Decided> {
+                        Box::pin(async move { limiter.ask(&mut check, deadline, miss).await })
+                    };
+                    lease.ask(check.clone(), deadline, ask).await
+                }
+            };
+            finish(&limiter, check, decided)
+        }))
+    }
+
+    /// Decides a check without waiting. If the backend must be asked, continues with what learns from its answer.
+    #[inline(always)]
+    fn decide_now(
+        &self,
+        check: &Check,
+    ) -> ControlFlow<Decided, (Option<lease::Miss>, Option<deny_cache::Miss>)> {
+        let Inner { backend, leases, denials, events, .. } = &*self.0;
+        if check.purpose() != Purpose::Charge && !backend.changes_charges() {
+            return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
+        }
+        if check.purpose() != Purpose::Peek {
+            check.pairs().iter().for_each(|pair| observe::cost_above_quota(pair.borrowed()));
+        }
+        let known = |decided: Decided| {
+            events.decided(check, &decided, None);
+            ControlFlow::Break(decided)
+        };
+        // A backend that answers at once does not hang, so nothing protects it.
+        if let Some(decided) = backend.check_now(check) {
+            return known(decided);
+        }
+        let lease = match leases.as_ref().map(|leases| leases.lookup(check)) {
+            Some(lease::Lookup::Granted(decision)) => return known(Ok(decision)),
+            Some(lease::Lookup::Miss(miss)) => Some(miss),
+            Some(lease::Lookup::Bypass) | None => None,
+        };
+        let denial = match denials.as_ref().map(|denials| denials.lookup(check)) {
+            Some(deny_cache::Lookup::Hit(decision)) => return known(Ok(decision)),
+            Some(deny_cache::Lookup::Miss(miss)) => Some(miss),
+            Some(deny_cache::Lookup::Bypass) | None => None,
+        };
+        ControlFlow::Continue((lease, denial))
+    }
+
+    /// Asks the backend, behind the guard unless the backend guards its servers itself. The deny cache learns from the answer, and
+    /// repeats a known denial if there is none.
+    async fn ask(&self, check: &mut Check, deadline: Duration, miss: Option<deny_cache::Miss>) -> Decided {
+        let Inner { backend, guard, events, .. } = &*self.0;
+        let started = Instant::now();
+        let sent = miss.map(|miss| miss.send(started));
+        let deadline = started + deadline;
+        check.set_deadline(deadline);
+        let asked = backend.check(check);
+        let decided = match guard {
+            Some(guard) => guard.clone().ask(check, deadline, asked).await,
+            None => before(deadline, asked).await,
+        };
+        let was_asked = decided.as_ref().err().is_none_or(BackendError::was_asked);
+        let decided = match sent {
+            Some(sent) => sent.learn(check, decided),
+            None => decided,
+        };
+        events.decided(check, &decided, was_asked.then_some(started));
+        decided
+    }
+
+    /// Returns what a backend may need to know of a check of several keys.
+    fn hints(&self, check: &Check, fails_open: bool) -> Hints {
+        let denials = self.0.denials.as_ref();
+        // If no answer comes, a known denial denies the check instead of the outage rule.
+        let is_denied = || denials.is_some_and(|denials| denials.repeat(check).is_some());
+        Hints {
+            fails_open: fails_open && !is_denied(),
+            recently_denied: denials.map_or(RecentlyDenied(None), |denials| denials.recently_denied(check)),
+        }
+    }
+
+    /// Decides a check of one key as [`decide`](Self::decide) does, if the limiter has one policy and no region, and the backend is a
+    /// memory with room for the key. Otherwise returns `None`, and nothing was charged. This usual check needs no list of pairs.
+    #[inline]
+    pub(super) fn decide_pair_now(
+        &self,
+        key: &PartitionKey,
+        costs: &Costs,
+        is_shadow: bool,
+        purpose: Purpose,
+    ) -> Option<Decision> {
+        let Inner { settings: Settings { policies, namespace, region: None, .. }, backend, events, .. } =
+            &*self.0
+        else {
+            return None;
+        };
+        let [policy] = &policies[..] else { return None };
+        let cost = cost_of(policy, costs);
+        let pair = PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() };
+        let decision = backend.check_pair_now(namespace, pair, purpose)?;
+        events.unknown_policies(costs, policies);
+        if purpose != Purpose::Peek {
+            observe::cost_above_quota(pair);
+            events.decision(&decision, || (!pair.is_shadow).then_some(key));
+        }
+        Some(decision)
+    }
+}
