@@ -53,11 +53,14 @@ impl Page {
         self.click_and_wait("#send-burst")
     }
 
-    /// Clicks on a button of the traffic, and waits until it is not busy. Returns the status line below the buttons.
+    /// Clicks on a button of the traffic, and waits for its status line, which is below the buttons. Returns it.
     pub fn click_and_wait(&mut self, button: &str) -> String {
         self.browser.eval("document.querySelector('#send-status').textContent = ''");
         self.browser.click(button);
-        self.browser.until(&format!("!document.querySelector('{button}').ariaBusy"));
+        // The browser may handle the click later.
+        self.browser.until(&format!(
+            "document.querySelector('#send-status').textContent && !document.querySelector('{button}').ariaBusy"
+        ));
         self.browser.text("#send-status")
     }
 
