@@ -111,7 +111,7 @@ async fn on_redis(backend: RedisBackend) -> Result<(), Box<dyn Error>> {
     let lanes = lanes(&backend, &namespace)?;
     // A check with a cost of 0 returns the time of Redis.
     let before = Instant::now();
-    let micros = lanes[0].limiter.check(user(), 0).await?.at_micros();
+    let micros = lanes[0].limiter.check((user(), 0)).await?.at_micros();
     let clock = Clock::Real { micros, read: before + before.elapsed() / 2 };
     show(clock, lanes, "on Redis, by its own clock").await
 }
@@ -153,7 +153,7 @@ async fn show(clock: Clock, mut lanes: Vec<Lane>, place: &str) -> Result<(), Box
         for request in 0..i64::from(QUOTA) {
             clock.reach(edge.saturating_add_signed(begin + request * INTERVAL)).await;
             for lane in &mut lanes {
-                let decision = lane.limiter.check(user(), 1).await?;
+                let decision = lane.limiter.check(user()).await?;
                 let at = decision.at_micros().cast_signed() - edge.cast_signed();
                 lane.decisions.push((at, decision.is_admitted()));
             }

@@ -88,7 +88,7 @@ async fn inspect(arguments: Option<Vec<String>>) -> Result<String, Box<dyn Error
     let names = limiter.policies().iter().map(|policy| backend.key_name(limiter.namespace(), &key, policy));
     let names: Vec<String> = names.collect();
     match task {
-        Task::Peek(cost) => Ok(report(&limiter.peek(key, cost).await?, &names, cost)),
+        Task::Peek(cost) => Ok(report(&limiter.peek((key, cost)).await?, &names, cost)),
         Task::Reset => {
             limiter.reset(key).await?;
             Ok(names.iter().map(|name| format!("reset: {name}\n")).collect())

@@ -52,7 +52,7 @@ async fn login(State(by_user): State<Limiter>, Form(login): Form<Login>) -> Resp
     // All spellings that the database takes for one user are one key. An unknown user counts, too.
     let user = PartitionKey::new("user", login.user.trim().to_lowercase());
     // A reservation counts all attempts in progress, so a hundred concurrent logins are not a hundred guesses.
-    let attempt = match by_user.reserve(user, 1).await {
+    let attempt = match by_user.reserve(user).await {
         Ok(attempt) => attempt,
         Err(rejection) => return rejection.into_response(),
     };

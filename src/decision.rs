@@ -337,8 +337,8 @@ impl Decision {
     /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
     /// let mails = Policy::new("mails", 1, Duration::from_secs(60))?.shadow();
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(mails).build()?;
-    /// let _ = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
-    /// let second = limiter.check(PartitionKey::new("user", "alice"), 1).await?;
+    /// let _ = limiter.check(PartitionKey::new("user", "alice")).await?;
+    /// let second = limiter.check(PartitionKey::new("user", "alice")).await?;
     ///
     /// assert!(second.is_admitted());
     /// let would_deny: Vec<&str> = second.shadow_denied().map(|status| status.policy().name()).collect();
@@ -552,7 +552,7 @@ impl Status {
     /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
     /// let policy = Policy::new("mails", 10, Duration::from_secs(60))?;
     /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
-    /// let decision = limiter.check(PartitionKey::new("user", "alice"), 8).await?;
+    /// let decision = limiter.check((PartitionKey::new("user", "alice"), 8)).await?;
     /// let status = &decision.statuses()[0];
     /// assert_eq!(status.usage_fraction(), 0.8);
     /// assert!(status.is_near(0.8) && !status.is_near(0.9));

@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    limiter::{Admission, Admitting, Rejection},
+    limiter::{Admission, Rejection},
     protocol::{Http, Protocol},
     shared::Shared,
     wait::{DenyAtOnce, WhenDenied},
@@ -44,7 +44,7 @@ pin_project! {
     #[project = ProgressProj]
     enum Progress<S, Req, F, P, T> {
         /// The check is in progress. The ready inner service and the request are kept, until they are taken.
-        Checking { admitting: Admitting, kept: Option<(S, Req)>, shared: Arc<Shared<P>> },
+        Checking { admitting: AdmitFuture, kept: Option<(S, Req)>, shared: Arc<Shared<P>> },
         /// The inner service runs.
         Running {
             #[pin]
@@ -69,7 +69,7 @@ where
         Self { progress: Progress::Running { running, shared, admission } }
     }
 
-    pub(crate) fn checking(admitting: Admitting, inner: S, request: Req, shared: Arc<Shared<P>>) -> Self {
+    pub(crate) fn checking(admitting: AdmitFuture, inner: S, request: Req, shared: Arc<Shared<P>>) -> Self {
         Self { progress: Progress::Checking { admitting, kept: Some((inner, request)), shared } }
     }
 

@@ -9,7 +9,7 @@ use std::{
 use tower_service::Service;
 
 use crate::{
-    future::ResponseFuture,
+    future::{AdmitFuture, ResponseFuture},
     now_or_later::NowOrLater,
     protocol::{Http, Protocol},
     shared::Shared,
@@ -65,7 +65,7 @@ where
                 return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None);
             }
             // Decided at once: the ready service need not be moved into the future, which saves a clone.
-            Some(NowOrLater::Now(Some(outcome))) => outcome,
+            Some(AdmitFuture(NowOrLater::Now(Some(outcome)))) => outcome,
             Some(admitting) => {
                 let inner = self.take_ready();
                 return ResponseFuture::checking(admitting, inner, request, self.shared.clone());

@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::tidy::sources;
+use crate::tidy::source;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const GUIDE: &str = "https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/";
@@ -94,7 +94,7 @@ fn links_to_guide_resolve_to_headings() {
     };
     let readme = read("README.md");
     check("README.md", links(&readme, GUIDE).collect());
-    for (file, text) in sources(&Path::new(ROOT).join("src")) {
+    for (file, text) in source() {
         check(&file, links(&text, "(guide::").chain(links(&text, "(crate::guide::")).collect());
     }
     for (name, text) in &pages {
@@ -108,7 +108,7 @@ fn links_to_guide_resolve_to_headings() {
 /// Rustdoc checks the item of a link, and not the heading after it.
 #[test]
 fn links_to_items_resolve_to_headings() {
-    let sources = sources(&Path::new(ROOT).join("src"));
+    let sources = source();
     let comments = sources.values().flat_map(|text| text.lines()).map(str::trim_start);
     let headings = comments.filter_map(|line| line.strip_prefix("/// # "));
     let known = anchors(&headings.map(|heading| format!("# {heading}\n")).collect::<String>());

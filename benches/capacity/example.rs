@@ -49,7 +49,7 @@ pub async fn print() {
         let limiter = limiter.clone();
         checks.spawn(async move {
             let start = Instant::now();
-            let _ = limiter.check(load::key(i * 7_919 % KEYS), 1).await.expect("a decision");
+            let _ = limiter.check(load::key(i * 7_919 % KEYS)).await.expect("a decision");
             start.elapsed()
         });
         while let Some(time) = checks.try_join_next() {

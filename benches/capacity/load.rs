@@ -87,7 +87,7 @@ pub async fn run(
     checks: u64,
     in_flight: u64,
 ) -> Cost {
-    let _ = limiter.check(key(0), cost).await.expect("a decision");
+    let _ = limiter.check((key(0), cost)).await.expect("a decision");
     let before = Counters::read(server);
     let start = Instant::now();
     let next = Arc::new(AtomicU64::new(0));
@@ -100,7 +100,7 @@ pub async fn run(
                 if i >= checks {
                     break;
                 }
-                let _ = limiter.check(key(i % keys), cost).await.expect("a decision");
+                let _ = limiter.check((key(i % keys), cost)).await.expect("a decision");
             }
         });
     }

@@ -51,7 +51,7 @@ async fn admitted(shards: u32, percent: u32) -> Vec<u64> {
         clock.advance(Duration::from_micros(gap));
         at += gap;
         let shard = next() % u64::from(shards);
-        let decision = limiter.check(PartitionKey::new("tenant", format!("acme {shard}")), 1).await.unwrap();
+        let decision = limiter.check(PartitionKey::new("tenant", format!("acme {shard}"))).await.unwrap();
         if decision.is_admitted() {
             admitted.push(at);
         }

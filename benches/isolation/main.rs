@@ -58,7 +58,7 @@ async fn lost_settlements(pause: Duration) -> usize {
         for _ in 0..SETTLEMENTS_PER_SECOND / 1_000 {
             let limiter = limiter.clone();
             settlements.spawn(async move {
-                let Ok(reservation) = limiter.reserve(PartitionKey::new("user", "one"), 10).await else {
+                let Ok(reservation) = limiter.reserve((PartitionKey::new("user", "one"), 10)).await else {
                     return false;
                 };
                 tokio::time::sleep(pause).await;

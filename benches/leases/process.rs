@@ -142,7 +142,7 @@ async fn ask(load: &str) -> String {
     let backend = RedisBackend::connect(url).await.unwrap();
     let limiter = Limiter::builder(backend).policy(policy).deadline(Duration::from_secs(1)).build().unwrap();
     // The scripts are loaded, and the server's clock is known.
-    let _ = limiter.check(PartitionKey::new("tenant", "other"), 1).await.unwrap();
+    let _ = limiter.check(PartitionKey::new("tenant", "other")).await.unwrap();
     let before = limiter.stats();
     sleep(Duration::from_micros(start.saturating_sub(unix_micros()))).await;
     let duration = Duration::from_secs(seconds);
@@ -179,7 +179,7 @@ async fn closed_loop(limiter: &Limiter, key: &PartitionKey, in_flight: u64, dura
             tokio::spawn(async move {
                 let mut asked = 0_u32;
                 while !asked.is_multiple_of(16) || Instant::now() < end {
-                    let decision = limiter.check(key.clone(), 1).await.unwrap();
+                    let decision = limiter.check(key.clone()).await.unwrap();
                     assert!(decision.is_admitted());
                     asked += 1;
                     // As a request that does something else than its check.
@@ -209,7 +209,7 @@ async fn open_loop(
         let (limiter, key, grants) = (limiter.clone(), key.clone(), grants.clone());
         tasks.spawn(async move {
             let before = unix_micros();
-            let decision = limiter.check(key, 1).await.unwrap();
+            let decision = limiter.check(key).await.unwrap();
             if decision.is_admitted() {
                 // The store states its instant exactly.
                 let exact = (decision.at_micros(), decision.at_micros());

@@ -98,7 +98,7 @@ async fn run(limiter: &Limiter, server: &Server, keys: &Arc<[PartitionKey]>, sce
                 let key = keys[next % scenario.keys].clone();
                 next += scenario.in_flight;
                 let start = Instant::now();
-                let _ = limiter.check(key, 1).await.expect("a decision");
+                let _ = limiter.check(key).await.expect("a decision");
                 times.push(start.elapsed());
             }
             times
@@ -140,7 +140,7 @@ async fn measure(server: &Server, url: &str, keys: &Arc<[PartitionKey]>, scenari
     let limiters = MODES.map(|mode| limiter(url, mode));
     let mut rounds: Vec<Vec<Figures>> = Vec::new();
     for limiter in &limiters {
-        let _ = limiter.check(keys[0].clone(), 1).await.expect("a decision");
+        let _ = limiter.check(keys[0].clone()).await.expect("a decision");
     }
     for _ in 0..ROUNDS {
         let mut round = Vec::new();

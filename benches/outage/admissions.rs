@@ -54,7 +54,7 @@ async fn send_requests(limiter: Limiter, duration: Duration) -> Admissions {
     let start = Instant::now();
     while start.elapsed() < duration {
         ticks.tick().await;
-        if let Ok(admission) = limiter.admit(alice(), 1).await {
+        if let Ok(admission) = limiter.admit(alice()).await {
             admissions.push((Instant::now(), admission.local().is_some()));
         }
     }

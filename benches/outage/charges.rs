@@ -41,7 +41,7 @@ pub async fn figures() -> Vec<Figure> {
 }
 
 async fn used(limiter: &Limiter) -> u32 {
-    UNREACHED - limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining()
+    UNREACHED - limiter.peek((alice(), 0)).await.unwrap().statuses()[0].remaining()
 }
 
 /// Sends these checks at once, and returns how many got a decision.
@@ -49,7 +49,7 @@ async fn send_checks(limiter: &Limiter, checks: usize) -> usize {
     let checks: JoinSet<bool> = (0..checks)
         .map(|_| {
             let limiter = limiter.clone();
-            async move { limiter.check(alice(), 1).await.is_ok() }
+            async move { limiter.check(alice()).await.is_ok() }
         })
         .collect();
     checks.join_all().await.into_iter().filter(|decided| *decided).count()
@@ -61,7 +61,7 @@ async fn after_deadline() -> String {
     let limiter = limiter(&backend, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
     let patient = self::limiter(&backend, policy(UNREACHED, HOUR)).deadline(Duration::from_secs(20));
     let patient = patient.build().unwrap();
-    let _ = patient.check(alice(), 1).await.unwrap();
+    let _ = patient.check(alice()).await.unwrap();
     server.signal(libc::SIGSTOP);
     let decided = send_checks(&limiter, 2_000).await;
     server.signal(libc::SIGCONT);
@@ -74,7 +74,7 @@ async fn without_response() -> String {
     let proxy = Proxy::before(&server).await;
     let through = RedisBackend::connect(&proxy.url()).await.unwrap();
     let limiter = limiter(&through, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     proxy.pass(Passing::Questions);
     let decided = send_checks(&limiter, 500).await;
     let direct = self::limiter(&backend(&server).await, policy(UNREACHED, HOUR)).build().unwrap();
@@ -94,7 +94,7 @@ fn script_calls(connection: &mut Connection) -> u64 {
 async fn repeated_denials() -> String {
     let server = Server::start(Engine::Redis);
     let limiter = limiter(&backend(&server).await, policy(10, HOUR)).build().unwrap();
-    let _ = limiter.check(alice(), 10).await.unwrap();
+    let _ = limiter.check((alice(), 10)).await.unwrap();
     let mut connection = server.connection();
     let before = script_calls(&mut connection);
     let (start, mut denied) = (Instant::now(), 0_u32);
@@ -102,7 +102,7 @@ async fn repeated_denials() -> String {
     while start.elapsed() < Duration::from_secs(5) {
         ticks.tick().await;
         for _ in 0..10 {
-            denied += u32::from(!limiter.check(alice(), 1).await.unwrap().is_admitted());
+            denied += u32::from(!limiter.check(alice()).await.unwrap().is_admitted());
         }
     }
     format!("{} for {denied}", script_calls(&mut connection) - before)
@@ -115,11 +115,11 @@ async fn failover() -> String {
     let mut charged = 0;
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(1) {
-        charged += u32::from(limiter.check(alice(), 1).await.is_ok());
+        charged += u32::from(limiter.check(alice()).await.is_ok());
     }
     let killed = Instant::now();
     watched.primary.kill();
-    while limiter.peek(alice(), 0).await.is_err() {
+    while limiter.peek((alice(), 0)).await.is_err() {
         sleep(Duration::from_millis(5)).await;
     }
     let recovered = killed.elapsed();

@@ -39,19 +39,19 @@ async fn waits_in_a_hang() -> (String, String) {
     let backend = backend(&server).await;
     let without_breaker = limiter(&backend, policy(UNREACHED, HOUR)).breaker(None).build().unwrap();
     let with_breaker = limiter(&backend, policy(UNREACHED, HOUR)).build().unwrap();
-    let _ = with_breaker.check(alice(), 1).await.unwrap();
+    let _ = with_breaker.check(alice()).await.unwrap();
     server.signal(libc::SIGSTOP);
     let mut closed = Vec::new();
     for _ in 0..40 {
         let start = Instant::now();
-        without_breaker.check(alice(), 1).await.unwrap_err();
+        without_breaker.check(alice()).await.unwrap_err();
         closed.push(start.elapsed().saturating_sub(Limiter::DEFAULT_DEADLINE));
     }
-    while with_breaker.check(alice(), 1).await.unwrap_err().was_asked() {}
+    while with_breaker.check(alice()).await.unwrap_err().was_asked() {}
     let mut open = Vec::new();
     while open.len() < 20_000 {
         let start = Instant::now();
-        let is_probe = with_breaker.check(alice(), 1).await.unwrap_err().was_asked();
+        let is_probe = with_breaker.check(alice()).await.unwrap_err().was_asked();
         // A probe waits until its deadline.
         if !is_probe {
             open.push(start.elapsed());
@@ -69,7 +69,7 @@ async fn recovery(outage: Outage) -> String {
     let limiter = limiter(&backend, policy(UNREACHED, HOUR)).build().unwrap();
     let mut times = Vec::new();
     for round in 0..10_u64 {
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         // A client that sends requests all the time.
         let client = {
             let limiter = limiter.clone();
@@ -78,7 +78,7 @@ async fn recovery(outage: Outage) -> String {
                 let mut was_down = false;
                 loop {
                     ticks.tick().await;
-                    match limiter.check(alice(), 1).await {
+                    match limiter.check(alice()).await {
                         Ok(_) if was_down => return Instant::now(),
                         Ok(_) => {}
                         Err(_) => was_down = true,

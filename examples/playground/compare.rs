@@ -182,7 +182,7 @@ impl Counter {
     async fn decide(&mut self, at: i64, cost: u32) -> Result<Decided, String> {
         let simulation: &mut dyn Simulation = match self {
             Self::Limiter(limiter) => {
-                let decision = limiter.check(PartitionKey::new("user", "alice"), cost).await;
+                let decision = limiter.check((PartitionKey::new("user", "alice"), cost)).await;
                 let decision = decision.map_err(|error| error.to_string())?;
                 let wait = match decision.retry_after() {
                     Wait::For(wait) => Some(wait.as_micros() as i64),

@@ -192,7 +192,7 @@ pub(crate) async fn state(State(live): State<Live>) -> Json<Value> {
 /// Returns the time of the backend, in microseconds. The edges of calendar windows are multiples of the window.
 pub(crate) async fn clock(State(live): State<Live>) -> Result<Json<Value>, (StatusCode, String)> {
     // A check with a cost of 0 records nothing.
-    let decision = live.limits().limiter.check(PartitionKey::new("playground", "clock"), 0).await;
+    let decision = live.limits().limiter.check((PartitionKey::new("playground", "clock"), 0)).await;
     match decision {
         Ok(decision) => Ok(Json(json!({ "at_micros": decision.at_micros() }))),
         Err(error) => Err((StatusCode::SERVICE_UNAVAILABLE, error.to_string())),

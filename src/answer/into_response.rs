@@ -17,7 +17,7 @@ use crate::limiter::Rejection;
 /// use tower_sliding_window::{Limiter, PartitionKey, Rejection};
 ///
 /// async fn export(State(exports): State<Limiter>) -> Result<&'static str, Rejection> {
-///     let _admission = exports.admit(PartitionKey::new("user", "alice"), 1).await?;
+///     let _admission = exports.admit(PartitionKey::new("user", "alice")).await?;
 ///     Ok("exported")
 /// }
 /// ```

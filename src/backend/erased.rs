@@ -19,12 +19,7 @@ pub(crate) trait DynBackend: Send + Sync {
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>>;
     /// Decides a check of one pair, without a copy of the pair. Returns `None` if the backend is no memory, or has no room. Then it has
     /// charged nothing.
-    fn check_pair_now(
-        &self,
-        namespace: &Namespace,
-        pair: PairRef<'_>,
-        purpose: Purpose,
-    ) -> Option<Decision>;
+    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision>;
     fn changes_charges(&self) -> bool;
     fn refund<'a>(&'a self, refund: &'a Refund) -> Borrowing<'a, Result<u64, BackendError>>;
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>>;
@@ -48,12 +43,7 @@ impl<B: Backend> DynBackend for B {
     }
 
     #[inline]
-    fn check_pair_now(
-        &self,
-        namespace: &Namespace,
-        pair: PairRef<'_>,
-        purpose: Purpose,
-    ) -> Option<Decision> {
+    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision> {
         // The compiler knows the type.
         let memory: &MemoryBackend = (self as &dyn Any).downcast_ref()?;
         memory.decide_single(namespace, pair, purpose)

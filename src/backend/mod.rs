@@ -11,12 +11,7 @@
 
 use std::future::Future;
 
-use crate::{
-    decision::Decision,
-    guard::Protection,
-    observe::ServerBreaker,
-};
-
+use crate::{decision::Decision, guard::Protection, observe::ServerBreaker};
 
 mod erased;
 #[cfg(feature = "test-util")]

@@ -3,11 +3,11 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use super::PairKey;
-use crate::error::ConfigError;
+use crate::{error::ConfigError, lock::Lock};
 
 /// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
 /// usage of every key.
@@ -18,7 +18,7 @@ pub(crate) struct Namespace(Arc<Named>);
 struct Named {
     name: Box<str>,
     /// The denials that the limiters of this namespace know.
-    known_denials: Mutex<Vec<Weak<dyn KnownDenials>>>,
+    known_denials: Lock<Vec<Weak<dyn KnownDenials>>>,
 }
 
 /// The denials that a limiter knows.
@@ -43,7 +43,7 @@ impl Namespace {
     }
 
     fn named(namespace: &str) -> Self {
-        Self(Arc::new(Named { name: namespace.into(), known_denials: Mutex::default() }))
+        Self(Arc::new(Named { name: namespace.into(), known_denials: Lock::default() }))
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -53,8 +53,8 @@ impl Namespace {
     /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
     pub(crate) fn in_store(self, store: &str) -> Self {
         type Shared = HashMap<(Box<str>, Box<str>), Weak<Named>>;
-        static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        static SHARED: Lock<Option<Shared>> = Lock::new(None);
+        let mut shared = SHARED.lock();
         let shared = shared.get_or_insert_default();
         // Limiters are few and are rarely created, so a full scan is cheap.
         shared.retain(|_, namespace| namespace.strong_count() > 0);
@@ -74,14 +74,14 @@ impl Namespace {
 
     /// Adds the denials that a limiter knows.
     pub(crate) fn add_known_denials(&self, denials: Weak<dyn KnownDenials>) {
-        let mut all = self.0.known_denials.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.0.known_denials.lock();
         all.retain(|denials| denials.strong_count() > 0);
         all.push(denials);
     }
 
     /// Returns the denials that the limiters of this process know, in this namespace of this store.
     pub(super) fn known_denials(&self) -> Vec<Arc<dyn KnownDenials>> {
-        let all = self.0.known_denials.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.0.known_denials.lock();
         all.iter().filter_map(Weak::upgrade).collect()
     }
 }

@@ -4,7 +4,7 @@ use std::{
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, MutexGuard, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -21,6 +21,7 @@ use super::{
 use crate::{
     check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey, RecentlyDenied},
     decision::Decision,
+    lock::Lock,
 };
 
 /// The number of locks for changes. A lookup takes none of them.
@@ -40,7 +41,7 @@ pub(crate) struct Denials {
     /// The number of invalidations so far.
     invalidations: AtomicU64,
     /// The last invalidations, by the hash of a pair.
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Box<[Lock<Stripe>]>,
     /// Unknown to clients, so that they cannot choose keys of one stripe. It is the age of the cache at its first denial in
     /// nanoseconds, which never repeats. But a simulated network must repeat a run exactly, and there the age is always the same.
     salt: OnceLock<u128>,
@@ -103,7 +104,7 @@ impl Denials {
             namespace,
             entries,
             invalidations: AtomicU64::new(0),
-            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            stripes: (0..STRIPES).map(|_| Lock::default()).collect(),
             salt: OnceLock::new(),
             start: Instant::now(),
             horizon: AtomicU64::new(0),
@@ -248,8 +249,7 @@ impl Denials {
         self.salt.get_or_init(|| self.start.elapsed().as_nanos()).hash(&mut hasher);
         pair_key.hash_reproducibly(&mut hasher);
         let hash = hasher.finish();
-        // No code that holds the lock can panic or wait.
-        let stripe = self.stripes[hash as usize % STRIPES].lock().unwrap_or_else(PoisonError::into_inner);
+        let stripe = self.stripes[hash as usize % STRIPES].lock();
         (stripe, hash)
     }
 }

@@ -10,9 +10,9 @@ use super::{
     entry::Denial,
 };
 use crate::{
-    error::BackendError,
     check::{Check, Purpose},
     decision::Decision,
+    error::BackendError,
 };
 
 /// The result of a lookup.

@@ -135,7 +135,9 @@ impl Reason {
     /// [`OutageRule::FailOpen`](crate::OutageRule::FailOpen) does not admit for them.
     pub fn is_of_one_check(self) -> bool {
         match self {
-            Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported | Self::Misconfigured => true,
+            Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported | Self::Misconfigured => {
+                true
+            }
             Self::Timeout
             | Self::DeadlineExceeded
             | Self::Connection

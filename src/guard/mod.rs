@@ -6,9 +6,9 @@ mod protection;
 mod server_guard;
 
 pub use breaker::Breaker;
-pub(crate) use breaker::check_breaker;
 #[cfg(feature = "redis")]
 pub(crate) use breaker::ServerAnswer;
+pub(crate) use breaker::check_breaker;
 #[cfg(feature = "redis")]
 pub(crate) use deadline::LAST_TURNS;
 pub(crate) use deadline::{before, until};

@@ -1,11 +1,9 @@
 //! The settings of the guards of a backend.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use super::Breaker;
+use crate::lock::Lock;
 
 /// The settings by which a limiter protects its service from a store that fails. A backend that
 /// [protects](crate::backend::Backend::protect) its servers itself receives them.
@@ -22,7 +20,7 @@ pub struct Protection {
 
 /// The protection of all servers of a backend: the strictest settings of the limiters that share it.
 #[derive(Default)]
-pub(crate) struct SharedProtection(Mutex<Option<Protection>>);
+pub(crate) struct SharedProtection(Lock<Option<Protection>>);
 
 impl Protection {
     fn strictest(self, other: Self) -> Self {
@@ -43,20 +41,15 @@ impl Protection {
 impl SharedProtection {
     /// Adds the settings of a limiter.
     pub(crate) fn add(&self, new: Protection) {
-        let mut settings = self.settings();
+        let mut settings = self.0.lock();
         *settings = Some(settings.map_or(new, |old| old.strictest(new)));
     }
 
-    // No code that holds the lock can panic or wait.
-    fn settings(&self) -> MutexGuard<'_, Option<Protection>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn breaker(&self) -> (Option<Breaker>, Duration) {
-        self.settings().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
+        self.0.lock().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
     }
 
     pub(super) fn max_in_flight(&self) -> usize {
-        self.settings().map_or(usize::MAX, |settings| settings.max_in_flight)
+        self.0.lock().map_or(usize::MAX, |settings| settings.max_in_flight)
     }
 }

@@ -17,9 +17,9 @@ use super::{
     protection::{Protection, SharedProtection},
 };
 use crate::{
-    error::{BackendError, Reason},
     check::Check,
     decision::Decision,
+    error::{BackendError, Reason},
     observe::{ServerBreaker, ServerEvents},
 };
 
@@ -217,7 +217,11 @@ impl Pass {
     ) -> Result<Decision, BackendError> {
         match outcome {
             Ok(decision) => {
-                self.answered(if decision.has_written(check) { ServerAnswer::Works } else { ServerAnswer::Reads });
+                self.answered(if decision.has_written(check) {
+                    ServerAnswer::Works
+                } else {
+                    ServerAnswer::Reads
+                });
                 Ok(decision)
             }
             Err(error) => Err(self.failed(error)),

@@ -9,12 +9,12 @@ use super::{
     table::{Learned, Leases, Request, Step},
 };
 use crate::{
-    error::{BackendError, Reason},
     check::{Check, Pair, Purpose},
     decision::{Decision, Status},
+    error::{BackendError, Reason},
+    guard::until,
     now_or_later::BoxFuture,
     observe::LeasedUnits,
-    guard::until,
 };
 
 /// A check waits for the lease requests of others for at most this part of its deadline: a quarter.

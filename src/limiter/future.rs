@@ -28,7 +28,7 @@ pub struct CheckFuture(pub(super) NowOrLater<Decided>);
 /// The future of [`Limiter::admit`](crate::Limiter::admit) and [`Limiter::wait`](crate::Limiter::wait). It resolves to the admission, or
 /// the reason for the rejection.
 #[must_use = "a check does nothing unless it is awaited"]
-pub struct AdmitFuture(pub(super) Admitting);
+pub struct AdmitFuture(pub(crate) Admitting);
 
 /// The future of [`Limiter::reserve`](crate::Limiter::reserve). It resolves to the reservation, or the reason for the rejection.
 #[must_use = "a reservation does nothing unless it is awaited"]

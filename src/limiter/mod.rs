@@ -33,11 +33,11 @@ pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
 pub use draft::{Draft, IntoDraft};
 use draft::{Part, Reserve};
-pub(crate) use future::Admitting;
+use future::Admitting;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
 pub(crate) use outcome::Basis;
-pub use outcome::{Admission, Rejection};
 use outcome::Terms;
+pub use outcome::{Admission, Rejection};
 use waiters::Waiters;
 
 type Outcome = Result<Admission, Rejection>;
@@ -382,9 +382,8 @@ impl Limiter {
         {
             return CheckFuture(NowOrLater::now(Ok(decision)));
         }
-        let check = draft
-            .map_err(misconfigured)
-            .and_then(|draft| self.check_for_draft(draft).map_err(misconfigured));
+        let check =
+            draft.map_err(misconfigured).and_then(|draft| self.check_for_draft(draft).map_err(misconfigured));
         CheckFuture(match check {
             Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
             Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
@@ -420,8 +419,7 @@ impl Limiter {
     ) -> Option<Admitting> {
         self.prepare(draft).map(|prepared| match prepared {
             Ok((check, terms)) => {
-                let waiting: BoxFuture<Outcome> =
-                    Box::pin(wait::wait(self.clone(), check, terms, at_most));
+                let waiting: BoxFuture<Outcome> = Box::pin(wait::wait(self.clone(), check, terms, at_most));
                 NowOrLater::Later(waiting)
             }
             Err(rejection) => NowOrLater::now(Err(rejection)),

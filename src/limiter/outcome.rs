@@ -74,12 +74,7 @@ impl Terms {
     }
 
     /// Applies the outage rule.
-    fn undecided(
-        self,
-        limiter: &Limiter,
-        check: Check,
-        error: BackendError,
-    ) -> Result<Admission, Rejection> {
+    fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> Result<Admission, Rejection> {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
                 let unchecked = |_| Reservation::unchecked(limiter.queue().clone(), check);

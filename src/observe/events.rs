@@ -8,9 +8,9 @@ use std::fmt;
 use std::{error::Error, time::Duration};
 
 use crate::{
-    error::BackendError,
     check::PairRef,
     decision::{Decision, Status},
+    error::BackendError,
 };
 #[cfg(feature = "tracing")]
 use crate::{decision::Wait, policy::Policy};

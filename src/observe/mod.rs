@@ -15,10 +15,10 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    error::{BackendError, Reason},
     check::{Check, Namespace, PairRef, Purpose},
     cost::Costs,
     decision::{Decision, Status},
+    error::{BackendError, Reason},
     key::PartitionKey,
     policy::Policy,
 };

@@ -4,9 +4,9 @@ use tokio::time::Instant;
 
 use super::{LeasedUnits, RequestOutcome};
 use crate::{
-    error::BackendError,
     check::Check,
     decision::{Decision, Status},
+    error::BackendError,
     policy::Policy,
 };
 

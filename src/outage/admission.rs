@@ -1,8 +1,8 @@
 //! The marks of a request that was admitted without a decision of the store.
 
 use crate::{
-    error::{BackendError, Reason},
     decision::Decision,
+    error::{BackendError, Reason},
 };
 
 /// A request that was admitted without a check, because the outage rule is to [fail open](crate::OutageRule::FailOpen).

@@ -5,9 +5,9 @@ use std::{num::NonZeroU32, sync::OnceLock};
 use super::{LocalDecision, Share};
 use crate::{
     backend::{Backend, MemoryBackend},
-    error::BackendError,
     check::{Check, Pair},
     decision::Decision,
+    error::BackendError,
 };
 
 /// The memory of the local fallback. It is created by the first local decision.
@@ -35,7 +35,13 @@ impl LocalFallback {
 
     /// Decides a check by this share of every quota, after this error of the store. If `clamps`, a cost above the share is clamped
     /// to it.
-    pub(crate) fn decide(&self, check: &Check, share: Share, clamps: bool, error: &BackendError) -> FallbackOutcome {
+    pub(crate) fn decide(
+        &self,
+        check: &Check,
+        share: Share,
+        clamps: bool,
+        error: &BackendError,
+    ) -> FallbackOutcome {
         let Some(mut check) = shared(check, share) else { return FallbackOutcome::Denied };
         if clamps {
             check.clamp();

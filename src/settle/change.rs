@@ -76,7 +76,10 @@ impl Changed {
 }
 
 /// Returns the later of two instants in microseconds, or the first error.
-pub(super) fn latest(one: Result<u64, BackendError>, other: Result<u64, BackendError>) -> Result<u64, BackendError> {
+pub(super) fn latest(
+    one: Result<u64, BackendError>,
+    other: Result<u64, BackendError>,
+) -> Result<u64, BackendError> {
     Ok(one?.max(other?))
 }
 

@@ -100,12 +100,12 @@ impl Meter {
     /// let alice = PartitionKey::new("user", "alice");
     ///
     /// let estimate = Costs::new().policy("tokens", 1_000).policy("cents", 50);
-    /// let meter = limiter.reserve(alice.clone(), estimate).await?.meter();
+    /// let meter = limiter.reserve((alice.clone(), estimate)).await?.meter();
     /// meter.add(Costs::new().policy("tokens", 200).policy("cents", 10));
     /// meter.add_to("tokens", 117);
     /// drop(meter);
     ///
-    /// let decision = limiter.peek(alice, 0).await?;
+    /// let decision = limiter.peek((alice, 0)).await?;
     /// let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
     /// assert_eq!(left, [59, 10_000 - 317, 490]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -7,7 +7,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
@@ -17,10 +17,11 @@ use tokio::sync::oneshot;
 
 use crate::{
     backend::MemoryBackend,
-    error::{BackendError, Reason},
     check::{Check, Pair, Receipt, Refund},
     cost::IntoCosts,
     decision::Decision,
+    error::{BackendError, Reason},
+    lock::Lock,
     now_or_later::NowOrLater,
 };
 
@@ -72,7 +73,7 @@ pub(crate) use queue::Queue;
 ///     .policy(Policy::new("tokens", 10_000, Duration::from_secs(60))?)
 ///     .build()?;
 ///
-/// let reservation = limiter.reserve(PartitionKey::new("user", "alice"), 1_000).await?;
+/// let reservation = limiter.reserve((PartitionKey::new("user", "alice"), 1_000)).await?;
 /// // The model has answered with 317 tokens.
 /// assert!(matches!(reservation.settle(317).await, Settled::Done { .. }));
 /// assert!(matches!(reservation.settle(0).await, Settled::Already));
@@ -93,7 +94,7 @@ struct Held {
     unsettled: Unsettled,
     is_settled: AtomicBool,
     /// The counters of the meters, as long as there are meters.
-    meters: Mutex<Weak<Counters>>,
+    meters: Lock<Weak<Counters>>,
 }
 
 /// What happens to the charge of a reservation that is dropped unsettled: with its last clone and its last [`Meter`].
@@ -176,7 +177,7 @@ impl Reservation {
         charged: Charged,
         unsettled: Unsettled,
     ) -> Self {
-        let (is_settled, meters) = (AtomicBool::new(false), Mutex::default());
+        let (is_settled, meters) = (AtomicBool::new(false), Lock::default());
         Self(Arc::new(Held { queue, check, decision, charged, unsettled, is_settled, meters }))
     }
 
@@ -207,8 +208,7 @@ impl Reservation {
     ///
     /// All meters of a reservation count together. The last one to be dropped settles.
     pub fn meter(&self) -> Meter {
-        // No code that holds the lock can panic.
-        let mut meters = self.0.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut meters = self.0.meters.lock();
         let counters = meters.upgrade().unwrap_or_else(|| {
             let counters = Arc::new(Counters::new(self.clone()));
             *meters = Arc::downgrade(&counters);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::WaitError;
 use crate::{
     key::KeyError,
-    limiter::{Admitting, Draft, Limiter},
+    limiter::{AdmitFuture, Draft, Limiter},
 };
 
 /// What a [`RateLimit`](crate::RateLimit) service does with a denied request: [`DenyAtOnce`] or [`WaitAtMost`]. It is sealed: no other
@@ -20,7 +20,7 @@ pub trait WhenDenied: Sealed {
 
 pub trait Sealed {
     /// Starts the check of a request. Returns `None` if the request is exempt.
-    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<Admitting>;
+    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<AdmitFuture>;
 }
 
 /// Rejects a denied request at once, as [`RateLimitLayer`](crate::RateLimitLayer) does.
@@ -41,8 +41,8 @@ impl WhenDenied for DenyAtOnce {
 
 impl Sealed for DenyAtOnce {
     #[inline]
-    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<Admitting> {
-        limiter.start(draft)
+    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<AdmitFuture> {
+        limiter.start(draft).map(AdmitFuture)
     }
 }
 
@@ -55,7 +55,7 @@ impl WhenDenied for WaitAtMost {
 }
 
 impl Sealed for WaitAtMost {
-    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<Admitting> {
-        limiter.start_waiting(draft, self.0)
+    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<AdmitFuture> {
+        limiter.start_waiting(draft, self.0).map(AdmitFuture)
     }
 }

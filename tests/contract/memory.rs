@@ -204,7 +204,7 @@ fn namespaces_separate_usage() {
     };
     let key = PartitionKey::new("key", "a");
     let admitted = |limiter: &Limiter| {
-        let check = limiter.check(key.clone(), 2);
+        let check = limiter.check((key.clone(), 2));
         Runtime::new().unwrap().block_on(check).unwrap().is_admitted()
     };
     let (shop, mail) = (limiter("shop"), limiter("mail"));

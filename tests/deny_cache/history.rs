@@ -86,7 +86,7 @@ async fn run(steps: Vec<Step>) -> usize {
                 continue;
             }
             Step::Reset { key } => {
-                limiter.reset_pairs(pairs(&policies, &[key], 10, 0)).unwrap().await.unwrap();
+                limiter.reset(pairs(&policies, &[key], 10, 0)).await.unwrap();
                 continue;
             }
             Step::Wait(time) => {
@@ -101,7 +101,7 @@ async fn run(steps: Vec<Step>) -> usize {
         let expected = Check::new(pairs.clone()).unwrap().with_purpose(Purpose::Peek);
         let expected = remote.now().check(&expected).await.unwrap();
         let decision = if reserves {
-            match limiter.reserve_pairs(pairs).unwrap().await {
+            match limiter.reserve(pairs).await {
                 Ok(reservation) => {
                     let decision = reservation.decision().unwrap().clone();
                     reservations.push(reservation);
@@ -110,7 +110,7 @@ async fn run(steps: Vec<Step>) -> usize {
                 Err(rejection) => rejection.decision().unwrap().clone(),
             }
         } else {
-            limiter.check_pairs(pairs).unwrap().await.unwrap()
+            limiter.check(pairs).await.unwrap()
         };
         assert_eq!(decision.is_admitted(), expected.is_admitted());
         if !decision.is_cached() {

@@ -11,7 +11,7 @@ use super::{
 #[tokio::test(start_paused = true)]
 async fn hit_returns_denial_with_remaining_wait() {
     let (remote, limiter) = exhausted().await;
-    let at = limiter.peek(alice(), 1).await.unwrap().at_micros();
+    let at = limiter.peek(alice()).await.unwrap().at_micros();
     for millis in 0..800 {
         let denied = check(&limiter, 1).await;
         assert!(!denied.is_admitted() && denied.is_cached());
@@ -29,12 +29,12 @@ async fn hit_returns_denial_with_remaining_wait() {
 #[tokio::test(start_paused = true)]
 async fn checks_and_reservations_share_cached_denials() {
     let (remote, limiter) = exhausted().await;
-    assert!(matches!(limiter.reserve(alice(), 1).await, Err(Rejection::Denied(it)) if it.is_cached()));
+    assert!(matches!(limiter.reserve(alice()).await, Err(Rejection::Denied(it)) if it.is_cached()));
     let bob = user("bob");
-    assert!(limiter.reserve(bob.clone(), 10).await.is_ok());
-    assert!(matches!(limiter.reserve(bob.clone(), 2).await, Err(Rejection::Denied(_))));
+    assert!(limiter.reserve((bob.clone(), 10)).await.is_ok());
+    assert!(matches!(limiter.reserve((bob.clone(), 2)).await, Err(Rejection::Denied(_))));
     assert_eq!(remote.checks(), 4);
-    assert!(limiter.check(bob, 2).await.unwrap().is_cached());
+    assert!(limiter.check((bob, 2)).await.unwrap().is_cached());
     assert_eq!(remote.checks(), 4);
 }
 
@@ -84,7 +84,7 @@ async fn concurrent_check_of_new_cost_hits_with_shorter_wait() {
     assert!(check(&limiter, 9).await.is_admitted());
     assert!(!check(&limiter, 1).await.is_admitted());
     remote.set_check_latency(TICK, TICK);
-    let pending = tokio::spawn(limiter.check(alice(), 5));
+    let pending = tokio::spawn(limiter.check((alice(), 5)));
     sleep(TICK).await;
     let meanwhile = check(&limiter, 5).await;
     assert_eq!((meanwhile.is_cached(), wait(&meanwhile)), (true, MINUTE - SECOND - TICK));
@@ -161,7 +161,7 @@ async fn cache_sees_reset_by_another_process_within_max_age() {
         assert!((max_age / 10 * 8..max_age / 10 * 9).contains(&elapsed), "{max_age:?}: {elapsed:?}");
         // The refresh has invalidated the denial for all other checks.
         remote.set_check_latency(TICK, TICK);
-        let others: Vec<_> = (0..4).map(|_| tokio::spawn(limiter.check(alice(), 1))).collect();
+        let others: Vec<_> = (0..4).map(|_| tokio::spawn(limiter.check(alice()))).collect();
         for other in others {
             assert!(other.await.unwrap().unwrap().is_admitted());
         }
@@ -193,11 +193,11 @@ async fn other_key_policy_or_limiter_misses_deny_cache() {
         ten().with_algorithm(Algorithm::SlidingBuckets { precision }).unwrap(),
     ];
     for (i, other) in others.into_iter().enumerate() {
-        assert!(limiter.check_pairs(pair(other)).unwrap().await.unwrap().is_admitted());
+        assert!(limiter.check(pair(other)).await.unwrap().is_admitted());
         assert_eq!(remote.checks(), sent + i + 1);
     }
-    assert!(limiter.check_pairs(pair(ten())).unwrap().await.unwrap().is_cached());
-    assert!(limiter.check(user("bob"), 1).await.unwrap().is_admitted());
+    assert!(limiter.check(pair(ten())).await.unwrap().is_cached());
+    assert!(limiter.check(user("bob")).await.unwrap().is_admitted());
     assert_eq!(remote.checks(), sent + 5);
     for other in [on(remote.clone()), on(remote.clone()).namespace("other")] {
         assert!(!check(&other.build().unwrap(), 1).await.is_cached());
@@ -211,7 +211,7 @@ async fn changed_quota_takes_effect_at_once() {
     let (remote, limiter) = exhausted().await;
     let under = async |quota, cost| {
         let pairs = Policies::from(policy("ten", quota, MINUTE)).pairs(&alice(), cost);
-        limiter.check_pairs(pairs).unwrap().await.unwrap()
+        limiter.check(pairs).await.unwrap()
     };
     // The cached denial proves a usage of ten units. So a smaller quota denies, too.
     let denied = under(9, 1).await;
@@ -251,7 +251,7 @@ async fn multi_pair_hit_returns_only_denying_pairs() {
     assert_eq!(remote.checks(), 3);
     // A different check with the same pair hits the same entry.
     let pairs = vec![Pair::new(user("bob"), ten(), 1), Pair::new(alice(), ten(), 1)];
-    assert!(limiter.check_pairs(pairs).unwrap().await.unwrap().is_cached());
+    assert!(limiter.check(pairs).await.unwrap().is_cached());
 }
 
 #[tokio::test(start_paused = true)]
@@ -286,19 +286,19 @@ async fn shadow_pair_neither_fills_nor_reads_deny_cache() {
     let (remote, limiter) = remote();
     let one = policy("one", 1, MINUTE);
     let pair = |policy: &Policy, cost| Pair::new(alice(), policy.clone(), cost);
-    let both = || limiter.check_pairs([pair(&ten(), 1), pair(&one, 1).shadow()]).unwrap();
+    let both = || limiter.check([pair(&ten(), 1), pair(&one, 1).shadow()]);
     for asked in 1..=4 {
         let decision = both().await.unwrap();
         assert!(decision.is_admitted() && decision.shadow_denied().count() == usize::from(asked > 1));
         assert_eq!(remote.checks(), asked);
     }
     // The store knows that an enforcing pair is denied; the cache learns it now, and denies no shadow pair.
-    assert!(!limiter.check_pairs([pair(&one, 1)]).unwrap().await.unwrap().is_cached());
-    assert!(limiter.check_pairs([pair(&one, 1)]).unwrap().await.unwrap().is_cached());
+    assert!(!limiter.check([pair(&one, 1)]).await.unwrap().is_cached());
+    assert!(limiter.check([pair(&one, 1)]).await.unwrap().is_cached());
     assert!(both().await.unwrap().is_admitted());
     assert_eq!(remote.checks(), 6);
     // A cached denial of the enforcing pair leaves out the shadow pair.
-    assert!(limiter.check_pairs([pair(&ten(), 5)]).unwrap().await.unwrap().is_admitted());
+    assert!(limiter.check([pair(&ten(), 5)]).await.unwrap().is_admitted());
     assert!(!both().await.unwrap().is_cached());
     let cached = both().await.unwrap();
     assert!(cached.is_cached());

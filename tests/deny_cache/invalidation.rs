@@ -8,7 +8,7 @@ use super::{Fault, MINUTE, SECOND, TICK, ZERO, alice, check, policy, remote, ten
 /// Returns a limiter with a cached denial and a reservation of all units of Alice.
 async fn reserved_and_denied() -> (super::Remote, tower_sliding_window::Limiter, Reservation) {
     let (remote, limiter) = remote();
-    let reservation = limiter.reserve(alice(), 10).await.unwrap();
+    let reservation = limiter.reserve((alice(), 10)).await.unwrap();
     assert!(!check(&limiter, 1).await.is_admitted());
     assert!(check(&limiter, 1).await.is_cached());
     (remote, limiter, reservation)
@@ -28,7 +28,7 @@ async fn reset_invalidates_cached_denial() {
     limiter.reset(alice()).await.unwrap();
     assert!(check(&limiter, 10).await.is_admitted());
     assert!(!check(&limiter, 1).await.is_admitted());
-    limiter.reset_pairs(vec![Pair::new(alice(), ten(), 7)]).unwrap().await.unwrap();
+    limiter.reset(vec![Pair::new(alice(), ten(), 7)]).await.unwrap();
     assert!(check(&limiter, 10).await.is_admitted());
 }
 
@@ -36,11 +36,11 @@ async fn reset_invalidates_cached_denial() {
 async fn refund_invalidates_denials_of_every_quota() {
     let (_remote, limiter, reservation) = reserved_and_denied().await;
     let under = |quota| Policies::from(policy("ten", quota, MINUTE)).pairs(&alice(), 1);
-    assert!(!limiter.check_pairs(under(9)).unwrap().await.unwrap().is_admitted());
-    assert!(limiter.check_pairs(under(9)).unwrap().await.unwrap().is_cached());
+    assert!(!limiter.check(under(9)).await.unwrap().is_admitted());
+    assert!(limiter.check(under(9)).await.unwrap().is_cached());
     reservation.settle(0).await;
-    assert!(limiter.check_pairs(under(9)).unwrap().await.unwrap().is_admitted());
-    limiter.reset_pairs(under(1_000)).unwrap().await.unwrap();
+    assert!(limiter.check(under(9)).await.unwrap().is_admitted());
+    limiter.reset(under(1_000)).await.unwrap();
     assert!(check(&limiter, 10).await.is_admitted());
 }
 
@@ -48,13 +48,13 @@ async fn refund_invalidates_denials_of_every_quota() {
 async fn refund_keeps_cached_denials_of_other_keys() {
     let (remote, limiter, reservation) = reserved_and_denied().await;
     for name in 0..100 {
-        assert!(!limiter.check(user(name), 11).await.unwrap().is_cached());
+        assert!(!limiter.check((user(name), 11)).await.unwrap().is_cached());
     }
     reservation.settle(0).await;
     limiter.reset(alice()).await.unwrap();
     let sent = remote.checks();
     for name in 0..100 {
-        assert!(limiter.check(user(name), 11).await.unwrap().is_cached());
+        assert!(limiter.check((user(name), 11)).await.unwrap().is_cached());
     }
     assert_eq!(remote.checks(), sent);
 }
@@ -90,7 +90,7 @@ async fn denial_in_flight_during_refund_leaves_no_entry() {
         remote.set_check_latency(5 * TICK, 50 * TICK);
         // Waits until the entry has reached its maximum age.
         sleep(SECOND).await;
-        let slow = tokio::spawn(limiter.check(alice(), 1));
+        let slow = tokio::spawn(limiter.check(alice()));
         sleep(10 * TICK).await;
         if reset {
             limiter.reset(alice()).await.unwrap();

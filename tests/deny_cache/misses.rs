@@ -21,12 +21,12 @@ async fn peek_bypasses_deny_cache() {
     let (remote, limiter) = remote();
     assert!(check(&limiter, 10).await.is_admitted());
     for _ in 0..3 {
-        assert!(!limiter.peek(alice(), 1).await.unwrap().is_admitted());
+        assert!(!limiter.peek(alice()).await.unwrap().is_admitted());
     }
     assert_eq!(remote.checks(), 4);
     assert!(!check(&limiter, 1).await.is_cached());
     for _ in 0..3 {
-        assert!(!limiter.peek(alice(), 1).await.unwrap().is_cached());
+        assert!(!limiter.peek(alice()).await.unwrap().is_cached());
     }
     assert_eq!(remote.checks(), 8);
 }
@@ -41,7 +41,7 @@ async fn zero_cost_check_misses_deny_cache() {
 #[tokio::test(start_paused = true)]
 async fn overage_bypasses_deny_cache() {
     let (remote, limiter) = remote();
-    let reservation = limiter.reserve(alice(), 10).await.unwrap();
+    let reservation = limiter.reserve((alice(), 10)).await.unwrap();
     assert!(!check(&limiter, 1).await.is_admitted());
     reservation.settle(13).await;
     assert_eq!(remote.settings().checks.last(), Some(&(Purpose::Overage, 3)));
@@ -89,12 +89,12 @@ async fn failed_or_dropped_refresh_passes_to_next_check() {
     advance(REFRESH_AGE).await;
     remote.fail(Fault::Hang);
     for sent in 1..=3 {
-        assert!(timeout(10 * TICK, limiter.check(alice(), 1)).await.is_err());
+        assert!(timeout(10 * TICK, limiter.check(alice())).await.is_err());
         assert_eq!(remote.checks(), 2 + sent);
     }
     remote.fail(Fault::Panic);
     for sent in 4..=5 {
-        let panicked = tokio::spawn(limiter.check(alice(), 1)).await;
+        let panicked = tokio::spawn(limiter.check(alice())).await;
         assert!(panicked.unwrap_err().is_panic());
         assert_eq!(remote.checks(), 2 + sent);
     }
@@ -104,7 +104,7 @@ async fn failed_or_dropped_refresh_passes_to_next_check() {
         assert_eq!(remote.checks(), 2 + sent);
     }
     // A check that is not polled sends nothing and takes no refresh. The entry soon reaches its maximum age.
-    let idle = limiter.check(alice(), 1);
+    let idle = limiter.check(alice());
     remote.fail(None);
     assert!(check(&limiter, 1).await.is_cached());
     drop(idle);
@@ -119,7 +119,7 @@ async fn slow_denial_does_not_age_newer_entry() {
     let (remote, limiter) = remote();
     assert!(check(&limiter, 10).await.is_admitted());
     remote.set_check_latency(ZERO, 50 * TICK);
-    let slow = tokio::spawn(limiter.check(alice(), 1));
+    let slow = tokio::spawn(limiter.check(alice()));
     sleep(10 * TICK).await;
     remote.set_check_latency(ZERO, ZERO);
     assert!(!check(&limiter, 1).await.is_admitted());
@@ -140,7 +140,7 @@ async fn hanging_refresh_does_not_extend_entry() {
     let denied = Instant::now();
     advance(REFRESH_AGE).await;
     remote.fail(Fault::Hang);
-    let refresh = tokio::spawn(limiter.check(alice(), 1));
+    let refresh = tokio::spawn(limiter.check(alice()));
     yield_now().await;
     while denied.elapsed() < SECOND {
         assert!(check(&limiter, 1).await.is_cached());
@@ -159,9 +159,9 @@ async fn multi_pair_check_refreshes_when_all_entries_are_due() {
     let limiter = limiter.unwrap();
     assert!(check(&limiter, 10).await.is_admitted());
     let only = |name: &str| vec![Pair::new(alice(), policy(name, 10, MINUTE), 1)];
-    assert!(!limiter.check_pairs(only("ten")).unwrap().await.unwrap().is_admitted());
+    assert!(!limiter.check(only("ten")).await.unwrap().is_admitted());
     advance(SECOND / 2).await;
-    assert!(!limiter.check_pairs(only("p")).unwrap().await.unwrap().is_admitted());
+    assert!(!limiter.check(only("p")).await.unwrap().is_admitted());
     assert_eq!(remote.checks(), 3);
     // One entry is due, and the other is not.
     advance(REFRESH_AGE - SECOND / 2).await;
@@ -181,18 +181,18 @@ async fn deny_cache_never_exceeds_max_entries() {
         let cache = DenyCache { max_entries, ..with_max_age(MINUTE) };
         let limiter = on(remote.clone()).deny_cache(cache).breaker(None).build().unwrap();
         for name in 0..5_000 {
-            assert!(!limiter.check(user(name), 11).await.unwrap().is_admitted());
+            assert!(!limiter.check((user(name), 11)).await.unwrap().is_admitted());
         }
         remote.fail(Fault::Down);
         let mut cached = 0;
         for name in 0..5_000 {
-            cached += usize::from(limiter.check(user(name), 11).await.is_ok());
+            cached += usize::from(limiter.check((user(name), 11)).await.is_ok());
         }
         assert!((max_entries - max_entries / 8..=max_entries).contains(&cached), "{cached} of {max_entries}");
         remote.fail(None);
         // The newest denial is always in the cache.
-        let _ = limiter.check(user("new"), 11).await.unwrap();
-        assert!(limiter.check(user("new"), 11).await.unwrap().is_cached());
+        let _ = limiter.check((user("new"), 11)).await.unwrap();
+        assert!(limiter.check((user("new"), 11)).await.unwrap().is_cached());
     }
 }
 
@@ -224,7 +224,7 @@ fn entry_takes_at_most_documented_memory() {
             for i in 0..entries {
                 for cost in costs.clone().rev() {
                     let key = user(format!("{i}{name}"));
-                    assert!(!now(limiter.check(key, cost)).unwrap().is_cached());
+                    assert!(!now(limiter.check((key, cost))).unwrap().is_cached());
                 }
             }
         });
@@ -238,8 +238,8 @@ async fn long_key_hits_deny_cache_like_short_key() {
     let (remote, limiter) = remote();
     for last in ['a', 'b'] {
         let long = || user("x".repeat(100_000) + &last.to_string());
-        assert!(!limiter.check(long(), 11).await.unwrap().is_cached());
-        assert!(limiter.check(long(), 11).await.unwrap().is_cached());
+        assert!(!limiter.check((long(), 11)).await.unwrap().is_cached());
+        assert!(limiter.check((long(), 11)).await.unwrap().is_cached());
     }
     assert_eq!(remote.checks(), 2);
 }
@@ -248,7 +248,7 @@ async fn long_key_hits_deny_cache_like_short_key() {
 async fn concurrent_checks_admit_exact_quota() {
     let (remote, limiter) = remote();
     remote.set_check_latency(TICK, TICK);
-    let many: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.check(alice(), 1))).collect();
+    let many: Vec<_> = (0..100).map(|_| tokio::spawn(limiter.check(alice()))).collect();
     let mut admitted = 0;
     for one in many {
         admitted += usize::from(one.await.unwrap().unwrap().is_admitted());

@@ -197,7 +197,7 @@ async fn exhausted() -> (Remote, Limiter) {
 }
 
 async fn check(limiter: &Limiter, cost: u32) -> Decision {
-    limiter.check(alice(), cost).await.unwrap()
+    limiter.check((alice(), cost)).await.unwrap()
 }
 
 fn with_max_age(max_age: Duration) -> DenyCache {

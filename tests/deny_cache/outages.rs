@@ -29,7 +29,7 @@ async fn cached(
 }
 
 async fn reason(limiter: &tower_sliding_window::Limiter) -> Reason {
-    limiter.check(user("bob"), 1).await.unwrap_err().reason()
+    limiter.check(user("bob")).await.unwrap_err().reason()
 }
 
 #[tokio::test(start_paused = true)]
@@ -44,9 +44,9 @@ async fn open_breaker_keeps_cache_hits_and_fails_misses() {
         assert_eq!(reason(&limiter).await, Reason::Connection);
     }
     let sent = remote.checks();
-    assert!(!limiter.check(user("bob"), 1).await.unwrap_err().was_asked());
+    assert!(!limiter.check(user("bob")).await.unwrap_err().was_asked());
     assert!(check(&limiter, 1).await.is_cached());
-    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::Denied(denied)) if denied.is_cached()));
+    assert!(matches!(limiter.admit(alice()).await, Err(Rejection::Denied(denied)) if denied.is_cached()));
     // The entry is due, but the open breaker rejects the refresh.
     advance(2 * REFRESH_AGE - SECOND).await;
     assert!(check(&limiter, 1).await.is_cached());
@@ -83,21 +83,21 @@ async fn cache_hit_does_not_change_breaker_state() {
             assert!(check(&limiter, 1).await.is_cached());
         }
     }
-    assert!(limiter.check(user("bob"), 1).await.unwrap_err().was_asked());
-    assert!(!limiter.check(user("bob"), 1).await.unwrap_err().was_asked());
+    assert!(limiter.check(user("bob")).await.unwrap_err().was_asked());
+    assert!(!limiter.check(user("bob")).await.unwrap_err().was_asked());
 }
 
 #[tokio::test(start_paused = true)]
 async fn cache_hit_ignores_max_in_flight() {
     let (remote, limiter) = cached(|builder| builder.max_in_flight(1).breaker(None)).await;
     remote.fail(Fault::Hang);
-    let waiting = tokio::spawn(limiter.check(user("bob"), 1));
+    let waiting = tokio::spawn(limiter.check(user("bob")));
     yield_now().await;
     assert_eq!(reason(&limiter).await, Reason::Overloaded);
     assert!(check(&limiter, 1).await.is_cached());
     advance(REFRESH_AGE).await;
     waiting.abort();
-    let waiting = tokio::spawn(limiter.check(user("bob"), 1));
+    let waiting = tokio::spawn(limiter.check(user("bob")));
     yield_now().await;
     // The entry is due, but the in-flight bound rejects the refresh.
     assert!(check(&limiter, 1).await.is_cached());
@@ -110,7 +110,7 @@ async fn outage_leaves_no_cache_entry() {
     remote.fail(Fault::Down);
     assert_eq!(reason(&limiter).await, Reason::Connection);
     remote.fail(None);
-    assert!(limiter.check(user("bob"), 1).await.unwrap().is_admitted());
+    assert!(limiter.check(user("bob")).await.unwrap().is_admitted());
 }
 
 /// Returns whether a request is rejected by a known denial.
@@ -145,20 +145,20 @@ async fn known_denial_outlives_store_under_every_rule() {
             remote.fail(fault);
             // With 10 of 10 units used, the wait of the denial is a minute.
             while denied.elapsed() < MINUTE - SECOND {
-                let outcome = limiter.admit(alice(), 2).await;
+                let outcome = limiter.admit((alice(), 2)).await;
                 assert!(is_known(&outcome), "{case}, after {:?}: {outcome:?}", denied.elapsed());
                 let left = wait(outcome.unwrap_err().decision().unwrap());
                 assert_eq!(left, MINUTE - denied.elapsed(), "{case}");
                 advance(SECOND).await;
             }
-            let other = limiter.admit(user("bob"), 1).await;
+            let other = limiter.admit(user("bob")).await;
             assert_eq!(
                 other.is_ok(),
                 rule != OutageRule::FailClosed,
                 "{case}: the rule applies to other keys"
             );
             advance(MINUTE.saturating_sub(denied.elapsed())).await;
-            let outcome = limiter.admit(alice(), 1).await;
+            let outcome = limiter.admit(alice()).await;
             assert_eq!(outcome.is_ok(), rule != OutageRule::FailClosed, "{case}: the wait has passed");
             assert!(!is_known(&outcome), "{case}");
         }
@@ -169,12 +169,12 @@ async fn known_denial_outlives_store_under_every_rule() {
 async fn known_denial_applies_to_same_or_larger_cost() {
     let (_remote, limiter) = down_after_denial(5, |builder| builder).await;
     for (cost, is_denied) in [(4, false), (5, true), (6, true)] {
-        assert_eq!(is_known(&limiter.admit(alice(), cost).await), is_denied, "cost {cost}");
+        assert_eq!(is_known(&limiter.admit((alice(), cost)).await), is_denied, "cost {cost}");
     }
     // A smaller quota needs as much as a larger cost.
     for (quota, is_denied) in [(11, false), (10, true), (9, true)] {
         let pairs = [Pair::new(alice(), policy("ten", quota, MINUTE), 5)];
-        let outcome = limiter.check_pairs(pairs).unwrap().await;
+        let outcome = limiter.check(pairs).await;
         assert_eq!(outcome.is_ok(), is_denied, "quota {quota}: {outcome:?}");
     }
 }
@@ -185,10 +185,10 @@ async fn one_known_denial_of_several_pairs_is_enough() {
     let hourly = policy("hourly", 100, 60 * MINUTE);
     for (key, is_denied) in [(alice(), true), (user("bob"), false)] {
         let pairs = [Pair::new(user("carol"), hourly.clone(), 1), Pair::new(key, ten(), 5)];
-        assert_eq!(limiter.check_pairs(pairs).unwrap().await.is_ok(), is_denied);
+        assert_eq!(limiter.check(pairs).await.is_ok(), is_denied);
     }
     let shadow = [Pair::new(alice(), ten(), 5).shadow()];
-    assert!(limiter.check_pairs(shadow).unwrap().await.is_err(), "a shadow pair denies nothing");
+    assert!(limiter.check(shadow).await.is_err(), "a shadow pair denies nothing");
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,7 +199,7 @@ async fn own_reset_and_refund_remove_known_denial() {
             let limiter = on(remote.clone()).outage(OutageRule::FailOpen);
             limiter.build().unwrap()
         });
-        let reservation = limiter.reserve(alice(), 10).await.unwrap();
+        let reservation = limiter.reserve((alice(), 10)).await.unwrap();
         for limiter in [&limiter, &other] {
             assert!(!check(limiter, 1).await.is_admitted(), "all units are reserved");
         }
@@ -211,7 +211,7 @@ async fn own_reset_and_refund_remove_known_denial() {
         advance(2 * SECOND).await;
         remote.fail(Fault::Down);
         for (limiter, name) in [(&limiter, "the limiter"), (&other, "another limiter of the process")] {
-            let outcome = limiter.admit(alice(), 1).await;
+            let outcome = limiter.admit(alice()).await;
             let is_unchecked = outcome.as_ref().is_ok_and(|admission| admission.unchecked().is_some());
             assert!(is_unchecked, "reset: {is_reset}, {name}: {outcome:?}");
         }
@@ -223,13 +223,13 @@ async fn lost_refund_keeps_known_denial() {
     for fault in [Fault::Down, Fault::Hang] {
         let remote = Remote::new();
         let limiter = on(remote.clone()).outage(OutageRule::FailOpen).build().unwrap();
-        let reservation = limiter.reserve(alice(), 10).await.unwrap();
+        let reservation = limiter.reserve((alice(), 10)).await.unwrap();
         assert!(!check(&limiter, 1).await.is_admitted(), "all units are reserved");
         remote.fail(fault);
         let settlement = reservation.settle(0);
-        assert!(is_known(&limiter.admit(alice(), 1).await), "the refund is in flight");
+        assert!(is_known(&limiter.admit(alice()).await), "the refund is in flight");
         assert!(matches!(settlement.await, Settled::Lost(_)), "the store is down");
-        let outcome = limiter.admit(alice(), 1).await;
+        let outcome = limiter.admit(alice()).await;
         assert!(is_known(&outcome), "the refund is lost: {outcome:?}");
         remote.fail(None);
         advance(SECOND).await;
@@ -244,7 +244,7 @@ async fn confirmed_refund_removes_known_denial_although_overage_is_lost() {
     let hourly = policy("hourly", 10, 60 * MINUTE);
     let limiter = on(remote.clone()).policy(hourly).outage(OutageRule::FailOpen).build().unwrap();
     let costs = |ten, hourly| Costs::new().policy("ten", ten).policy("hourly", hourly);
-    let reservation = limiter.reserve(alice(), costs(10, 5)).await.unwrap();
+    let reservation = limiter.reserve((alice(), costs(10, 5))).await.unwrap();
     assert!(!check(&limiter, 1).await.is_admitted(), "all units are reserved");
     remote.set_check_latency(SECOND, SECOND);
     let settlement = reservation.settle(costs(0, 7));
@@ -252,7 +252,7 @@ async fn confirmed_refund_removes_known_denial_although_overage_is_lost() {
     remote.fail(Fault::Down);
     assert!(matches!(settlement.await, Settled::Lost(_)), "the overage is lost");
     advance(2 * SECOND).await;
-    let outcome = limiter.admit(alice(), 1).await;
+    let outcome = limiter.admit(alice()).await;
     assert!(!is_known(&outcome), "the refund is made: {outcome:?}");
 }
 
@@ -263,7 +263,7 @@ async fn admission_removes_known_denial() {
     advance(2 * SECOND).await;
     assert!(check(&limiter, 1).await.is_admitted());
     remote.fail(Fault::Down);
-    assert!(limiter.admit(alice(), 1).await.unwrap().unchecked().is_some());
+    assert!(limiter.admit(alice()).await.unwrap().unchecked().is_some());
 }
 
 #[tokio::test(start_paused = true)]
@@ -271,11 +271,11 @@ async fn overloaded_check_of_denied_key_is_denied() {
     let (remote, limiter) = cached(|builder| builder.max_in_flight(1).outage(OutageRule::FailOpen)).await;
     advance(2 * SECOND).await;
     remote.fail(Fault::Hang);
-    let waiting = tokio::spawn(limiter.admit(user("bob"), 1));
+    let waiting = tokio::spawn(limiter.admit(user("bob")));
     yield_now().await;
-    let shed = limiter.admit(user("carol"), 1).await.unwrap_err();
+    let shed = limiter.admit(user("carol")).await.unwrap_err();
     assert_eq!(shed.error().unwrap().reason(), Reason::Overloaded);
-    assert!(is_known(&limiter.admit(alice(), 1).await));
+    assert!(is_known(&limiter.admit(alice()).await));
     waiting.abort();
 }
 
@@ -288,8 +288,8 @@ async fn denials_of_other_keys_keep_known_denial() {
         (remote, limiter)
     };
     let deny = async |key| {
-        assert!(limiter.check(user(&key), 10).await.unwrap().is_admitted());
-        assert!(!limiter.check(user(&key), 1).await.unwrap().is_admitted());
+        assert!(limiter.check((user(&key), 10)).await.unwrap().is_admitted());
+        assert!(!limiter.check(user(&key)).await.unwrap().is_admitted());
     };
     for other in 0..200 {
         deny(format!("before {other}")).await;
@@ -301,7 +301,7 @@ async fn denials_of_other_keys_keep_known_denial() {
     }
     advance(2 * SECOND).await;
     remote.fail(Fault::Down);
-    assert!(is_known(&limiter.admit(user("alice"), 1).await), "the flood has not evicted the entry");
+    assert!(is_known(&limiter.admit(user("alice")).await), "the flood has not evicted the entry");
 }
 
 #[tokio::test(start_paused = true)]
@@ -310,7 +310,7 @@ async fn denials_of_other_costs_keep_smallest() {
     let hundred = Policies::from(policy("hundred", 100, MINUTE));
     let limiter = Limiter::builder(remote.clone()).without_policies().outage(OutageRule::FailOpen);
     let limiter = limiter.build().unwrap();
-    let check = async |cost| limiter.check_pairs(hundred.pairs(&alice(), cost)).unwrap().await;
+    let check = async |cost| limiter.check(hundred.pairs(&alice(), cost)).await;
     // Each cost has a wait of its own.
     for _ in 0..99 {
         assert!(check(1).await.unwrap().is_admitted());

@@ -33,7 +33,7 @@ impl Rig {
     }
 
     async fn check(&self, cost: u32) -> Decision {
-        self.limiter.check(alice(), cost).await.unwrap()
+        self.limiter.check((alice(), cost)).await.unwrap()
     }
 
     /// Returns by how much the wait of a hit is shorter than that of the store. `None` if the check is not a hit.
@@ -110,13 +110,13 @@ async fn unknown_cost_asks_store_at_bounded_rate() {
         let limiter = Limiter::builder(remote.clone()).policy(quota).deny_cache(with_max_age(max_age));
         let limiter = limiter.build().unwrap();
         for _ in 0..1_000 {
-            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted());
+            assert!(limiter.check(alice()).await.unwrap().is_admitted());
             advance(TICK).await;
         }
         let mut asks = Vec::new();
         for step in 0..5_000 {
             let sent = remote.checks();
-            assert!(!limiter.check(alice(), 1 + step % 999).await.unwrap().is_admitted());
+            assert!(!limiter.check((alice(), 1 + step % 999)).await.unwrap().is_admitted());
             asks.extend((sent..remote.checks()).map(|_| Instant::now()));
             advance(period / 1_000).await;
         }

@@ -350,7 +350,7 @@ fn alice() -> PartitionKey {
 }
 
 async fn export(State(exports): State<Limiter>) -> Result<&'static str, Rejection> {
-    let _ = exports.admit(alice(), 1).await?;
+    let _ = exports.admit(alice()).await?;
     Ok("exported")
 }
 

@@ -191,7 +191,7 @@ async fn hang_in_script_lasts_for_one_check() {
 fn empty_script_admits() {
     let limiter = limiter(&FakeBackend::scripted([]));
     for _ in 0..3 {
-        assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+        assert!(now(limiter.check(alice())).unwrap().is_admitted());
     }
 }
 
@@ -199,7 +199,7 @@ fn empty_script_admits() {
 fn admission_reports_quota_minus_cost() {
     let limiter = limiter(&FakeBackend::admitting());
     for cost in [3, 10, 11] {
-        let decision = now(limiter.check(alice(), cost)).unwrap();
+        let decision = now(limiter.check((alice(), cost))).unwrap();
         let statuses = decision.statuses().iter();
         let reported: Vec<_> =
             statuses.map(|status| (status.remaining(), status.next_after(), status.reset_after())).collect();
@@ -213,7 +213,7 @@ fn admission_reports_quota_minus_cost() {
 #[test]
 fn denial_reports_wait_for_every_policy() {
     let reported = |backend: FakeBackend| {
-        let decision = now(limiter(&backend).check(alice(), 1)).unwrap();
+        let decision = now(limiter(&backend).check(alice())).unwrap();
         assert_eq!(decision.violated().count(), 2);
         let statuses = decision.statuses().iter();
         statuses
@@ -232,13 +232,13 @@ fn script_answers_checks_of_every_purpose() {
     let backend =
         FakeBackend::scripted([Deny(Wait::Never), Unavailable(Reason::Full), Admit, Deny(Wait::Never)]);
     let limiter = limiter(&backend);
-    assert!(!now(limiter.peek(alice(), 1)).unwrap().is_admitted());
-    let outage = now(limiter.reserve(alice(), 1)).unwrap_err();
+    assert!(!now(limiter.peek(alice())).unwrap().is_admitted());
+    let outage = now(limiter.reserve(alice())).unwrap_err();
     assert!(matches!(&outage, Rejection::Unavailable(error) if error.reason() == Reason::Full), "{outage:?}");
-    assert!(now(limiter.reserve(alice(), 1)).unwrap().decision().unwrap().is_admitted());
-    let denied = now(limiter.reserve(alice(), 1)).unwrap_err();
+    assert!(now(limiter.reserve(alice())).unwrap().decision().unwrap().is_admitted());
+    let denied = now(limiter.reserve(alice())).unwrap_err();
     assert!(matches!(&denied, Rejection::Denied(decision) if !decision.is_admitted()), "{denied:?}");
-    assert!(!now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(!now(limiter.check(alice())).unwrap().is_admitted());
     let purposes: Vec<_> = backend.checks().iter().map(|check| check.purpose).collect();
     use Purpose::{Charge, Peek, Reserve};
     assert_eq!(purposes, [Peek, Reserve, Reserve, Reserve, Charge]);
@@ -249,7 +249,7 @@ fn fake_backend_records_settlements() {
     // Settlements ignore the script, which denies.
     let backend = FakeBackend::scripted([Admit, Admit, Deny(Wait::Never)]);
     let limiter = limiter(&backend);
-    let reserve = || now(limiter.reserve(alice(), 5)).unwrap();
+    let reserve = || now(limiter.reserve((alice(), 5))).unwrap();
     let (first, second) = (reserve(), reserve());
     assert!(matches!(now(first.settle(2)), Settled::Done { .. }));
     assert!(matches!(now(second.settle(9)), Settled::Done { .. }));
@@ -266,7 +266,7 @@ fn fake_backend_records_settlements() {
     let overage = &backend.checks()[2];
     let costs: Vec<_> = overage.pairs.iter().map(|pair| pair.cost).collect();
     assert_eq!((overage.purpose, costs), (Purpose::Overage, vec![4, 4]));
-    assert!(!now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(!now(limiter.check(alice())).unwrap().is_admitted());
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn failing_settlements_lose_refund_and_overage() {
     let backend = FakeBackend::admitting().failing_settlements(Reason::ReadOnly);
     let limiter = limiter(&backend);
     for used in [2, 9] {
-        let reservation = now(limiter.reserve(alice(), 5)).unwrap();
+        let reservation = now(limiter.reserve((alice(), 5))).unwrap();
         let settled = now(reservation.settle(used));
         assert!(
             matches!(&settled, Settled::Lost(error) if error.reason() == Reason::ReadOnly),
@@ -282,7 +282,7 @@ fn failing_settlements_lose_refund_and_overage() {
         );
     }
     assert_eq!((backend.refunds().len(), backend.checks().len(), limiter.lost_settlements()), (1, 3, 2));
-    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(limiter.check(alice())).unwrap().is_admitted());
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,7 +291,7 @@ async fn hanging_settlements_end_at_deadline() {
     let limiter = limiter(&backend);
     let start = Instant::now();
     for (used, lost) in [(2, 1), (9, 2)] {
-        let reservation = limiter.reserve(alice(), 5).await.unwrap();
+        let reservation = limiter.reserve((alice(), 5)).await.unwrap();
         let settled = reservation.settle(used).await;
         assert!(matches!(&settled, Settled::Lost(error) if error.reason() == Reason::Timeout), "{settled:?}");
         assert_eq!(limiter.lost_settlements(), lost);
@@ -323,8 +323,8 @@ async fn fake_backend_records_resets_in_every_state() {
 fn clones_of_fake_backend_share_script_and_records() {
     let backend = FakeBackend::scripted([Admit, Deny(Wait::Never)]);
     let (one, other) = (limiter(&backend), limiter(&backend.clone()));
-    assert!(now(one.check(alice(), 1)).unwrap().is_admitted());
-    assert!(!now(other.check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(one.check(alice())).unwrap().is_admitted());
+    assert!(!now(other.check(alice())).unwrap().is_admitted());
     assert_eq!(backend.checks().len(), 2);
     assert_eq!(backend.checks(), backend.clone().checks());
     assert!(format!("{backend:?}").starts_with("FakeBackend"));

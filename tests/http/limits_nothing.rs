@@ -123,11 +123,11 @@ async fn unread_decision_limits_nothing() {
     assert_is_heading("Unread decision");
     let limiter = Limiter::builder(memory()).policy(five()).build().unwrap();
     let unread = async |user: &str| {
-        let _unread = limiter.check(PartitionKey::new("user", user), 1).await?;
+        let _unread = limiter.check(PartitionKey::new("user", user)).await?;
         Ok::<_, BackendError>(true)
     };
-    let read = async |user: &str| Ok(limiter.check(PartitionKey::new("user", user), 1).await?.is_admitted());
-    let admit = async |user: &str| limiter.admit(PartitionKey::new("user", user), 1).await.is_ok();
+    let read = async |user: &str| Ok(limiter.check(PartitionKey::new("user", user)).await?.is_admitted());
+    let admit = async |user: &str| limiter.admit(PartitionKey::new("user", user)).await.is_ok();
     let mut admitted = [0; 3];
     for _ in 0..REQUESTS {
         admitted[0] += usize::from(unread("alice").await.unwrap());

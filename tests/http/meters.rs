@@ -64,7 +64,7 @@ fn alice() -> PartitionKey {
 
 /// Returns what is left of the quotas, in the order of the policies.
 async fn left(limiter: &Limiter) -> Vec<u32> {
-    let decision = limiter.peek(alice(), 0).await.unwrap();
+    let decision = limiter.peek((alice(), 0)).await.unwrap();
     decision.statuses().iter().map(|status| status.remaining()).collect()
 }
 
@@ -182,7 +182,7 @@ async fn meter_settles_each_policy_by_its_name() {
     let (site, limiter) = serve(builder(memory()).also(cents), app).await;
     let cents = async || {
         let pair = Pair::new(alice(), policy("cents", 50, MINUTE), 0);
-        limiter.peek_pairs([pair]).unwrap().await.unwrap().statuses()[0].remaining()
+        limiter.peek([pair]).await.unwrap().statuses()[0].remaining()
     };
     // A policy without an addition keeps its estimate.
     for (path, expected) in [("/some", ([80, 9], 43)), ("/all", ([78, 7], 41)), ("/zero", ([78, 6], 36))] {
@@ -195,8 +195,8 @@ async fn meter_settles_each_policy_by_its_name() {
 #[test]
 fn meters_of_reservation_count_together() {
     let limiter = Limiter::builder(memory()).policy(policy("tokens", 100, MINUTE)).build().unwrap();
-    let remaining = || now(limiter.peek(alice(), 0)).unwrap().statuses()[0].remaining();
-    let reservation = now(limiter.reserve(alice(), 60)).unwrap();
+    let remaining = || now(limiter.peek((alice(), 0))).unwrap().statuses()[0].remaining();
+    let reservation = now(limiter.reserve((alice(), 60))).unwrap();
     let (first, second) = (reservation.meter(), reservation.meter());
     let third = second.clone();
     std::thread::scope(|scope| {
@@ -217,8 +217,8 @@ fn meters_of_reservation_count_together() {
 #[test]
 fn explicit_settlement_ends_meter() {
     let limiter = Limiter::builder(memory()).policy(policy("tokens", 100, MINUTE)).build().unwrap();
-    let remaining = || now(limiter.peek(alice(), 0)).unwrap().statuses()[0].remaining();
-    let reservation = now(limiter.reserve(alice(), 60)).unwrap();
+    let remaining = || now(limiter.peek((alice(), 0))).unwrap().statuses()[0].remaining();
+    let reservation = now(limiter.reserve((alice(), 60))).unwrap();
     let (meter, other) = (reservation.meter(), reservation.meter());
     meter.add(30);
     assert!(matches!(now(meter.settle()), Settled::Done { .. }));
@@ -227,7 +227,7 @@ fn explicit_settlement_ends_meter() {
     assert!(matches!(now(other.settle()), Settled::Already));
     assert_eq!(remaining(), 70);
     // Without additions, the estimate is the amount used.
-    let reservation = now(limiter.reserve(alice(), 60)).unwrap();
+    let reservation = now(limiter.reserve((alice(), 60))).unwrap();
     assert!(matches!(now(reservation.meter().settle()), Settled::Done { .. }));
     assert_eq!((remaining(), reservation.is_settled()), (10, true));
 }
@@ -235,13 +235,13 @@ fn explicit_settlement_ends_meter() {
 #[test]
 fn additions_saturate_at_largest_amount() {
     let limiter = Limiter::builder(memory()).policy(policy("tokens", u32::MAX, MINUTE)).build().unwrap();
-    let meter = now(limiter.reserve(alice(), 1)).unwrap().meter();
+    let meter = now(limiter.reserve(alice())).unwrap().meter();
     for _ in 0..3 {
         meter.add(u32::MAX - 1);
     }
     assert_eq!(meter.added("tokens"), Some(u32::MAX));
     drop(meter);
-    assert_eq!(now(limiter.peek(alice(), 0)).unwrap().statuses()[0].remaining(), 0);
+    assert_eq!(now(limiter.peek((alice(), 0))).unwrap().statuses()[0].remaining(), 0);
 }
 
 #[tokio::test]
@@ -272,14 +272,14 @@ async fn metered_body_counts_its_data() {
 #[tokio::test]
 async fn metered_body_keeps_size_and_end_of_its_body() {
     let limiter = Limiter::builder(memory()).policy(policy("tokens", 100, MINUTE)).build().unwrap();
-    let reservation = limiter.reserve(alice(), 60).await.unwrap();
+    let reservation = limiter.reserve((alice(), 60)).await.unwrap();
     let metered = reservation.meter().body(Body::from("seven b"), |data: &Bytes| data.len() as u32);
     assert_eq!((metered.size_hint().exact(), metered.is_end_stream()), (Some(7), false));
     assert_eq!(axum::body::to_bytes(Body::new(metered), 100).await.unwrap(), "seven b");
     assert_eq!(left(&limiter).await, [93]);
     // The end of the stream settles, even if the body is not dropped yet.
     for pieces in [vec![Ok("piece")], vec![Ok("piece"), Err(std::io::Error::other("intended error"))]] {
-        let reservation = limiter.reserve(alice(), 1).await.unwrap();
+        let reservation = limiter.reserve(alice()).await.unwrap();
         let body = Body::from_stream(stream::iter(pieces));
         let mut metered = pin!(reservation.meter().body(body, |data: &Bytes| data.len() as u32));
         let mut next = async || poll_fn(|cx| metered.as_mut().poll_frame(cx)).await;
@@ -390,8 +390,8 @@ async fn layer_sets_rule_over_shared_limiter() {
     assert_eq!(left(&of(Unsettled::Keep), Some(Unsettled::Refund)).await, 100);
     // The limiter of a layer has the rule of the layer.
     let limits = builder(memory()).unsettled(Unsettled::Refund).build().unwrap();
-    drop(limits.limiter().reserve(alice(), 6).await.unwrap());
-    assert_eq!(limits.limiter().peek(alice(), 0).await.unwrap().statuses()[0].remaining(), 100);
+    drop(limits.limiter().reserve((alice(), 6)).await.unwrap());
+    assert_eq!(limits.limiter().peek((alice(), 0)).await.unwrap().statuses()[0].remaining(), 100);
 }
 
 #[tokio::test]
@@ -432,7 +432,7 @@ async fn clamped_estimate_is_charged_with_overage() {
     clock.advance(30 * SECOND);
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
     // A clamped estimate needs the whole quota.
-    assert!(limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining() == 0);
+    assert!(limiter.check(alice()).await.unwrap().statuses()[0].remaining() == 0);
 }
 
 #[tokio::test]
@@ -469,7 +469,7 @@ async fn unclamped_cost_above_quota_is_never_admitted() {
         assert_eq!((answer.status, answer.header("retry-after")), (status, None), "{name}");
         assert_eq!(left(&limiter).await[0], if status == 200 { 0 } else { 100 }, "{name}");
         // The methods of the limiter that do not reserve are not affected.
-        assert!(limiter.admit(alice(), 500).await.is_err(), "{name}");
+        assert!(limiter.admit((alice(), 500)).await.is_err(), "{name}");
     }
 }
 

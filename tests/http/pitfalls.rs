@@ -95,7 +95,7 @@ impl Backend for OnlyCheck {
 #[tokio::test]
 async fn backend_requires_only_check_method() {
     let limiter = Limiter::builder(OnlyCheck).policy(policy("limit", 10, MINUTE)).build().unwrap();
-    let decision = limiter.check(PartitionKey::new("user", "alice"), 1).await.unwrap();
+    let decision = limiter.check(PartitionKey::new("user", "alice")).await.unwrap();
     assert_eq!(decision.statuses()[0].remaining(), 7);
 }
 

@@ -96,12 +96,12 @@ async fn decision_reports_wait_in_microseconds() {
         .unwrap();
     let limiter = limits.limiter();
     let alice = tower_sliding_window::PartitionKey::new("user", "alice");
-    assert!(limiter.check(alice.clone(), 1).await.unwrap().is_admitted());
+    assert!(limiter.check(alice.clone()).await.unwrap().is_admitted());
     clock.advance(Duration::from_micros(1));
     let wait = Duration::from_micros(999_999);
-    assert_eq!(limiter.check(alice.clone(), 1).await.unwrap().retry_after(), Wait::For(wait));
+    assert_eq!(limiter.check(alice.clone()).await.unwrap().retry_after(), Wait::For(wait));
     clock.advance(wait - Duration::from_micros(1));
-    assert!(!limiter.check(alice.clone(), 1).await.unwrap().is_admitted());
+    assert!(!limiter.check(alice.clone()).await.unwrap().is_admitted());
     clock.advance(Duration::from_micros(1));
-    assert!(limiter.check(alice, 1).await.unwrap().is_admitted());
+    assert!(limiter.check(alice).await.unwrap().is_admitted());
 }

@@ -198,9 +198,9 @@ async fn regions_count_separately_on_one_store() {
     assert_eq!(send(&us).await, left(9));
     assert_eq!(send(&eu).await, left(8));
     // The limiter adds the region to the key.
-    assert_eq!(limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining(), 8);
+    assert_eq!(limiter.peek((alice(), 0)).await.unwrap().statuses()[0].remaining(), 8);
     let pair = Pair::new(alice(), policy("ten", 10, MINUTE), 1);
-    assert!(limiter.check_pairs([pair]).unwrap().await.unwrap().is_admitted());
+    assert!(limiter.check([pair]).await.unwrap().is_admitted());
     assert_eq!(send(&eu).await, left(6));
     limiter.reset(alice()).await.unwrap();
     assert_eq!((send(&eu).await, send(&us).await), (left(9), left(8)));
@@ -484,7 +484,7 @@ async fn layers_over_one_limiter_share_its_count() {
     let (cheap, expensive) = (limits_over(&limiter, 1), limits_over(&limiter, 4));
     assert_eq!(send(&cheap).await, left(9));
     assert_eq!(send(&expensive).await, left(5));
-    assert!(limiter.check(alice(), 2).await.unwrap().is_admitted());
+    assert!(limiter.check((alice(), 2)).await.unwrap().is_admitted());
     assert_eq!(send(&expensive).await, (429, Some(r#""ten";r=3;t=60"#.to_owned())));
     assert_eq!(send(&cheap).await, left(2));
 }
@@ -523,7 +523,7 @@ async fn layer_returns_its_limiter() {
     assert_eq!(send(&limits).await, left(9));
     let limiter = limits.limiter();
     assert_eq!((limiter.policies(), limiter.namespace()), (&[policy("ten", 10, MINUTE)][..], "shop"));
-    assert_eq!(limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining(), 9);
+    assert_eq!(limiter.peek((alice(), 0)).await.unwrap().statuses()[0].remaining(), 9);
     limiter.reset(alice()).await.unwrap();
     assert_eq!(send(&limits.clone()).await, left(9));
 }
@@ -560,7 +560,7 @@ fn layer_over_limiter_rejects_policies_of_further_limits() {
 #[tokio::test]
 async fn limiter_of_layer_applies_outage_rule_of_layer() {
     let down = || FakeBackend::unavailable(Reason::Connection);
-    let admits = async |limits: RateLimitLayer| limits.limiter().admit(alice(), 1).await.is_ok();
+    let admits = async |limits: RateLimitLayer| limits.limiter().admit(alice()).await.is_ok();
     assert!(!admits(limits(down(), |builder| builder)).await);
     assert!(admits(limits(down(), |builder| builder.outage(OutageRule::FailOpen))).await);
     // A shared limiter keeps its own rule.

@@ -50,7 +50,7 @@ fn limits_of_two_keys(backend: impl Backend, used: Costs) -> RateLimitLayer {
 async fn left(limiter: &Limiter) -> u32 {
     limiter.drain().await;
     let key = PartitionKey::new("header:x-api-key", "alice");
-    limiter.peek(key, 0).await.unwrap().statuses()[0].remaining()
+    limiter.peek((key, 0)).await.unwrap().statuses()[0].remaining()
 }
 
 /// Returns the refunded units.

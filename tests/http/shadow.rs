@@ -213,7 +213,7 @@ async fn handler_sees_shadow_verdict_and_settles() {
     assert_eq!(site.get("/", &[ALICE]).await.body, "");
     let key = || tower_sliding_window::PartitionKey::new("header:x-api-key", "alice");
     let used = async || {
-        let peek = limiter.peek(key(), 0).await.unwrap();
+        let peek = limiter.peek((key(), 0)).await.unwrap();
         peek.statuses().iter().map(|status| status.remaining()).collect::<Vec<_>>()
     };
     // The overage is charged to both policies: to the shadow beyond its quota.

@@ -159,12 +159,12 @@ async fn changed_quota_ends_lease_at_once() {
     let of = |policy: &Policy| [Pair::new(alice(), policy.clone(), 1)];
     let lower = leased(6, 50);
     // Five units are used, and two are leased, which come back.
-    let decision = limiter.check_pairs(of(&lower)).unwrap().await.unwrap();
+    let decision = limiter.check(of(&lower)).await.unwrap();
     assert!(!decision.is_leased());
     sleep(2 * MILLISECOND).await;
     assert_eq!(store.take_refunds(), [2]);
-    assert!(limiter.check_pairs(of(&lower)).unwrap().await.unwrap().is_admitted());
-    assert!(!limiter.check_pairs(of(&lower)).unwrap().await.unwrap().is_admitted());
+    assert!(limiter.check(of(&lower)).await.unwrap().is_admitted());
+    assert!(!limiter.check(of(&lower)).await.unwrap().is_admitted());
     assert!(PRECISION > 4 * MILLISECOND, "all of this is in one bucket");
 }
 
@@ -177,13 +177,13 @@ async fn lower_quota_rejects_lease_of_higher_quota() {
     checks(&first, 8).await;
     assert_eq!(checks(&first, 2).await, 2);
     // This check begins, and asks the store after the quota is lower and another process has used some of it.
-    let earlier = first.check_pairs(of(&high, 50)).unwrap();
-    assert!(first.check_pairs(of(&low, 1)).unwrap().await.unwrap().is_admitted());
+    let earlier = first.check(of(&high, 50));
+    assert!(first.check(of(&low, 1)).await.unwrap().is_admitted());
     sleep(2 * MILLISECOND).await;
-    let left = first.peek_pairs(of(&low, 0)).unwrap().await.unwrap().statuses()[0].remaining();
-    let _ = second.check_pairs(of(&low, left)).unwrap().await.unwrap();
+    let left = first.peek(of(&low, 0)).await.unwrap().statuses()[0].remaining();
+    let _ = second.check(of(&low, left)).await.unwrap();
     assert!(earlier.await.unwrap().is_admitted());
-    assert!(!first.check_pairs(of(&low, 1)).unwrap().await.unwrap().is_admitted());
+    assert!(!first.check(of(&low, 1)).await.unwrap().is_admitted());
 }
 
 #[tokio::test(start_paused = true)]
@@ -195,7 +195,7 @@ async fn changed_bound_limits_next_lease() {
     store.take_asked();
     let lower = || [Pair::new(alice(), leased(10_000, 2), 1)];
     for _ in 0..9 {
-        assert!(limiter.check_pairs(lower()).unwrap().await.unwrap().is_admitted());
+        assert!(limiter.check(lower()).await.unwrap().is_admitted());
     }
     assert_eq!(store.take_asked(), [(Purpose::Lease, 2); 3]);
 }
@@ -219,7 +219,7 @@ async fn drain_returns_leases_of_many_keys() {
     let key = |i: u32| PartitionKey::new("user", i.to_string());
     for i in 0..100 {
         for _ in 0..2 {
-            let _ = limiter.check(key(i), 1).await.unwrap();
+            let _ = limiter.check(key(i)).await.unwrap();
         }
     }
     limiter.drain().await;
@@ -231,7 +231,7 @@ async fn drain_returns_leases_of_many_keys() {
 async fn returned_units_leave_room_for_settlements() {
     let store = Store::new();
     let limiter = builder(&store, leased(1_000, 50)).settlement_queue(1).build().unwrap();
-    let reservation = limiter.reserve(PartitionKey::new("user", "bob"), 1).await.unwrap();
+    let reservation = limiter.reserve(PartitionKey::new("user", "bob")).await.unwrap();
     checks(&limiter, 2).await;
     let (_, settled) = tokio::join!(limiter.drain(), async { reservation.settle(0).await });
     assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");

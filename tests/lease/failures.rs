@@ -18,7 +18,7 @@ async fn unanswered_request_leases_nothing_for_a_second() {
     checks(&limiter, 4).await;
     next_bucket(&store).await;
     store.fail([Fault::LostReply]);
-    let error = limiter.check(alice(), 1).await.unwrap_err();
+    let error = limiter.check(alice()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Timeout);
     let lost = store.take_asked().last().unwrap().1;
     assert!(lost > 0);
@@ -35,7 +35,7 @@ async fn request_that_was_not_run_loses_nothing() {
     checks(&limiter, 4).await;
     next_bucket(&store).await;
     store.fail([Fault::Refused]);
-    assert_eq!(limiter.check(alice(), 1).await.unwrap_err().reason(), Reason::Busy);
+    assert_eq!(limiter.check(alice()).await.unwrap_err().reason(), Reason::Busy);
     assert_eq!(limiter.stats().leased_units_lost, 0);
     assert_eq!(checks(&limiter, 20).await, 0);
 }
@@ -51,7 +51,7 @@ async fn dropped_caller_does_not_drop_its_lease() {
     assert!(check(&limiter).await.is_leased());
     assert_eq!(limiter.stats().leased_units_lost, 0);
     // A request that was never polled does not block the next one.
-    drop(limiter.check(alice(), 1));
+    drop(limiter.check(alice()));
     let _ = check(&limiter).await;
     assert_eq!(store.take_asked().last().map(|asked| asked.0), Some(Purpose::Lease));
 }
@@ -81,8 +81,8 @@ async fn waiting_checks_keep_their_deadline() {
     // The lease request hangs, and so does the check that has waited for it.
     store.fail([Fault::LostReply; 2]);
     let started = Instant::now();
-    let (first, second) = tokio::join!(limiter.check(alice(), 1), async {
-        let outcome = limiter.check(alice(), 1).await;
+    let (first, second) = tokio::join!(limiter.check(alice()), async {
+        let outcome = limiter.check(alice()).await;
         // It has gone to the store after a quarter of its deadline.
         assert!(started.elapsed() <= 82 * MILLISECOND);
         outcome
@@ -101,7 +101,7 @@ async fn lease_outlives_outage_until_its_bucket_ends() {
     store.fail([Fault::Refused; 100]);
     assert_eq!(checks(&limiter, 10).await, 10);
     sleep(PRECISION).await;
-    limiter.check(alice(), 1).await.unwrap_err();
+    limiter.check(alice()).await.unwrap_err();
 }
 
 #[tokio::test(start_paused = true)]
@@ -145,7 +145,7 @@ async fn waiting_checks_are_bounded() {
     let limiter = builder(&store, leased(1_000, 50)).max_in_flight(2).build().unwrap();
     checks(&limiter, 8).await;
     next_bucket(&store).await;
-    let new = || limiter.check(alice(), 1);
+    let new = || limiter.check(alice());
     let (a, (b, c, d, e)) = tokio::join!(new(), async {
         // The lease request is in flight.
         yield_now().await;

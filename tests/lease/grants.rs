@@ -43,7 +43,7 @@ async fn leased_decision_states_remaining_quota_and_waits() {
         assert_eq!(decision.statuses()[0].remaining(), 1_000 - used, "the lease counts as remaining");
     }
     advance(10 * MILLISECOND).await;
-    let (decision, peek) = (check(&limiter).await, limiter.peek(alice(), 0).await.unwrap());
+    let (decision, peek) = (check(&limiter).await, limiter.peek((alice(), 0)).await.unwrap());
     assert!(decision.is_leased() && !decision.is_cached());
     let (leased, exact) = (&decision.statuses()[0], &peek.statuses()[0]);
     assert_eq!((leased.remaining(), leased.retry_after()), (995, Wait::ZERO));
@@ -64,10 +64,10 @@ async fn leased_decision_states_at_most_what_process_has_read() {
         let (limiter, other) = (limiter(&store, leased(2_000, 50)), limiter(&store, leased(2_000, 50)));
         // The store has charged four units and four leased ones, of which three are left.
         assert_eq!(checks(&limiter, 4).await, 1, "{reads_by}: the third check takes a leased unit");
-        assert!(other.check(alice(), 1_900).await.unwrap().is_admitted(), "{reads_by}: 1,993 units remain");
+        assert!(other.check((alice(), 1_900)).await.unwrap().is_admitted(), "{reads_by}: 1,993 units remain");
         let decision = match reads_by {
-            "denial" => limiter.check(alice(), 100).await.unwrap(),
-            _ => limiter.peek(alice(), 0).await.unwrap(),
+            "denial" => limiter.check((alice(), 100)).await.unwrap(),
+            _ => limiter.peek((alice(), 0)).await.unwrap(),
         };
         assert_eq!(decision.is_admitted(), reads_by == "peek");
         assert_eq!(decision.statuses()[0].remaining(), 93, "{reads_by}: the store states what remains");
@@ -86,7 +86,7 @@ async fn leased_decision_states_bounds_despite_drift() {
         advance(MILLISECOND).await;
         checks(&limiter, 8).await;
         advance(90 * MILLISECOND).await;
-        let (decision, peek) = (check(&limiter).await, limiter.peek(alice(), 0).await.unwrap());
+        let (decision, peek) = (check(&limiter).await, limiter.peek((alice(), 0)).await.unwrap());
         assert!(decision.is_leased());
         let (leased, exact) = (&decision.statuses()[0], &peek.statuses()[0]);
         assert!(leased.next_after() >= exact.next_after() && leased.reset_after() >= exact.reset_after());
@@ -122,8 +122,8 @@ async fn larger_cost_goes_to_store() {
     let limiter = limiter(&store, leased(1_000, 50));
     // The second lease has three units more.
     assert_eq!(checks(&limiter, 4).await, 1);
-    assert!(!limiter.check(alice(), 4).await.unwrap().is_leased());
-    assert!(limiter.check(alice(), 3).await.unwrap().is_leased());
+    assert!(!limiter.check((alice(), 4)).await.unwrap().is_leased());
+    assert!(limiter.check((alice(), 3)).await.unwrap().is_leased());
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +154,7 @@ async fn leased_reservation_settles_at_its_place() {
     let store = Store::new();
     let limiter = limiter(&store, leased(1_000, 50));
     assert_eq!(checks(&limiter, 4).await, 1);
-    let reservation = limiter.reserve(alice(), 2).await.unwrap();
+    let reservation = limiter.reserve((alice(), 2)).await.unwrap();
     assert!(reservation.decision().unwrap().is_leased());
     let before = remaining(&limiter).await;
     assert!(matches!(reservation.settle(0).await, Settled::Done { .. }));
@@ -162,7 +162,7 @@ async fn leased_reservation_settles_at_its_place() {
     // The units of the lease remain charged, and this process may still grant the last one.
     assert_eq!(checks(&limiter, 1).await, 1);
     // A reservation that requests a lease settles its own cost only.
-    let reservation = limiter.reserve(alice(), 1).await.unwrap();
+    let reservation = limiter.reserve(alice()).await.unwrap();
     assert!(!reservation.decision().unwrap().is_leased());
     let before = remaining(&limiter).await;
     reservation.settle(0).await;
@@ -225,7 +225,7 @@ impl Backend for Generous {
 async fn lease_above_request_is_a_broken_reply() {
     let limiter = Limiter::builder(Generous(Store::new())).policy(leased(100, 50)).build().unwrap();
     let _ = check(&limiter).await;
-    let error = limiter.check(alice(), 1).await.unwrap_err();
+    let error = limiter.check(alice()).await.unwrap_err();
     assert_eq!(error.reason(), tower_sliding_window::backend::Reason::BrokenReply);
 }
 

@@ -46,7 +46,7 @@ pub fn limiter(store: &Store, policy: Policy) -> Limiter {
 
 /// Charges one unit.
 pub async fn check(limiter: &Limiter) -> Decision {
-    limiter.check(alice(), 1).await.unwrap()
+    limiter.check(alice()).await.unwrap()
 }
 
 /// Charges one unit several times, each of which must be admitted. Returns how many of them were leased.
@@ -62,7 +62,7 @@ pub async fn checks(limiter: &Limiter, number: usize) -> usize {
 
 /// Returns the remaining quota in the store.
 pub async fn remaining(limiter: &Limiter) -> u32 {
-    limiter.peek(alice(), 0).await.unwrap().statuses()[0].remaining()
+    limiter.peek((alice(), 0)).await.unwrap().statuses()[0].remaining()
 }
 
 /// Waits until the server's clock is at the beginning of a bucket.

@@ -387,12 +387,12 @@ impl World {
         }
         if settings.settles && random.one_in(4) {
             let used = random.within(0, u64::from(cost)) as u32;
-            if let Ok(Ok(reservation)) = timeout(patience, limiter.reserve(alice(), cost)).await {
+            if let Ok(Ok(reservation)) = timeout(patience, limiter.reserve((alice(), cost))).await {
                 record(reservation.decision().unwrap(), used);
                 sleep(Duration::from_micros(random.within(0, 50_000))).await;
                 reservation.settle(used).await;
             }
-        } else if let Ok(Ok(decision)) = timeout(patience, limiter.check(alice(), cost)).await
+        } else if let Ok(Ok(decision)) = timeout(patience, limiter.check((alice(), cost))).await
             && decision.is_admitted()
         {
             record(&decision, cost);
@@ -402,7 +402,7 @@ impl World {
     /// Uses a key that no other task uses, and then resets it, changes its quota, or checks it as a shadow.
     async fn use_own_key(self, limiter: Limiter, key: PartitionKey, mut random: Random) {
         let pair = |quota| Pair::new(key.clone(), self.settings.policy("own", quota), 1);
-        let check = |pair: Pair| limiter.check_pairs([pair]).unwrap();
+        let check = |pair: Pair| limiter.check([pair]);
         let bucket = |at| at / self.settings.precision.as_micros() as u64;
         let (begun, mut is_leased) = (bucket(self.store.now_micros()), false);
         for used in 1..=random.within(4, 12) as u32 {
@@ -425,7 +425,7 @@ impl World {
                 let delay = random.within(0, 4) as u32 * MILLISECOND;
                 let reset = async {
                     sleep(delay).await;
-                    limiter.reset_pairs([pair(OWN_QUOTA)]).unwrap().await
+                    limiter.reset([pair(OWN_QUOTA)]).await
                 };
                 // Until then, other checks request leases.
                 let checks = async {

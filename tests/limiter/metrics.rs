@@ -45,8 +45,8 @@ fn decisions_count_by_policy_and_outcome() {
     let first = Scrape::of(&recorder.handle());
     assert!(first.has(r#"decisions_total{policy="large",outcome="denied"}"#), "{first:?}");
     let costs = || Costs::new().policy("free", 0).policy("small", 2);
-    let _ = now(limiter.peek(alice(), costs())).unwrap();
-    let verdicts = [(); 4].map(|()| now(limiter.check(alice(), costs())).unwrap().is_admitted());
+    let _ = now(limiter.peek((alice(), costs()))).unwrap();
+    let verdicts = [(); 4].map(|()| now(limiter.check((alice(), costs()))).unwrap().is_admitted());
     assert_eq!(verdicts, [true, true, false, false]);
     let scrape = Scrape::of(&recorder.handle());
     let decisions = [
@@ -69,7 +69,7 @@ fn shadow_policy_has_an_outcome_of_its_own() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let builder = Limiter::builder(memory()).policy(policy("enforced", 5));
     let limiter = builder.policy(policy("trial", 3).shadow()).build().unwrap();
-    let verdicts = [(); 3].map(|()| now(limiter.check(alice(), 2)).unwrap().is_admitted());
+    let verdicts = [(); 3].map(|()| now(limiter.check((alice(), 2))).unwrap().is_admitted());
     assert_eq!(verdicts, [true, true, false]);
     let scrape = Scrape::of(&recorder.handle());
     let decisions = [
@@ -91,16 +91,16 @@ fn near_limit_counts_from_chosen_fraction() {
         let builder = Limiter::builder(memory()).policy(policy("p", 10)).near_limit(fraction);
         let limiter = builder.build().unwrap();
         let checks = 10 / cost + 1;
-        let admitted = (0..checks).filter(|_| now(limiter.check(alice(), cost)).unwrap().is_admitted());
+        let admitted = (0..checks).filter(|_| now(limiter.check((alice(), cost))).unwrap().is_admitted());
         assert_eq!(admitted.count(), 10 / cost as usize);
         limiter.stats().near_limit
     };
     assert_eq!([near(1.0, 1), near(0.91, 1), near(0.9, 1), near(0.3, 1)], [1, 1, 2, 8]);
     assert_eq!([near(0.8, 4), near(0.81, 4), near(1e-300, 4)], [1, 0, 2]);
     let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
-    let _ = now(limiter.check(alice(), 10)).unwrap();
+    let _ = now(limiter.check((alice(), 10))).unwrap();
     // A check that charges nothing is not near the limit.
-    assert!(now(limiter.check(alice(), 0)).unwrap().is_admitted());
+    assert!(now(limiter.check((alice(), 0))).unwrap().is_admitted());
     assert_eq!(limiter.stats().near_limit, 1);
 }
 
@@ -110,11 +110,11 @@ async fn time_and_deny_cache_hits_are_measured() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let slow = Limiter::builder(Slow).policy(policy("p", 10)).build().unwrap();
     for _ in 0..3 {
-        let _ = slow.check(alice(), 1).await.unwrap();
+        let _ = slow.check(alice()).await.unwrap();
     }
     // What needs no waiting has no time.
     let memory = Limiter::builder(MemoryBackend::new()).policy(policy("p", 10)).build().unwrap();
-    let _ = memory.check(alice(), 1).await.unwrap();
+    let _ = memory.check(alice()).await.unwrap();
     let scrape = Scrape::of(&recorder.handle());
     assert_eq!(scrape.get("check_duration_seconds_count"), 3.0, "{scrape:?}");
     let seconds = scrape.get("check_duration_seconds_sum");
@@ -123,7 +123,7 @@ async fn time_and_deny_cache_hits_are_measured() {
     let cached = Remote(FakeBackend::scripted([Deny(Wait::For(MINUTE))]));
     let cached = Limiter::builder(cached).policy(policy("cached", 10)).build().unwrap();
     for _ in 0..3 {
-        assert!(!cached.check(alice(), 1).await.unwrap().is_admitted());
+        assert!(!cached.check(alice()).await.unwrap().is_admitted());
     }
     let scrape = Scrape::of(&recorder.handle());
     let denied = |outcome| scrape.get(&format!(r#"decisions_total{{policy="cached",outcome="{outcome}"}}"#));
@@ -145,11 +145,11 @@ async fn outage_counts_reasons_and_opens_gauge() {
     let (down, full) = (Unavailable(Reason::Connection), Unavailable(Reason::Full));
     let scrape = || Scrape::of(&recorder.handle());
     let one = limiter(&[full, down, down, down, down, Admit]);
-    one.check(alice(), 1).await.unwrap_err();
+    one.check(alice()).await.unwrap_err();
     // A breaker opens only if the last answer is one deadline old.
     advance(SECOND).await;
     for _ in 0..5 {
-        one.check(alice(), 1).await.unwrap_err();
+        one.check(alice()).await.unwrap_err();
     }
     let reasons = [(r#"reason="connection""#, 5.0), (r#"reason="full""#, 1.0)];
     assert_eq!(scrape().non_zero("unavailable_checks_total"), reasons);
@@ -160,7 +160,7 @@ async fn outage_counts_reasons_and_opens_gauge() {
     // The breakers of one server in several backends add up.
     let two = limiter(&[down]);
     for _ in 0..3 {
-        two.check(alice(), 1).await.unwrap_err();
+        two.check(alice()).await.unwrap_err();
     }
     assert_eq!(scrape().get(OPEN), 2.0);
     // A server that no longer exists is not open.
@@ -168,10 +168,10 @@ async fn outage_counts_reasons_and_opens_gauge() {
     assert_eq!(scrape().get(OPEN), 1.0);
     // A failed probe changes nothing.
     advance(SECOND).await;
-    one.check(alice(), 1).await.unwrap_err();
+    one.check(alice()).await.unwrap_err();
     assert_eq!(scrape().get(OPEN), 1.0);
     advance(SECOND).await;
-    let _ = one.check(alice(), 1).await.unwrap();
+    let _ = one.check(alice()).await.unwrap();
     assert_eq!((scrape().has(OPEN), scrape().get(OPEN)), (true, 0.0));
 }
 
@@ -185,13 +185,13 @@ async fn settlements_and_evictions_are_counted() {
     {
         let limiter = Limiter::builder(Remote(backend)).policy(policy("p", 10)).build().unwrap();
         for amount in amounts {
-            limiter.reserve(alice(), 1).await.unwrap().settle(*amount).await;
+            limiter.reserve(alice()).await.unwrap().settle(*amount).await;
         }
     }
     let memory = MemoryBackend::with_max_keys(8).unwrap().when_full(WhenFull::Evict);
     let limiter = Limiter::builder(memory.clone()).policy(policy("p", 10)).build().unwrap();
     for i in 0..20 {
-        let _ = limiter.check(super::stats::user(i), 2).await.unwrap();
+        let _ = limiter.check((super::stats::user(i), 2)).await.unwrap();
     }
     let scrape = Scrape::of(&recorder.handle());
     // The amount 1 equals the charge, so there is nothing to lose.
@@ -205,12 +205,12 @@ async fn settlements_and_evictions_are_counted() {
 #[test]
 fn metrics_follow_recorder_that_is_installed_later() {
     let limiter = Limiter::builder(memory()).policy(policy("p", 10)).build().unwrap();
-    let _ = now(limiter.check(alice(), 1)).unwrap();
+    let _ = now(limiter.check(alice())).unwrap();
     for checks in [2, 3] {
         let recorder = recorder();
         let _guard = metrics::set_default_local_recorder(&recorder);
         for _ in 0..checks {
-            let _ = now(limiter.check(alice(), 1)).unwrap();
+            let _ = now(limiter.check(alice())).unwrap();
         }
         let scrape = Scrape::of(&recorder.handle());
         let admitted = scrape.get(r#"decisions_total{policy="p",outcome="admitted"}"#);
@@ -234,7 +234,7 @@ fn description_reaches_recorder_that_is_installed_later() {
     let recorder = recorder();
     let _guard = metrics::set_default_local_recorder(&recorder);
     observe::describe_metrics();
-    let _ = now(limiter.check(alice(), 1)).unwrap();
+    let _ = now(limiter.check(alice())).unwrap();
     let text = recorder.handle().render();
     assert!(text.contains("# HELP rate_limit_decisions_total Decisions, by policy and outcome."), "{text}");
 }

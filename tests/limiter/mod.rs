@@ -95,7 +95,7 @@ fn memory_and_custom_backends_decide_outside_runtime() {
         |builder: tower_sliding_window::LimiterBuilder| builder.policy(policy("p", 1)).build().unwrap();
     for limiter in [limiter(Limiter::builder(MemoryBackend::new())), limiter(Limiter::builder(ChargeOnly))] {
         assert!(
-            matches!(poll_once(limiter.check(alice(), 1)), Poll::Ready(Ok(decision)) if decision.is_admitted())
+            matches!(poll_once(limiter.check(alice())), Poll::Ready(Ok(decision)) if decision.is_admitted())
         );
     }
 }
@@ -104,7 +104,7 @@ fn memory_and_custom_backends_decide_outside_runtime() {
 fn redis_backend_returns_error_outside_runtime() {
     let limiter =
         Limiter::builder(RedisBackend::lazy("redis://127.0.0.1:1/").unwrap()).policy(policy("p", 1));
-    let outcome = poll_once(limiter.build().unwrap().check(alice(), 1));
+    let outcome = poll_once(limiter.build().unwrap().check(alice()));
     assert!(matches!(outcome, Poll::Ready(Err(error)) if error.reason() == Reason::Other));
 }
 
@@ -117,6 +117,6 @@ fn limiter_rejects_decision_without_every_pair() {
         }
     }
     let limiter = Limiter::builder(Incomplete).policy(policy("p", 1)).build().unwrap();
-    let outcome = poll_once(limiter.check(alice(), 1));
+    let outcome = poll_once(limiter.check(alice()));
     assert!(matches!(outcome, Poll::Ready(Err(error)) if error.reason() == Reason::BrokenReply));
 }

@@ -42,7 +42,7 @@ fn reason(outcome: Result<Decision, BackendError>) -> Result<Decision, Reason> {
 }
 
 fn admission(limiter: &Limiter, key: PartitionKey, cost: u32) -> Result<Decision, Reason> {
-    match now(limiter.admit(key, cost)) {
+    match now(limiter.admit((key, cost))) {
         Ok(admission) => Ok(admission.decision().unwrap().clone()),
         Err(Rejection::Denied(decision)) => Ok(decision),
         Err(rejection) => Err(rejection.error().unwrap().reason()),
@@ -72,8 +72,8 @@ fn memory_backend_decides_as_any_other_backend() {
             // Two of the costs are above the quota.
             let (key, cost) = (PartitionKey::new("user", random(6).to_string()), random(8));
             let outcomes = match random(3) {
-                0 => [&of_memory, &of_wrapped].map(|it| reason(now(it.check(key.clone(), cost)))),
-                1 => [&of_memory, &of_wrapped].map(|it| reason(now(it.peek(key.clone(), cost)))),
+                0 => [&of_memory, &of_wrapped].map(|it| reason(now(it.check((key.clone(), cost))))),
+                1 => [&of_memory, &of_wrapped].map(|it| reason(now(it.peek((key.clone(), cost))))),
                 _ => [&of_memory, &of_wrapped].map(|it| admission(it, key.clone(), cost)),
             };
             assert_eq!(outcomes[0], outcomes[1], "{algorithm:?}, step {step}");
@@ -104,8 +104,11 @@ fn memory_backend_uses_named_costs_and_region() {
     let other = limiter(Limiter::builder(memory).namespace("other")).unwrap();
     let costs = || Costs::new().policy("p", 4);
     for limiter in [plain, in_region, other] {
-        assert_eq!(now(limiter.check(alice(), costs())).unwrap().statuses()[0].remaining(), 6);
-        assert_eq!(now(limiter.admit(alice(), costs())).unwrap().decision().unwrap().statuses()[0].cost(), 4);
-        assert!(!now(limiter.peek(alice(), costs())).unwrap().is_admitted());
+        assert_eq!(now(limiter.check((alice(), costs()))).unwrap().statuses()[0].remaining(), 6);
+        assert_eq!(
+            now(limiter.admit((alice(), costs()))).unwrap().decision().unwrap().statuses()[0].cost(),
+            4
+        );
+        assert!(!now(limiter.peek((alice(), costs()))).unwrap().is_admitted());
     }
 }

@@ -30,7 +30,7 @@ fn limiter_accepts_one_cost_or_costs_per_policy() {
     let (backend, limiter) = fake();
     let named = Costs::new().policy("tokens", 500);
     for cost in [Costs::from(3), named.clone(), named.otherwise(0), Costs::new()] {
-        let _ = now(limiter.check(alice(), cost)).unwrap();
+        let _ = now(limiter.check((alice(), cost))).unwrap();
     }
     let checks = backend.checks();
     let recorded: Vec<_> = checks.iter().map(costs).collect();
@@ -47,16 +47,16 @@ fn error_of(rejection: Rejection) -> BackendError {
 #[test]
 fn each_operation_sends_its_purpose_and_costs() {
     let (backend, limiter) = fake();
-    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
-    assert!(now(limiter.peek(alice(), 2)).unwrap().is_admitted());
-    assert!(now(limiter.reserve(alice(), 3)).unwrap().decision().is_some());
+    assert!(now(limiter.check(alice())).unwrap().is_admitted());
+    assert!(now(limiter.peek((alice(), 2))).unwrap().is_admitted());
+    assert!(now(limiter.reserve((alice(), 3))).unwrap().decision().is_some());
     now(limiter.reset(alice())).unwrap();
 
     let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
-    assert!(now(limiter.check_pairs(pairs()).unwrap()).unwrap().is_admitted());
-    assert!(now(limiter.peek_pairs(pairs()).unwrap()).unwrap().is_admitted());
-    assert!(now(limiter.reserve_pairs(pairs()).unwrap()).is_ok());
-    now(limiter.reset_pairs(pairs()).unwrap()).unwrap();
+    assert!(now(limiter.check(pairs())).unwrap().is_admitted());
+    assert!(now(limiter.peek(pairs())).unwrap().is_admitted());
+    assert!(now(limiter.reserve(pairs())).is_ok());
+    now(limiter.reset(pairs())).unwrap();
 
     let own = |cost| vec![("requests", cost), ("tokens", cost)];
     let other = || vec![("other", 4)];
@@ -93,18 +93,18 @@ fn charge_only_backend_receives_no_other_operation() {
     let limiter = Limiter::builder(Never).policy(policy("p", 1)).build().unwrap();
     let pairs = || vec![Pair::new(alice(), policy("other", 5), 4)];
     let reasons = [
-        now(limiter.peek(alice(), 1)).map(drop),
-        now(limiter.reserve(alice(), 1)).map(drop).map_err(error_of),
+        now(limiter.peek(alice())).map(drop),
+        now(limiter.reserve(alice())).map(drop).map_err(error_of),
         now(limiter.reset(alice())),
-        now(limiter.peek_pairs(pairs()).unwrap()).map(drop),
-        now(limiter.reserve_pairs(pairs()).unwrap()).map(drop).map_err(error_of),
-        now(limiter.reset_pairs(pairs()).unwrap()),
+        now(limiter.peek(pairs())).map(drop),
+        now(limiter.reserve(pairs())).map(drop).map_err(error_of),
+        now(limiter.reset(pairs())),
     ]
     .map(|outcome| outcome.unwrap_err().reason());
     assert_eq!(reasons, [Reason::Unsupported; 6]);
 
     let limiter = Limiter::builder(ChargeOnly).policy(policy("p", 1)).build().unwrap();
-    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(limiter.check(alice())).unwrap().is_admitted());
 }
 
 #[test]
@@ -118,10 +118,10 @@ fn limiter_rejects_invalid_pairs_before_check() {
         (vec![pair("a"), pair("a")], r#"policy "a" occurs twice"#),
     ] {
         let errors = [
-            limiter.check_pairs(pairs.clone()).map(drop).unwrap_err(),
-            limiter.peek_pairs(pairs.clone()).map(drop).unwrap_err(),
-            limiter.reserve_pairs(pairs.clone()).map(drop).unwrap_err(),
-            limiter.reset_pairs(pairs).map(drop).unwrap_err(),
+            limiter.check(pairs.clone()).map(drop).unwrap_err(),
+            limiter.peek(pairs.clone()).map(drop).unwrap_err(),
+            limiter.reserve(pairs.clone()).map(drop).unwrap_err(),
+            limiter.reset(pairs).map(drop).unwrap_err(),
         ];
         assert!(errors.iter().all(|error| error.to_string().starts_with(text)), "{errors:?}");
     }
@@ -134,13 +134,13 @@ fn limiter_without_policies_checks_only_pairs() {
     let limiter = Limiter::builder(backend.clone()).without_policies().build().unwrap();
     let tier = Policies::new([policy("requests", 10), policy("tokens", 100)]).unwrap();
     let pairs = tier.pairs(&alice(), Costs::new().policy("tokens", 7));
-    assert!(now(limiter.check_pairs(pairs).unwrap()).unwrap().is_admitted());
+    assert!(now(limiter.check(pairs)).unwrap().is_admitted());
     assert_eq!(costs(&backend.checks()[0]), [("requests", 1), ("tokens", 7)]);
 
     for outcome in [
-        now(limiter.check(alice(), 1)).map(drop),
-        now(limiter.peek(alice(), 1)).map(drop),
-        now(limiter.reserve(alice(), 1)).map(drop).map_err(error_of),
+        now(limiter.check(alice())).map(drop),
+        now(limiter.peek(alice())).map(drop),
+        now(limiter.reserve(alice())).map(drop).map_err(error_of),
         now(limiter.reset(alice())),
     ] {
         let error = outcome.unwrap_err();
@@ -164,13 +164,13 @@ fn policy_set_requires_valid_size_and_unique_names() {
 #[test]
 fn peek_decides_like_check_and_charges_nothing() {
     let (_clock, limiter) = memory(10);
-    let _ = now(limiter.check(alice(), 7)).unwrap();
+    let _ = now(limiter.check((alice(), 7))).unwrap();
     for _ in 0..3 {
-        let peeked = now(limiter.peek(alice(), 4)).unwrap();
+        let peeked = now(limiter.peek((alice(), 4))).unwrap();
         assert_eq!((peeked.retry_after(), peeked.statuses()[0].remaining()), (Wait::For(MINUTE), 3));
-        assert!(now(limiter.peek(alice(), 3)).unwrap().is_admitted());
+        assert!(now(limiter.peek((alice(), 3))).unwrap().is_admitted());
     }
-    assert_eq!(now(limiter.check(alice(), 3)).unwrap().statuses()[0].remaining(), 0);
+    assert_eq!(now(limiter.check((alice(), 3))).unwrap().statuses()[0].remaining(), 0);
 }
 
 #[test]
@@ -178,20 +178,20 @@ fn reset_clears_usage_of_one_key() {
     let (_clock, limiter) = memory(10);
     let bob = PartitionKey::new("user", "bob");
     for key in [alice(), bob.clone()] {
-        assert!(now(limiter.check(key, 10)).unwrap().is_admitted());
+        assert!(now(limiter.check((key, 10))).unwrap().is_admitted());
     }
     now(limiter.reset(alice())).unwrap();
-    assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
-    assert!(!now(limiter.check(bob, 1)).unwrap().is_admitted());
+    assert!(now(limiter.check((alice(), 10))).unwrap().is_admitted());
+    assert!(!now(limiter.check(bob)).unwrap().is_admitted());
 }
 
 #[test]
 fn denied_reservation_charges_nothing() {
     let (_clock, limiter) = memory(10);
-    let denied = now(limiter.reserve(alice(), 11)).unwrap_err();
+    let denied = now(limiter.reserve((alice(), 11))).unwrap_err();
     assert!(matches!(&denied, Rejection::Denied(_)));
     assert_eq!(denied.decision().unwrap().retry_after(), Wait::Never);
-    assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
+    assert!(now(limiter.check((alice(), 10))).unwrap().is_admitted());
 }
 
 #[test]
@@ -206,8 +206,8 @@ fn limiter_rejects_reservation_without_every_receipt() {
         }
     }
     let limiter = Limiter::builder(Incomplete).policy(policy("p", 5)).build().unwrap();
-    let error = error_of(now(limiter.reserve(alice(), 1)).unwrap_err());
+    let error = error_of(now(limiter.reserve(alice())).unwrap_err());
     assert_eq!(error.reason(), Reason::BrokenReply);
-    assert!(now(limiter.check(alice(), 1)).unwrap().is_admitted());
-    assert!(now(limiter.peek(alice(), 1)).unwrap().is_admitted());
+    assert!(now(limiter.check(alice())).unwrap().is_admitted());
+    assert!(now(limiter.peek(alice())).unwrap().is_admitted());
 }

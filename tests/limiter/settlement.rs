@@ -18,7 +18,7 @@ fn fake(backend: &FakeBackend) -> Limiter {
 }
 
 fn reserve(limiter: &Limiter, cost: impl Into<Costs>) -> Reservation {
-    now(limiter.reserve(alice(), cost)).unwrap()
+    now(limiter.reserve((alice(), cost))).unwrap()
 }
 
 type Units = Vec<(String, u32)>;
@@ -129,7 +129,7 @@ fn memory(policy: Policy) -> (ManualClock, Limiter) {
 }
 
 fn remaining(limiter: &Limiter) -> u32 {
-    now(limiter.peek(alice(), 0)).unwrap().statuses()[0].remaining()
+    now(limiter.peek((alice(), 0))).unwrap().statuses()[0].remaining()
 }
 
 fn with_every_algorithm() -> [Policy; 4] {
@@ -157,13 +157,13 @@ fn overage_above_quota_denies_checks_for_one_window() {
     let reservation = reserve(&limiter, 5);
     clock.advance(20 * SECOND);
     reservation.settle(25);
-    let denied = now(limiter.check(alice(), 1)).unwrap();
+    let denied = now(limiter.check(alice())).unwrap();
     // The charge expires first. The overage alone is still above the quota.
     assert_eq!((denied.statuses()[0].remaining(), denied.retry_after()), (0, Wait::For(MINUTE)));
     clock.advance(MINUTE - Duration::from_micros(1));
-    assert!(!now(limiter.check(alice(), 1)).unwrap().is_admitted());
+    assert!(!now(limiter.check(alice())).unwrap().is_admitted());
     clock.advance(Duration::from_micros(1));
-    assert!(now(limiter.check(alice(), 10)).unwrap().is_admitted());
+    assert!(now(limiter.check((alice(), 10))).unwrap().is_admitted());
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn settlement_after_window_refunds_nothing() {
     let (clock, limiter) = memory(policy("ten", 10));
     let reservation = reserve(&limiter, 4);
     clock.advance(MINUTE);
-    let _ = now(limiter.check(alice(), 9)).unwrap();
+    let _ = now(limiter.check((alice(), 9))).unwrap();
     assert!(matches!(now(reservation.settle(0)), Settled::Done { .. }));
     assert_eq!(remaining(&limiter), 1);
 }
@@ -197,7 +197,7 @@ fn settlement_after_reset_refunds_nothing() {
     now(limiter.reset(alice())).unwrap();
     // The microsecond of its creation identifies a record.
     clock.advance(Duration::from_micros(1));
-    let _ = now(limiter.check(alice(), 9)).unwrap();
+    let _ = now(limiter.check((alice(), 9))).unwrap();
     assert!(matches!(now(reservation.settle(0)), Settled::Done { .. }));
     assert_eq!(remaining(&limiter), 1);
 }

@@ -29,7 +29,7 @@ fn build(builder: LimiterBuilder) -> Limiter {
 }
 
 async fn reserve(limiter: &Limiter) -> Reservation {
-    limiter.reserve(alice(), 5).await.unwrap()
+    limiter.reserve((alice(), 5)).await.unwrap()
 }
 
 /// A backend that answers checks at once. It answers refunds when the test opens the gate.

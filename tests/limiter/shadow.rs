@@ -30,14 +30,14 @@ async fn shadow_denials_of_admitted_checks_are_counted_and_logged() {
     let backend = FakeBackend::scripted([Admit, DenyShadow(short), DenyShadow(short), Deny(long)]);
     let limiter = Limiter::builder(backend).policy(policy("ten", 10)).policy(policy("canary", 5).shadow());
     let limiter = limiter.build().unwrap();
-    assert_eq!(limiter.peek(alice(), 3).await.unwrap().shadow_denied().count(), 0);
+    assert_eq!(limiter.peek((alice(), 3)).await.unwrap().shadow_denied().count(), 0);
     for _ in 0..2 {
-        let decision = limiter.check(alice(), 3).await.unwrap();
+        let decision = limiter.check((alice(), 3)).await.unwrap();
         assert!(decision.is_admitted());
         let waits: Vec<_> = decision.shadow_denied().map(|status| status.retry_after()).collect();
         assert_eq!(waits, [short]);
     }
-    assert!(!limiter.check(alice(), 3).await.unwrap().is_admitted());
+    assert!(!limiter.check((alice(), 3)).await.unwrap().is_admitted());
     let stats = limiter.stats();
     assert_eq!((stats.admitted, stats.shadow_denied, stats.denied), (2, 2, 1));
     let [first, second, denied] = &events.take()[..] else { panic!("three events") };
@@ -78,7 +78,7 @@ async fn denied_key_is_that_of_enforcing_policy() {
         [Pair::new(route, policy("canary", 1).shadow(), 2), Pair::new(user.clone(), policy("ten", 10), 11)];
     let backend = tower_sliding_window::MemoryBackend::new();
     let limiter = Limiter::builder(backend).without_policies().build().unwrap();
-    assert!(!limiter.check_pairs(pairs).unwrap().await.unwrap().is_admitted());
+    assert!(!limiter.check(pairs).await.unwrap().is_admitted());
     assert_eq!(limiter.most_denied(9).iter().map(|denied| &denied.key).collect::<Vec<_>>(), [&user]);
 }
 
@@ -88,10 +88,10 @@ async fn settlement_leaves_out_uncharged_shadow_pair() {
     let limiter =
         Limiter::builder(backend.clone()).policy(policy("ten", 10)).policy(policy("canary", 5).shadow());
     let limiter = limiter.build().unwrap();
-    limiter.reserve(alice(), 3).await.unwrap().settle(1).await;
+    limiter.reserve((alice(), 3)).await.unwrap().settle(1).await;
     let [refund] = &backend.refunds()[..] else { panic!("one refund") };
     assert_eq!(refund.pairs.iter().map(|pair| pair.policy.name()).collect::<Vec<_>>(), ["ten"]);
-    limiter.reserve(alice(), 3).await.unwrap().settle(4).await;
+    limiter.reserve((alice(), 3)).await.unwrap().settle(4).await;
     let checks = backend.checks();
     let overage = checks.iter().find(|check| check.purpose == Purpose::Overage).unwrap();
     assert_eq!(overage.pairs.iter().map(|pair| pair.policy.name()).collect::<Vec<_>>(), ["ten"]);
@@ -104,16 +104,16 @@ async fn check_of_shadows_only_is_admitted_in_outage() {
             let backend = Later(FakeBackend::unavailable(reason));
             let limiter =
                 Limiter::builder(backend).outage(rule).policy(policy("canary", 5).shadow()).build().unwrap();
-            let admission = limiter.admit(alice(), 1).await.unwrap();
+            let admission = limiter.admit(alice()).await.unwrap();
             assert_eq!(admission.unchecked().map(|it| it.reason()), Some(reason), "{rule:?}");
-            assert!(limiter.reserve(alice(), 1).await.is_ok());
+            assert!(limiter.reserve(alice()).await.is_ok());
             // `check` returns the error: the caller decides.
-            assert_eq!(limiter.check(alice(), 1).await.unwrap_err().reason(), reason);
+            assert_eq!(limiter.check(alice()).await.unwrap_err().reason(), reason);
         }
     }
     let limiter = Limiter::builder(FakeBackend::unavailable(Reason::Connection));
     let limiter = limiter.policy(policy("canary", 5).shadow()).policy(policy("ten", 10)).build().unwrap();
-    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::Unavailable(_))));
+    assert!(matches!(limiter.admit(alice()).await, Err(Rejection::Unavailable(_))));
 }
 
 #[tokio::test]
@@ -122,11 +122,11 @@ async fn local_fallback_ignores_shadow_without_share() {
     let limiter = Limiter::builder(FakeBackend::unavailable(Reason::Connection)).outage(rule);
     let limiter = limiter.policy(policy("canary", 4).shadow()).policy(policy("ten", 10)).build().unwrap();
     for _ in 0..2 {
-        let admission = limiter.admit(alice(), 1).await.unwrap();
+        let admission = limiter.admit(alice()).await.unwrap();
         let statuses = admission.local().unwrap().decision().statuses().len();
         assert_eq!(statuses, 1);
     }
-    assert!(matches!(limiter.admit(alice(), 1).await, Err(Rejection::LocalFallbackDenied(_))));
+    assert!(matches!(limiter.admit(alice()).await, Err(Rejection::LocalFallbackDenied(_))));
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn warning_about_cost_names_shadow_policy() {
     let limiter = Limiter::builder(tower_sliding_window::MemoryBackend::new());
     let limiter = limiter.policy(policy("canary", 5).shadow()).build().unwrap();
     for _ in 0..2 {
-        assert!(limiter.check(alice(), 6).await.unwrap().is_admitted());
+        assert!(limiter.check((alice(), 6)).await.unwrap().is_admitted());
     }
     let events = events.take();
     let warnings: Vec<_> = events.iter().filter(|event| event.contains("WARN")).collect();

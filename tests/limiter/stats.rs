@@ -45,14 +45,14 @@ async fn stats_count_each_outcome_and_no_peek() {
     let backend = Remote(FakeBackend::scripted(answers).failing_settlements(Reason::Connection));
     let limiter = Limiter::builder(backend).policy(policy("p", 10)).build().unwrap();
     let clone = limiter.clone();
-    let _ = limiter.peek(alice(), 1).await.unwrap();
-    limiter.reserve(alice(), 1).await.unwrap().settle(0).await;
+    let _ = limiter.peek(alice()).await.unwrap();
+    limiter.reserve(alice()).await.unwrap().settle(0).await;
     for _ in 0..3 {
         // The second and the third come from the deny cache.
-        assert!(!clone.check(alice(), 1).await.unwrap().is_admitted());
+        assert!(!clone.check(alice()).await.unwrap().is_admitted());
     }
     for i in 0..2 {
-        limiter.check(user(i), 1).await.unwrap_err();
+        limiter.check(user(i)).await.unwrap_err();
     }
     let stats = limiter.stats();
     assert_eq!((stats.admitted, stats.denied, stats.denied_from_cache), (1, 3, 2));
@@ -69,7 +69,7 @@ async fn most_denied_keys_survive_many_rare_keys() {
     for _ in 0..2_000 {
         for key in (0..5).chain(rare.by_ref().take(50)) {
             // The cost is above the quota, so the backend stores nothing.
-            assert!(!limiter.check(user(key), 2).await.unwrap().is_admitted());
+            assert!(!limiter.check((user(key), 2)).await.unwrap().is_admitted());
         }
     }
     let most = limiter.most_denied(5);
@@ -97,7 +97,7 @@ impl Backend for Far {
 /// Returns the denied keys, if two keys have one policy, and the second one denies.
 async fn denied_pairs(limiter: &Limiter) -> Vec<(PartitionKey, u64)> {
     let pair = |key| Pair::new(user(key), policy("p", 1), 1);
-    let check = async |pairs: Vec<Pair>| limiter.check_pairs(pairs).unwrap().await.unwrap().is_admitted();
+    let check = async |pairs: Vec<Pair>| limiter.check(pairs).await.unwrap().is_admitted();
     assert!(check(vec![pair(2)]).await);
     for _ in 0..3 {
         assert!(!check(vec![pair(0).shadow(), pair(1), pair(2)]).await);
@@ -121,7 +121,7 @@ async fn most_denied_key_is_that_of_denying_pair() {
 async fn stats_count_settlements_that_took_effect() {
     let limiter = Limiter::builder(Remote(FakeBackend::admitting())).policy(policy("p", 10)).build().unwrap();
     for used in [0, 1, 2] {
-        let reservation = limiter.reserve(alice(), 1).await.unwrap();
+        let reservation = limiter.reserve(alice()).await.unwrap();
         reservation.settle(used).await;
         // The second settlement has no effect.
         reservation.settle(0).await;
@@ -142,13 +142,13 @@ async fn stats_report_state_of_breaker() {
         breakers[0].state.to_string()
     };
     assert_eq!(state(), "closed");
-    limiter.check(alice(), 1).await.unwrap_err();
+    limiter.check(alice()).await.unwrap_err();
     assert_eq!(state(), "closed");
-    limiter.check(alice(), 1).await.unwrap_err();
+    limiter.check(alice()).await.unwrap_err();
     assert_eq!(state(), "open");
     advance(SECOND).await;
     assert_eq!(state(), "half-open");
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     assert_eq!(state(), "closed");
     let without = builder(vec![down]).breaker(None).build().unwrap();
     assert_eq!(without.stats().breakers, []);

@@ -120,7 +120,7 @@ impl Journal {
     ) -> JoinHandle<Result<Admission, Rejection>> {
         let (journal, limiter) = (self.clone(), limiter.clone());
         let task = tokio::spawn(async move {
-            let outcome = limiter.wait(alice(), cost, at_most).await;
+            let outcome = limiter.wait((alice(), cost), at_most).await;
             if outcome.is_ok() {
                 journal.0.lock().unwrap().push((name, journal.now()));
             }
@@ -174,7 +174,7 @@ async fn thousand_waiters_are_admitted_in_order() {
         for i in 0..1_000 {
             let (limiter, order) = (limiter.clone(), order.clone());
             waiters.spawn(async move {
-                let _ = limiter.wait(alice(), 1, MINUTE).await.unwrap();
+                let _ = limiter.wait(alice(), MINUTE).await.unwrap();
                 order.lock().unwrap().push(i);
             });
         }
@@ -215,7 +215,7 @@ async fn waiter_never_asks_before_its_instant() {
     let policy = policy(1, Duration::from_micros(1_234));
     let limiter = Limiter::builder(backend.clone()).policy(policy).deny_cache(None).build().unwrap();
     for _ in 0..50 {
-        let _ = limiter.wait(alice(), 1, SECOND).await.unwrap();
+        let _ = limiter.wait(alice(), SECOND).await.unwrap();
     }
     let denied = backend.checks().iter().filter(|asked| !asked.is_admitted).count();
     assert_eq!((denied, backend.checks().len()), (49, 99));
@@ -229,7 +229,7 @@ async fn small_cost_waits_behind_large_cost() {
         journal.wait(&limiter, name, cost, MINUTE).await;
     }
     // A request of another key is not in this queue.
-    let _ = limiter.wait(PartitionKey::new("user", "bob"), 10, Duration::ZERO).await.unwrap();
+    let _ = limiter.wait((PartitionKey::new("user", "bob"), 10), Duration::ZERO).await.unwrap();
     assert_eq!(journal.now(), 0);
     sleep(3 * SECOND).await;
     assert_eq!(
@@ -283,17 +283,17 @@ async fn waiter_gives_up_at_once_if_wait_is_too_long() {
     let backend = TimedBackend::new();
     let limiter = limiter(backend.clone(), 10);
     let journal = Journal::new();
-    assert_eq!(denied_wait(limiter.wait(alice(), 11, MINUTE).await), Wait::Never);
-    let _ = limiter.wait(alice(), 10, MINUTE).await.unwrap();
-    assert_eq!(denied_wait(limiter.wait(alice(), 1, SECOND - MILLI).await), Wait::For(SECOND));
+    assert_eq!(denied_wait(limiter.wait((alice(), 11), MINUTE).await), Wait::Never);
+    let _ = limiter.wait((alice(), 10), MINUTE).await.unwrap();
+    assert_eq!(denied_wait(limiter.wait(alice(), SECOND - MILLI).await), Wait::For(SECOND));
     assert_eq!((journal.now(), backend.checks().len(), limiter.waiting()), (0, 3, 0));
 
     let head = journal.wait(&limiter, "head", 4, SECOND).await;
     sleep(100 * MILLI).await;
-    assert_eq!(denied_wait(limiter.wait(alice(), 11, MINUTE).await), Wait::Never);
+    assert_eq!(denied_wait(limiter.wait((alice(), 11), MINUTE).await), Wait::Never);
     let asked = backend.checks().len();
     // The first of the queue sleeps for 900 ms. 10 units fit then, and 10 more a second later.
-    let least = |cost, at_most| limiter.wait(alice(), cost, at_most);
+    let least = |cost, at_most| limiter.wait((alice(), cost), at_most);
     assert_eq!(too_long(least(6, 899 * MILLI).await), 900 * MILLI);
     assert_eq!(too_long(least(7, 1_899 * MILLI).await), 1_900 * MILLI);
     assert_eq!((journal.now(), backend.checks().len()), (100, asked), "the store is not asked");
@@ -307,7 +307,7 @@ async fn waiter_gives_up_at_once_if_wait_is_too_long() {
 async fn queue_gives_up_when_head_learns_its_wait() {
     let backend = TimedBackend { round_trip: 50 * MILLI, ..TimedBackend::new() };
     let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend, 10));
-    let _ = other_process.check(alice(), 10).await.unwrap();
+    let _ = other_process.check((alice(), 10)).await.unwrap();
     let journal = Journal::new();
     let head = journal.wait(&mine, "head", 1, MINUTE).await;
     let short = journal.wait(&mine, "short", 1, 900 * MILLI).await;
@@ -339,12 +339,12 @@ async fn waiter_in_queue_gives_up_at_end_of_its_time() {
 async fn waiter_asks_again_if_another_process_takes_its_units() {
     let backend = TimedBackend::new();
     let (mine, other_process) = (limiter(backend.clone(), 10), limiter(backend.clone(), 10));
-    let _ = other_process.check(alice(), 10).await.unwrap();
+    let _ = other_process.check((alice(), 10)).await.unwrap();
     let journal = Journal::new();
     let waiter = journal.wait(&mine, "mine", 1, MINUTE).await;
     sleep(500 * MILLI).await;
     other_process.reset(alice()).await.unwrap();
-    let _ = other_process.check(alice(), 10).await.unwrap();
+    let _ = other_process.check((alice(), 10)).await.unwrap();
     let _ = waiter.await.unwrap().unwrap();
     assert_eq!(journal.admitted(), [("mine", 1_500)]);
     let mine: Vec<_> = backend.checks().into_iter().filter(|asked| asked.cost == 1).collect();
@@ -386,10 +386,10 @@ async fn bound_on_waiters_rejects_further_requests() {
         journal.wait(&limiter, name, 1, MINUTE).await;
         sleep(MILLI).await;
     }
-    assert_eq!(too_many(limiter.wait(alice(), 1, MINUTE).await), (2, false));
+    assert_eq!(too_many(limiter.wait(alice(), MINUTE).await), (2, false));
     assert_eq!((journal.now(), limiter.waiting()), (3, 2));
     sleep(3 * SECOND).await;
-    let _ = limiter.wait(alice(), 1, MINUTE).await.unwrap();
+    let _ = limiter.wait(alice(), MINUTE).await.unwrap();
 
     let builder = || Limiter::builder(MemoryBackend::new()).policy(policy(1, SECOND));
     for max in [0, (1 << 20) + 1] {
@@ -410,7 +410,7 @@ async fn waiters_of_one_host_delay_no_other_host() {
         let backend = TimedBackend { round_trip: MILLI, ..TimedBackend::new() };
         let builder = Limiter::builder(backend).policy(policy(1, MINUTE)).max_waiting_per_key(per_key);
         let limiter = builder.build().unwrap();
-        let wait = |host: u32| limiter.wait(PartitionKey::new("host", host.to_string()), 1, Duration::MAX);
+        let wait = |host: u32| limiter.wait(PartitionKey::new("host", host.to_string()), Duration::MAX);
         let _ = wait(0).await.unwrap();
         let mut attacker = JoinSet::new();
         for _ in 0..4_096 {
@@ -441,7 +441,7 @@ async fn each_key_asks_once_if_bound_on_waiters_is_reached() {
     sleep(100 * MILLI).await;
     assert_eq!((journal.admitted(), limiter.waiting()), (vec![("first", 50)], 2));
 
-    let bob = || limiter.wait(PartitionKey::new("user", "bob"), 1, MINUTE);
+    let bob = || limiter.wait(PartitionKey::new("user", "bob"), MINUTE);
     let mut asking = JoinSet::new();
     asking.spawn(bob());
     yield_now().await;
@@ -462,8 +462,8 @@ async fn bound_per_key_rejects_only_further_requests_of_key() {
         drop(journal.wait(&limiter, name, 1, MINUTE).await);
         sleep(MILLI).await;
     }
-    assert_eq!(too_many(limiter.wait(alice(), 1, MINUTE).await), (2, true));
-    let bob = || limiter.wait(PartitionKey::new("user", "bob"), 1, MINUTE);
+    assert_eq!(too_many(limiter.wait(alice(), MINUTE).await), (2, true));
+    let bob = || limiter.wait(PartitionKey::new("user", "bob"), MINUTE);
     let _ = bob().await.unwrap();
     assert_eq!((journal.now(), limiter.waiting()), (3, 2));
     let _ = bob().await.unwrap();
@@ -505,10 +505,10 @@ async fn every_policy_and_algorithm_admits_waiters_in_order() {
 fn wait_outside_runtime_returns_every_denial() {
     let clock = ManualClock::new();
     let limiter = limiter(MemoryBackend::new().with_clock(&clock), 1);
-    assert!(now(limiter.wait(alice(), 1, MINUTE)).is_ok());
-    assert_eq!(denied_wait(now(limiter.wait(alice(), 1, MINUTE))), Wait::For(SECOND));
+    assert!(now(limiter.wait(alice(), MINUTE)).is_ok());
+    assert_eq!(denied_wait(now(limiter.wait(alice(), MINUTE))), Wait::For(SECOND));
     clock.advance(SECOND);
-    assert!(now(limiter.wait(alice(), 1, Duration::MAX)).is_ok());
+    assert!(now(limiter.wait(alice(), Duration::MAX)).is_ok());
     assert_eq!(limiter.waiting(), 0);
 }
 
@@ -516,8 +516,8 @@ fn wait_outside_runtime_returns_every_denial() {
 fn wait_begins_at_first_poll() {
     let backend = FakeBackend::admitting();
     let limiter = limiter(backend.clone(), 10);
-    let unpolled = limiter.wait(alice(), 1, MINUTE);
-    assert!(now(limiter.wait(alice(), 2, MINUTE)).is_ok(), "an unpolled future is not in the queue");
+    let unpolled = limiter.wait(alice(), MINUTE);
+    assert!(now(limiter.wait((alice(), 2), MINUTE)).is_ok(), "an unpolled future is not in the queue");
     assert_eq!((backend.checks().len(), limiter.waiting()), (1, 0));
     drop(unpolled);
 }

@@ -68,7 +68,7 @@ fn cost_above_quota_causes_one_warning_per_policy() {
         let builder = Limiter::builder(FakeBackend::admitting());
         let limiter = builder.policy(policy("one", 1)).policy(policy("five", 5)).build().unwrap();
         let count = |cost| {
-            let _ = poll_once(limiter.clone().check(alice(), cost));
+            let _ = poll_once(limiter.clone().check((alice(), cost)));
             warnings.load(Ordering::SeqCst)
         };
         assert_eq!([count(1), count(5), count(5), count(6), count(6)], [0, 1, 1, 2, 2]);
@@ -81,9 +81,9 @@ fn clamped_estimate_logs_no_warning() {
     counting(&warnings, || {
         let limiter = |builder: LimiterBuilder| builder.policy(policy("clamped", 5)).build().unwrap();
         let clamping = limiter(Limiter::builder(FakeBackend::admitting()).clamp_estimates());
-        let _ = now(clamping.reserve(alice(), 6)).unwrap();
+        let _ = now(clamping.reserve((alice(), 6))).unwrap();
         assert_eq!(warnings.load(Ordering::SeqCst), 0);
-        let _ = now(limiter(Limiter::builder(FakeBackend::admitting())).reserve(alice(), 6)).unwrap();
+        let _ = now(limiter(Limiter::builder(FakeBackend::admitting())).reserve((alice(), 6))).unwrap();
         assert_eq!(warnings.load(Ordering::SeqCst), 1);
     });
 }
@@ -100,13 +100,13 @@ fn unknown_policy_name_causes_one_warning_per_limiter() {
     let misspelt = Costs::new().policy("token", 5);
     let also_misspelt = misspelt.clone();
     let steps: [Box<dyn FnOnce()>; 4] = [
-        Box::new(move || drop(poll_once(first.check(alice(), correct)))),
-        Box::new(move || drop(poll_once(first_clone.check(alice(), misspelt.clone())))),
+        Box::new(move || drop(poll_once(first.check((alice(), correct))))),
+        Box::new(move || drop(poll_once(first_clone.check((alice(), misspelt.clone()))))),
         Box::new(move || {
-            let reservation = now(second.reserve(alice(), 1)).unwrap();
+            let reservation = now(second.reserve(alice())).unwrap();
             reservation.settle(also_misspelt);
         }),
-        Box::new(move || drop(poll_once(second_clone.check(alice(), Costs::new().policy("request", 2))))),
+        Box::new(move || drop(poll_once(second_clone.check((alice(), Costs::new().policy("request", 2)))))),
     ];
     assert_eq!(warning_counts(steps), [0, 1, 2, 2]);
 }
@@ -142,7 +142,7 @@ async fn lost_settlements_cause_one_warning_per_minute() {
     let (events, _guard) = Events::collect();
     for lost in [1, 10] {
         for _ in 0..9 {
-            limiter.reserve(alice(), 1).await.unwrap().settle(0);
+            limiter.reserve(alice()).await.unwrap().settle(0);
         }
         let warnings = events.take();
         assert!(warnings.len() == 1 && warnings[0].contains(&format!("lost={lost} ")), "{warnings:?}");
@@ -204,7 +204,7 @@ fn conflicting_policies_cause_one_warning() {
 #[test]
 fn peek_above_quota_causes_no_warning() {
     let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("p", 1)).build().unwrap();
-    let steps: [Box<dyn FnOnce()>; 1] = [Box::new(move || drop(poll_once(limiter.peek(alice(), 9))))];
+    let steps: [Box<dyn FnOnce()>; 1] = [Box::new(move || drop(poll_once(limiter.peek((alice(), 9)))))];
     assert_eq!(warning_counts(steps), [0]);
 }
 
@@ -235,7 +235,7 @@ async fn misconfigured_key_causes_one_warning_per_minute() {
 /// Builds a limiter on this backend, uses it, and drops it.
 fn use_once(backend: &MemoryBackend, namespace: &str) {
     let builder = Limiter::builder(backend.clone()).policy(policy("mails", 1_000)).namespace(namespace);
-    assert!(now(builder.build().unwrap().check(alice(), 1)).unwrap().is_admitted());
+    assert!(now(builder.build().unwrap().check(alice())).unwrap().is_admitted());
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,7 +35,7 @@ fn script(answers: impl IntoIterator<Item = FakeAnswer>) -> (FakeBackend, Limite
 }
 
 async fn check(limiter: &Limiter) -> Result<bool, (Reason, bool)> {
-    outcome(limiter.check(alice(), 1).await)
+    outcome(limiter.check(alice()).await)
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,7 +165,7 @@ async fn cancelled_probe_passes_to_next_check() {
         );
     }
     // The next check is the probe. During the probe the breaker rejects all other checks.
-    let probe = tokio::spawn(limiter.check(alice(), 1));
+    let probe = tokio::spawn(limiter.check(alice()));
     sleep(TICK).await;
     assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "during the probe, the breaker rejects");
     probe.abort();
@@ -236,7 +236,7 @@ async fn backend_may_protect_its_servers_itself() {
         "the backend gets the limit and the deadline"
     );
     // The limiter has no breaker and sheds no load.
-    let checks = (0..20).map(|_| limiter.check(alice(), 1));
+    let checks = (0..20).map(|_| limiter.check(alice()));
     for outcome in tokio::task::JoinSet::from_iter(checks).join_all().await {
         assert_eq!(crate::outage::outcome(outcome), FAILED, "the backend is asked every time");
     }
@@ -266,7 +266,7 @@ async fn unpolled_check_takes_no_probe() {
         assert_eq!(check(&limiter).await, FAILED, "the store is asked until the breaker opens");
     }
     advance(SECOND).await;
-    let idle = limiter.check(alice(), 1);
+    let idle = limiter.check(alice());
     assert_eq!(check(&limiter).await, Ok(true), "the check that is polled is the probe");
     drop(idle);
 }
@@ -424,9 +424,8 @@ async fn hanging_key_does_not_open_breaker_for_other_keys() {
     let mallory = limiter.clone();
     let attack = tokio::spawn(async move {
         for _ in 0..5 {
-            let many: Vec<_> = (0..50)
-                .map(|_| tokio::spawn(mallory.check(PartitionKey::new("user", "mallory"), 1)))
-                .collect();
+            let many: Vec<_> =
+                (0..50).map(|_| tokio::spawn(mallory.check(PartitionKey::new("user", "mallory")))).collect();
             for one in many {
                 assert_eq!(
                     outcome(one.await.unwrap()),
@@ -464,7 +463,7 @@ async fn check_sent_before_opening_does_not_change_open_breaker() {
         }
     }
     let limiter = on(Slow).breaker(THREE_FAILURES).build().unwrap();
-    let slow: Vec<_> = [2, 3].into_iter().map(|cost| tokio::spawn(limiter.check(alice(), cost))).collect();
+    let slow: Vec<_> = [2, 3].into_iter().map(|cost| tokio::spawn(limiter.check((alice(), cost)))).collect();
     yield_now().await;
     for expected in [FAILED, FAILED, FAILED, REJECTED_BY_BREAKER] {
         assert_eq!(check(&limiter).await, expected, "the store is asked until the breaker opens");
@@ -481,7 +480,7 @@ async fn check_sent_before_opening_does_not_change_open_breaker() {
     assert_eq!(check(&limiter).await, REJECTED_BY_BREAKER, "the breaker is open for a whole second");
     advance(TICK).await;
     assert_eq!(
-        outcome(limiter.check(alice(), 2).await),
+        outcome(limiter.check((alice(), 2)).await),
         Ok(true),
         "an earlier failure does not extend the open time"
     );
@@ -532,22 +531,18 @@ async fn immediate_backend_bypasses_breaker() {
 #[tokio::test(start_paused = true)]
 async fn only_resets_and_settlements_bypass_open_breaker() {
     let (backend, limiter) = script([Admit, DOWN]);
-    let reservation = limiter.reserve(alice(), 5).await.unwrap();
+    let reservation = limiter.reserve((alice(), 5)).await.unwrap();
     advance(SECOND).await;
-    assert_eq!(outcome(limiter.peek(alice(), 1).await), FAILED, "a failed peek counts");
+    assert_eq!(outcome(limiter.peek(alice()).await), FAILED, "a failed peek counts");
     assert_eq!(
-        limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().reason(),
+        limiter.reserve(alice()).await.unwrap_err().error().unwrap().reason(),
         Reason::Connection,
         "a failed reservation counts"
     );
     assert_eq!(check(&limiter).await, FAILED, "a failed check counts");
-    assert_eq!(
-        outcome(limiter.peek(alice(), 1).await),
-        REJECTED_BY_BREAKER,
-        "the open breaker rejects a peek"
-    );
+    assert_eq!(outcome(limiter.peek(alice()).await), REJECTED_BY_BREAKER, "the open breaker rejects a peek");
     assert!(
-        !limiter.reserve(alice(), 1).await.unwrap_err().error().unwrap().was_asked(),
+        !limiter.reserve(alice()).await.unwrap_err().error().unwrap().was_asked(),
         "the open breaker rejects a reservation"
     );
     limiter.reset(alice()).await.unwrap();
@@ -578,7 +573,7 @@ async fn open_breaker_error_names_breaker_and_source() {
         "no rate limit decision: the store cannot be reached (circuit breaker is open)",
     ] {
         assert_eq!(
-            limiter.check(alice(), 1).await.unwrap_err().to_string(),
+            limiter.check(alice()).await.unwrap_err().to_string(),
             text,
             "the text names the open breaker"
         );
@@ -592,7 +587,7 @@ async fn open_breaker_error_names_breaker_and_source() {
     }
     let limiter = on(FailsWithSource).breaker(THREE_FAILURES).build().unwrap();
     for _ in 0..5 {
-        let error = limiter.check(alice(), 1).await.unwrap_err();
+        let error = limiter.check(alice()).await.unwrap_err();
         assert_eq!(error.source().unwrap().to_string(), "the cable", "the error keeps its source");
     }
 }

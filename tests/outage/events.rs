@@ -22,7 +22,7 @@ fn script(answers: impl IntoIterator<Item = FakeAnswer>) -> Limiter {
 
 async fn check(limiter: &Limiter, times: usize) {
     for _ in 0..times {
-        let _ = limiter.check(alice(), 1).await;
+        let _ = limiter.check(alice()).await;
     }
 }
 
@@ -85,11 +85,11 @@ async fn denied_probe_ends_no_outage_of_writes() {
         check(&limiter, 3).await;
         assert_eq!(warnings(), [OPENED], "{reason:?}");
         advance(SECOND).await;
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{reason:?}: the probe is denied");
+        assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "{reason:?}: the probe is denied");
         // The next checks are probes. The second one fails, and the breaker is open again.
         check(&limiter, 2).await;
         assert!(
-            !limiter.check(alice(), 1).await.unwrap_err().was_asked(),
+            !limiter.check(alice()).await.unwrap_err().was_asked(),
             "{reason:?}: the failed probe opens the breaker again"
         );
         advance(SECOND).await;
@@ -167,7 +167,7 @@ async fn overload_causes_one_event_per_minute() {
     let (events, _guard) = Events::collect();
     let limiter = deferred(&FakeBackend::hanging()).max_in_flight(2).build().unwrap();
     for _ in 0..2 {
-        let two = [limiter.check(alice(), 1), limiter.check(alice(), 1)].map(tokio::spawn);
+        let two = [limiter.check(alice()), limiter.check(alice())].map(tokio::spawn);
         sleep(TICK).await;
         check(&limiter, 5).await;
         let text = events.text();
@@ -188,16 +188,16 @@ async fn full_memory_causes_one_event_per_minute() {
     let full = Limiter::builder(memory()).policy(policy("ten", 10)).build().unwrap();
     let local = deferred(&FakeBackend::unavailable(Reason::Full)).breaker(None).local_memory(memory());
     let local = local.outage(OutageRule::LocalFallback(Share::whole())).build().unwrap();
-    let _ = local.admit(user(0), 1).await.unwrap();
+    let _ = local.admit(user(0)).await.unwrap();
     let _ = events.take();
     for _ in 0..2 {
         for i in 0..9 {
-            let _ = full.check(user(i), 1).await;
+            let _ = full.check(user(i)).await;
         }
         assert_eq!(summary(&events), ["WARN a storage bound is reached"], "one event for many rejected keys");
         advance(MINUTE).await;
         for i in 1..9 {
-            local.admit(user(i), 1).await.unwrap_err();
+            local.admit(user(i)).await.unwrap_err();
         }
         let local = ["WARN a storage bound is reached", "WARN the memory of the local fallback is full"];
         assert_eq!(summary(&events), local, "one event of each memory");
@@ -210,8 +210,8 @@ async fn denial_is_a_debug_event_and_peek_is_none() {
     let backend =
         FakeBackend::scripted([FakeAnswer::Deny(Wait::For(7 * SECOND)), FakeAnswer::Deny(Wait::Never)]);
     let limiter = deferred(&backend).deny_cache(None).build().unwrap();
-    let _ = limiter.check(alice(), 3).await.unwrap();
-    let _ = limiter.check(alice(), 2).await.unwrap();
+    let _ = limiter.check((alice(), 3)).await.unwrap();
+    let _ = limiter.check((alice(), 2)).await.unwrap();
     let [first, second] = <[String; 2]>::try_from(events.take()).unwrap();
     for part in ["DEBUG", "message=denied", "policy=\"ten\"", "cost=3", "wait=7s", "cached=false"] {
         assert!(first.contains(part), "{part}: {first}");
@@ -220,8 +220,8 @@ async fn denial_is_a_debug_event_and_peek_is_none() {
     assert!(!format!("{first}{second}").contains("alice"), "an event hides the partition key");
 
     let denying = deferred(&FakeBackend::denying(SECOND)).build().unwrap();
-    let _ = denying.peek(alice(), 1).await.unwrap();
+    let _ = denying.peek(alice()).await.unwrap();
     assert_eq!(events.text(), "", "a denied peek causes no event");
-    let _ = denying.check(alice(), 1).await.unwrap();
+    let _ = denying.check(alice()).await.unwrap();
     assert_eq!(events.take().len(), 1, "a denied check causes an event");
 }

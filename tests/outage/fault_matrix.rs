@@ -147,7 +147,7 @@ async fn run_scenario(scenario: Scenario, inject: impl AsyncFnOnce(), heal: impl
             // The breaker probes the store at its own pace.
             sleep(Duration::from_millis(10)).await;
         }
-        let decision = reader.peek(alice(), 0).await.unwrap();
+        let decision = reader.peek((alice(), 0)).await.unwrap();
         let used = QUOTA - decision.statuses()[0].remaining();
         let charged = before + during + 1;
         assert!(used >= charged, "{rule:?}: the usage is {used}, but {charged} units were charged");

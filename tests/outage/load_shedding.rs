@@ -48,7 +48,7 @@ async fn limiter_sheds_checks_above_bound_at_once() {
         let many: Vec<_> = (0..50)
             .map(|_| {
                 let limiter = limiter.clone();
-                tokio::spawn(async move { (outcome(limiter.check(alice(), 1).await), start.elapsed()) })
+                tokio::spawn(async move { (outcome(limiter.check(alice()).await), start.elapsed()) })
             })
             .collect();
         let mut admitted = 0;
@@ -72,23 +72,19 @@ async fn dropped_or_timed_out_check_frees_its_permit() {
     let backend = FakeBackend::hanging();
     let limiter = deferred(&backend).max_in_flight(1).breaker(None).build().unwrap();
     assert!(
-        timeout(SECOND / 20, limiter.check(alice(), 1)).await.is_err(),
+        timeout(SECOND / 20, limiter.check(alice())).await.is_err(),
         "the store hangs until the client leaves"
     );
-    let waiting = tokio::spawn(limiter.check(alice(), 1));
+    let waiting = tokio::spawn(limiter.check(alice()));
     yield_now().await;
-    assert_eq!(
-        outcome(limiter.check(alice(), 1).await),
-        OVERLOADED,
-        "the waiting check holds the only permit"
-    );
+    assert_eq!(outcome(limiter.check(alice()).await), OVERLOADED, "the waiting check holds the only permit");
     assert_eq!(
         outcome(waiting.await.unwrap()),
         Err((Reason::Timeout, true)),
         "the dropped check has freed its permit"
     );
     assert_eq!(
-        outcome(limiter.check(alice(), 1).await),
+        outcome(limiter.check(alice()).await),
         Err((Reason::Timeout, true)),
         "the timed-out check has freed its permit"
     );
@@ -98,8 +94,8 @@ async fn dropped_or_timed_out_check_frees_its_permit() {
 #[tokio::test(start_paused = true)]
 async fn unpolled_check_takes_no_permit() {
     let limiter = on(Slow::default()).max_in_flight(1).build().unwrap();
-    let idle = limiter.check(alice(), 1);
-    assert_eq!(outcome(limiter.check(alice(), 1).await), Ok(true), "the unpolled check holds no permit");
+    let idle = limiter.check(alice());
+    assert_eq!(outcome(limiter.check(alice()).await), Ok(true), "the unpolled check holds no permit");
     assert_eq!(outcome(idle.await), Ok(true), "the permit is free again");
 }
 
@@ -107,11 +103,11 @@ async fn unpolled_check_takes_no_permit() {
 async fn load_shedding_does_not_open_breaker() {
     let limiter = on(Slow::default()).max_in_flight(1).build().unwrap();
     for _ in 0..3 {
-        let waiting = tokio::spawn(limiter.check(alice(), 1));
+        let waiting = tokio::spawn(limiter.check(alice()));
         yield_now().await;
         for _ in 0..20 {
             assert_eq!(
-                outcome(limiter.check(alice(), 1).await),
+                outcome(limiter.check(alice()).await),
                 OVERLOADED,
                 "the waiting check holds the only permit"
             );
@@ -123,18 +119,17 @@ async fn load_shedding_does_not_open_breaker() {
 #[tokio::test(start_paused = true)]
 async fn limiter_clones_share_default_bound() {
     let limiter = deferred(&FakeBackend::hanging()).build().unwrap();
-    let waiting: Vec<_> = (0..Limiter::DEFAULT_MAX_IN_FLIGHT)
-        .map(|_| tokio::spawn(limiter.clone().check(alice(), 1)))
-        .collect();
+    let waiting: Vec<_> =
+        (0..Limiter::DEFAULT_MAX_IN_FLIGHT).map(|_| tokio::spawn(limiter.clone().check(alice()))).collect();
     // Waits until all checks have started.
     tokio::time::sleep(TICK).await;
     assert_eq!(
-        (waiting.len(), outcome(limiter.check(alice(), 1).await)),
+        (waiting.len(), outcome(limiter.check(alice()).await)),
         (4_096, OVERLOADED),
         "all clones share the default bound"
     );
     assert_eq!(
-        limiter.check(alice(), 1).await.unwrap_err().to_string(),
+        limiter.check(alice()).await.unwrap_err().to_string(),
         "no rate limit decision: overloaded: too many checks in flight",
         "the error names the overload"
     );
@@ -177,14 +172,14 @@ async fn old_timeout_makes_no_outage_of_burst() {
     let limiter =
         deferred(&FakeBackend::hanging()).max_in_flight(1).outage(OutageRule::FailOpen).build().unwrap();
     assert_eq!(
-        limiter.admit(alice(), 1).await.unwrap().error().unwrap().reason(),
+        limiter.admit(alice()).await.unwrap().error().unwrap().reason(),
         Reason::Timeout,
         "the store hangs"
     );
     advance(SECOND).await;
-    let first = tokio::spawn(limiter.admit(alice(), 1));
+    let first = tokio::spawn(limiter.admit(alice()));
     yield_now().await;
-    let shed = limiter.admit(alice(), 1).await.unwrap_err();
+    let shed = limiter.admit(alice()).await.unwrap_err();
     assert_eq!(
         shed.error().unwrap().reason(),
         Reason::Overloaded,
@@ -199,7 +194,7 @@ async fn crowd_of_timeouts_is_outage_after_one_deadline() {
         deferred(&FakeBackend::hanging()).breaker(None).outage(OutageRule::FailOpen).build().unwrap();
     for _ in 0..3 {
         let start = Instant::now();
-        let crowd: JoinSet<_> = (0..600).map(|_| limiter.admit(alice(), 1)).collect();
+        let crowd: JoinSet<_> = (0..600).map(|_| limiter.admit(alice())).collect();
         for outcome in crowd.join_all().await {
             assert_eq!(
                 outcome.unwrap().error().map(BackendError::reason),

@@ -54,7 +54,7 @@ proptest! {
             let counts = |(when, _): &&(u64, u32)| at < when + window.as_micros() as u64;
             let used: u32 = log.iter().filter(counts).map(|(_, cost)| cost).sum();
             let fits = cost == 0 || used + cost <= share;
-            prop_assert_eq!(is_admitted(&now(limiter.admit(alice(), cost))), fits, "{} of {}", used, share);
+            prop_assert_eq!(is_admitted(&now(limiter.admit((alice(), cost)))), fits, "{} of {}", used, share);
             if fits {
                 log.push((at, cost));
             }
@@ -69,9 +69,9 @@ fn shares_of_all_processes_never_exceed_quota() {
             let (_clock, limiter) = limiter(&[policy("p", quota)], local(processes));
             let share = quota / processes;
             // The limiter admits the whole share, and then no more units.
-            let all = is_admitted(&now(limiter.admit(alice(), share.max(1))));
+            let all = is_admitted(&now(limiter.admit((alice(), share.max(1)))));
             assert!(
-                !is_admitted(&now(limiter.admit(alice(), 1))),
+                !is_admitted(&now(limiter.admit(alice()))),
                 "{share} units of {quota}: the share is used"
             );
             if all { u64::from(share) } else { 0 }
@@ -85,17 +85,17 @@ fn shares_of_all_processes_never_exceed_quota() {
 #[test]
 fn rejected_cost_above_share_charges_nothing() {
     let (_clock, limiter) = limiter(&[policy("p", 10)], local(3));
-    assert!(!is_admitted(&now(limiter.admit(alice(), 4))), "a cost above the share is rejected");
+    assert!(!is_admitted(&now(limiter.admit((alice(), 4)))), "a cost above the share is rejected");
     // A cost above the quota is also rejected as a local fallback denial.
-    assert!(!is_admitted(&now(limiter.admit(alice(), 11))), "a cost above the quota is rejected");
-    assert!(is_admitted(&now(limiter.admit(alice(), 3))), "rejected costs charge nothing");
+    assert!(!is_admitted(&now(limiter.admit((alice(), 11)))), "a cost above the quota is rejected");
+    assert!(is_admitted(&now(limiter.admit((alice(), 3)))), "rejected costs charge nothing");
 }
 
 #[test]
 fn empty_share_admits_only_zero_cost() {
     let (_clock, limiter) = limiter(&[policy("few", 3), policy("many", 100)], local(4));
-    assert!(!is_admitted(&now(limiter.admit(alice(), 1))), "the policy `few` has no share");
-    let free = |many| now(limiter.admit(alice(), Costs::new().policy("few", 0).policy("many", many)));
+    assert!(!is_admitted(&now(limiter.admit(alice()))), "the policy `few` has no share");
+    let free = |many| now(limiter.admit((alice(), Costs::new().policy("few", 0).policy("many", many))));
     assert!(is_admitted(&free(25)), "the policy `few` is not charged, and the share of `many` fits");
     assert!(!is_admitted(&free(1)), "the share of `many` is used");
     // The decision has only the policies with a local share. It may have none.
@@ -104,7 +104,7 @@ fn empty_share_admits_only_zero_cost() {
     let names: Vec<_> = decided.decision().statuses().iter().map(|status| status.policy().name()).collect();
     assert_eq!(names, ["many"], "only a policy with a share has a status");
     let (_clock, nothing) = limiter_of_few();
-    let admission = now(nothing.admit(alice(), 0)).unwrap();
+    let admission = now(nothing.admit((alice(), 0))).unwrap();
     let decided = admission.local().expect("the local fallback has decided");
     assert!(decided.decision().statuses().is_empty(), "no policy has a share");
 }
@@ -116,11 +116,11 @@ fn limiter_of_few() -> (ManualClock, Limiter) {
 #[test]
 fn local_fallback_charges_all_policies_or_none() {
     let (_clock, limiter) = limiter(&[policy("a", 10), policy("b", 20)], local(2));
-    assert!(is_admitted(&now(limiter.admit(alice(), 4))), "both shares fit the cost");
+    assert!(is_admitted(&now(limiter.admit((alice(), 4)))), "both shares fit the cost");
     // One policy has no room for this cost, so the other policy is not charged.
-    assert!(!is_admitted(&now(limiter.admit(alice(), 3))), "one unit of `a` remains");
+    assert!(!is_admitted(&now(limiter.admit((alice(), 3)))), "one unit of `a` remains");
     let rest = Costs::new().policy("a", 1).policy("b", 6);
-    assert!(is_admitted(&now(limiter.admit(alice(), rest))), "the rejected cost charges neither policy");
+    assert!(is_admitted(&now(limiter.admit((alice(), rest)))), "the rejected cost charges neither policy");
 }
 
 #[test]
@@ -128,15 +128,15 @@ fn share_uses_policy_algorithm_for_each_key() {
     let fixed = Policy::new("p", 10, SECOND).unwrap().with_algorithm(Algorithm::FixedWindow).unwrap();
     let (clock, limiter) = limiter(&[fixed], local(2));
     clock.advance(SECOND / 2);
-    assert!(is_admitted(&now(limiter.admit(alice(), 5))), "the share is half of the quota");
-    assert!(!is_admitted(&now(limiter.admit(alice(), 1))), "the share is used");
+    assert!(is_admitted(&now(limiter.admit((alice(), 5)))), "the share is half of the quota");
+    assert!(!is_admitted(&now(limiter.admit(alice()))), "the share is used");
     assert!(
-        is_admitted(&now(limiter.admit(PartitionKey::new("user", "bob"), 5))),
+        is_admitted(&now(limiter.admit((PartitionKey::new("user", "bob"), 5)))),
         "another key has its own share"
     );
     // A calendar window has ended after half of its length.
     clock.advance(SECOND / 2);
-    assert!(is_admitted(&now(limiter.admit(alice(), 5))), "a new calendar window has its own share");
+    assert!(is_admitted(&now(limiter.admit((alice(), 5)))), "a new calendar window has its own share");
 }
 
 #[test]
@@ -144,9 +144,9 @@ fn limiters_with_one_memory_share_local_usage() {
     let memory = MemoryBackend::new();
     let limiter = || on(down()).outage(local(2)).local_memory(memory.clone()).build().unwrap();
     let (one, other, alone) = (limiter(), limiter(), on(down()).outage(local(2)).build().unwrap());
-    assert!(is_admitted(&now(one.admit(alice(), 5))), "the share is half of the quota");
-    assert!(!is_admitted(&now(other.admit(alice(), 1))), "the limiters share the usage of their memory");
-    assert!(is_admitted(&now(alone.admit(alice(), 5))), "a limiter has a memory of its own by default");
+    assert!(is_admitted(&now(one.admit((alice(), 5)))), "the share is half of the quota");
+    assert!(!is_admitted(&now(other.admit(alice()))), "the limiters share the usage of their memory");
+    assert!(is_admitted(&now(alone.admit((alice(), 5)))), "a limiter has a memory of its own by default");
     assert_eq!(memory.keys(), 1, "both limiters use one key");
 }
 
@@ -155,7 +155,7 @@ fn local_memory_stores_nothing_while_store_answers() {
     let memory = MemoryBackend::new();
     for backend in [FakeBackend::admitting(), FakeBackend::denying(SECOND)] {
         let limiter = on(backend).outage(local(1)).local_memory(memory.clone()).build().unwrap();
-        let _ = now(limiter.admit(alice(), 1));
+        let _ = now(limiter.admit(alice()));
     }
     assert_eq!(memory.keys(), 0, "the local fallback decides only in an outage");
 }
@@ -171,7 +171,7 @@ fn outage_edge_admits_at_most_twice_quota() {
     let outage = on(down()).outage(rule).local_memory(memory).build().unwrap();
     let granted = |limiter: &Limiter| {
         let mut units = 0;
-        while now(limiter.admit(alice(), 1)).is_ok() {
+        while now(limiter.admit(alice())).is_ok() {
             units += 1;
         }
         units

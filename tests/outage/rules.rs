@@ -324,12 +324,12 @@ async fn limiter_without_http_distinguishes_outcomes() {
     let limiter = |rule| deferred(&backend).outage(rule).build().unwrap();
     assert!(
         matches!(
-            limiter(OutageRule::FailClosed).admit(alice(), 1).await,
+            limiter(OutageRule::FailClosed).admit(alice()).await,
             Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
         ),
         "fail closed returns the error"
     );
-    let admission = limiter(OutageRule::FailOpen).admit(alice(), 1).await.unwrap();
+    let admission = limiter(OutageRule::FailOpen).admit(alice()).await.unwrap();
     assert!(
         admission.unchecked().is_some_and(|unchecked| unchecked.error().reason() == Reason::ReadOnly),
         "fail open returns the error beside the admission"
@@ -346,7 +346,7 @@ async fn limiter_without_http_distinguishes_outcomes() {
     );
 
     let limiter = limiter(local(5));
-    let admission = limiter.admit(alice(), 2).await.unwrap();
+    let admission = limiter.admit((alice(), 2)).await.unwrap();
     assert!(
         admission.reservation().is_none() && admission.unchecked().is_none(),
         "an admission of the local fallback is a local decision"
@@ -359,23 +359,23 @@ async fn limiter_without_http_distinguishes_outcomes() {
         "the status is that of the share"
     );
     assert!(
-        matches!(limiter.admit(alice(), 1).await, Err(Rejection::LocalFallbackDenied(_))),
+        matches!(limiter.admit(alice()).await, Err(Rejection::LocalFallbackDenied(_))),
         "the share is used"
     );
     // The rule applies to `admit` and to layers. All other methods return the error.
     assert_eq!(
-        limiter.check(alice(), 1).await.unwrap_err().reason(),
+        limiter.check(alice()).await.unwrap_err().reason(),
         Reason::ReadOnly,
         "an outage rule does not apply to `check`"
     );
     assert_eq!(
-        limiter.peek(alice(), 1).await.unwrap_err().reason(),
+        limiter.peek(alice()).await.unwrap_err().reason(),
         Reason::ReadOnly,
         "an outage rule does not apply to `peek`"
     );
     assert!(
         matches!(
-            limiter.reserve(alice(), 1).await,
+            limiter.reserve(alice()).await,
             Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
         ),
         "an outage rule does not apply to `reserve`"
@@ -383,7 +383,7 @@ async fn limiter_without_http_distinguishes_outcomes() {
 
     let limiter = on(MemoryBackend::new()).outage(OutageRule::FailOpen).build().unwrap();
     for (cost, admitted) in [(10, true), (1, false)] {
-        match limiter.admit(alice(), cost).await {
+        match limiter.admit((alice(), cost)).await {
             Ok(admission) => {
                 assert!(admitted && admission.decision().is_some(), "{admission:?}");
                 assert!(admission.reservation().is_none(), "`admit` reserves nothing");
@@ -393,7 +393,7 @@ async fn limiter_without_http_distinguishes_outcomes() {
         }
     }
     let nothing = Limiter::builder(MemoryBackend::new()).without_policies().outage(OutageRule::FailOpen);
-    let verdict = nothing.build().unwrap().admit(alice(), 1).await;
+    let verdict = nothing.build().unwrap().admit(alice()).await;
     assert!(matches!(verdict, Err(Rejection::Unavailable(_))), "{verdict:?}");
 }
 
@@ -405,9 +405,9 @@ async fn full_local_memory_rejects_request() {
         deferred(&backend).outage(OutageRule::LocalFallback(Share::whole())).local_memory(memory.clone());
     let limiter = limiter.build().unwrap();
     // Half of the quota of 10 is in use, so the key is not evicted.
-    assert!(limiter.admit(alice(), 5).await.unwrap().local().is_some(), "the memory has room for one key");
+    assert!(limiter.admit((alice(), 5)).await.unwrap().local().is_some(), "the memory has room for one key");
     let bob = PartitionKey::new("user", "bob");
-    let verdict = limiter.admit(bob, 1).await;
+    let verdict = limiter.admit(bob).await;
     // The error is the reason of the store.
     assert!(
         matches!(&verdict, Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection),
@@ -429,21 +429,21 @@ async fn full_local_memory_evicts_key_below_half_of_share() {
     };
     let limiter = halves(&memory);
     let bob = PartitionKey::new("user", "bob");
-    assert!(limiter.admit(alice(), 2).await.unwrap().local().is_some(), "the memory has room for one key");
-    assert!(limiter.admit(bob, 3).await.unwrap().local().is_some(), "alice's key is evicted");
+    assert!(limiter.admit((alice(), 2)).await.unwrap().local().is_some(), "the memory has room for one key");
+    assert!(limiter.admit((bob, 3)).await.unwrap().local().is_some(), "alice's key is evicted");
     assert_eq!(
         (memory.keys(), memory.evicted_keys(), memory.evicted_units()),
         (1, 1, 2),
         "the evicted units are counted"
     );
     // 3 units are more than half of the share of 5, but not of the quota.
-    assert!(limiter.admit(alice(), 1).await.is_err(), "bob's key is above half of its share");
+    assert!(limiter.admit(alice()).await.is_err(), "bob's key is above half of its share");
 
     let memory = MemoryBackend::with_max_keys(1).unwrap().when_full(WhenFull::Reject);
     let limiter = halves(&memory);
-    assert!(limiter.admit(alice(), 1).await.unwrap().local().is_some(), "the memory has room for one key");
+    assert!(limiter.admit(alice()).await.unwrap().local().is_some(), "the memory has room for one key");
     assert!(
-        limiter.admit(PartitionKey::new("user", "bob"), 1).await.is_err(),
+        limiter.admit(PartitionKey::new("user", "bob")).await.is_err(),
         "the memory rejects a key instead of evicting one"
     );
     assert_eq!((memory.keys(), memory.evicted_keys()), (1, 0), "no key is evicted");
@@ -459,14 +459,14 @@ fn outage_rule_adds_no_allocation() {
         }
         let limiter = builder.build().unwrap();
         for _ in 0..100 {
-            let _ = crate::http::probe::now(limiter.admit(alice(), 1));
+            let _ = crate::http::probe::now(limiter.admit(alice()));
         }
         let key = alice();
-        measure(|| drop(crate::http::probe::now(limiter.admit(key, 1)))).count_total
+        measure(|| drop(crate::http::probe::now(limiter.admit(key)))).count_total
     };
     let plain = allocations(None);
     let limiter = on(MemoryBackend::new()).build().unwrap();
-    let check = |key| drop(crate::http::probe::now(limiter.check(key, 1)));
+    let check = |key| drop(crate::http::probe::now(limiter.check(key)));
     check(alice());
     let key = alice();
     assert_eq!(measure(|| check(key)).count_total, plain, "`check` allocates as much as `admit`");
@@ -533,8 +533,8 @@ async fn reservation_ignores_outage_rule() {
         for builder in [deferred(&backend), on(backend.clone())] {
             let limiter = builder.outage(rule).build().unwrap();
             let pairs = [Pair::new(alice(), policy("ten", 10), 1)];
-            let of_pairs = limiter.reserve_pairs(pairs).unwrap().await;
-            for reserved in [limiter.reserve(alice(), 1).await, of_pairs] {
+            let of_pairs = limiter.reserve(pairs).await;
+            for reserved in [limiter.reserve(alice()).await, of_pairs] {
                 assert!(
                     matches!(
                         reserved,
@@ -550,13 +550,13 @@ async fn reservation_ignores_outage_rule() {
 #[tokio::test]
 async fn local_outcome_holds_error_of_store() {
     let limiter = deferred(&FakeBackend::unavailable(Reason::Busy)).outage(local(5)).build().unwrap();
-    let admission = limiter.admit(alice(), 2).await.unwrap();
+    let admission = limiter.admit((alice(), 2)).await.unwrap();
     assert_eq!(
         admission.error().map(|error| error.reason()),
         Some(Reason::Busy),
         "the admission has the reason of the store"
     );
-    let rejection = limiter.admit(alice(), 1).await.unwrap_err();
+    let rejection = limiter.admit(alice()).await.unwrap_err();
     assert_eq!(
         rejection.error().map(|error| error.reason()),
         Some(Reason::Busy),

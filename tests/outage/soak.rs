@@ -178,7 +178,7 @@ async fn continuous_faults_lose_no_charge_and_deny_no_request() {
     let direct = RedisBackend::connect(&server.url()).await.unwrap();
     let direct = Limiter::builder(direct).policy(policy()).deadline(LONG_DEADLINE).build().unwrap();
     let alice = PartitionKey::new("header:x-api-key", "alice");
-    let left = direct.peek(alice, 0).await.unwrap().statuses()[0].remaining();
+    let left = direct.peek((alice, 0)).await.unwrap().statuses()[0].remaining();
     let admitted: u32 = seen.iter().map(|seen| seen.decided).sum();
     let charged = QUOTA - left;
     assert!(

@@ -99,7 +99,7 @@ async fn url_selects_database() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let backend = RedisBackend::connect(&format!("{}3", server.url())).await.unwrap();
-        let _ = limiter(backend, [policy("hourly", 10, HOUR)]).check(alice(), 1).await.unwrap();
+        let _ = limiter(backend, [policy("hourly", 10, HOUR)]).check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         assert_eq!(admin.keys(), [""; 0], "{engine:?}: database 0 stays empty");
         admin.query::<()>(&["SELECT", "3"]);
@@ -115,7 +115,7 @@ async fn wrong_or_missing_password_is_no_permission() {
         admin.set("requirepass", "secret");
         let backend = RedisBackend::connect(&url(&server, ":secret", "")).await.unwrap();
         let valid = limiter(backend, [policy("hourly", 10, HOUR)]);
-        let _ = valid.check(alice(), 1).await.unwrap();
+        let _ = valid.check(alice()).await.unwrap();
 
         for path in ["", "?protocol=resp2"] {
             for user in [":wrong", "unknown:secret", ""] {
@@ -130,7 +130,7 @@ async fn wrong_or_missing_password_is_no_permission() {
                 let invalid = limiter(RedisBackend::lazy(&url).unwrap(), [policy("hourly", 10, HOUR)]);
                 for _ in 0..2 {
                     assert_eq!(
-                        reason(invalid.check(alice(), 1).await),
+                        reason(invalid.check(alice()).await),
                         Reason::NoPermission,
                         "{engine:?} {url}"
                     );
@@ -187,7 +187,7 @@ async fn key_permission_covers_one_namespace() {
         let builder = Limiter::builder(backend).policy(policy("hourly", 10, HOUR));
         let other = builder.namespace("other").build().unwrap();
         assert!(
-            other.check(alice(), 1).await.unwrap().is_admitted(),
+            other.check(alice()).await.unwrap().is_admitted(),
             "{engine:?}: the permission covers the namespace `other`"
         );
     }

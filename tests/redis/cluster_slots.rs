@@ -42,7 +42,7 @@ async fn client_over_its_limit_starves_no_shared_key() {
     let route = pair(&key_on(0, "route", 0), 20, 1);
     let (busy, honest) = (pair(&key_on(1, "address", 1), 1, 1), pair(&key_on(2, "address", 2), UNREACHED, 1));
     let patient = limiter(&cluster).await.deadline(LONG_DEADLINE).build().unwrap();
-    let first = patient.check_pairs([route.clone(), busy.clone()]).unwrap().await.unwrap();
+    let first = patient.check([route.clone(), busy.clone()]).await.unwrap();
     assert!(first.is_admitted(), "the address has one unit");
     let (processes, _clients) = clients_over_limit(&cluster, [route.clone(), busy], LONG_DEADLINE).await;
     wait_until("not every process has a denial", || processes.iter().all(|it| it.stats().denied > 0)).await;
@@ -58,7 +58,7 @@ async fn client_over_its_limit_starves_no_shared_key() {
             "the honest client has {units} of 19 units after {requests} requests"
         );
         pace.tick().await;
-        let decision = patient.check_pairs([route.clone(), honest.clone()]).unwrap().await.unwrap();
+        let decision = patient.check([route.clone(), honest.clone()]).await.unwrap();
         units += u32::from(decision.is_admitted());
         requests += 1;
     }
@@ -100,20 +100,20 @@ async fn requests_of_hung_node_do_not_wait() {
     let limiter = limiter(&cluster).await.breaker(Breaker { failures: 5, open_for: HOUR });
     let limiter = limiter.deadline(Duration::from_secs(1)).build().unwrap();
     for pair in [&hung, &healthy] {
-        let decision = limiter.check_pairs([pair.clone()]).unwrap().await.unwrap();
+        let decision = limiter.check([pair.clone()]).await.unwrap();
         assert!(decision.is_admitted(), "before the node hangs");
     }
     let mut clients = JoinSet::new();
     clients.spawn(send(limiter.clone(), healthy, Duration::from_millis(10)));
     cluster.nodes[1].signal(libc::SIGSTOP);
     let start = Instant::now();
-    while limiter.check_pairs([hung.clone()]).unwrap().await.is_err_and(|error| error.was_asked()) {
+    while limiter.check([hung.clone()]).await.is_err_and(|error| error.was_asked()) {
         assert!(start.elapsed() < TIMEOUT, "the breaker of the hung node does not open");
     }
     let (admitted, mut pace) = (limiter.stats().admitted, interval(Duration::from_millis(10)));
     for request in 0..100 {
         pace.tick().await;
-        let mut check = pin!(limiter.check_pairs([hung.clone()]).unwrap());
+        let mut check = pin!(limiter.check([hung.clone()]));
         let polled = check.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(
             matches!(&polled, Poll::Ready(Err(error)) if !error.was_asked()),
@@ -150,7 +150,7 @@ async fn slots_of_check_are_asked_concurrently() {
         RedisBackend::cluster_over_streams([("127.0.0.1", cluster.nodes[0].port())], connect).unwrap();
     let limiter = Limiter::builder(backend).without_policies().deadline(TIMEOUT).build().unwrap();
     let pairs: Vec<Pair> = (0..4).map(|i| pair(&key_on(i % 3, "user", i), UNREACHED, 1)).collect();
-    let check = || limiter.check_pairs(&pairs[..]).unwrap();
+    let check = || limiter.check(&pairs[..]);
     // The nodes know the script, and the backend knows their clocks.
     for _ in 0..2 {
         assert!(check().await.unwrap().is_admitted(), "before the replies are held");

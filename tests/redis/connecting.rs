@@ -76,13 +76,13 @@ async fn lazy_backend_starts_before_its_server() {
             .unwrap();
         for _ in 0..3 {
             // A check that waited until its deadline would time out.
-            assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Connection, "{engine:?}");
+            assert_eq!(reason(limiter.check(alice()).await), Reason::Connection, "{engine:?}");
         }
 
         server.restart();
         // After a failed attempt, the backend waits for a moment before the next one.
         idle().await;
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 9, "{engine:?}");
     }
 }
@@ -98,13 +98,13 @@ async fn lazy_backend_keeps_deadline_while_server_hangs() {
 
     let start = Instant::now();
     // The server still hangs when the check ends.
-    let outcome = timeout(TIMEOUT, short_deadline.check(alice(), 1)).await.expect("an end at the deadline");
+    let outcome = timeout(TIMEOUT, short_deadline.check(alice())).await.expect("an end at the deadline");
     assert_eq!(reason(outcome), Reason::Timeout, "the server hangs");
     let waited = start.elapsed();
     assert!(waited >= Duration::from_millis(50), "before the deadline, after {waited:?}");
 
     server.signal(libc::SIGCONT);
-    let decision = long_deadline.check(alice(), 1).await.unwrap();
+    let decision = long_deadline.check(alice()).await.unwrap();
     // The backend sent nothing before it had a connection.
     assert_eq!(decision.statuses()[0].remaining(), 9, "the check without a connection was never sent");
 }
@@ -116,7 +116,7 @@ async fn concurrent_first_checks_open_one_connection() {
         let mut admin = Admin::at(&server);
         let limiter = limiter(RedisBackend::lazy(&server.url()).unwrap(), [policy("hourly", 100, HOUR)]);
         let before = admin.number("stats", "total_connections_received");
-        for outcome in concurrently((0..64).map(|_| limiter.check(alice(), 1))).await {
+        for outcome in concurrently((0..64).map(|_| limiter.check(alice()))).await {
             assert!(outcome.unwrap().is_admitted(), "{engine:?}: 64 checks fit into the quota");
         }
         assert_eq!(admin.number("stats", "total_connections_received") - before, 1, "{engine:?}");
@@ -138,8 +138,8 @@ async fn url_selects_protocol() {
             let summary = |decision: tower_sliding_window::Decision| {
                 (decision.is_admitted(), decision.statuses()[0].remaining())
             };
-            assert_eq!(summary(limiter.check(alice(), 9).await.unwrap()), (true, 1), "{engine:?} {query}");
-            assert_eq!(summary(limiter.check(alice(), 2).await.unwrap()), (false, 1), "{engine:?} {query}");
+            assert_eq!(summary(limiter.check((alice(), 9)).await.unwrap()), (true, 1), "{engine:?} {query}");
+            assert_eq!(summary(limiter.check((alice(), 2)).await.unwrap()), (false, 1), "{engine:?} {query}");
             let expected = Calls { all: hellos, failed: 0 };
             assert_eq!(admin.calls("hello"), expected, "{engine:?} {query}");
         }
@@ -153,8 +153,8 @@ async fn backend_falls_back_to_resp2() {
         let server = Server::with_options(engine, &["--rename-command", "HELLO", ""]);
         let backend = RedisBackend::connect(&server.url()).await.unwrap();
         let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
-        assert!(limiter.check(alice(), 9).await.unwrap().is_admitted(), "{engine:?}");
-        assert!(!limiter.check(alice(), 2).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(limiter.check((alice(), 9)).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(!limiter.check((alice(), 2)).await.unwrap().is_admitted(), "{engine:?}");
         // A URL that demands RESP3 gets an error.
         let error = RedisBackend::connect(&format!("{}?protocol=resp3", server.url())).await.unwrap_err();
         assert!(matches!(error, ConnectError::Unreachable { .. }), "{engine:?} {error}");
@@ -172,9 +172,9 @@ async fn backend_reuses_supplied_connection() {
 
         let a = limiter(RedisBackend::from_connection(multiplexed), [policy("hourly", 10, HOUR)]);
         let b = limiter(RedisBackend::from_connection(manager), [policy("hourly", 10, HOUR)]);
-        assert!(a.check(alice(), 6).await.unwrap().is_admitted(), "{engine:?}: 6 of 10 units");
+        assert!(a.check((alice(), 6)).await.unwrap().is_admitted(), "{engine:?}: 6 of 10 units");
         assert!(
-            !b.check(alice(), 6).await.unwrap().is_admitted(),
+            !b.check((alice(), 6)).await.unwrap().is_admitted(),
             "{engine:?}: both backends share the usage"
         );
         assert_eq!(remaining(&b).await, 4, "{engine:?}: the denial charges nothing");

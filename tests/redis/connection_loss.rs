@@ -23,9 +23,9 @@ async fn dead_server_fails_pending_checks_at_once() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         server.signal(libc::SIGSTOP);
-        let checks: Vec<_> = (0..8).map(|_| tokio::spawn(limiter.check(alice(), 1))).collect();
+        let checks: Vec<_> = (0..8).map(|_| tokio::spawn(limiter.check(alice()))).collect();
         idle().await;
         server.kill();
         for check in checks {
@@ -40,13 +40,13 @@ async fn checks_end_at_deadline_while_server_hangs() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let (short_deadline, long_deadline) = short_and_long_deadline(&server).await;
-        let _ = long_deadline.check(alice(), 1).await.unwrap();
+        let _ = long_deadline.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         let connections = admin.number("stats", "total_connections_received");
 
         server.signal(libc::SIGSTOP);
         let start = Instant::now();
-        let checks = concurrently((0..8).map(|_| short_deadline.check(alice(), 1)));
+        let checks = concurrently((0..8).map(|_| short_deadline.check(alice())));
         // The server still hangs when they end.
         let outcomes = tokio::time::timeout(TIMEOUT, checks).await.expect("the checks end at their deadline");
         for outcome in outcomes {
@@ -55,7 +55,7 @@ async fn checks_end_at_deadline_while_server_hangs() {
         assert!(start.elapsed() >= DEADLINE, "{engine:?}: before the deadline, after {:?}", start.elapsed());
 
         server.signal(libc::SIGCONT);
-        let decision = long_deadline.check(alice(), 1).await.unwrap();
+        let decision = long_deadline.check(alice()).await.unwrap();
         // The timed-out checks have charged nothing: they ran after their deadline.
         assert_eq!(decision.statuses()[0].remaining(), 98, "{engine:?}");
         assert_eq!(admin.number("stats", "total_connections_received"), connections, "the same connection");
@@ -69,7 +69,7 @@ async fn check_reconnects_after_idle_connection_closes() {
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
         let mut admin = Admin::at(&server);
         for round in 1..=5 {
-            let decision = limiter.check(alice(), 1).await.unwrap();
+            let decision = limiter.check(alice()).await.unwrap();
             assert_eq!(decision.statuses()[0].remaining(), 100 - round, "{engine:?}");
             admin.query::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
             idle().await;
@@ -84,13 +84,13 @@ async fn closed_resp2_connection_fails_at_most_one_check() {
         let server = Server::start(engine);
         let backend = RedisBackend::connect(&format!("{}?protocol=resp2", server.url())).await.unwrap();
         let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         Admin::at(&server).query::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         idle().await;
-        if let Err(error) = limiter.check(alice(), 0).await {
+        if let Err(error) = limiter.check((alice(), 0)).await {
             assert_eq!(error.reason(), Reason::Connection, "{engine:?}");
         }
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 98, "{engine:?}");
     }
 }
@@ -100,12 +100,12 @@ async fn concurrent_checks_share_one_reconnect() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         server.restart();
         idle().await;
         let mut admin = Admin::at(&server);
         let before = admin.number("stats", "total_connections_received");
-        for outcome in concurrently((0..64).map(|_| limiter.check(alice(), 1))).await {
+        for outcome in concurrently((0..64).map(|_| limiter.check(alice()))).await {
             assert!(outcome.unwrap().is_admitted(), "{engine:?}: every check after the reconnect fits");
         }
         assert_eq!(admin.number("stats", "total_connections_received") - before, 1, "{engine:?}");
@@ -118,19 +118,19 @@ async fn backend_reconnects_to_demoted_server() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         let connections = admin.number("stats", "total_connections_received");
         admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         for _ in 0..3 {
             idle().await;
             // The backend keeps a new connection for a moment, and does not reconnect with every check.
-            for outcome in concurrently((0..10).map(|_| limiter.check(alice(), 1))).await {
+            for outcome in concurrently((0..10).map(|_| limiter.check(alice()))).await {
                 assert_eq!(reason(outcome), Reason::ReadOnly, "{engine:?}");
             }
         }
         admin.query::<()>(&["REPLICAOF", "NO", "ONE"]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let reconnects = admin.number("stats", "total_connections_received") - connections;
         assert_eq!(reconnects, 3, "{engine:?}");
     }
@@ -141,17 +141,17 @@ async fn backend_reconnects_to_demoted_server() {
 async fn dropped_checks_keep_connection_open() {
     let server = Server::start(Engine::Redis);
     let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     let mut admin = Admin::at(&server);
     let connections = admin.number("stats", "total_connections_received");
     for _ in 0..4 {
-        let mut check = Box::pin(limiter.check(alice(), 1));
+        let mut check = Box::pin(limiter.check(alice()));
         assert!(poll_once(&mut check).await.is_none(), "the check waits for its reply");
         drop(check);
         // So long that a server without a reply would be silent.
         tokio::time::sleep(Duration::from_millis(300)).await;
     }
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     assert_eq!(admin.number("stats", "total_connections_received"), connections, "the same connection");
 }
 
@@ -161,17 +161,17 @@ async fn idle_time_between_drops_keeps_connection_open() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         let connections = admin.number("stats", "total_connections_received");
         for waited in [100, 20].map(Duration::from_millis) {
             admin.query::<()>(&["CLIENT", "PAUSE", "150"]);
-            let check = tokio::time::timeout(waited, limiter.check(alice(), 1)).await;
+            let check = tokio::time::timeout(waited, limiter.check(alice())).await;
             assert!(check.is_err(), "{engine:?}: the server is paused");
             // Longer than the silence after which the backend reconnects. Meanwhile, the server answers again.
             tokio::time::sleep(Duration::from_millis(700)).await;
         }
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let new = admin.number("stats", "total_connections_received") - connections;
         assert_eq!(new, 0, "{engine:?}: the same connection");
     }

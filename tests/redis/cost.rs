@@ -26,7 +26,7 @@ async fn large_cost_takes_one_small_record() {
         let mut admin = Admin::at(&server);
         let mut size_of = async |cost| {
             admin.query::<()>(&["FLUSHALL"]);
-            let _ = limiter.check(alice(), cost).await.unwrap();
+            let _ = limiter.check((alice(), cost)).await.unwrap();
             let key = admin.only_key();
             (admin.memory(&key), admin.query::<usize>(&["LLEN", &key]))
         };
@@ -47,26 +47,26 @@ async fn large_costs_are_admitted_at_exact_instants() {
         let limiter = limiter(backend, [policy("units", 100_000, Duration::from_secs(60))]);
 
         assert!(
-            limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            limiter.check((alice(), 50_000)).await.unwrap().is_admitted(),
             "{engine:?}: the first half of the quota"
         );
         clock.advance(Duration::from_micros(10_000_001));
         assert!(
-            limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            limiter.check((alice(), 50_000)).await.unwrap().is_admitted(),
             "{engine:?}: the second half of the quota"
         );
         clock.advance(Duration::from_secs(5));
-        let denied = limiter.check(alice(), 50_000).await.unwrap();
+        let denied = limiter.check((alice(), 50_000)).await.unwrap();
         assert_eq!(denied.retry_after(), Wait::For(Duration::from_micros(44_999_999)), "{engine:?}");
 
         clock.advance(Duration::from_micros(44_999_998));
         assert!(
-            !limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            !limiter.check((alice(), 50_000)).await.unwrap().is_admitted(),
             "{engine:?}: the quota is used"
         );
         clock.advance(Duration::from_micros(1));
         assert!(
-            limiter.check(alice(), 50_000).await.unwrap().is_admitted(),
+            limiter.check((alice(), 50_000)).await.unwrap().is_admitted(),
             "{engine:?}: the first half has left the window"
         );
     }
@@ -76,9 +76,9 @@ async fn large_costs_are_admitted_at_exact_instants() {
 async fn server_clock_gives_exact_wait_for_large_costs() {
     let server = Server::start(Engine::Redis);
     let limiter = limiter(backend(&server).await, [policy("units", 100_000, HOUR)]);
-    let first = limiter.check(alice(), 50_000).await.unwrap();
-    let second = limiter.check(alice(), 50_000).await.unwrap();
-    let third = limiter.check(alice(), 50_000).await.unwrap();
+    let first = limiter.check((alice(), 50_000)).await.unwrap();
+    let second = limiter.check((alice(), 50_000)).await.unwrap();
+    let third = limiter.check((alice(), 50_000)).await.unwrap();
     assert_eq!(
         (first.is_admitted(), second.is_admitted(), third.is_admitted()),
         (true, true, false),
@@ -100,7 +100,7 @@ async fn wait_is_exact_behind_many_records() {
         let start = clock.now_micros();
         // 100 instants, 100 records at each.
         for _ in 0..100 {
-            for outcome in concurrently((0..100).map(|_| limiter.check(alice(), 1))).await {
+            for outcome in concurrently((0..100).map(|_| limiter.check(alice()))).await {
                 assert!(outcome.unwrap().is_admitted(), "{engine:?}: all checks fit");
             }
             clock.advance(Duration::from_micros(1_000_003));
@@ -110,23 +110,23 @@ async fn wait_is_exact_behind_many_records() {
 
         for (cost, instant) in [(1, 0), (100, 0), (101, 1), (200, 1), (5_000, 49), (5_001, 50), (10_000, 99)]
         {
-            let denied = limiter.check(alice(), cost).await.unwrap();
+            let denied = limiter.check((alice(), cost)).await.unwrap();
             assert_eq!(denied.retry_after(), wait(instant), "{engine:?}, cost {cost}");
         }
         assert_eq!(
-            limiter.check(alice(), 10_001).await.unwrap().retry_after(),
+            limiter.check((alice(), 10_001)).await.unwrap().retry_after(),
             Wait::Never,
             "{engine:?}: a cost above the quota never fits"
         );
 
         clock.set_micros(expiry(0) - 1);
         assert!(
-            !limiter.check(alice(), 100).await.unwrap().is_admitted(),
+            !limiter.check((alice(), 100)).await.unwrap().is_admitted(),
             "{engine:?}: too few units remain"
         );
         clock.set_micros(expiry(0));
-        assert!(limiter.check(alice(), 100).await.unwrap().is_admitted(), "{engine:?}");
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: the quota is used");
+        assert!(limiter.check((alice(), 100)).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}: the quota is used");
     }
 }
 

@@ -60,7 +60,7 @@ fn patient(backend: &RedisBackend) -> Limiter {
 /// Waits until there is a decision again after an outage.
 async fn until_decided(limiter: &Limiter, key: &PartitionKey, policy: &Policy) {
     let start = Instant::now();
-    while let Err(error) = limiter.peek_pairs([pair(key, policy, 0)]).unwrap().await {
+    while let Err(error) = limiter.peek([pair(key, policy, 0)]).await {
         assert!(start.elapsed() < TIMEOUT, "no check gets a decision: {error:?}");
         sleep(Duration::from_millis(20)).await;
     }
@@ -75,7 +75,7 @@ fn is_open(limiter: &Limiter, node: &Server) -> bool {
 }
 
 async fn used(limiter: &Limiter, key: &PartitionKey, policy: &Policy) -> u32 {
-    let decision = limiter.check_pairs([pair(key, policy, 0)]).unwrap().await.unwrap();
+    let decision = limiter.check([pair(key, policy, 0)]).await.unwrap();
     policy.quota() - decision.statuses()[0].remaining()
 }
 
@@ -105,7 +105,7 @@ async fn over_limit_client_causes_few_rollbacks() {
                 let (mut admitted, mut sent) = (0, 0);
                 while !stop.load(std::sync::atomic::Ordering::Relaxed) {
                     let pairs = [pair(&route, &of_route, 1), pair(&address, &of_address, 1)];
-                    let decision = limiter.check_pairs(pairs).unwrap().await.unwrap();
+                    let decision = limiter.check(pairs).await.unwrap();
                     sent += 1;
                     admitted += u32::from(decision.is_admitted());
                     sleep(Duration::from_millis(2)).await;
@@ -124,7 +124,7 @@ async fn over_limit_client_causes_few_rollbacks() {
     while start.elapsed() < 6 * SECOND {
         pace.tick().await;
         let pairs = [pair(&route, &of_route, 1), pair(&honest, &many, 1)];
-        let decision = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        let decision = limiter.check(pairs).await.unwrap();
         asked += 1;
         denied += u32::from(!decision.is_admitted());
     }
@@ -150,7 +150,7 @@ async fn short_waits_cause_few_rollbacks() {
     let before = evalsha(&cluster.nodes[0]);
     while start.elapsed() < 5 * SECOND {
         let pairs = [pair(&route, &of_route, 1), pair(&address, &of_address, 1)];
-        let decision = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        let decision = limiter.check(pairs).await.unwrap();
         admitted += u64::from(decision.is_admitted());
         denied += u64::from(!decision.is_admitted() && !decision.is_cached());
         sleep(Duration::from_millis(1)).await;
@@ -174,11 +174,10 @@ async fn falling_costs_cause_few_rollbacks() {
     let (route, address) = (keys_on("route", 0).next().unwrap(), keys_on("address", 1).next().unwrap());
     let (of_route, of_address) = (policy("route", 1_000, HOUR), policy("address", 100, HOUR));
     assert!(
-        limiter.check_pairs([pair(&address, &of_address, 100)]).unwrap().await.unwrap().is_admitted(),
+        limiter.check([pair(&address, &of_address, 100)]).await.unwrap().is_admitted(),
         "the first check uses the quota of the address"
     );
-    let check =
-        |cost| limiter.check_pairs([pair(&route, &of_route, 1), pair(&address, &of_address, cost)]).unwrap();
+    let check = |cost| limiter.check([pair(&route, &of_route, 1), pair(&address, &of_address, cost)]);
     assert!(!check(100).await.unwrap().is_admitted(), "the address is over its limit");
     limiter.drain().await;
     let before = evalsha(&cluster.nodes[0]);
@@ -256,7 +255,7 @@ fn check_across_slots_outside_tokio_returns_error() {
         let backend = RedisBackend::lazy_cluster(["redis://127.0.0.1:1/"]).unwrap();
         let limiter = Limiter::builder(backend).without_policies().build().unwrap();
         let slots = pairs.len();
-        let mut check = Box::pin(limiter.check_pairs(pairs).unwrap());
+        let mut check = Box::pin(limiter.check(pairs));
         let mut poll = || Pin::new(&mut check).poll(&mut Context::from_waker(Waker::noop()));
         let polled = catch_unwind(AssertUnwindSafe(&mut poll));
         assert!(matches!(polled, Ok(Poll::Ready(Err(_)))), "{slots} slots: panicked {}", polled.is_err());
@@ -274,15 +273,15 @@ async fn breaker_closes_although_another_limiter_has_a_short_deadline() {
         builder.deadline(deadline).deny_cache(None).build().unwrap()
     };
     let (hasty, patient) = (limiter(Duration::from_millis(10)), limiter(LONG_DEADLINE));
-    let _ = patient.check(alice(), 1).await.unwrap();
+    let _ = patient.check(alice()).await.unwrap();
     // A server that has answered within the last deadline is not silent.
     sleep(Duration::from_millis(300)).await;
     for _ in 0..6 {
-        hasty.check(alice(), 1).await.expect_err("the round trip is longer than the deadline");
+        hasty.check(alice()).await.expect_err("the round trip is longer than the deadline");
     }
     // From here on, only the patient limiter is used.
     let start = Instant::now();
-    while patient.check(alice(), 1).await.is_err() {
+    while patient.check(alice()).await.is_err() {
         assert!(start.elapsed() < TIMEOUT, "no probe is answered");
         sleep(Duration::from_millis(20)).await;
     }
@@ -291,7 +290,7 @@ async fn breaker_closes_although_another_limiter_has_a_short_deadline() {
     let mut checks = Vec::new();
     for _ in 0..160 {
         pace.tick().await;
-        checks.push(tokio::spawn(patient.check(alice(), 1)));
+        checks.push(tokio::spawn(patient.check(alice())));
     }
     for (i, check) in checks.into_iter().enumerate() {
         let decision = check.await.unwrap();
@@ -331,7 +330,7 @@ async fn documented_permissions_are_enough_after_failover() {
                 }
                 let mut errors = Vec::new();
                 for (n, key) in keys.iter().enumerate() {
-                    if let Err(error) = limiter.check_pairs([pair(key, &many, 1)]).unwrap().await {
+                    if let Err(error) = limiter.check([pair(key, &many, 1)]).await {
                         let reason = error.reason();
                         assert_ne!(reason, Reason::NoPermission, "{user}, node {n}: {error:?}");
                         errors.push((n, reason));
@@ -364,10 +363,10 @@ async fn peeks_open_breaker_of_hung_node() {
     let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let one = policy("one", 1, HOUR);
     for key in [&hung, &healthy] {
-        let _ = limiter.check_pairs([pair(key, &policy("warm", 9, HOUR), 1)]).unwrap().await.unwrap();
+        let _ = limiter.check([pair(key, &policy("warm", 9, HOUR), 1)]).await.unwrap();
     }
     assert!(
-        limiter.check_pairs([pair(&healthy, &one, 1)]).unwrap().await.unwrap().is_admitted(),
+        limiter.check([pair(&healthy, &one, 1)]).await.unwrap().is_admitted(),
         "the first check uses the quota of the healthy slot"
     );
     for node in &cluster.nodes {
@@ -380,7 +379,7 @@ async fn peeks_open_breaker_of_hung_node() {
         // Some of the checks find that the node is silent.
         assert!(checks < 20, "the breaker of the hung node does not open");
         let pairs = [pair(&hung, &one, 1), pair(&healthy, &one, 1)];
-        let denied = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        let denied = limiter.check(pairs).await.unwrap();
         assert!(!denied.is_admitted(), "check {checks}: the healthy slot denies");
         checks += 1;
     }
@@ -399,15 +398,14 @@ async fn hung_node_loses_no_rollback_of_another() {
     let buckets = Algorithm::SlidingBuckets { precision: HOUR };
     let many = policy("many", 1_000_000, HOUR).with_algorithm(buckets).unwrap();
     for key in [&hung, &healthy] {
-        let _ = limiter.check_pairs([pair(key, &many, 1)]).unwrap().await.unwrap();
+        let _ = limiter.check([pair(key, &many, 1)]).await.unwrap();
     }
     for node in &cluster.nodes {
         // The healthy node answers while the other one is down.
         Admin::at(node).query::<()>(&["CONFIG", "SET", "cluster-require-full-coverage", "no"]);
     }
     cluster.nodes[0].signal(libc::SIGSTOP);
-    let checks =
-        (0..4_000).map(|_| limiter.check_pairs([pair(&hung, &many, 1), pair(&healthy, &many, 1)]).unwrap());
+    let checks = (0..4_000).map(|_| limiter.check([pair(&hung, &many, 1), pair(&healthy, &many, 1)]));
     concurrently(checks).await;
     limiter.drain().await;
     cluster.nodes[0].signal(libc::SIGCONT);
@@ -441,7 +439,7 @@ fn drain_ends_while_another_runtime_is_not_driven() {
     let limiter = Limiter::builder(backend.clone()).without_policies().deadline(SECOND).build().unwrap();
     let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let many = policy("many", 1_000_000, HOUR);
-    let both = || limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap();
+    let both = || limiter.check([pair(&a, &many, 1), pair(&b, &many, 1)]);
     let _ = driven.block_on(async { both().await.unwrap() });
     undriven.block_on(async {
         let mut check = Box::pin(both());
@@ -463,7 +461,7 @@ async fn dropped_checks_leave_no_charges() {
     let limiter = patient(&backend);
     let keys: Vec<_> = (0..3).map(|n| keys_on("k", n).next().unwrap()).collect();
     let many = policy("many", 1_000_000, HOUR);
-    let all = || limiter.check_pairs(keys.iter().map(|key| pair(key, &many, 1)).collect::<Vec<_>>()).unwrap();
+    let all = || limiter.check(keys.iter().map(|key| pair(key, &many, 1)).collect::<Vec<_>>());
     assert!(all().await.unwrap().is_admitted(), "the first check fits");
     let (mut admitted, mut random) = (1, 12_345_u64);
     for round in 0..50 {
@@ -517,7 +515,7 @@ async fn client_over_limit_is_denied_by_a_distant_cluster() {
         let builder = Limiter::builder(backend.clone()).without_policies().breaker(None::<Breaker>);
         builder.deny_cache(None::<DenyCache>).deadline(deadline).build().unwrap()
     };
-    let both = |limiter: &Limiter| limiter.check_pairs([pair(&a, &many, 1), pair(&b, &one, 1)]).unwrap();
+    let both = |limiter: &Limiter| limiter.check([pair(&a, &many, 1), pair(&b, &one, 1)]);
     assert!(both(&limiter(LONG_DEADLINE)).await.unwrap().is_admitted(), "the first check fits");
     let uncached = limiter(Duration::from_millis(230));
     let mut outcomes = Vec::new();
@@ -620,7 +618,7 @@ async fn dropped_and_denied_checks_leave_admitted_charges() {
                 let limiter = if i % 2 == 0 { &limiter } else { &other };
                 let cost = 1 + next(3) as u32;
                 let pairs = keys.iter().zip(&policies).map(|(key, policy)| pair(key, policy, cost));
-                let check = limiter.check_pairs(pairs.collect::<Vec<_>>()).unwrap();
+                let check = limiter.check(pairs.collect::<Vec<_>>());
                 let limit = Duration::from_micros(next(15_000));
                 tokio::spawn(async move {
                     let until = tokio::time::Instant::now() + limit;
@@ -654,7 +652,7 @@ fn ended_runtimes_count_lost_rollbacks() {
     let limiter = Limiter::builder(backend.clone()).without_policies().deadline(SECOND).build().unwrap();
     let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let many = policy("many", 1_000_000, HOUR);
-    let both = || limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap();
+    let both = || limiter.check([pair(&a, &many, 1), pair(&b, &many, 1)]);
     let mut admitted = u32::from(main.block_on(async { both().await.unwrap() }).is_admitted());
     for round in 0..40 {
         let ending = runtime();
@@ -705,7 +703,7 @@ async fn check_dropped_while_connecting_sends_nothing() {
     let many = policy("many", 1_000_000, HOUR);
     let backend = RedisBackend::lazy_cluster([cluster.nodes[0].url()]).unwrap();
     let limiter = patient(&backend);
-    let mut check = Box::pin(limiter.check_pairs([pair(&a, &many, 1), pair(&b, &many, 1)]).unwrap());
+    let mut check = Box::pin(limiter.check([pair(&a, &many, 1), pair(&b, &many, 1)]));
     poll_fn(|cx| {
         let _ = Pin::new(&mut check).poll(cx);
         Poll::Ready(())
@@ -737,7 +735,7 @@ async fn shadow_slot_denies_no_check() {
         let limiter = limiter.deadline(LONG_DEADLINE).build().unwrap();
         let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
         let (two, canary) = (policy("two", 2, HOUR), policy("canary", 1, HOUR));
-        let both = || limiter.check_pairs([pair(&route, &canary, 1).shadow(), pair(&user, &two, 1)]).unwrap();
+        let both = || limiter.check([pair(&route, &canary, 1).shadow(), pair(&user, &two, 1)]);
         for denials in [0, 1] {
             let decision = both().await.unwrap();
             assert!(decision.is_admitted() && decision.shadow_denied().count() == denials, "{decision:?}");
@@ -748,7 +746,7 @@ async fn shadow_slot_denies_no_check() {
         let wide = policy("wide", 9, HOUR);
         let of_route = [pair(&route, &wide, 1).shadow(), pair(&route, &canary, 1).shadow()];
         let pairs = [&of_route[..], &[pair(&user, &two, 1)]].concat();
-        let denied = limiter.check_pairs(pairs).unwrap().await.unwrap();
+        let denied = limiter.check(pairs).await.unwrap();
         assert!(!denied.is_admitted(), "the enforcing slot denies");
         if cache.is_some() {
             // Without a peek, the shadow slot has replied. Its statuses contain no charge.
@@ -763,7 +761,7 @@ async fn shadow_slot_denies_no_check() {
         assert_eq!(used(&limiter, &route, &wide).await, 0, "the shadow slot is rolled back");
         // Shadow slots alone.
         let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &two, 1).shadow()];
-        let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
+        let decision = limiter.check(shadows).await.unwrap();
         assert!(decision.is_admitted() && decision.shadow_denied().count() == 2, "{decision:?}");
     }
     assert_eq!(backend.lost_rollbacks(), 0, "every rollback has run");
@@ -783,7 +781,7 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
         let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 10, HOUR));
         let pairs = || [pair(&route, &canary, 1).shadow(), pair(&user, &ten, 1)];
         assert_eq!(
-            decided(&limiter.check_pairs(pairs()).unwrap().await.unwrap()),
+            decided(&limiter.check(pairs()).await.unwrap()),
             ["canary", "ten"],
             "all slots reply while the node runs"
         );
@@ -793,7 +791,7 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
             cluster.nodes[1].signal(libc::SIGSTOP);
         }
         for remaining in (1..9).rev() {
-            let reservation = limiter.reserve_pairs(pairs()).unwrap().await.unwrap();
+            let reservation = limiter.reserve(pairs()).await.unwrap();
             let decision = reservation.decision().unwrap();
             assert_eq!(
                 (decided(decision), decision.receipts().len()),
@@ -810,7 +808,7 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
         // The breaker opens when the last answer of the node is a deadline old.
         let lost = Instant::now();
         while !is_open(&limiter, &cluster.nodes[1]) && lost.elapsed() < TIMEOUT {
-            let peeked = limiter.peek_pairs(pairs()).unwrap().await;
+            let peeked = limiter.peek(pairs()).await;
             assert!(peeked.is_ok(), "the enforcing slot decides: {peeked:?}");
             sleep(Duration::from_millis(20)).await;
         }
@@ -820,19 +818,13 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
             limiter.stats()
         );
         // The enforcing slot denies as usual.
-        assert!(
-            limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted(),
-            "the last unit of the enforcing slot"
-        );
-        assert!(
-            !limiter.check_pairs(pairs()).unwrap().await.unwrap().is_admitted(),
-            "the enforcing slot denies as usual"
-        );
+        assert!(limiter.check(pairs()).await.unwrap().is_admitted(), "the last unit of the enforcing slot");
+        assert!(!limiter.check(pairs()).await.unwrap().is_admitted(), "the enforcing slot denies as usual");
         // Shadow slots alone: without any reply, there is an error, and the caller decides.
-        let alone = limiter.check_pairs([pair(&route, &canary, 1).shadow()]).unwrap().await;
+        let alone = limiter.check([pair(&route, &canary, 1).shadow()]).await;
         assert!(alone.is_err(), "without any reply, there is no decision: {alone:?}");
         let shadows = [pair(&route, &canary, 1).shadow(), pair(&user, &policy("new", 9, HOUR), 1).shadow()];
-        let decision = limiter.check_pairs(shadows).unwrap().await.unwrap();
+        let decision = limiter.check(shadows).await.unwrap();
         assert_eq!(
             (decision.is_admitted(), decided(&decision)),
             (true, vec!["new"]),

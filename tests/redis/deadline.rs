@@ -45,7 +45,7 @@ fn user(number: u32) -> PartitionKey {
 /// Stops the server, sends checks until all have timed out, and lets the server continue.
 async fn time_out_checks(server: &Server, limiter: &Limiter, checks: u32) {
     server.signal(libc::SIGSTOP);
-    let pending = (0..checks).map(|i| limiter.check(user(i % 7), 1));
+    let pending = (0..checks).map(|i| limiter.check(user(i % 7)));
     for outcome in concurrently(pending.collect::<Vec<_>>()).await {
         // So many checks in flight may be an overload of this process.
         let error = outcome.unwrap_err();
@@ -82,7 +82,7 @@ async fn assert_no_charge_after_deadline(merging: Merging) -> Vec<[u64; 2]> {
         // The server knows the script, and the backend knows the server's clock.
         for i in 0..7 {
             assert!(
-                long_deadline.check(user(i), 1).await.unwrap().is_admitted(),
+                long_deadline.check(user(i)).await.unwrap().is_admitted(),
                 "{engine:?} {i}: the first check fits"
             );
         }
@@ -93,11 +93,11 @@ async fn assert_no_charge_after_deadline(merging: Merging) -> Vec<[u64; 2]> {
             time_out_checks(&server, &short_deadline, 200).await;
             received += all_calls(&mut admin).await;
             // A reply in time ends the silence of the server.
-            let _ = long_deadline.peek(user(0), 0).await.unwrap();
+            let _ = long_deadline.peek((user(0), 0)).await.unwrap();
         }
         calls.push([received, backend.unanswered_checks()]);
         for i in 0..7 {
-            for status in long_deadline.peek(user(i), 0).await.unwrap().statuses() {
+            for status in long_deadline.peek((user(i), 0)).await.unwrap().statuses() {
                 assert_eq!(status.remaining(), QUOTA - 1, "{engine:?} {i}: {status:?}");
             }
         }
@@ -149,11 +149,11 @@ fn long_deadline_limiter(backend: RedisBackend) -> Limiter {
 async fn calls_of_three_keys(server: &Server, supplied: RedisBackend) -> [u64; 3] {
     let limiter = long_deadline_limiter(supplied);
     let mut admin = Admin::at(server);
-    let _ = limiter.check(user(0), 0).await.unwrap();
+    let _ = limiter.check((user(0), 0)).await.unwrap();
     let mut calls = [0; 3];
     for (user, calls) in (1..).map(user).zip(&mut calls) {
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
-        let decision = limiter.check(user, 1).await.unwrap();
+        let decision = limiter.check(user).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 99, "a check that is sent twice is charged once");
         *calls = admin.calls("evalsha").all;
     }
@@ -189,10 +189,10 @@ async fn connection_of_unknown_type_learns_clock_per_slot() {
         assert_eq!(calls_of_three_keys(&server, supplied).await, [2, 2, 2], "{engine:?}");
         // A second check of a slot is sent once.
         let limiter = long_deadline_limiter(RedisBackend::from_connection(wrapped));
-        let _ = limiter.check(user(1), 1).await.unwrap();
+        let _ = limiter.check(user(1)).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
-        let _ = limiter.check(user(1), 1).await.unwrap();
+        let _ = limiter.check(user(1)).await.unwrap();
         assert_eq!(admin.calls("evalsha").all, 1, "{engine:?}");
     }
 }
@@ -356,7 +356,7 @@ async fn check_within_deadline_is_sent_once() {
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         for i in 1..=50 {
-            let outcome: Result<Decision, BackendError> = limiter.check(alice(), 1).await;
+            let outcome: Result<Decision, BackendError> = limiter.check(alice()).await;
             assert_eq!(outcome.unwrap().statuses()[0].remaining(), 1_000 - i, "{engine:?}");
         }
         let calls = admin.calls("evalsha").all + admin.calls("eval").all;

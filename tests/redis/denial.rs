@@ -25,7 +25,7 @@ async fn denial_preserves_value_and_time_to_live() {
         let policies = [policy("wide", 1_000, HOUR), policy("narrow", 20, HOUR)];
         let limiter = limiter(backend(&server).await, policies);
         for _ in 0..20 {
-            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: 20 units fit");
+            assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}: 20 units fit");
         }
         idle().await;
         let mut admin = Admin::at(&server);
@@ -34,7 +34,7 @@ async fn denial_preserves_value_and_time_to_live() {
 
         for cost in [1, 20, 21, 1_001] {
             assert!(
-                !limiter.check(alice(), cost).await.unwrap().is_admitted(),
+                !limiter.check((alice(), cost)).await.unwrap().is_admitted(),
                 "{engine:?}, cost {cost}: the narrow policy is used up"
             );
         }
@@ -49,7 +49,7 @@ async fn denial_leaves_expired_records_to_next_charge() {
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("units", 100, Duration::from_secs(10))]);
         for _ in 0..40 {
-            let _ = limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice()).await.unwrap();
             clock.advance(Duration::from_millis(250));
         }
         clock.advance(Duration::from_secs(5));
@@ -58,13 +58,13 @@ async fn denial_leaves_expired_records_to_next_charge() {
         let before = (admin.value_and_expiry(&key), admin.writes());
 
         assert!(
-            !limiter.check(alice(), 100).await.unwrap().is_admitted(),
+            !limiter.check((alice(), 100)).await.unwrap().is_admitted(),
             "{engine:?}: the cost is the whole quota"
         );
         assert_eq!((admin.value_and_expiry(&key), admin.writes()), before, "{engine:?}");
 
         let entries: usize = admin.query(&["LLEN", &key]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         assert!(admin.query::<usize>(&["LLEN", &key]) < entries, "{engine:?}");
     }
 }
@@ -232,7 +232,7 @@ async fn zero_cost_writes_nothing() {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 3, HOUR)]);
         let mut admin = Admin::at(&server);
-        assert!(limiter.check(alice(), 0).await.unwrap().is_admitted(), "{engine:?}: a cost of 0 fits");
+        assert!(limiter.check((alice(), 0)).await.unwrap().is_admitted(), "{engine:?}: a cost of 0 fits");
         assert_eq!((admin.keys(), admin.writes()), (vec![], 0), "{engine:?}");
     }
 }

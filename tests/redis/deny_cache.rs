@@ -34,16 +34,16 @@ async fn cached_denials_send_one_command_per_max_age() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = builder(&server, policy("hourly", 5, HOUR)).await.deny_cache(CACHE).build().unwrap();
-        assert!(limiter.check(alice(), 5).await.unwrap().is_admitted(), "{engine:?}: the whole quota fits");
+        assert!(limiter.check((alice(), 5)).await.unwrap().is_admitted(), "{engine:?}: the whole quota fits");
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_cached(), "{engine:?}: the server denies first");
+        assert!(!limiter.check(alice()).await.unwrap().is_cached(), "{engine:?}: the server denies first");
         let clients = (0..8).map(|_| {
             let limiter = limiter.clone();
             async move {
                 for _ in 0..1_250 {
                     assert!(
-                        limiter.check(alice(), 1).await.unwrap().is_cached(),
+                        limiter.check(alice()).await.unwrap().is_cached(),
                         "the cache denies until its maximum age"
                     );
                 }
@@ -59,14 +59,14 @@ async fn default_deny_cache_refreshes_about_every_second() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = builder(&server, policy("hourly", 5, HOUR)).await.build().unwrap();
-        assert!(limiter.check(alice(), 5).await.unwrap().is_admitted(), "{engine:?}: the whole quota fits");
+        assert!(limiter.check((alice(), 5)).await.unwrap().is_admitted(), "{engine:?}: the whole quota fits");
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         let start = Instant::now();
         for _ in 0..100 {
             for _ in 0..100 {
                 assert!(
-                    !limiter.check(alice(), 1).await.unwrap().is_admitted(),
+                    !limiter.check(alice()).await.unwrap().is_admitted(),
                     "{engine:?}: the quota is used"
                 );
             }
@@ -84,10 +84,10 @@ async fn client_is_admitted_after_its_retry_after() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = builder(&server, policy("p", 1, SECOND * 3 / 10)).await.build().unwrap();
-        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: the only unit");
+        assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}: the only unit");
         let mut hits = 0;
         for attempt in 0.. {
-            let decision = limiter.check(alice(), 1).await.unwrap();
+            let decision = limiter.check(alice()).await.unwrap();
             let Wait::For(wait) = decision.retry_after() else { panic!("{decision:?}") };
             if decision.is_admitted() {
                 break;
@@ -107,18 +107,15 @@ async fn settlement_and_reset_invalidate_deny_cache() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(CACHE).build().unwrap();
-        let reservation = limiter.reserve(alice(), 10).await.unwrap();
+        let reservation = limiter.reserve((alice(), 10)).await.unwrap();
         for is_cached in [false, true] {
-            assert_eq!(limiter.check(alice(), 1).await.unwrap().is_cached(), is_cached, "{engine:?}");
+            assert_eq!(limiter.check(alice()).await.unwrap().is_cached(), is_cached, "{engine:?}");
         }
         reservation.settle(4).await;
-        assert!(limiter.check(alice(), 6).await.unwrap().is_admitted(), "{engine:?}");
-        assert!(
-            !limiter.check(alice(), 1).await.unwrap().is_admitted(),
-            "{engine:?}: the quota is used again"
-        );
+        assert!(limiter.check((alice(), 6)).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}: the quota is used again");
         limiter.reset(alice()).await.unwrap();
-        assert!(limiter.check(alice(), 10).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(limiter.check((alice(), 10)).await.unwrap().is_admitted(), "{engine:?}");
     }
 }
 
@@ -127,14 +124,14 @@ async fn deny_cache_notices_lost_server_data() {
     let server = Server::start(Engine::Redis);
     let cache = DenyCache { max_age: SECOND / 5, ..CACHE };
     let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(cache).build().unwrap();
-    assert!(limiter.check(alice(), 10).await.unwrap().is_admitted(), "the whole quota fits");
-    assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "the quota is used");
+    assert!(limiter.check((alice(), 10)).await.unwrap().is_admitted(), "the whole quota fits");
+    assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "the quota is used");
     Admin::at(&server).query::<()>(&["FLUSHALL"]);
-    while !limiter.check(alice(), 1).await.unwrap().is_admitted() {
+    while !limiter.check(alice()).await.unwrap().is_admitted() {
         // The cache answers at once, and would leave no time for the refresh.
         sleep(SECOND / 100).await;
     }
-    assert!(limiter.check(alice(), 9).await.unwrap().is_admitted(), "the server has lost all other usage");
+    assert!(limiter.check((alice(), 9)).await.unwrap().is_admitted(), "the server has lost all other usage");
 }
 
 #[tokio::test]
@@ -142,13 +139,16 @@ async fn deny_cache_answers_during_outage() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
         let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(CACHE).build().unwrap();
-        assert!(limiter.check(alice(), 10).await.unwrap().is_admitted(), "{engine:?}: the whole quota fits");
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: the quota is used");
+        assert!(
+            limiter.check((alice(), 10)).await.unwrap().is_admitted(),
+            "{engine:?}: the whole quota fits"
+        );
+        assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}: the quota is used");
         server.kill();
         idle().await;
         for _ in 0..10 {
-            limiter.check(PartitionKey::new("user", "bob"), 1).await.unwrap_err();
-            assert!(limiter.check(alice(), 1).await.unwrap().is_cached(), "{engine:?}");
+            limiter.check(PartitionKey::new("user", "bob")).await.unwrap_err();
+            assert!(limiter.check(alice()).await.unwrap().is_cached(), "{engine:?}");
         }
     }
 }
@@ -158,11 +158,11 @@ async fn injected_clock_disables_deny_cache() {
     let server = Server::start(Engine::Redis);
     let (backend, clock) = with_manual_clock(&server).await;
     let limiter = Limiter::builder(backend).policy(policy("p", 1, SECOND)).build().unwrap();
-    assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "the only unit");
-    assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "the quota is used");
+    assert!(limiter.check(alice()).await.unwrap().is_admitted(), "the only unit");
+    assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "the quota is used");
     clock.advance(SECOND);
     assert!(
-        limiter.check(alice(), 1).await.unwrap().is_admitted(),
+        limiter.check(alice()).await.unwrap().is_admitted(),
         "the unit has left the window of the injected clock"
     );
 }
@@ -178,7 +178,7 @@ async fn denials_across_slots_hit_deny_cache() {
     let three = Policies::from(policy("three", 3, HOUR));
     let pairs = |key| three.pairs(key, 1);
     let both = || [pairs(&user), pairs(&address)].concat();
-    let check = async |pairs: Vec<Pair>| limiter.check_pairs(pairs).unwrap().await.unwrap();
+    let check = async |pairs: Vec<Pair>| limiter.check(pairs).await.unwrap();
     for _ in 0..2 {
         assert!(check(both()).await.is_admitted(), "two of three units of both keys");
     }
@@ -192,6 +192,6 @@ async fn denials_across_slots_hit_deny_cache() {
     limiter.drain().await;
     assert!(check(pairs(&user)).await.is_cached(), "the user's denial is cached");
     assert!(check(pairs(&address)).await.is_admitted(), "the address has a unit left");
-    limiter.reset_pairs(both()).unwrap().await.unwrap();
+    limiter.reset(both()).await.unwrap();
     assert!(check(both()).await.is_admitted(), "the reset invalidates the denials");
 }

@@ -24,7 +24,7 @@ async fn each_backend_warns_once_about_eviction() {
             let (events, _guard) = Events::collect();
             let limiter = connect(&server).await;
             for _ in 0..3 {
-                let _ = limiter.check(alice(), 1).await.unwrap();
+                let _ = limiter.check(alice()).await.unwrap();
                 idle().await;
                 // The next check needs a new connection.
                 Admin::at(&server).query::<u32>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
@@ -35,7 +35,7 @@ async fn each_backend_warns_once_about_eviction() {
             let address = format!("127.0.0.1:{}", server.port());
             assert!(text.contains(policy_name) && text.contains(&address), "{engine:?}: {text}");
 
-            let _ = connect(&server).await.check(alice(), 1).await.unwrap();
+            let _ = connect(&server).await.check(alice()).await.unwrap();
             idle().await;
             assert_eq!(events.text().lines().count(), 2, "{engine:?}: another backend warns too");
         }
@@ -53,7 +53,7 @@ async fn backend_logs_nothing_without_eviction() {
         ] {
             let server = Server::with_options(engine, options);
             let (events, _guard) = Events::collect();
-            let _ = connect(&server).await.check(alice(), 1).await.unwrap();
+            let _ = connect(&server).await.check(alice()).await.unwrap();
             idle().await;
             assert!(Admin::at(&server).calls("info").all > 0, "the backend has asked for the policy");
             assert_eq!(events.text(), "", "{engine:?} {options:?}");
@@ -73,7 +73,7 @@ async fn backend_works_silently_without_info_permission() {
         let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port());
         let limiter = limiter(RedisBackend::connect(&url).await.unwrap(), [policy("hourly", 100, HOUR)]);
         idle().await;
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         assert_eq!((remaining(&limiter).await, &*events.text()), (99, ""), "{engine:?}");
     }
 }

@@ -29,7 +29,7 @@ fn with_deadline(backend: RedisBackend) -> Limiter {
 async fn until_decided(limiter: &Limiter) -> u32 {
     let start = Instant::now();
     for outages in 0.. {
-        match limiter.check(alice(), 1).await {
+        match limiter.check(alice()).await {
             Ok(decision) => {
                 assert!(decision.is_admitted(), "100 units fit all checks");
                 return outages;
@@ -53,7 +53,7 @@ async fn replica_of_dead_primary_keeps_usage() {
         let mut watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = with_deadline(backend.clone());
-        let _ = limiter.check(alice(), 40).await.unwrap();
+        let _ = limiter.check((alice(), 40)).await.unwrap();
         Admin::at(&watched.primary).replicate();
 
         watched.primary.kill();
@@ -77,7 +77,7 @@ async fn replaced_hanging_primary_charges_nothing() {
         let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = with_deadline(backend);
-        let _ = limiter.check(alice(), 40).await.unwrap();
+        let _ = limiter.check((alice(), 40)).await.unwrap();
         Admin::at(&watched.primary).replicate();
 
         // The first Sentinel hangs as well.
@@ -88,7 +88,7 @@ async fn replaced_hanging_primary_charges_nothing() {
 
         watched.primary.signal(libc::SIGCONT);
         for _ in 0..10 {
-            let decision = limiter.check(alice(), 0).await;
+            let decision = limiter.check((alice(), 0)).await;
             assert_eq!(decision.unwrap().statuses()[0].remaining(), 59, "{engine:?}");
             sleep(Duration::from_millis(50)).await;
         }
@@ -103,7 +103,7 @@ async fn planned_failover_keeps_usage() {
         let watched = start(engine).await;
         let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
         let limiter = with_deadline(backend);
-        let _ = limiter.check(alice(), 40).await.unwrap();
+        let _ = limiter.check((alice(), 40)).await.unwrap();
         Admin::at(&watched.primary).replicate();
 
         let mut sentinel = Admin::at(&watched.sentinels[1]);
@@ -117,7 +117,7 @@ async fn planned_failover_keeps_usage() {
         // Sentinels close the connections of the server that they demote.
         while !is_replica().unwrap_or(false) {
             assert!(start.elapsed() < TIMEOUT, "{engine:?}: the Sentinels do not demote the primary");
-            let _ = limiter.check(alice(), 0).await;
+            let _ = limiter.check((alice(), 0)).await;
             sleep(Duration::from_millis(10)).await;
         }
         until_decided(&limiter).await;
@@ -151,7 +151,7 @@ async fn fail_over_under_load(watched: &Watched, limiter: &Limiter, events: &str
             Ok((redis::from_redis_value(role)?, keys))
         };
         let Ok((role, before)) = state() else { continue };
-        let outcome = limiter.check(PartitionKey::new("user", user.to_le_bytes()), 1).await;
+        let outcome = limiter.check(PartitionKey::new("user", user.to_le_bytes())).await;
         admitted += u64::from(outcome.is_ok());
         let Ok((_, after)) = state() else { continue };
         if named.is_none() && majority_names_replica(&mut sentinels, watched) {
@@ -257,7 +257,7 @@ async fn unknown_service_and_invalid_sentinels_are_errors() {
     assert!(error.to_string().contains("a Redis URL looks like"), "{error}");
 
     let backend = RedisBackend::lazy_sentinel("redis://limits/", ["redis://127.0.0.1:1"]).unwrap();
-    let error = limiter(backend, [policy("hourly", 1, HOUR)]).check(alice(), 1).await.unwrap_err();
+    let error = limiter(backend, [policy("hourly", 1, HOUR)]).check(alice()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Connection, "{error:?}");
 }
 
@@ -278,7 +278,7 @@ async fn sentinel_user_needs_role_permission() {
     );
     allow(&format!("{always} +role"));
     let backend = RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.unwrap();
-    let _ = with_deadline(backend).check(alice(), 1).await.unwrap();
+    let _ = with_deadline(backend).check(alice()).await.unwrap();
 }
 
 #[tokio::test]
@@ -313,7 +313,7 @@ async fn majority_of_sentinels_names_the_primary() {
                 urls.push(format!("redis://127.0.0.1:{port}"));
             }
             let backend = RedisBackend::connect_sentinel("redis://limits/", &urls).await.unwrap();
-            let _ = with_deadline(backend).check(alice(), 1).await.unwrap();
+            let _ = with_deadline(backend).check(alice()).await.unwrap();
             assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?} {epoch}");
         }
         // One of the others hangs. Of the two answers, the newer one counts.
@@ -321,7 +321,7 @@ async fn majority_of_sentinels_names_the_primary() {
         others[0].signal(libc::SIGSTOP);
         let urls = [stale.url(), others[0].url(), others[1].url()];
         let backend = RedisBackend::connect_sentinel("redis://limits/", urls).await.unwrap();
-        let _ = with_deadline(backend).check(alice(), 1).await.unwrap();
+        let _ = with_deadline(backend).check(alice()).await.unwrap();
         assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?}");
     }
 }
@@ -335,7 +335,7 @@ async fn sentinel_backend_falls_back_to_resp2() {
         let sentinel = Server::sentinel(engine, &configuration);
         let connect = async |url| RedisBackend::connect_sentinel(url, [sentinel.url()]).await;
         let limiter = limiter(connect("redis://limits/").await.unwrap(), [policy("hourly", 100, HOUR)]);
-        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}");
         assert!(connect("redis://limits/?protocol=resp3").await.is_err(), "{engine:?}");
     }
     // The backend uses RESP3 with a server that supports it.

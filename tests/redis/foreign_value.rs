@@ -18,7 +18,7 @@ use crate::support::server::{Engine, Server};
 /// Makes twenty charges: one in the header of the tail, two blocks of eight, and three after the header in the tail.
 async fn twenty_charges(limiter: &Limiter) {
     for _ in 0..20 {
-        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "the first check fits");
+        assert!(limiter.check(alice()).await.unwrap().is_admitted(), "the first check fits");
     }
 }
 
@@ -28,7 +28,7 @@ async fn values_of_other_types_are_foreign() {
         let server = Server::start(engine);
         let (backend, _clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         let key = admin.only_key();
 
@@ -84,7 +84,7 @@ async fn list_with_wrong_tail_is_foreign() {
         }
         cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut admin.0).unwrap();
         assert_eq!(
-            limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(),
+            limiter.check(alice()).await.unwrap().statuses()[0].remaining(),
             79,
             "{engine:?}: the restored tail has all 20 charges"
         );
@@ -106,14 +106,14 @@ async fn list_with_broken_block_is_foreign_when_read() {
             cmd("LSET").arg(&key).arg(1).arg(block).exec(&mut admin.0).unwrap();
             // A cost of 15 needs the expiry of a record in the second block.
             let before = (admin.value_and_expiry(&key), admin.writes());
-            assert_eq!(reason(limiter.check(alice(), 15).await), Reason::ForeignValue, "{engine:?}");
+            assert_eq!(reason(limiter.check((alice(), 15)).await), Reason::ForeignValue, "{engine:?}");
             assert_eq!((admin.value_and_expiry(&key), admin.writes()), before, "{engine:?}");
         }
         // The log lacks a block.
         admin.query::<()>(&["LTRIM", &key, "1", "-1"]);
         admin.query::<()>(&["LTRIM", &key, "1", "-1"]);
         let before = (admin.value_and_expiry(&key), admin.writes());
-        assert_eq!(reason(limiter.check(alice(), 15).await), Reason::ForeignValue, "{engine:?}");
+        assert_eq!(reason(limiter.check((alice(), 15)).await), Reason::ForeignValue, "{engine:?}");
         assert_eq!((admin.value_and_expiry(&key), admin.writes()), before, "{engine:?}");
     }
 }
@@ -170,7 +170,7 @@ async fn list_with_contradictory_header_is_foreign() {
         }
         cmd("LSET").arg(&key).arg(-1).arg(&tail).exec(&mut admin.0).unwrap();
         assert_eq!(
-            limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(),
+            limiter.check(alice()).await.unwrap().statuses()[0].remaining(),
             98,
             "{engine:?}: the restored value has its charge"
         );
@@ -221,7 +221,7 @@ async fn list_with_broken_tree_is_foreign() {
         // A cost of 85 needs the expiry of a record in this block.
         let before = (admin.value_and_expiry(&key), admin.writes());
         assert_eq!(
-            reason(limiter.check(alice(), 85).await),
+            reason(limiter.check((alice(), 85)).await),
             Reason::ForeignValue,
             "{engine:?}: a tag on block 5"
         );
@@ -236,11 +236,11 @@ async fn foreign_value_leaves_other_keys_unchanged() {
         let (backend, _clock) = with_manual_clock(&server).await;
         let policies = [policy("a", 100, HOUR), policy("b", 100, HOUR), policy("c", 100, HOUR)];
         let limiter = limiter(backend, policies);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         for foreign in admin.keys() {
             admin.query::<()>(&["FLUSHALL"]);
-            let _ = limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice()).await.unwrap();
             admin.query::<()>(&["SET", &foreign, "7"]);
             assert_foreign_and_unchanged(engine, &foreign, &limiter, &mut admin).await;
         }
@@ -258,7 +258,7 @@ async fn foreign_value_leaves_other_keys_unchanged() {
 async fn assert_foreign_and_unchanged(engine: Engine, what: &str, limiter: &Limiter, admin: &mut Admin) {
     let before = State::of(admin);
     for cost in [0, 1, 101] {
-        let outcome = limiter.check(alice(), cost).await;
+        let outcome = limiter.check((alice(), cost)).await;
         assert_eq!(reason(outcome), Reason::ForeignValue, "{engine:?}, {what}, cost {cost}");
     }
     assert_eq!(State::of(admin), before, "{engine:?}, {what}");
@@ -300,7 +300,7 @@ async fn window_values_of_wrong_length_or_type_are_foreign() {
             }
             cmd("SET").arg(&key).arg(&value).exec(&mut admin.0).unwrap();
             assert_eq!(
-                limiter.check(alice(), 1).await.unwrap().statuses()[0].remaining(),
+                limiter.check(alice()).await.unwrap().statuses()[0].remaining(),
                 97,
                 "{engine:?}: the restored value has its charge"
             );
@@ -322,7 +322,7 @@ async fn foreign_value_leaves_other_algorithms_unchanged() {
             let policies: [_; 4] = policies.try_into().unwrap();
             let limiter = limiter(backend.clone(), policies.clone());
             admin.query::<()>(&["FLUSHALL"]);
-            let _ = limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice()).await.unwrap();
             for foreign in admin.keys() {
                 for with_type in ["SET", "RPUSH"] {
                     admin.query::<()>(&["FLUSHALL"]);

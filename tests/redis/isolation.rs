@@ -121,13 +121,13 @@ fn owners(server: &Server) -> Vec<(u16, u16, (String, u16))> {
 /// Makes at most 30 checks a second, and returns the errors after the first decision.
 async fn errors(limiter: &Limiter) -> Vec<BackendError> {
     let (start, mut pace, mut errors) = (Instant::now(), interval(Duration::from_secs(1) / 30), Vec::new());
-    while let Err(error) = limiter.check(alice(), 1).await {
+    while let Err(error) = limiter.check(alice()).await {
         assert!(start.elapsed() < TIMEOUT, "the backend does not leave the isolated primary: {error:?}");
         pace.tick().await;
     }
     for _ in 0..CHECKS {
         pace.tick().await;
-        errors.extend(limiter.check(alice(), 1).await.err());
+        errors.extend(limiter.check(alice()).await.err());
     }
     errors
 }
@@ -150,7 +150,7 @@ async fn backend_leaves_isolated_cluster_primary() {
             let backend = RedisBackend::connect_cluster(isolating.urls(user)).await.unwrap();
             let builder = Limiter::builder(backend).policy(policy("many", 1_000_000, HOUR));
             let limiter = builder.deny_cache(None).deadline(LONG_DEADLINE).build().unwrap();
-            let _ = limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice()).await.unwrap();
             limiters.push(limiter);
         }
         isolating.isolate(primary).await;

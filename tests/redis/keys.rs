@@ -39,7 +39,7 @@ async fn stored_keys_match_key_name() {
                 let builder = policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone()));
                 let limiter = builder.build().unwrap();
                 assert_eq!(limiter.namespace(), namespace, "the limiter reports its namespace");
-                let _ = limiter.check(alice(), 1).await.unwrap();
+                let _ = limiter.check(alice()).await.unwrap();
             }
             let name = |namespace| {
                 let backend = &backend;
@@ -122,7 +122,7 @@ async fn hash_secret_separates_counts() {
         let (one, same) = (with_secret(SECRET).await, with_secret(SECRET).await);
         let other = with_secret(&SECRET.replace('7', "8")).await;
         let none = limiter(backend(&server).await, [policy("hourly", 10, HOUR)]);
-        let _ = one.check(alice(), 3).await.unwrap();
+        let _ = one.check((alice(), 3)).await.unwrap();
         let mut counts = Vec::new();
         for limiter in [&one, &same, &other, &none] {
             counts.push(remaining(limiter).await);
@@ -223,27 +223,27 @@ async fn output_reveals_no_key_secret_or_password() {
         let check = check.with_purpose(Purpose::Reserve);
         let reserved = rig::Reserved { decision: backend.check(&check).await.unwrap(), check };
         let limiter = limiter(backend.clone(), [log.clone()]);
-        let reserve = limiter.reserve(key(), 1).await.unwrap();
+        let reserve = limiter.reserve(key()).await.unwrap();
         let mut printed = format!(
             "{backend:?} {:?} {:?} {:?} {:?} {limiter:?} {reserve:?} {:?}",
             key(),
             reserved.check,
             reserved.decision,
             reserved.refund(0),
-            limiter.check(key(), 1)
+            limiter.check(key())
         );
         drop(reserve);
 
         // A cost above the quota, a repeated pair, a foreign value, a lost settlement, a wrong password, a dead server.
-        printed += &format!("{:?}", limiter.check(key(), 9).await);
+        printed += &format!("{:?}", limiter.check((key(), 9)).await);
         let repeated = [Pair::new(key(), log.clone(), 1), Pair::new(key(), log.clone(), 1)];
         printed += &chain(&Check::new(repeated).unwrap_err());
         admin.query::<()>(&["SET", &backend.key_name("tsw", &key(), &log), "foreign"]);
-        let error = limiter.check(key(), 1).await.unwrap_err();
+        let error = limiter.check(key()).await.unwrap_err();
         assert_eq!(error.reason(), Reason::ForeignValue, "{engine:?}: the key has a foreign value");
         printed += &chain(&error);
         admin.query::<()>(&["FLUSHALL"]);
-        let lost = limiter.reserve(key(), 2).await.unwrap();
+        let lost = limiter.reserve((key(), 2)).await.unwrap();
         admin.set("requirepass", "another");
         admin.query::<()>(&["SET", &backend.key_name("tsw", &key(), &log), "foreign"]);
         lost.settle(1);
@@ -254,7 +254,7 @@ async fn output_reveals_no_key_secret_or_password() {
         printed += &chain(&RedisBackend::connect(&url).await.unwrap_err());
         // The backend notices that the connection was closed.
         rig::idle().await;
-        printed += &chain(&limiter.check(key(), 1).await.unwrap_err());
+        printed += &chain(&limiter.check(key()).await.unwrap_err());
         printed += &events.text();
 
         assert!(

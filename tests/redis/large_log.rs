@@ -31,22 +31,22 @@ fn unlimited(backend: impl Backend) -> Limiter {
 async fn assert_full_at_the_bound(what: &str, limiter: &Limiter, clock: &ManualClock) {
     let used =
         |decision: tower_sliding_window::Decision| u64::from(u32::MAX - decision.statuses()[0].remaining());
-    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MAX_RECORDS - 1, "{what}");
-    assert_eq!(used(limiter.check(alice(), 1).await.unwrap()), MAX_RECORDS, "{what}");
+    assert_eq!(used(limiter.check((alice(), 0)).await.unwrap()), MAX_RECORDS - 1, "{what}");
+    assert_eq!(used(limiter.check(alice()).await.unwrap()), MAX_RECORDS, "{what}");
     for _ in 0..2 {
-        assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "{what}");
+        assert_eq!(reason(limiter.check(alice()).await), Reason::Full, "{what}");
     }
     // A full log still reports its usage and denies as usual.
-    assert_eq!(used(limiter.check(alice(), 0).await.unwrap()), MAX_RECORDS, "{what}");
-    let denied = limiter.check(alice(), u32::MAX).await.unwrap();
+    assert_eq!(used(limiter.check((alice(), 0)).await.unwrap()), MAX_RECORDS, "{what}");
+    let denied = limiter.check((alice(), u32::MAX)).await.unwrap();
     assert!(matches!(denied.retry_after(), Wait::For(_)), "{what}");
 
     // Three records expire, and the log has room for three.
     clock.advance(WINDOW - STEP * (MAX_RECORDS as u32 - 1) + STEP * 2);
     for _ in 0..3 {
-        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{what}");
+        assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{what}");
     }
-    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "{what}");
+    assert_eq!(reason(limiter.check(alice()).await), Reason::Full, "{what}");
 }
 
 /// Returns this many instants, a step apart. Moves the clock to a step after the last one.
@@ -65,7 +65,7 @@ async fn redis_backend_enforces_record_bound() {
         let server = Server::start(engine);
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = unlimited(backend);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         let key = admin.only_key();
         write_charges_of_one(&mut admin.0, &key, &instants(&clock, MAX_RECORDS - 1));
@@ -86,7 +86,7 @@ async fn full_log_charges_no_other_policy() {
         of("e", Algorithm::FixedWindow),
     ];
     let limiter = limiter(backend, policies);
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     let mut admin = Admin::at(&server);
     let keys = admin.keys();
     write_charges_of_one(&mut admin.0, &keys[1], &instants(&clock, MAX_RECORDS));
@@ -95,7 +95,7 @@ async fn full_log_charges_no_other_policy() {
         (values, admin.writes())
     };
     let before = state(&mut admin);
-    assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Full, "the log has no room for a record");
+    assert_eq!(reason(limiter.check(alice()).await), Reason::Full, "the log has no room for a record");
     assert!(state(&mut admin) == before, "a check without room writes nothing");
 }
 
@@ -104,7 +104,7 @@ async fn memory_backend_enforces_record_bound() {
     let clock = ManualClock::new();
     let limiter = unlimited(MemoryBackend::new().with_clock(&clock));
     for _ in 1..MAX_RECORDS {
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         clock.advance(STEP);
     }
     assert_full_at_the_bound("memory", &limiter, &clock).await;
@@ -118,7 +118,7 @@ async fn checks_on_large_log_do_not_block_server() {
         let server = Server::start(engine);
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("p", RECORDS as u32, WINDOW)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         let key = admin.only_key();
         let (start, step) = (clock.now_micros(), STEP.as_micros() as u64);
@@ -128,7 +128,7 @@ async fn checks_on_large_log_do_not_block_server() {
         // These denials must find a record deep inside the log.
         for cost in [1, 100, 250_000, 500_001, 999_999] {
             let mut measured = processor_time(&mut admin);
-            let denied = limiter.check(alice(), cost).await.unwrap();
+            let denied = limiter.check((alice(), cost)).await.unwrap();
             let expiry = start + u64::from(cost - 1) * step + WINDOW.as_micros() as u64;
             assert_eq!(
                 denied.retry_after(),
@@ -140,10 +140,10 @@ async fn checks_on_large_log_do_not_block_server() {
         // Half of the log expires.
         clock.set_micros(start + WINDOW.as_micros() as u64 + step * (RECORDS / 2 - 1));
         let mut measured = processor_time(&mut admin);
-        let denied = limiter.check(alice(), RECORDS as u32 / 2 + 1).await.unwrap();
+        let denied = limiter.check((alice(), RECORDS as u32 / 2 + 1)).await.unwrap();
         assert_eq!(denied.retry_after(), Wait::For(STEP), "the wait lasts until the next record leaves");
         assert_fast(engine, "a denial after half of the log has expired", &mut admin, &mut measured);
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(
             decision.statuses()[0].remaining(),
             RECORDS as u32 / 2 - 1,
@@ -163,12 +163,12 @@ async fn checks_on_large_log_do_not_block_server() {
             }
             assert!(charges < 40, "{engine:?}: {entries} entries after {charges} charges");
             (charges, before) = (charges + 1, entries);
-            let _ = limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice()).await.unwrap();
             assert_fast(engine, "a charge that drops a part of the log", &mut admin, &mut measured);
         }
         // All charges except the last ones expire.
         clock.advance(WINDOW - STEP);
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(
             decision.statuses()[0].remaining(),
             RECORDS as u32 - charges - 1,
@@ -180,7 +180,7 @@ async fn checks_on_large_log_do_not_block_server() {
         write_charges_of_one(&mut admin.0, &key, &instants);
         clock.set_micros(start + 2 * WINDOW.as_micros() as u64);
         measured = processor_time(&mut admin);
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(
             decision.statuses()[0].remaining(),
             RECORDS as u32 - 1,

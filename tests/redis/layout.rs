@@ -266,7 +266,7 @@ async fn checks_read_the_documented_window_layout() {
         for (algorithm, expected) in counts {
             admin.query::<()>(&["FLUSHALL"]);
             let limiter = limiter(backend.clone(), [of(algorithm)]);
-            let _ = limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice()).await.unwrap();
             let key = admin.only_key();
             let windows = Windows { generation: GENERATION, last: begin + 5, current: 7, previous: 400 };
             let windows =
@@ -287,18 +287,18 @@ async fn overused_window_blocks_all_of_the_next_window() {
         let (backend, clock) = with_manual_clock(&server).await;
         let counter = policy("short", 10, Duration::from_millis(1));
         let limiter = limiter(backend, [counter.with_algorithm(Algorithm::SlidingCounter).unwrap()]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let (key, begin) = (admin.only_key(), clock.now_micros());
         let windows = Windows { generation: GENERATION, last: begin + 5, current: 1, previous: 10_000 };
         write_windows(&mut admin.0, &key, &windows);
         for passed in [5, 500, 999] {
             clock.set_micros(begin + passed);
-            let denied = limiter.check(alice(), 1).await.unwrap();
+            let denied = limiter.check(alice()).await.unwrap();
             let wait = Wait::For(Duration::from_micros(1_000 - passed));
             assert_eq!(denied.retry_after(), wait, "{engine:?}, {passed} us");
         }
         clock.set_micros(begin + 1_000);
-        assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+        assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}");
     }
 }
 

@@ -118,7 +118,7 @@ async fn processes_on_redis_never_exceed_quota() {
                 let is_flood = (start.elapsed().as_micros() / window.as_micros()).is_multiple_of(2);
                 for _ in 0..if is_flood { 6 } else { 1 } {
                     let before = unix_micros();
-                    let decision = limiter.check(alice(), 1).await.unwrap();
+                    let decision = limiter.check(alice()).await.unwrap();
                     let now = unix_micros();
                     if decision.is_admitted() {
                         // The server reads the clock of this machine. The store states its instant.
@@ -175,13 +175,13 @@ async fn leases_survive_server_outage_until_bucket_ends() {
     let key = || PartitionKey::new("user", "alice");
     // Leases of 1, 3, 7 and 15 units.
     for _ in 0..16 {
-        let _ = limiter.check(key(), 1).await.unwrap();
+        let _ = limiter.check(key()).await.unwrap();
     }
     server.kill();
     for _ in 0..14 {
-        assert!(limiter.check(key(), 1).await.unwrap().is_leased(), "the process still has leased units");
+        assert!(limiter.check(key()).await.unwrap().is_leased(), "the process still has leased units");
     }
-    assert!(limiter.peek(key(), 1).await.is_err(), "the server is dead");
+    assert!(limiter.peek(key()).await.is_err(), "the server is dead");
 }
 
 /// The table of leases keeps a long key as a digest.
@@ -193,12 +193,12 @@ async fn lease_of_long_key_is_returned() {
     let key = || PartitionKey::new("user", "x".repeat(1_000));
     not_at_end_of_hour().await;
     for _ in 0..5 {
-        let _ = limiter.check(key(), 1).await.unwrap();
+        let _ = limiter.check(key()).await.unwrap();
     }
     limiter.drain().await;
     assert!(limiter.stats().leased_units_returned > 0, "drain returns the idle units");
     assert_eq!(
-        limiter.peek(key(), 0).await.unwrap().statuses()[0].remaining(),
+        limiter.peek((key(), 0)).await.unwrap().statuses()[0].remaining(),
         10_000 - 5,
         "only the granted units remain charged"
     );

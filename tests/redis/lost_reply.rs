@@ -27,13 +27,13 @@ async fn assert_charged_once(limiter: &Limiter, proxy: &Proxy, server: &Server, 
     admin.query::<()>(&["CONFIG", "RESETSTAT"]);
 
     proxy.cut_next(cut);
-    assert_eq!(reason(limiter.check(alice(), 7).await), Reason::Connection, "{cut:?}");
+    assert_eq!(reason(limiter.check((alice(), 7)).await), Reason::Connection, "{cut:?}");
     assert!(proxy.has_cut(), "{cut:?}: the reply was cut");
     idle().await;
     assert_eq!(admin.calls("evalsha").all + admin.calls("eval").all, 1, "{cut:?}");
     assert_eq!(remaining(&direct).await, before - 7, "{cut:?}: charged exactly once");
 
-    let next = limiter.check(alice(), 1).await.unwrap();
+    let next = limiter.check(alice()).await.unwrap();
     assert_eq!(next.statuses()[0].remaining(), before - 8, "{cut:?}: the backend has reconnected");
 }
 
@@ -44,7 +44,7 @@ async fn check_with_lost_reply_is_charged_once() {
         let proxy = Proxy::before(&server).await;
         let backend = RedisBackend::connect(&proxy.url()).await.unwrap();
         let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         for cut in Cut::ALL {
             assert_charged_once(&limiter, &proxy, &server, cut).await;
         }
@@ -57,7 +57,7 @@ async fn resp2_check_with_lost_reply_is_charged_once() {
     let proxy = Proxy::before(&server).await;
     let backend = RedisBackend::connect(&format!("{}?protocol=resp2", proxy.url())).await.unwrap();
     let limiter = limiter(backend, [policy("hourly", 100, HOUR)]);
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     for cut in Cut::ALL {
         assert_charged_once(&limiter, &proxy, &server, cut).await;
     }
@@ -70,7 +70,7 @@ async fn connection_manager_check_is_charged_once() {
     let client = Client::open(proxy.url()).unwrap();
     let manager = ConnectionManager::new_with_config(client, ConnectionManagerConfig::new()).await.unwrap();
     let limiter = limiter(RedisBackend::from_connection(manager), [policy("hourly", 100, HOUR)]);
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     for cut in Cut::ALL {
         assert_charged_once(&limiter, &proxy, &server, cut).await;
     }
@@ -91,12 +91,12 @@ async fn check_with_lost_noscript_reply_charges_nothing() {
 
     // The NOSCRIPT reply is lost: no script has run.
     proxy.cut_next(Cut::WithinReply);
-    assert_eq!(reason(proxied.check(alice(), 7).await), Reason::Connection, "the connection was lost");
+    assert_eq!(reason(proxied.check((alice(), 7)).await), Reason::Connection, "the connection was lost");
     idle().await;
     assert_eq!(admin.calls("eval").all, 0, "the backend sends no script after a lost reply");
     assert_eq!(admin.keys(), [""; 0], "no script has run");
 
-    assert!(proxied.check(alice(), 7).await.unwrap().is_admitted(), "the backend has reconnected");
+    assert!(proxied.check((alice(), 7)).await.unwrap().is_admitted(), "the backend has reconnected");
     assert_eq!(remaining(&direct).await, 93, "only the second check is charged");
 }
 

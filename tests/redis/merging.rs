@@ -73,7 +73,7 @@ pub async fn outcomes(checks: Vec<Decided>) -> Vec<Result<Decision, BackendError
 
 pub async fn used(server: &Server, key: PartitionKey) -> u32 {
     let direct = limiter(super::rig::backend(server).await, [hourly()]);
-    let decision = direct.check(key, 0).await.unwrap();
+    let decision = direct.check((key, 0)).await.unwrap();
     hourly().quota() - decision.statuses()[0].remaining()
 }
 
@@ -304,11 +304,11 @@ async fn merged_call_is_one_outcome_for_breaker() {
         let breaker = Breaker { failures: 5, open_for: HOUR };
         let limiter = Limiter::builder(backend).policy(hourly()).breaker(breaker);
         let limiter = limiter.deadline(DEADLINE).build().unwrap();
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         // A server that has answered within the last deadline is not silent.
         sleep(DEADLINE * 5 / 4).await;
         server.signal(libc::SIGSTOP);
-        let outcomes = concurrently((0..20).map(|_| limiter.check(alice(), 1))).await;
+        let outcomes = concurrently((0..20).map(|_| limiter.check(alice()))).await;
         assert!(
             outcomes.into_iter().all(|outcome| reason(outcome) == Reason::Timeout),
             "{mode:?}: the server hangs"
@@ -317,7 +317,7 @@ async fn merged_call_is_one_outcome_for_breaker() {
         // Two calls have failed. The next three open the breaker.
         for _ in 0..3 {
             assert_eq!(limiter.stats().breakers[0].state, state, "{mode:?}");
-            limiter.check(alice(), 1).await.unwrap_err();
+            limiter.check(alice()).await.unwrap_err();
         }
         assert_eq!(limiter.stats().breakers[0].state, BreakerState::Open, "{mode:?}");
     }
@@ -328,15 +328,15 @@ async fn checks_in_merged_call_count_as_in_flight() {
     let server = Server::start(Engine::Redis);
     let backend = merging(&server.url()).await;
     let limiter = Limiter::builder(backend).policy(hourly()).max_in_flight(10).build().unwrap();
-    let _ = limiter.check(alice(), 0).await.unwrap();
-    let outcomes = concurrently((0..16).map(|_| limiter.check(alice(), 1))).await;
+    let _ = limiter.check((alice(), 0)).await.unwrap();
+    let outcomes = concurrently((0..16).map(|_| limiter.check(alice()))).await;
     let reasons: Vec<_> = outcomes.into_iter().filter_map(|outcome| outcome.err()).collect();
     assert_eq!(reasons.len(), 6, "10 of 16 checks are in flight: {reasons:?}");
     assert!(
         reasons.iter().all(|error| error.reason() == Reason::Overloaded && !error.was_asked()),
         "the others are not asked: {reasons:?}"
     );
-    assert!(limiter.check(alice(), 1).await.is_ok(), "all places are released");
+    assert!(limiter.check(alice()).await.is_ok(), "all places are released");
 }
 
 #[tokio::test]
@@ -424,9 +424,9 @@ async fn namespaces_share_no_call() {
     // The user may access the keys of one namespace only.
     let rules = ["ACL", "SETUSER", "default", "resetkeys", "~one{*"];
     let (one, other) = (of("one"), of("other"));
-    let _ = one.check(alice(), 0).await.unwrap();
+    let _ = one.check((alice(), 0)).await.unwrap();
     admin.query::<()>(&rules);
-    let checks = (0..20).map(|i| if i % 2 == 0 { one.check(alice(), 1) } else { other.check(alice(), 1) });
+    let checks = (0..20).map(|i| if i % 2 == 0 { one.check(alice()) } else { other.check(alice()) });
     let outcomes = concurrently(checks).await;
     let failed = outcomes.iter().filter(|outcome| outcome.is_err());
     assert_eq!(failed.count(), 10, "only the checks of the forbidden namespace fail");

@@ -143,18 +143,18 @@ async fn probe_joins_no_open_call() {
     let breaker = Breaker { failures: 1, open_for: Duration::from_millis(1) };
     let builder = Limiter::builder(merging(&server.url()).await).policy(hourly()).breaker(breaker);
     let limiter = builder.deadline(DEADLINE).deny_cache(None).build().unwrap();
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     // A server that has answered within the last deadline is not silent.
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGSTOP);
-    let mut failed = Box::pin(limiter.check(alice(), 1));
+    let mut failed = Box::pin(limiter.check(alice()));
     let is_pending = poll_fn(|context| Poll::Ready(failed.as_mut().poll(context).is_pending())).await;
     assert!(is_pending, "the server hangs");
     // The deadline of the check passes, but the check is not polled.
     sleep(2 * DEADLINE).await;
     server.signal(libc::SIGCONT);
     // No other task runs between these three.
-    let (mut before, mut probe) = (pin!(limiter.check(alice(), 1)), pin!(limiter.check(alice(), 1)));
+    let (mut before, mut probe) = (pin!(limiter.check(alice())), pin!(limiter.check(alice())));
     poll_fn(|context| {
         assert!(before.as_mut().poll(context).is_pending(), "the check waits for a call");
         // After its deadline, a check is polled a few times more.

@@ -73,12 +73,12 @@ async fn check_during_outage(limiter: &Limiter, key: &PartitionKey, what: &str) 
     let start = Instant::now();
     while !is_open() {
         assert!(start.elapsed() < TIMEOUT, "{what}: no breaker opens");
-        let _ = limiter.check(key.clone(), 1).await;
+        let _ = limiter.check(key.clone()).await;
         sleep(PAUSE).await;
     }
     let start = Instant::now();
     while start.elapsed() < PROBES {
-        let decision = limiter.check(key.clone(), 1).await;
+        let decision = limiter.check(key.clone()).await;
         assert!(decision.is_err(), "{what}: no check is decided during the outage: {decision:?}");
         sleep(PAUSE).await;
     }
@@ -86,7 +86,7 @@ async fn check_during_outage(limiter: &Limiter, key: &PartitionKey, what: &str) 
 
 async fn wait_for_decision(limiter: &Limiter, key: &PartitionKey) {
     let start = Instant::now();
-    while let Err(error) = limiter.check(key.clone(), 1).await {
+    while let Err(error) = limiter.check(key.clone()).await {
         assert!(start.elapsed() < TIMEOUT, "the limiter does not recover: {error:?}");
         sleep(PAUSE).await;
     }
@@ -146,9 +146,9 @@ async fn outage_of_writes_causes_two_events_despite_denials() {
         let mut check_until = async |state: BreakerState| {
             let (start, mut since) = (Instant::now(), None::<Instant>);
             while since.is_none_or(|since| since.elapsed() < PROBES) {
-                let _ = limiter.check(alice(), 1).await;
+                let _ = limiter.check(alice()).await;
                 let user = PartitionKey::new("user", users.next().unwrap().to_le_bytes());
-                let _ = limiter.check(user, 1).await;
+                let _ = limiter.check(user).await;
                 if since.is_none() && limiter.stats().breakers.iter().any(|breaker| breaker.state == state) {
                     since = Some(Instant::now());
                 }
@@ -189,8 +189,8 @@ async fn missing_permission_of_one_policy_causes_one_event() {
         let undecided = limiter(backend, [fixed.unwrap()]);
         let (events, _guard) = Events::collect();
         for _ in 0..20 {
-            undecided.check(alice(), 1).await.unwrap_err();
-            let _ = decided.check(alice(), 1).await.unwrap();
+            undecided.check(alice()).await.unwrap_err();
+            let _ = decided.check(alice()).await.unwrap();
         }
         let events = events.take();
         assert_eq!(events.len(), 1, "{engine:?}: {events:?}");
@@ -222,7 +222,7 @@ async fn event_names_node_of_cluster() {
     while !is_open() {
         assert!(start.elapsed() < TIMEOUT, "no breaker opens");
         for key in &keys {
-            let _ = limiter.check(key.clone(), 1).await;
+            let _ = limiter.check(key.clone()).await;
         }
         sleep(PAUSE).await;
     }
@@ -262,7 +262,7 @@ async fn failover_in_cluster_causes_one_event_at_begin_and_one_at_end() {
             while !seen.iter().any(has_ended) {
                 assert!(start.elapsed() < TIMEOUT, "{engine:?}: no event at the end: {seen:?}");
                 for key in &keys {
-                    let _ = limiter.check(key.clone(), 1).await;
+                    let _ = limiter.check(key.clone()).await;
                 }
                 sleep(PAUSE).await;
                 seen.extend(events.take());

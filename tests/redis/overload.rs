@@ -40,7 +40,7 @@ async fn flood_of_keys_passes_no_request_unchecked() {
         let server = Server::start(Engine::Redis);
         let backend = backend(&server).await;
         let warm_up = on(backend.clone()).deadline(LONG_DEADLINE).build().unwrap();
-        assert!(warm_up.check(alice(), 5).await.unwrap().is_admitted(), "the quota of alice is unused");
+        assert!(warm_up.check((alice(), 5)).await.unwrap().is_admitted(), "the quota of alice is unused");
         // A busy machine may give Redis no time for a tenth of a second. Then it is silent.
         let limiter = on(backend).deadline(Duration::from_millis(250)).build().unwrap();
         for burst in 0..3 {
@@ -57,7 +57,7 @@ async fn flood_with_keys(limiter: &Limiter, burst: usize, case: &str) {
             let (limiter, is_alice) = (limiter.clone(), number % 20 == 0);
             async move {
                 let key = if is_alice { alice() } else { invented(burst * REQUESTS + number) };
-                (is_alice, limiter.admit(key, 1).await)
+                (is_alice, limiter.admit(key).await)
             }
         })
         .collect();
@@ -89,8 +89,8 @@ async fn silent_server_is_an_outage_although_every_client_leaves_early() {
         let builder = on(merged).breaker(breaker).max_in_flight(4);
         let limiter = builder.deadline(DEADLINE).build().unwrap();
         let warm_up = on(backend(&server).await).deadline(LONG_DEADLINE).build().unwrap();
-        assert!(warm_up.check(alice(), 1).await.is_ok(), "Redis decides");
-        let _ = limiter.check(alice(), 1).await;
+        assert!(warm_up.check(alice()).await.is_ok(), "Redis decides");
+        let _ = limiter.check(alice()).await;
         server.signal(libc::SIGSTOP);
         // Nothing answers from here on, so the clock of the test can run ahead.
         tokio::time::pause();
@@ -99,7 +99,7 @@ async fn silent_server_is_an_outage_although_every_client_leaves_early() {
         while !has_passed {
             // More clients than places. Each waits for a tenth of the deadline.
             let clients: JoinSet<_> =
-                (number..number + 8).map(|n| timeout(DEADLINE / 10, limiter.admit(invented(n), 1))).collect();
+                (number..number + 8).map(|n| timeout(DEADLINE / 10, limiter.admit(invented(n)))).collect();
             number += 8;
             for outcome in clients.join_all().await {
                 match outcome {
@@ -127,7 +127,7 @@ async fn silent_server_is_an_outage_although_every_client_leaves_early() {
 async fn silent_server_is_an_outage_for_busy_process() {
     let server = Server::start(Engine::Redis);
     let limiter = on(backend(&server).await).deadline(Duration::from_millis(100)).build().unwrap();
-    assert!(limiter.check(alice(), 1).await.is_ok(), "Redis decides");
+    assert!(limiter.check(alice()).await.is_ok(), "Redis decides");
     server.signal(libc::SIGSTOP);
     let is_over = Arc::new(AtomicBool::new(false));
     let busy = tokio::spawn({
@@ -143,7 +143,7 @@ async fn silent_server_is_an_outage_for_busy_process() {
     let mut has_passed = false;
     for wave in 0..100 {
         let waiting: JoinSet<_> =
-            (0..100).map(|number| limiter.admit(invented(100 * wave + number), 1)).collect();
+            (0..100).map(|number| limiter.admit(invented(100 * wave + number))).collect();
         has_passed = waiting.join_all().await.iter().all(|outcome| match outcome {
             Ok(admission) => admission.unchecked().is_some(),
             Err(_) => false,
@@ -168,7 +168,7 @@ async fn flood_of_disconnects_leaves_redis_available() {
         let victim = on(backend.clone()).deadline(Duration::from_secs(1)).build().unwrap();
         let mut flood = JoinSet::new();
         for number in 0..200_000 {
-            let check = attacked.check(invented(number), 1);
+            let check = attacked.check(invented(number));
             // Most clients leave before the reply, or before the check is sent.
             flood.spawn(timeout(Duration::from_millis(number as u64 % 7), check));
             if number % 64 == 0 {
@@ -178,7 +178,7 @@ async fn flood_of_disconnects_leaves_redis_available() {
         flood.join_all().await;
         let checks = (0..500).map(|number| {
             let victim = victim.clone();
-            async move { victim.check(PartitionKey::new("victim", format!("{run} {number}")), 1).await }
+            async move { victim.check(PartitionKey::new("victim", format!("{run} {number}"))).await }
         });
         for decided in concurrently(checks).await {
             assert!(
@@ -194,16 +194,16 @@ async fn denied_key_stays_denied_after_redis_stops() {
     for rule in [OutageRule::FailOpen, OutageRule::FailClosed] {
         let mut server = Server::start(Engine::Redis);
         let limiter = on(backend(&server).await).outage(rule).deadline(LONG_DEADLINE).build().unwrap();
-        assert!(limiter.check(alice(), 5).await.unwrap().is_admitted(), "{rule:?}: the quota is unused");
-        assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{rule:?}: the quota is used");
+        assert!(limiter.check((alice(), 5)).await.unwrap().is_admitted(), "{rule:?}: the quota is unused");
+        assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "{rule:?}: the quota is used");
         server.kill();
         // Longer than the maximum age of the deny cache.
         sleep(Duration::from_millis(1_100)).await;
         for _ in 0..20 {
-            let outcome = limiter.admit(alice(), 1).await;
+            let outcome = limiter.admit(alice()).await;
             assert!(matches!(&outcome, Err(Rejection::Denied(denied)) if denied.is_cached()), "{outcome:?}");
         }
-        let other = limiter.admit(invented(0), 1).await;
+        let other = limiter.admit(invented(0)).await;
         assert_eq!(other.is_ok(), rule == OutageRule::FailOpen, "the rule applies to other keys: {other:?}");
     }
 }

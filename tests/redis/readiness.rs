@@ -22,7 +22,7 @@ async fn check_until(limiter: &Limiter, readiness: Readiness) {
             limiter.stats().breakers
         );
         for user in 0..32_u8 {
-            let _ = limiter.check(PartitionKey::new("user", [user]), 1).await;
+            let _ = limiter.check(PartitionKey::new("user", [user])).await;
         }
         sleep(Duration::from_millis(5)).await;
     }

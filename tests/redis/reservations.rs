@@ -33,14 +33,14 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
         (decision.statuses()[0].remaining() + u32::from(decision.is_admitted()), decision.retry_after())
     };
     // An estimate far above the quota is charged as the quota. It is denied while anything is used.
-    let clamped = refunding.reserve(alice(), u32::MAX).await.unwrap();
+    let clamped = refunding.reserve((alice(), u32::MAX)).await.unwrap();
     assert_eq!(
         clamped.decision().unwrap().statuses()[0].cost(),
         policy.quota(),
         "the cost is clamped to the quota"
     );
     history.push(usage().await);
-    assert!(keeping.reserve(alice(), u32::MAX).await.is_err(), "a cost above the quota never fits");
+    assert!(keeping.reserve((alice(), u32::MAX)).await.is_err(), "a cost above the quota never fits");
     clock.advance(Duration::from_secs(60));
     // A larger amount is charged beyond the quota.
     assert!(
@@ -51,19 +51,19 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
     keeping.reset(alice()).await.unwrap();
 
     // A meter refunds the rest of a clamped estimate.
-    let meter = keeping.reserve(alice(), u32::MAX).await.unwrap().meter();
+    let meter = keeping.reserve((alice(), u32::MAX)).await.unwrap().meter();
     meter.add(3);
     clock.advance(Duration::from_secs(60));
     meter.add(4);
     drop(meter);
     history.push(usage().await);
-    drop(keeping.reserve(alice(), 2).await.unwrap());
+    drop(keeping.reserve((alice(), 2)).await.unwrap());
     history.push(usage().await);
-    drop(refunding.reserve(alice(), 5).await.unwrap());
+    drop(refunding.reserve((alice(), 5)).await.unwrap());
     history.push(usage().await);
     assert_eq!(keeping.lost_settlements() + refunding.lost_settlements(), 0, "every settlement is confirmed");
     // A plain check above the quota is not clamped.
-    let never = keeping.check(alice(), policy.quota() + 1).await.unwrap();
+    let never = keeping.check((alice(), policy.quota() + 1)).await.unwrap();
     history.push((never.statuses()[0].remaining(), never.retry_after()));
     assert_eq!(never.retry_after(), Wait::Never, "a cost above the quota never fits");
     history
@@ -90,8 +90,8 @@ async fn clamped_estimate_sends_quota_as_cost() {
     let backend = tower_sliding_window::testing::FakeBackend::admitting();
     let policy = Policy::new("tokens", 20, HOUR).unwrap();
     let limiter = limiter(&backend, &policy, Unsettled::Keep);
-    let _ = limiter.reserve(alice(), 500).await.unwrap();
-    let _ = limiter.check(alice(), 500).await.unwrap();
+    let _ = limiter.reserve((alice(), 500)).await.unwrap();
+    let _ = limiter.check((alice(), 500)).await.unwrap();
     let sent = backend.checks().into_iter().map(|check| (check.purpose, check.pairs[0].cost));
     assert_eq!(
         sent.collect::<Vec<_>>(),

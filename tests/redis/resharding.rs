@@ -62,14 +62,14 @@ pub fn move_key(from: &Server, to: &Server, key: &str) {
 }
 
 async fn remaining(limiter: &Limiter, key: &PartitionKey) -> Vec<u32> {
-    let decision = limiter.peek(key.clone(), 0).await.unwrap();
+    let decision = limiter.peek((key.clone(), 0)).await.unwrap();
     decision.statuses().iter().map(|status| status.remaining()).collect()
 }
 
 /// Repeats a check until there is a decision.
 async fn until_decided(limiter: &Limiter, key: &PartitionKey) {
     let start = Instant::now();
-    while let Err(error) = limiter.check(key.clone(), 1).await {
+    while let Err(error) = limiter.check(key.clone()).await {
         assert!(start.elapsed() < TIMEOUT, "no check gets a decision: {error:?}");
         sleep(Duration::from_millis(20)).await;
     }
@@ -86,7 +86,7 @@ async fn assert_charged_once_while_slot_moves(merging: Merging, together: u32) {
         let slot = slot(&alice());
         let mut used = 0;
         let mut check = async || {
-            let outcomes = concurrently((0..together).map(|_| limiter.check(alice(), 1))).await;
+            let outcomes = concurrently((0..together).map(|_| limiter.check(alice()))).await;
             let left = outcomes.into_iter().map(|outcome| outcome.unwrap().statuses()[0].remaining());
             let mut left: Vec<u32> = left.collect();
             left.sort_unstable();
@@ -104,7 +104,7 @@ async fn assert_charged_once_while_slot_moves(merging: Merging, together: u32) {
         check().await;
         // The keys are on different nodes. No node can run the check until both keys are on one.
         move_key(from, to, &keys[0]);
-        for outcome in concurrently((0..together).map(|_| limiter.check(alice(), 1))).await {
+        for outcome in concurrently((0..together).map(|_| limiter.check(alice()))).await {
             let error = outcome.unwrap_err();
             assert_eq!(error.reason(), Reason::Busy, "{engine:?}: {error:?}");
         }
@@ -125,7 +125,7 @@ async fn assert_charged_once_while_slot_moves(merging: Merging, together: u32) {
         let used = check().await;
         assert_eq!(admin.calls("evalsha").all, 0, "{engine:?}");
         // Settlements and resets reach the new node as well.
-        limiter.reserve(alice(), 5).await.unwrap().settle(2).await;
+        limiter.reserve((alice(), 5)).await.unwrap().settle(2).await;
         assert_eq!(remaining(&limiter, &alice()).await, [98 - used, 998 - used], "{engine:?}");
         limiter.reset(alice()).await.unwrap();
         assert_eq!(remaining(&limiter, &alice()).await, [100, 1_000], "{engine:?}");
@@ -151,7 +151,7 @@ async fn replica_replaces_dead_cluster_primary() {
     let dying = owner(&alice());
     let bob = (0..).map(|i| PartitionKey::new("user", i.to_string().as_str()));
     let bob = bob.into_iter().find(|bob| owner(bob) != dying).unwrap();
-    let _ = limiter.check(alice(), 40).await.unwrap();
+    let _ = limiter.check((alice(), 40)).await.unwrap();
     until_decided(&limiter, &bob).await;
     Admin::at(&cluster.primaries()[dying]).replicate();
 
@@ -159,8 +159,8 @@ async fn replica_replaces_dead_cluster_primary() {
     // The other primaries answer for their slots until they notice the failure.
     let mut decided = 0;
     for _ in 0..20 {
-        decided += u32::from(limiter.check(bob.clone(), 1).await.is_ok());
-        let _ = limiter.check(alice(), 1).await;
+        decided += u32::from(limiter.check(bob.clone()).await.is_ok());
+        let _ = limiter.check(alice()).await;
     }
     assert!(decided > 0, "no other primary answers");
     until_decided(&limiter, &alice()).await;
@@ -178,7 +178,7 @@ async fn hanging_cluster_primary_blocks_no_other_slot() {
     let hanging = owner(&alice());
     let bob = (0..).map(|i| PartitionKey::new("user", i.to_string().as_str()));
     let bob = bob.into_iter().find(|bob| owner(bob) != hanging).unwrap();
-    let _ = patient.check(alice(), 40).await.unwrap();
+    let _ = patient.check((alice(), 40)).await.unwrap();
     until_decided(&limiter, &bob).await;
     Admin::at(&cluster.primaries()[hanging]).replicate();
     let no_failover = |forbidden| {
@@ -193,8 +193,8 @@ async fn hanging_cluster_primary_blocks_no_other_slot() {
     cluster.primaries()[hanging].signal(libc::SIGSTOP);
     let unanswered = backend.unanswered_checks();
     for check in 0..10 {
-        limiter.check(alice(), 1).await.expect_err("the primary hangs");
-        let decision = patient.check(bob.clone(), 1).await;
+        limiter.check(alice()).await.expect_err("the primary hangs");
+        let decision = patient.check(bob.clone()).await;
         assert!(decision.is_ok(), "check {check}, while another primary hangs: {decision:?}");
     }
     assert!(backend.unanswered_checks() > unanswered, "the hanging primary was asked");
@@ -230,7 +230,7 @@ async fn cluster_user_needs_slots_and_asking_permissions() {
         assert!(error.contains("lacks permission for ASKING (NOPERM)"), "{engine:?}: {error}");
         let backend = RedisBackend::lazy_cluster([&url]).unwrap();
         let limiter = limiter(&backend, LONG_DEADLINE, two());
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
 
         let from = &cluster.primaries()[owner(&alice())];
         let to = &cluster.primaries()[(owner(&alice()) + 1) % PRIMARIES];
@@ -240,10 +240,10 @@ async fn cluster_user_needs_slots_and_asking_permissions() {
         for key in Admin::at(from).keys() {
             move_key(from, to, &key);
         }
-        let error = limiter.check(alice(), 1).await.unwrap_err();
+        let error = limiter.check(alice()).await.unwrap_err();
         assert_eq!(error.reason(), Reason::NoPermission, "{engine:?}: {error:?}");
         allow(&format!("{always} +cluster|slots +asking"));
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 98, "{engine:?}");
     }))
     .await;
@@ -283,7 +283,7 @@ async fn cluster_error_reports_wrong_password() {
     let error = RedisBackend::connect_cluster([&url]).await.unwrap_err();
     assert!(error.to_string().contains("WRONGPASS"), "{error}");
     let limiter = limiter(&RedisBackend::lazy_cluster([&url]).unwrap(), LONG_DEADLINE, two());
-    let error = limiter.check(alice(), 1).await.unwrap_err();
+    let error = limiter.check(alice()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::NoPermission, "{error:?}");
     assert!(!format!("{error:?}").contains("wrong"), "{error:?}");
 

@@ -95,7 +95,7 @@ pub fn alice() -> PartitionKey {
 
 /// Returns the remaining quota of the only policy, with a check of cost 0.
 pub async fn remaining(limiter: &Limiter) -> u32 {
-    limiter.check(alice(), 0).await.unwrap().statuses()[0].remaining()
+    limiter.check((alice(), 0)).await.unwrap().statuses()[0].remaining()
 }
 
 pub fn reason(outcome: Result<Decision, BackendError>) -> Reason {

@@ -41,7 +41,7 @@ async fn poll_once<F: Future>(mut future: Pin<&mut F>) {
 /// Makes 40 checks, one after another.
 async fn checks(limiter: &Limiter) {
     for check in 0..40 {
-        let decision = limiter.check(alice(), 1).await;
+        let decision = limiter.check(alice()).await;
         assert!(decision.is_ok(), "check {check}: {decision:?}");
     }
 }
@@ -57,7 +57,7 @@ fn test_undriven(rounds: std::ops::RangeInclusive<u32>, backend: impl Fn() -> Re
     for rounds in rounds {
         let limiter = with_deadline(backend());
         let undriven = runtime();
-        let mut check = Box::pin(limiter.check(alice(), 1));
+        let mut check = Box::pin(limiter.check(alice()));
         undriven.block_on(async {
             poll_once(check.as_mut()).await;
             for _ in 0..rounds {
@@ -97,7 +97,7 @@ fn undriven_script_load_blocks_no_other_check() {
     let mut admin = Admin::at(&server);
     admin.query::<()>(&["SCRIPT", "FLUSH"]);
     admin.query::<()>(&["CONFIG", "RESETSTAT"]);
-    let mut check = Box::pin(limiter.check(alice(), 1));
+    let mut check = Box::pin(limiter.check(alice()));
     // The server does not know the script. The second poll loads it.
     for _ in 0..2 {
         undriven.block_on(poll_once(check.as_mut()));
@@ -111,7 +111,7 @@ fn undriven_script_load_blocks_no_other_check() {
     );
     admin.query::<()>(&["SCRIPT", "FLUSH"]);
     driven.block_on(async {
-        let waiting = concurrently((0..40).map(|_| limiter.check(alice(), 1)));
+        let waiting = concurrently((0..40).map(|_| limiter.check(alice())));
         let outcomes = waiting.await;
         assert!(outcomes.iter().all(Result::is_ok), "the load is replaced: {outcomes:?}");
     });
@@ -125,7 +125,7 @@ fn test_ended(backend: impl Fn() -> RedisBackend) {
     for runtimes in 0..5 {
         let multi_thread = || Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let runtime = if runtimes % 2 == 0 { runtime() } else { multi_thread() };
-        let decision = runtime.block_on(limiter.check(alice(), 1));
+        let decision = runtime.block_on(limiter.check(alice()));
         assert!(decision.is_ok(), "runtime {runtimes}: {decision:?}");
     }
 }
@@ -155,10 +155,10 @@ fn check_survives_end_of_runtime_that_connects() {
     let limiter = limiter(RedisBackend::lazy(&server.url()).unwrap(), [policy("hourly", 1_000, HOUR)]);
     for _ in 0..4 {
         let first = runtime();
-        let mut check = Box::pin(limiter.check(alice(), 1));
+        let mut check = Box::pin(limiter.check(alice()));
         first.block_on(poll_once(check.as_mut()));
         drop((first, check));
-        let decision = runtime().block_on(limiter.check(alice(), 1));
+        let decision = runtime().block_on(limiter.check(alice()));
         assert!(decision.is_ok(), "{decision:?}");
     }
 }

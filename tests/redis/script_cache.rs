@@ -17,11 +17,11 @@ async fn unknown_script_costs_one_more_round_trip() {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 10, HOUR)]);
         let mut admin = Admin::at(&server);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         admin.query::<()>(&["SCRIPT", "FLUSH"]);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
 
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 8, "{engine:?}: each check is charged once");
         assert_eq!(admin.calls("evalsha"), Calls { all: 1, failed: 1 }, "{engine:?}");
         assert_eq!(admin.calls("eval"), Calls { all: 1, failed: 0 }, "{engine:?}");
@@ -40,12 +40,12 @@ async fn concurrent_checks_load_unknown_script_once() {
         // Merged checks would use two scripts.
         let backend = backend(&server).await.merging(Merging::Off);
         let limiter = limiter(backend, [policy("hourly", 40, HOUR)]);
-        let _ = limiter.check(alice(), 0).await.unwrap();
+        let _ = limiter.check((alice(), 0)).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["SCRIPT", "FLUSH"]);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
 
-        let outcomes = concurrently((0..64).map(|_| limiter.check(alice(), 1))).await;
+        let outcomes = concurrently((0..64).map(|_| limiter.check(alice()))).await;
         let admitted = outcomes.iter().filter(|outcome| outcome.as_ref().unwrap().is_admitted());
         assert_eq!(admitted.count(), 40, "{engine:?}");
         assert_eq!(remaining(&limiter).await, 0, "{engine:?}: the admitted checks are charged");
@@ -62,12 +62,12 @@ async fn first_check_after_restart_loads_script() {
     for engine in Engine::ALL {
         let mut server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("hourly", 10, HOUR)]);
-        let _ = limiter.check(alice(), 4).await.unwrap();
+        let _ = limiter.check((alice(), 4)).await.unwrap();
         server.restart();
         idle().await;
 
         // The server has lost all data, so the limit starts with a full quota.
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_eq!(decision.statuses()[0].remaining(), 9, "{engine:?}");
         assert_eq!(
             Admin::at(&server).calls("eval"),
@@ -82,11 +82,11 @@ async fn concurrent_checks_after_restart_are_exact() {
     let mut server = Server::start(Engine::Redis);
     let backend = RedisBackend::lazy(&server.url()).unwrap();
     let limiter = limiter(backend, [policy("hourly", 40, HOUR)]);
-    let _ = limiter.check(alice(), 1).await.unwrap();
+    let _ = limiter.check(alice()).await.unwrap();
     server.restart();
     idle().await;
 
-    let outcomes = concurrently((0..64).map(|_| limiter.check(alice(), 1))).await;
+    let outcomes = concurrently((0..64).map(|_| limiter.check(alice()))).await;
     let admitted = outcomes.iter().filter(|outcome| outcome.as_ref().unwrap().is_admitted());
     assert_eq!(admitted.count(), 40, "the quota fits 40 checks");
 }

@@ -14,14 +14,14 @@ use crate::support::server::{Engine, Server};
 /// Returns a limiter with two policies, each with 3 of 10 units used.
 async fn three_of_ten(server: &Server) -> Limiter {
     let limiter = limiter(backend(server).await, [policy("a", 10, HOUR), policy("b", 10, HOUR)]);
-    let _ = limiter.check(alice(), 3).await.unwrap();
+    let _ = limiter.check((alice(), 3)).await.unwrap();
     limiter
 }
 
 /// Asserts that usage is unchanged since `three_of_ten`, and that checks work.
 async fn assert_three_of_ten(limiter: &Limiter, engine: Engine) {
     assert_eq!(remaining(limiter).await, 7, "{engine:?}");
-    let decision = limiter.check(alice(), 1).await.unwrap();
+    let decision = limiter.check(alice()).await.unwrap();
     let remaining = decision.statuses().iter().map(|status| status.remaining());
     assert_eq!(remaining.collect::<Vec<_>>(), [6, 6], "{engine:?}");
 }
@@ -34,12 +34,12 @@ async fn server_at_memory_limit_is_out_of_memory() {
         let mut admin = Admin::at(&server);
         admin.set("maxmemory", "1");
         for _ in 0..2 {
-            assert_eq!(reason(limiter.check(alice(), 1).await), Reason::OutOfMemory, "{engine:?}");
+            assert_eq!(reason(limiter.check(alice()).await), Reason::OutOfMemory, "{engine:?}");
         }
         // A new key, and a script that the server has not cached.
         admin.query::<()>(&["SCRIPT", "FLUSH"]);
         let bob = tower_sliding_window::PartitionKey::new("user", "bob");
-        assert_eq!(reason(limiter.check(bob, 1).await), Reason::OutOfMemory, "{engine:?}");
+        assert_eq!(reason(limiter.check(bob).await), Reason::OutOfMemory, "{engine:?}");
         assert_eq!(admin.keys().len(), 2, "{engine:?}");
 
         admin.set("maxmemory", "0");
@@ -55,11 +55,11 @@ async fn replica_is_read_only() {
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         for _ in 0..2 {
-            assert_eq!(reason(limiter.check(alice(), 1).await), Reason::ReadOnly, "{engine:?}");
+            assert_eq!(reason(limiter.check(alice()).await), Reason::ReadOnly, "{engine:?}");
         }
         // A replica that may not serve stale data.
         admin.set("replica-serve-stale-data", "no");
-        assert_eq!(reason(limiter.check(alice(), 1).await), Reason::Busy, "{engine:?}");
+        assert_eq!(reason(limiter.check(alice()).await), Reason::Busy, "{engine:?}");
 
         admin.query::<()>(&["REPLICAOF", "NO", "ONE"]);
         assert_three_of_ten(&limiter, engine).await;
@@ -79,7 +79,7 @@ async fn server_with_endless_script_is_busy() {
         });
         // When the script has run for 20 ms, the server answers BUSY to all clients.
         while admin.try_query::<String>(&["PING"]).is_ok() {}
-        let outcomes = [limiter.check(alice(), 1).await, limiter.check(alice(), 100).await];
+        let outcomes = [limiter.check(alice()).await, limiter.check((alice(), 100)).await];
         admin.query::<()>(&["SCRIPT", "KILL"]);
         endless.join().unwrap();
 
@@ -94,7 +94,7 @@ async fn server_loading_its_data_is_busy() {
         let mut server = Server::start(engine);
         let backend = RedisBackend::lazy(&server.url()).unwrap();
         let limiter = limiter(backend, [policy("a", 10, HOUR), policy("b", 10, HOUR)]);
-        let _ = limiter.check(alice(), 3).await.unwrap();
+        let _ = limiter.check((alice(), 3)).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.set("rdbcompression", "no");
         let value = "string.rep('x', 131072)";
@@ -106,7 +106,7 @@ async fn server_loading_its_data_is_busy() {
         server.add_options(&["--key-load-delay", "6400"]);
         server.restart();
         idle().await;
-        let outcome = limiter.check(alice(), 1).await;
+        let outcome = limiter.check(alice()).await;
         assert_eq!(reason(outcome), Reason::Busy, "{engine:?}");
 
         let mut admin = Admin::at(&server);
@@ -124,7 +124,7 @@ async fn primary_with_too_few_replicas_is_read_only() {
         let limiter = three_of_ten(&server).await;
         let mut admin = Admin::at(&server);
         admin.set("min-replicas-to-write", "1");
-        assert_eq!(reason(limiter.check(alice(), 1).await), Reason::ReadOnly, "{engine:?}");
+        assert_eq!(reason(limiter.check(alice()).await), Reason::ReadOnly, "{engine:?}");
         admin.set("min-replicas-to-write", "0");
         assert_three_of_ten(&limiter, engine).await;
     }

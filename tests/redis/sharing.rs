@@ -23,7 +23,7 @@ async fn processes_share_a_limit() {
         // Each limiter has its own connection, like two processes.
         let a = limiter(backend(&server).await, [policy("hourly", 50, HOUR)]);
         let b = limiter(backend(&server).await, [policy("hourly", 50, HOUR)]);
-        let checks = (0..80).map(|i| if i % 2 == 0 { a.check(alice(), 1) } else { b.check(alice(), 1) });
+        let checks = (0..80).map(|i| if i % 2 == 0 { a.check(alice()) } else { b.check(alice()) });
         let outcomes = concurrently(checks).await;
         let admitted = outcomes.into_iter().filter(|outcome| outcome.as_ref().unwrap().is_admitted());
         assert_eq!(admitted.count(), 50, "{engine:?}");
@@ -44,9 +44,9 @@ async fn namespaces_do_not_share_usage() {
         builder.policy(policy("hourly", 10, HOUR)).namespace(namespace).build().unwrap()
     };
     let (shop, blog) = (of("shop"), of("blog"));
-    assert!(shop.check(alice(), 10).await.unwrap().is_admitted(), "the whole quota fits");
-    assert!(!shop.check(alice(), 1).await.unwrap().is_admitted(), "the quota of this namespace is used");
-    assert!(blog.check(alice(), 4).await.unwrap().is_admitted(), "another namespace has its own count");
+    assert!(shop.check((alice(), 10)).await.unwrap().is_admitted(), "the whole quota fits");
+    assert!(!shop.check(alice()).await.unwrap().is_admitted(), "the quota of this namespace is used");
+    assert!(blog.check((alice(), 4)).await.unwrap().is_admitted(), "another namespace has its own count");
     assert_eq!((remaining(&shop).await, remaining(&blog).await), (0, 6), "each namespace has its own count");
     let keys = Admin::at(&server).keys();
     assert!(keys[0].starts_with("blog{") && keys[1].starts_with("shop{"), "{keys:?}");
@@ -67,34 +67,31 @@ async fn lowered_quota_keeps_usage() {
         let wide = with_policy(&backend, policy("p", 10, minute));
         for _ in 0..4 {
             assert!(
-                wide.check(alice(), 2).await.unwrap().is_admitted(),
+                wide.check((alice(), 2)).await.unwrap().is_admitted(),
                 "{engine:?}: 8 units fit the wide quota"
             );
             clock.advance(Duration::from_secs(10));
         }
         // The clock is at 40 s. 8 units are used, by charges that expire at 60, 70, 80 and 90 s.
         let narrow = with_policy(&backend, policy("p", 5, minute));
-        let denied = narrow.check(alice(), 1).await.unwrap();
+        let denied = narrow.check(alice()).await.unwrap();
         assert_eq!(
             denied.statuses()[0].remaining(),
             0,
             "{engine:?}: more units are used than the narrow quota has"
         );
         assert_eq!(denied.retry_after(), Wait::For(Duration::from_secs(30)), "{engine:?}");
-        let denied = narrow.check(alice(), 5).await.unwrap();
+        let denied = narrow.check((alice(), 5)).await.unwrap();
         assert_eq!(denied.retry_after(), Wait::For(Duration::from_secs(50)), "{engine:?}");
         assert_eq!(
-            narrow.check(alice(), 6).await.unwrap().retry_after(),
+            narrow.check((alice(), 6)).await.unwrap().retry_after(),
             Wait::Never,
             "{engine:?}: a cost above the quota never fits"
         );
 
         clock.advance(Duration::from_secs(30));
-        assert!(narrow.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: the wait has passed");
-        assert!(
-            !narrow.check(alice(), 1).await.unwrap().is_admitted(),
-            "{engine:?}: the narrow quota is used"
-        );
+        assert!(narrow.check(alice()).await.unwrap().is_admitted(), "{engine:?}: the wait has passed");
+        assert!(!narrow.check(alice()).await.unwrap().is_admitted(), "{engine:?}: the narrow quota is used");
     }
 }
 
@@ -104,17 +101,14 @@ async fn raised_quota_keeps_usage() {
         let server = Server::start(engine);
         let (backend, _clock) = with_manual_clock(&server).await;
         let narrow = with_policy(&backend, policy("p", 5, HOUR));
-        assert!(narrow.check(alice(), 5).await.unwrap().is_admitted(), "{engine:?}: the whole quota fits");
-        assert!(
-            !narrow.check(alice(), 1).await.unwrap().is_admitted(),
-            "{engine:?}: the narrow quota is used"
-        );
+        assert!(narrow.check((alice(), 5)).await.unwrap().is_admitted(), "{engine:?}: the whole quota fits");
+        assert!(!narrow.check(alice()).await.unwrap().is_admitted(), "{engine:?}: the narrow quota is used");
 
         let wide = with_policy(&backend, policy("p", 8, HOUR));
         assert_eq!(remaining(&wide).await, 3, "{engine:?}");
-        assert!(!wide.check(alice(), 4).await.unwrap().is_admitted(), "{engine:?}: 5 of 8 units are used");
+        assert!(!wide.check((alice(), 4)).await.unwrap().is_admitted(), "{engine:?}: 5 of 8 units are used");
         assert!(
-            wide.check(alice(), 3).await.unwrap().is_admitted(),
+            wide.check((alice(), 3)).await.unwrap().is_admitted(),
             "{engine:?}: the raised quota fits 3 units more"
         );
         assert_eq!(remaining(&narrow).await, 0, "{engine:?}: more units are used than the narrow quota has");
@@ -126,16 +120,16 @@ async fn changed_window_or_name_starts_new_count() {
     let server = Server::start(Engine::Redis);
     let (backend, _clock) = with_manual_clock(&server).await;
     let full = with_policy(&backend, policy("p", 5, HOUR));
-    assert!(full.check(alice(), 5).await.unwrap().is_admitted(), "the whole quota fits");
+    assert!(full.check((alice(), 5)).await.unwrap().is_admitted(), "the whole quota fits");
     for other in [policy("p", 5, HOUR + Duration::from_micros(1)), policy("q", 5, HOUR)] {
         let other = with_policy(&backend, other);
         assert_eq!(remaining(&other).await, 5, "another window or name has a count of its own");
         assert!(
-            other.check(alice(), 5).await.unwrap().is_admitted(),
+            other.check((alice(), 5)).await.unwrap().is_admitted(),
             "another window or name has a count of its own"
         );
     }
-    assert!(!full.check(alice(), 1).await.unwrap().is_admitted(), "the first count is unchanged");
+    assert!(!full.check(alice()).await.unwrap().is_admitted(), "the first count is unchanged");
 }
 
 #[tokio::test]

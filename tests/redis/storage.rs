@@ -16,7 +16,7 @@ use crate::support::server::{Engine, Server};
 
 async fn charge_ten_thousand(limiter: &Limiter) {
     for _ in 0..100 {
-        for outcome in concurrently((0..100).map(|_| limiter.check(alice(), 1))).await {
+        for outcome in concurrently((0..100).map(|_| limiter.check(alice()))).await {
             assert!(outcome.unwrap().is_admitted(), "every charge fits");
         }
     }
@@ -44,7 +44,7 @@ async fn busy_key_does_not_grow_with_expired_records() {
         let limiter = limiter(backend, [policy("units", 20, Duration::from_secs(10))]);
         let mut admin = Admin::at(&server);
         for i in 0..500 {
-            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}: charge {i}");
+            assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}: charge {i}");
             // Twenty charges per window, with occasional pauses in which most or all of them expire.
             clock.advance(Duration::from_millis(if i % 100 == 99 { 11_000 } else { 500 }));
         }
@@ -63,7 +63,7 @@ async fn checks_create_only_their_own_keys() {
         let limiter = limiter(backend(&server).await, policies);
         for user in ["alice", "bob", "}{", "", "a user with a name longer than any hash could be"] {
             for cost in [1, 0, 2, 3, 11] {
-                let _ = limiter.check(PartitionKey::new("user", user), cost).await.unwrap();
+                let _ = limiter.check((PartitionKey::new("user", user), cost)).await.unwrap();
             }
         }
         let keys = Admin::at(&server).keys();
@@ -93,8 +93,11 @@ async fn scripts_touch_only_given_keys() {
             clock.advance(Duration::from_millis(if i % 2 == 0 { 500 } else { 0 }));
         }
         clock.advance(Duration::from_secs(30));
-        let _ = limiter.check(alice(), 1).await.unwrap();
-        assert!(!limiter.check(alice(), 100).await.unwrap().is_admitted(), "{engine:?}: some units are used");
+        let _ = limiter.check(alice()).await.unwrap();
+        assert!(
+            !limiter.check((alice(), 100)).await.unwrap().is_admitted(),
+            "{engine:?}: some units are used"
+        );
 
         let calls = monitor.script_calls(&mut admin);
         let keys: BTreeSet<String> = calls.iter().filter_map(|call| call.key.clone()).collect();
@@ -110,11 +113,11 @@ async fn check_reads_clock_once_for_all_policies() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let limiter = limiter(backend(&server).await, [policy("a", 2, HOUR), policy("b", 2, HOUR)]);
-        let _ = limiter.check(alice(), 1).await.unwrap();
+        let _ = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         let mut monitor = Monitor::at(&server);
         for cost in [0, 1, 1] {
-            let _ = limiter.check(alice(), cost).await.unwrap();
+            let _ = limiter.check((alice(), cost)).await.unwrap();
             let calls = monitor.script_calls(&mut admin);
             let clock = ScriptCall { command: "TIME".to_owned(), key: None };
             assert_eq!(calls.iter().filter(|call| **call == clock).count(), 1, "{engine:?}: {calls:?}");
@@ -125,7 +128,7 @@ async fn check_reads_clock_once_for_all_policies() {
 /// Returns the commands that the script calls for one check of this cost.
 async fn commands_of(limiter: &Limiter, cost: u32, monitor: &mut Monitor, admin: &mut Admin) -> Vec<String> {
     monitor.script_calls(admin);
-    let _ = limiter.check(alice(), cost).await.unwrap();
+    let _ = limiter.check((alice(), cost)).await.unwrap();
     monitor.script_calls(admin).into_iter().map(|call| call.command).collect()
 }
 
@@ -178,7 +181,7 @@ async fn idle_key_costs_next_check_no_more_calls() {
             };
             for hours in [0, 1, 100, 50_000] {
                 for _ in 0..30 {
-                    let _ = limiter.check(alice(), 1).await.unwrap();
+                    let _ = limiter.check(alice()).await.unwrap();
                     clock.advance(Duration::from_millis(300));
                 }
                 clock.advance(Duration::from_secs(30) + hours * HOUR);
@@ -211,7 +214,7 @@ async fn bucket_count_stays_within_its_bound() {
             let limiter = limiter(backend, [policy]);
             let (mut max, bound) = (0, window / precision + 2);
             for i in 0..300 {
-                let _ = limiter.check(alice(), 7).await.unwrap();
+                let _ = limiter.check((alice(), 7)).await.unwrap();
                 let key = admin.only_key();
                 let records = records(&mut admin, &key);
                 assert!(records <= bound, "{engine:?}: {records} records of {precision} us in {window} us");

@@ -87,7 +87,7 @@ async fn every_key_expires_after_its_window() {
             });
             let limiter = limiter(backend.clone(), counted);
             for _ in 0..30 {
-                let decision = limiter.check(alice(), 1).await.unwrap();
+                let decision = limiter.check(alice()).await.unwrap();
                 assert_expires_in_time(engine, &mut admin, &decision);
             }
         }
@@ -102,7 +102,7 @@ async fn busy_key_does_not_expire_before_its_last_charge() {
         let mut admin = Admin::at(&server);
         // Charges set the time to live four times per window.
         for _ in 0..90 {
-            let decision = limiter.check(alice(), 1).await.unwrap();
+            let decision = limiter.check(alice()).await.unwrap();
             assert_expires_in_time(engine, &mut admin, &decision);
             // So far apart that the charges cover more than one window of the server's clock.
             tokio::time::sleep(Duration::from_millis(9)).await;
@@ -118,7 +118,7 @@ async fn unused_keys_leave_no_data() {
         let policies = [policy("1 ms", 1_000, Duration::from_millis(1)), log, buckets, counter, fixed];
         let limiter = limiter(backend(&server).await, policies);
         for _ in 0..30 {
-            let _ = limiter.check(alice(), 1).await.unwrap();
+            let _ = limiter.check(alice()).await.unwrap();
         }
         let mut admin = Admin::at(&server);
         wait_until(&format!("{engine:?}: a key does not expire"), || admin.keys().is_empty()).await;
@@ -133,11 +133,11 @@ async fn charges_expire_exactly_on_server_clock() {
         let window = Duration::from_millis(150);
         let limiter = limiter(backend(&server).await, [policy("short", 1, window)]);
         for _ in 0..3 {
-            let admitted = limiter.check(alice(), 1).await.unwrap();
+            let admitted = limiter.check(alice()).await.unwrap();
             assert!(admitted.is_admitted(), "{engine:?}: the only unit");
             let expiry = admitted.at_micros() + window.as_micros() as u64;
             let next = loop {
-                let decision = limiter.check(alice(), 1).await.unwrap();
+                let decision = limiter.check(alice()).await.unwrap();
                 if decision.is_admitted() {
                     break decision;
                 }
@@ -157,9 +157,9 @@ async fn charges_expire_exactly_on_injected_clock() {
         let (backend, clock) = with_manual_clock(&server).await;
         let limiter = limiter(backend, [policy("minutely", 1, Duration::from_secs(60))]);
         for _ in 0..3 {
-            assert!(limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+            assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}");
             clock.advance(Duration::from_micros(59_999_999));
-            assert!(!limiter.check(alice(), 1).await.unwrap().is_admitted(), "{engine:?}");
+            assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}");
             clock.advance(Duration::from_micros(1));
         }
     }
@@ -177,7 +177,7 @@ async fn charge_after_key_expiry_starts_new_key() {
         // The check itself has no deadline; only the caller gives up.
         let delayed = check(&policies, 3, Purpose::Charge);
         let limiter = limiter(backend.clone(), policies);
-        let _ = limiter.check(alice(), 5).await.unwrap();
+        let _ = limiter.check((alice(), 5)).await.unwrap();
 
         server.signal(libc::SIGSTOP);
         timeout(Duration::from_millis(20), backend.check(&delayed)).await.expect_err("an answer");
@@ -186,7 +186,7 @@ async fn charge_after_key_expiry_starts_new_key() {
         server.signal(libc::SIGCONT);
 
         // The delayed charge may run before or after this one.
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         assert_expires_in_time(engine, &mut admin, &decision);
         assert_eq!(remaining(&limiter).await, 10 - 3 - 1, "{engine:?}");
@@ -201,10 +201,10 @@ async fn charge_after_key_deletion_starts_new_key() {
         let limiter = limiter(backend(&server).await, [policy("hourly", 100, HOUR)]);
         let mut admin = Admin::at(&server);
         for _ in 0..20 {
-            let _ = limiter.check(alice(), 3).await.unwrap();
+            let _ = limiter.check((alice(), 3)).await.unwrap();
         }
         admin.query::<()>(&["FLUSHALL"]);
-        let decision = limiter.check(alice(), 3).await.unwrap();
+        let decision = limiter.check((alice(), 3)).await.unwrap();
         assert_expires_in_time(engine, &mut admin, &decision);
         assert_eq!(remaining(&limiter).await, 97, "{engine:?}");
     }
@@ -247,7 +247,7 @@ async fn refund_keeps_time_to_live_within_window() {
             assert!(lives <= HOUR + Duration::from_secs(1), "{engine:?}: {key} lives {lives:?}");
         }
         // The emptied keys can be charged again.
-        let decision = limiter.check(alice(), 1).await.unwrap();
+        let decision = limiter.check(alice()).await.unwrap();
         assert_expires_in_time(engine, &mut admin, &decision);
     }
 }
@@ -343,7 +343,7 @@ async fn future_records_live_until_they_expire() {
             admin.query::<()>(&["FLUSHALL"]);
             let name = policy.name().to_owned();
             let limiter = limiter(backend.clone(), [policy]);
-            let now = limiter.check(alice(), 1).await.unwrap().at_micros();
+            let now = limiter.check(alice()).await.unwrap().at_micros();
             let key = admin.only_key();
             let ahead = now + hour / 2;
             let precision = hour / 8;
@@ -362,10 +362,10 @@ async fn future_records_live_until_they_expire() {
                     write_windows(&mut admin.0, &key, &windows);
                 }
             }
-            let expiry = limiter.check(alice(), 0).await.unwrap().statuses()[0].reset_after();
+            let expiry = limiter.check((alice(), 0)).await.unwrap().statuses()[0].reset_after();
             admin.query::<()>(&["PEXPIRE", &key, &(expiry.as_millis() + 500).to_string()]);
             for charge in 1..20 {
-                let decision = limiter.check(alice(), 1).await.unwrap();
+                let decision = limiter.check(alice()).await.unwrap();
                 assert_eq!(decision.statuses()[0].remaining(), 1_000 - 7 - charge, "{engine:?} {name}");
                 assert_expires_in_time(engine, &mut admin, &decision);
             }

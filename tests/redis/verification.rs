@@ -181,7 +181,7 @@ async fn redirected_check_warns_about_node_of_cluster() {
         let (events, _guard) = Events::collect();
         let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
         for user in 0..32_u8 {
-            let _ = limiter.check(PartitionKey::new("user", [user]), 1).await;
+            let _ = limiter.check(PartitionKey::new("user", [user])).await;
         }
         let events = events.take();
         let warns = |event: &&String| event.contains("use connect_cluster or lazy_cluster");

@@ -27,14 +27,14 @@ async fn waiters_of_one_process_ask_redis_at_most_twice() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let (limiter, order) = (process(&server), Arc::new(Mutex::new(Vec::new())));
-        let _ = limiter.peek(alice(), 1).await.unwrap();
+        let _ = limiter.peek(alice()).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
         let (start, mut waiters) = (Instant::now(), JoinSet::new());
         for i in 0..70 {
             let (limiter, order) = (limiter.clone(), order.clone());
             waiters.spawn(async move {
-                let _ = limiter.wait(alice(), 1, Duration::from_secs(60)).await.unwrap();
+                let _ = limiter.wait(alice(), Duration::from_secs(60)).await.unwrap();
                 order.lock().unwrap().push(i);
             });
         }
@@ -60,7 +60,7 @@ async fn waiters_of_two_processes_share_quota() {
     let (start, mut waiters) = (Instant::now(), JoinSet::new());
     for i in 0..60 {
         let limiter = processes[i % 2].clone();
-        waiters.spawn(async move { limiter.wait(alice(), 1, Duration::from_secs(60)).await.unwrap() });
+        waiters.spawn(async move { limiter.wait(alice(), Duration::from_secs(60)).await.unwrap() });
     }
     let admissions = waiters.join_all().await;
     assert!(start.elapsed() >= 2 * WINDOW, "20 units in a window, but 60 in {:?}", start.elapsed());

@@ -142,9 +142,9 @@ impl Client {
         let (key, costs) = (Plan::tenant(tenant), Costs::new().policy(SHARED, cost).policy(NUMBER, id));
         self.record.note(Event::Started { id, client: self.number, tenant, cost });
         let outcome = match kind {
-            CallKind::Admit => outcome_of(limiter.admit(key, costs).await),
+            CallKind::Admit => outcome_of(limiter.admit((key, costs)).await),
             CallKind::Cancel(after) => {
-                let result = timeout(after, limiter.admit(key, costs)).await;
+                let result = timeout(after, limiter.admit((key, costs))).await;
                 result.map_or(Outcome::Cancelled, outcome_of)
             }
             CallKind::Reserve(after, used) => {
@@ -162,7 +162,7 @@ impl Client {
         costs: Costs,
         (after, used): (Duration, u32),
     ) {
-        let result = limiter.reserve(key, costs).await;
+        let result = limiter.reserve((key, costs)).await;
         let (outcome, reservation) = match result {
             Ok(reservation) => {
                 let reading = reservation.decision().unwrap().at_micros();

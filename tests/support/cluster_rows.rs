@@ -78,7 +78,7 @@ pub async fn limiter(cluster: &Cluster) -> LimiterBuilder {
 async fn remaining(limiter: &Limiter, pair: Pair) -> u32 {
     loop {
         // The breaker may still be open.
-        if let Ok(decision) = limiter.peek_pairs([at_cost(&pair, 0)]).unwrap().await {
+        if let Ok(decision) = limiter.peek([at_cost(&pair, 0)]).await {
             return decision.statuses()[0].remaining();
         }
         sleep(Duration::from_millis(20)).await;
@@ -98,7 +98,7 @@ pub async fn clients_over_limit(
             let (limiter, pairs) = (limiter.clone(), pairs.clone());
             clients.spawn(async move {
                 loop {
-                    let decision = limiter.check_pairs(pairs.clone()).unwrap().await;
+                    let decision = limiter.check(pairs.clone()).await;
                     // A hit does not wait, and would leave no time for the others.
                     if !decision.is_ok_and(|decision| !decision.is_cached()) {
                         sleep(Duration::from_millis(1)).await;
@@ -120,7 +120,7 @@ pub async fn units_of_honest_client() -> u32 {
     let (busy, honest) = (key_on(1, "address", 1), key_on(2, "address", 2));
     let (busy, honest) = (pair(&busy, 1, 1), pair(&honest, UNREACHED, 1));
     let first = limiter(&cluster).await.build().unwrap();
-    assert!(first.check_pairs([route.clone(), busy.clone()]).unwrap().await.unwrap().is_admitted());
+    assert!(first.check([route.clone(), busy.clone()]).await.unwrap().is_admitted());
     let _clients = clients_over_limit(&cluster, [route.clone(), busy], Limiter::DEFAULT_DEADLINE).await;
     let limiter = limiter(&cluster).await.build().unwrap();
     // Each process may roll back one charge before it knows the denial.
@@ -128,7 +128,7 @@ pub async fn units_of_honest_client() -> u32 {
     let (mut units, mut ticks) = (0, interval(Duration::from_millis(100)));
     for _ in 0..19 {
         ticks.tick().await;
-        let decision = limiter.check_pairs([route.clone(), honest.clone()]).unwrap().await;
+        let decision = limiter.check([route.clone(), honest.clone()]).await;
         units += u32::from(decision.is_ok_and(|decision| decision.is_admitted()));
     }
     units
@@ -143,7 +143,7 @@ pub async fn passes_beside_dead_slot(exhausted: bool) -> usize {
     let limiter = limiter.build().unwrap();
     if exhausted {
         let all = at_cost(&healthy, 10);
-        assert!(limiter.check_pairs([all]).unwrap().await.unwrap().is_admitted());
+        assert!(limiter.check([all]).await.unwrap().is_admitted());
     }
     let protocol =
         by(|pairs: &[Pair; 2]| Draft::pairs(pairs.clone())).reject_with(|_, _| Ok::<_, Infallible>(false));
@@ -175,7 +175,7 @@ pub async fn healthy_checks_not_asked(checks: usize) -> usize {
     for check in 0..checks {
         ticks.tick().await;
         let healthy = pair(&key_on(2 * (check % 2), "user", check), UNREACHED, 1);
-        let outcome = limiter.check_pairs([healthy]).unwrap().await;
+        let outcome = limiter.check([healthy]).await;
         not_asked += usize::from(outcome.is_err_and(|error| !error.was_asked()));
     }
     not_asked
@@ -186,7 +186,7 @@ pub async fn send(limiter: Limiter, pair: Pair, every: Duration) {
     let mut ticks = interval(every);
     loop {
         ticks.tick().await;
-        tokio::spawn(limiter.check_pairs([pair.clone()]).unwrap());
+        tokio::spawn(limiter.check([pair.clone()]));
     }
 }
 
@@ -199,7 +199,7 @@ pub async fn waits_of_hung_node(duration: Duration) -> Waits {
     let (hung, healthy) =
         (pair(&key_on(1, "user", 0), UNREACHED, 1), pair(&key_on(0, "user", 0), UNREACHED, 1));
     for pair in [&hung, &healthy] {
-        assert!(limiter.check_pairs([pair.clone()]).unwrap().await.unwrap().is_admitted());
+        assert!(limiter.check([pair.clone()]).await.unwrap().is_admitted());
     }
     let mut clients = JoinSet::new();
     clients.spawn(send(limiter.clone(), healthy, Duration::from_millis(10)));
@@ -209,7 +209,7 @@ pub async fn waits_of_hung_node(duration: Duration) -> Waits {
     while start.elapsed() < duration + Duration::from_millis(500) {
         ticks.tick().await;
         let is_open = start.elapsed() >= Duration::from_millis(500);
-        let check = limiter.check_pairs([hung.clone()]).unwrap();
+        let check = limiter.check([hung.clone()]);
         requests.spawn(async move {
             let sent = Instant::now();
             let _ = check.await;
@@ -236,16 +236,16 @@ pub async fn units_back_beside_hung_slot() -> u32 {
     let (hung, healthy) = (pair(&key_on(1, "user", 0), 10, 10), pair(&key_on(0, "user", 0), 10, 10));
     let limiter = limiter(&cluster).await.deny_cache(None).deadline(2 * SECOND).build().unwrap();
     let both = || [hung.clone(), healthy.clone()];
-    let reservation = limiter.reserve_pairs(both()).unwrap().await.expect("an admission");
+    let reservation = limiter.reserve(both()).await.expect("an admission");
     cluster.nodes[1].signal(libc::SIGSTOP);
     reservation.settle(0).await;
     let mut units = remaining(&limiter, healthy.clone()).await;
     cluster.nodes[1].signal(libc::SIGCONT);
     // The hung slot may have lost its refund.
-    while limiter.reset_pairs(both()).unwrap().await.is_err() {}
-    while !limiter.check_pairs(both()).unwrap().await.is_ok_and(|decision| decision.is_admitted()) {}
+    while limiter.reset(both()).await.is_err() {}
+    while !limiter.check(both()).await.is_ok_and(|decision| decision.is_admitted()) {}
     cluster.nodes[1].signal(libc::SIGSTOP);
-    limiter.reset_pairs(both()).unwrap().await.expect_err("an answer of the hung slot");
+    limiter.reset(both()).await.expect_err("an answer of the hung slot");
     units += remaining(&limiter, healthy).await;
     cluster.nodes[1].signal(libc::SIGCONT);
     units
@@ -267,7 +267,7 @@ pub async fn lost_settlements(duration: Duration) -> (usize, u64) {
         for _ in 0..30 {
             number += 1;
             let key = PartitionKey::new("user", (number % 1_000).to_string());
-            let reservation = limiter.reserve_pairs([pair(&key, UNREACHED, 10)]).unwrap();
+            let reservation = limiter.reserve([pair(&key, UNREACHED, 10)]);
             requests.spawn(async move {
                 let reservation = reservation.await.ok()?;
                 reservation.settle(1);
@@ -316,7 +316,7 @@ pub async fn checks_over_slots() -> [Duration; 4] {
         let mut durations = Waits::default();
         for _ in 0..12 {
             let start = Instant::now();
-            let decision = limiter.check_pairs(&pairs[..slots]).unwrap().await.unwrap();
+            let decision = limiter.check(&pairs[..slots]).await.unwrap();
             assert!(decision.is_admitted());
             durations.0.push(start.elapsed());
         }

@@ -57,7 +57,7 @@ pub async fn refund(url: &str, records: usize, refunds: usize) -> Outcome {
 
     let victim = limiter(RedisBackend::lazy(url).unwrap(), DEADLINE).build().unwrap();
     // The victim is connected, and Redis knows its script.
-    let _ = victim.check(PartitionKey::new("user", "victim"), 1).await.expect("a decision");
+    let _ = victim.check(PartitionKey::new("user", "victim")).await.expect("a decision");
     let started = Instant::now();
     let refunded = tokio::spawn(async move {
         reservations.iter().for_each(|reservation| drop(reservation.settle(0)));
@@ -72,7 +72,7 @@ pub async fn refund(url: &str, records: usize, refunds: usize) -> Outcome {
         let victim = victim.clone();
         checks.spawn(async move {
             let started = Instant::now();
-            let is_decided = victim.check(PartitionKey::new("user", "victim"), 1).await.is_ok();
+            let is_decided = victim.check(PartitionKey::new("user", "victim")).await.is_ok();
             (is_decided, started.elapsed())
         });
     }
@@ -97,7 +97,7 @@ async fn charge(limiter: &Limiter, key: &PartitionKey, charges: usize) {
         let (limiter, key, charges) = (limiter.clone(), key.clone(), (task..charges).step_by(IN_FLIGHT));
         async move {
             for _ in charges {
-                assert!(limiter.check(key.clone(), 1).await.expect("a decision").is_admitted());
+                assert!(limiter.check(key.clone()).await.expect("a decision").is_admitted());
             }
         }
     });
@@ -107,7 +107,7 @@ async fn charge(limiter: &Limiter, key: &PartitionKey, charges: usize) {
 async fn reserve(limiter: &Limiter, key: &PartitionKey, charges: usize) -> Vec<Reservation> {
     let mut reservations = Vec::with_capacity(charges);
     for _ in 0..charges {
-        reservations.push(limiter.reserve(key.clone(), 1).await.expect("a charge"));
+        reservations.push(limiter.reserve(key.clone()).await.expect("a charge"));
     }
     reservations
 }

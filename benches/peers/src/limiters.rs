@@ -51,7 +51,7 @@ impl Bare {
                     names.map(|name| PartitionKey::new("x-api-key", name)).collect();
                 let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
                 let took = timed(decisions, keys, |key| {
-                    let check = std::pin::pin!(limiter.check(keys_made[key].clone(), 1)).poll(&mut cx);
+                    let check = std::pin::pin!(limiter.check(keys_made[key].clone())).poll(&mut cx);
                     matches!(check, std::task::Poll::Ready(Ok(decision)) if decision.is_admitted())
                 });
                 (took, Box::new(limiter))

@@ -90,7 +90,7 @@ fn check(policy: Policy, checks: u32) -> Result<(), Box<dyn Error>> {
     let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
     let (key, mut cx) = (PartitionKey::new("user", "alice"), task::Context::from_waker(task::Waker::noop()));
     for _ in 0..checks {
-        let decided = pin!(limiter.check(key.clone(), 1)).poll(&mut cx);
+        let decided = pin!(limiter.check(key.clone())).poll(&mut cx);
         assert!(matches!(decided, task::Poll::Ready(Ok(decision)) if decision.is_admitted()));
     }
     Ok(())

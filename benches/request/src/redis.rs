@@ -239,7 +239,7 @@ async fn backend(url: &str, merging: Merging) -> Fallible<RedisBackend> {
 async fn limiter(url: &str, merging: Merging) -> Fallible<Limiter> {
     let backend = backend(url, merging).await?;
     let limiter = Limiter::builder(backend).policy(policy()?).deadline(DEADLINE).build()?;
-    let _ = limiter.check(PartitionKey::new("header:x-api-key", "first"), 1).await?;
+    let _ = limiter.check(PartitionKey::new("header:x-api-key", "first")).await?;
     Ok(limiter)
 }
 
@@ -258,7 +258,7 @@ async fn checks(limiter: &Limiter, in_flight: usize, requests: usize, keys: usiz
             let limiter = limiter.clone();
             async move {
                 for key in keys {
-                    let checked = limiter.check(PartitionKey::new("header:x-api-key", key), 1).await;
+                    let checked = limiter.check(PartitionKey::new("header:x-api-key", key)).await;
                     assert!(checked.is_ok_and(|decision| decision.is_admitted()));
                 }
             }
@@ -278,7 +278,7 @@ async fn leased(url: &str, checks: usize) -> Fallible<()> {
     let limiter = Limiter::builder(backend).policy(policy).deadline(DEADLINE).build()?;
     let key = PartitionKey::new("header:x-api-key", std::process::id().to_string());
     for number in 0..BEFORE_LEASED + checks {
-        let decision = limiter.check(key.clone(), 1).await?;
+        let decision = limiter.check(key.clone()).await?;
         assert!(decision.is_admitted() && (decision.is_leased() || number < BEFORE_LEASED));
     }
     Ok(())
@@ -388,7 +388,7 @@ fn latencies(url: &str) -> Fallible<[Duration; 2]> {
             bare_call(&mut connection, &hash, &name).await;
             took[0].push(started.elapsed());
             let started = Instant::now();
-            let _ = limiter.check(key, 1).await?;
+            let _ = limiter.check(key).await?;
             took[1].push(started.elapsed());
         }
         Ok(took.map(|mut took| *took.select_nth_unstable(CALLS / 2).1))

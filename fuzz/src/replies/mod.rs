@@ -290,7 +290,7 @@ async fn use_limiter(backend: RedisBackend, server: &Server, check: &Check, answ
     let limiter = builder.build().expect("a limiter");
     let key = || PartitionKey::new("user", "a");
     let mut admitted = 0;
-    if let Ok(reservation) = limiter.reserve(key(), 2).await {
+    if let Ok(reservation) = limiter.reserve((key(), 2)).await {
         admitted += 1;
         if let Some(decision) = reservation.decision() {
             use_decision(decision);
@@ -300,17 +300,17 @@ async fn use_limiter(backend: RedisBackend, server: &Server, check: &Check, answ
     }
     for purpose in [Purpose::Charge, Purpose::Peek, Purpose::Charge] {
         let outcome = match purpose {
-            Purpose::Peek => limiter.peek(key(), 1).await,
-            _ => limiter.check(key(), 1).await,
+            Purpose::Peek => limiter.peek(key()).await,
+            _ => limiter.check(key()).await,
         };
         if let Ok(decision) = outcome {
             admitted += usize::from(decision.is_admitted());
             use_decision(&decision);
         }
     }
-    admitted += usize::from(limiter.wait(key(), 1, Duration::from_secs(5)).await.is_ok());
+    admitted += usize::from(limiter.wait(key(), Duration::from_secs(5)).await.is_ok());
     drop(limiter.reset(key()).await);
-    drop(limiter.admit(key(), 1).await.map(|_| admitted += 1));
+    drop(limiter.admit(key()).await.map(|_| admitted += 1));
     limiter.drain().await;
     let (stats, denied) = (limiter.stats(), limiter.most_denied(8));
     assert_eq!(stats.lost_settlements, limiter.lost_settlements(), "{denied:?}");

@@ -53,8 +53,8 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
-    key::PartitionKey,
     guard::until,
+    key::PartitionKey,
 };
 
 /// Groups the indices of partition keys by slot, in the order of the first key of each slot.
@@ -178,7 +178,7 @@ impl Verdict {
         }
     }
 
-    /// Returns whether the charges stay. 
+    /// Returns whether the charges stay.
     fn keeps(self, fails_open: bool) -> bool {
         match self {
             Self::Admitted => true,

@@ -15,8 +15,8 @@ use crate::{
     check::{Check, Refund},
     decision::Decision,
     error::ConfigError,
-    key::PartitionKey,
     guard::Protection,
+    key::PartitionKey,
     observe::ServerBreaker,
     policy::Policy,
 };

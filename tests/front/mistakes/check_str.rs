@@ -3,7 +3,7 @@
 use tower_sliding_window::{ConfigError, Limiter};
 
 fn mistake(limiter: Limiter) -> Result<(), ConfigError> {
-    limiter.check("alice", 1); //~ mismatched types
+    limiter.check("alice"); //~ mismatched types
     //~ note: expected `PartitionKey`, found `&str`
     Ok(())
 }

@@ -4,7 +4,7 @@
 use tower_sliding_window::{Limiter, PartitionKey, Rejection};
 
 async fn mistake(limiter: Limiter, user: PartitionKey) -> Result<(), Rejection> {
-    limiter.admit(user, 1).await?; //~ unused `Admission` that must be used
+    limiter.admit(user).await?; //~ unused `Admission` that must be used
     //~ note: an admission may be unchecked
     Ok(())
 }

@@ -4,7 +4,7 @@
 use tower_sliding_window::{Limiter, PartitionKey, backend::BackendError};
 
 async fn mistake(limiter: Limiter, user: PartitionKey) -> Result<(), BackendError> {
-    limiter.check(user, 1).await?; //~ unused `Decision` that must be used
+    limiter.check(user).await?; //~ unused `Decision` that must be used
     //~ note: a denied check is a decision too: read `is_admitted()`
     Ok(())
 }

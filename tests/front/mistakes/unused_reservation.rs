@@ -4,7 +4,7 @@
 use tower_sliding_window::{Limiter, PartitionKey, Rejection};
 
 async fn mistake(limiter: Limiter, user: PartitionKey) -> Result<(), Rejection> {
-    limiter.reserve(user, 500).await?; //~ unused `Reservation` that must be used
+    limiter.reserve((user, 500)).await?; //~ unused `Reservation` that must be used
     //~ note: call `settle(..)`
     Ok(())
 }

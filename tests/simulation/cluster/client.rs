@@ -272,7 +272,7 @@ impl Process {
             let (id, number) = (started.id, number_policy());
             self.client.record.note(Event::Started(started));
             let pairs = [Pair::new(key.clone(), policy.clone(), 4), Pair::new(key.clone(), number, id)];
-            let result = self.limiters[0].reserve_pairs(pairs).unwrap().await;
+            let result = self.limiters[0].reserve(pairs).await;
             let outcome = match &result {
                 Ok(reservation) => Outcome::Charged { reading: reservation.decision().unwrap().at_micros() },
                 Err(rejection) => rejected(rejection.clone()),
@@ -294,7 +294,7 @@ impl Process {
         let pairs: Vec<Pair> = keys.into_iter().map(|(key, policy)| Pair::new(key, policy, 0)).collect();
         self.client.record.note(Event::Resetting { client: self.client.number, slots });
         // A reset may fail during a fault.
-        let _ = self.limiters[0].reset_pairs(pairs).unwrap().await;
+        let _ = self.limiters[0].reset(pairs).await;
     }
 }
 

@@ -3,7 +3,7 @@
 use tower_sliding_window::{ConfigError, Limiter, PartitionKey};
 
 fn mistake(limiter: Limiter, user: u64) -> Result<(), ConfigError> {
-    limiter.check(PartitionKey::new("user", user), 1); //~ the trait bound `u64: AsRef<[u8]>` is not satisfied
+    limiter.check(PartitionKey::new("user", user)); //~ the trait bound `u64: AsRef<[u8]>` is not satisfied
     Ok(())
 }
 

@@ -50,7 +50,7 @@ fn user() -> PartitionKey {
 }
 
 async fn remaining(limiter: &Limiter) -> u32 {
-    limiter.peek(user(), 0).await.unwrap().statuses()[0].remaining()
+    limiter.peek((user(), 0)).await.unwrap().statuses()[0].remaining()
 }
 
 /// Waits until a settlement has changed the remaining quota.
