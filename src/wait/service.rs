@@ -13,7 +13,7 @@ use tower_service::Service;
 use super::{error::WaitError, future::ResponseFuture};
 use crate::{
     limiter::{Limiter, WaitFuture},
-    protocol::Protocol,
+    protocol::{ClientProtocol, Protocol},
     shared::Shared,
 };
 
@@ -67,7 +67,10 @@ impl<P> WaitLayer<P> {
     pub const DEFAULT_AT_MOST: Duration = Duration::from_secs(60);
 
     /// Creates a layer from a limiter and a protocol, such as [`by`](crate::by).
-    pub fn new(limiter: Limiter, protocol: P) -> Self {
+    pub fn new(limiter: Limiter, protocol: P) -> Self
+    where
+        P: ClientProtocol,
+    {
         Self { shared: Arc::new(Shared::new(limiter, protocol)), at_most: Self::DEFAULT_AT_MOST }
     }
 
