@@ -84,7 +84,11 @@ async fn inspect(arguments: Option<Vec<String>>) -> Result<String, Box<dyn Error
     let policies = policies()?.into_iter().chain(per_address);
     let limiter = policies.fold(builder, |builder, policy| builder.policy(policy)).build()?;
 
-    let key = PartitionKey::new(kind, value);
+    let key = match value.parse() {
+        // The key of an IPv6 address is its network.
+        Ok(address) if kind == "peer-ip" => PartitionKey::peer_ip(address),
+        _ => PartitionKey::new(kind, value),
+    };
     let names = limiter.policies().iter().map(|policy| backend.key_name(limiter.namespace(), &key, policy));
     let names: Vec<String> = names.collect();
     match task {

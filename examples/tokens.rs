@@ -115,7 +115,7 @@ impl Drop for Printed {
 
 /// Returns what is left of every quota.
 async fn usage(State(limiter): State<Limiter>, headers: HeaderMap) -> Result<String, StatusCode> {
-    let key = PartitionKey::new("header:x-api-key", key_of(&headers));
+    let key = PartitionKey::header("x-api-key", key_of(&headers));
     let decision = limiter.peek((key, 0)).await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;
     let statuses = decision.statuses().iter();
     Ok(statuses

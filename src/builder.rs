@@ -8,7 +8,7 @@ use crate::{
     answer::{Answer, Dialect, IntoAnswer, Problem, WithFields},
     backend::{Backend, memory::MemoryBackend},
     check::MAX_PAIRS,
-    cost::{CostFunction, IntoCosts},
+    cost::{CostFunction, IntoCosts, IntoUsed},
     deny_cache::DenyCache,
     error::ConfigError,
     head::{Head, ResponseHead},
@@ -54,24 +54,39 @@ pub struct Builder {
     max_jitter: Option<Duration>,
 }
 
+/// A [`Backend`] or a [`Limiter`]: what a layer is built over.
+pub trait IntoSource {
+    #[doc(hidden)]
+    fn into_source(self) -> Source;
+}
+
+impl<B: Backend> IntoSource for B {
+    fn into_source(self) -> Source {
+        Source::Own(Box::new(Limiter::builder(self)))
+    }
+}
+
+impl IntoSource for Limiter {
+    fn into_source(self) -> Source {
+        Source::Shared(self, None)
+    }
+}
+
 /// The limiter of the layer.
 #[derive(Clone)]
-enum Source {
+pub enum Source {
     Own(Box<LimiterBuilder>),
     /// A limiter that several layers share, and a method that cannot change it.
     Shared(Limiter, Option<&'static str>),
 }
 
 impl RateLimitLayer {
-    /// Returns a builder for a layer over this backend.
-    pub fn builder(backend: impl Backend) -> Builder {
-        Builder::new(Source::Own(Box::new(Limiter::builder(backend))))
-    }
-
-    /// Returns a builder for a layer over a limiter, which several layers may share. The policies of the limiter apply, in
-    /// addition to those of the layer. Set the settings of the limiter, such as its deadline, with [`Limiter::builder`].
-    pub fn with_limiter(limiter: Limiter) -> Builder {
-        Builder::new(Source::Shared(limiter, None))
+    /// Returns a builder for a layer over a [`Backend`], or over a [`Limiter`] that several layers may share.
+    ///
+    /// The policies of a shared limiter apply in addition to those of the layer. Set its settings, such as its deadline, with
+    /// [`Limiter::builder`].
+    pub fn builder(backend_or_limiter: impl IntoSource) -> Builder {
+        Builder::new(backend_or_limiter.into_source())
     }
 }
 
@@ -336,7 +351,7 @@ impl Builder {
     /// Settles every charge: replaces it by the amount used, which the closure returns for the response. The cost is then an
     /// estimate.
     ///
-    /// The closure returns a `u32` or [`Costs`](crate::Costs). A `u32` replaces the charges of *all* policies of the request,
+    /// The closure returns a `u32`, [`Costs`](crate::Costs), or an `Option` of one. A `u32` replaces the charges of *all* policies of the request,
     /// including those of further limits. [`Costs`](crate::Costs) replace only the charges of the policies that they name. If the
     /// closure returns `None`, the charge stands. It also stands if the inner service fails or panics, or if the request is
     /// dropped before its response, unless [`unsettled`](Self::unsettled) sets another rule. Two functions are ready to use:
@@ -365,11 +380,11 @@ impl Builder {
     ///
     /// To count failed logins only, do not refund by the status: see
     /// [the guide](crate::guide::settling#settle-by-the-response).
-    pub fn settle_by<C: IntoCosts>(
+    pub fn settle_by<U: IntoUsed>(
         self,
-        used: impl Fn(&ResponseHead<'_>) -> Option<C> + Send + Sync + 'static,
+        used: impl Fn(&ResponseHead<'_>) -> U + Send + Sync + 'static,
     ) -> Self {
-        Self { settle: Some(Arc::new(move |response| used(response).map(C::into_costs))), ..self }
+        Self { settle: Some(Arc::new(move |response| used(response).into_used())), ..self }
     }
 
     /// Sets what happens to the charge of a [reservation](crate::Reservation) that is dropped unsettled, for example because the

@@ -6,7 +6,7 @@ use tower_layer::Layer;
 
 use crate::{
     limiter::Limiter,
-    protocol::{Http, SameBody},
+    protocol::{Fits, Http, SameBody},
     service::RateLimit,
     shared::Shared,
     wait::DenyAtOnce,
@@ -86,7 +86,7 @@ impl RateLimitLayer {
     }
 }
 
-impl<S, P> Layer<S> for RateLimitLayer<P> {
+impl<S, P: Fits<S>> Layer<S> for RateLimitLayer<P> {
     type Service = RateLimit<S, P>;
 
     fn layer(&self, inner: S) -> Self::Service {

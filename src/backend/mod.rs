@@ -64,7 +64,7 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a rate limit backend",
     label = "expected a backend, such as `MemoryBackend::new()` or a `RedisBackend`",
-    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`; to share a `Limiter` between layers, call `RateLimitLayer::with_limiter(limiter)`"
+    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`"
 )]
 pub trait Backend: Send + Sync + 'static {
     /// Decides a check, and charges it if all pairs admit.

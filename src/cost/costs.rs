@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use super::IntoCosts;
+
 /// An amount of quota units for every policy.
 ///
 /// A plain number applies to all policies. Requests per minute and model tokens per minute need two amounts:
@@ -85,6 +87,35 @@ impl Costs {
 impl From<u32> for Costs {
     fn from(units: u32) -> Self {
         Self::new().otherwise(units)
+    }
+}
+
+/// Converts the amount that a request has used: an amount, or an `Option` of one. It exists for its error message.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not the amount that a request has used",
+    label = "expected a `u32` or `Costs`, or an `Option` of one",
+    note = "return the amount that replaces the charge, or `None` to leave the charge: `.then_some(0)` on a condition makes a request free",
+    note = "quota units are `u32`: convert other numbers"
+)]
+pub trait IntoUsed {
+    fn into_used(self) -> Option<Costs>;
+}
+
+impl IntoUsed for u32 {
+    fn into_used(self) -> Option<Costs> {
+        Some(self.into())
+    }
+}
+
+impl IntoUsed for Costs {
+    fn into_used(self) -> Option<Costs> {
+        Some(self)
+    }
+}
+
+impl<C: IntoCosts> IntoUsed for Option<C> {
+    fn into_used(self) -> Option<Costs> {
+        self.map(C::into_costs)
     }
 }
 

@@ -10,6 +10,7 @@ mod routes;
 
 pub use content_length::{ByContentLength, by_content_length};
 pub use costs::Costs;
+pub(crate) use costs::IntoUsed;
 pub use routes::RouteCosts;
 
 /// Returns the cost of a request from its [`Head`].

@@ -115,13 +115,25 @@ impl Default for Groups {
     }
 }
 
+/// A list of networks: the parameter of methods that take several. It exists for its error message, and every iterator of texts
+/// implements it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a list of networks",
+    label = "expected a list, such as `[\"10.0.0.0/8\"]`",
+    note = "for one network, write a list of one: `[\"10.0.0.0/8\"]`"
+)]
+pub trait NetworkList: IntoIterator<Item: AsRef<str>> {}
+
+#[diagnostic::do_not_recommend]
+impl<L: IntoIterator<Item: AsRef<str>>> NetworkList for L {}
+
 /// A set of networks.
 #[derive(Clone, Debug)]
 pub(super) struct Networks(Box<[IpNet]>);
 
 impl Networks {
     /// Parses addresses and networks in CIDR notation.
-    pub(super) fn parse(networks: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
+    pub(super) fn parse(networks: impl NetworkList) -> Result<Self, ConfigError> {
         let parse = |text: &str| {
             let is_address = |text: &str| text.parse::<IpAddr>().is_ok();
             let address = || text.parse::<IpAddr>().ok().map(IpNet::from);

@@ -4,8 +4,9 @@ use std::{net::IpAddr, ops::ControlFlow, sync::Arc};
 
 use super::{
     KeyError, KeyExtractor, PartitionKey,
-    address::{Groups, Networks, peer_address},
+    address::{Groups, NetworkList, Networks, peer_address},
     forwarded::ForwardedHeader,
+    kinds,
 };
 use crate::{error::ConfigError, head::Head};
 
@@ -69,7 +70,7 @@ impl TrustedProxies {
     ///
     /// Returns [`ConfigError::Network`] for a text that is not a network, and [`ConfigError::TrustedProxies`] without a network,
     /// or if the networks contain all addresses of IPv4 or of IPv6. Otherwise, every client could write its own address.
-    pub fn networks(networks: impl IntoIterator<Item = impl AsRef<str>>) -> Result<Self, ConfigError> {
+    pub fn networks(networks: impl NetworkList) -> Result<Self, ConfigError> {
         let networks = Networks::parse(networks)?;
         let reason = if networks.is_empty() {
             "there must be at least one network".to_owned()
@@ -186,6 +187,11 @@ impl ClientIp {
         }
     }
 
+    /// Returns the key of a client of this address, for example to [reset](crate::Limiter::reset) its usage.
+    pub fn key_for(&self, address: IpAddr) -> PartitionKey {
+        PartitionKey::new(kinds::CLIENT_IP, self.groups.group(address).to_string())
+    }
+
     /// Returns a condition for [`Builder::exempt`](crate::Builder::exempt): whether the address of the client is in one of these
     /// networks. A request whose address cannot be read is not exempt. Without [`behind`](Self::behind), this is the address of the
     /// peer: behind a proxy in one of these networks, every request is exempt.
@@ -206,10 +212,10 @@ impl ClientIp {
     /// # Errors
     ///
     /// Returns [`ConfigError::Network`] for a text that is not an IP address or a network in CIDR notation.
-    pub fn is_in<N: AsRef<str>, I: IntoIterator<Item = N>>(
+    pub fn is_in<L: NetworkList>(
         self,
-        networks: I,
-    ) -> Result<impl Fn(&Head<'_>) -> bool + Send + Sync + use<N, I>, ConfigError> {
+        networks: L,
+    ) -> Result<impl Fn(&Head<'_>) -> bool + Send + Sync + use<L>, ConfigError> {
         let networks = Networks::parse(networks)?;
         Ok(move |head: &Head<'_>| {
             self.address(head).ok().flatten().is_some_and(|address| networks.contains(address))
@@ -219,8 +225,7 @@ impl ClientIp {
 
 impl KeyExtractor for ClientIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let key = |address| PartitionKey::new("client-ip", self.groups.group(address).to_string());
-        Ok(self.address(head)?.map(key))
+        Ok(self.address(head)?.map(|address| self.key_for(address)))
     }
 
     fn missing(&self, _head: &Head<'_>) -> String {

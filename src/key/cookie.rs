@@ -3,7 +3,7 @@
 use http::header::COOKIE;
 use percent_encoding::percent_decode;
 
-use super::{KeyError, KeyExtractor, PartitionKey};
+use super::{KeyError, KeyExtractor, PartitionKey, kinds};
 use crate::{error::ConfigError, head::Head};
 
 /// The value of a cookie as the key. Returned by [`cookie`].
@@ -42,7 +42,7 @@ pub fn cookie(name: &str) -> Result<Cookie, ConfigError> {
     if name.is_empty() || !name.bytes().all(is_token) {
         return Err(ConfigError::CookieName { name: name.to_owned() });
     }
-    Ok(Cookie { name: name.into(), kind: format!("cookie:{name}").into() })
+    Ok(Cookie { name: name.into(), kind: kinds::cookie(name) })
 }
 
 impl KeyExtractor for Cookie {

@@ -2,12 +2,9 @@
 
 use std::borrow::Cow;
 
-use http::{
-    HeaderName,
-    header::{AUTHORIZATION, PROXY_AUTHORIZATION},
-};
+use http::HeaderName;
 
-use super::{KeyError, KeyExtractor, PartitionKey, forwarded::reports_address};
+use super::{KeyError, KeyExtractor, PartitionKey, forwarded::reports_address, kinds};
 use crate::{error::ConfigError, head::Head};
 
 /// The value of a header as the key. Returned by [`header`].
@@ -57,7 +54,7 @@ pub fn header(name: &str) -> Result<Header, ConfigError> {
     if reports_address(&name) {
         return Err(ConfigError::ForwardedHeader { name: name.as_str().to_owned() });
     }
-    let kind = format!("header:{name}").into();
+    let kind = kinds::header(name.as_str());
     Ok(Header { name, kind })
 }
 
@@ -76,18 +73,25 @@ impl KeyExtractor for Header {
         if value.is_empty() {
             return Ok(None);
         }
-        if *name == AUTHORIZATION || *name == PROXY_AUTHORIZATION {
-            let credentials = credentials(value).ok_or_else(|| KeyError::Malformed {
-                what: format!("header {name}"),
-                why: "it must be a scheme and one token, such as `Bearer abc`".to_owned(),
-            })?;
-            return Ok(Some(PartitionKey::new(kind, credentials)));
-        }
+        let value = canonical(name.as_str(), value).ok_or_else(|| KeyError::Malformed {
+            what: format!("header {name}"),
+            why: "it must be a scheme and one token, such as `Bearer abc`".to_owned(),
+        })?;
         Ok(Some(PartitionKey::new(kind, value)))
     }
 
     fn missing(&self, _head: &Head<'_>) -> String {
         format!("header {:?}", self.name.as_str())
+    }
+}
+
+/// Returns the one spelling of a value without white space around it, or `None` if it is malformed.
+#[inline]
+pub(super) fn canonical<'a>(name: &str, value: &'a [u8]) -> Option<Cow<'a, [u8]>> {
+    if matches!(name, "authorization" | "proxy-authorization") {
+        credentials(value)
+    } else {
+        Some(value.into())
     }
 }
 

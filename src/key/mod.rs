@@ -29,6 +29,7 @@ mod cookie;
 mod extension;
 mod forwarded;
 mod header;
+mod kinds;
 mod missing;
 mod partition;
 mod peer_ip;
@@ -74,7 +75,8 @@ pub use route::{PathParam, path_param};
     label = "expected a key extractor, such as `header(\"x-api-key\")?` or `peer_ip()`",
     note = "if the value is a `Result`, add `?`; if it is the name of a header, write `header(\"..\")?`",
     note = "if it is a closure, call `.key_by(|head| ..)` instead, or `key::from_fn(|head| ..)` to combine it with other keys",
-    note = "if it is a `PartitionKey` that all requests share, call `.key_by(move |_| key.clone())`"
+    note = "if it is a `PartitionKey` that all requests share, call `.key_by(move |_| key.clone())`",
+    note = "if it is a `Limit`, add it with `.also(limit(..))`; `.key(..)` takes the key alone"
 )]
 pub trait KeyExtractor: Send + Sync + 'static {
     /// Returns the partition key of this request, or `None` if the request has no key of this kind.

@@ -1,8 +1,11 @@
 //! The address of the peer.
 
+use std::net::IpAddr;
+
 use super::{
     KeyError, KeyExtractor, PartitionKey,
     address::{Groups, peer_address},
+    kinds,
 };
 use crate::{error::ConfigError, head::Head};
 
@@ -50,12 +53,16 @@ impl PeerIp {
     pub fn nat64_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_nat64_prefix(prefix)? })
     }
+
+    /// Returns the key of a peer of this address, for example to [reset](crate::Limiter::reset) its usage.
+    pub fn key_for(&self, address: IpAddr) -> PartitionKey {
+        PartitionKey::new(kinds::PEER_IP, self.groups.group(address).to_string())
+    }
 }
 
 impl KeyExtractor for PeerIp {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let address = peer_address(head.extensions)?;
-        Ok(Some(PartitionKey::new("peer-ip", self.groups.group(address).to_string())))
+        Ok(Some(self.key_for(peer_address(head.extensions)?)))
     }
 
     fn is_peer_address(&self) -> bool {

@@ -53,20 +53,24 @@ pub fn constant<V: AsRef<[u8]>>(kind: &str, value: V) -> impl KeyExtractor + Clo
 
 impl KeyExtractor for RequestMethod {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        const METHODS: [Method; 9] = [
-            Method::GET,
-            Method::HEAD,
-            Method::POST,
-            Method::PUT,
-            Method::DELETE,
-            Method::CONNECT,
-            Method::OPTIONS,
-            Method::TRACE,
-            Method::PATCH,
-        ];
-        let name = if METHODS.contains(head.method) { head.method.as_str() } else { "other" };
-        Ok(Some(PartitionKey::new("method", name)))
+        Ok(Some(PartitionKey::method(head.method)))
     }
+}
+
+/// Returns the name of a method in its key.
+pub(super) fn method_name(method: &Method) -> &str {
+    const METHODS: [Method; 9] = [
+        Method::GET,
+        Method::HEAD,
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::CONNECT,
+        Method::OPTIONS,
+        Method::TRACE,
+        Method::PATCH,
+    ];
+    if METHODS.contains(method) { method.as_str() } else { "other" }
 }
 
 impl KeyExtractor for Constant {

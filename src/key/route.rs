@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use percent_encoding::percent_decode_str;
 
-use super::{KeyError, KeyExtractor, PartitionKey};
+use super::{KeyError, KeyExtractor, PartitionKey, kinds};
 use crate::{error::ConfigError, head::Head, pattern::Pattern};
 
 /// The route that axum has matched, as the key.
@@ -42,7 +42,7 @@ pub fn matched_route() -> impl KeyExtractor + Clone {
 impl KeyExtractor for MatchedRoute {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         let route = head.extensions.get::<axum::extract::MatchedPath>();
-        Ok(route.map(|route| PartitionKey::new("route", route.as_str())))
+        Ok(route.map(|route| PartitionKey::matched_route(route.as_str())))
     }
 
     fn missing(&self, _head: &Head<'_>) -> String {
@@ -95,7 +95,7 @@ pub fn path_param<R: AsRef<str>>(
         }
         pattern.insert(&mut router, ())?;
     }
-    Ok(PathParam { name: name.into(), kind: format!("path:{name}").into(), routes: Arc::new(router) })
+    Ok(PathParam { name: name.into(), kind: kinds::path_param(name), routes: Arc::new(router) })
 }
 
 impl KeyExtractor for PathParam {

@@ -9,6 +9,7 @@ use std::{
 use super::{
     Tier,
     selector::{PolicySelector, from_fn},
+    tier::IntoTier,
 };
 use crate::head::Head;
 
@@ -71,7 +72,7 @@ impl PolicyTable {
     /// Creates a table without names, in which every lookup returns this default: policies, or [`Tier::Unlimited`]. With an unlimited
     /// default, a request whose name is not in the table is
     /// [not limited](crate::guide::limits_nothing#policy-table-with-an-unlimited-default).
-    pub fn new(default: impl Into<Tier>) -> Self {
+    pub fn new(default: impl IntoTier) -> Self {
         Self::of(Entries { default: default.into(), named: HashMap::new() })
     }
 
@@ -81,7 +82,7 @@ impl PolicyTable {
 
     /// Sets the policies of a name, or [`Tier::Unlimited`], and returns the table.
     #[must_use]
-    pub fn with(self, name: impl Into<String>, tier: impl Into<Tier>) -> Self {
+    pub fn with(self, name: impl Into<String>, tier: impl IntoTier) -> Self {
         self.set(name, tier);
         self
     }
@@ -105,7 +106,7 @@ impl PolicyTable {
     }
 
     /// Sets the policies of a name, or [`Tier::Unlimited`], and returns the previous tier.
-    pub fn set(&self, name: impl Into<String>, tier: impl Into<Tier>) -> Option<Tier> {
+    pub fn set(&self, name: impl Into<String>, tier: impl IntoTier) -> Option<Tier> {
         let (name, tier) = (name.into(), tier.into());
         Arc::make_mut(&mut self.write()).named.insert(name, tier)
     }
@@ -116,7 +117,7 @@ impl PolicyTable {
     }
 
     /// Sets the default policies, or [`Tier::Unlimited`].
-    pub fn set_default(&self, tier: impl Into<Tier>) {
+    pub fn set_default(&self, tier: impl IntoTier) {
         let tier = tier.into();
         Arc::make_mut(&mut self.write()).default = tier;
     }

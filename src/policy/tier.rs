@@ -27,6 +27,17 @@ impl Tier {
     }
 }
 
+/// A value that converts to a [`Tier`]. It exists for its error message, and everything that is `Into<Tier>` implements it.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a tier of a table",
+    label = "expected a `Policy`, `Policies` or a `Tier`",
+    note = "if the value is a `Result`, add `?`: `table.with(\"gold\", Policy::new(..)?)`; for no limit, write `Tier::Unlimited`"
+)]
+pub trait IntoTier: Into<Tier> {}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Tier>> IntoTier for T {}
+
 impl From<Policies> for Tier {
     fn from(policies: Policies) -> Self {
         Self::Limited(policies)

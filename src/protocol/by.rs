@@ -2,9 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
-use super::Protocol;
+use tower_service::Service;
+
+use super::{ClientProtocol, Fits, Protocol};
 use crate::{
-    cost::{Costs, IntoCosts},
+    cost::{Costs, IntoUsed},
     key::KeyError,
     limiter::{Admission, Draft, IntoDraft, Rejection},
 };
@@ -113,17 +115,28 @@ impl<Req, R, S> By<Req, R, S> {
     ///
     /// The limiter's backend must be able to [change charges](crate::backend::Backend::changes_charges). Otherwise, every
     /// counted request is an outage with [`Reason::Unsupported`](crate::backend::Reason::Unsupported).
-    pub fn settle_by<Res, C: IntoCosts>(
+    pub fn settle_by<Res, U: IntoUsed>(
         self,
-        used: impl Fn(&Res) -> Option<C> + Send + Sync + 'static,
+        used: impl Fn(&Res) -> U + Send + Sync + 'static,
     ) -> By<Req, R, SettleBy<Res>> {
         let Self { plan, admit, reject, .. } = self;
-        let settle = SettleBy(Arc::new(move |response: &Res| used(response).map(C::into_costs)));
+        let settle = SettleBy(Arc::new(move |response: &Res| used(response).into_used()));
         By { plan, admit, reject, settle }
     }
 }
 
-/// How a rejection becomes the result of the service.
+impl<Req, R, S> ClientProtocol for By<Req, R, S> {}
+
+impl<Inner, Req, S> Fits<Inner> for By<Req, AsError, S>
+where
+    Inner: Service<Req>,
+    AsError: Reject<Req, Inner::Response, Inner::Error>,
+{
+}
+
+impl<Inner, Req, Res, Err, S> Fits<Inner> for By<Req, RejectWith<Req, Res, Err>, S> {}
+
+/// How a rejection becomes the result of the service. Sealed.
 #[diagnostic::on_unimplemented(
     message = "a rejection cannot become the result of a service from `{Req}` to `{Res}` with the error `{Err}`",
     label = "the error of the service, `{Err}`, does not implement `From<Rejection>`, or `.reject_with(..)` returns another type",
@@ -133,7 +146,7 @@ pub trait Reject<Req, Res, Err> {
     fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err>;
 }
 
-/// How a charge is settled by a response.
+/// How a charge is settled by a response. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`.settle_by(..)` cannot settle by a response of the type `{Res}`",
     label = "the closure of `.settle_by(..)` takes another type",

@@ -5,7 +5,7 @@ use std::{fmt, mem, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{LimitedBody, Peers, Protocol, nested};
+use super::{Fits, LimitedBody, Peers, Protocol, nested};
 use crate::{
     answer::Answer,
     cost::Costs,
@@ -244,6 +244,10 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
         response
     }
 }
+
+impl<S> Fits<S> for Http {}
+
+impl<S> Fits<S> for SameBody {}
 
 impl fmt::Debug for Http {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -21,6 +21,24 @@ use crate::{
     limiter::{Admission, Rejection},
 };
 
+/// A [`Protocol`] for a client, whose requests [wait](crate::wait::WaitLayer): [`by`], or your own protocol that implements this
+/// trait too.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a protocol for a client",
+    label = "expected a protocol, such as `by(|request: &Request<_>| PartitionKey::new(..))`",
+    note = "a key extractor reads the requests that a server receives; for a client, `by(|request: &Request<_>| ..)` returns the key of a request",
+    note = "for a protocol of your own, write `impl ClientProtocol for {Self} {{}}`"
+)]
+pub trait ClientProtocol {}
+
+/// A protocol that fits a service, as far as that is known when a layer is added to the service. So the compiler reports a mistake
+/// at the line of the layer, and not where the service is used.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not known to fit the service `{S}`",
+    note = "for a protocol of your own, write `impl<S> Fits<S> for {Self} {{}}`"
+)]
+pub trait Fits<S> {}
+
 /// Connects the limiter to a service from `Req` to `Res` with the error `Err`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot limit a service from `{Req}` to `{Res}` with the error `{Err}`",

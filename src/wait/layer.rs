@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use super::WaitAtMost;
-use crate::{limiter::Limiter, service::RateLimit, shared::Shared};
+use crate::{limiter::Limiter, protocol::ClientProtocol, service::RateLimit, shared::Shared};
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.
 ///
@@ -50,7 +50,10 @@ impl<P> WaitLayer<P> {
     pub const DEFAULT_AT_MOST: Duration = Duration::from_secs(60);
 
     /// Creates a layer from a limiter and a protocol, such as [`by`](crate::by).
-    pub fn new(limiter: Limiter, protocol: P) -> Self {
+    pub fn new(limiter: Limiter, protocol: P) -> Self
+    where
+        P: ClientProtocol,
+    {
         Self { shared: Arc::new(Shared::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
     }
 

@@ -111,7 +111,7 @@ fn constant_cost_that_overfills_log_is_error() {
     assert!(is_error(with(of(10)).also(further)), "a further limit has the same rule");
     let limiter = Limiter::builder(MemoryBackend::new()).policy(of(u32::MAX)).build();
     let limiter = limiter.expect("a limiter does not know the costs of its calls");
-    assert!(is_error(RateLimitLayer::with_limiter(limiter.clone()).key(api_key())), "a shared limiter");
+    assert!(is_error(RateLimitLayer::builder(limiter.clone()).key(api_key())), "a shared limiter");
 
     for algorithm in [
         Algorithm::SlidingBuckets { precision: MINUTE / 60 },

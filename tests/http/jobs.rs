@@ -1,6 +1,6 @@
 //! A service without HTTP: every feature of a layer for requests of a custom type.
 
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 use tower_sliding_window::{
     Admission, Costs, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policies,
     PolicyTable, RateLimitLayer, Rejection, Reservation, Wait,
@@ -8,7 +8,7 @@ use tower_sliding_window::{
     by,
     key::KeyError,
     outage::{LocalDecision, Share, Unchecked},
-    protocol::{By, Draft, IntoDraft, Protocol, RejectWith},
+    protocol::{By, Draft, Fits, IntoDraft, Protocol, RejectWith},
     settle::Settled,
     testing::{
         FakeAnswer::{Admit, Deny},
@@ -50,6 +50,8 @@ type ByJob = By<Job, RejectWith<Job, Report, &'static str>>;
 /// Adds the decision to reports, which closures cannot, and leaves all else to another protocol.
 #[derive(Clone, Debug)]
 struct Reporting<P = ByJob>(P);
+
+impl<P: Fits<S>, S> Fits<S> for Reporting<P> {}
 
 impl<P> Protocol<Job, Report, &'static str> for Reporting<P>
 where
@@ -231,9 +233,10 @@ async fn run<P>(
     jobs: impl IntoIterator<Item = Job>,
 ) -> Vec<Result<Report, &'static str>>
 where
-    P: Protocol<Job, Report, &'static str, Response = Report>,
+    P: Protocol<Job, Report, &'static str, Response = Report>
+        + Fits<BoxCloneService<Job, Report, &'static str>>,
 {
-    let mut service = limits.layer(service_fn(work));
+    let mut service = limits.layer(BoxCloneService::new(service_fn(work)));
     let mut reports = Vec::new();
     for job in jobs {
         reports.push(service.ready().await.unwrap().call(job).await);

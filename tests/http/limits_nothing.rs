@@ -160,7 +160,7 @@ fn constant_estimate_of_zero_is_an_error() {
     };
     let further = || limit(peer_ip()).policy(policy("per-address", 9, MINUTE));
     let limiter = Limiter::builder(memory()).policy(five()).build().unwrap();
-    let shared = || RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).cost(0);
+    let shared = || RateLimitLayer::builder(limiter.clone()).key(api_key()).cost(0);
     for (builder, policy) in [
         (settling().cost(0), r#" for policy "five""#),
         (settling().cost(0).clamp_estimates(), r#" for policy "five""#),
@@ -292,7 +292,7 @@ async fn layer_that_limits_nothing_causes_one_warning() {
     // Each layer warns for itself, also over a shared limiter.
     let (events, _guard) = Events::collect();
     let limiter = Limiter::builder(memory()).policy(five()).build().unwrap();
-    let layers = [(); 2].map(|()| RateLimitLayer::with_limiter(limiter.clone()).key(peer_ip()));
+    let layers = [(); 2].map(|()| RateLimitLayer::builder(limiter.clone()).key(peer_ip()));
     for (i, layer) in (1..).zip(layers) {
         send(&limited(layer.exempt(|_| true)), 2 * FIRST_REQUESTS, |_| direct()).await;
         assert_eq!(events.text().matches("limits nothing").count(), i, "{}", events.text());

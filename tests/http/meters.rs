@@ -378,7 +378,7 @@ async fn layer_sets_rule_over_shared_limiter() {
         limiter.build().unwrap()
     };
     let left = async |limiter: &Limiter, rule: Option<Unsettled>| {
-        let limits = RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).cost(60).settle_by(by_hand);
+        let limits = RateLimitLayer::builder(limiter.clone()).key(api_key()).cost(60).settle_by(by_hand);
         let limits = rule.into_iter().fold(limits, Builder::unsettled).build().unwrap();
         let site = Site::serve(unsettled(Arc::default()).layer(limits)).await;
         assert_eq!(site.get("/dropped", &[ALICE]).await.status, 200);
@@ -486,7 +486,7 @@ fn constant_estimate_above_quota_requires_clamping() {
     assert!(!is_error(with_cost(builder(memory())).also(further()).clamp_estimates()));
     let limiter =
         Limiter::builder(memory()).policy(policy("tokens", 100, MINUTE)).clamp_estimates().build().unwrap();
-    let shared = || RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).cost(500);
+    let shared = || RateLimitLayer::builder(limiter.clone()).key(api_key()).cost(500);
     assert!(is_error(shared()));
     assert!(!is_error(shared().settle_by(by_hand)));
 }

@@ -276,7 +276,7 @@ async fn layer_beside_another_causes_no_event() {
     let limiter = Limiter::builder(MemoryBackend::new()).policy(policy("hourly", 100, 60 * MINUTE));
     let limiter = limiter.build().unwrap();
     let layer = |cost: u32| {
-        let builder = RateLimitLayer::with_limiter(limiter.clone()).key(api_key());
+        let builder = RateLimitLayer::builder(limiter.clone()).key(api_key());
         builder.cost(Costs::from(cost)).build().unwrap()
     };
     let (events, _guard) = Events::collect();

@@ -66,7 +66,7 @@ fn settling_limits_over(limiter: &Limiter, cost: u32) -> RateLimitLayer {
 }
 
 fn builder_over(limiter: &Limiter, cost: u32) -> Builder {
-    RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).cost(cost)
+    RateLimitLayer::builder(limiter.clone()).key(api_key()).cost(cost)
 }
 
 fn limiter(backend: impl Backend) -> Limiter {
@@ -381,7 +381,7 @@ fn error(builder: Builder) -> ConfigError {
 fn builder_requires_key() {
     let builder = || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE));
     let per_address = || limit(peer_ip()).policy(policy("per-address", 10, MINUTE));
-    let over_limiter = || RateLimitLayer::with_limiter(limiter(FakeBackend::admitting()));
+    let over_limiter = || RateLimitLayer::builder(limiter(FakeBackend::admitting()));
     for builder in [
         builder(),
         builder().cost(2).missing_key(MissingKey::Exempt),
@@ -405,7 +405,7 @@ fn builder_requires_key() {
 #[test]
 fn builder_rejects_plan_beside_replaced_part() {
     let over_backend = || RateLimitLayer::builder(FakeBackend::admitting()).policy(policy("ten", 10, MINUTE));
-    let over_limiter = || RateLimitLayer::with_limiter(limiter(FakeBackend::admitting()));
+    let over_limiter = || RateLimitLayer::builder(limiter(FakeBackend::admitting()));
     let plan = |builder: Builder| builder.plan_by(|_| alice());
     let chosen = || Policies::from(policy("chosen", 9, MINUTE));
     let parts: [(&str, &dyn Fn(Builder) -> Builder); 7] = [

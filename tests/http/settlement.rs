@@ -331,7 +331,7 @@ async fn settling_layer_requires_backend_that_settles() {
     }
     let limiter = Limiter::builder(OnlyCharges).policy(policy("ten", 10, MINUTE)).build().unwrap();
     let own = builder(OnlyCharges).settle_by(actual_cost).build();
-    let shared = RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).settle_by(actual_cost).build();
+    let shared = RateLimitLayer::builder(limiter.clone()).key(api_key()).settle_by(actual_cost).build();
     for built in [own, shared] {
         let error = built.map(drop).unwrap_err();
         assert!(matches!(error, ConfigError::CannotSettle));
@@ -340,7 +340,7 @@ async fn settling_layer_requires_backend_that_settles() {
 
     // A plan may reserve for a single request. The layer then rejects the request, and does not call the backend.
     let alice = || PartitionKey::new("user", "alice");
-    let limits = RateLimitLayer::with_limiter(limiter.clone());
+    let limits = RateLimitLayer::builder(limiter.clone());
     let limits = limits.plan_by(move |_| Draft::check(alice(), 1).reserve()).build().unwrap();
     let inner = service_fn(async |_: Request<()>| -> Result<Response<Bytes>, Infallible> {
         panic!("the inner service was called")

@@ -91,7 +91,7 @@ async fn shadow_layer_rejects_no_request() {
             Ok(check().and(check()))
         }
     };
-    let layer = || RateLimitLayer::with_limiter(limiter.clone()).plan_by(too_many);
+    let layer = || RateLimitLayer::builder(limiter.clone()).plan_by(too_many);
     let app = |layer: RateLimitLayer| {
         let hello = || get(async || "hello");
         let routes = ["/", "/missing", "/misconfigured", "/twice"];
@@ -201,8 +201,7 @@ fn percentage_above_hundred_is_an_error() {
 async fn handler_sees_shadow_verdict_and_settles() {
     let (three, canary) = (policy("three", 3, MINUTE), policy("canary", 1, MINUTE).shadow());
     let limiter = Limiter::builder(memory()).policy(three).policy(canary).build().unwrap();
-    let layer =
-        RateLimitLayer::with_limiter(limiter.clone()).key(api_key()).settle_by(by_hand).build().unwrap();
+    let layer = RateLimitLayer::builder(limiter.clone()).key(api_key()).settle_by(by_hand).build().unwrap();
     let handler = async |decision: Decision, reservation: Reservation| {
         let denied: Vec<_> =
             decision.shadow_denied().map(|status| status.policy().name().to_owned()).collect();

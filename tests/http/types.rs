@@ -23,7 +23,7 @@ use tower_sliding_window::{
     outage::{Breaker, DenyCache, LocalDecision, Share, Unchecked},
     peer_ip,
     policy::PolicySelector,
-    protocol::{AsError, By, Draft, Http, Protocol, RejectWith, SameBody, SettleBy},
+    protocol::{AsError, By, Draft, Fits, Http, Protocol, RejectWith, SameBody, SettleBy},
     settle::{ActualCost, Settled, by_hand},
     testing::{FakeAnswer, FakeBackend, ManualClock, RecordedCheck, RecordedRefund},
 };
@@ -186,6 +186,8 @@ fn layer_holds_parts_behind_dyn() {
 /// A custom protocol: it rejects with a text, and adds nothing to responses.
 #[derive(Clone)]
 struct Terse;
+
+impl<S> Fits<S> for Terse {}
 
 impl Protocol<Request<()>, Response<Bytes>, Infallible> for Terse {
     type Response = Result<Response<Bytes>, String>;

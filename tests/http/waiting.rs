@@ -18,7 +18,7 @@ use tower_sliding_window::{
     key::KeyError,
     protocol::{By, Draft},
     testing::{FakeAnswer, FakeBackend, ManualClock},
-    wait::{WaitError, WaitLayer, WaitService},
+    wait::{WaitAtMost, WaitError, WaitLayer},
 };
 
 use super::{
@@ -62,7 +62,7 @@ async fn hyper_client_waits_for_its_quota() {
 type ByUser = By<Request<()>>;
 
 /// Builds a client of one unit per second, with one request at a time. A request without a user is exempt.
-fn one_at_a_time(at_most: Duration) -> WaitService<ConcurrencyLimit<Probe>, ByUser> {
+fn one_at_a_time(at_most: Duration) -> RateLimit<ConcurrencyLimit<Probe>, ByUser, WaitAtMost> {
     let backend =
         FakeBackend::scripted([FakeAnswer::Admit, FakeAnswer::Deny(Wait::For(SECOND)), FakeAnswer::Admit]);
     layer(backend, at_most).layer(ConcurrencyLimit::new(Probe::new().0, 1))

@@ -31,8 +31,8 @@ pub const BUGS: &[Bug] = &[
         rule: "PeeksAfterDenial",
         changes: &[(
             CROSS_SLOT,
-            "if check.across_slots().peeks_first &&",
-            "if check.across_slots().peeks_first && !PLANTED &&",
+            "if check.hints().recently_denied.may_contain_any() &&",
+            "if check.hints().recently_denied.may_contain_any() && !PLANTED &&",
         )],
     },
     Bug {
@@ -217,9 +217,9 @@ pub const BUGS: &[Bug] = &[
         changes: &[(
             "settle/queue.rs",
             "            max_workers,
-            waiting: Mutex::default(),",
+            waiting: Lock::default(),",
             "            max_workers: if PLANTED { 1 } else { max_workers },
-            waiting: Mutex::default(),",
+            waiting: Lock::default(),",
         )],
     },
     Bug {
@@ -408,8 +408,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "ResetEndsLease",
         changes: &[(
             TABLE,
-            "if !leases.namespace.is_same_place(self.0.place()) {",
-            "if PLANTED || !leases.namespace.is_same_place(self.0.place()) {",
+            "if !leases.namespace.is_in_same_store(self.0.scope()) {",
+            "if PLANTED || !leases.namespace.is_in_same_store(self.0.scope()) {",
         )],
     },
     Bug {

@@ -10,7 +10,7 @@ use tower_http::trace::TraceLayer;
 use tower_sliding_window::{
     Limiter, MemoryBackend, PartitionKey, Policy, RateLimit, RateLimitLayer, by,
     protocol::{By, RejectWith},
-    wait::{WaitLayer, WaitService},
+    wait::{WaitAtMost, WaitLayer},
 };
 
 use crate::support::{Site, client, each, hello, limiters};
@@ -53,7 +53,7 @@ async fn reqwest_client_is_limited() {
 
 /// A waiting client as the field of a struct.
 struct Patient {
-    client: WaitService<reqwest::Client, By<reqwest::Request>>,
+    client: RateLimit<reqwest::Client, By<reqwest::Request>, WaitAtMost>,
 }
 
 #[tokio::test]

@@ -69,7 +69,7 @@ pub fn builders() -> impl Iterator<Item = (Builder, [bool; 4])> {
     let all = PartitionKey::new("service", "stacks");
     limiters().map(move |(limiter, verdicts)| {
         let key = all.clone();
-        (RateLimitLayer::with_limiter(limiter).key_by(move |_| key.clone()), verdicts)
+        (RateLimitLayer::builder(limiter).key_by(move |_| key.clone()), verdicts)
     })
 }
 

@@ -1,4 +1,4 @@
-//! A service whose error cannot be a rejection, where rustc reports the called method.
+//! A service whose error cannot be a rejection, where the service is called in the same expression.
 
 use std::convert::Infallible;
 
@@ -13,8 +13,9 @@ async fn work(_: Job) -> Result<(), Infallible> {
 
 fn mistake(limits: RateLimitLayer<By<Job>>) -> Result<(), ConfigError> {
     limits
-        .layer(service_fn(work))
-        .oneshot(Job); //~ the method `oneshot` exists for struct `RateLimit<
+        .layer(service_fn(work)) //~ a rejection cannot become the result of a service from `Job` to `()` with the error `Infallible`
+        //~ note: implement `From<Rejection>` for `Infallible`
+        .oneshot(Job);
     Ok(())
 }
 
