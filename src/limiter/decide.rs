@@ -101,7 +101,7 @@ impl Limiter {
         let decision = memory.decide_single(namespace, pair, purpose)?;
         events.unknown_policies(costs, policies);
         if purpose != Purpose::Peek {
-            if cost > policy.quota() {
+            if cost > policy.quota_units() {
                 observe::cost_above_quota(pair);
             }
             events.decision(&decision, || (!pair.is_shadow).then_some(key));
@@ -134,7 +134,7 @@ impl Limiter {
         }
         if check.purpose() != Purpose::Peek {
             for pair in check.pairs() {
-                if pair.cost > pair.policy.quota() {
+                if pair.cost > pair.policy.quota_units() {
                     observe::cost_above_quota(pair.borrowed());
                 }
             }

@@ -3,8 +3,9 @@
 use std::{hash::BuildHasher, sync::atomic::Ordering};
 
 use super::{
-    shard::Shard,
-    state::{Attempt, NewShadows, SHARDS, State, lock},
+    locked::{SHARDS, lock},
+    shard::KeyShard,
+    state::{DecisionAttempt, MemoryState, NewShadows},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -19,7 +20,7 @@ const SAMPLED_KEYS: usize = 8;
 /// A partition key is evicted only if less than this share of each of its quotas is in use.
 const MAX_EVICTED_SHARE: f64 = 0.5;
 
-impl State {
+impl MemoryState {
     /// Decides a check for which there was no room: removes the idle keys of all shards, and then evicts keys.
     #[cold]
     pub(super) fn decide_at_bound(&self, check: &Check) -> Result<Decision, BackendError> {
@@ -30,12 +31,13 @@ impl State {
         let mut new_shadows = if has_shadows { NewShadows::Charged } else { NewShadows::LeftOut };
         let decided = loop {
             match self.try_decide(check, &mut room, new_shadows) {
-                Ok(Attempt::Decided(decision)) => break Ok(decision),
+                Ok(DecisionAttempt::Decided(decision)) => break Ok(decision),
                 // A shadow pair evicts no key, and its lack of room rejects no check.
-                Ok(Attempt::NoRoom { .. }) if new_shadows == NewShadows::Charged => {
+                Ok(DecisionAttempt::NoRoom { .. }) if new_shadows == NewShadows::Charged => {
                     new_shadows = NewShadows::LeftOut;
                 }
-                Ok(Attempt::NoRoom { missing, shard }) => match self.make_room(check, missing, shard) {
+                Ok(DecisionAttempt::NoRoom { missing, shard }) => match self.make_room(check, missing, shard)
+                {
                     None => break Err(BackendError::new(Reason::Full)),
                     // Fewer than are missing if other checks have evicted or charged them. Then try again.
                     Some(made) => room += made,
@@ -102,9 +104,10 @@ impl State {
         let of_evicted = new_keys.min(*room);
         let added = new_keys - of_evicted;
         let sum = |keys: usize| keys.checked_add(added).filter(|keys| *keys <= self.max_keys);
+        let stored = self.keys.load(Ordering::Relaxed);
         let reserved = match (added, purpose) {
             (0, _) => Ok(0),
-            (_, Purpose::Peek) => sum(self.keys()).ok_or_else(|| self.keys()),
+            (_, Purpose::Peek) => sum(stored).ok_or(stored),
             _ => self.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum),
         };
         match reserved {
@@ -132,7 +135,7 @@ impl State {
     }
 
     /// Lowers the instant before which no key is due.
-    pub(super) fn note_due(&self, shard: &Shard) {
+    pub(super) fn note_due(&self, shard: &KeyShard) {
         let due = shard.first_due();
         // Usually another key is due earlier. Under the lock of the shard, the value read is not older than a search for idle keys that
         // has already passed this shard.
