@@ -3,13 +3,13 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
+use crate::{error::ConfigError, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// The largest number of pairs in one check, and so of policies in one limiter.
 pub const MAX_PAIRS: usize = 8;
@@ -449,8 +449,8 @@ impl Namespace {
     /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
     pub(crate) fn in_store(self, store: &str) -> Self {
         type Shared = HashMap<(Box<str>, Box<str>), Weak<Box<str>>>;
-        static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
-        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        static SHARED: Lock<Option<Shared>> = Lock::new(None);
+        let mut shared = SHARED.lock();
         let shared = shared.get_or_insert_default();
         // Limiters are few and are rarely created, so a full scan is cheap.
         shared.retain(|_, namespace| namespace.strong_count() > 0);

@@ -1,12 +1,10 @@
 //! HTTP requests and responses without their bodies, so that no hook depends on a body's type.
 
-use std::{
-    any::Any,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{any::Any, fmt, sync::Arc};
 
 use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
+
+use crate::lock::Lock;
 
 /// An HTTP request without its body.
 ///
@@ -30,7 +28,7 @@ pub struct Head<'a> {
 /// The shared values that a layer has looked up for one request. A value may change between two lookups, but both return the
 /// same one.
 #[derive(Default)]
-pub(crate) struct Lookups(Mutex<Vec<(usize, Arc<dyn Any + Send + Sync>)>>);
+pub(crate) struct Lookups(Lock<Vec<(usize, Arc<dyn Any + Send + Sync>)>>);
 
 /// An HTTP response without its body.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +72,7 @@ impl<'a> Head<'a> {
         value: impl FnOnce() -> Arc<T>,
     ) -> Arc<T> {
         let Some(Lookups(values)) = self.lookups else { return value() };
-        let mut values = values.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut values = values.lock();
         let known = values.iter().find(|(known, _)| *known == id);
         if let Some(known) = known.and_then(|(_, value)| value.clone().downcast().ok()) {
             return known;

@@ -107,6 +107,7 @@ mod layer;
 mod lease;
 mod limit;
 mod limiter;
+mod lock;
 mod now_or_later;
 mod pattern;
 mod service;

@@ -3,15 +3,14 @@
 //! An attempt belongs to a future or to a runtime. If that is not driven, the attempt never ends. Therefore it has a time limit,
 //! after which the next caller replaces it.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::broadcast,
     time::{Instant, timeout_at},
 };
+
+use crate::lock::Lock;
 
 /// The time after its limit in which an attempt is not replaced yet. An attempt that is driven ends at its limit by itself, and a
 /// busy machine wakes it with a delay.
@@ -21,7 +20,7 @@ const GRACE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct SingleFlight<T> {
     limit: Duration,
-    attempts: Arc<Mutex<Attempts<T>>>,
+    attempts: Arc<Lock<Attempts<T>>>,
 }
 
 #[derive(Debug)]
@@ -45,7 +44,7 @@ struct Current<T> {
 #[derive(Debug)]
 pub(crate) struct Attempt<T> {
     id: u64,
-    attempts: Arc<Mutex<Attempts<T>>>,
+    attempts: Arc<Lock<Attempts<T>>>,
 }
 
 /// A caller that waits for an attempt.
@@ -58,7 +57,7 @@ pub(crate) struct Waiter<T> {
 impl<T: Clone> SingleFlight<T> {
     /// Returns a single flight whose attempts may be replaced after this limit.
     pub(crate) fn new(limit: Duration) -> Self {
-        Self { limit, attempts: Arc::new(Mutex::new(Attempts { count: 0, current: None })) }
+        Self { limit, attempts: Arc::new(Lock::new(Attempts { count: 0, current: None })) }
     }
 
     /// Starts an attempt. Returns None if one is in progress within its limit.
@@ -68,14 +67,14 @@ impl<T: Clone> SingleFlight<T> {
 
     /// Returns a waiter for the attempt in progress. None if there is none within its limit.
     pub(crate) fn current(&self) -> Option<Waiter<T>> {
-        lock(&self.attempts).current_at(Instant::now()).map(Current::waiter)
+        self.attempts.lock().current_at(Instant::now()).map(Current::waiter)
     }
 
     /// Starts an attempt, unless one is in progress within its limit. Returns the attempt if this call has started it, and a
     /// waiter for the attempt that is current now. The waiters of a replaced attempt wake without an outcome.
     pub(crate) fn join(&self) -> (Option<Attempt<T>>, Waiter<T>) {
         let now = Instant::now();
-        let mut attempts = lock(&self.attempts);
+        let mut attempts = self.attempts.lock();
         if let Some(current) = attempts.current_at(now) {
             return (None, current.waiter());
         }
@@ -106,7 +105,7 @@ impl<T> Current<T> {
 impl<T> Attempt<T> {
     /// Returns whether the attempt is current. If not, another attempt has replaced it, and may have ended since.
     pub(crate) fn is_current(&self) -> bool {
-        lock(&self.attempts).current.as_ref().is_some_and(|current| current.id == self.id)
+        self.attempts.lock().current.as_ref().is_some_and(|current| current.id == self.id)
     }
 
     /// Ends the attempt, and sends its outcome to its waiters. Does nothing if the attempt has been replaced.
@@ -118,7 +117,7 @@ impl<T> Attempt<T> {
     }
 
     fn end(&self) -> Option<Current<T>> {
-        lock(&self.attempts).current.take_if(|current| current.id == self.id)
+        self.attempts.lock().current.take_if(|current| current.id == self.id)
     }
 }
 
@@ -135,11 +134,6 @@ impl<T: Clone> Waiter<T> {
     pub(crate) async fn outcome(mut self) -> Option<T> {
         timeout_at(self.until, self.outcome.recv()).await.ok()?.ok()
     }
-}
-
-// No code that holds the lock can panic or wait.
-fn lock<T>(attempts: &Mutex<Attempts<T>>) -> MutexGuard<'_, Attempts<T>> {
-    attempts.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -199,18 +193,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiters_wake_in_the_order_of_their_arrival() {
         let flight = flight();
-        let order = Arc::new(Mutex::new(Vec::new()));
+        let order = Arc::new(Lock::new(Vec::new()));
         let (mut attempt, _) = flight.join();
         for waiter in 0..20 {
             let ((_, wait), order) = (flight.join(), order.clone());
             tokio::spawn(async move {
                 wait.outcome().await;
-                order.lock().unwrap().push(waiter);
+                order.lock().push(waiter);
             });
             yield_now().await;
         }
         attempt.take().expect("an attempt").finish(0);
         yield_now().await;
-        assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..20));
+        assert_eq!(*order.lock(), Vec::from_iter(0..20));
     }
 }

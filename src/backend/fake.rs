@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -14,6 +14,7 @@ use crate::{
     backend::{Backend, BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
+    lock::Lock,
 };
 
 /// A backend for unit tests. It counts nothing, returns scripted answers, and records every call.
@@ -51,7 +52,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
-pub struct FakeBackend(Arc<Mutex<Script>>);
+pub struct FakeBackend(Arc<Lock<Script>>);
 
 /// A scripted answer of a [`FakeBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,44 +139,40 @@ impl FakeBackend {
         let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(Mutex::new(Script { number, answers, settlements, checks, refunds, resets })))
+        Self(Arc::new(Lock::new(Script { number, answers, settlements, checks, refunds, resets })))
     }
 
     /// Makes every settlement fail for this reason.
     pub fn failing_settlements(self, reason: Reason) -> Self {
-        self.script().settlements = FakeAnswer::Unavailable(reason);
+        self.0.lock().settlements = FakeAnswer::Unavailable(reason);
         self
     }
 
     /// Makes every settlement hang.
     pub fn hanging_settlements(self) -> Self {
-        self.script().settlements = FakeAnswer::Hang;
+        self.0.lock().settlements = FakeAnswer::Hang;
         self
     }
 
     /// Returns the recorded checks, oldest first. Their purposes include peeks, reservations, and the overage of settlements.
     pub fn checks(&self) -> Vec<RecordedCheck> {
-        self.script().checks.clone()
+        self.0.lock().checks.clone()
     }
 
     /// Returns the recorded refunds, oldest first.
     pub fn refunds(&self) -> Vec<RecordedRefund> {
-        self.script().refunds.clone()
+        self.0.lock().refunds.clone()
     }
 
     /// Returns the recorded resets, oldest first.
     pub fn resets(&self) -> Vec<RecordedCheck> {
-        self.script().resets.clone()
-    }
-
-    fn script(&self) -> MutexGuard<'_, Script> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().resets.clone()
     }
 }
 
 impl Backend for FakeBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
-        let outcome = self.script().next(check);
+        let outcome = self.0.lock().next(check);
         match outcome {
             Some(outcome) => outcome,
             None => std::future::pending().await,
@@ -184,7 +181,7 @@ impl Backend for FakeBackend {
 
     /// Answers at once, except for a hang. A test without a hang needs no runtime with a timer.
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
-        let mut script = self.script();
+        let mut script = self.0.lock();
         match script.upcoming(check) {
             FakeAnswer::Hang => None,
             _ => script.next(check),
@@ -196,7 +193,7 @@ impl Backend for FakeBackend {
     }
 
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
-        let outcome = self.script().refund(refund);
+        let outcome = self.0.lock().refund(refund);
         match outcome {
             Some(outcome) => outcome,
             None => std::future::pending().await,
@@ -204,7 +201,7 @@ impl Backend for FakeBackend {
     }
 
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {
-        let mut script = self.script();
+        let mut script = self.0.lock();
         match script.settlements {
             FakeAnswer::Hang => None,
             _ => script.refund(refund),
@@ -212,13 +209,13 @@ impl Backend for FakeBackend {
     }
 
     async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
-        self.script().resets.push(RecordedCheck::new(pairs));
+        self.0.lock().resets.push(RecordedCheck::new(pairs));
         Ok(())
     }
 
     /// Returns a name that clones share.
     fn store(&self) -> Option<String> {
-        Some(format!("fake {}", self.script().number))
+        Some(format!("fake {}", self.0.lock().number))
     }
 }
 
@@ -297,6 +294,6 @@ fn decision(check: &Check, at: u64, denied: impl Fn(&Pair) -> Option<Wait>) -> D
 
 impl fmt::Debug for FakeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FakeBackend").field("checks", &self.script().checks.len()).finish_non_exhaustive()
+        f.debug_struct("FakeBackend").field("checks", &self.0.lock().checks.len()).finish_non_exhaustive()
     }
 }

@@ -1,8 +1,9 @@
 //! The checks that are sent to the store although a cached denial answers them: one at a time per entry, at a bounded rate.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use super::Micros;
+use crate::lock::Lock;
 
 /// The largest number of asks per entry and period.
 const MAX_ASKS: usize = 4;
@@ -12,7 +13,7 @@ const MAX_ASKS_AT_ONCE: usize = 3;
 const SECOND: u64 = 1_000_000;
 
 /// The asks of one pair. All successive entries of the pair share them.
-pub(super) struct Asks(Mutex<Recent>);
+pub(super) struct Asks(Lock<Recent>);
 
 #[derive(Default)]
 struct Recent {
@@ -27,24 +28,19 @@ pub(super) struct Permission(Vec<Arc<Asks>>);
 impl Asks {
     /// Creates the asks of a pair whose first one was sent at `now`.
     pub(super) fn new(now: Micros) -> Arc<Self> {
-        let asks = Self(Mutex::default());
+        let asks = Self(Lock::default());
         asks.record(now);
         Arc::new(asks)
     }
 
     /// Records an ask that needed no permission, because no cached denial answered the check.
     pub(super) fn record(&self, now: Micros) {
-        self.recent().record(now);
-    }
-
-    fn recent(&self) -> MutexGuard<'_, Recent> {
-        // No code that holds the lock can panic or wait.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().record(now);
     }
 
     /// Starts an ask, unless one is in progress or, with a period, the rate is reached.
     fn start(&self, now: Micros, period: Option<u64>) -> bool {
-        let mut recent = self.recent();
+        let mut recent = self.0.lock();
         if recent.is_asking || period.is_some_and(|period| recent.is_at_bound(now, period)) {
             return false;
         }
@@ -96,7 +92,7 @@ impl Permission {
 impl Drop for Permission {
     fn drop(&mut self) {
         for asks in &self.0 {
-            asks.recent().is_asking = false;
+            asks.0.lock().is_asking = false;
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, MutexGuard, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -22,6 +22,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair},
     decision::Decision,
     key::PartitionKey,
+    lock::Lock,
     policy::Policy,
 };
 
@@ -42,7 +43,7 @@ pub(crate) struct Denials {
     /// The number of invalidations so far.
     invalidations: AtomicU64,
     /// The last invalidations, by the hash of a pair.
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Box<[Lock<Stripe>]>,
     /// Unknown to clients, so that they cannot choose keys of one stripe. It is the age of the cache at its first denial in
     /// nanoseconds, which never repeats. But a simulated network must repeat a run exactly, and there the age is always the same.
     salt: OnceLock<u128>,
@@ -76,7 +77,7 @@ struct PairKey {
 }
 
 /// The known denials of all limiters of this process.
-static ALL: Mutex<Vec<Weak<Denials>>> = Mutex::new(Vec::new());
+static ALL: Lock<Vec<Weak<Denials>>> = Lock::new(Vec::new());
 
 /// Invalidates the entries of some pairs when it is created and again when it is dropped, because a denial in between may have
 /// been decided before the change that it guards. It does so for all limiters of this process with the store and the namespace.
@@ -124,13 +125,13 @@ impl Denials {
             namespace,
             entries,
             invalidations: AtomicU64::new(0),
-            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            stripes: (0..STRIPES).map(|_| Lock::default()).collect(),
             salt: OnceLock::new(),
             start: Instant::now(),
             horizon: AtomicU64::new(0),
             waits_end: AtomicU64::new(0),
         });
-        let mut all = all();
+        let mut all = ALL.lock();
         // Limiters are few and are rarely created, so a full scan is cheap.
         all.retain(|denials| denials.strong_count() > 0);
         all.push(Arc::downgrade(&denials));
@@ -248,7 +249,7 @@ impl Denials {
     ) -> Invalidation {
         let pair_keys = pairs.map(|(key, policy)| PairKey::of(key, policy)).collect();
         let is_related = |denials: &Arc<Self>| denials.namespace.is_same_place(&self.namespace);
-        let denials = all().iter().filter_map(Weak::upgrade).filter(is_related).collect();
+        let denials = ALL.lock().iter().filter_map(Weak::upgrade).filter(is_related).collect();
         let invalidation = Invalidation { denials, pair_keys, is_made };
         invalidation.invalidate_now();
         invalidation
@@ -303,8 +304,7 @@ impl Denials {
         pair_key.key.as_bytes().hash(&mut hasher);
         pair_key.hash_policy(&mut hasher);
         let hash = hasher.finish();
-        // No code that holds the lock can panic or wait.
-        let stripe = self.stripes[hash as usize % STRIPES].lock().unwrap_or_else(PoisonError::into_inner);
+        let stripe = self.stripes[hash as usize % STRIPES].lock();
         (stripe, hash)
     }
 }
@@ -322,11 +322,6 @@ impl Stripe {
         }
         self.last = number;
     }
-}
-
-// No code that holds the lock can panic or wait.
-fn all() -> MutexGuard<'static, Vec<Weak<Denials>>> {
-    ALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Builds the denial of a check from the pairs that deny it.

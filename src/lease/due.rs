@@ -4,13 +4,12 @@ use std::{
     cmp::{Ordering, Reverse},
     collections::BinaryHeap,
     mem,
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::Notify;
 
 use super::Micros;
-use crate::{key::PartitionKey, policy::Policy};
+use crate::{key::PartitionKey, lock::Lock, policy::Policy};
 
 /// The instant at which to look at the lease of a pair. Instants are compared, and not pairs.
 pub(super) struct Due {
@@ -48,7 +47,7 @@ impl Eq for Due {}
 /// All instants, in their order, and whether a task waits for them.
 #[derive(Default)]
 pub(super) struct Dues {
-    state: Mutex<State>,
+    state: Lock<State>,
     /// Notified when the next instant comes earlier.
     pub(super) earlier: Notify,
 }
@@ -72,7 +71,7 @@ pub(super) enum Next {
 impl Dues {
     /// Adds an instant. Returns whether a task must be started.
     pub(super) fn add(&self, due: Due) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_first = state.dues.peek().is_none_or(|Reverse(first)| due.at < first.at);
         state.dues.push(Reverse(due));
         let must_start = !mem::replace(&mut state.is_running, true);
@@ -85,7 +84,7 @@ impl Dues {
 
     /// Takes the next instant, if it has come.
     pub(super) fn next(&self, now: Micros) -> Next {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match state.dues.peek() {
             Some(Reverse(first)) if first.at > now => Next::At(first.at),
             Some(_) => state.dues.pop().map_or(Next::None, |Reverse(due)| Next::Now(due)),
@@ -98,16 +97,11 @@ impl Dues {
 
     /// Records that no task runs: it has ended with its runtime, or there is no runtime. The next lease starts one.
     pub(super) fn abandon(&self) {
-        self.state().is_running = false;
+        self.state.lock().is_running = false;
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.state().dues.len()
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().dues.len()
     }
 }

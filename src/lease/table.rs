@@ -3,7 +3,7 @@
 use std::{
     borrow::Cow,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, MutexGuard, Weak,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -23,6 +23,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Statuses},
     key::PartitionKey,
+    lock::Lock,
     observe::{LeasedUnits, LimiterEvents},
     outage::until,
     policy::Policy,
@@ -66,12 +67,12 @@ pub(super) struct Learned {
 }
 
 /// The leases of all limiters of this process.
-static ALL: Mutex<Vec<Weak<Leases>>> = Mutex::new(Vec::new());
+static ALL: Lock<Vec<Weak<Leases>>> = Lock::new(Vec::new());
 
 /// The leases of a limiter.
 pub(crate) struct Leases {
     pub(super) clock: LocalClock,
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Lock<Shard>]>,
     pub(super) dues: Dues,
     namespace: Namespace,
     queue: Arc<Queue>,
@@ -104,7 +105,7 @@ impl Leases {
     ) -> Arc<Self> {
         let leases = Self::on_clock(LocalClock::new(), namespace, queue, events);
         let leases = Arc::new(Self { max_waiting, ..leases });
-        let mut all = lock(&ALL);
+        let mut all = ALL.lock();
         // Limiters are few and are rarely created, so a full scan is cheap.
         all.retain(|leases| leases.strong_count() > 0);
         all.push(Arc::downgrade(&leases));
@@ -117,7 +118,7 @@ impl Leases {
         queue: Arc<Queue>,
         events: Arc<LimiterEvents>,
     ) -> Self {
-        let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+        let shards = (0..SHARDS).map(|_| Lock::default()).collect();
         let (dues, waiting) = (Dues::default(), AtomicUsize::new(0));
         Self { clock, shards, dues, namespace, queue, events, waiting, max_waiting: usize::MAX }
     }
@@ -255,7 +256,7 @@ impl Leases {
     pub(crate) async fn drain(&self, at_most: Duration) {
         let (mut leftovers, mut requests) = (Vec::new(), Vec::new());
         for shard in &self.shards {
-            for entry in &mut lock(shard).entries {
+            for entry in &mut shard.lock().entries {
                 requests.extend(entry.request_since(0));
                 leftovers.extend(entry.end());
             }
@@ -289,7 +290,7 @@ impl Leases {
 
     fn shard(&self, key: &PartitionKey) -> MutexGuard<'_, Shard> {
         // The table uses the upper seven bits of the hash and the lower ones.
-        lock(&self.shards[(key.hash_code() >> 32) as usize % SHARDS])
+        self.shards[(key.hash_code() >> 32) as usize % SHARDS].lock()
     }
 }
 
@@ -391,7 +392,7 @@ impl Ending {
     }
 
     fn end_now(&self) {
-        let all = lock(&ALL).clone();
+        let all = ALL.lock().clone();
         for leases in all.iter().filter_map(Weak::upgrade) {
             if !leases.namespace.is_same_place(self.0.place()) {
                 continue;
@@ -421,9 +422,4 @@ impl Drop for Ending {
 /// Returns the partition key of a check as the table keeps it.
 fn key_of(check: &Check) -> Option<Cow<'_, PartitionKey>> {
     check.pairs().first().map(|pair| pair.key.bounded())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code that holds the lock can panic or wait.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

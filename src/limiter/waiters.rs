@@ -2,20 +2,20 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::{sync::oneshot, time::Instant};
 
 use super::outcome::Rejection;
-use crate::{check::Check, key::PartitionKey, outage::until, policy::Policy};
+use crate::{check::Check, key::PartitionKey, lock::Lock, outage::until, policy::Policy};
 
 /// All queues of a limiter. An empty queue is removed.
 pub(super) struct Waiters {
     max: usize,
     max_per_key: usize,
-    queues: Mutex<Queues>,
+    queues: Lock<Queues>,
 }
 
 #[derive(Default)]
@@ -71,12 +71,12 @@ pub(super) struct Ticket {
 
 impl Waiters {
     pub(super) fn new(max: usize, max_per_key: usize) -> Arc<Self> {
-        Arc::new(Self { max, max_per_key, queues: Mutex::default() })
+        Arc::new(Self { max, max_per_key, queues: Lock::default() })
     }
 
     /// Returns how many requests are in all queues.
     pub(super) fn count(&self) -> usize {
-        self.queues().entries
+        self.queues.lock().entries
     }
 
     /// Joins the queue of the pairs of this check at its end. If the queue is empty, it is the turn of the request, which does not
@@ -92,7 +92,7 @@ impl Waiters {
         let place: Place =
             pairs().map(|pair| (pair.key.clone(), pair.policy.name().into(), pair.policy.window())).collect();
         let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
-        let mut queues = self.queues();
+        let mut queues = self.queues.lock();
         let (mut tell, mut told) = (None, None);
         if let Some(queue) = queues.by_place.get(&place) {
             if queue.entries.len() >= self.max_per_key {
@@ -123,11 +123,6 @@ impl Waiters {
         queue.entries.push_back(Entry { ticket: number, costs, end, waits, tell });
         drop(queues);
         Ok(Ticket { waiters: self.clone(), place, number, told })
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn queues(&self) -> MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -187,7 +182,7 @@ impl Ticket {
 
     /// States that the first entry, which this must be, asks the store now.
     pub(super) fn asks(&self) {
-        if let Some(queue) = self.waiters.queues().by_place.get_mut(&self.place) {
+        if let Some(queue) = self.waiters.queues.lock().by_place.get_mut(&self.place) {
             queue.asks_at = None;
         }
     }
@@ -196,7 +191,7 @@ impl Ticket {
     /// admitted before their end. Returns whether it may sleep: not if it has not waited yet and too many requests wait.
     pub(super) fn sleeps_until(&self, at: Instant) -> bool {
         let mut too_long = Vec::new();
-        let mut guard = self.waiters.queues();
+        let mut guard = self.waiters.queues.lock();
         let queues = &mut *guard;
         let Some(queue) = queues.by_place.get_mut(&self.place) else { return false };
         if let Some(first) = queue.entries.front_mut().filter(|first| !first.waits) {
@@ -237,7 +232,7 @@ impl Ticket {
 
     /// Returns a lower bound of the remaining wait.
     fn least_wait(&self) -> Duration {
-        let queues = self.waiters.queues();
+        let queues = self.waiters.queues.lock();
         let Some(queue) = queues.by_place.get(&self.place) else { return Duration::ZERO };
         let mut units = vec![0; queue.units.len()];
         let now = Instant::now();
@@ -253,7 +248,7 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut guard = self.waiters.queues();
+        let mut guard = self.waiters.queues.lock();
         let queues = &mut *guard;
         let Some(queue) = queues.by_place.get_mut(&self.place) else { return };
         // The queue has removed the entry if its turn would come after its end.
@@ -302,7 +297,7 @@ mod tests {
         let tickets: Vec<_> =
             ["a", "b", "a", "c"].map(|user| waiters.join(&check(user, 1), None).ok().unwrap()).into();
         let counts = || {
-            let queues = waiters.queues();
+            let queues = waiters.queues.lock();
             (queues.entries, queues.waiting, queues.by_place.len())
         };
         assert_eq!(counts(), (4, 1, 3));
@@ -365,7 +360,7 @@ mod tests {
             ends.map(|(cost, end)| waiters.join(&check("a", cost), end).ok().unwrap()).into();
         assert!(head.sleeps_until(Instant::now() + 5 * SECOND));
         assert_eq!(
-            (waiters.count(), waiters.queues().waiting),
+            (waiters.count(), waiters.queues.lock().waiting),
             (4, 4),
             "the third entry still fits in the quota at 5 s"
         );

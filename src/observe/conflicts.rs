@@ -1,14 +1,11 @@
 //! The policies of this process, to find conflicting ones.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError, Weak},
-};
+use std::{collections::HashMap, sync::Weak};
 
-use crate::{check::Namespace, policy::Policy};
+use crate::{check::Namespace, lock::Lock, policy::Policy};
 
 /// The policies of all limiters, by store, namespace and name.
-static LIMITS: Mutex<Option<HashMap<PolicyId, Entry>>> = Mutex::new(None);
+static LIMITS: Lock<Option<HashMap<PolicyId, Entry>>> = Lock::new(None);
 
 #[derive(PartialEq, Eq, Hash)]
 struct PolicyId {
@@ -31,7 +28,7 @@ pub(super) fn register(
     policies: &[Policy],
     alive: Weak<()>,
 ) -> Vec<[Policy; 2]> {
-    let mut limits = LIMITS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut limits = LIMITS.lock();
     let limits = limits.get_or_insert_default();
     // Limiters are few and are rarely created, so a full scan is cheap.
     limits.retain(|_, entry| {

@@ -1,18 +1,16 @@
 //! The policies whose pairs nested layers have charged twice.
 
-use std::sync::{Mutex, PoisonError};
-
-use crate::{check::Namespace, policy::Policy};
+use crate::{check::Namespace, lock::Lock, policy::Policy};
 
 /// The policies that were logged, each with its namespace and the identity of its store.
-static LOGGED: Mutex<Vec<(Namespace, Box<str>)>> = Mutex::new(Vec::new());
+static LOGGED: Lock<Vec<(Namespace, Box<str>)>> = Lock::new(Vec::new());
 
 /// A bound for a service that invents names of policies.
 const MAX_LOGGED: usize = 256;
 
 /// Returns whether this is the first double charge of a policy with this name, in this place.
 pub(super) fn is_first(place: &Namespace, policy: &Policy) -> bool {
-    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut logged = LOGGED.lock();
     let is_known = logged.iter().any(|(known, name)| known.is_same_place(place) && **name == *policy.name());
     if is_known || logged.len() >= MAX_LOGGED {
         return false;

@@ -3,7 +3,7 @@
 #[cfg(feature = "tracing")]
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -12,6 +12,8 @@ use tokio::time::Instant;
 
 #[cfg(feature = "tracing")]
 use super::events;
+#[cfg(feature = "tracing")]
+use crate::lock::Lock;
 
 /// The time in which limiters are counted. A limiter that lives longer is not counted.
 #[cfg(feature = "tracing")]
@@ -27,7 +29,7 @@ const MAX_PLACES: usize = 1_024;
 
 /// The limiters that were dropped, by store and namespace.
 #[cfg(feature = "tracing")]
-static DROPPED: Mutex<Option<HashMap<Box<str>, Dropped>>> = Mutex::new(None);
+static DROPPED: Lock<Option<HashMap<Box<str>, Dropped>>> = Lock::new(None);
 
 #[cfg(feature = "tracing")]
 struct Dropped {
@@ -76,7 +78,7 @@ impl Drop for Lifetime {
         }
         let is_over = |dropped: &Dropped| now - dropped.since >= PERIOD;
         let is_logged = {
-            let mut places = DROPPED.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut places = DROPPED.lock();
             let places = places.get_or_insert_default();
             if places.len() >= MAX_PLACES {
                 places.retain(|_, dropped| !is_over(dropped));

@@ -3,8 +3,6 @@
 //!
 //! No label contains a partition key or a path.
 
-use std::sync::{Mutex, PoisonError};
-
 use metrics::{
     Gauge, Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
 };
@@ -18,6 +16,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::Check,
     decision::{Decision, Status},
+    lock::Lock,
     policy::Policy,
 };
 
@@ -247,13 +246,13 @@ impl RequestMetrics {
 pub(super) struct BreakerMetrics {
     open: Series,
     /// The gauge that counts this breaker as open. A recorder that was installed since then does not count it.
-    counted: Mutex<Option<Gauge>>,
+    counted: Lock<Option<Gauge>>,
 }
 
 impl BreakerMetrics {
     pub(super) fn new(server: &str) -> Self {
         let server = label("server", SharedString::from_shared(server.into()));
-        Self { open: Series::new(BREAKER_OPEN, vec![server]), counted: Mutex::default() }
+        Self { open: Series::new(BREAKER_OPEN, vec![server]), counted: Lock::default() }
     }
 
     #[cfg(feature = "redis")]
@@ -264,11 +263,11 @@ impl BreakerMetrics {
     pub(super) fn opened(&self) {
         let gauge = self.open.gauge();
         gauge.increment(1.0);
-        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = Some(gauge);
+        *self.counted.lock() = Some(gauge);
     }
 
     pub(super) fn closed(&self) {
-        let counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let counted = self.counted.lock().take();
         if let Some(gauge) = counted {
             gauge.decrement(1.0);
         }

@@ -3,10 +3,7 @@
 use std::{
     collections::HashMap,
     hash::BuildHasherDefault,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use super::LeasedUnits;
@@ -15,6 +12,7 @@ use crate::{
     check::Check,
     decision::{Decision, Status},
     key::{KeyHasher, PartitionKey},
+    lock::Lock,
     outage::ServerBreaker,
 };
 
@@ -83,7 +81,7 @@ pub(crate) struct Counters {
     settlements: AtomicU64,
     leased: [AtomicU64; LeasedUnits::ALL.len()],
     reasons: [AtomicU64; Reason::ALL.len()],
-    denied_keys: Mutex<Sketch>,
+    denied_keys: Lock<Sketch>,
 }
 
 /// The space-saving sketch of Metwally, Agrawal and El Abbadi ("Efficient Computation of Frequent and Top-k Elements in Data
@@ -122,7 +120,7 @@ impl Counters {
             increment(&self.denied_from_cache);
         }
         if let Some(key) = key {
-            self.denied_keys().count(key);
+            self.denied_keys.lock().count(key);
         }
     }
 
@@ -170,15 +168,10 @@ impl Counters {
 
     /// Returns the keys that were denied most, at most `max` and at most 128.
     pub(crate) fn most_denied(&self, max: usize) -> Vec<DeniedKey> {
-        let mut keys = self.denied_keys().keys.clone();
+        let mut keys = self.denied_keys.lock().keys.clone();
         keys.sort_by_key(|key| std::cmp::Reverse(key.denials));
         keys.truncate(max);
         keys
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn denied_keys(&self) -> MutexGuard<'_, Sketch> {
-        self.denied_keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

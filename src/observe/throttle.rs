@@ -1,11 +1,10 @@
 //! A bound on the number of events about one condition.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::lock::Lock;
 
 /// The time in which at most the given number of events is logged.
 const PERIOD: Duration = Duration::from_secs(60);
@@ -13,7 +12,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 /// At most a given number of events per minute.
 pub(crate) struct Throttle {
     max: u32,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Default)]
@@ -27,7 +26,7 @@ struct State {
 impl Throttle {
     /// Returns a throttle that passes this number of events per minute.
     pub(crate) fn per_minute(max: u32) -> Self {
-        Self { max, state: Mutex::default() }
+        Self { max, state: Lock::default() }
     }
 
     /// Returns the number of events that were not logged since the last one that was, or `None` if this one must not be logged.
@@ -36,8 +35,7 @@ impl Throttle {
             return None;
         }
         let now = Instant::now();
-        // No code that holds the lock can panic or wait.
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
         if state.began.is_none_or(|began| now - began >= PERIOD) {
             state.began = Some(now);
             state.logged = 0;

@@ -1,17 +1,13 @@
 //! The circuit breaker: after failures, checks fail at once instead of waiting for the store.
 
-use std::{
-    fmt,
-    ops::RangeInclusive,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{fmt, ops::RangeInclusive, time::Duration};
 
 use tokio::time::Instant;
 
 use crate::{
     backend::{BackendError, Reason},
     error::ConfigError,
+    lock::Lock,
     single_flight::{Attempt, SingleFlight},
 };
 
@@ -123,7 +119,7 @@ pub(crate) fn check_breaker(breaker: Breaker) -> Result<(), ConfigError> {
 
 /// A circuit breaker. Its settings belong to the guard, because several limiters may share the server that it protects.
 #[derive(Default)]
-pub(super) struct Circuit(Mutex<State>);
+pub(super) struct Circuit(Lock<State>);
 
 #[derive(Default)]
 struct State {
@@ -212,7 +208,7 @@ const UNREPORTED: Duration = Duration::from_secs(1);
 impl Circuit {
     /// Returns the permission to ask the store, or the error while the breaker is open.
     pub(super) fn enter(&self) -> Result<Ticket, BackendError> {
-        let state = self.state();
+        let state = self.0.lock();
         let probe = match &state.open {
             None => None,
             Some(open) => {
@@ -226,7 +222,7 @@ impl Circuit {
     /// Returns the state of the breaker of this server, now.
     pub(super) fn breaker(&self, server: &str) -> ServerBreaker {
         let now = Instant::now();
-        let (state, is_available) = match &self.state().open {
+        let (state, is_available) = match &self.0.lock().open {
             None => (BreakerState::Closed, true),
             Some(open) if now < open.until => (BreakerState::Open, false),
             // Without checks there is no probe, and a service that gets no requests would never be ready again.
@@ -243,7 +239,7 @@ impl Circuit {
         report: Report<'_>,
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
     ) -> Option<Change> {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         if ticket.epoch != state.epoch || state.is_retired {
             return None;
         }
@@ -266,26 +262,26 @@ impl Circuit {
 
     /// Returns whether the server has answered no check for this time.
     pub(super) fn is_silent(&self, time: Duration) -> bool {
-        self.state().is_silent(time)
+        self.0.lock().is_silent(time)
     }
 
     /// Returns whether the server has answered no check for one deadline, and a check has failed a moment ago.
     pub(super) fn is_failing(&self, deadline: Duration) -> bool {
-        let state = self.state();
+        let state = self.0.lock();
         state.is_silent(deadline) && state.failed.is_some_and(|failed| failed.elapsed() < 2 * deadline)
     }
 
     /// Records a reply that came too late, among many others.
     #[cfg(feature = "redis")]
     pub(super) fn hear(&self) {
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut state, now) = (self.0.lock(), Instant::now());
         state.heard = Some(now);
         state.read_reply(now);
     }
 
     /// Records that this process is too busy to read replies at once.
     pub(super) fn busy(&self, deadline: Duration) {
-        let (mut state, now) = (self.state(), Instant::now());
+        let (mut state, now) = (self.0.lock(), Instant::now());
         let since = state.busy_since(deadline).unwrap_or(now);
         state.busy = Some((since, now));
     }
@@ -293,27 +289,22 @@ impl Circuit {
     /// Returns whether this process was too busy to read replies at once within the last two deadlines. If it has read none for
     /// [`MAX_BUSY`], this is no reason any longer.
     pub(super) fn was_busy(&self, deadline: Duration) -> bool {
-        self.state().busy_since(deadline).is_some_and(|since| since.elapsed() < MAX_BUSY)
+        self.0.lock().busy_since(deadline).is_some_and(|since| since.elapsed() < MAX_BUSY)
     }
 
     /// Closes the breaker, if it is open: the store has answered outside a check.
     #[cfg(feature = "redis")]
     pub(super) fn close(&self) -> Option<Change> {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         if state.open.is_none() { None } else { state.answered(Answer::Works) }
     }
 
     /// Closes the breaker for ever, because its server has left the topology. Returns how long it was open, if it was.
     #[cfg(feature = "redis")]
     pub(super) fn retire(&self) -> Option<Duration> {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.is_retired = true;
         state.open.take().map(|open| open.since.elapsed())
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     task::Poll,
@@ -24,6 +24,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::Check,
     decision::Decision,
+    lock::Lock,
     observe::ServerEvents,
 };
 
@@ -48,7 +49,7 @@ const CROWD: usize = 64;
 
 /// The protection of all servers of a backend: the strictest settings of the limiters that share it.
 #[derive(Default)]
-pub(crate) struct SharedProtection(Mutex<Option<Protection>>);
+pub(crate) struct SharedProtection(Lock<Option<Protection>>);
 
 /// The guard of one server, or of a backend that is guarded as a whole.
 pub(crate) struct Guard {
@@ -100,21 +101,16 @@ impl Protection {
 impl SharedProtection {
     /// Adds the settings of a limiter.
     pub(crate) fn add(&self, new: Protection) {
-        let mut settings = self.settings();
+        let mut settings = self.0.lock();
         *settings = Some(settings.map_or(new, |old| old.strictest(new)));
     }
 
-    // No code that holds the lock can panic or wait.
-    fn settings(&self) -> MutexGuard<'_, Option<Protection>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn breaker(&self) -> (Option<Breaker>, Duration) {
-        self.settings().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
+        self.0.lock().map_or((None, Duration::ZERO), |settings| (settings.breaker, settings.deadline))
     }
 
     fn max_in_flight(&self) -> usize {
-        self.settings().map_or(usize::MAX, |settings| settings.max_in_flight)
+        self.0.lock().map_or(usize::MAX, |settings| settings.max_in_flight)
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     future::Future,
     pin::Pin,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll, ready},
@@ -21,6 +21,7 @@ use crate::{
     cost::IntoCosts,
     decision::Decision,
     engine::Change,
+    lock::Lock,
     now_or_later::NowOrLater,
 };
 
@@ -91,7 +92,7 @@ struct Held {
     unsettled: Unsettled,
     is_settled: AtomicBool,
     /// The counters of the meters, as long as there are meters.
-    meters: Mutex<Weak<Counters>>,
+    meters: Lock<Weak<Counters>>,
 }
 
 /// What happens to the charge of a reservation that is dropped unsettled: with its last clone and its last [`Meter`].
@@ -174,7 +175,7 @@ impl Reservation {
         charged: Charged,
         unsettled: Unsettled,
     ) -> Self {
-        let (is_settled, meters) = (AtomicBool::new(false), Mutex::default());
+        let (is_settled, meters) = (AtomicBool::new(false), Lock::default());
         Self(Arc::new(Held { queue, check, decision, charged, unsettled, is_settled, meters }))
     }
 
@@ -205,8 +206,7 @@ impl Reservation {
     ///
     /// All meters of a reservation count together. The last one to be dropped settles.
     pub fn meter(&self) -> Meter {
-        // No code that holds the lock can panic.
-        let mut meters = self.0.meters.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut meters = self.0.meters.lock();
         let counters = meters.upgrade().unwrap_or_else(|| {
             let counters = Arc::new(Counters::new(self.clone()));
             *meters = Arc::downgrade(&counters);

@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
@@ -25,6 +25,7 @@ use crate::{
     check::Refund,
     deny_cache::{Denials, Invalidation},
     engine::{Change, Changed, Engine, latest},
+    lock::Lock,
     observe::{LeasedUnits, LimiterEvents},
 };
 
@@ -45,7 +46,7 @@ pub(crate) struct Queue {
     /// The largest number of settlements in progress: as many as checks may be in flight. With fewer, a round trip of 20 ms
     /// would limit the rate of settlements, but not that of checks, and the rest would be lost.
     max_workers: usize,
-    waiting: Mutex<Waiting>,
+    waiting: Lock<Waiting>,
     /// Notified whenever a worker ends.
     idle: Notify,
     lost: AtomicU64,
@@ -103,7 +104,7 @@ impl Queue {
             denials,
             bound,
             max_workers,
-            waiting: Mutex::default(),
+            waiting: Lock::default(),
             idle: Notify::new(),
             lost: AtomicU64::new(0),
             events,
@@ -124,7 +125,7 @@ impl Queue {
             let mut confirmation = pin!(self.idle.notified());
             // From here on, no notification is missed.
             confirmation.as_mut().enable();
-            if self.waiting().workers == 0 {
+            if self.waiting.lock().workers == 0 {
                 return;
             }
             confirmation.await;
@@ -174,7 +175,7 @@ impl Queue {
         let Ok(runtime) = Handle::try_current() else {
             return job.fail(failed("a settlement that waits needs a tokio runtime"));
         };
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         let (jobs, bound) = match job.confirmation {
             Some(Confirmation::Returned(_)) => (&mut waiting.returns, MAX_RETURNS),
             _ => (&mut waiting.settlements, self.bound),
@@ -213,11 +214,6 @@ impl Queue {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
         self.events.settlement_lost(lost, error);
     }
-
-    // No code that holds the lock can panic.
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Worker {
@@ -230,7 +226,7 @@ impl Worker {
 
     /// Takes the next settlement. If there is none, the worker retires under the same lock.
     fn next(&mut self) -> Option<Job> {
-        let mut waiting = self.queue.waiting();
+        let mut waiting = self.queue.waiting.lock();
         let job = waiting.settlements.pop_front().or_else(|| waiting.returns.pop_front());
         if job.is_none() {
             waiting.workers -= 1;
@@ -243,7 +239,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if !self.has_retired {
-            let mut waiting = self.queue.waiting();
+            let mut waiting = self.queue.waiting.lock();
             waiting.workers -= 1;
             // The runtime has ended. Without a worker, the waiting settlements are lost, and counted.
             let mut left = VecDeque::new();

@@ -119,8 +119,8 @@ pub const BUGS: &[Bug] = &[
             (CLUSTER, "while counted < wanted {", "while counted < if PLANTED { 1 } else { wanted } {"),
             (
                 CLUSTER,
-                "if self.state().believes(&node, &report) {",
-                "if PLANTED || self.state().believes(&node, &report) {",
+                "if self.state.lock().believes(&node, &report) {",
+                "if PLANTED || self.state.lock().believes(&node, &report) {",
             ),
             (
                 CLUSTER,

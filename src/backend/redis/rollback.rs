@@ -9,7 +9,7 @@ use std::{
     future::Future,
     pin::{Pin, pin},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -26,6 +26,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Refund},
     decision::Decision,
+    lock::Lock,
     observe::{self, Throttle},
     outage::until,
 };
@@ -65,7 +66,7 @@ impl Late {
 /// The rollbacks of a backend.
 #[derive(Default)]
 pub(super) struct Rollbacks {
-    in_progress: Mutex<InProgress>,
+    in_progress: Lock<InProgress>,
     /// Notified when a rollback ends.
     ended: Notify,
     lost: AtomicU64,
@@ -108,7 +109,7 @@ impl Rollbacks {
     /// Ends all rollbacks whose end has passed. Returns the next end, or `None` if no rollback is left.
     fn write_off(&self) -> Option<Instant> {
         let now = Instant::now();
-        let mut in_progress = self.in_progress();
+        let mut in_progress = self.in_progress.lock();
         let is_over = |state: &State| state.end + GRACE <= now;
         let over: Vec<u64> =
             in_progress.rollbacks.iter().filter(|(_, state)| is_over(state)).map(|(id, _)| *id).collect();
@@ -125,11 +126,6 @@ impl Rollbacks {
     fn lose(&self, error: &BackendError) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
         observe::lost_rollback(lost, error, &self.events);
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn in_progress(&self) -> MutexGuard<'_, InProgress> {
-        self.in_progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -190,7 +186,7 @@ impl Rollback {
             if let Ok(Ok(decision)) = timeout_at(end, late.reply).await
                 && let Some(refund) = refund(&rollback.check, &decision)
             {
-                rollback.rollbacks.in_progress().charge(rollback.id, Instant::now() + ROLLBACK_TIMEOUT);
+                rollback.rollbacks.in_progress.lock().charge(rollback.id, Instant::now() + ROLLBACK_TIMEOUT);
                 rollback.run(backend, refund).await;
             }
         });
@@ -202,7 +198,7 @@ impl Rollback {
     {
         let rollbacks = backend.rollbacks.clone();
         let runtime = Handle::try_current().ok();
-        let id = runtime.as_ref().and_then(|_| rollbacks.in_progress().add(state));
+        let id = runtime.as_ref().and_then(|_| rollbacks.in_progress.lock().add(state));
         let (Some(runtime), Some(id)) = (runtime, id) else {
             if state.is_charged {
                 rollbacks.lose(&BackendError::new(Reason::Overloaded));
@@ -226,7 +222,7 @@ impl Rollback {
             let again = timeout_at(end, backend.refund_in_slot(&refund)).await;
             outcome = again.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
         }
-        let state = self.rollbacks.in_progress().remove(self.id);
+        let state = self.rollbacks.in_progress.lock().remove(self.id);
         // A rollback that was written off is lost already.
         if let (Some(_), Err(error)) = (state, outcome) {
             self.rollbacks.lose(&error);
@@ -244,7 +240,7 @@ impl Rollback {
 impl Drop for Rollback {
     fn drop(&mut self) {
         self.invalidate();
-        let state = self.rollbacks.in_progress().remove(self.id);
+        let state = self.rollbacks.in_progress.lock().remove(self.id);
         if state.is_some_and(|state| state.is_charged) {
             self.rollbacks.lose(&BackendError::new(Reason::Other));
         }

@@ -4,7 +4,7 @@ use std::{
     iter::zip,
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -22,6 +22,7 @@ use crate::{
             merged::server_time::{CallTime, CheckTime},
         },
     },
+    lock::Lock,
     outage::{CallReport, Pass, Permit},
 };
 
@@ -30,7 +31,7 @@ const NO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The checks of one call.
 #[derive(Default)]
-pub(super) struct Batch(Mutex<State>);
+pub(super) struct Batch(Lock<State>);
 
 #[derive(Default)]
 struct State {
@@ -82,17 +83,12 @@ struct Unanswered<'a> {
 impl Batch {
     /// Returns whether a check may join: whether the call then stays short, however many records its keys hold.
     pub(super) fn has_room(&self, check: CheckTime) -> bool {
-        self.state().time.has_room(check)
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().time.has_room(check)
     }
 
     /// Returns the checks whose callers wait, and marks the call as written.
     pub(super) fn write(&self) -> Checks {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         state.is_written = true;
         let Checks { calls, callers, report } = mem::take(&mut state.checks);
         let waiting = zip(calls, callers).filter(|(_, caller)| !caller.is_closed());
@@ -102,17 +98,17 @@ impl Batch {
 
     /// Returns the checks, if the call was not written.
     pub(super) fn take(&self) -> Checks {
-        mem::take(&mut self.state().checks)
+        mem::take(&mut self.0.lock().checks)
     }
 
     /// Returns how long the call waits for its reply after its callers have gone, before this is a failure of the server.
     pub(super) fn end_of_wait(&self) -> Instant {
-        self.state().end_of_wait.unwrap_or_else(|| Instant::now() + NO_DEADLINE)
+        self.0.lock().end_of_wait.unwrap_or_else(|| Instant::now() + NO_DEADLINE)
     }
 
     /// Ends the call: none of its checks is in flight at the server any longer.
     pub(super) fn end(&self) {
-        self.state().permits.clear();
+        self.0.lock().permits.clear();
     }
 }
 
@@ -120,7 +116,7 @@ impl Waiter {
     /// Adds a check to a batch. Also returns whether the batch is full now. The first check of a batch gives it the right to report.
     pub(super) fn join(batch: &Arc<Batch>, call: Call, time: CheckTime, pass: &mut Pass) -> (Self, bool) {
         let (caller, reply) = oneshot::channel();
-        let mut state = batch.state();
+        let mut state = batch.0.lock();
         let report = pass.take_report();
         state.end_of_wait = state.end_of_wait.max(pass.deadline());
         let checks = &mut state.checks;
@@ -155,7 +151,7 @@ impl Drop for Unanswered<'_> {
             return;
         }
         // Under the lock, a check is either removed from the call or counted.
-        let mut state = self.waiter.batch.state();
+        let mut state = self.waiter.batch.0.lock();
         self.waiter.reply.close();
         if self.pass.has_timed_out() {
             state.end_of_wait = self.pass.deadline();

@@ -10,7 +10,7 @@ use std::{
     hash::{Hash, Hasher},
     io, mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -28,6 +28,7 @@ use super::{
 };
 use crate::{
     check::{Check, Namespace, Purpose},
+    lock::Lock,
     outage::Pass,
 };
 
@@ -123,7 +124,7 @@ impl RedisBackend {
             let key =
                 GroupKey { server, slot, namespace, purpose, runtime, at_micros: self.injected_micros() };
             let (groups, time) = (&self.merger.groups, CheckTime::of(call));
-            let mut open = groups.open();
+            let mut open = groups.open.lock();
             let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time)) {
                 Some(batch) => (batch.clone(), false),
                 None => {
@@ -175,7 +176,7 @@ struct Groups {
     in_flight: Box<[AtomicUsize]>,
     /// The number of the next connection.
     next_number: AtomicUsize,
-    open: Mutex<HashMap<GroupKey, Arc<Batch>>>,
+    open: Lock<HashMap<GroupKey, Arc<Batch>>>,
 }
 
 /// What checks must have in common to share a call.
@@ -220,7 +221,7 @@ impl Merger {
             Merging::Adaptive => Some(ADAPTIVE_IN_FLIGHT),
         };
         let in_flight = (0..COUNTERS).map(|_| AtomicUsize::new(0)).collect();
-        let groups = Groups { in_flight, next_number: AtomicUsize::new(0), open: Mutex::default() };
+        let groups = Groups { in_flight, next_number: AtomicUsize::new(0), open: Lock::default() };
         Self { min_in_flight, groups: Arc::new(groups) }
     }
 }
@@ -242,14 +243,9 @@ impl Groups {
         self.in_flight.get(number.wrapping_mul(STEP).wrapping_add(slot.into()) % COUNTERS)
     }
 
-    // No code that holds the lock can panic or wait.
-    fn open(&self) -> MutexGuard<'_, HashMap<GroupKey, Arc<Batch>>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Ends the time in which checks may join a batch.
     fn detach(&self, key: &GroupKey, batch: &Arc<Batch>) {
-        let mut open = self.open();
+        let mut open = self.open.lock();
         if open.get(key).is_some_and(|open| Arc::ptr_eq(open, batch)) {
             open.remove(key);
         }

@@ -1,20 +1,17 @@
 //! A lower bound of a server's clock, so that a check carries its deadline in the server's time.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::drift;
+use crate::{drift, lock::Lock};
 
 /// A reading of this age is replaced by any newer one, because the server's clock may have been set back since.
 const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// The clock of one server.
 #[derive(Debug, Default)]
-pub(crate) struct ServerClock(Mutex<Option<Reading>>);
+pub(crate) struct ServerClock(Lock<Option<Reading>>);
 
 /// A reading of the server's clock from a reply.
 #[derive(Clone, Copy, Debug)]
@@ -27,12 +24,12 @@ impl ServerClock {
     /// Returns a lower bound of the server's clock at an instant, in microseconds. Returns 0 while the clock is unknown: then
     /// the script replies that the deadline is exceeded, and this reply contains a reading.
     pub(crate) fn lower_bound_at(&self, instant: Instant) -> u64 {
-        self.reading().map_or(0, |reading| reading.lower_bound_at(instant))
+        self.0.lock().map_or(0, |reading| reading.lower_bound_at(instant))
     }
 
     /// Records a reading from a reply, if it improves the lower bound or the old reading is too old.
     pub(crate) fn record(&self, server_micros: u64, received: Instant) {
-        let mut known = self.reading();
+        let mut known = self.0.lock();
         let new = Reading { server_micros, received };
         // The reply with the shorter delay gives the higher lower bound.
         let is_better = |old: Reading| {
@@ -41,10 +38,6 @@ impl ServerClock {
         if known.is_none_or(is_better) {
             *known = Some(new);
         }
-    }
-
-    fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

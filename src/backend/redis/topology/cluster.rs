@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fmt, io, mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -27,6 +27,7 @@ use super::{
 };
 use crate::{
     backend::redis::error::requires_reconnect,
+    lock::Lock,
     outage::{Guard, ServerBreaker, SharedProtection},
     single_flight::{Attempt, SingleFlight},
 };
@@ -64,7 +65,7 @@ struct Shared {
     /// The guard of the look-ups of slots without a known owner.
     guard: Arc<Guard>,
     refreshes: SingleFlight<()>,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 /// How to connect to the nodes.
@@ -119,7 +120,7 @@ impl Cluster {
         let protection = Arc::<SharedProtection>::default();
         let guard = Guard::new(protection.clone(), name(&seeds, &nodes));
         let refreshes = SingleFlight::new(REFRESH_TIMEOUT);
-        Self(Arc::new(Shared { seeds, nodes, protection, guard, refreshes, state: Mutex::default() }))
+        Self(Arc::new(Shared { seeds, nodes, protection, guard, refreshes, state: Lock::default() }))
     }
 
     pub(super) fn has_streams(&self) -> bool {
@@ -132,7 +133,7 @@ impl Cluster {
 
     /// Returns the circuit breaker of the look-ups, and that of each node in the order of the addresses.
     pub(super) fn breakers(&self) -> Vec<ServerBreaker> {
-        let state = self.0.state();
+        let state = self.0.state.lock();
         // A refresh also queries nodes without slots, which decide no check.
         let owners = state.servers.iter().filter(|(address, _)| state.is_owner(address));
         let nodes: Vec<_> = owners.filter_map(|(_, server)| server.guard().breaker()).collect();
@@ -148,7 +149,7 @@ impl Cluster {
     pub(super) async fn connect(&self) -> RedisResult<()> {
         self.refresh(true).await?;
         let servers: Vec<Server> = {
-            let state = self.0.state();
+            let state = self.0.state.lock();
             if state.slots.is_empty() {
                 return Err(state.owner_error());
             }
@@ -170,22 +171,22 @@ impl Cluster {
 
     /// Returns the number of nodes that own slots.
     pub(super) fn primaries(&self) -> usize {
-        self.0.state().servers.len()
+        self.0.state.lock().servers.len()
     }
 
     /// Returns the address of the owner of a slot, as far as it is known.
     pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
-        self.0.state().address(slot).map(|(host, port)| format!("{host}:{port}"))
+        self.0.state.lock().address(slot).map(|(host, port)| format!("{host}:{port}"))
     }
 
     /// Returns the owner of a slot if it is known and connected.
     pub(super) fn connected_owner(&self, slot: u16) -> Option<Server> {
-        self.0.state().owner(slot).filter(Server::is_connected)
+        self.0.state.lock().owner(slot).filter(Server::is_connected)
     }
 
     /// Returns the owner of a slot, as far as it is known.
     pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
-        let Some(server) = self.0.state().owner(slot) else { return Ok(None) };
+        let Some(server) = self.0.state.lock().owner(slot) else { return Ok(None) };
         if !server.is_connected() {
             // Another node may have taken over its slots.
             self.refresh(false).await?;
@@ -199,7 +200,7 @@ impl Cluster {
             return Ok(server);
         }
         self.refresh(true).await?;
-        let state = self.0.state();
+        let state = self.0.state.lock();
         state.owner(slot).ok_or_else(|| state.owner_error())
     }
 
@@ -213,7 +214,7 @@ impl Cluster {
     ) -> Option<RedisResult<Redirect>> {
         let is = |kind: ServerErrorKind| error.kind() == kind.into();
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
-            let host = self.0.state().host(slot);
+            let host = self.0.state.lock().host(slot);
             let address = error.redirect_node().and_then(|(address, _)| parse(address, host.as_deref()))?;
             if is(ServerErrorKind::Ask) {
                 let server = self.0.server(&address);
@@ -245,7 +246,7 @@ impl Cluster {
         })?;
         for _ in 0..MAX_REFRESHES {
             let waiter = {
-                let mut state = self.0.state();
+                let mut state = self.0.state.lock();
                 let is_recent = |started: Instant| started.elapsed() < REFRESH_INTERVAL;
                 match self.0.refreshes.current() {
                     Some(waiter) => waiter,
@@ -273,13 +274,9 @@ impl Cluster {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the node at an address, which may be a new one.
     fn server(&self, address: &Address) -> Server {
-        self.server_in(&mut self.state(), address)
+        self.server_in(&mut self.state.lock(), address)
     }
 
     fn server_in(&self, state: &mut State, address: &Address) -> Server {
@@ -292,7 +289,7 @@ impl Shared {
 
     /// Records that a node has refused a command with CLUSTERDOWN.
     fn refuse(&self, failed: &Arc<ServerState>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let address = state.servers.iter().find(|(_, server)| server.has_state(failed));
         if let Some(address) = address.map(|(address, _)| address.clone()) {
             state.refused.insert(address, Instant::now());
@@ -301,7 +298,7 @@ impl Shared {
 
     /// Records the new owner of a slot, and returns it. Both happen under one lock, so that a recorded owner always exists.
     fn move_slot(&self, slot: u16, address: &Address) -> Server {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // A redirect to a node that refuses commands may come from a node that is out of date.
         if !state.has_refused(address) {
             state.moved.insert(slot, (address.clone(), Instant::now()));
@@ -331,7 +328,7 @@ impl Shared {
             match timeout_at(end.min(next_stagger), queries.join_next()).await {
                 Ok(None) => break,
                 Ok(Some(Ok((node, Ok(report))))) => {
-                    if self.state().believes(&node, &report) {
+                    if self.state.lock().believes(&node, &report) {
                         counted += 1;
                         end = end.min(Instant::now() + REPORT_WAIT);
                     }
@@ -347,7 +344,7 @@ impl Shared {
                 }
             }
         }
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // A replaced refresh that comes late supplies the slots only while there are none.
         if !refresh.is_current() && !state.slots.is_empty() {
             return;
@@ -371,7 +368,7 @@ impl Shared {
 
     /// Returns the nodes that a refresh queries, and how many of them must report.
     fn nodes_to_query(&self) -> (Vec<Address>, usize) {
-        let state = self.state();
+        let state = self.state.lock();
         let mut nodes: Vec<Address> = state.servers.keys().cloned().collect();
         let primaries = nodes.len();
         if primaries > 0 {
@@ -500,12 +497,12 @@ mod tests {
         let cluster = Cluster::new(Vec::new(), Nodes::Endpoint(Box::new(endpoint)));
         let [old, new] = ["old", "new"].map(|host| (host.to_owned(), 6379));
         cluster.0.move_slot(7, &new);
-        cluster.0.state().refused.insert(old.clone(), Instant::now());
+        cluster.0.state.lock().refused.insert(old.clone(), Instant::now());
         cluster.0.move_slot(7, &old);
-        assert_eq!(cluster.0.state().address(7), Some(&new));
-        cluster.0.state().refused.clear();
+        assert_eq!(cluster.0.state.lock().address(7), Some(&new));
+        cluster.0.state.lock().refused.clear();
         cluster.0.move_slot(7, &old);
-        assert_eq!(cluster.0.state().address(7), Some(&old));
+        assert_eq!(cluster.0.state.lock().address(7), Some(&old));
     }
 
     #[test]

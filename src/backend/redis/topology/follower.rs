@@ -2,13 +2,7 @@
 //!
 //! The connections to the Sentinels have a thread of their own. They belong to no caller's runtime, and delay no check.
 
-use std::{
-    future::pending,
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{future::pending, pin::pin, sync::Arc, thread, time::Duration};
 
 use futures_util::{
     StreamExt,
@@ -26,7 +20,7 @@ use super::{
     endpoint::Address,
     sentinel::{Answer, Sentinels, agreed, candidates, query},
 };
-use crate::backend::redis::tls;
+use crate::{backend::redis::tls, lock::Lock};
 
 /// The backend queries each Sentinel again after this time, and connects again to one that does not answer.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -47,7 +41,7 @@ const EVENTS: [&str; 5] = [
 
 /// A thread that follows the primary. It ends when this is dropped.
 #[derive(Default)]
-pub(super) struct Follower(Mutex<Option<oneshot::Sender<()>>>);
+pub(super) struct Follower(Lock<Option<oneshot::Sender<()>>>);
 
 impl Follower {
     /// Starts the thread, unless it runs. It calls `follow` with the primary that a majority of the Sentinels names, after every
@@ -57,7 +51,7 @@ impl Follower {
         sentinels: &Arc<Sentinels>,
         follow: impl Fn(&Address) + Send + Sync + 'static,
     ) {
-        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.0.lock();
         if running.as_ref().is_some_and(|stop| !stop.is_closed()) {
             return;
         }
@@ -65,7 +59,7 @@ impl Follower {
         let board = Arc::new(Board {
             sentinels: sentinels.clone(),
             follow: Box::new(follow),
-            state: Mutex::default(),
+            state: Lock::default(),
             events: watch::Sender::default(),
         });
         let started = thread::Builder::new().name("tsw-sentinels".to_owned()).spawn(move || {
@@ -81,7 +75,7 @@ impl Follower {
 struct Board {
     sentinels: Arc<Sentinels>,
     follow: Box<dyn Fn(&Address) + Send + Sync>,
-    state: Mutex<Vec<Watched>>,
+    state: Lock<Vec<Watched>>,
     /// Changes after each event of a Sentinel, and when a Sentinel is discovered.
     events: watch::Sender<()>,
 }
@@ -100,18 +94,14 @@ struct Watched {
 }
 
 impl Board {
-    fn state(&self) -> MutexGuard<'_, Vec<Watched>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Watches all known Sentinels. Never ends.
     async fn watch_all(self: Arc<Self>) {
         for info in self.sentinels.named() {
-            self.state().push(Watched::new(info.clone(), None));
+            self.state.lock().push(Watched::new(info.clone(), None));
         }
         let (mut watches, mut started, mut events) = (JoinSet::new(), 0, self.events.subscribe());
         loop {
-            let known = self.state().len();
+            let known = self.state.lock().len();
             for index in started..known {
                 watches.spawn(self.clone().watch(index));
             }
@@ -135,7 +125,9 @@ impl Board {
 
     /// Queries a Sentinel at once, after each event of any Sentinel, and after each [`INTERVAL`], until it does not answer.
     async fn query_repeatedly(&self, index: usize) -> RedisResult<()> {
-        let Some(info) = self.state().get(index).map(|watched| watched.info.clone()) else { return Ok(()) };
+        let Some(info) = self.state.lock().get(index).map(|watched| watched.info.clone()) else {
+            return Ok(());
+        };
         let service = self.sentinels.service();
         tls::prepare(info.addr());
         let client = Client::open(info)?;
@@ -166,7 +158,7 @@ impl Board {
 
     /// Records an answer, or that a Sentinel has failed. Follows the primary that a majority names.
     fn record(&self, index: usize, answer: Option<Answer>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let Some(watched) = state.get_mut(index) else { return };
         watched.was_queried = true;
         watched.has_answered |= answer.is_some();

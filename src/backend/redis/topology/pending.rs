@@ -1,11 +1,10 @@
 //! Commands without a reply: how long a server has been silent while a command waits for it.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::lock::Lock;
 
 /// A command that is dropped sooner than this says nothing about the server: its client has gone, or another server has replied
 /// first.
@@ -16,7 +15,7 @@ const MIN_WAIT: Duration = Duration::from_millis(5);
 /// The server's silence is the time since its last reply during which a command was waiting. The time in which no command waits
 /// is not silence.
 #[derive(Debug, Default)]
-pub(super) struct PendingCommands(Mutex<State>);
+pub(super) struct PendingCommands(Lock<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -43,17 +42,12 @@ impl PendingCommands {
         now: Instant,
         on_drop: &'a (dyn Fn(Duration) + Sync),
     ) -> PendingCommand<'a> {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         if state.waiting == 0 {
             state.counted_until = Some(now);
         }
         state.waiting += 1;
         PendingCommand { commands: self, sent: now, on_drop: Some(on_drop) }
-    }
-
-    // No code that holds the lock can panic or wait.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -70,7 +64,7 @@ impl State {
 impl PendingCommand<'_> {
     /// Ends the wait: the server has replied, or the connection is lost.
     pub(super) fn finish(mut self, now: Instant) {
-        let mut state = self.commands.state();
+        let mut state = self.commands.0.lock();
         state.waiting = state.waiting.saturating_sub(1);
         state.silence = Duration::ZERO;
         state.counted_until = Some(now);
@@ -82,7 +76,7 @@ impl Drop for PendingCommand<'_> {
     fn drop(&mut self) {
         let Some(on_drop) = self.on_drop else { return };
         let silence = {
-            let (mut state, now) = (self.commands.state(), Instant::now());
+            let (mut state, now) = (self.commands.0.lock(), Instant::now());
             let has_waited = now.saturating_duration_since(self.sent) >= MIN_WAIT;
             if has_waited {
                 state.count_silence(now);
@@ -108,16 +102,16 @@ mod tests {
 
     /// Commands of one server, and the silence that the last dropped one has seen.
     #[derive(Default)]
-    struct Silence(PendingCommands, Mutex<Duration>);
+    struct Silence(PendingCommands, Lock<Duration>);
 
     impl Silence {
         /// Returns the silence after a command that is dropped after this time.
         async fn after(&self, wait: Duration) -> Duration {
-            let on_drop = |silence| *self.1.lock().unwrap() = silence;
+            let on_drop = |silence| *self.1.lock() = silence;
             let command = self.0.start(Instant::now(), &on_drop);
             advance(wait).await;
             drop(command);
-            *self.1.lock().unwrap()
+            *self.1.lock()
         }
     }
 

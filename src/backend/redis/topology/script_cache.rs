@@ -1,13 +1,13 @@
 //! A server's script cache: when a script is unknown, one check loads it and the others wait.
 
-use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::single_flight::{Attempt, SingleFlight};
+use crate::{
+    lock::Lock,
+    single_flight::{Attempt, SingleFlight},
+};
 
 /// The time limit of a load. After it, the next check that finds the script unknown loads it.
 const LOAD_LIMIT: Duration = Duration::from_millis(500);
@@ -16,7 +16,7 @@ const LOAD_LIMIT: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub(crate) struct ScriptCache {
     loads: SingleFlight<()>,
-    last_loaded: Mutex<Option<Instant>>,
+    last_loaded: Lock<Option<Instant>>,
 }
 
 /// The right to load a script. Dropping it wakes the checks that wait, whether the load has succeeded or not.
@@ -24,7 +24,7 @@ pub(crate) type ScriptLoad = Attempt<()>;
 
 impl Default for ScriptCache {
     fn default() -> Self {
-        Self { loads: SingleFlight::new(LOAD_LIMIT), last_loaded: Mutex::default() }
+        Self { loads: SingleFlight::new(LOAD_LIMIT), last_loaded: Lock::default() }
     }
 }
 
@@ -34,7 +34,7 @@ impl ScriptCache {
     pub(crate) async fn start_load(&self, sent: Instant) -> Option<ScriptLoad> {
         let (load, waiter) = self.loads.join();
         // A load is recorded before it ends, so this sees every load that has ended before this call joined.
-        if self.last_loaded().is_some_and(|loaded| loaded > sent) {
+        if self.last_loaded.lock().is_some_and(|loaded| loaded > sent) {
             return None;
         }
         if load.is_none() {
@@ -45,11 +45,7 @@ impl ScriptCache {
 
     /// Records that the server knows the script now.
     pub(crate) fn record_load(&self) {
-        *self.last_loaded() = Some(Instant::now());
-    }
-
-    fn last_loaded(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.last_loaded.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.last_loaded.lock() = Some(Instant::now());
     }
 }
 

@@ -4,7 +4,6 @@ use std::{
     cmp::Reverse,
     collections::{HashMap, HashSet},
     io,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -19,7 +18,7 @@ use tokio::{
 };
 
 use super::endpoint::{Address, Endpoint, with_address};
-use crate::backend::redis::tls;
+use crate::{backend::redis::tls, lock::Lock};
 
 /// After the first answer, the backend waits at most this long for the other Sentinels.
 const ANSWER_WAIT: Duration = Duration::from_millis(300);
@@ -29,7 +28,7 @@ pub(super) struct Sentinels {
     /// The Sentinels that the caller has named.
     named: Vec<ConnectionInfo>,
     /// Other Sentinels, which the named ones have reported.
-    discovered: Mutex<Vec<ConnectionInfo>>,
+    discovered: Lock<Vec<ConnectionInfo>>,
     service: String,
     /// How to connect to the primary. The Sentinels supply its address.
     primary: Endpoint,
@@ -56,7 +55,7 @@ pub(super) struct Answer {
 
 impl Sentinels {
     pub(super) fn new(named: Vec<ConnectionInfo>, service: String, primary: Endpoint) -> Self {
-        Self { named, discovered: Mutex::default(), service, primary }
+        Self { named, discovered: Lock::default(), service, primary }
     }
 
     pub(super) fn service(&self) -> &str {
@@ -80,11 +79,7 @@ impl Sentinels {
 
     /// Records the other Sentinels that answer.
     pub(super) fn discover(&self, others: Vec<ConnectionInfo>) {
-        *self.discovered() = others;
-    }
-
-    fn discovered(&self) -> MutexGuard<'_, Vec<ConnectionInfo>> {
-        self.discovered.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.discovered.lock() = others;
     }
 
     /// Returns the servers that may be the primary, the most probable first. The caller verifies their roles.
@@ -93,7 +88,7 @@ impl Sentinels {
     /// agree. Then no other server is the primary.
     pub(super) async fn resolve(&self) -> RedisResult<Vec<Endpoint>> {
         let known: Vec<ConnectionInfo> =
-            self.named.iter().cloned().chain(self.discovered().iter().cloned()).collect();
+            self.named.iter().cloned().chain(self.discovered.lock().iter().cloned()).collect();
         let query = |sentinel: &ConnectionInfo| query_once(sentinel.clone(), self.service.clone());
         let mut queries: JoinSet<RedisResult<Answer>> = known.iter().map(query).collect();
         let (mut answers, mut known, mut end) = (Vec::<Answer>::new(), known.len(), None);

@@ -6,7 +6,7 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
     io, mem,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -31,6 +31,7 @@ use super::{
 };
 use crate::{
     backend::redis::{error::requires_reconnect, eviction::EvictionCheck, tls},
+    lock::Lock,
     outage::{Guard, SharedProtection},
     single_flight::{Attempt, SingleFlight},
 };
@@ -55,7 +56,7 @@ pub(crate) struct Server(Arc<Shared>);
 struct Shared {
     target: Target,
     guard: Arc<Guard>,
-    state: Mutex<State>,
+    state: Lock<State>,
     attempts: SingleFlight<RedisResult<ServerConnection>>,
     eviction: EvictionCheck,
     follower: Follower,
@@ -168,7 +169,7 @@ impl fmt::Display for Target {
 impl Server {
     /// Returns a server that is not connected. Events name it.
     pub(super) fn new(target: Target, protection: Arc<SharedProtection>, name: impl Into<Box<str>>) -> Self {
-        let (state, attempts) = (Mutex::new(State::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
+        let (state, attempts) = (Lock::new(State::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
         let (guard, eviction) = (Guard::new(protection, name), EvictionCheck::default());
         let follower = Follower::default();
         Self(Arc::new(Shared { target, guard, state, attempts, eviction, follower }))
@@ -184,17 +185,17 @@ impl Server {
     }
 
     pub(super) fn is_connected(&self) -> bool {
-        self.0.state().connection().is_some()
+        self.0.state.lock().connection().is_some()
     }
 
     /// Returns whether this state is the one of the connection.
     pub(super) fn has_state(&self, state: &Arc<ServerState>) -> bool {
-        matches!(&*self.0.state(), State::Connected(connection) if Arc::ptr_eq(connection.server(), state))
+        matches!(&*self.0.state.lock(), State::Connected(connection) if Arc::ptr_eq(connection.server(), state))
     }
 
     /// Returns the connection, or `None` if there is none.
     pub(super) fn open_connection(&self) -> Option<ServerConnection> {
-        self.0.state().connection().cloned()
+        self.0.state.lock().connection().cloned()
     }
 
     /// Returns the connection. If there is none, connects, or waits for the attempt in progress.
@@ -204,7 +205,7 @@ impl Server {
         })?;
         for _ in 0..MAX_ATTEMPTS {
             let waiter = {
-                let state = self.0.state();
+                let state = self.0.state.lock();
                 match &*state {
                     State::Failed(until, error) if Instant::now() < *until => return Err(error.clone()),
                     state => {
@@ -324,13 +325,9 @@ impl State {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Drops a connection that is lost. A newer one stays.
     fn disconnect(&self, lost: &Arc<ServerState>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if matches!(&*state, State::Connected(connection) if Arc::ptr_eq(connection.server(), lost)) {
             *state = State::Disconnected;
         }
@@ -338,7 +335,7 @@ impl Shared {
 
     /// Drops a connection to another server than the primary. The next check connects to the primary.
     fn follow(&self, primary: &Address) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_other = |address: &Address| address != primary;
         if matches!(&*state, State::Connected(connection) if connection.opened.address.as_ref().is_some_and(is_other))
         {
@@ -368,7 +365,7 @@ impl Shared {
         };
         let started = Instant::now();
         let outcome = timeout(CONNECT_TIMEOUT, connecting).await.unwrap_or_else(|_| Err(timed_out()));
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match &outcome {
             // A replaced attempt whose connection comes late supplies it only while there is none.
             Ok(connection) if attempt.is_current() || state.connection().is_none() => {

@@ -1,0 +1,20 @@
+//! A mutex without poisoning.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A mutex that a panic does not poison.
+///
+/// The code that holds it must leave the value whole at every step that can panic, and must not wait for anything.
+#[derive(Debug, Default)]
+pub(crate) struct Lock<T>(Mutex<T>);
+
+impl<T> Lock<T> {
+    pub(crate) const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    #[inline]
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
