@@ -3,7 +3,7 @@
 use std::{hash::BuildHasher, sync::atomic::Ordering};
 
 use super::{
-    locked::{SHARDS, lock},
+    locked::SHARDS,
     shard::KeyShard,
     state::{DecisionAttempt, MemoryState, NewShadows},
 };
@@ -67,7 +67,7 @@ impl MemoryState {
         let mut sample: Vec<(f64, usize, PartitionKey)> = Vec::with_capacity(SAMPLED_KEYS);
         let mut left = SAMPLED_KEYS;
         for shard in (shard..SHARDS).chain(0..shard) {
-            for (key, share) in lock(&self.shards[shard]).sample(left, clock, |below| self.random(below)) {
+            for (key, share) in self.shards[shard].lock().sample(left, clock, |below| self.random(below)) {
                 left -= 1;
                 let is_sampled = sample.iter().any(|(_, _, sampled)| sampled == key);
                 if share < MAX_EVICTED_SHARE && !is_sampled && !own.contains(key) {
@@ -86,7 +86,7 @@ impl MemoryState {
         }
         sample.sort_unstable_by(|(share, ..), (other, ..)| share.total_cmp(other));
         let evict = |(_, shard, key): &(f64, usize, PartitionKey)| {
-            lock(&self.shards[*shard]).evict(key, clock, MAX_EVICTED_SHARE)
+            self.shards[*shard].lock().evict(key, clock, MAX_EVICTED_SHARE)
         };
         let mut evicted = 0;
         for units in sample.iter().filter_map(evict).take(missing) {
@@ -128,7 +128,7 @@ impl MemoryState {
         // A key that is added from now on lowers it again.
         self.next_due.store(u64::MAX, Ordering::Relaxed);
         for shard in &self.shards {
-            let mut shard = lock(shard);
+            let mut shard = shard.lock();
             self.remove_idle(&mut shard, idle_since, usize::MAX);
             self.note_due(&shard);
         }

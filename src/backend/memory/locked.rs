@@ -1,6 +1,6 @@
 //! The locked shards of the pairs of a check.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::{
     any_count::{AnyCount, AnyReading},
@@ -8,23 +8,21 @@ use super::{
 };
 use crate::{
     backend::generation::Generations,
-    check::{Check, MAX_PAIRS, Pair, PairRef, Purpose, Receipt},
+    check::{Check, Pair, PairRef, Purpose, Receipt},
     decision::Status,
     key::PartitionKey,
+    lock::Lock,
 };
 
 /// The number of shards, each with its own lock.
 pub(super) const SHARDS: usize = 64;
 
-/// The locked shards of some pairs. They are locked in ascending order, so that no two callers deadlock.
+/// The locked shards of the pairs of a check. They are locked in ascending order, so that no two callers deadlock.
 pub(super) struct LockedShards<'a> {
-    pub(super) guards: Vec<MutexGuard<'a, KeyShard>>,
+    /// Each shard once, with its index, in ascending order.
+    guards: Vec<(usize, MutexGuard<'a, KeyShard>)>,
     /// The partition keys of the pairs, as they are stored.
     keys: Vec<PartitionKey>,
-    /// The index of the shard of each pair.
-    pub(super) shard_of_pair: [usize; MAX_PAIRS],
-    /// The index of the guard of each pair.
-    guard_of_pair: [usize; MAX_PAIRS],
 }
 
 /// A pair of a check, with its usage at the instant of the check.
@@ -43,37 +41,40 @@ impl PairReading<'_> {
 }
 
 impl<'a> LockedShards<'a> {
-    /// Locks the shards of at most [`MAX_PAIRS`] keys.
+    /// Locks the shards of these keys.
     pub(super) fn new<'k>(
-        shards: &'a [Mutex<KeyShard>; SHARDS],
+        shards: &'a [Lock<KeyShard>; SHARDS],
         keys: impl Iterator<Item = &'k PartitionKey>,
     ) -> Self {
         let keys: Vec<PartitionKey> = keys.map(|key| key.bounded().into_owned()).collect();
-        let mut shard_of_pair = [0; MAX_PAIRS];
-        for (shard, key) in shard_of_pair.iter_mut().zip(&keys) {
-            *shard = shard_of(key);
-        }
-        let mut guards = Vec::with_capacity(1);
-        let mut guard_of_pair = [0; MAX_PAIRS];
-        let pairs = keys.len().min(MAX_PAIRS);
-        // Each shard once, in ascending order.
-        let mut next = shard_of_pair[..pairs].iter().min().copied();
-        while let Some(shard) = next {
-            for pair in (0..pairs).filter(|pair| shard_of_pair[*pair] == shard) {
-                guard_of_pair[pair] = guards.len();
-            }
-            guards.push(lock(&shards[shard]));
-            next = shard_of_pair[..pairs].iter().filter(|other| **other > shard).min().copied();
-        }
-        Self { guards, keys, shard_of_pair, guard_of_pair }
+        let mut indices: Vec<usize> = keys.iter().map(shard_of).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        let guards = indices.into_iter().map(|index| (index, shards[index].lock())).collect();
+        Self { guards, keys }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &KeyShard> {
+        self.guards.iter().map(|(_, shard)| &**shard)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut KeyShard> {
+        self.guards.iter_mut().map(|(_, shard)| &mut **shard)
+    }
+
+    /// Returns the position of the guard of a pair.
+    fn position(&self, pair: usize) -> usize {
+        let shard = shard_of(&self.keys[pair]);
+        self.guards.partition_point(|(index, _)| *index < shard)
     }
 
     fn shard(&self, pair: usize) -> &KeyShard {
-        &self.guards[self.guard_of_pair[pair]]
+        &self.guards[self.position(pair)].1
     }
 
     pub(super) fn shard_mut(&mut self, pair: usize) -> (&mut KeyShard, &PartitionKey) {
-        (&mut self.guards[self.guard_of_pair[pair]], &self.keys[pair])
+        let position = self.position(pair);
+        (&mut self.guards[position].1, &self.keys[pair])
     }
 
     /// Reads the usage of the pairs of a check.
@@ -107,7 +108,7 @@ impl<'a> LockedShards<'a> {
         !self.shard(pair).contains(&self.keys[pair]) && !pairs.iter().enumerate().any(is_stored_by)
     }
 
-    /// Returns how many of the charged partition keys are not stored yet, and the index of the first such pair.
+    /// Returns how many of the charged partition keys are not stored yet, and the index of the shard of the first one.
     pub(super) fn new_keys(&self, charged: &[bool]) -> (usize, usize) {
         let is_charged = |i: &usize| charged[*i];
         let is_new = |i: &usize| {
@@ -116,7 +117,8 @@ impl<'a> LockedShards<'a> {
         };
         let mut new = (0..charged.len()).filter(is_charged).filter(is_new);
         let first = new.next();
-        (usize::from(first.is_some()) + new.count(), first.unwrap_or_default())
+        let shard = first.map_or(0, |first| shard_of(&self.keys[first]));
+        (usize::from(first.is_some()) + new.count(), shard)
     }
 }
 
@@ -124,9 +126,4 @@ impl<'a> LockedShards<'a> {
 #[inline]
 pub(super) fn shard_of(key: &PartitionKey) -> usize {
     (key.hash_code() >> 40) as usize % SHARDS
-}
-
-#[inline]
-pub(super) fn lock(shard: &Mutex<KeyShard>) -> MutexGuard<'_, KeyShard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,16 +3,13 @@
 use std::{
     array,
     hash::RandomState,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
 use super::{
     clock::Clock,
-    locked::{LockedShards, PairReading, SHARDS, lock, shard_of},
+    locked::{LockedShards, PairReading, SHARDS, shard_of},
     partition::PairCount,
     shard::KeyShard,
     single::{Single, SingleDecision},
@@ -22,6 +19,7 @@ use crate::{
     check::{Check, MAX_PAIRS, Namespace, PairRef, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     key::PartitionKey,
+    lock::Lock,
 };
 
 /// The number of due partition keys that a check inspects per shard. More than one, so that keys are removed faster than they are
@@ -38,7 +36,7 @@ pub(super) struct MemoryState {
     pub(super) keep_idle: u64,
     /// Whether a new key at the bound is rejected, and no key evicted.
     pub(super) rejects_when_full: AtomicBool,
-    pub(super) shards: [Mutex<KeyShard>; SHARDS],
+    pub(super) shards: [Lock<KeyShard>; SHARDS],
     /// Makes random numbers.
     pub(super) hasher: RandomState,
     pub(super) generations: Generations,
@@ -81,7 +79,7 @@ impl MemoryState {
             max_keys,
             keep_idle: keep_idle.as_micros() as u64,
             rejects_when_full: AtomicBool::new(rejects_when_full),
-            shards: array::from_fn(|_| Mutex::default()),
+            shards: array::from_fn(|_| Lock::default()),
             hasher: RandomState::new(),
             generations: Generations::new(),
             keys: AtomicUsize::new(0),
@@ -115,7 +113,7 @@ impl MemoryState {
         purpose: Purpose,
     ) -> Option<Decision> {
         let key = pair.key.bounded();
-        let mut shard = lock(&self.shards[shard_of(&key)]);
+        let mut shard = self.shards[shard_of(&key)].lock();
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
@@ -159,7 +157,7 @@ impl MemoryState {
         let mut locked = LockedShards::new(&self.shards, pairs.iter().map(|pair| &pair.key));
         // Read under the locks, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
-        for shard in &mut locked.guards {
+        for shard in locked.iter_mut() {
             self.remove_idle(shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         }
 
@@ -183,9 +181,9 @@ impl MemoryState {
                 (is_charged[i], is_known[i]) = (false, false);
             }
         }
-        let (new_keys, first_new) = locked.new_keys(&is_charged[..pairs.len()]);
+        let (new_keys, shard) = locked.new_keys(&is_charged[..pairs.len()]);
         if let Err(missing) = self.reserve(new_keys, purpose, room) {
-            return Ok(DecisionAttempt::NoRoom { missing, shard: locked.shard_of_pair[first_new] });
+            return Ok(DecisionAttempt::NoRoom { missing, shard });
         }
 
         let mut receipts = Vec::new();
@@ -197,7 +195,7 @@ impl MemoryState {
             }
         }
         if new_keys > 0 && purpose != Purpose::Peek {
-            locked.guards.iter().for_each(|shard| self.note_due(shard));
+            locked.iter().for_each(|shard| self.note_due(shard));
         }
         Ok(DecisionAttempt::Decided(decision(check, clock, statuses, receipts, &is_known)))
     }
