@@ -217,9 +217,9 @@ pub const BUGS: &[Bug] = &[
         changes: &[(
             "settle/queue.rs",
             "            max_workers,
-            waiting: Mutex::default(),",
+            waiting: Lock::default(),",
             "            max_workers: if PLANTED { 1 } else { max_workers },
-            waiting: Mutex::default(),",
+            waiting: Lock::default(),",
         )],
     },
     Bug {

@@ -229,7 +229,7 @@ impl Reading for LogReading<'_> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn forecast(&self, units: u64, quota: u64) -> Forecast {
         let used = self.used();
         let added = units.min(MAX_USED.saturating_sub(used));

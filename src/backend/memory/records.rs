@@ -165,7 +165,7 @@ impl Records {
     }
 
     /// Changes many records, or few that become many.
-    #[inline]
+    #[inline(always)]
     fn change_many(&mut self, change: impl FnOnce(&mut Many)) {
         match self {
             Self::Many(many) => change(many),
