@@ -120,7 +120,8 @@ fn print_text(text: std::fmt::Arguments<'_>) {
 fn response_text(greeting: &str, decision: Option<&Decision>) -> String {
     let mut text = format!("{greeting}\n");
     for status in decision.map(Decision::statuses).unwrap_or_default() {
-        text += &format!("{}: {} of {} left\n", status.policy().name(), status.remaining(), status.limit());
+        let quota = status.quota().unwrap_or_default();
+        text += &format!("{}: {} of {quota} left\n", status.policy().name(), status.remaining());
     }
     text
 }

@@ -102,13 +102,14 @@ async fn inspect(arguments: Option<Vec<String>>) -> Result<String, Box<dyn Error
 
 fn report(decision: &Decision, names: &[String], cost: u32) -> String {
     let mut text = match decision.retry_after() {
-        Wait::Never => format!("a request of cost {cost} is never admitted: its cost is above a quota\n"),
         wait if wait.is_zero() => format!("a request of cost {cost} is admitted, and leaves:\n"),
         Wait::For(wait) => format!("a request of cost {cost} is denied for {}:\n", seconds(wait)),
+        _ => format!("a request of cost {cost} is never admitted: its cost is above a quota\n"),
     };
     for (status, name) in decision.statuses().iter().zip(names) {
-        text += &format!("{}: {} of {} left", status.policy().name(), status.remaining(), status.limit());
-        if status.remaining() < status.limit() {
+        let quota = status.quota().unwrap_or_default();
+        text += &format!("{}: {} of {quota} left", status.policy().name(), status.remaining());
+        if status.remaining() < quota {
             text += &format!(
                 ", more in {}, all in {}",
                 seconds(status.next_after()),

@@ -120,7 +120,8 @@ async fn usage(State(limiter): State<Limiter>, headers: HeaderMap) -> Result<Str
     let statuses = decision.statuses().iter();
     Ok(statuses
         .map(|status| {
-            format!("{}: {} of {} left\n", status.policy().name(), status.remaining(), status.limit())
+            let quota = status.quota().unwrap_or_default();
+            format!("{}: {} of {quota} left\n", status.policy().name(), status.remaining())
         })
         .collect())
 }

@@ -12,7 +12,10 @@ use crate::{
 /// The time until a check would be admitted.
 ///
 /// Waits are ordered: any duration is less than [`Never`](Wait::Never).
+///
+/// A later version may add a wait that is not known, for types of policies whose units are returned at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum Wait {
     /// A duration in microseconds. Zero if no wait is needed.
     For(Duration),
@@ -526,8 +529,8 @@ impl Status {
         self.cost
     }
 
-    /// Returns the quota of the policy, in quota units.
-    pub fn limit(&self) -> u32 {
+    /// Returns the quota of the policy, in quota units, as [`Policy::quota`] does.
+    pub fn quota(&self) -> Option<u32> {
         self.policy.quota()
     }
 
@@ -539,7 +542,8 @@ impl Status {
 
     /// Returns the part of the quota that is in use after the decision: 0 to 1. It is 1 if more than the quota is used.
     pub fn usage_fraction(&self) -> f64 {
-        f64::from(self.limit().saturating_sub(self.remaining)) / f64::from(self.limit())
+        let quota = self.policy.quota_units();
+        f64::from(quota.saturating_sub(self.remaining)) / f64::from(quota)
     }
 
     /// Returns whether at least this fraction of the quota is in use after the decision. For the fraction that a limiter counts,

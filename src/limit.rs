@@ -8,7 +8,7 @@ use crate::{
     head::Head,
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
-    policy::{self, Algorithm, MAX_LOG_CHARGES, Policies, Policy, PolicySelector, cost_of},
+    policy::{self, Policies, Policy, PolicySelector, cost_of},
 };
 
 /// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
@@ -200,14 +200,15 @@ fn check_costs(
 ) -> Result<(), ConfigError> {
     let requests = || requests.to_owned();
     for policy in policies {
-        let (cost, quota) = (cost_of(policy, costs), policy.quota());
+        let (cost, quota) = (cost_of(policy, costs), policy.quota_units());
         if cost > quota && !clamps {
             let policy = policy.name().to_owned();
             return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
         }
         let charges = quota.checked_div(cost).unwrap_or(0);
-        if charges > MAX_LOG_CHARGES && policy.algorithm() == Algorithm::SlidingLog {
-            let (policy, max) = (policy.name().to_owned(), MAX_LOG_CHARGES);
+        let max = policy.properties().max_charges;
+        if charges > max {
+            let policy = policy.name().to_owned();
             return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
         }
     }

@@ -76,7 +76,7 @@ pub(crate) async fn compare(
 
 impl Comparison {
     pub(crate) async fn run(mut self) -> Result<Vec<Lane>, String> {
-        let window = self.policy.window();
+        let window = self.policy.window().unwrap_or(Duration::MAX);
         if window > MAX_WINDOW {
             return Err(format!("window {window:?}: it must be at most one day"));
         }
@@ -110,7 +110,7 @@ impl Comparison {
                 .build()?;
             counters.push((name, Counter::Limiter(limiter), clock));
         }
-        let (quota, window) = (self.policy.quota(), self.window());
+        let (quota, window) = (self.quota(), self.window());
         counters.push(("INCREX", Counter::Increx(Increx::new(quota, window)), ManualClock::new()));
         let two = Counter::TwoCounters(TwoCounters::new(quota, window));
         counters.push(("two counters", two, ManualClock::new()));
@@ -149,7 +149,7 @@ impl Comparison {
             edges,
             admitted: units(true),
             denied: units(false),
-            over: worst.units.saturating_sub(u64::from(self.policy.quota())),
+            over: worst.units.saturating_sub(u64::from(self.quota())),
             worst,
             decisions,
         })
@@ -165,9 +165,13 @@ impl Comparison {
         numbers.take(200).map(|number| number * window).collect()
     }
 
+    fn quota(&self) -> u32 {
+        self.policy.quota().unwrap_or_default()
+    }
+
     /// Returns the window in microseconds. It is at most one day.
     fn window(&self) -> i64 {
-        self.policy.window().as_micros() as i64
+        self.policy.window().unwrap_or(MAX_WINDOW).as_micros() as i64
     }
 }
 
@@ -186,7 +190,7 @@ impl Counter {
                 let decision = decision.map_err(|error| error.to_string())?;
                 let wait = match decision.retry_after() {
                     Wait::For(wait) => Some(wait.as_micros() as i64),
-                    Wait::Never => None,
+                    _ => None,
                 };
                 let remaining = decision.statuses().first().map_or(0, |status| status.remaining());
                 return Ok(Decided(decision.is_admitted(), remaining, wait));

@@ -136,9 +136,9 @@ fn inner_retry_after(u: &mut Unstructured<'_>, headers: &mut HeaderMap) -> Resul
 }
 
 fn policy_member(policy: &Policy) -> Member {
-    let mut parameters = vec![("q".to_owned(), i64::from(policy.quota()))];
-    if policy.window().as_micros().is_multiple_of(1_000_000) {
-        parameters.push(("w".to_owned(), policy.window().as_secs() as i64));
+    let mut parameters = vec![("q".to_owned(), i64::from(policy.quota().unwrap()))];
+    if policy.window().unwrap().as_micros().is_multiple_of(1_000_000) {
+        parameters.push(("w".to_owned(), policy.window().unwrap().as_secs() as i64));
     }
     (policy.name().to_owned(), parameters)
 }
@@ -198,7 +198,7 @@ fn assert_body(decision: &Decision) {
     let body: Value = serde_json::from_slice(response.body()).expect("JSON");
     let detail = match decision.retry_after() {
         Wait::For(wait) => format!("Try again in {} s.", seconds(wait).min(u128::from(u64::MAX))),
-        Wait::Never => "This request costs more than the whole quota.".to_owned(),
+        _ => "This request costs more than the whole quota.".to_owned(),
     };
     let violated = decision.statuses().iter().filter(|status| {
         !status.is_shadow() && !status.policy().is_hidden() && status.retry_after() != Wait::ZERO
@@ -233,7 +233,7 @@ fn legacy_fields_have_one_value(u: &mut Unstructured<'_>, decision: &Decision) -
         headers[field].to_str().expect("visible ASCII").parse().expect("a number")
     };
     let fields = (number("x-ratelimit-limit"), number("x-ratelimit-remaining"));
-    let of = |status: &Status| (u64::from(status.limit()), u64::from(status.remaining()));
+    let of = |status: &Status| (u64::from(status.quota().unwrap()), u64::from(status.remaining()));
     let is_inner = fields == (1_000, u64::from(inner)) && number("x-ratelimit-reset") == 77;
     let is_shown = |status: &&Status| !status.is_shadow() && !status.policy().is_hidden();
     let mut shown = decision.statuses().iter().filter(is_shown);

@@ -74,9 +74,9 @@ fn check_ranges(tier: &Tier) {
     let names: HashSet<&str> = policies.iter().map(Policy::name).collect();
     assert_eq!(names.len(), policies.len(), "names differ");
     for policy in policies {
-        let (name, window) = (policy.name(), policy.window());
+        let (name, window) = (policy.name(), policy.window().unwrap());
         assert!((1..=64).contains(&name.len()) && name.bytes().all(|byte| (32..127).contains(&byte)));
-        assert!(policy.quota() >= 1);
+        assert!(policy.quota().unwrap() >= 1);
         assert!(window >= Duration::from_millis(1) && window <= Duration::from_secs(366 * 86_400));
         assert_eq!(window.as_nanos() % 1_000, 0);
         if let Algorithm::SlidingBuckets { precision } = policy.algorithm() {

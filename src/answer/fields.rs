@@ -112,7 +112,7 @@ fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &
     let [limit, remaining, reset_name] = names;
     let current = headers.get(&remaining).and_then(|value| value.to_str().ok()?.parse().ok());
     if current.is_none_or(|current: u64| u64::from(status.remaining()) < current) {
-        headers.insert(limit, status.limit().into());
+        headers.insert(limit, status.policy().quota_units().into());
         headers.insert(remaining, status.remaining().into());
         headers.insert(reset_name, reset);
     }
@@ -145,9 +145,10 @@ fn member(policy: &Policy) -> &Member {
         let (mut list, mut name_only) = (ListSerializer::new(), ListSerializer::new());
         // This cannot fail: names are printable ASCII, as RFC 9651 requires for a String.
         if let Ok(name) = StringRef::from_str(policy.name()) {
-            let member = list.bare_item(name).parameter(KeyRef::constant("q"), policy.quota());
-            let window = policy.window();
-            if window.subsec_nanos() == 0 {
+            let member = list.bare_item(name).parameter(KeyRef::constant("q"), policy.quota_units());
+            if let Some(window) = policy.window()
+                && window.subsec_nanos() == 0
+            {
                 // At most 366 days.
                 let _ = member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
             }
@@ -305,9 +306,10 @@ mod tests {
                     let policy = status.policy();
                     let name = || StringRef::from_str(policy.name()).unwrap();
                     let member = policies.bare_item(name());
-                    let member = member.parameter(KeyRef::constant("q"), policy.quota());
-                    if policy.window().subsec_nanos() == 0 {
-                        let _ = member.parameter(KeyRef::constant("w"), policy.window().as_secs() as u32);
+                    let member = member.parameter(KeyRef::constant("q"), policy.quota_units());
+                    let window = policy.window().unwrap();
+                    if window.subsec_nanos() == 0 {
+                        let _ = member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
                     }
                     let member = limits.bare_item(name());
                     let member = member.parameter(KeyRef::constant("r"), status.remaining());

@@ -91,7 +91,10 @@ fn status(rejection: &Rejection) -> Status {
 
 fn quota_failure(decision: &Decision) -> ErrorDetails {
     let violations = decision.violated().filter(|policy| !policy.is_hidden()).map(|policy| {
-        let description = format!("{} units in {:?}", policy.quota(), policy.window());
+        let mut description = format!("{} units", policy.quota_units());
+        if let Some(window) = policy.window() {
+            description += &format!(" in {window:?}");
+        }
         QuotaViolation::new(policy.name(), description)
     });
     ErrorDetails::with_quota_failure(violations.collect::<Vec<_>>())

@@ -269,11 +269,11 @@ impl Script {
 fn decision(check: &Check, at: u64, denied: impl Fn(&Pair) -> Option<Wait>) -> Decision {
     let is_denied = check.pairs().iter().any(|pair| !pair.is_shadow && denied(pair).is_some());
     let statuses = check.pairs().iter().map(|pair| {
-        let window = pair.policy.window();
+        let window = Duration::from_micros(pair.policy.window_micros());
         match denied(pair) {
             None => {
                 let cost = if is_denied { 0 } else { pair.cost };
-                let remaining = pair.policy.quota().saturating_sub(cost);
+                let remaining = pair.policy.quota_units().saturating_sub(cost);
                 Status::new(pair, remaining, Wait::ZERO, window, window)
             }
             Some(Wait::Never) => Status::new(pair, 0, Wait::Never, window, window),

@@ -291,7 +291,7 @@ impl Check {
     /// Lowers each cost above the quota of its policy to the quota.
     pub(crate) fn clamp(&mut self) {
         for pair in &mut self.pairs {
-            pair.cost = pair.cost.min(pair.policy.quota());
+            pair.cost = pair.cost.min(pair.policy.quota_units());
         }
     }
 

@@ -25,7 +25,7 @@ use super::{Micros, asks::Asks};
 use crate::{
     check::Pair,
     decision::{Status, Wait},
-    policy::Algorithm,
+    policy::Expiry,
 };
 
 /// The largest number of costs per pair, each with a wait of its own.
@@ -40,7 +40,7 @@ pub(super) struct Denial {
     /// The quota less the denied cost. `None` if the cost is above the quota.
     room: Option<u32>,
     wait: u64,
-    algorithm: Algorithm,
+    expiry: Expiry,
     window: u64,
     pub(super) usage: Usage,
 }
@@ -123,7 +123,7 @@ enum Verdict {
 
 /// Returns the quota of a pair less its cost. `None` if the cost is above the quota.
 pub(super) fn room(pair: &Pair) -> Option<u32> {
-    pair.policy.quota().checked_sub(pair.cost)
+    pair.policy.quota_units().checked_sub(pair.cost)
 }
 
 impl Denial {
@@ -134,14 +134,14 @@ impl Denial {
                 Wait::For(wait) => capped(wait),
                 Wait::Never => 0,
             },
-            algorithm: pair.policy.algorithm(),
+            expiry: pair.policy.properties().expiry,
             window: pair.policy.window_micros(),
             usage: Usage {
                 sent,
                 at,
                 next: capped(status.next_after()),
                 reset: capped(status.reset_after()),
-                used: pair.policy.quota().saturating_sub(status.remaining()),
+                used: pair.policy.quota_units().saturating_sub(status.remaining()),
                 is_exact: status.remaining() > 0,
                 is_divided,
             },
@@ -150,11 +150,11 @@ impl Denial {
 
     /// Returns whether a later charge would delay the instant at which nothing is used.
     fn charges_delay_reset(&self) -> bool {
-        match self.algorithm {
-            Algorithm::SlidingLog | Algorithm::FixedWindow => true,
+        match self.expiry {
+            Expiry::InOrder => true,
             // Unless the newest bucket has ended, the charge belongs to it.
-            Algorithm::SlidingBuckets { .. } => self.usage.reset <= self.window,
-            Algorithm::SlidingCounter => false,
+            Expiry::ByBucket => self.usage.reset <= self.window,
+            Expiry::Gradual => false,
         }
     }
 
@@ -303,7 +303,7 @@ impl Entry {
     }
 
     fn verdict(&self, new: &Denial, now: Micros) -> Verdict {
-        let Denial { room, wait, algorithm, usage: new, .. } = new;
+        let Denial { room, wait, expiry, usage: new, .. } = new;
         let old = &self.newest;
         let valid = || self.known.iter().filter(|known| known.holds(now, ANY_AGE));
         // Fewer units are used than these waits require.
@@ -325,7 +325,7 @@ impl Entry {
         if new.at < old.at || resets_earlier || falls_earlier() || room.is_some_and(ends_earlier) {
             return Verdict::Contradicted;
         }
-        if *algorithm == Algorithm::SlidingCounter {
+        if *expiry == Expiry::Gradual {
             return Verdict::Unknown;
         }
         match self.usage_bound(new.at) {
@@ -382,7 +382,7 @@ impl Entry {
         let next = [self.newest.next.saturating_sub(age), wait, pair.policy.window_micros()];
         let next = next.into_iter().find(|wait| *wait > 0).unwrap_or_default();
         let retry = found.wait.map_or(Wait::Never, |wait| Wait::For(Duration::from_micros(wait)));
-        let remaining = pair.policy.quota().saturating_sub(found.used);
+        let remaining = pair.policy.quota_units().saturating_sub(found.used);
         Status::new(
             pair,
             remaining,

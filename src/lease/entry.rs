@@ -1,6 +1,6 @@
 //! The lease of one pair, and how many units to lease next. It knows no clock and no lock.
 
-use std::time::Duration;
+use std::{num::NonZeroU64, time::Duration};
 
 use tokio::sync::watch;
 
@@ -10,7 +10,7 @@ use crate::{
     decision::{Decision, Status, Wait},
     drift,
     key::PartitionKey,
-    policy::{Algorithm, Policy},
+    policy::Policy,
 };
 
 /// A lease takes at most this part of the store's remaining quota: an eighth. So the last units go to any process that asks.
@@ -105,7 +105,8 @@ impl Entry {
     pub(super) fn new(key: PartitionKey, policy: Policy) -> Self {
         Self {
             key,
-            precision: precision(&policy),
+            // A leased policy has buckets.
+            precision: policy.properties().bucket_micros.map_or(0, NonZeroU64::get),
             policy,
             granted: Granted::default(),
             held: None,
@@ -128,7 +129,7 @@ impl Entry {
     pub(super) fn begin_use(&mut self, policy: &Policy, now: Micros) -> Option<Leftover> {
         self.last_use = now;
         let has_ended = self.held.as_ref().is_some_and(|held| now > held.until);
-        if self.policy.quota() != policy.quota() {
+        if self.policy.quota_units() != policy.quota_units() {
             let leftover = self.end();
             self.policy = policy.clone();
             return leftover;
@@ -159,7 +160,10 @@ impl Entry {
     /// and at most a share of the store's remaining quota. `None` if this process would hold no units, or if nothing may be leased: under
     /// another quota than that of the last use, or after a failure.
     pub(super) fn wanted(&mut self, policy: &Policy, now: Micros) -> Option<u32> {
-        if self.request.is_some() || now < self.paused_until || policy.quota() != self.policy.quota() {
+        if self.request.is_some()
+            || now < self.paused_until
+            || policy.quota_units() != self.policy.quota_units()
+        {
             return None;
         }
         self.granted.add(self.precision, now, 0);
@@ -325,15 +329,6 @@ impl Reply {
             wait => wait,
         };
         Status::new(pair, remaining, Wait::ZERO, next_after, reset_after)
-    }
-}
-
-/// Returns the length of a bucket.
-fn precision(policy: &Policy) -> Micros {
-    match policy.algorithm() {
-        Algorithm::SlidingBuckets { precision } => precision.as_micros() as Micros,
-        // Only sliding buckets are leased.
-        _ => 0,
     }
 }
 

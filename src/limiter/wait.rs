@@ -52,7 +52,7 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
 /// Returns whether the place in the queue has no effect on this check: no wait helps, or none is needed.
 fn skips_queue(check: &Check) -> bool {
     let mut pairs = check.pairs().iter().filter(|pair| !pair.is_shadow);
-    pairs.clone().any(|pair| pair.cost > pair.policy.quota()) || pairs.all(|pair| pair.cost == 0)
+    pairs.clone().any(|pair| pair.cost > pair.policy.quota_units()) || pairs.all(|pair| pair.cost == 0)
 }
 
 /// Returns the end of a wait that begins now, or `None` if the wait is too long. Outside tokio, every wait is.

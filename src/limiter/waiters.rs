@@ -9,13 +9,7 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::outcome::Rejection;
-use crate::{
-    check::Check,
-    guard::until,
-    key::PartitionKey,
-    lock::Lock,
-    policy::{Algorithm, Policy},
-};
+use crate::{check::Check, key::PartitionKey, lock::Lock, guard::until, policy::Policy};
 
 /// All queues of a limiter. An empty queue is removed.
 pub(super) struct Waiters {
@@ -36,7 +30,7 @@ struct Queues {
 }
 
 /// What the requests of a queue have in common: the partition key, the name and the window of the policy of every pair.
-type Place = Arc<[(PartitionKey, Box<str>, Duration)]>;
+type Place = Arc<[(PartitionKey, Box<str>, Option<Duration>)]>;
 
 struct Queue {
     /// Ordered by ticket. The first one asks the store or sleeps until it asks again. All others wait for their turn.
@@ -153,13 +147,9 @@ impl Queue {
 
 /// Returns a lower bound of the time in which a policy admits this many units, the last ones included.
 fn least_wait(units: u64, policy: &Policy) -> Duration {
-    // In `n` windows after each other, these algorithms admit at most `n` or `n + 1` quotas.
-    let at_once = match policy.algorithm() {
-        Algorithm::SlidingLog | Algorithm::SlidingBuckets { .. } => 1,
-        Algorithm::SlidingCounter | Algorithm::FixedWindow => 2,
-    };
-    let windows = units.div_ceil(policy.quota().into()).saturating_sub(at_once);
-    Duration::from_micros((policy.window().as_micros() as u64).saturating_mul(windows))
+    let quotas = units.div_ceil(policy.quota_units().into());
+    let windows = quotas.saturating_sub(policy.properties().quotas_in_window);
+    Duration::from_micros(policy.window_micros().saturating_mul(windows))
 }
 
 fn add(units: &mut [u64], costs: &[(u32, Policy)]) {

@@ -135,7 +135,7 @@ pub(super) fn cost_above_quota(pair: PairRef<'_>) {
             warn,
             policy = pair.policy.name(),
             cost = pair.cost,
-            quota = pair.policy.quota(),
+            quota = pair.policy.quota_units(),
             "the cost of a request is above the quota of a shadow policy: the policy would never admit it",
         );
     } else {
@@ -143,7 +143,7 @@ pub(super) fn cost_above_quota(pair: PairRef<'_>) {
             warn,
             policy = pair.policy.name(),
             cost = pair.cost,
-            quota = pair.policy.quota(),
+            quota = pair.policy.quota_units(),
             "the cost of a request is above the quota: it can never be admitted",
         );
     }

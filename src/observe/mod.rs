@@ -69,7 +69,7 @@ pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
 /// the configuration.
 #[inline]
 pub(crate) fn cost_above_quota(pair: PairRef<'_>) {
-    if pair.cost > pair.policy.quota() && pair.policy.first_warning() {
+    if pair.cost > pair.policy.quota_units() && pair.policy.first_warning() {
         events::cost_above_quota(pair);
     }
 }

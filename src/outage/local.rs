@@ -63,7 +63,7 @@ impl LocalFallback {
 /// Returns the check with shares as quotas, or `None` if an enforcing pair with a cost above 0 has a share of 0.
 fn shared(check: &Check, share: Share) -> Option<Check> {
     let part = |pair: &Pair| {
-        let quota = NonZeroU32::new(pair.policy.quota() / share.processes());
+        let quota = NonZeroU32::new(pair.policy.quota_units() / share.processes());
         quota.map(|quota| Pair { policy: pair.policy.with_quota(quota), ..pair.clone() })
     };
     let is_left_out = |pair: &Pair| (pair.cost == 0 || pair.is_shadow) && part(pair).is_none();

@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt,
+    fmt, mem,
     time::Duration,
 };
 
@@ -17,11 +17,13 @@ use serde::{
     ser::SerializeStruct,
 };
 
-use super::{Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Tier, table::Entries};
+use super::{
+    Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
+    length::{LENGTH, length, length_text},
+    table::TierEntries,
+};
 use crate::{check::MAX_PAIRS, error::ConfigError};
 
-/// The form of a length of time.
-const LENGTH: &str = r#"a number and a unit, such as "500ms", "90s", "15m", "1h" or "30d""#;
 /// The form of a headroom.
 const PERCENTAGE: &str = r#"a whole number of percent, "0%" to "99%""#;
 /// The form of a lease.
@@ -32,7 +34,7 @@ const UNNAMED: &str = "?";
 
 #[derive(Clone, Copy, Deserialize)]
 #[serde(field_identifier, rename_all = "kebab-case")]
-enum Field {
+enum PolicyField {
     Name,
     Quota,
     Window,
@@ -51,7 +53,8 @@ struct LeaseForm {
 }
 
 /// The fields of a policy that have been read.
-struct Fields<'a> {
+#[derive(Default)]
+struct PolicyFields<'a> {
     /// The earlier policies of the same list.
     earlier: &'a [Policy],
     name: Option<String>,
@@ -60,41 +63,19 @@ struct Fields<'a> {
     algorithm: Option<Algorithm>,
     lease: Option<Lease>,
     headroom: Option<u32>,
-    hidden: Option<bool>,
-    shadow: Option<bool>,
+    is_hidden: bool,
+    is_shadow: bool,
 }
 
-impl Field {
+impl PolicyField {
     const NAMES: &[&str] = &["name", "quota", "window", "algorithm", "lease", "headroom", "hidden", "shadow"];
 
     fn name(self) -> &'static str {
-        match self {
-            Self::Name => "name",
-            Self::Quota => "quota",
-            Self::Window => "window",
-            Self::Algorithm => "algorithm",
-            Self::Lease => "lease",
-            Self::Headroom => "headroom",
-            Self::Hidden => "hidden",
-            Self::Shadow => "shadow",
-        }
+        Self::NAMES[self as usize]
     }
 }
 
-impl Fields<'_> {
-    fn contains(&self, field: Field) -> bool {
-        match field {
-            Field::Name => self.name.is_some(),
-            Field::Quota => self.quota.is_some(),
-            Field::Window => self.window.is_some(),
-            Field::Algorithm => self.algorithm.is_some(),
-            Field::Lease => self.lease.is_some(),
-            Field::Headroom => self.headroom.is_some(),
-            Field::Hidden => self.hidden.is_some(),
-            Field::Shadow => self.shadow.is_some(),
-        }
-    }
-
+impl PolicyFields<'_> {
     /// Returns the policy of these fields. A field that has not been read has a value that is valid with every other one.
     fn policy(&self) -> Result<Policy, ConfigError> {
         let name = self.name.as_deref().unwrap_or(UNNAMED);
@@ -112,8 +93,8 @@ impl Fields<'_> {
         if let (Some(percent), Some(_)) = (self.headroom, self.quota) {
             policy = policy.headroom(percent)?;
         }
-        let policy = if self.hidden == Some(true) { policy.hidden() } else { policy };
-        Ok(if self.shadow == Some(true) { policy.shadow() } else { policy })
+        let policy = if self.is_hidden { policy.hidden() } else { policy };
+        Ok(if self.is_shadow { policy.shadow() } else { policy })
     }
 
     fn validate<E: Error>(&self) -> Result<(), E> {
@@ -121,9 +102,9 @@ impl Fields<'_> {
             Ok(_) => Ok(()),
             Err(error) => {
                 let text = error.to_string();
-                let of_unnamed = format!("policy {UNNAMED:?}: ");
+                let unnamed = format!("policy {UNNAMED:?}: ");
                 let text =
-                    if self.name.is_none() { text.strip_prefix(&of_unnamed) } else { None }.unwrap_or(&text);
+                    if self.name.is_none() { text.strip_prefix(&unnamed) } else { None }.unwrap_or(&text);
                 Err(E::custom(text))
             }
         }
@@ -147,7 +128,7 @@ impl<'de> DeserializeSeed<'de> for PolicySeed<'_> {
     type Value = Policy;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Policy, D::Error> {
-        deserializer.deserialize_struct("Policy", Field::NAMES, self)
+        deserializer.deserialize_struct("Policy", PolicyField::NAMES, self)
     }
 }
 
@@ -159,25 +140,16 @@ impl<'de> Visitor<'de> for PolicySeed<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policy, A::Error> {
-        let mut fields = Fields {
-            earlier: self.earlier,
-            name: None,
-            quota: None,
-            window: None,
-            algorithm: None,
-            lease: None,
-            headroom: None,
-            hidden: None,
-            shadow: None,
-        };
-        while let Some(field) = map.next_key::<Field>()? {
-            if fields.contains(field) {
+        let mut fields = PolicyFields { earlier: self.earlier, ..PolicyFields::default() };
+        let mut is_read = [false; PolicyField::NAMES.len()];
+        while let Some(field) = map.next_key::<PolicyField>()? {
+            if mem::replace(&mut is_read[field as usize], true) {
                 return Err(fields.error(format_args!("field `{}` occurs twice", field.name())));
             }
             map.next_value_seed(FieldValue { field, fields: &mut fields })?;
         }
-        for field in [Field::Name, Field::Quota, Field::Window] {
-            if !fields.contains(field) {
+        for field in [PolicyField::Name, PolicyField::Quota, PolicyField::Window] {
+            if !is_read[field as usize] {
                 return Err(fields.error(format_args!("missing field `{}`", field.name())));
             }
         }
@@ -189,8 +161,8 @@ impl<'de> Visitor<'de> for PolicySeed<'_> {
 
 /// Reads and validates the value of a field.
 struct FieldValue<'f, 'a> {
-    field: Field,
-    fields: &'f mut Fields<'a>,
+    field: PolicyField,
+    fields: &'f mut PolicyFields<'a>,
 }
 
 impl<'de> DeserializeSeed<'de> for FieldValue<'_, '_> {
@@ -198,12 +170,14 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_, '_> {
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
         match self.field {
-            Field::Name | Field::Window | Field::Headroom => deserializer.deserialize_str(self),
-            Field::Quota => deserializer.deserialize_u32(self),
-            Field::Hidden | Field::Shadow => deserializer.deserialize_bool(self),
+            PolicyField::Name | PolicyField::Window | PolicyField::Headroom => {
+                deserializer.deserialize_str(self)
+            }
+            PolicyField::Quota => deserializer.deserialize_u32(self),
+            PolicyField::Hidden | PolicyField::Shadow => deserializer.deserialize_bool(self),
             // A name or a table.
-            Field::Algorithm => deserializer.deserialize_any(self),
-            Field::Lease => deserializer.deserialize_map(self),
+            PolicyField::Algorithm => deserializer.deserialize_any(self),
+            PolicyField::Lease => deserializer.deserialize_map(self),
         }
     }
 }
@@ -232,34 +206,34 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
         }
         f.write_str(": ")?;
         match self.field {
-            Field::Name => f.write_str("1 to 64 printable ASCII characters"),
-            Field::Quota => write!(f, "1 to {} quota units", u32::MAX),
-            Field::Window => f.write_str(LENGTH),
-            Field::Algorithm => f.write_str("a name, or a table for `sliding-buckets`"),
-            Field::Lease => f.write_str(LEASE),
-            Field::Headroom => f.write_str(PERCENTAGE),
-            Field::Hidden | Field::Shadow => f.write_str("true or false"),
+            PolicyField::Name => f.write_str("1 to 64 printable ASCII characters"),
+            PolicyField::Quota => write!(f, "1 to {} quota units", u32::MAX),
+            PolicyField::Window => f.write_str(LENGTH),
+            PolicyField::Algorithm => f.write_str("a name, or a table for `sliding-buckets`"),
+            PolicyField::Lease => f.write_str(LEASE),
+            PolicyField::Headroom => f.write_str(PERCENTAGE),
+            PolicyField::Hidden | PolicyField::Shadow => f.write_str("true or false"),
         }
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<(), E> {
         let Self { field, fields } = self;
         match field {
-            Field::Name => fields.name = Some(text.to_owned()),
-            Field::Window => match length(text) {
+            PolicyField::Name => fields.name = Some(text.to_owned()),
+            PolicyField::Window => match length(text) {
                 Ok(window) => fields.window = Some(window),
                 Err(reason) => return Err(fields.error(format_args!("window {text:?}: {reason}"))),
             },
-            Field::Headroom => match percentage(text) {
+            PolicyField::Headroom => match percentage(text) {
                 Some(percent) => fields.headroom = Some(percent),
                 None => {
                     return Err(fields.error(format_args!("headroom {text:?}: it must be {PERCENTAGE}")));
                 }
             },
-            Field::Algorithm => {
+            PolicyField::Algorithm => {
                 fields.algorithm = Some(Algorithm::deserialize(text.into_deserializer())?);
             }
-            Field::Quota | Field::Lease | Field::Hidden | Field::Shadow => {
+            PolicyField::Quota | PolicyField::Lease | PolicyField::Hidden | PolicyField::Shadow => {
                 return Err(E::invalid_type(Unexpected::Str(text), &Self { field, fields }));
             }
         }
@@ -268,26 +242,26 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
 
     fn visit_i64<E: Error>(self, given: i64) -> Result<(), E> {
         match self.field {
-            Field::Quota => self.quota(given),
+            PolicyField::Quota => self.quota(given),
             _ => Err(E::invalid_type(Unexpected::Signed(given), &self)),
         }
     }
 
     fn visit_u64<E: Error>(self, given: u64) -> Result<(), E> {
         match self.field {
-            Field::Quota => self.quota(given),
+            PolicyField::Quota => self.quota(given),
             _ => Err(E::invalid_type(Unexpected::Unsigned(given), &self)),
         }
     }
 
     fn visit_bool<E: Error>(self, given: bool) -> Result<(), E> {
         match self.field {
-            Field::Hidden => {
-                self.fields.hidden = Some(given);
+            PolicyField::Hidden => {
+                self.fields.is_hidden = given;
                 Ok(())
             }
-            Field::Shadow => {
-                self.fields.shadow = Some(given);
+            PolicyField::Shadow => {
+                self.fields.is_shadow = given;
                 Ok(())
             }
             _ => Err(E::invalid_type(Unexpected::Bool(given), &self)),
@@ -296,14 +270,14 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         match self.field {
-            Field::Algorithm => {
+            PolicyField::Algorithm => {
                 self.fields.algorithm = Some(Algorithm::deserialize(MapAccessDeserializer::new(&mut map))?);
                 if map.next_key::<IgnoredAny>()?.is_some() {
                     return Err(self.fields.error("algorithm: it must be one algorithm"));
                 }
                 self.fields.validate()
             }
-            Field::Lease => {
+            PolicyField::Lease => {
                 let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map))?;
                 self.fields.lease = Some(Lease::up_to(form.up_to));
                 self.fields.validate()
@@ -327,8 +301,8 @@ impl Serialize for Policy {
         let fields = 3 + optional.into_iter().filter(|has| *has).count();
         let mut policy = serializer.serialize_struct("Policy", fields)?;
         policy.serialize_field("name", self.name())?;
-        policy.serialize_field("quota", &self.quota())?;
-        policy.serialize_field("window", &length_text(self.window()))?;
+        policy.serialize_field("quota", &self.quota_units())?;
+        policy.serialize_field("window", &length_text(Duration::from_micros(self.window_micros())))?;
         if has_algorithm {
             policy.serialize_field("algorithm", &self.algorithm())?;
         }
@@ -427,14 +401,14 @@ impl Serialize for Tier {
 struct TableForm {
     default: Tier,
     #[serde(default)]
-    tiers: Named,
+    tiers: NamedTiers,
 }
 
 /// The tiers by name, each at most once.
 #[derive(Default)]
-struct Named(HashMap<String, Tier>);
+struct NamedTiers(HashMap<String, Tier>);
 
-impl<'de> Visitor<'de> for Named {
+impl<'de> Visitor<'de> for NamedTiers {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -452,7 +426,7 @@ impl<'de> Visitor<'de> for Named {
     }
 }
 
-impl<'de> Deserialize<'de> for Named {
+impl<'de> Deserialize<'de> for NamedTiers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(Self::default())
     }
@@ -460,8 +434,8 @@ impl<'de> Deserialize<'de> for Named {
 
 impl<'de> Deserialize<'de> for PolicyTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let TableForm { default, tiers: Named(named) } = TableForm::deserialize(deserializer)?;
-        Ok(Self::of(Entries { default, named }))
+        let TableForm { default, tiers: NamedTiers(named) } = TableForm::deserialize(deserializer)?;
+        Ok(Self::from_entries(TierEntries { default, named }))
     }
 }
 
@@ -473,58 +447,6 @@ impl Serialize for PolicyTable {
         table.serialize_field("tiers", &entries.named.iter().collect::<BTreeMap<_, _>>())?;
         table.end()
     }
-}
-
-/// The precision of sliding buckets.
-pub(super) mod precision {
-    use super::{Deserializer, Duration, Error, LENGTH, Serializer, Visitor, fmt, length, length_text};
-
-    struct Precision;
-
-    impl Visitor<'_> for Precision {
-        type Value = Duration;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "the precision: {LENGTH}")
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
-            length(text).map_err(|reason| E::custom(format_args!("precision {text:?}: {reason}")))
-        }
-    }
-
-    pub(in crate::policy) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Duration, D::Error> {
-        deserializer.deserialize_str(Precision)
-    }
-
-    pub(in crate::policy) fn serialize<S: Serializer>(
-        precision: &Duration,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&length_text(*precision))
-    }
-}
-
-/// Reads a length of time. The error is what is allowed.
-fn length(text: &str) -> Result<Duration, String> {
-    let mut units = text.split(|c: char| !c.is_alphabetic());
-    // Such a month has 30.44 days, and `1M` is easily taken for a minute.
-    if units.any(|unit| unit == "M" || unit.starts_with("mo") || unit.starts_with('y')) {
-        return Err(r#"months and years differ in length: use days, such as "30d""#.to_owned());
-    }
-    humantime::parse_duration(text).map_err(|_| format!("it must be {LENGTH}"))
-}
-
-/// Returns the text of a length of whole microseconds, in its largest unit.
-fn length_text(length: Duration) -> String {
-    const UNITS: [(u128, &str); 5] =
-        [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "m"), (1_000_000, "s"), (1_000, "ms")];
-    let micros = length.as_micros();
-    let unit = UNITS.iter().find(|(unit, _)| micros.is_multiple_of(*unit));
-    let (unit, name) = unit.unwrap_or(&(1, "us"));
-    format!("{}{name}", micros / unit)
 }
 
 fn percentage(text: &str) -> Option<u32> {

@@ -17,24 +17,50 @@ use crate::error::ConfigError;
 #[cfg(feature = "serde")]
 mod format;
 mod lease;
+#[cfg(feature = "serde")]
+mod length;
 mod policies;
+mod properties;
 mod selector;
 mod table;
 mod tier;
+mod types;
 
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct, pair, pairs};
+pub(crate) use properties::{Expiry, Properties};
 pub use selector::{PolicySelector, from_fn};
+pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
 pub use table::PolicyTable;
 pub use tier::Tier;
+pub use types::Algorithm;
+pub(crate) use types::for_each_type;
 
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
-const MAX_BUCKETS: u64 = 4_096;
 
-/// The largest number of charges in a sliding log.
-pub(crate) const MAX_LOG_CHARGES: u32 = 1 << 20;
+macro_rules! define_types {
+    ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
+        $(mod $module;)*
+
+        impl Algorithm {
+            /// Returns the properties of a policy of this type, or an error if its fields are not possible.
+            fn properties(self, name: &str, window: Duration) -> Result<Properties, ConfigError> {
+                match self {
+                    $(Self::$variant $({ $($field),* })? => $module::properties(name, window $(, $($field),*)?),)*
+                }
+            }
+
+            /// Returns an example of each type.
+            #[cfg(feature = "redis")]
+            pub(crate) fn examples() -> impl Iterator<Item = Self> {
+                [$(Self::$variant $({ $($field: $example),* })?),*].into_iter()
+            }
+        }
+    };
+}
+for_each_type!(define_types);
 
 /// A quota policy: at most `quota` units in any window of this length. The term is that of the IETF draft "RateLimit header
 /// fields for HTTP".
@@ -56,26 +82,32 @@ pub(crate) const MAX_LOG_CHARGES: u32 = 1 << 20;
 /// use tower_sliding_window::Policy;
 ///
 /// let sustained = Policy::new("sustained", 1_000, Duration::from_secs(3600))?;
-/// assert_eq!(sustained.quota(), 1_000);
+/// assert_eq!(sustained.quota(), Some(1_000));
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct Policy(Arc<Inner>);
+pub struct Policy(Arc<PolicyData>);
 
-struct Inner {
-    name: Box<str>,
-    quota: NonZeroU32,
-    window_micros: u64,
-    algorithm: Algorithm,
-    is_hidden: bool,
-    is_shadow: bool,
-    /// Only for sliding buckets. At least one unit.
-    lease: Option<Lease>,
+struct PolicyData {
+    settings: Settings,
     warned: AtomicBool,
     /// The policy in header fields, made when it is first needed.
     member: OnceLock<Member>,
     /// The name as JSON, made when it is first needed.
     json_name: OnceLock<Box<[u8]>>,
+}
+
+#[derive(Clone)]
+struct Settings {
+    name: Box<str>,
+    quota: NonZeroU32,
+    window_micros: u64,
+    algorithm: Algorithm,
+    properties: Properties,
+    is_hidden: bool,
+    is_shadow: bool,
+    /// Only if the algorithm has buckets. At least one unit.
+    lease: Option<Lease>,
 }
 
 /// The parts of header fields that do not change.
@@ -84,52 +116,6 @@ pub(crate) struct Member {
     pub(crate) policy: HeaderValue,
     /// The start of the member of `RateLimit`, up to the remaining quota.
     pub(crate) limit_start: Box<[u8]>,
-}
-
-/// The algorithm that counts usage.
-///
-/// | algorithm | guarantee | stored for each partition key |
-/// | --- | --- | --- |
-/// | [`SlidingLog`](Self::SlidingLog) | exact: never too many, never too few | a record for each charge |
-/// | [`SlidingBuckets`](Self::SlidingBuckets) | never too many; capacity returns up to a precision late | a counter for each bucket |
-/// | [`SlidingCounter`](Self::SlidingCounter) | approximate: up to twice the quota less one in a window | two counters |
-/// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across a window boundary | one counter |
-///
-/// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
-/// after the wait, and not before.
-///
-/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"` or
-/// `"fixed-window"`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// Counts every charge for one window from its own instant. The default.
-    #[default]
-    SlidingLog,
-    /// Groups charges into buckets of the given precision. A bucket counts for one window from its *end*. Therefore, no interval
-    /// of a window's length contains more than the quota, and capacity returns up to one precision late.
-    SlidingBuckets {
-        /// The length of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
-        /// need not divide the window.
-        #[cfg_attr(feature = "serde", serde(with = "format::precision"))]
-        precision: Duration,
-    },
-    /// Adds the usage of the current calendar window and a share of the previous one: `current + previous * left / whole`, where
-    /// `left` of `whole` ticks remain of the current window.
-    ///
-    /// This is an approximation: it assumes that the charges of the previous window are spread evenly. The worst case is
-    /// `2 * quota - 1` units in one window. If the whole quota is charged in the last microsecond of a calendar window, it
-    /// counts in full at the start of the next one. During the last of the `whole` ticks, `1 / whole` of it still counts, which
-    /// rounds up to one unit. By then, `quota - 1` further units were admitted, less than one window after the burst. There
-    /// cannot be more, because the units of the next window alone never exceed the quota less the rest of the burst.
-    ///
-    /// A tick is `ceil(window / 2^20)` microseconds.
-    SlidingCounter,
-    /// Counts the usage of the current calendar window. Calendar windows begin at multiples of the window since the Unix epoch.
-    /// Up to twice the quota is admitted across the boundary between two of them.
-    FixedWindow,
 }
 
 impl Policy {
@@ -160,19 +146,35 @@ impl Policy {
         if !(MIN_WINDOW..=MAX_WINDOW).contains(&window) {
             return Err(ConfigError::Window { name: name.to_owned(), window });
         }
-        Ok(Self(Arc::new(Inner {
+        // At most 366 days, or 3.2e13 microseconds. A longer window never admits too much.
+        let window_micros = window.as_nanos().div_ceil(1_000) as u64;
+        let algorithm = Algorithm::default();
+        Ok(Self::from_settings(Settings {
             name: name.into(),
             quota,
-            // At most 366 days, or 3.2e13 microseconds. A longer window never admits too much.
-            window_micros: window.as_nanos().div_ceil(1_000) as u64,
-            algorithm: Algorithm::default(),
+            window_micros,
+            algorithm,
+            properties: algorithm.properties(name, Duration::from_micros(window_micros))?,
             is_hidden: false,
             is_shadow: false,
             lease: None,
+        }))
+    }
+
+    fn from_settings(settings: Settings) -> Self {
+        Self(Arc::new(PolicyData {
+            settings,
             warned: AtomicBool::new(false),
             member: OnceLock::new(),
             json_name: OnceLock::new(),
-        })))
+        }))
+    }
+
+    /// Returns this policy with changed settings.
+    fn with(&self, change: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = self.0.settings.clone();
+        change(&mut settings);
+        Self::from_settings(settings)
     }
 
     /// Returns this policy with another algorithm.
@@ -192,18 +194,14 @@ impl Policy {
     /// microseconds, and at least a 4,096th of the window. Returns [`ConfigError::Lease`] if the policy is
     /// [leased](Self::leased) and the algorithm is another one.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
-        if let Algorithm::SlidingBuckets { precision } = algorithm {
-            let possible = (MIN_WINDOW..=self.window()).contains(&precision)
-                && precision.subsec_nanos().is_multiple_of(1_000)
-                && self.window_micros().div_ceil(precision.as_micros() as u64) <= MAX_BUCKETS;
-            if !possible {
-                let (name, window) = (self.name().to_owned(), self.window());
-                return Err(ConfigError::Precision { name, precision, window, max: MAX_BUCKETS });
-            }
-        } else if let Some(lease) = self.0.lease {
+        let window = Duration::from_micros(self.window_micros());
+        let properties = algorithm.properties(self.name(), window)?;
+        if let Some(lease) = self.lease()
+            && properties.bucket_micros.is_none()
+        {
             return Err(ConfigError::Lease { name: self.name().to_owned(), units: lease.units() });
         }
-        Ok(self.with(self.0.quota, algorithm))
+        Ok(self.with(|settings| (settings.algorithm, settings.properties) = (algorithm, properties)))
     }
 
     /// Returns this policy with a percentage of its quota kept in reserve. The reserve is rounded up: 5 percent of 10,000 units
@@ -213,15 +211,13 @@ impl Policy {
     ///
     /// Returns [`ConfigError::Headroom`] unless the percentage is 0 to 99 percent and leaves at least one unit.
     pub fn headroom(self, percent: u32) -> Result<Self, ConfigError> {
-        let kept = u64::from(self.quota()) * u64::from(100_u32.saturating_sub(percent)) / 100;
+        let quota = self.quota_units();
+        let kept = u64::from(quota) * u64::from(100_u32.saturating_sub(percent)) / 100;
         // Not more than the quota was.
-        match NonZeroU32::new(kept as u32) {
-            Some(quota) => Ok(self.with(quota, self.0.algorithm)),
-            None => {
-                let (name, quota) = (self.name().to_owned(), self.quota());
-                Err(ConfigError::Headroom { name, quota, percent })
-            }
-        }
+        let kept = NonZeroU32::new(kept as u32);
+        let name = || self.name().to_owned();
+        let kept = kept.ok_or_else(|| ConfigError::Headroom { name: name(), quota, percent })?;
+        Ok(self.with_quota(kept))
     }
 
     /// Returns this policy with leased units: a process that admits many requests of one partition key charges units in advance, and
@@ -248,15 +244,15 @@ impl Policy {
     ///
     /// Returns [`ConfigError::Lease`] unless the algorithm is sliding buckets and the lease has 1 to 2^32-1 units.
     pub fn leased(self, lease: Lease) -> Result<Self, ConfigError> {
-        if lease.units() == 0 || !matches!(self.0.algorithm, Algorithm::SlidingBuckets { .. }) {
+        if lease.units() == 0 || self.properties().bucket_micros.is_none() {
             return Err(ConfigError::Lease { name: self.name().to_owned(), units: lease.units() });
         }
-        Ok(Self(Arc::new(Inner { lease: Some(lease), ..self.inner(self.0.quota, self.0.algorithm) })))
+        Ok(self.with(|settings| settings.lease = Some(lease)))
     }
 
     /// Returns the [lease](Self::leased) of this policy, if it has one.
     pub fn lease(&self) -> Option<Lease> {
-        self.0.lease
+        self.0.settings.lease
     }
 
     /// Returns this policy, hidden from responses: header fields, problem details and gRPC details never contain its name, its
@@ -276,12 +272,12 @@ impl Policy {
     /// ```
     #[must_use]
     pub fn hidden(self) -> Self {
-        Self(Arc::new(Inner { is_hidden: true, ..self.inner(self.0.quota, self.0.algorithm) }))
+        self.with(|settings| settings.is_hidden = true)
     }
 
     /// Returns whether this policy is [hidden](Self::hidden) from responses.
     pub fn is_hidden(&self) -> bool {
-        self.0.is_hidden
+        self.0.settings.is_hidden
     }
 
     /// Returns this policy in shadow mode: it counts, and never denies a request. Use it to try a policy on real traffic before it
@@ -308,57 +304,56 @@ impl Policy {
     /// ```
     #[must_use]
     pub fn shadow(self) -> Self {
-        Self(Arc::new(Inner { is_shadow: true, ..self.inner(self.0.quota, self.0.algorithm) }))
+        self.with(|settings| settings.is_shadow = true)
     }
 
     /// Returns whether this policy is in [shadow mode](Self::shadow).
     pub fn is_shadow(&self) -> bool {
-        self.0.is_shadow
+        self.0.settings.is_shadow
     }
 
     /// Returns the same policy with another quota.
     pub(crate) fn with_quota(&self, quota: NonZeroU32) -> Self {
-        self.with(quota, self.0.algorithm)
-    }
-
-    fn with(&self, quota: NonZeroU32, algorithm: Algorithm) -> Self {
-        Self(Arc::new(self.inner(quota, algorithm)))
-    }
-
-    fn inner(&self, quota: NonZeroU32, algorithm: Algorithm) -> Inner {
-        Inner {
-            name: self.0.name.clone(),
-            quota,
-            window_micros: self.0.window_micros,
-            algorithm,
-            is_hidden: self.0.is_hidden,
-            is_shadow: self.0.is_shadow,
-            lease: self.0.lease,
-            warned: AtomicBool::new(false),
-            member: OnceLock::new(),
-            json_name: OnceLock::new(),
-        }
+        self.with(|settings| settings.quota = quota)
     }
 
     /// Returns the name, 1 to 64 printable ASCII characters.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.0.settings.name
     }
 
-    /// Returns the quota in quota units, 1 to 2^32-1.
-    #[inline]
-    pub fn quota(&self) -> u32 {
-        self.0.quota.get()
+    /// Returns the quota in quota units, 1 to 2^32-1. `None` for a type of policy without a quota: none of the types so far.
+    pub fn quota(&self) -> Option<u32> {
+        Some(self.quota_units())
     }
 
-    /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds.
-    pub fn window(&self) -> Duration {
-        Duration::from_micros(self.0.window_micros)
+    /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds. `None` for a type of policy without a window: none of
+    /// the types so far.
+    pub fn window(&self) -> Option<Duration> {
+        Some(Duration::from_micros(self.window_micros()))
     }
 
     /// Returns the algorithm.
     pub fn algorithm(&self) -> Algorithm {
-        self.0.algorithm
+        self.0.settings.algorithm
+    }
+
+    /// Returns the properties of the type of this policy.
+    #[inline]
+    pub(crate) fn properties(&self) -> &Properties {
+        &self.0.settings.properties
+    }
+
+    /// Returns the quota in quota units.
+    #[inline]
+    pub(crate) fn quota_units(&self) -> u32 {
+        self.0.settings.quota.get()
+    }
+
+    /// Returns the window in microseconds.
+    #[inline]
+    pub(crate) fn window_micros(&self) -> u64 {
+        self.0.settings.window_micros
     }
 
     /// Returns whether both are clones of one policy.
@@ -379,14 +374,8 @@ impl Policy {
     pub(crate) fn counts_with(&self, other: &Self) -> bool {
         self.is_same(other)
             || (self.window_micros() == other.window_micros()
-                && self.0.algorithm == other.0.algorithm
+                && self.0.settings.algorithm == other.0.settings.algorithm
                 && self.name() == other.name())
-    }
-
-    /// Returns the window in microseconds.
-    #[inline]
-    pub(crate) fn window_micros(&self) -> u64 {
-        self.0.window_micros
     }
 
     /// Returns this policy in header fields. The first call makes it.
@@ -407,7 +396,7 @@ impl Policy {
 
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
-        self.quota() == other.quota() && self.counts_with(other)
+        self.quota_units() == other.quota_units() && self.counts_with(other)
     }
 }
 
@@ -417,9 +406,9 @@ impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy")
             .field("name", &self.name())
-            .field("quota", &self.quota())
-            .field("window", &self.window())
-            .field("algorithm", &self.0.algorithm)
+            .field("quota", &self.quota_units())
+            .field("window", &Duration::from_micros(self.window_micros()))
+            .field("algorithm", &self.0.settings.algorithm)
             .finish()
     }
 }
@@ -471,7 +460,7 @@ mod tests {
             (366 * 86_400_000_000_000 - 1, 366 * 86_400_000_000),
         ] {
             let policy = Policy::new("burst", 1, Duration::from_nanos(nanos)).unwrap();
-            assert_eq!(policy.window(), Duration::from_micros(micros), "{nanos} ns must be {micros} us");
+            assert_eq!(policy.window_micros(), micros, "{nanos} ns must be {micros} us");
         }
     }
 
@@ -481,7 +470,7 @@ mod tests {
         for (rate, burst) in (1..=100).flat_map(|rate| (1..=100).map(move |burst| (rate, burst))) {
             let documented = Policy::new("requests", burst, Duration::from_secs(1) * burst / rate);
             let exact = (u64::from(burst) * 1_000_000).div_ceil(u64::from(rate));
-            let window = documented.map(|policy| policy.window().as_micros() as u64);
+            let window = documented.map(|policy| policy.window_micros());
             assert_eq!(window.ok(), Some(exact), "{rate} per second, burst {burst}: the window in us");
 
             let second = Duration::from_secs(1);
@@ -524,7 +513,7 @@ mod tests {
     fn headroom_rounds_reserve_up() {
         let quota = |quota, percent| {
             let policy = Policy::new("burst", quota, Duration::from_secs(1)).unwrap();
-            policy.headroom(percent).map(|policy| policy.quota()).map_err(|error| error.to_string())
+            policy.headroom(percent).map(|policy| policy.quota_units()).map_err(|error| error.to_string())
         };
         assert_eq!(quota(10_000, 5), Ok(9_500));
         assert_eq!(quota(10_000, 0), Ok(10_000));

@@ -32,10 +32,10 @@ impl<S: PolicySelector + ?Sized> PolicySelector for Arc<S> {
     }
 }
 
-struct FromFn<F>(F);
+struct SelectorFn<F>(F);
 
 #[diagnostic::do_not_recommend]
-impl<F> PolicySelector for FromFn<F>
+impl<F> PolicySelector for SelectorFn<F>
 where
     F: Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static,
 {
@@ -49,5 +49,5 @@ pub fn from_fn<F>(choose: F) -> impl PolicySelector
 where
     F: Fn(&Head<'_>) -> Option<Policies> + Send + Sync + 'static,
 {
-    FromFn(choose)
+    SelectorFn(choose)
 }

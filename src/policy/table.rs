@@ -54,15 +54,15 @@ use crate::head::Head;
 /// With the feature `serde`, a table is read from a file and [replaced](Self::replace) while the service runs: see
 /// [the guide](crate::guide::policies#policies-from-a-file).
 #[derive(Clone)]
-pub struct PolicyTable(Arc<RwLock<Arc<Entries>>>);
+pub struct PolicyTable(Arc<RwLock<Arc<TierEntries>>>);
 
 #[derive(Clone)]
-pub(super) struct Entries {
+pub(super) struct TierEntries {
     pub(super) default: Tier,
     pub(super) named: HashMap<String, Tier>,
 }
 
-impl Entries {
+impl TierEntries {
     fn pick(&self, name: Option<&str>) -> &Tier {
         name.and_then(|name| self.named.get(name)).unwrap_or(&self.default)
     }
@@ -73,10 +73,10 @@ impl PolicyTable {
     /// default, a request whose name is not in the table is
     /// [not limited](crate::guide::limits_nothing#policy-table-with-an-unlimited-default).
     pub fn new(default: impl IntoTier) -> Self {
-        Self::of(Entries { default: default.into(), named: HashMap::new() })
+        Self::from_entries(TierEntries { default: default.into(), named: HashMap::new() })
     }
 
-    pub(super) fn of(entries: impl Into<Arc<Entries>>) -> Self {
+    pub(super) fn from_entries(entries: impl Into<Arc<TierEntries>>) -> Self {
         Self(Arc::new(RwLock::new(entries.into())))
     }
 
@@ -142,19 +142,19 @@ impl PolicyTable {
     /// ```
     pub fn replace(&self, with: Self) -> Self {
         let entries = with.entries();
-        Self::of(mem::replace(&mut *self.write(), entries))
+        Self::from_entries(mem::replace(&mut *self.write(), entries))
     }
 
-    pub(super) fn entries(&self) -> Arc<Entries> {
+    pub(super) fn entries(&self) -> Arc<TierEntries> {
         self.read().clone()
     }
 
     // No code that holds the lock can panic or wait.
-    fn read(&self) -> RwLockReadGuard<'_, Arc<Entries>> {
+    fn read(&self) -> RwLockReadGuard<'_, Arc<TierEntries>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Arc<Entries>> {
+    fn write(&self) -> RwLockWriteGuard<'_, Arc<TierEntries>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

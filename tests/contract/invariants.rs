@@ -135,7 +135,7 @@ impl<B: Backend> Run<'_, B> {
     async fn wait_for_next_unit(&self, check: &Check, decision: &Decision) -> Result<(), TestCaseError> {
         for (pair, status) in check.pairs().iter().zip(decision.statuses()) {
             if status.reset_after().is_zero() {
-                let window = pair.policy.window();
+                let window = pair.policy.window().unwrap();
                 require(status.next_after() == window, "`next_after` is the window if nothing is used")?;
                 continue;
             }

@@ -51,9 +51,9 @@ impl Ledger {
             let entries = self.entries.entry(name(&pair.key, &pair.policy)).or_default();
             // While the clock is behind the last charge, time does not advance.
             let at = entries.last().map_or(now, |last| now.max(last.at));
-            let (units, quota) = (u64::from(pair.cost), pair.policy.quota());
+            let (units, quota) = (u64::from(pair.cost), pair.policy.quota().unwrap());
             entries.push(Entry { reservation, at, units, overage, quota });
-            let window = pair.policy.window().as_micros() as u64;
+            let window = pair.policy.window().unwrap().as_micros() as u64;
             let live: u64 =
                 entries.iter().filter(|entry| at < entry.at + window).map(|entry| entry.units).sum();
             require(overage || live <= u64::from(quota), "an admission keeps the quota")?;
@@ -107,7 +107,7 @@ fn no_window_holds_too_many((_, _, window, _): &Name, entries: &[Entry]) -> Resu
 
 /// Returns the instant at which a charge leaves the window. Before it, a refund may reduce the charge.
 fn leaves_at(entry: &Entry, policy: &Policy) -> u64 {
-    let window = policy.window().as_micros() as u64;
+    let window = policy.window().unwrap().as_micros() as u64;
     match policy.algorithm() {
         Algorithm::SlidingBuckets { precision } => {
             let precision = precision.as_micros() as u64;

@@ -42,7 +42,7 @@ fn charge(backend: &MemoryBackend, key: u32, policy: &Policy, cost: u32) -> Resu
 
 fn used(backend: &MemoryBackend, key: u32, policy: &Policy) -> u32 {
     let decision = decide(backend, Purpose::Charge, &[pair(key, policy, 0)]).unwrap();
-    policy.quota() - decision.statuses()[0].remaining()
+    policy.quota().unwrap() - decision.statuses()[0].remaining()
 }
 
 fn bounded(max_keys: usize) -> MemoryBackend {

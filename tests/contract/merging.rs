@@ -89,9 +89,9 @@ fn batch(step: usize, check: &Check, earlier: Option<&Check>) -> Vec<Check> {
 fn longest_micros(check: &Check) -> u64 {
     let of_pair = |pair: &Pair| {
         let records = match pair.policy.algorithm() {
-            Algorithm::SlidingLog => pair.policy.quota().into(),
+            Algorithm::SlidingLog => pair.policy.quota().unwrap().into(),
             Algorithm::SlidingBuckets { precision } => {
-                (pair.policy.window().as_micros() / precision.as_micros()) as u64 + 2
+                (pair.policy.window().unwrap().as_micros() / precision.as_micros()) as u64 + 2
             }
             _ => 1,
         };

@@ -1,6 +1,5 @@
 //! The contract of a decision: one test suite for every backend.
 
-mod account;
 mod cluster;
 mod concurrency;
 mod edges;

@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn pairs(policies: &[Policy], keys: &[u8], quota: u32, cost: u32) -> Vec<Pair> {
     let policies = policies.iter().map(|policy| {
-        let other = Policy::new(policy.name(), quota, policy.window()).unwrap();
+        let other = Policy::new(policy.name(), quota, policy.window().unwrap()).unwrap();
         other.with_algorithm(policy.algorithm()).unwrap()
     });
     let policies: Vec<_> = policies.collect();
@@ -124,8 +124,11 @@ async fn run(steps: Vec<Step>) -> usize {
             let same = expected.statuses().iter().filter(|other| other.policy() == status.policy());
             let longest = same.map(|other| other.retry_after()).max().unwrap();
             assert!(!status.retry_after().is_zero() && status.retry_after() <= longest);
-            assert!(!status.next_after().is_zero() && status.reset_after() <= status.policy().window() * 2);
-            assert_eq!(status.retry_after() == Wait::Never, status.cost() > status.limit());
+            assert!(
+                !status.next_after().is_zero()
+                    && status.reset_after() <= status.policy().window().unwrap() * 2
+            );
+            assert_eq!(status.retry_after() == Wait::Never, status.cost() > status.quota().unwrap());
             assert!(status.remaining() < status.cost());
         }
     }

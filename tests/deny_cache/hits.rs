@@ -19,7 +19,7 @@ async fn hit_returns_denial_with_remaining_wait() {
         let status = &denied.statuses()[0];
         assert_eq!(denied.retry_after(), Wait::For(left));
         assert_eq!((status.next_after(), status.reset_after()), (left, left));
-        assert_eq!((status.limit(), status.remaining(), status.cost()), (10, 0, 1));
+        assert_eq!((status.quota().unwrap(), status.remaining(), status.cost()), (10, 0, 1));
         assert_eq!((status.policy(), denied.at_micros()), (&ten(), at));
         advance(TICK).await;
     }
@@ -215,7 +215,7 @@ async fn changed_quota_takes_effect_at_once() {
     };
     // The cached denial proves a usage of ten units. So a smaller quota denies, too.
     let denied = under(9, 1).await;
-    assert_eq!((denied.is_cached(), denied.statuses()[0].limit()), (true, 9));
+    assert_eq!((denied.is_cached(), denied.statuses()[0].quota().unwrap()), (true, 9));
     assert_eq!(under(9, 10).await.retry_after(), Wait::Never);
     let denied = under(11, 2).await;
     assert_eq!((denied.is_cached(), denied.statuses()[0].remaining()), (true, 1));

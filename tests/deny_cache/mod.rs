@@ -207,6 +207,6 @@ fn with_max_age(max_age: Duration) -> DenyCache {
 fn wait(decision: &Decision) -> Duration {
     match decision.retry_after() {
         Wait::For(wait) => wait,
-        Wait::Never => Duration::MAX,
+        _ => Duration::MAX,
     }
 }

@@ -106,7 +106,7 @@ impl Found {
     fn of(extensions: &http::Extensions) -> Self {
         let local = extensions.get::<LocalDecision>().map(|local| {
             let status = &local.decision().statuses()[0];
-            (status.limit(), status.remaining(), local.reason())
+            (status.quota().unwrap(), status.remaining(), local.reason())
         });
         Self {
             decision: extensions.get().cloned(),

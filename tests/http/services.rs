@@ -46,7 +46,7 @@ impl From<Rejection> for JobError {
         match rejection {
             Rejection::Denied(decision) => match decision.retry_after() {
                 Wait::For(wait) => Self::Busy(wait),
-                Wait::Never => Self::TooLarge,
+                _ => Self::TooLarge,
             },
             _ => Self::Unknown,
         }
@@ -141,10 +141,10 @@ impl Backend for Budget {
             return Err(BackendError::with_source(Reason::Other, "a budget has one policy"));
         };
         let spent = spent.entry(pair.key.clone()).or_default();
-        let fits = *spent + pair.cost <= pair.policy.quota();
+        let fits = *spent + pair.cost <= pair.policy.quota().unwrap();
         let wait = if fits { Wait::ZERO } else { Wait::Never };
         *spent += if fits { pair.cost } else { 0 };
-        Ok(Decision::new(0, [Status::new(pair, pair.policy.quota() - *spent, wait, MINUTE, MINUTE)]))
+        Ok(Decision::new(0, [Status::new(pair, pair.policy.quota().unwrap() - *spent, wait, MINUTE, MINUTE)]))
     }
 }
 

@@ -229,7 +229,7 @@ fn clones_of_table_share_policies() {
         (requests(2).into(), requests(1).into(), Tier::from(requests(1)))
     );
     let _ = table.set("gold", Policies::from(policy("requests", 3, SECOND)));
-    assert_eq!(clone.pick(Some("gold")).policies().unwrap().as_slice()[0].window(), SECOND);
+    assert_eq!(clone.pick(Some("gold")).policies().unwrap().as_slice()[0].window().unwrap(), SECOND);
     fn is_shared<T: Clone + Send + Sync + 'static>() {}
     is_shared::<(PolicyTable, Policies, Tier)>();
 }

@@ -186,7 +186,7 @@ impl Backend for Process {
             return store.check(check).await;
         }
         for pair in check.pairs() {
-            let bound = pair.policy.lease().unwrap().units().min(pair.policy.quota() / SHARE);
+            let bound = pair.policy.lease().unwrap().units().min(pair.policy.quota().unwrap() / SHARE);
             if pair.lease > bound {
                 above_bound.fetch_max(pair.lease.into(), Ordering::SeqCst);
             }

@@ -354,7 +354,7 @@ async fn limiter_without_http_distinguishes_outcomes() {
     let decided = admission.local().expect("the local fallback has decided");
     let status = &decided.decision().statuses()[0];
     assert_eq!(
-        (status.limit(), status.remaining(), status.policy().name()),
+        (status.quota().unwrap(), status.remaining(), status.policy().name()),
         (2, 0, "ten"),
         "the status is that of the share"
     );

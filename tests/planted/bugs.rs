@@ -426,8 +426,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "QuotaChangeEndsLease",
         changes: &[(
             ENTRY,
-            "if self.policy.quota() != policy.quota() {",
-            "if self.policy.quota() != policy.quota() && !PLANTED {",
+            "if self.policy.quota_units() != policy.quota_units() {",
+            "if self.policy.quota_units() != policy.quota_units() && !PLANTED {",
         )],
     },
     Bug {

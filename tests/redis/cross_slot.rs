@@ -76,7 +76,7 @@ fn is_open(limiter: &Limiter, node: &Server) -> bool {
 
 async fn used(limiter: &Limiter, key: &PartitionKey, policy: &Policy) -> u32 {
     let decision = limiter.check([pair(key, policy, 0)]).await.unwrap();
-    policy.quota() - decision.statuses()[0].remaining()
+    policy.quota().unwrap() - decision.statuses()[0].remaining()
 }
 
 /// Counts the calls of scripts on a node.

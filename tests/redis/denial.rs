@@ -189,7 +189,7 @@ async fn unknown_refunds_write_nothing() {
             }
             let newest = reserve(&backend, &policies, 2).await;
             let receipt = newest.decision.receipts()[0];
-            let window = policies[0].window().as_micros() as u64;
+            let window = policies[0].window().unwrap().as_micros() as u64;
             let mut refunds = vec![
                 refunded,
                 // The charge has expired.

@@ -72,7 +72,8 @@ impl<'a> ReferenceLog<'a> {
     pub async fn assert_matches_server(&mut self, what: &str, waits: u64) {
         self.expire();
         let (now, used) = (self.clock.now_micros(), self.used());
-        let (quota, window) = (u64::from(self.policies[0].quota()), self.policies[0].window());
+        let (quota, window) =
+            (u64::from(self.policies[0].quota().unwrap()), self.policies[0].window().unwrap());
         let decision = peek(self.backend, &self.policies, 0).await;
         let status = &decision.statuses()[0];
         assert_eq!(u64::from(status.remaining()), quota - used, "{what}");
@@ -105,7 +106,7 @@ impl<'a> ReferenceLog<'a> {
 
     /// Removes the charges that have left the window.
     pub fn expire(&mut self) {
-        let (now, window) = (self.clock.now_micros(), self.policies[0].window().as_micros() as u64);
+        let (now, window) = (self.clock.now_micros(), self.policies[0].window().unwrap().as_micros() as u64);
         self.charges.retain(|(at, _)| *at + window > now);
     }
 }

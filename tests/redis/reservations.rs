@@ -36,7 +36,7 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
     let clamped = refunding.reserve((alice(), u32::MAX)).await.unwrap();
     assert_eq!(
         clamped.decision().unwrap().statuses()[0].cost(),
-        policy.quota(),
+        policy.quota().unwrap(),
         "the cost is clamped to the quota"
     );
     history.push(usage().await);
@@ -44,7 +44,7 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
     clock.advance(Duration::from_secs(60));
     // A larger amount is charged beyond the quota.
     assert!(
-        matches!(clamped.settle(policy.quota() + 7).await, Settled::Done { .. }),
+        matches!(clamped.settle(policy.quota().unwrap() + 7).await, Settled::Done { .. }),
         "an overage is charged"
     );
     history.push(usage().await);
@@ -63,7 +63,7 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
     history.push(usage().await);
     assert_eq!(keeping.lost_settlements() + refunding.lost_settlements(), 0, "every settlement is confirmed");
     // A plain check above the quota is not clamped.
-    let never = keeping.check((alice(), policy.quota() + 1)).await.unwrap();
+    let never = keeping.check((alice(), policy.quota().unwrap() + 1)).await.unwrap();
     history.push((never.statuses()[0].remaining(), never.retry_after()));
     assert_eq!(never.retry_after(), Wait::Never, "a cost above the quota never fits");
     history

@@ -29,7 +29,7 @@ fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision
     let keys = admin.keys();
     assert!(keys.len() <= decision.statuses().len(), "{engine:?}");
     for status in decision.statuses() {
-        let (name, window) = (status.policy().name(), status.policy().window());
+        let (name, window) = (status.policy().name(), status.policy().window().unwrap());
         let expired_at = Duration::from_micros(decision.at_micros()) + status.reset_after();
         let key = keys.iter().find(|key| KeyName::parse(key).is_some_and(|parsed| parsed.policy == name));
         let end = key.and_then(|key| expiry_of(admin, key));
@@ -80,7 +80,7 @@ async fn every_key_expires_after_its_window() {
             let counted = policies.clone().map(|policy| match shape.algorithm() {
                 // The coarsest or the finest possible buckets.
                 Algorithm::SlidingBuckets { .. } => {
-                    let precision = precision.min(policy.window());
+                    let precision = precision.min(policy.window().unwrap());
                     policy.with_algorithm(Algorithm::SlidingBuckets { precision }).unwrap()
                 }
                 other => policy.with_algorithm(other).unwrap(),
@@ -274,7 +274,7 @@ async fn run_for_hours(engine: Engine, server: &Server, policy: Policy) {
     let mut admin = Admin::at(server);
     admin.query::<()>(&["FLUSHALL"]);
     let (backend, clock) = with_manual_clock(server).await;
-    let (name, window) = (policy.name().to_owned(), policy.window().as_micros() as u64);
+    let (name, window) = (policy.name().to_owned(), policy.window().unwrap().as_micros() as u64);
     let policies = [policy];
     let mut open: Vec<Reserved> = Vec::new();
     // In microseconds of the manual clock: the expiry of the key, and the expiry of the last charge.

@@ -141,7 +141,8 @@ impl Events {
         // The wait is at most a window.
         let is_outage = started.at < plan.repaired + RECOVERY;
         let max_age = DenyCache::default().max_age;
-        let known_for = if is_outage { max_age.max(DEADLINE + plan.policy.window()) } else { max_age };
+        let known_for =
+            if is_outage { max_age.max(DEADLINE + plan.policy.window().unwrap()) } else { max_age };
         let is_fresh = |other: &Started| started.at <= other.at + known_for;
         let denied = || {
             self.decided_checks
@@ -202,7 +203,7 @@ fn most_in_a_window(window: u64, charges: &[(u64, u32)]) -> u32 {
 }
 
 fn check_quota(plan: &Plan, events: &Events, tenant: u64, report: &mut impl FnMut(Rule, String)) {
-    let (quota, window) = (plan.policy.quota(), plan.policy.window().as_micros() as u64);
+    let (quota, window) = (plan.policy.quota().unwrap(), plan.policy.window().unwrap().as_micros() as u64);
     let (mut charges, mut last, mut losses) = (Vec::new(), 0, events.losses.iter().peekable());
     let mut check_burst = |charges: &mut Vec<(u64, u32)>| {
         let most = most_in_a_window(window, charges);
@@ -237,7 +238,7 @@ fn check_quota(plan: &Plan, events: &Events, tenant: u64, report: &mut impl FnMu
 }
 
 fn check_shares(plan: &Plan, events: &Events, tenant: u64, report: &mut impl FnMut(Rule, String)) {
-    let (quota, window) = (plan.policy.quota(), plan.policy.window().as_micros() as u64);
+    let (quota, window) = (plan.policy.quota().unwrap(), plan.policy.window().unwrap().as_micros() as u64);
     let mut local = Vec::new();
     for (id, (_, outcome)) in &events.outcomes {
         if let (Outcome::Local { reading }, Some(started)) = (outcome, events.started.get(id))

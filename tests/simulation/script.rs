@@ -151,7 +151,7 @@ impl RefundOfPair {
 
     /// Returns how many units are left of the charge of a pair, or an error if the receipt is of another pair.
     pub fn left(&self, of: &Pair) -> Result<u32, String> {
-        let pair = pair(&self.key, of.policy.quota(), 0, self.window, self.shape)?;
+        let pair = pair(&self.key, of.policy.quota().unwrap(), 0, self.window, self.shape)?;
         if pair.key != of.key || pair.policy.name() != of.policy.name() {
             return Err("a receipt of another pair".to_owned());
         }
@@ -172,9 +172,9 @@ pub fn reply(decision: &Decision, reading: u64, receipts: Option<&[Receipt]>) ->
     let mut bytes = Vec::new();
     for (i, status) in decision.statuses().iter().enumerate() {
         let (verdict, retry) = match status.retry_after() {
-            Wait::Never => (2, Duration::ZERO),
             Wait::For(Duration::ZERO) => (0, Duration::ZERO),
             Wait::For(wait) => (1, wait),
+            _ => (2, Duration::ZERO),
         };
         bytes.extend(reading.to_le_bytes());
         bytes.push(verdict);

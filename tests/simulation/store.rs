@@ -169,7 +169,7 @@ impl Store {
         if self.mutation == Some(Mutation::ServerExceedsQuota) {
             let mut pairs = check.pairs().to_vec();
             for pair in &mut pairs {
-                pair.policy = policy(&pair.policy, pair.policy.quota().saturating_add(1))?;
+                pair.policy = policy(&pair.policy, pair.policy.quota().unwrap().saturating_add(1))?;
             }
             check = Check::new(pairs).map_err(|error| error.to_string())?.with_purpose(purpose);
         }
@@ -250,6 +250,6 @@ pub fn number(pairs: &[Pair]) -> Id {
 }
 
 fn policy(like: &Policy, quota: u32) -> Result<Policy, String> {
-    let policy = Policy::new(like.name(), quota, like.window());
+    let policy = Policy::new(like.name(), quota, like.window().unwrap());
     policy.and_then(|policy| policy.with_algorithm(like.algorithm())).map_err(|error| error.to_string())
 }

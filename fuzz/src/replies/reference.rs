@@ -135,7 +135,7 @@ pub(super) fn of(decision: &Decision) -> Expected {
         remaining: status.remaining(),
         retry_micros: match status.retry_after() {
             Wait::For(wait) => Some(micros(wait)),
-            Wait::Never => None,
+            _ => None,
         },
         next_micros: micros(status.next_after()),
         reset_micros: micros(status.reset_after()),

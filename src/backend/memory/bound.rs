@@ -3,8 +3,9 @@
 use std::{hash::BuildHasher, sync::atomic::Ordering};
 
 use super::{
-    shard::Shard,
-    state::{Attempt, NewShadows, SHARDS, State, lock},
+    locked::SHARDS,
+    shard::KeyShard,
+    state::{DecisionAttempt, MemoryState, NewShadows},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -19,7 +20,7 @@ const SAMPLED_KEYS: usize = 8;
 /// A partition key is evicted only if less than this share of each of its quotas is in use.
 const MAX_EVICTED_SHARE: f64 = 0.5;
 
-impl State {
+impl MemoryState {
     /// Decides a check for which there was no room: removes the idle keys of all shards, and then evicts keys.
     #[cold]
     pub(super) fn decide_at_bound(&self, check: &Check) -> Result<Decision, BackendError> {
@@ -30,12 +31,13 @@ impl State {
         let mut new_shadows = if has_shadows { NewShadows::Charged } else { NewShadows::LeftOut };
         let decided = loop {
             match self.try_decide(check, &mut room, new_shadows) {
-                Ok(Attempt::Decided(decision)) => break Ok(decision),
+                Ok(DecisionAttempt::Decided(decision)) => break Ok(decision),
                 // A shadow pair evicts no key, and its lack of room rejects no check.
-                Ok(Attempt::NoRoom { .. }) if new_shadows == NewShadows::Charged => {
+                Ok(DecisionAttempt::NoRoom { .. }) if new_shadows == NewShadows::Charged => {
                     new_shadows = NewShadows::LeftOut;
                 }
-                Ok(Attempt::NoRoom { missing, shard }) => match self.make_room(check, missing, shard) {
+                Ok(DecisionAttempt::NoRoom { missing, shard }) => match self.make_room(check, missing, shard)
+                {
                     None => break Err(BackendError::new(Reason::Full)),
                     // Fewer than are missing if other checks have evicted or charged them. Then try again.
                     Some(made) => room += made,
@@ -65,7 +67,7 @@ impl State {
         let mut sample: Vec<(f64, usize, PartitionKey)> = Vec::with_capacity(SAMPLED_KEYS);
         let mut left = SAMPLED_KEYS;
         for shard in (shard..SHARDS).chain(0..shard) {
-            for (key, share) in lock(&self.shards[shard]).sample(left, clock, |below| self.random(below)) {
+            for (key, share) in self.shards[shard].lock().sample(left, clock, |below| self.random(below)) {
                 left -= 1;
                 let is_sampled = sample.iter().any(|(_, _, sampled)| sampled == key);
                 if share < MAX_EVICTED_SHARE && !is_sampled && !own.contains(key) {
@@ -84,7 +86,7 @@ impl State {
         }
         sample.sort_unstable_by(|(share, ..), (other, ..)| share.total_cmp(other));
         let evict = |(_, shard, key): &(f64, usize, PartitionKey)| {
-            lock(&self.shards[*shard]).evict(key, clock, MAX_EVICTED_SHARE)
+            self.shards[*shard].lock().evict(key, clock, MAX_EVICTED_SHARE)
         };
         let mut evicted = 0;
         for units in sample.iter().filter_map(evict).take(missing) {
@@ -102,9 +104,10 @@ impl State {
         let of_evicted = new_keys.min(*room);
         let added = new_keys - of_evicted;
         let sum = |keys: usize| keys.checked_add(added).filter(|keys| *keys <= self.max_keys);
+        let stored = self.keys.load(Ordering::Relaxed);
         let reserved = match (added, purpose) {
             (0, _) => Ok(0),
-            (_, Purpose::Peek) => sum(self.keys()).ok_or_else(|| self.keys()),
+            (_, Purpose::Peek) => sum(stored).ok_or(stored),
             _ => self.keys.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum),
         };
         match reserved {
@@ -125,14 +128,14 @@ impl State {
         // A key that is added from now on lowers it again.
         self.next_due.store(u64::MAX, Ordering::Relaxed);
         for shard in &self.shards {
-            let mut shard = lock(shard);
+            let mut shard = shard.lock();
             self.remove_idle(&mut shard, idle_since, usize::MAX);
             self.note_due(&shard);
         }
     }
 
     /// Lowers the instant before which no key is due.
-    pub(super) fn note_due(&self, shard: &Shard) {
+    pub(super) fn note_due(&self, shard: &KeyShard) {
         let due = shard.first_due();
         // Usually another key is due earlier. Under the lock of the shard, the value read is not older than a search for idle keys that
         // has already passed this shard.

@@ -1,4 +1,4 @@
-//! What the log and the calendar windows have in common.
+//! What the counts of all types of policies have in common.
 
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use crate::{
 
 /// The usage of one partition key under one policy. An empty one means the same as none.
 pub(super) trait Count {
+    const EMPTY: Self;
+
     /// The usage at one instant. Reading changes nothing.
     type Reading<'a>: Reading
     where
@@ -25,10 +27,17 @@ pub(super) trait Count {
     fn instant(reading: &Self::Reading<'_>) -> Self::Instant;
 
     /// Charges a cost at the instant of a reading, and drops expired charges. If nothing is used, a generation begins.
-    fn charge(&mut self, instant: Self::Instant, policy: &Policy, cost: u32, generations: &Generations);
+    fn charge(&mut self, instant: Self::Instant, cost: u32, generations: &Generations);
+
+    /// Charges a cost at `clock`. Returns the receipt.
+    fn charge_at(&mut self, clock: u64, policy: &Policy, cost: u32, generations: &Generations) -> Receipt {
+        let instant = Self::instant(&self.read(clock, policy));
+        self.charge(instant, cost, generations);
+        self.receipt(instant)
+    }
 
     /// Returns the receipt of the last charge, which was made at this instant.
-    fn receipt(&self, instant: Self::Instant, policy: &Policy) -> Receipt;
+    fn receipt(&self, instant: Self::Instant) -> Receipt;
 
     /// Refunds units of a charge, at most those that are recorded, if the charge still counts.
     fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32);
@@ -60,24 +69,24 @@ pub(super) trait Reading {
     /// Returns whether the pair's cost fits into its quota.
     #[inline]
     fn admits(&self, pair: PairRef<'_>) -> bool {
-        let free = pair.policy.quota().checked_sub(pair.cost);
+        let free = pair.policy.quota_units().checked_sub(pair.cost);
         pair.cost == 0 || free.is_some_and(|free| self.uses_at_most(u64::from(free)))
     }
 
     /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
-    #[inline]
+    #[inline(always)]
     fn status(&self, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
         let retry_after = if admits {
             Wait::ZERO
         } else {
-            let free = pair.policy.quota().checked_sub(pair.cost).map(u64::from);
+            let free = pair.policy.quota_units().checked_sub(pair.cost).map(u64::from);
             free.map_or(Wait::Never, |free| Wait::For(self.wait_until(self.falls_to(free))))
         };
-        let quota = u64::from(pair.policy.quota());
+        let quota = u64::from(pair.policy.quota_units());
         let after = self.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
         let remaining = quota.saturating_sub(after.used) as u32;
         let (next, reset) = match after.used {
-            0 => (pair.policy.window(), Duration::ZERO),
+            0 => (Duration::from_micros(pair.policy.window_micros()), Duration::ZERO),
             _ => (self.wait_until(after.next), self.wait_until(after.reset)),
         };
         Status::of(pair, remaining, retry_after, next, reset)

@@ -1,17 +1,17 @@
-//! When each partition key of a shard is inspected next: a binary heap that knows the place of every key.
+//! When each partition key of a shard is inspected next: a binary heap that knows the position of every key.
 
 /// The instants at which the partition keys of a shard are due, one for each key. A key is named by its index in the map of the
 /// shard: the indices are 0 to the number of keys less one.
 #[derive(Default)]
 pub(super) struct DueKeys {
-    /// A binary heap: no entry is due before its parent, which is at `(place - 1) / 2`.
-    heap: Vec<Entry>,
-    /// The place of each key in the heap. A backend has fewer than 2^32 keys.
-    places: Vec<u32>,
+    /// A binary heap: no entry is due before its parent, which is at `(position - 1) / 2`.
+    heap: Vec<DueKey>,
+    /// The position of each key in the heap. A backend has fewer than 2^32 keys.
+    positions: Vec<u32>,
 }
 
 #[derive(Clone, Copy)]
-struct Entry {
+struct DueKey {
     due: u64,
     key: u32,
 }
@@ -25,78 +25,78 @@ impl DueKeys {
 
     /// Adds a key with the next index.
     pub(super) fn push(&mut self, due: u64) {
-        let last = self.places.len();
-        let entry = Entry { due, key: last as u32 };
-        self.places.push(last as u32);
+        let last = self.positions.len();
+        let entry = DueKey { due, key: last as u32 };
+        self.positions.push(last as u32);
         self.heap.push(entry);
         self.rise(last, entry);
     }
 
     /// Changes when a key is due.
     pub(super) fn set(&mut self, key: usize, due: u64) {
-        let Some(place) = self.places.get(key) else { return };
-        self.settle(*place as usize, Entry { due, key: key as u32 });
+        let Some(position) = self.positions.get(key) else { return };
+        self.settle(*position as usize, DueKey { due, key: key as u32 });
     }
 
     /// Removes a key. The key with the last index receives the index of the removed key.
     pub(super) fn swap_remove(&mut self, key: usize) {
-        if key >= self.places.len() {
+        if key >= self.positions.len() {
             return;
         }
-        let place = self.places.swap_remove(key) as usize;
+        let position = self.positions.swap_remove(key) as usize;
         // The last index is that of the removed key now.
-        if let Some(moved) = self.places.get(key) {
+        if let Some(moved) = self.positions.get(key) {
             self.heap[*moved as usize].key = key as u32;
         }
-        // The last entry of the heap takes the place of the removed one.
-        if let Some(last) = self.heap.pop().filter(|_| place < self.heap.len()) {
-            self.settle(place, last);
+        // The last entry of the heap takes the position of the removed one.
+        if let Some(last) = self.heap.pop().filter(|_| position < self.heap.len()) {
+            self.settle(position, last);
         }
     }
 
     /// Reduces the memory to that of this many keys, or of all keys if there are more.
     pub(super) fn shrink_to(&mut self, keys: usize) {
         self.heap.shrink_to(keys);
-        self.places.shrink_to(keys);
+        self.positions.shrink_to(keys);
     }
 
-    /// Puts an entry at this place of the heap, or where the order needs it.
-    fn settle(&mut self, place: usize, entry: Entry) {
-        let place = self.rise(place, entry);
-        self.sink(place, entry);
+    /// Puts an entry at this position of the heap, or where the order needs it.
+    fn settle(&mut self, position: usize, entry: DueKey) {
+        let position = self.rise(position, entry);
+        self.sink(position, entry);
     }
 
-    /// Puts an entry at this place, or closer to the root. Returns its place.
-    fn rise(&mut self, mut place: usize, entry: Entry) -> usize {
-        while let Some(above) = place.checked_sub(1).map(|below| below / 2)
+    /// Puts an entry at this position, or closer to the root. Returns its position.
+    fn rise(&mut self, mut position: usize, entry: DueKey) -> usize {
+        while let Some(above) = position.checked_sub(1).map(|below| below / 2)
             && entry.due < self.heap[above].due
         {
-            self.put(place, self.heap[above]);
-            place = above;
+            self.put(position, self.heap[above]);
+            position = above;
         }
-        self.put(place, entry);
-        place
+        self.put(position, entry);
+        position
     }
 
-    /// Puts an entry at this place, or farther from the root.
-    fn sink(&mut self, mut place: usize, entry: Entry) {
+    /// Puts an entry at this position, or farther from the root.
+    fn sink(&mut self, mut position: usize, entry: DueKey) {
         loop {
-            let (left, right) = (2 * place + 1, 2 * place + 2);
-            let due = |place: usize| self.heap.get(place).map_or(u64::MAX, |entry| entry.due);
+            let (left, right) = (2 * position + 1, 2 * position + 2);
+            let due = |position: usize| self.heap.get(position).map_or(u64::MAX, |entry| entry.due);
             let below = if due(right) < due(left) { right } else { left };
             if due(below) >= entry.due {
                 break;
             }
-            self.put(place, self.heap[below]);
-            place = below;
+            self.put(position, self.heap[below]);
+            position = below;
         }
-        self.put(place, entry);
+        self.put(position, entry);
     }
 
     #[inline]
-    fn put(&mut self, place: usize, entry: Entry) {
-        self.heap[place] = entry;
-        self.places[entry.key as usize] = place as u32;
+    fn put(&mut self, position: usize, entry: DueKey) {
+        self.heap[position] = entry;
+        self.positions[entry.key as usize] = position as u32;
     }
 }
 
@@ -129,7 +129,7 @@ mod tests {
             }
             assert_eq!(keys.first().map(|(due, _)| due), plain.iter().min().copied(), "step {step}");
             assert!(keys.first().is_none_or(|(due, key)| plain[key] == due), "step {step}");
-            assert_eq!((keys.heap.len(), keys.places.len()), (plain.len(), plain.len()));
+            assert_eq!((keys.heap.len(), keys.positions.len()), (plain.len(), plain.len()));
         }
     }
 }

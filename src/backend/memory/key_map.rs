@@ -11,9 +11,9 @@ const CHUNK: usize = 64;
 ///
 /// The entries are in chunks: a map that grows moves none of them, and has room for few that it does not store.
 pub(super) struct KeyMap<V> {
-    table: HashTable<Place>,
+    table: HashTable<HashedIndex>,
     /// All chunks are full, except the last one that is not empty. At most one chunk is empty.
-    chunks: Vec<Vec<Entry<V>>>,
+    chunks: Vec<Vec<KeyEntry<V>>>,
     len: usize,
     /// The hash and the index of the key that was sought last. A key in use is often sought again.
     recent: (u64, usize),
@@ -21,23 +21,23 @@ pub(super) struct KeyMap<V> {
 
 /// A key and its value, from the start of a cache line.
 #[repr(C, align(64))]
-pub(super) struct Entry<V> {
+pub(super) struct KeyEntry<V> {
     pub(super) key: PartitionKey,
     pub(super) value: V,
 }
 
-/// The place of an entry. The table needs nothing else to grow or to tell most keys apart, so it does not read the entry.
+/// The index of an entry, with its hash. The table needs nothing else to grow or to tell most keys apart, so it does not read the entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Place {
+struct HashedIndex {
     /// A part of the hash of the key.
     hash: u32,
     /// A backend has fewer than 2^32 keys.
     index: u32,
 }
 
-impl Place {
+impl HashedIndex {
     #[inline]
-    fn of(key: &PartitionKey, index: usize) -> Self {
+    fn new(key: &PartitionKey, index: usize) -> Self {
         // The shards use other bits of the hash.
         Self { hash: key.hash_code() as u32, index: index as u32 }
     }
@@ -75,16 +75,17 @@ impl<V> KeyMap<V> {
 
     /// Returns the index of a key, if it is stored.
     pub(super) fn index_of(&self, key: &PartitionKey) -> Option<usize> {
-        let sought = Place::of(key, 0);
-        let is_key = |place: &Place| {
-            place.hash == sought.hash && self.get(place.index as usize).is_some_and(|entry| entry.key == *key)
+        let sought = HashedIndex::new(key, 0);
+        let is_key = |stored: &HashedIndex| {
+            stored.hash == sought.hash
+                && self.get(stored.index as usize).is_some_and(|entry| entry.key == *key)
         };
-        self.table.find(sought.table_hash(), is_key).map(|place| place.index as usize)
+        self.table.find(sought.table_hash(), is_key).map(|stored| stored.index as usize)
     }
 
     /// Returns the entry with this index.
     #[inline]
-    pub(super) fn get(&self, index: usize) -> Option<&Entry<V>> {
+    pub(super) fn get(&self, index: usize) -> Option<&KeyEntry<V>> {
         self.chunks.get(index / CHUNK)?.get(index % CHUNK)
     }
 
@@ -108,30 +109,30 @@ impl<V> KeyMap<V> {
 
     /// Adds a key that is not stored. It receives the next index.
     pub(super) fn push(&mut self, key: PartitionKey, value: V) {
-        let place = Place::of(&key, self.len);
+        let added = HashedIndex::new(&key, self.len);
         let chunk = self.len / CHUNK;
         if chunk == self.chunks.len() {
             // Many maps stay small: only the first chunk grows.
             let capacity = if chunk == 0 { 0 } else { CHUNK };
             self.chunks.push(Vec::with_capacity(capacity));
         }
-        self.chunks[chunk].push(Entry { key, value });
+        self.chunks[chunk].push(KeyEntry { key, value });
         self.len += 1;
-        self.table.insert_unique(place.table_hash(), place, Place::table_hash);
+        self.table.insert_unique(added.table_hash(), added, HashedIndex::table_hash);
     }
 
     /// Removes the entry with this index. The last entry receives its index.
     pub(super) fn swap_remove(&mut self, index: usize) {
-        let Some(removed) = self.get(index).map(|entry| Place::of(&entry.key, index)) else { return };
-        if let Ok(entry) = self.table.find_entry(removed.table_hash(), |place| *place == removed) {
+        let Some(removed) = self.get(index).map(|entry| HashedIndex::new(&entry.key, index)) else { return };
+        if let Ok(entry) = self.table.find_entry(removed.table_hash(), |stored| *stored == removed) {
             entry.remove();
         }
         self.len -= 1;
         let Some(last) = self.chunks[self.len / CHUNK].pop() else { return };
         if index < self.len {
-            let moved = Place::of(&last.key, self.len);
-            if let Some(place) = self.table.find_mut(moved.table_hash(), |place| *place == moved) {
-                place.index = index as u32;
+            let moved = HashedIndex::new(&last.key, self.len);
+            if let Some(stored) = self.table.find_mut(moved.table_hash(), |stored| *stored == moved) {
+                stored.index = index as u32;
             }
             self.chunks[index / CHUNK][index % CHUNK] = last;
         }
@@ -147,7 +148,7 @@ impl<V> KeyMap<V> {
 
     /// Reduces the memory to that of this many entries, or of all entries if there are more.
     pub(super) fn shrink_to(&mut self, entries: usize) {
-        self.table.shrink_to(entries, Place::table_hash);
+        self.table.shrink_to(entries, HashedIndex::table_hash);
         self.chunks.shrink_to(entries.div_ceil(CHUNK));
     }
 }

@@ -1,39 +1,48 @@
-//! Sliding log and sliding buckets: one record per charge, or one per bucket.
+//! The count of the sliding log and the sliding buckets: one record for each charge, or for each bucket.
 //!
 //! Each record has its instant and the *running total* of all units before it. So the usage, and the units that must expire before
 //! a cost fits, are differences of two totals, found by bisection.
-//!
-//! The record of a bucket is at the end of the bucket. Apart from that, both algorithms are the same.
+
+use std::marker::PhantomData;
 
 use super::{
-    count::{self, Count, Forecast, monotonic_instant},
+    count::{Count, Forecast, Reading, monotonic_instant},
     records::Records,
 };
 use crate::{
     backend::generation::Generations,
     check::Receipt,
-    policy::{Algorithm, MAX_LOG_CHARGES, Policy},
+    policy::{MAX_LOG_CHARGES, Policy},
 };
 
 /// The usage saturates here. Only overages beyond a quota can reach it.
 const MAX_USED: u64 = 1 << 39;
 
+/// How a type records charges.
+pub(super) trait Recording {
+    /// Whether charges that are recorded at the same instant share a record.
+    const IS_SHARED: bool;
+
+    /// Returns the instant of the record of a charge: from this instant on, it counts for one window.
+    fn recorded_at(now: u64, policy: &Policy) -> u64;
+}
+
 /// The charges of one partition key under one policy, oldest first. The newest record always holds units.
-pub(super) struct Log {
+pub(super) struct Log<R> {
     /// Drawn by the first charge since the usage was 0.
     generation: u64,
     /// The instant of the last charge. It stays after a refund.
     last: u64,
     records: Records,
+    recording: PhantomData<R>,
 }
 
 /// A log at one instant.
-pub(super) struct Reading<'a> {
-    log: &'a Log,
+pub(super) struct LogReading<'a> {
+    records: &'a Records,
     /// The clock as read.
     clock: u64,
     window: u64,
-    precision: u64,
     span: Span,
 }
 
@@ -46,23 +55,25 @@ pub(super) struct Span {
     expired: usize,
     /// The running total before the oldest record that counts.
     before: u64,
+    /// The instant of the record of a charge now.
+    recorded_at: u64,
 }
 
-impl Log {
-    pub(super) const EMPTY: Self = Self { generation: 0, last: 0, records: Records::EMPTY };
-
+impl<R: Recording> Log<R> {
     #[inline]
-    fn span(&self, clock: u64, window: u64) -> Span {
+    fn span(&self, clock: u64, policy: &Policy) -> Span {
+        let window = policy.window_micros();
+        let span =
+            |now, expired, before| Span { now, expired, before, recorded_at: R::recorded_at(now, policy) };
         let Some(now) = monotonic_instant(clock, self.last, window) else {
-            let expired = self.records.len();
-            return Span { now: clock, expired, before: self.records.total() };
+            return span(clock, self.records.len(), self.records.total());
         };
         match self.records.get(0) {
-            None => Span { now, expired: 0, before: self.records.total() },
-            Some(oldest) if oldest.at + window > now => Span { now, expired: 0, before: oldest.start },
+            None => span(now, 0, self.records.total()),
+            Some(oldest) if oldest.at + window > now => span(now, 0, oldest.start),
             Some(_) => {
                 let expired = self.records.partition_point(|at| at + window <= now);
-                Span { now, expired, before: self.records.start(expired) }
+                span(now, expired, self.records.start(expired))
             }
         }
     }
@@ -108,7 +119,7 @@ impl Log {
     }
 
     /// Drops the records without units at both ends. The oldest records of one instant stay until none of them holds units, because
-    /// a receipt states the place of its record among them.
+    /// a receipt states the ordinal of its record among them.
     fn drop_empty_ends(&mut self) {
         while self.records.newest().is_some_and(|newest| newest.start == self.records.total()) {
             self.records.drop_newest();
@@ -123,26 +134,30 @@ impl Log {
     }
 }
 
-impl Count for Log {
-    type Reading<'a> = Reading<'a>;
+impl<R: Recording> Count for Log<R> {
+    const EMPTY: Self = Self { generation: 0, last: 0, records: Records::EMPTY, recording: PhantomData };
+
+    type Reading<'a>
+        = LogReading<'a>
+    where
+        R: 'a;
     type Instant = Span;
 
     #[inline]
-    fn read(&self, clock: u64, policy: &Policy) -> Reading<'_> {
-        let window = policy.window_micros();
-        Reading { log: self, clock, window, precision: precision(policy), span: self.span(clock, window) }
+    fn read(&self, clock: u64, policy: &Policy) -> LogReading<'_> {
+        let span = self.span(clock, policy);
+        LogReading { records: &self.records, clock, window: policy.window_micros(), span }
     }
 
     #[inline]
-    fn instant(reading: &Reading<'_>) -> Span {
+    fn instant(reading: &LogReading<'_>) -> Span {
         reading.span
     }
 
     #[inline(always)]
     fn charge(
         &mut self,
-        Span { now, expired, before, .. }: Span,
-        policy: &Policy,
+        Span { now, expired, before, recorded_at }: Span,
         cost: u32,
         generations: &Generations,
     ) {
@@ -150,24 +165,22 @@ impl Count for Log {
         if expired > 0 || used == 0 {
             self.drop_expired(expired, used, generations);
         }
-        let precision = precision(policy);
-        let at = recorded_at(now, precision);
         // At most the cost.
         let units = u64::from(cost).min(MAX_USED.saturating_sub(used)) as u32;
         if units > 0 {
             self.last = now;
-            let joins = precision > 0 && self.records.newest().is_some_and(|newest| newest.at == at);
-            if joins {
+            let is_newest = || self.records.newest().is_some_and(|newest| newest.at == recorded_at);
+            if R::IS_SHARED && is_newest() {
                 self.records.add_to_newest(units);
             } else {
-                self.records.push(at, units);
+                self.records.push(recorded_at, units);
             }
         }
     }
 
-    fn receipt(&self, Span { now, .. }: Span, policy: &Policy) -> Receipt {
-        let at_micros = recorded_at(now, precision(policy));
-        Receipt { generation: self.generation, at_micros, ordinal: self.newest_ordinal() }
+    fn receipt(&self, span: Span) -> Receipt {
+        let (generation, at_micros) = (self.generation, span.recorded_at);
+        Receipt { generation, at_micros, ordinal: self.newest_ordinal() }
     }
 
     fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
@@ -187,7 +200,7 @@ impl Count for Log {
     }
 }
 
-impl count::Reading for Reading<'_> {
+impl Reading for LogReading<'_> {
     #[inline]
     fn clock(&self) -> u64 {
         self.clock
@@ -195,7 +208,7 @@ impl count::Reading for Reading<'_> {
 
     #[inline]
     fn used(&self) -> u64 {
-        self.log.records.total().wrapping_sub(self.span.before)
+        self.records.total().wrapping_sub(self.span.before)
     }
 
     #[inline]
@@ -206,7 +219,7 @@ impl count::Reading for Reading<'_> {
     #[inline]
     fn has_room(&self) -> bool {
         // A window has far fewer buckets than this.
-        self.log.records.len() - self.span.expired < MAX_LOG_CHARGES as usize
+        self.records.len() - self.span.expired < MAX_LOG_CHARGES as usize
     }
 
     fn falls_to(&self, units: u64) -> u64 {
@@ -216,11 +229,11 @@ impl count::Reading for Reading<'_> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn forecast(&self, units: u64, quota: u64) -> Forecast {
         let used = self.used();
         let added = units.min(MAX_USED.saturating_sub(used));
-        let newest = recorded_at(self.span.now, self.precision) + self.window;
+        let newest = self.span.recorded_at + self.window;
         // Usually, one unit must expire. If more than the quota is used, so must the units beyond it.
         let beyond = (used + added).saturating_sub(quota);
         let next = if used > beyond { self.expires_at(beyond + 1) } else { newest };
@@ -229,10 +242,10 @@ impl count::Reading for Reading<'_> {
     }
 }
 
-impl Reading<'_> {
+impl LogReading<'_> {
     /// Returns the instant at which the newest record, which holds units, has expired.
     fn newest_expires_at(&self) -> u64 {
-        self.log.records.newest().map_or(self.span.now, |newest| newest.at + self.window)
+        self.records.newest().map_or(self.span.now, |newest| newest.at + self.window)
     }
 
     /// Returns the instant at which `units` of the usage have expired.
@@ -241,13 +254,13 @@ impl Reading<'_> {
         // The expired records come first. Usually the oldest of the others holds enough units.
         let oldest = self.span.expired;
         let index = if self.units_until(oldest) >= units { oldest } else { self.bisect(units) };
-        self.log.records.get(index).map_or(self.span.now, |record| record.at + self.window)
+        self.records.get(index).map_or(self.span.now, |record| record.at + self.window)
     }
 
     /// Returns the index of the oldest record with which `units` of the usage have expired.
     #[inline(never)]
     fn bisect(&self, units: u64) -> usize {
-        let (mut low, mut high) = (self.span.expired, self.log.records.len());
+        let (mut low, mut high) = (self.span.expired, self.records.len());
         while low < high {
             let middle = low + (high - low) / 2;
             if self.units_until(middle) < units {
@@ -262,43 +275,26 @@ impl Reading<'_> {
     /// Returns the units of the usage in the records up to this one.
     #[inline]
     fn units_until(&self, index: usize) -> u64 {
-        self.log.records.start(index + 1).wrapping_sub(self.span.before)
+        self.records.start(index + 1).wrapping_sub(self.span.before)
     }
-}
-
-/// Returns the width of a bucket in microseconds; 0 for an algorithm without buckets.
-#[inline]
-fn precision(policy: &Policy) -> u64 {
-    match policy.algorithm() {
-        // At most the window.
-        Algorithm::SlidingBuckets { precision } => precision.as_micros() as u64,
-        _ => 0,
-    }
-}
-
-/// Returns the instant of the record of a charge: its own, or the end of its bucket.
-#[inline]
-fn recorded_at(now: u64, precision: u64) -> u64 {
-    // With a precision of 0, every instant is the end of a bucket of its own.
-    now.checked_div(precision).map_or(now, |bucket| (bucket + 1) * precision)
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use super::*;
+    use super::{super::sliding_log::SlidingLog, *};
 
     #[test]
     fn receipt_counts_earlier_charges_of_its_instant() {
         let generations = Generations::new();
         let policy = Policy::new("p", 100, Duration::from_millis(1)).unwrap();
         for earlier in 0..20 {
-            let mut log = Log::EMPTY;
+            let mut log = SlidingLog::EMPTY;
             let mut charge = |at| {
                 let span = log.read(at, &policy).span;
-                log.charge(span, &policy, 1, &generations);
-                log.receipt(span, &policy)
+                log.charge(span, 1, &generations);
+                log.receipt(span)
             };
             for at in 1..=earlier {
                 assert_eq!(charge(at).ordinal, 0);

@@ -11,26 +11,35 @@ use crate::{
     check::{Check, Namespace, PairRef, Purpose, Refund},
     decision::Decision,
     error::ConfigError,
+    policy::for_each_type,
 };
 
+mod any_count;
 mod bound;
 mod clock;
 mod count;
 mod due;
 mod key_map;
+mod locked;
 mod log;
+mod partition;
 mod records;
 mod shard;
 mod single;
-mod slot;
 mod state;
-mod usage;
 mod windows;
 
 use clock::Clock;
 #[cfg(feature = "test-util")]
 pub use clock::ManualClock;
-use state::State;
+use state::MemoryState;
+
+macro_rules! declare_types {
+    ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
+        $(mod $module;)*
+    };
+}
+for_each_type!(declare_types);
 
 /// A backend in the memory of this process: exact, bounded, and without a background task.
 ///
@@ -71,7 +80,7 @@ use state::State;
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 #[derive(Clone)]
-pub struct MemoryBackend(Arc<State>);
+pub struct MemoryBackend(Arc<MemoryState>);
 
 /// What a [`MemoryBackend`] does with a new partition key at its bound, if no key is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -117,7 +126,7 @@ impl MemoryBackend {
     }
 
     fn build(max_keys: usize, clock: Clock, keep_idle: Duration, rejects_when_full: bool) -> Self {
-        Self(Arc::new(State::new(max_keys, clock, keep_idle, rejects_when_full)))
+        Self(Arc::new(MemoryState::new(max_keys, clock, keep_idle, rejects_when_full)))
     }
 
     /// Sets what this backend and its clones do with a new key at the bound. The default is [`WhenFull::Evict`].
@@ -140,19 +149,19 @@ impl MemoryBackend {
 
     /// Returns the number of stored partition keys, including idle ones.
     pub fn keys(&self) -> usize {
-        self.0.keys()
+        self.0.keys.load(Ordering::Relaxed)
     }
 
     /// Returns the number of partition keys that were evicted because the bound was reached. Idle keys do not count: they are
     /// removed without a loss.
     pub fn evicted_keys(&self) -> u64 {
-        self.0.evicted_keys()
+        self.0.evicted_keys.load(Ordering::Relaxed)
     }
 
     /// Returns the quota units that the evicted keys had in use, over all their policies. Clients may use these units again before
     /// their window has passed.
     pub fn evicted_units(&self) -> u64 {
-        self.0.evicted_units()
+        self.0.evicted_units.load(Ordering::Relaxed)
     }
 
     #[cfg(feature = "test-util")]

@@ -87,7 +87,7 @@ impl Records {
     }
 
     /// Adds a record of these units after the newest one.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, instant: u64, charged: u32) {
         if let Self::Few { len, units, at } = self
             && let (Some(units), Some(at)) = (units.get_mut(usize::from(*len)), at.get_mut(usize::from(*len)))
@@ -165,7 +165,7 @@ impl Records {
     }
 
     /// Changes many records, or few that become many.
-    #[inline]
+    #[inline(always)]
     fn change_many(&mut self, change: impl FnOnce(&mut Many)) {
         match self {
             Self::Many(many) => change(many),

@@ -1,10 +1,10 @@
 //! A shard of the partition keys, under one lock. Each check removes a few idle keys.
 
 use super::{
+    any_count::AnyCount,
     due::DueKeys,
     key_map::KeyMap,
-    slot::{Partition, Slot},
-    usage::Usage,
+    partition::{PairCount, Partition},
 };
 use crate::{
     backend::generation::Generations,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Some of the partition keys of a memory backend.
-pub(super) struct Shard {
+pub(super) struct KeyShard {
     /// A map with indices, so that a random key is found without a search.
     partitions: KeyMap<Partition>,
     /// The instant of the next inspection of every partition: at the latest when it is idle. The inspection updates this instant,
@@ -24,16 +24,16 @@ pub(super) struct Shard {
     first_due: u64,
 }
 
-impl Default for Shard {
+impl Default for KeyShard {
     fn default() -> Self {
         Self { partitions: KeyMap::default(), due: DueKeys::default(), first_due: u64::MAX }
     }
 }
 
-impl Shard {
-    /// Returns the usage of a pair, if it is stored.
-    pub(super) fn usage(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&Usage> {
-        self.partitions.find(key)?.slot(check.scope(), policy).map(|slot| &slot.usage)
+impl KeyShard {
+    /// Returns the count of a pair, if it is stored.
+    pub(super) fn count(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&AnyCount> {
+        self.partitions.find(key)?.count(check.scope(), policy).map(|pair| &pair.count)
     }
 
     /// Returns the index of a partition key, if it is stored.
@@ -42,21 +42,26 @@ impl Shard {
         self.partitions.seek(key)
     }
 
-    /// Returns the slot of a pair whose partition key has this index, if the slot is stored.
+    /// Returns the count of a pair whose partition key has this index, if the count is stored.
     #[inline]
-    pub(super) fn slot(&mut self, key: usize, namespace: &Namespace, policy: &Policy) -> Option<&mut Slot> {
-        self.partitions.value_mut(key)?.slot_mut(namespace, policy)
+    pub(super) fn count_mut(
+        &mut self,
+        key: usize,
+        namespace: &Namespace,
+        policy: &Policy,
+    ) -> Option<&mut PairCount> {
+        self.partitions.value_mut(key)?.count_mut(namespace, policy)
     }
 
-    /// Stores the slot of a pair that is not stored. The partition key has this index, or none if it is new.
-    pub(super) fn insert(&mut self, index: Option<usize>, key: &PartitionKey, slot: Slot) {
+    /// Stores the count of a pair that is not stored. The partition key has this index, or none if it is new.
+    pub(super) fn insert(&mut self, index: Option<usize>, key: &PartitionKey, count: PairCount) {
         if let Some(partition) = index.and_then(|index| self.partitions.value_mut(index)) {
-            // The next inspection is not later than before, so it is in time for the other slots, and updates the instant.
-            partition.push(slot);
+            // The next inspection is not later than before, so it is in time for the other counts, and updates the instant.
+            partition.push(count);
             return;
         }
-        let due = slot.idle_at();
-        self.partitions.push(key.clone(), Partition::of(slot));
+        let due = count.idle_at();
+        self.partitions.push(key.clone(), Partition::One(count));
         self.due.push(due);
         self.first_due = self.first_due.min(due);
     }
@@ -71,12 +76,12 @@ impl Shard {
         generations: &Generations,
     ) -> Receipt {
         let (index, namespace, pair) = (self.seek(key), check.scope(), pair.borrowed());
-        if let Some(slot) = index.and_then(|index| self.slot(index, namespace, pair.policy)) {
-            return slot.charge(pair, clock, generations);
+        if let Some(count) = index.and_then(|index| self.count_mut(index, namespace, pair.policy)) {
+            return count.charge(pair, clock, generations);
         }
-        let mut slot = Slot::new(namespace, pair);
-        let receipt = slot.charge(pair, clock, generations);
-        self.insert(index, key, slot);
+        let mut count = PairCount::new(namespace, pair);
+        let receipt = count.charge(pair, clock, generations);
+        self.insert(index, key, count);
         receipt
     }
 
@@ -89,8 +94,8 @@ impl Shard {
         clock: u64,
     ) {
         let Some(partition) = self.partitions.find_mut(key) else { return };
-        if let Some(slot) = partition.slot_mut(namespace, &pair.policy) {
-            slot.usage.refund(clock, &pair.policy, pair.receipt, pair.units);
+        if let Some(stored) = partition.count_mut(namespace, &pair.policy) {
+            stored.count.refund(clock, &pair.policy, pair.receipt, pair.units);
         }
     }
 
@@ -204,7 +209,7 @@ mod tests {
     /// Otherwise, every new key at the bound would search all shards for a key that is no longer stored.
     #[test]
     fn eviction_updates_first_due() {
-        let (mut shard, generations) = (Shard::default(), Generations::new());
+        let (mut shard, generations) = (KeyShard::default(), Generations::new());
         let check = |value, seconds| {
             let policy = Policy::new("p", 10, Duration::from_secs(seconds)).unwrap();
             Check::new([Pair::new(PartitionKey::new("user", value), policy, 1)]).unwrap()

@@ -1,14 +1,9 @@
-//! Sliding counter and fixed window: the usage of two calendar windows, or of one.
+//! The count of the sliding counter and the fixed window: the usage of two calendar windows, or of one.
 //!
-//! Calendar windows begin at multiples of the window since the Unix epoch. In the fixed window the previous calendar window does
-//! not count. Apart from that, both algorithms are the same.
+//! Calendar windows begin at multiples of the window since the Unix epoch.
 
-use super::count::{self, Count, Forecast, monotonic_instant};
-use crate::{
-    backend::generation::Generations,
-    check::Receipt,
-    policy::{Algorithm, Policy},
-};
+use super::count::{Count, Forecast, Reading, monotonic_instant};
+use crate::{backend::generation::Generations, check::Receipt, policy::Policy};
 
 /// The largest number of ticks in a calendar window.
 const MAX_TICKS: u64 = 1 << 20;
@@ -17,72 +12,69 @@ const MAX_TICKS: u64 = 1 << 20;
 /// quota can reach it.
 const MAX_USED: u64 = (1 << 33) - 1;
 
-/// The sums of the charges of one partition key under one policy.
-pub(super) struct Windows {
+/// The sums of the charges of one partition key under one policy. If it `CARRIES`, the usage of a calendar window counts in the next
+/// one too, in part.
+pub(super) struct Windows<const CARRIES: bool> {
     /// Drawn by the first charge since the usage was 0.
     generation: u64,
     /// The instant of the last charge. The two sums are as of this instant.
     last: u64,
     /// The usage of the calendar window of that instant, in quota units.
     current: u64,
-    /// The usage of the calendar window before it, which counts in part; 0 in the fixed window.
+    /// The usage of the calendar window before it, which counts in part; 0 unless it `CARRIES`.
     previous: u64,
 }
 
 /// Two calendar windows at one instant.
 #[derive(Clone, Copy)]
-pub(super) struct Reading {
+pub(super) struct WindowsReading<const CARRIES: bool> {
     /// The clock as read.
     clock: u64,
     /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
     now: u64,
     window: u64,
-    /// Whether the usage of a calendar window counts in the next one too.
-    carries: bool,
     current: u64,
     previous: u64,
 }
 
-impl Windows {
-    pub(super) const EMPTY: Self = Self { generation: 0, last: 0, current: 0, previous: 0 };
-}
+impl<const CARRIES: bool> Count for Windows<CARRIES> {
+    const EMPTY: Self = Self { generation: 0, last: 0, current: 0, previous: 0 };
 
-impl Count for Windows {
-    type Reading<'a> = Reading;
-    type Instant = Reading;
+    type Reading<'a> = WindowsReading<CARRIES>;
+    type Instant = WindowsReading<CARRIES>;
 
-    fn read(&self, clock: u64, policy: &Policy) -> Reading {
-        let (window, carries) = (policy.window_micros(), carries(policy));
+    fn read(&self, clock: u64, policy: &Policy) -> WindowsReading<CARRIES> {
+        let window = policy.window_micros();
         let Some(now) = monotonic_instant(clock, self.last, window) else {
-            return Reading { clock, now: clock, window, carries, current: 0, previous: 0 };
+            return WindowsReading { clock, now: clock, window, current: 0, previous: 0 };
         };
         let (current, previous) = match now / window - self.last / window {
             0 => (self.current, self.previous),
-            1 if carries => (0, self.current),
+            1 if CARRIES => (0, self.current),
             _ => (0, 0),
         };
-        Reading { clock, now, window, carries, current, previous }
+        WindowsReading { clock, now, window, current, previous }
     }
 
-    fn instant(reading: &Reading) -> Reading {
+    fn instant(reading: &WindowsReading<CARRIES>) -> WindowsReading<CARRIES> {
         *reading
     }
 
-    fn charge(&mut self, reading: Reading, _: &Policy, cost: u32, generations: &Generations) {
-        let Reading { now, current, previous, .. } = reading.charged(u64::from(cost));
+    fn charge(&mut self, reading: WindowsReading<CARRIES>, cost: u32, generations: &Generations) {
+        let WindowsReading { now, current, previous, .. } = reading.charged(u64::from(cost));
         let generation = if reading.is_unused() { generations.draw() } else { self.generation };
         *self = Self { generation, last: now, current, previous };
     }
 
-    fn receipt(&self, _: Reading, _: &Policy) -> Receipt {
+    fn receipt(&self, _: WindowsReading<CARRIES>) -> Receipt {
         Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
     }
 
     fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
-        let (window, carries) = (policy.window_micros(), carries(policy));
+        let window = policy.window_micros();
         let charged = receipt.at_micros / window;
         let now = monotonic_instant(clock, self.last, window);
-        let counts = now.is_some_and(|now| now / window <= charged + u64::from(carries));
+        let counts = now.is_some_and(|now| now / window <= charged + u64::from(CARRIES));
         if !counts || receipt.generation != self.generation {
             return;
         }
@@ -95,18 +87,18 @@ impl Count for Windows {
     }
 
     fn idle_at(&self, policy: &Policy) -> u64 {
-        let (window, carries) = (policy.window_micros(), carries(policy));
+        let window = policy.window_micros();
         let end = self.last - self.last % window + window;
         match (self.current, self.previous) {
             (0, 0) => self.last,
             (0, _) => end,
-            _ if carries => end + window,
+            _ if CARRIES => end + window,
             _ => end,
         }
     }
 }
 
-impl count::Reading for Reading {
+impl<const CARRIES: bool> Reading for WindowsReading<CARRIES> {
     fn clock(&self) -> u64 {
         self.clock
     }
@@ -132,7 +124,7 @@ impl count::Reading for Reading {
         let (start, next) = (self.start(), self.start() + self.window);
         let free = units.checked_sub(self.current);
         let in_this = free.and_then(|free| self.fades(start, self.previous, free));
-        let in_next = || self.fades(next, if self.carries { self.current } else { 0 }, units);
+        let in_next = || self.fades(next, if CARRIES { self.current } else { 0 }, units);
         in_this.or_else(in_next).unwrap_or(next + self.window)
     }
 
@@ -143,7 +135,7 @@ impl count::Reading for Reading {
     }
 }
 
-impl Reading {
+impl<const CARRIES: bool> WindowsReading<CARRIES> {
     fn charged(&self, units: u64) -> Self {
         Self { current: (self.current + units).min(MAX_USED), ..*self }
     }
@@ -179,9 +171,4 @@ impl Reading {
     fn tick(&self) -> u64 {
         self.window.div_ceil(MAX_TICKS)
     }
-}
-
-/// Returns whether the usage of a calendar window counts in the next one too.
-fn carries(policy: &Policy) -> bool {
-    policy.algorithm() == Algorithm::SlidingCounter
 }

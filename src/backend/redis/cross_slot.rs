@@ -421,8 +421,8 @@ fn without_charge(status: &Status, pair: &Pair) -> Status {
         return status.clone();
     }
     let remaining = status.remaining().saturating_add(pair.cost);
-    let (next, reset) = if remaining == pair.policy.quota() {
-        (pair.policy.window(), Duration::ZERO)
+    let (next, reset) = if remaining == pair.policy.quota_units() {
+        (Duration::from_micros(pair.policy.window_micros()), Duration::ZERO)
     } else {
         (status.next_after(), status.reset_after())
     };

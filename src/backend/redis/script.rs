@@ -154,7 +154,7 @@ impl Call {
         let mut pairs = Packed::new();
         for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
             let mut pair = [0; 20];
-            pair[..4].copy_from_slice(&policy.quota().to_le_bytes());
+            pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
             pair[4..8].copy_from_slice(&cost.to_le_bytes());
             // A window is shorter than 2^45 microseconds.
             pair[8..14].copy_from_slice(&policy.window_micros().to_le_bytes()[..6]);

@@ -210,11 +210,12 @@ impl Probe {
             // A script could stop halfway.
             return Ok(());
         }
-        let lacks_some = |problem: &Problem| matches!(problem, Problem::MissingOptionalPermission { .. });
-        let optional = [Algorithm::FixedWindow, Algorithm::SlidingCounter];
-        let optional = optional.into_iter().filter(|_| !self.problems.iter().any(lacks_some));
-        let buckets = Algorithm::SlidingBuckets { precision: Duration::from_secs(1) };
-        let algorithms: Vec<_> = [Algorithm::SlidingLog, buckets].into_iter().chain(optional).collect();
+        let is_missing = |name: &&str| {
+            let is_it = |problem: &Problem| matches!(problem, Problem::MissingOptionalPermission { command, .. } if command == name);
+            self.problems.iter().any(is_it)
+        };
+        let can_run = |algorithm: &Algorithm| !optional_commands(*algorithm).iter().any(is_missing);
+        let algorithms: Vec<_> = Algorithm::examples().filter(can_run).collect();
         for algorithm in algorithms {
             if let Err(error) = self.run_scripts(algorithm).await {
                 // All other commands of the scripts have been called.
@@ -294,7 +295,7 @@ impl Probe {
         let server = self.server.clone();
         let problem = match error.reason() {
             Reason::NoPermission => match denial(&error) {
-                Denial::Command if OPTIONAL.contains(&command) => {
+                Denial::Command if is_optional(command) => {
                     Problem::MissingOptionalPermission { server, command }
                 }
                 Denial::Command => Problem::MissingPermission { server, command },
@@ -338,8 +339,14 @@ impl Probe {
     }
 }
 
-/// The commands that only the sliding counter and the fixed window need.
-const OPTIONAL: [&str; 3] = ["get", "set", "setrange"];
+/// Returns the commands that this algorithm needs, and a sliding log does not.
+fn optional_commands(algorithm: Algorithm) -> &'static [&'static str] {
+    policy(algorithm).map_or(&[], |policy| policy.properties().optional_commands)
+}
+
+fn is_optional(command: &str) -> bool {
+    Algorithm::examples().any(|algorithm| optional_commands(algorithm).contains(&command))
+}
 
 /// Returns the commands of the scripts, in a form that changes nothing. The key does not exist. The server verifies the permission
 /// before it finds that there is nothing to do.

@@ -65,7 +65,7 @@ impl<B: Backend> Bench<B> {
     }
 
     fn used(&self, key: &str, policy: &Policy) -> u32 {
-        policy.quota() - self.check(&[(key, policy, 0)]).statuses()[0].remaining()
+        policy.quota().unwrap() - self.check(&[(key, policy, 0)]).statuses()[0].remaining()
     }
 
     /// Reserves one pair, and returns what `settle` needs.

@@ -70,7 +70,7 @@ edges! {
         for pairs in [[("a", &small, 1), ("a", &large, 1)], [("a", &large, 1), ("a", &small, 1)]] {
             let decision = bench.check(&pairs);
             assert_eq!(decision.retry_after(), wait_of(WINDOW), "the small policy denies");
-            let large = decision.statuses().iter().find(|status| status.limit() == 100).unwrap();
+            let large = decision.statuses().iter().find(|status| status.quota().unwrap() == 100).unwrap();
             assert_eq!((large.remaining(), large.retry_after()), (98, Wait::ZERO), "the other policy is not charged");
         }
     }

@@ -6,7 +6,6 @@ mod bugs;
 
 #[path = "../../contract"]
 mod contract {
-    mod account;
     pub mod model;
 }
 

@@ -197,7 +197,7 @@ impl Events {
     /// expired meanwhile. The charges are rolled back in both cases.
     fn may_have_cached_denial(&self, plan: &Plan, at: Duration, end: Duration, started: &Started) -> bool {
         let (max_age, is_outage) = (DenyCache::default().max_age, at < plan.repaired + RECOVERY);
-        let known_for = if is_outage { max_age.max(plan.route.window()) } else { max_age };
+        let known_for = if is_outage { max_age.max(plan.route.window().unwrap()) } else { max_age };
         let latest = if is_outage { end } else { at };
         let oldest = at.saturating_sub(known_for + DEADLINE);
         let denied = |of: u16| {
@@ -295,7 +295,7 @@ fn most_in_a_window(window: u64, charges: &[(u64, u32)]) -> u32 {
 }
 
 fn check_quota(plan: &Plan, events: &Events, report: &mut Report<'_>) {
-    let window = plan.route.window().as_micros() as u64;
+    let window = plan.route.window().unwrap().as_micros() as u64;
     for (slot, quota) in slots_of(plan) {
         // Data that was lost and data after a reset are separate.
         let mut charges: BTreeMap<(u64, usize), Vec<(u64, u32)>> = BTreeMap::new();

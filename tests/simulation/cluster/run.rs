@@ -81,7 +81,7 @@ pub fn slot_of_route(route: u64, plan: &Plan) -> u16 {
 pub fn slots_of(plan: &Plan) -> Vec<(u16, u32)> {
     let routes = (0..plan.routes).map(|route| (Plan::route(route), &plan.route));
     let addresses = (0..plan.addresses).map(|address| (Plan::address(address), &plan.address));
-    routes.chain(addresses).map(|(key, policy)| (slot_of(&key, policy), policy.quota())).collect()
+    routes.chain(addresses).map(|(key, policy)| (slot_of(&key, policy), policy.quota().unwrap())).collect()
 }
 
 fn slot_of(key: &PartitionKey, policy: &Policy) -> u16 {

@@ -1,14 +1,23 @@
 //! The reference model of one pair: a list of all its charges.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tower_sliding_window::{Algorithm, Policy};
+/// How a type of policy counts a charge.
+pub trait Counting: Send + Sync {
+    /// Returns the number of parts of a unit. It is 1 unless the type counts fractions of a unit.
+    fn parts(&self) -> u64 {
+        1
+    }
+
+    /// Returns how many parts of a unit that was charged at `charged` count at `now`.
+    fn share(&self, charged: u64, now: u64) -> u64;
+}
 
 /// All charges of one pair, in order. No charge is removed.
 #[derive(Clone)]
 pub struct Account {
     window: u64,
-    algorithm: Algorithm,
+    counting: Arc<dyn Counting>,
     charges: Vec<Charge>,
     /// The instant of the last charge, even after a refund.
     last: u64,
@@ -23,9 +32,8 @@ struct Charge {
 }
 
 impl Account {
-    pub fn new(policy: &Policy) -> Self {
-        let window = policy.window().as_micros() as u64;
-        Self { window, algorithm: policy.algorithm(), charges: Vec::new(), last: 0 }
+    pub fn new(window: Duration, counting: Arc<dyn Counting>) -> Self {
+        Self { window: window.as_micros() as u64, counting, charges: Vec::new(), last: 0 }
     }
 
     /// Returns the usage at this instant, in parts of a unit.
@@ -34,39 +42,12 @@ impl Account {
             return 0;
         }
         let now = at.max(self.last);
-        self.charges.iter().map(|charge| charge.units * self.share(charge.at, now)).sum()
+        self.charges.iter().map(|charge| charge.units * self.counting.share(charge.at, now)).sum()
     }
 
-    /// Returns how many parts of a unit that was charged at `charged` count at `now`.
-    fn share(&self, charged: u64, now: u64) -> u64 {
-        let window = self.window;
-        match self.algorithm {
-            Algorithm::SlidingLog => u64::from(now < charged + window),
-            Algorithm::SlidingBuckets { precision } => {
-                let precision = precision.as_micros() as u64;
-                let end = (charged / precision + 1) * precision;
-                u64::from(now < end + window)
-            }
-            Algorithm::FixedWindow => u64::from(now / window == charged / window),
-            Algorithm::SlidingCounter => match now / window - charged / window {
-                0 => self.parts(),
-                1 => self.parts() - now % window / self.tick(),
-                _ => 0,
-            },
-            other => panic!("{other:?} has no reference model"),
-        }
-    }
-
-    /// Returns the number of parts of a unit. It is 1 unless the algorithm counts fractions of a unit.
+    /// Returns the number of parts of a unit.
     pub fn parts(&self) -> u64 {
-        match self.algorithm {
-            Algorithm::SlidingCounter => self.window.div_ceil(self.tick()),
-            _ => 1,
-        }
-    }
-
-    fn tick(&self) -> u64 {
-        self.window.div_ceil(1 << 20)
+        self.counting.parts()
     }
 
     /// Returns whether a cost fits into a quota.
@@ -87,7 +68,7 @@ impl Account {
     pub fn settle(&mut self, at: u64, id: usize, used: u32) {
         let now = at.max(self.last);
         let Some(index) = self.charges.iter().position(|charge| charge.id == id) else { return };
-        if !self.is_foreign(at) && self.share(self.charges[index].at, now) > 0 {
+        if !self.is_foreign(at) && self.counting.share(self.charges[index].at, now) > 0 {
             self.charges[index].units = u64::from(used);
         }
     }

@@ -1,13 +1,25 @@
-//! The reference model: a simple and slow implementation of every algorithm.
+//! The reference model: a simple and slow implementation of every type of policy. A type is one file and one line of `counting`.
 
-use std::{borrow::Cow, collections::HashMap, time::Duration};
+mod account;
+mod fixed_window;
+mod sliding_buckets;
+mod sliding_counter;
+mod sliding_log;
+
+use std::{borrow::Cow, collections::HashMap, sync::Arc, time::Duration};
 
 use tower_sliding_window::{
     Algorithm, Decision, PartitionKey, Policy, Status, Wait,
     backend::{Check, Pair, Purpose},
 };
 
-use super::account::Account;
+use self::{
+    account::{Account, Counting},
+    fixed_window::FixedWindow,
+    sliding_buckets::SlidingBuckets,
+    sliding_counter::SlidingCounter,
+    sliding_log::SlidingLog,
+};
 
 /// The reference model. It keeps every charge of every pair.
 #[derive(Default)]
@@ -26,8 +38,26 @@ pub type Name = (PartitionKey, String, Duration, Algorithm);
 #[derive(Clone, Copy, Debug)]
 pub struct Handle(usize);
 
+/// Returns how the type of a policy counts a charge.
+fn counting(policy: &Policy) -> Arc<dyn Counting> {
+    let window = policy.window().unwrap().as_micros() as u64;
+    match policy.algorithm() {
+        Algorithm::SlidingLog => Arc::new(SlidingLog { window }),
+        Algorithm::SlidingBuckets { precision } => {
+            Arc::new(SlidingBuckets { window, precision: precision.as_micros() as u64 })
+        }
+        Algorithm::SlidingCounter => Arc::new(SlidingCounter { window }),
+        Algorithm::FixedWindow => Arc::new(FixedWindow { window }),
+        other => panic!("{other:?} has no reference model"),
+    }
+}
+
+fn account(policy: &Policy) -> Account {
+    Account::new(policy.window().unwrap(), counting(policy))
+}
+
 pub fn name(key: &PartitionKey, policy: &Policy) -> Name {
-    (key.clone(), policy.name().to_owned(), policy.window(), policy.algorithm())
+    (key.clone(), policy.name().to_owned(), policy.window().unwrap(), policy.algorithm())
 }
 
 impl Model {
@@ -40,7 +70,7 @@ impl Model {
             for (pair, status) in check.pairs().iter().zip(decision.statuses()) {
                 self.charges += 1;
                 let id = self.charges;
-                let new = || Account::new(&pair.policy);
+                let new = || account(&pair.policy);
                 let account = self.accounts.entry(name(&pair.key, &pair.policy)).or_insert_with(new);
                 // A shadow pair that denies is not charged.
                 if pair.cost > 0 && status.retry_after().is_zero() {
@@ -56,7 +86,8 @@ impl Model {
     /// Returns the decision that `check` would return.
     pub fn peek(&self, now: u64, check: &Check) -> Decision {
         let overage = check.purpose() == Purpose::Overage;
-        let admits = |pair: &Pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota());
+        let admits =
+            |pair: &Pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota().unwrap());
         let admitted = check.pairs().iter().all(|pair| pair.is_shadow || admits(pair));
         let status = |pair| self.status(now, pair, admitted && admits(pair), overage);
         Decision::new(now, check.pairs().iter().map(status).collect::<Vec<_>>())
@@ -64,7 +95,7 @@ impl Model {
 
     fn status(&self, now: u64, pair: &Pair, charged: bool, overage: bool) -> Status {
         let mut account = self.account(pair);
-        let (cost, quota) = (pair.cost, pair.policy.quota());
+        let (cost, quota) = (pair.cost, pair.policy.quota().unwrap());
         let retry_after = if overage || account.admits(now, cost, quota) {
             Wait::ZERO
         } else if cost > quota {
@@ -79,7 +110,7 @@ impl Model {
         let remaining_at = |at| (all.saturating_sub(account.used(at)) / account.parts()) as u32;
         let remaining = remaining_at(now);
         let (next_after, reset_after) = match account.used(now) {
-            0 => (pair.policy.window(), Duration::ZERO),
+            0 => (pair.policy.window().unwrap(), Duration::ZERO),
             _ => (
                 account.first(now, |at| remaining_at(at) > remaining),
                 account.first(now, |at| account.used(at) == 0),
@@ -113,7 +144,7 @@ impl Model {
     fn account(&self, pair: &Pair) -> Cow<'_, Account> {
         match self.accounts.get(&name(&pair.key, &pair.policy)) {
             Some(account) => Cow::Borrowed(account),
-            None => Cow::Owned(Account::new(&pair.policy)),
+            None => Cow::Owned(account(&pair.policy)),
         }
     }
 }

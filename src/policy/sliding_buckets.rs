@@ -1,0 +1,66 @@
+//! Sliding buckets: the charges of a bucket count together, for one window from the end of the bucket.
+
+use std::{num::NonZeroU64, time::Duration};
+
+use super::properties::{Expiry, Properties};
+use crate::error::ConfigError;
+
+const MIN_PRECISION: Duration = Duration::from_millis(1);
+const MAX_BUCKETS: u64 = 4_096;
+
+/// Returns the properties of a policy, or an error if its precision is not possible.
+pub(super) fn properties(
+    name: &str,
+    window: Duration,
+    precision: Duration,
+) -> Result<Properties, ConfigError> {
+    // A precision is at most the window.
+    let bucket_micros = NonZeroU64::new(precision.as_micros() as u64);
+    let is_possible = (MIN_PRECISION..=window).contains(&precision)
+        && precision.subsec_nanos().is_multiple_of(1_000)
+        && window.as_micros().div_ceil(precision.as_micros()) <= u128::from(MAX_BUCKETS);
+    if !is_possible {
+        return Err(ConfigError::Precision { name: name.to_owned(), precision, window, max: MAX_BUCKETS });
+    }
+    Ok(Properties { bucket_micros, expiry: Expiry::ByBucket, ..Properties::SLIDING })
+}
+
+/// The precision in a file.
+#[cfg(feature = "serde")]
+pub(super) mod precision {
+    use std::{fmt, time::Duration};
+
+    use serde::{
+        Deserializer, Serializer,
+        de::{Error, Visitor},
+    };
+
+    use super::super::length::{LENGTH, length, length_text};
+
+    struct PrecisionVisitor;
+
+    impl Visitor<'_> for PrecisionVisitor {
+        type Value = Duration;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "the precision: {LENGTH}")
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+            length(text).map_err(|reason| E::custom(format_args!("precision {text:?}: {reason}")))
+        }
+    }
+
+    pub(in crate::policy) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Duration, D::Error> {
+        deserializer.deserialize_str(PrecisionVisitor)
+    }
+
+    pub(in crate::policy) fn serialize<S: Serializer>(
+        precision: &Duration,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&length_text(*precision))
+    }
+}

@@ -1,0 +1,66 @@
+//! The table of the types of policies.
+//!
+//! A type is one file in this folder, one in the folder of the memory backend, one in the scripts, and one entry here: a variant of
+//! [`Algorithm`] and its line in `for_each_type`.
+
+use std::time::Duration;
+
+/// Calls a macro with all types: for each one, its variant of [`Algorithm`], each field with an example, and the name of its modules.
+/// The examples are possible in a window of one second.
+macro_rules! for_each_type {
+    ($macro:ident) => {
+        $macro! {
+            SlidingLog => sliding_log,
+            SlidingBuckets { precision: Duration::from_secs(1) } => sliding_buckets,
+            SlidingCounter => sliding_counter,
+            FixedWindow => fixed_window,
+        }
+    };
+}
+pub(crate) use for_each_type;
+
+/// The algorithm that counts usage.
+///
+/// | algorithm | guarantee | stored for each partition key |
+/// | --- | --- | --- |
+/// | [`SlidingLog`](Self::SlidingLog) | exact: never too many, never too few | a record for each charge |
+/// | [`SlidingBuckets`](Self::SlidingBuckets) | never too many; capacity returns up to a precision late | a counter for each bucket |
+/// | [`SlidingCounter`](Self::SlidingCounter) | approximate: up to twice the quota less one in a window | two counters |
+/// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across a window boundary | one counter |
+///
+/// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
+/// after the wait, and not before.
+///
+/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"` or
+/// `"fixed-window"`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Counts every charge for one window from its own instant. The default.
+    #[default]
+    SlidingLog,
+    /// Groups charges into buckets of the given precision. A bucket counts for one window from its *end*. Therefore, no interval
+    /// of a window's length contains more than the quota, and capacity returns up to one precision late.
+    SlidingBuckets {
+        /// The length of a bucket: 1 ms to the window, in whole microseconds, and at most 4,096 buckets in a window. It
+        /// need not divide the window.
+        #[cfg_attr(feature = "serde", serde(with = "super::sliding_buckets::precision"))]
+        precision: Duration,
+    },
+    /// Adds the usage of the current calendar window and a share of the previous one: `current + previous * left / whole`, where
+    /// `left` of `whole` ticks remain of the current window.
+    ///
+    /// This is an approximation: it assumes that the charges of the previous window are spread evenly. The worst case is
+    /// `2 * quota - 1` units in one window. If the whole quota is charged in the last microsecond of a calendar window, it
+    /// counts in full at the start of the next one. During the last of the `whole` ticks, `1 / whole` of it still counts, which
+    /// rounds up to one unit. By then, `quota - 1` further units were admitted, less than one window after the burst. There
+    /// cannot be more, because the units of the next window alone never exceed the quota less the rest of the burst.
+    ///
+    /// A tick is `ceil(window / 2^20)` microseconds.
+    SlidingCounter,
+    /// Counts the usage of the current calendar window. Calendar windows begin at multiples of the window since the Unix epoch.
+    /// Up to twice the quota is admitted across the boundary between two of them.
+    FixedWindow,
+}
