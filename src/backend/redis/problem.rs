@@ -10,8 +10,9 @@ use crate::backend::BackendError;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
-pub enum Problem {
+pub enum ServerProblem {
     /// The Redis user may not call a command that every check may need.
+    #[non_exhaustive]
     MissingPermission {
         /// The server.
         server: String,
@@ -20,6 +21,7 @@ pub enum Problem {
     },
     /// The Redis user may not call a command that only [`SlidingCounter`](crate::Algorithm::SlidingCounter) and
     /// [`FixedWindow`](crate::Algorithm::FixedWindow) need. This is a warning.
+    #[non_exhaustive]
     MissingOptionalPermission {
         /// The server.
         server: String,
@@ -28,6 +30,7 @@ pub enum Problem {
     },
     /// The server does not know a command: it is disabled or renamed, a proxy does not support it, or the module of the scripting
     /// language is not loaded.
+    #[non_exhaustive]
     MissingCommand {
         /// The server.
         server: String,
@@ -35,6 +38,7 @@ pub enum Problem {
         command: &'static str,
     },
     /// The Redis user may not access the keys of the namespace.
+    #[non_exhaustive]
     MissingKeyPermission {
         /// The server.
         server: String,
@@ -42,6 +46,7 @@ pub enum Problem {
         namespace: String,
     },
     /// The server evicts keys when its memory is full, and evicted limits start again from zero. This is a warning.
+    #[non_exhaustive]
     Evicts {
         /// The server.
         server: String,
@@ -49,21 +54,25 @@ pub enum Problem {
         policy: String,
     },
     /// The server is a replica.
+    #[non_exhaustive]
     Replica {
         /// The server.
         server: String,
     },
     /// The server is a node of a cluster, and the backend is not one of a cluster.
+    #[non_exhaustive]
     ClusterNode {
         /// The server.
         server: String,
     },
     /// The server is a Sentinel.
+    #[non_exhaustive]
     Sentinel {
         /// The server.
         server: String,
     },
     /// The version of the server is older than 5.0.
+    #[non_exhaustive]
     OldVersion {
         /// The server.
         server: String,
@@ -71,6 +80,7 @@ pub enum Problem {
         version: String,
     },
     /// The server does not answer, or not as expected: for example, it is out of memory, or loads its data.
+    #[non_exhaustive]
     Unavailable {
         /// The server.
         server: String,
@@ -79,14 +89,14 @@ pub enum Problem {
     },
 }
 
-impl Problem {
+impl ServerProblem {
     /// Returns whether the backend works in spite of the problem: `Evicts` and `MissingOptionalPermission`.
     pub fn is_warning(&self) -> bool {
         matches!(self, Self::Evicts { .. } | Self::MissingOptionalPermission { .. })
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for ServerProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::MissingPermission { server, command } => write!(
@@ -116,10 +126,10 @@ impl fmt::Display for Problem {
                 write!(f, "Redis at {server}: is a replica; connect to its primary")
             }
             Self::ClusterNode { server } => {
-                write!(f, "Redis at {server}: is a node of a cluster; use connect_cluster or lazy_cluster")
+                write!(f, "Redis at {server}: is a node of a cluster; use RedisServers::cluster")
             }
             Self::Sentinel { server } => {
-                write!(f, "Redis at {server}: is a Sentinel; use connect_sentinel or lazy_sentinel")
+                write!(f, "Redis at {server}: is a Sentinel; use RedisServers::sentinel")
             }
             Self::OldVersion { server, version } => {
                 write!(f, "Redis at {server}: version {version} is too old; it must be 5.0 or newer")
@@ -135,6 +145,6 @@ impl fmt::Display for Problem {
 }
 
 /// Returns the texts of problems in one line.
-pub(super) fn in_one_line(problems: &[Problem]) -> String {
+pub(super) fn in_one_line(problems: &[ServerProblem]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }

@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, RedisError, Value, cmd, from_redis_value};
+use redis::{Cmd, Value, cmd, from_redis_value};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
-    ConnectError, Problem, RedisBackend,
-    error::{is_readonly, is_unknown_command},
+    ConnectError, RedisBackend, ServerProblem,
+    error::{is_readonly, is_unknown_command, redis_error, unavailable},
     eviction::eviction_policy,
     execute::Patience,
     script::Call,
@@ -44,7 +44,7 @@ impl RedisBackend {
     /// script, for every purpose, on a probe key. Returns the warnings. Use it when a service starts.
     ///
     /// It takes about 40 short commands per primary, all primaries at the same time, and at most two seconds after the backend
-    /// has connected. It leaves no key behind. [`connect`](Self::connect), `connect_sentinel` and `connect_cluster` call it.
+    /// has connected. It leaves no key behind. [`connect`](Self::connect) calls it.
     ///
     /// Do not use it as a readiness probe: it fails if one primary of a cluster hangs. Use [`Limiter::readiness`](crate::Limiter::readiness).
     /// Do not let clients call it: it costs Redis more than a check, and its errors name servers and permissions.
@@ -64,7 +64,7 @@ impl RedisBackend {
     /// The role and the mode come from `HELLO`, which needs no permission. Before Redis 6, and behind a proxy without `HELLO`, they
     /// come from `INFO`. Without either, only a replica that rejects writes is found.
     ///
-    /// Your [own connection](Self::from_connection) does not show its servers, so only one of them is verified. If its type may lead
+    /// Your [own connection](super::RedisServers) does not show its servers, so only one of them is verified. If its type may lead
     /// to a cluster, neither role nor mode is verified.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl RedisBackend {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn verify(&self) -> Result<Vec<Problem>, ConnectError> {
+    pub async fn verify(&self) -> Result<Vec<ServerProblem>, ConnectError> {
         self.verify_namespace(Namespace::default()).await
     }
 
@@ -90,14 +90,14 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`verify`](Self::verify), and [`ConnectError::Url`] if the namespace is invalid.
-    pub async fn verify_in(&self, namespace: &str) -> Result<Vec<Problem>, ConnectError> {
+    /// Returns the errors of [`verify`](Self::verify), and [`ConnectError::Config`] if the namespace is invalid.
+    pub async fn verify_in(&self, namespace: &str) -> Result<Vec<ServerProblem>, ConnectError> {
         self.verify_namespace(Namespace::new(namespace)?).await
     }
 
-    async fn verify_namespace(&self, namespace: Namespace) -> Result<Vec<Problem>, ConnectError> {
+    async fn verify_namespace(&self, namespace: Namespace) -> Result<Vec<ServerProblem>, ConnectError> {
         let problems = self.problems(namespace).await?;
-        if problems.iter().all(Problem::is_warning) {
+        if problems.iter().all(ServerProblem::is_warning) {
             Ok(problems)
         } else {
             Err(ConnectError::Unusable { problems })
@@ -108,37 +108,38 @@ impl RedisBackend {
     /// namespace, which the limiter need not have, are logged.
     pub(super) async fn connected(self) -> Result<Self, ConnectError> {
         let problems = self.problems(Namespace::default()).await?;
-        let is_fatal = |problem: &Problem| match problem {
-            Problem::MissingPermission { .. }
-            | Problem::MissingCommand { .. }
-            | Problem::Replica { .. }
-            | Problem::ClusterNode { .. }
-            | Problem::Sentinel { .. }
-            | Problem::OldVersion { .. } => true,
-            Problem::Unavailable { error, .. } => error.reason() == Reason::NoPermission,
+        let is_fatal = |problem: &ServerProblem| match problem {
+            ServerProblem::MissingPermission { .. }
+            | ServerProblem::MissingCommand { .. }
+            | ServerProblem::Replica { .. }
+            | ServerProblem::ClusterNode { .. }
+            | ServerProblem::Sentinel { .. }
+            | ServerProblem::OldVersion { .. } => true,
+            ServerProblem::Unavailable { error, .. } => error.reason() == Reason::NoPermission,
             _ => false,
         };
         if problems.iter().any(is_fatal) {
             return Err(ConnectError::Unusable { problems });
         }
         // Each connection looks for eviction by itself.
-        for problem in problems.iter().filter(|problem| !matches!(problem, Problem::Evicts { .. })) {
+        for problem in problems.iter().filter(|problem| !matches!(problem, ServerProblem::Evicts { .. })) {
             observe::problem_at_start(problem);
         }
         Ok(self)
     }
 
     /// Returns the problems of all primaries.
-    async fn problems(&self, namespace: Namespace) -> Result<Vec<Problem>, ConnectError> {
+    async fn problems(&self, namespace: Namespace) -> Result<Vec<ServerProblem>, ConnectError> {
         if let Err(source) = self.topology.connect().await {
-            return Err(ConnectError::Unreachable { address: self.topology.to_string(), source });
+            let (address, source) = (self.topology.to_string(), unavailable(source));
+            return Err(ConnectError::Unreachable { address, source });
         }
         let mut probes = JoinSet::new();
         for (server, key) in self.probe_keys(&namespace) {
             let probe = Probe::new(self.clone(), server, key, namespace.clone());
             probes.spawn(probe.run());
         }
-        let mut problems: Vec<Problem> = probes.join_all().await.concat();
+        let mut problems: Vec<ServerProblem> = probes.join_all().await.concat();
         problems.sort_by_cached_key(ToString::to_string);
         Ok(problems)
     }
@@ -169,7 +170,7 @@ struct Probe {
     server: String,
     key: PartitionKey,
     namespace: Namespace,
-    problems: Vec<Problem>,
+    problems: Vec<ServerProblem>,
 }
 
 /// The end of a verification, because no further command can succeed.
@@ -180,7 +181,7 @@ impl Probe {
         Self { backend, server, key, namespace, problems: Vec::new() }
     }
 
-    async fn run(mut self) -> Vec<Problem> {
+    async fn run(mut self) -> Vec<ServerProblem> {
         if timeout(TIMEOUT, self.verify()).await.is_err() {
             self.unavailable(BackendError::new(Reason::Timeout));
         }
@@ -198,19 +199,20 @@ impl Probe {
                 self.command_failed(name, error)?;
             }
         }
-        let is_missing = |problem: &Problem| {
+        let is_missing = |problem: &ServerProblem| {
             matches!(
                 problem,
-                Problem::MissingPermission { .. }
-                    | Problem::MissingCommand { .. }
-                    | Problem::MissingKeyPermission { .. }
+                ServerProblem::MissingPermission { .. }
+                    | ServerProblem::MissingCommand { .. }
+                    | ServerProblem::MissingKeyPermission { .. }
             )
         };
         if self.problems.iter().any(is_missing) {
             // A script could stop halfway.
             return Ok(());
         }
-        let lacks_some = |problem: &Problem| matches!(problem, Problem::MissingOptionalPermission { .. });
+        let lacks_some =
+            |problem: &ServerProblem| matches!(problem, ServerProblem::MissingOptionalPermission { .. });
         let optional = [Algorithm::FixedWindow, Algorithm::SlidingCounter];
         let optional = optional.into_iter().filter(|_| !self.problems.iter().any(lacks_some));
         let buckets = Algorithm::SlidingBuckets { precision: Duration::from_secs(1) };
@@ -264,13 +266,13 @@ impl Probe {
         let server = || self.server.clone();
         match mode.as_deref() {
             Some("sentinel") => {
-                self.problems.push(Problem::Sentinel { server: server() });
+                self.problems.push(ServerProblem::Sentinel { server: server() });
                 return Err(Stop);
             }
             Some("cluster")
                 if !backend.topology.is_cluster() && !backend.topology.has_client_of_cluster() =>
             {
-                self.problems.push(Problem::ClusterNode { server: server() });
+                self.problems.push(ServerProblem::ClusterNode { server: server() });
                 // The probe key may be in a slot of another node.
                 return Err(Stop);
             }
@@ -278,13 +280,13 @@ impl Probe {
         }
         let info = info.as_deref().unwrap_or_default();
         if let Some(version) = old_version(info) {
-            self.problems.push(Problem::OldVersion { server: server(), version: version.to_owned() });
+            self.problems.push(ServerProblem::OldVersion { server: server(), version: version.to_owned() });
         }
         if role.is_some_and(|role| role != "master") {
-            self.problems.push(Problem::Replica { server: server() });
+            self.problems.push(ServerProblem::Replica { server: server() });
         }
         if let Some(policy) = eviction_policy(info) {
-            self.problems.push(Problem::Evicts { server: server(), policy: policy.to_owned() });
+            self.problems.push(ServerProblem::Evicts { server: server(), policy: policy.to_owned() });
         }
         Ok(())
     }
@@ -293,27 +295,27 @@ impl Probe {
     fn command_failed(&mut self, command: &'static str, error: BackendError) -> Result<(), Stop> {
         let server = self.server.clone();
         let problem = match error.reason() {
-            Reason::NoPermission => match denial(&error) {
-                Denial::Command if OPTIONAL.contains(&command) => {
-                    Problem::MissingOptionalPermission { server, command }
+            Reason::NoPermission => match denied_access(&error) {
+                DeniedAccess::Command if OPTIONAL.contains(&command) => {
+                    ServerProblem::MissingOptionalPermission { server, command }
                 }
-                Denial::Command => Problem::MissingPermission { server, command },
-                Denial::Key => {
-                    Problem::MissingKeyPermission { server, namespace: self.namespace.as_str().into() }
+                DeniedAccess::Command => ServerProblem::MissingPermission { server, command },
+                DeniedAccess::Key => {
+                    ServerProblem::MissingKeyPermission { server, namespace: self.namespace.as_str().into() }
                 }
-                Denial::User => {
+                DeniedAccess::User => {
                     self.unavailable(error);
                     return Err(Stop);
                 }
             },
-            Reason::ReadOnly if source(&error).is_some_and(is_readonly) => {
-                if !self.problems.iter().any(|problem| matches!(problem, Problem::Replica { .. })) {
-                    self.problems.push(Problem::Replica { server });
+            Reason::ReadOnly if redis_error(&error).is_some_and(is_readonly) => {
+                if !self.problems.iter().any(|problem| matches!(problem, ServerProblem::Replica { .. })) {
+                    self.problems.push(ServerProblem::Replica { server });
                 }
                 return Err(Stop);
             }
-            Reason::Other if source(&error).is_some_and(is_unknown_command) => {
-                Problem::MissingCommand { server, command }
+            Reason::Other if redis_error(&error).is_some_and(is_unknown_command) => {
+                ServerProblem::MissingCommand { server, command }
             }
             // The command was called, and its arguments have no effect.
             Reason::Other if command != PUSH => return Ok(()),
@@ -322,7 +324,7 @@ impl Probe {
                 return Err(Stop);
             }
         };
-        let is_known = |other: &Problem| matches!(other, Problem::MissingKeyPermission { .. });
+        let is_known = |other: &ServerProblem| matches!(other, ServerProblem::MissingKeyPermission { .. });
         if !(is_known(&problem) && self.problems.iter().any(is_known)) {
             self.problems.push(problem);
         }
@@ -330,7 +332,7 @@ impl Probe {
     }
 
     fn unavailable(&mut self, error: BackendError) {
-        self.problems.push(Problem::Unavailable { server: self.server.clone(), error });
+        self.problems.push(ServerProblem::Unavailable { server: self.server.clone(), error });
     }
 
     fn check(&self, algorithm: Algorithm, purpose: Purpose) -> Option<Check> {
@@ -374,25 +376,21 @@ fn commands(key: &str, is_cluster: bool) -> Vec<(&'static str, Cmd)> {
 }
 
 /// What a user may not do.
-enum Denial {
+enum DeniedAccess {
     Command,
     Key,
     /// The user has no valid password.
     User,
 }
 
-fn denial(error: &BackendError) -> Denial {
-    let Some(error) = source(error) else { return Denial::User };
+fn denied_access(error: &BackendError) -> DeniedAccess {
+    let Some(error) = redis_error(error) else { return DeniedAccess::User };
     if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
-        return Denial::User;
+        return DeniedAccess::User;
     }
     let text = error.detail().unwrap_or_default();
     // "No permissions to access a key", "access one of the keys", "can't access at least one of the keys".
-    if text.contains("access") && text.contains("key") { Denial::Key } else { Denial::Command }
-}
-
-fn source(error: &BackendError) -> Option<&RedisError> {
-    std::error::Error::source(error)?.downcast_ref()
+    if text.contains("access") && text.contains("key") { DeniedAccess::Key } else { DeniedAccess::Command }
 }
 
 fn policy(algorithm: Algorithm) -> Option<Policy> {

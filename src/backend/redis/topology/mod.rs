@@ -2,7 +2,9 @@
 
 use std::{fmt, io, sync::Arc};
 
-use redis::{ErrorKind, IntoConnectionInfo, RedisError, RedisResult, ServerErrorKind, aio::ConnectionLike};
+#[cfg(feature = "redis-1")]
+use redis::aio::ConnectionLike;
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{error::requires_reconnect, tls::Tls};
@@ -12,6 +14,7 @@ mod clock;
 mod cluster;
 mod connection;
 mod endpoint;
+#[cfg_attr(not(feature = "redis-1"), allow(dead_code, reason = "only this feature creates one"))]
 mod external;
 mod follower;
 mod node;
@@ -24,7 +27,7 @@ mod slot_map;
 
 use cluster::{Cluster, Nodes};
 pub(super) use connection::Connection;
-use endpoint::{Address, Endpoint};
+use endpoint::{Address, Endpoint, connection_info};
 use external::External;
 pub(super) use node::{Node, Redirect};
 use sentinel::Sentinels;
@@ -42,6 +45,7 @@ pub(super) enum Topology {
     /// A cluster.
     Cluster(Cluster),
     /// The caller's own connection.
+    #[cfg_attr(not(feature = "redis-1"), allow(dead_code, reason = "only this feature creates one"))]
     External(External),
 }
 
@@ -67,10 +71,10 @@ impl Topology {
     }
 
     /// Returns the primary that Sentinels monitor. The URL of the primary has the service name as its host.
-    pub(super) fn sentinel(primary: &str, sentinels: &[String]) -> RedisResult<Self> {
-        let primary = Endpoint::from_url(primary, &Tls::default())?;
+    pub(super) fn sentinel(primary: &str, sentinels: &[String], tls: &Tls) -> RedisResult<Self> {
+        let primary = Endpoint::from_url(primary, tls)?;
         let (service, _) = primary.address()?;
-        let sentinels = sentinels.iter().map(|url| url.as_str().into_connection_info());
+        let sentinels = sentinels.iter().map(|url| connection_info(url, tls));
         let sentinels = sentinels.collect::<RedisResult<Vec<_>>>()?;
         if sentinels.is_empty() {
             return Err(RedisError::from((
@@ -82,8 +86,8 @@ impl Topology {
     }
 
     /// Returns a cluster. The URLs name some of its servers; the settings of the first apply to all.
-    pub(super) fn cluster(urls: &[impl AsRef<str>], tls: &Tls) -> RedisResult<Self> {
-        let endpoints = urls.iter().map(|url| Endpoint::from_url(url.as_ref(), tls));
+    pub(super) fn cluster(urls: &[String], tls: &Tls) -> RedisResult<Self> {
+        let endpoints = urls.iter().map(|url| Endpoint::from_url(url, tls));
         let endpoints = endpoints.collect::<RedisResult<Vec<_>>>()?;
         let seeds = endpoints.iter().map(Endpoint::address).collect::<RedisResult<Vec<_>>>()?;
         let invalid = |text| RedisError::from((ErrorKind::InvalidClientConfig, text));
@@ -113,11 +117,13 @@ impl Topology {
     }
 
     /// Returns the caller's own connection.
+    #[cfg(feature = "redis-1")]
     pub(super) fn external(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Self::External(External::new(connection))
     }
 
     /// Returns the caller's own connection to one server.
+    #[cfg(feature = "redis-1")]
     pub(super) fn external_server(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Self::External(External::one_server(connection))
     }
