@@ -14,11 +14,11 @@ const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// The clock of one server.
 #[derive(Debug, Default)]
-pub(crate) struct ServerClock(Mutex<Option<Reading>>);
+pub(crate) struct ServerClock(Mutex<Option<ClockReading>>);
 
 /// A reading of the server's clock from a reply.
 #[derive(Clone, Copy, Debug)]
-struct Reading {
+struct ClockReading {
     server_micros: u64,
     received: Instant,
 }
@@ -33,9 +33,9 @@ impl ServerClock {
     /// Records a reading from a reply, if it improves the lower bound or the old reading is too old.
     pub(crate) fn record(&self, server_micros: u64, received: Instant) {
         let mut known = self.reading();
-        let new = Reading { server_micros, received };
+        let new = ClockReading { server_micros, received };
         // The reply with the shorter delay gives the higher lower bound.
-        let is_better = |old: Reading| {
+        let is_better = |old: ClockReading| {
             server_micros >= old.lower_bound_at(received) || received.duration_since(old.received) >= MAX_AGE
         };
         if known.is_none_or(is_better) {
@@ -43,12 +43,12 @@ impl ServerClock {
         }
     }
 
-    fn reading(&self) -> MutexGuard<'_, Option<Reading>> {
+    fn reading(&self) -> MutexGuard<'_, Option<ClockReading>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Reading {
+impl ClockReading {
     /// The server's clock is later than this, by the delay of the reply.
     fn lower_bound_at(self, instant: Instant) -> u64 {
         match instant.checked_duration_since(self.received) {

@@ -52,7 +52,7 @@ pub(super) enum Topology {
 impl Topology {
     /// Returns a single server.
     pub(super) fn server(url: &str, tls: &Tls) -> RedisResult<Self> {
-        Ok(Self::of(Target::Endpoint(Box::new(Endpoint::from_url(url, tls)?))))
+        Ok(Self::from_target(Target::Endpoint(Box::new(Endpoint::from_url(url, tls)?))))
     }
 
     /// Returns a single server behind streams that the caller opens.
@@ -62,10 +62,10 @@ impl Topology {
         Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        Self::of(Target::Streams(Arc::new(connect)))
+        Self::from_target(Target::Streams(Arc::new(connect)))
     }
 
-    fn of(target: Target) -> Self {
+    fn from_target(target: Target) -> Self {
         let name = target.to_string();
         Self::Server(Server::new(target, Arc::default(), name))
     }
@@ -82,7 +82,7 @@ impl Topology {
                 "missing Sentinel: give at least one URL",
             )));
         }
-        Ok(Self::of(Target::Sentinels(Arc::new(Sentinels::new(sentinels, service, primary)))))
+        Ok(Self::from_target(Target::Sentinels(Arc::new(Sentinels::new(sentinels, service, primary)))))
     }
 
     /// Returns a cluster. The URLs name some of its servers; the settings of the first apply to all.
@@ -193,8 +193,8 @@ impl Topology {
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
     pub(super) fn connected_owner(&self, slot: u16) -> Option<Node> {
         match self {
-            Self::Server(server) => Some(Node::of(server.clone())),
-            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::of),
+            Self::Server(server) => Some(Node::new(server.clone())),
+            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::new),
             Self::External(external) => Some(Node::External(external.connection(slot))),
         }
     }
@@ -202,8 +202,8 @@ impl Topology {
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up.
     pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Node>> {
         match self {
-            Self::Server(server) => Ok(Some(Node::of(server.clone()))),
-            Self::Cluster(cluster) => Ok(cluster.known_owner(slot).await?.map(Node::of)),
+            Self::Server(server) => Ok(Some(Node::new(server.clone()))),
+            Self::Cluster(cluster) => Ok(cluster.known_owner(slot).await?.map(Node::new)),
             Self::External(external) => Ok(Some(Node::External(external.connection(slot)))),
         }
     }
@@ -211,8 +211,8 @@ impl Topology {
     /// Looks up the node that has the keys of a slot.
     pub(super) async fn owner(&self, slot: u16) -> RedisResult<Node> {
         match self {
-            Self::Server(server) => Ok(Node::of(server.clone())),
-            Self::Cluster(cluster) => cluster.owner(slot).await.map(Node::of),
+            Self::Server(server) => Ok(Node::new(server.clone())),
+            Self::Cluster(cluster) => cluster.owner(slot).await.map(Node::new),
             Self::External(external) => Ok(Node::External(external.connection(slot))),
         }
     }
@@ -242,7 +242,7 @@ impl Topology {
         }
         match self {
             Self::Server(server) => {
-                requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::of(server.clone()))))
+                requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::new(server.clone()))))
             }
             Self::Cluster(cluster) => cluster.redirect(slot, failed, error).await,
             Self::External(external) => {

@@ -16,10 +16,10 @@ const MIN_WAIT: Duration = Duration::from_millis(5);
 /// The server's silence is the time since its last reply during which a command was waiting. The time in which no command waits
 /// is not silence.
 #[derive(Debug, Default)]
-pub(super) struct PendingCommands(Mutex<State>);
+pub(super) struct PendingCommands(Mutex<SilenceMeter>);
 
 #[derive(Debug, Default)]
-struct State {
+struct SilenceMeter {
     /// The number of commands that wait.
     waiting: usize,
     /// The silence up to `counted_until`.
@@ -52,12 +52,12 @@ impl PendingCommands {
     }
 
     // No code that holds the lock can panic or wait.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SilenceMeter> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SilenceMeter {
     /// Counts the time up to now, if a command was waiting.
     fn count_silence(&mut self, now: Instant) {
         if let Some(counted) = self.counted_until.filter(|_| self.waiting > 0) {
