@@ -134,6 +134,7 @@ pub mod redis {
     pub use crate::backend::redis::Tls;
     pub use crate::backend::redis::{
         ConnectError, Merging, RedisBackend, RedisBackendBuilder, RedisServers, ServerProblem,
+        ServerProblemKind,
     };
 }
 pub mod settle;

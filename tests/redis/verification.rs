@@ -3,7 +3,7 @@
 use tower_sliding_window::{
     PartitionKey, RedisBackend,
     backend::Reason,
-    redis::{ConnectError, RedisServers, ServerProblem},
+    redis::{ConnectError, RedisServers, ServerProblem, ServerProblemKind as Kind},
 };
 
 use super::{
@@ -38,10 +38,9 @@ fn problems(outcome: Result<Vec<ServerProblem>, ConnectError>) -> Vec<ServerProb
 
 /// Returns the commands that are missing.
 fn missing(problems: &[ServerProblem]) -> Vec<&'static str> {
-    let command = |problem: &ServerProblem| match problem {
-        ServerProblem::MissingPermission { command, .. }
-        | ServerProblem::MissingOptionalPermission { command, .. } => *command,
-        other => panic!("{other}"),
+    let command = |problem: &ServerProblem| match problem.kind {
+        Kind::MissingPermission(command) | Kind::MissingOptionalPermission(command) => command,
+        _ => panic!("{problem}"),
     };
     problems.iter().map(command).collect()
 }
@@ -82,7 +81,7 @@ async fn verify_names_each_unknown_command() {
             let server = Server::with_options(engine, &["--rename-command", command, ""]);
             let problems = problems(RedisBackend::lazy(&server.url()).unwrap().verify().await);
             assert!(
-                matches!(&*problems, [ServerProblem::MissingCommand { command: missing, .. }] if *missing == command),
+                matches!(&*problems, [ServerProblem { kind: Kind::MissingCommand(missing), .. }] if *missing == command),
                 "{engine:?} {command}: {problems:?}"
             );
             let error = RedisBackend::connect(&server.url()).await.unwrap_err().to_string();
@@ -118,7 +117,10 @@ async fn verify_reports_replica() {
             admin.query::<()>(&["ACL", "SETUSER", "limiter", permissions]);
             admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
             let problems = problems(lazy(&server).verify().await);
-            assert!(matches!(&*problems, [ServerProblem::Replica { .. }]), "{engine:?}: {problems:?}");
+            assert!(
+                matches!(&*problems, [ServerProblem { kind: Kind::Replica, .. }]),
+                "{engine:?}: {problems:?}"
+            );
             let error = connect(&server).await.unwrap_err().to_string();
             assert!(error.ends_with("is a replica; connect to its primary"), "{error}");
         }
@@ -135,7 +137,7 @@ async fn verify_reports_replica_that_accepts_writes() {
         admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         let problems = problems(lazy(&server).verify().await);
         assert!(
-            matches!(&*problems, [ServerProblem::Replica { .. }]),
+            matches!(&*problems, [ServerProblem { kind: Kind::Replica, .. }]),
             "{engine:?}: expected a replica, got {problems:?}"
         );
         assert!(connect(&server).await.is_err(), "{engine:?}: connected to a replica");
@@ -166,7 +168,7 @@ async fn connect_rejects_node_of_cluster() {
             RedisBackend::builder(RedisServers::connection(connection)).lazy().unwrap().verify().await,
         );
         assert!(
-            matches!(&*found, [ServerProblem::ClusterNode { .. }]),
+            matches!(&*found, [ServerProblem { kind: Kind::ClusterNode, .. }]),
             "{engine:?}: own connection: {found:?}"
         );
         let own = RedisBackend::builder(RedisServers::connection(cluster.connection().await)).lazy().unwrap();
@@ -212,7 +214,7 @@ async fn verify_warns_about_eviction() {
         let backend = RedisBackend::lazy(&server.url()).unwrap();
         let warnings = backend.verify().await.unwrap();
         assert!(
-            matches!(&*warnings, [ServerProblem::Evicts { policy, .. }] if policy == "allkeys-lru"),
+            matches!(&*warnings, [ServerProblem { kind: Kind::Evicts(policy), .. }] if policy == "allkeys-lru"),
             "{engine:?}: {warnings:?}"
         );
     }
@@ -226,7 +228,7 @@ async fn verify_fails_and_connect_warns_if_memory_is_full() {
         let is_full =
             |error: &tower_sliding_window::backend::BackendError| error.reason() == Reason::OutOfMemory;
         assert!(
-            matches!(&*problems, [ServerProblem::Unavailable { error, .. }] if is_full(error)),
+            matches!(&*problems, [ServerProblem { kind: Kind::Unavailable(error), .. }] if is_full(error)),
             "{engine:?}: {problems:?}"
         );
         let (events, _guard) = Events::collect();
@@ -245,7 +247,7 @@ async fn verify_covers_the_given_namespace() {
         assert_eq!(backend.verify_in("other").await.unwrap().len(), 0, "{engine:?}");
         let problems = problems(backend.verify().await);
         assert!(
-            matches!(&*problems, [ServerProblem::MissingKeyPermission { namespace, .. }] if namespace == "tsw"),
+            matches!(&*problems, [ServerProblem { kind: Kind::MissingKeyPermission(namespace), .. }] if namespace == "tsw"),
             "{engine:?}: {problems:?}"
         );
         assert!(
@@ -271,7 +273,7 @@ async fn verify_covers_every_primary_of_cluster() {
         admin.query::<()>(&["ACL", "SETUSER", "default", "-lset"]);
         let problems = problems(backend.verify().await);
         assert!(
-            matches!(&*problems, [ServerProblem::MissingPermission { server, command: "lset", .. }] if *server == address),
+            matches!(&*problems, [ServerProblem { server, kind: Kind::MissingPermission("lset"), .. }] if *server == address),
             "{problems:?}"
         );
         admin.query::<()>(&["ACL", "SETUSER", "default", "+lset"]);
@@ -280,7 +282,7 @@ async fn verify_covers_every_primary_of_cluster() {
     cluster.kill(0);
     let problems = problems(backend.verify().await);
     assert!(
-        matches!(&*problems, [ServerProblem::Unavailable { server, .. }] if *server == address),
+        matches!(&*problems, [ServerProblem { server, kind: Kind::Unavailable(_), .. }] if *server == address),
         "{problems:?}"
     );
 }

@@ -46,7 +46,7 @@ use execute::Patience;
 use keys::KeyNames;
 use merge::Merger;
 pub use merge::Merging;
-pub use problem::ServerProblem;
+pub use problem::{ServerProblem, ServerProblemKind};
 use rollback::Rollbacks;
 use script::Scripts;
 pub use servers::RedisServers;

@@ -17,6 +17,7 @@ use super::{
     error::{is_readonly, is_unknown_command, redis_error, unavailable},
     eviction::eviction_policy,
     execute::Patience,
+    problem::ServerProblemKind as Kind,
     script::Call,
 };
 use crate::{
@@ -108,21 +109,21 @@ impl RedisBackend {
     /// namespace, which the limiter need not have, are logged.
     pub(super) async fn connected(self) -> Result<Self, ConnectError> {
         let problems = self.problems(Namespace::default()).await?;
-        let is_fatal = |problem: &ServerProblem| match problem {
-            ServerProblem::MissingPermission { .. }
-            | ServerProblem::MissingCommand { .. }
-            | ServerProblem::Replica { .. }
-            | ServerProblem::ClusterNode { .. }
-            | ServerProblem::Sentinel { .. }
-            | ServerProblem::OldVersion { .. } => true,
-            ServerProblem::Unavailable { error, .. } => error.reason() == Reason::NoPermission,
+        let is_fatal = |problem: &ServerProblem| match &problem.kind {
+            Kind::MissingPermission(_)
+            | Kind::MissingCommand(_)
+            | Kind::Replica
+            | Kind::ClusterNode
+            | Kind::Sentinel
+            | Kind::OldVersion(_) => true,
+            Kind::Unavailable(error) => error.reason() == Reason::NoPermission,
             _ => false,
         };
         if problems.iter().any(is_fatal) {
             return Err(ConnectError::Unusable { problems });
         }
         // Each connection looks for eviction by itself.
-        for problem in problems.iter().filter(|problem| !matches!(problem, ServerProblem::Evicts { .. })) {
+        for problem in problems.iter().filter(|problem| !matches!(problem.kind, Kind::Evicts(_))) {
             observe::problem_at_start(problem);
         }
         Ok(self)
@@ -183,7 +184,7 @@ impl Probe {
 
     async fn run(mut self) -> Vec<ServerProblem> {
         if timeout(TIMEOUT, self.verify()).await.is_err() {
-            self.unavailable(BackendError::new(Reason::Timeout));
+            self.found(Kind::Unavailable(BackendError::new(Reason::Timeout)));
         }
         self.problems
     }
@@ -199,22 +200,19 @@ impl Probe {
                 self.command_failed(name, error)?;
             }
         }
-        let is_missing = |problem: &ServerProblem| {
+        let is_missing = |kind: &Kind| {
             matches!(
-                problem,
-                ServerProblem::MissingPermission { .. }
-                    | ServerProblem::MissingCommand { .. }
-                    | ServerProblem::MissingKeyPermission { .. }
+                kind,
+                Kind::MissingPermission(_) | Kind::MissingCommand(_) | Kind::MissingKeyPermission(_)
             )
         };
-        if self.problems.iter().any(is_missing) {
+        if self.has_found(is_missing) {
             // A script could stop halfway.
             return Ok(());
         }
-        let lacks_some =
-            |problem: &ServerProblem| matches!(problem, ServerProblem::MissingOptionalPermission { .. });
+        let lacks_some = self.has_found(|kind| matches!(kind, Kind::MissingOptionalPermission(_)));
         let optional = [Algorithm::FixedWindow, Algorithm::SlidingCounter];
-        let optional = optional.into_iter().filter(|_| !self.problems.iter().any(lacks_some));
+        let optional = optional.into_iter().filter(|_| !lacks_some);
         let buckets = Algorithm::SlidingBuckets { precision: Duration::from_secs(1) };
         let algorithms: Vec<_> = [Algorithm::SlidingLog, buckets].into_iter().chain(optional).collect();
         for algorithm in algorithms {
@@ -263,16 +261,15 @@ impl Probe {
                 .or_else(|| info.as_deref().and_then(|info| field(info, in_info)).map(str::to_owned))
         };
         let (mode, role) = (read("mode", "redis_mode"), read("role", "role"));
-        let server = || self.server.clone();
         match mode.as_deref() {
             Some("sentinel") => {
-                self.problems.push(ServerProblem::Sentinel { server: server() });
+                self.found(Kind::Sentinel);
                 return Err(Stop);
             }
             Some("cluster")
                 if !backend.topology.is_cluster() && !backend.topology.has_client_of_cluster() =>
             {
-                self.problems.push(ServerProblem::ClusterNode { server: server() });
+                self.found(Kind::ClusterNode);
                 // The probe key may be in a slot of another node.
                 return Err(Stop);
             }
@@ -280,59 +277,60 @@ impl Probe {
         }
         let info = info.as_deref().unwrap_or_default();
         if let Some(version) = old_version(info) {
-            self.problems.push(ServerProblem::OldVersion { server: server(), version: version.to_owned() });
+            self.found(Kind::OldVersion(version.to_owned()));
         }
         if role.is_some_and(|role| role != "master") {
-            self.problems.push(ServerProblem::Replica { server: server() });
+            self.found(Kind::Replica);
         }
         if let Some(policy) = eviction_policy(info) {
-            self.problems.push(ServerProblem::Evicts { server: server(), policy: policy.to_owned() });
+            self.found(Kind::Evicts(policy.to_owned()));
         }
         Ok(())
     }
 
     /// Records the error of a command. An error that shows that the command was permitted is none.
     fn command_failed(&mut self, command: &'static str, error: BackendError) -> Result<(), Stop> {
-        let server = self.server.clone();
-        let problem = match error.reason() {
+        let kind = match error.reason() {
             Reason::NoPermission => match denied_access(&error) {
                 DeniedAccess::Command if OPTIONAL.contains(&command) => {
-                    ServerProblem::MissingOptionalPermission { server, command }
+                    Kind::MissingOptionalPermission(command)
                 }
-                DeniedAccess::Command => ServerProblem::MissingPermission { server, command },
-                DeniedAccess::Key => {
-                    ServerProblem::MissingKeyPermission { server, namespace: self.namespace.as_str().into() }
-                }
+                DeniedAccess::Command => Kind::MissingPermission(command),
+                DeniedAccess::Key => Kind::MissingKeyPermission(self.namespace.as_str().into()),
                 DeniedAccess::User => {
-                    self.unavailable(error);
+                    self.found(Kind::Unavailable(error));
                     return Err(Stop);
                 }
             },
             Reason::ReadOnly if redis_error(&error).is_some_and(is_readonly) => {
-                if !self.problems.iter().any(|problem| matches!(problem, ServerProblem::Replica { .. })) {
-                    self.problems.push(ServerProblem::Replica { server });
+                if !self.has_found(|kind| matches!(kind, Kind::Replica)) {
+                    self.found(Kind::Replica);
                 }
                 return Err(Stop);
             }
             Reason::Other if redis_error(&error).is_some_and(is_unknown_command) => {
-                ServerProblem::MissingCommand { server, command }
+                Kind::MissingCommand(command)
             }
             // The command was called, and its arguments have no effect.
             Reason::Other if command != PUSH => return Ok(()),
             _ => {
-                self.unavailable(error);
+                self.found(Kind::Unavailable(error));
                 return Err(Stop);
             }
         };
-        let is_known = |other: &ServerProblem| matches!(other, ServerProblem::MissingKeyPermission { .. });
-        if !(is_known(&problem) && self.problems.iter().any(is_known)) {
-            self.problems.push(problem);
+        let is_of_keys = |kind: &Kind| matches!(kind, Kind::MissingKeyPermission(_));
+        if !(is_of_keys(&kind) && self.has_found(is_of_keys)) {
+            self.found(kind);
         }
         Ok(())
     }
 
-    fn unavailable(&mut self, error: BackendError) {
-        self.problems.push(ServerProblem::Unavailable { server: self.server.clone(), error });
+    fn found(&mut self, kind: Kind) {
+        self.problems.push(ServerProblem { server: self.server.clone(), kind });
+    }
+
+    fn has_found(&self, is_it: impl Fn(&Kind) -> bool) -> bool {
+        self.problems.iter().any(|problem| is_it(&problem.kind))
     }
 
     fn check(&self, algorithm: Algorithm, purpose: Purpose) -> Option<Check> {

@@ -165,19 +165,14 @@ impl Topology {
 
     /// Adds the settings of a limiter to the protection of all servers.
     pub(super) fn protect(&self, protection: Protection) {
-        match self {
-            Self::Server(server) => server.guard().protect(protection),
-            Self::Cluster(cluster) => cluster.guard().protect(protection),
-            Self::External(external) => external.guard().protect(protection),
-        }
+        self.look_up_guard().protect(protection);
     }
 
     /// Returns the circuit breaker of each server.
     pub(super) fn breakers(&self) -> Vec<ServerBreaker> {
         match self {
-            Self::Server(server) => server.guard().breaker().into_iter().collect(),
+            Self::Server(_) | Self::External(_) => self.look_up_guard().breaker().into_iter().collect(),
             Self::Cluster(cluster) => cluster.breakers(),
-            Self::External(external) => external.guard().breaker().into_iter().collect(),
         }
     }
 
@@ -202,9 +197,8 @@ impl Topology {
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up.
     pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Node>> {
         match self {
-            Self::Server(server) => Ok(Some(Node::new(server.clone()))),
+            Self::Server(_) | Self::External(_) => Ok(self.connected_owner(slot)),
             Self::Cluster(cluster) => Ok(cluster.known_owner(slot).await?.map(Node::new)),
-            Self::External(external) => Ok(Some(Node::External(external.connection(slot)))),
         }
     }
 
