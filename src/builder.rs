@@ -28,7 +28,7 @@ use crate::{
 /// order. Key, cost, policies and outage rule each have two methods: one for a value, and one named `.._by` for a closure. The
 /// closure takes the request's [`Head`].
 ///
-/// A secret for the hash of partition keys is a setting of the backend: call `RedisBackend::with_hash_secret` before
+/// A secret for the hash of partition keys is a setting of the backend: call `RedisBackendBuilder::hash_secret` before
 /// [`RateLimitLayer::builder`]. [The guide](crate::guide::deployment#hash-secret) states where to keep the secret.
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `.build()?`"]

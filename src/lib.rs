@@ -83,8 +83,8 @@
 //!
 //! # Features
 //!
-//! - `redis` (default): `RedisBackend`. `tracing` (default): [events](guide::outages#events). `tls`: `rediss://`, your own
-//!   certificate authorities, client certificates.
+//! - `redis` (default): `RedisBackend`. `redis-1`: your own connection of `redis` 1.x. `tls`: `rediss://`, your own certificate
+//!   authorities, client certificates. `tracing` (default): [events](guide::outages#events).
 //! - `axum`: [`Decision`] and [`Reservation`] as extractors; [`Rejection`] as a response; `key::matched_route`; `peer_ip` reads
 //!   `ConnectInfo`.
 //! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `metrics`: [`guide::observability`]. `serde`:
@@ -133,7 +133,10 @@ pub mod redis {
 
     #[cfg(feature = "tls")]
     pub use crate::backend::redis::Tls;
-    pub use crate::backend::redis::{ConnectError, Merging, Problem, RedisBackend};
+    pub use crate::backend::redis::{
+        ConnectError, Merging, RedisBackend, RedisBackendBuilder, RedisServers, ServerProblem,
+        ServerProblemKind,
+    };
 }
 pub mod settle;
 #[cfg(feature = "test-util")]

@@ -9,7 +9,10 @@ use std::{
 };
 
 use tokio::task::JoinSet;
-use tower_sliding_window::{Algorithm, Limiter, PartitionKey, Policy, RedisBackend, redis::Merging};
+use tower_sliding_window::{
+    Algorithm, Limiter, PartitionKey, Policy, RedisBackend,
+    redis::{Merging, RedisServers},
+};
 
 use crate::server::Server;
 
@@ -66,7 +69,7 @@ pub fn policy(name: &str, quota: u32, window: Duration, algorithm: Algorithm) ->
 }
 
 pub fn limiter(server: &Server, policies: impl IntoIterator<Item = Policy>, merging: Merging) -> Limiter {
-    let backend = RedisBackend::lazy(&server.url()).unwrap().merging(merging);
+    let backend = RedisBackend::builder(RedisServers::single(server.url())).merging(merging).lazy().unwrap();
     let mut builder = Limiter::builder(backend).deadline(Duration::from_secs(10)).max_in_flight(10_000);
     for policy in policies {
         builder = builder.policy(policy);

@@ -25,7 +25,10 @@ use std::{
 use delay::DelayProxy;
 use server::{Engine, Server};
 use tokio::{task::JoinSet, time::sleep};
-use tower_sliding_window::{Limiter, PartitionKey, Policy, RedisBackend, redis::Merging};
+use tower_sliding_window::{
+    Limiter, PartitionKey, Policy, RedisBackend,
+    redis::{Merging, RedisServers},
+};
 
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(700);
@@ -127,7 +130,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 fn limiter(url: &str, merging: Merging) -> Limiter {
-    let backend = RedisBackend::lazy(url).unwrap().merging(merging);
+    let backend = RedisBackend::builder(RedisServers::single(url)).merging(merging).lazy().unwrap();
     let policy = Policy::new("measured", UNREACHED, HOUR).unwrap();
     let policy = policy.with_algorithm(tower_sliding_window::Algorithm::SlidingBuckets {
         precision: Duration::from_secs(60),

@@ -7,7 +7,7 @@ use tokio::{
     task::JoinSet,
     time::{interval, sleep},
 };
-use tower_sliding_window::{Limiter, RedisBackend};
+use tower_sliding_window::{Limiter, RedisBackend, redis::RedisServers};
 
 use crate::{
     Figure, HOUR, UNREACHED, alice, backend, limiter, policy,
@@ -110,7 +110,10 @@ async fn repeated_denials() -> String {
 
 async fn failover() -> String {
     let mut watched = Watched::start(Engine::Redis);
-    let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+        .connect()
+        .await
+        .unwrap();
     let limiter = limiter(&backend, policy(UNREACHED, HOUR)).build().unwrap();
     let mut charged = 0;
     let start = Instant::now();

@@ -9,7 +9,7 @@ use std::{
 use tokio::{sync::oneshot, time::Instant};
 
 use super::outcome::Rejection;
-use crate::{check::Check, key::PartitionKey, lock::Lock, guard::until, policy::Policy};
+use crate::{check::Check, guard::until, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// All queues of a limiter. An empty queue is removed.
 pub(super) struct Waiters {

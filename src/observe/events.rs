@@ -218,7 +218,7 @@ pub(super) fn cluster_node(server: &str, unlogged: u64) {
         warn,
         server,
         unlogged,
-        "the server is a node of a cluster, so checks of other nodes get no decision: use connect_cluster or lazy_cluster",
+        "the server is a node of a cluster, so checks of other nodes get no decision: use RedisServers::cluster",
     );
 }
 

@@ -11,6 +11,7 @@ use tokio::{runtime::Runtime, time::sleep};
 use tower_sliding_window::{
     Decision, PartitionKey, RedisBackend, Wait,
     backend::{Backend, Check, Pair, Purpose, Receipt},
+    redis::RedisServers,
     testing::ManualClock,
 };
 
@@ -54,7 +55,9 @@ async fn backends(cluster: &Cluster, count: usize) -> Vec<RedisBackend> {
     let mut backends = Vec::new();
     for _ in 0..count {
         // The backend finds all nodes of a cluster from one node.
-        backends.push(RedisBackend::connect_cluster([cluster.nodes[3].url()]).await.unwrap());
+        backends.push(
+            RedisBackend::builder(RedisServers::cluster([cluster.nodes[3].url()])).connect().await.unwrap(),
+        );
     }
     backends
 }

@@ -10,7 +10,7 @@ use tokio::{
 use tower_sliding_window::{
     Algorithm, Decision, MemoryBackend, PartitionKey, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Receipt, Refund},
-    redis::Merging,
+    redis::{Merging, RedisServers},
     testing::ManualClock,
 };
 
@@ -50,7 +50,8 @@ impl Backend for Accompanied {
 
 /// Returns a connected backend that merges checks.
 fn merging_backend(server: &Server, runtime: &Runtime) -> RedisBackend {
-    runtime.block_on(RedisBackend::connect(&server.url())).unwrap().merging(Merging::On)
+    let builder = RedisBackend::builder(RedisServers::single(server.url())).merging(Merging::On);
+    runtime.block_on(builder.connect()).unwrap()
 }
 
 #[test]

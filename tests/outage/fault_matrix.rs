@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Limiter, OutageRule, PartitionKey, RateLimitLayer, RedisBackend, backend::Reason, header,
+    redis::RedisServers,
 };
 
 use super::{Marks, RequestMarks, echo_marks, local, marks, policy};
@@ -338,7 +339,8 @@ fn primaries(cluster: &Cluster) -> (&Server, &Server, u16) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slot_migration_affects_no_request() {
     let cluster = Cluster::start(Engine::Redis);
-    let backend = RedisBackend::connect_cluster([cluster.nodes[0].url()]).await.unwrap();
+    let backend =
+        RedisBackend::builder(RedisServers::cluster([cluster.nodes[0].url()])).connect().await.unwrap();
     let scenario = Scenario { fault: Fault::Harmless, ..outage(backend, &[]) };
     let (from, to, slot) = primaries(&cluster);
     let id = |node: &Server| Admin::at(node).query::<String>(&["CLUSTER", "MYID"]);
@@ -369,7 +371,8 @@ async fn keys_of_several_slots_cause_no_outage() {
     let cluster = Cluster::start(Engine::Redis);
     for rule in [OutageRule::FailClosed, OutageRule::FailOpen, local(2)] {
         // Each backend detects the cluster.
-        let backend = RedisBackend::connect_cluster([cluster.nodes[0].url()]).await.unwrap();
+        let backend =
+            RedisBackend::builder(RedisServers::cluster([cluster.nodes[0].url()])).connect().await.unwrap();
         let layer = RateLimitLayer::builder(backend)
             .policy(policy("twenty", QUOTA))
             .outage(rule)
@@ -390,7 +393,7 @@ async fn keys_of_several_slots_cause_no_outage() {
 async fn sentinel_failover_triggers_outage_rules() {
     let watched = RefCell::new(Watched::start(Engine::Redis));
     let (url, sentinels) = (watched.borrow().url(), watched.borrow().sentinel_urls());
-    let backend = RedisBackend::connect_sentinel(&url, sentinels).await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::sentinel(&url, sentinels)).connect().await.unwrap();
     let reasons = &[Reason::Connection, Reason::Timeout, Reason::Other, Reason::Busy];
     let scenario = Scenario { ..outage(backend, reasons) };
     let kill = async || {
@@ -404,7 +407,8 @@ async fn sentinel_failover_triggers_outage_rules() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn cluster_failover_triggers_outage_rules() {
     let cluster = RefCell::new(Cluster::start(Engine::Redis));
-    let backend = RedisBackend::lazy_cluster([cluster.borrow().nodes[4].url()]).unwrap();
+    let backend =
+        RedisBackend::builder(RedisServers::cluster([cluster.borrow().nodes[4].url()])).lazy().unwrap();
     let reasons = &[Reason::Connection, Reason::Timeout, Reason::Busy];
     let scenario = Scenario { ..outage(backend, reasons) };
     let owner = usize::from(slot(&alice())) * 3 / 16_384;

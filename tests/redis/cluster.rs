@@ -14,6 +14,7 @@ use tokio::{
 use tower_sliding_window::{
     ConfigError, PartitionKey, Policy, RedisBackend, Wait,
     backend::{Backend, Check, Pair, Purpose, Reason, Refund},
+    redis::RedisServers,
 };
 
 use super::{
@@ -40,7 +41,7 @@ fn check(pairs: impl Into<Box<[Pair]>>) -> Check {
 
 async fn start(engine: Engine) -> (Cluster, RedisBackend) {
     let cluster = Cluster::start(engine);
-    let backend = RedisBackend::from_connection(cluster.connection().await);
+    let backend = RedisBackend::builder(RedisServers::connection(cluster.connection().await)).lazy().unwrap();
     (cluster, backend)
 }
 
@@ -255,7 +256,7 @@ async fn replica_keeps_usage_after_failover() {
 }
 
 #[tokio::test]
-async fn cluster_over_streams_connects_to_owner_of_each_slot() {
+async fn cluster_streams_connect_to_owner_of_each_slot() {
     let cluster = Cluster::start(Engine::Redis);
     let opened = Arc::<Mutex<BTreeSet<u16>>>::default();
     // The only known node is a replica, which owns no slot.
@@ -271,7 +272,7 @@ async fn cluster_over_streams_connects_to_owner_of_each_slot() {
                 TcpStream::connect((host, port)).await
             }
         };
-        RedisBackend::cluster_over_streams([seed], connect).unwrap()
+        RedisBackend::builder(RedisServers::cluster_streams([seed], connect)).lazy().unwrap()
     };
     let backend = backend_without(None);
     let ten = policy("ten", 10, HOUR);
@@ -295,6 +296,9 @@ async fn cluster_over_streams_connects_to_owner_of_each_slot() {
     }
     assert!((1..20).contains(&failed), "{failed}");
     let none: [(String, u16); 0] = [];
-    let error = RedisBackend::cluster_over_streams(none, |host, port| TcpStream::connect((host, port)));
+    let error = RedisBackend::builder(RedisServers::cluster_streams(none, |host, port| {
+        TcpStream::connect((host, port))
+    }))
+    .lazy();
     assert!(matches!(error, Err(ConfigError::NoClusterNodes)), "a cluster needs a node");
 }

@@ -16,6 +16,7 @@ use tower_sliding_window::{
     Limiter, RedisBackend,
     backend::Pair,
     outage::{Breaker, DenyCache},
+    redis::RedisServers,
 };
 
 use super::{
@@ -146,8 +147,12 @@ async fn slots_of_check_are_asked_concurrently() {
         let proxy = ports.get(&port).copied().unwrap_or(port);
         TcpStream::connect(("127.0.0.1", proxy))
     };
-    let backend =
-        RedisBackend::cluster_over_streams([("127.0.0.1", cluster.nodes[0].port())], connect).unwrap();
+    let backend = RedisBackend::builder(RedisServers::cluster_streams(
+        [("127.0.0.1", cluster.nodes[0].port())],
+        connect,
+    ))
+    .lazy()
+    .unwrap();
     let limiter = Limiter::builder(backend).without_policies().deadline(TIMEOUT).build().unwrap();
     let pairs: Vec<Pair> = (0..4).map(|i| pair(&key_on(i % 3, "user", i), UNREACHED, 1)).collect();
     let check = || limiter.check(&pairs[..]);

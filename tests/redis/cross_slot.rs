@@ -20,6 +20,7 @@ use tower_sliding_window::{
     backend::{Backend, Check, Pair, Reason},
     header, limit,
     outage::{Breaker, BreakerState, DenyCache},
+    redis::RedisServers,
 };
 
 use super::{
@@ -49,7 +50,7 @@ fn pair(key: &PartitionKey, policy: &Policy, cost: u32) -> Pair {
 }
 
 async fn backend(cluster: &Cluster) -> RedisBackend {
-    RedisBackend::connect_cluster([cluster.nodes[0].url()]).await.unwrap()
+    RedisBackend::builder(RedisServers::cluster([cluster.nodes[0].url()])).connect().await.unwrap()
 }
 
 /// Returns a limiter whose deadline a busy machine does not reach.
@@ -252,7 +253,7 @@ fn check_across_slots_outside_tokio_returns_error() {
     let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let ten = policy("ten", 10, HOUR);
     for pairs in [vec![pair(&a, &ten, 1)], vec![pair(&a, &ten, 1), pair(&b, &ten, 1)]] {
-        let backend = RedisBackend::lazy_cluster(["redis://127.0.0.1:1/"]).unwrap();
+        let backend = RedisBackend::builder(RedisServers::cluster(["redis://127.0.0.1:1/"])).lazy().unwrap();
         let limiter = Limiter::builder(backend).without_policies().build().unwrap();
         let slots = pairs.len();
         let mut check = Box::pin(limiter.check(pairs));
@@ -310,7 +311,7 @@ async fn documented_permissions_are_enough_after_failover() {
     let mut limiters = Vec::new();
     for user in ["", "limiter:secret@"] {
         let urls = cluster.primaries().iter().map(|node| format!("redis://{user}127.0.0.1:{}/", node.port()));
-        let backend = RedisBackend::connect_cluster(urls).await.unwrap();
+        let backend = RedisBackend::builder(RedisServers::cluster(urls)).connect().await.unwrap();
         let builder = Limiter::builder(backend).policy(policy("many", 1_000_000, HOUR)).without_policies();
         limiters.push(builder.deny_cache(None).deadline(SECOND).build().unwrap());
     }
@@ -500,14 +501,15 @@ async fn dropped_checks_leave_no_charges() {
 async fn client_over_limit_is_denied_by_a_distant_cluster() {
     let cluster = Cluster::start(Engine::Redis);
     let delay = Duration::from_millis(120);
-    let backend = RedisBackend::cluster_over_streams(
+    let backend = RedisBackend::builder(RedisServers::cluster_streams(
         [("127.0.0.1", cluster.nodes[0].port())],
         move |host, port| async move {
             let _ = host;
             let relay = relay(Arc::new(AtomicU16::new(port)), delay, |_| false).await;
             tokio::net::TcpStream::connect(("127.0.0.1", relay)).await
         },
-    )
+    ))
+    .lazy()
     .unwrap();
     let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let (many, one) = (policy("many", 1_000, HOUR), policy("one", 1, HOUR));
@@ -701,7 +703,7 @@ async fn check_dropped_while_connecting_sends_nothing() {
     let cluster = Cluster::start(Engine::Redis);
     let (a, b) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let many = policy("many", 1_000_000, HOUR);
-    let backend = RedisBackend::lazy_cluster([cluster.nodes[0].url()]).unwrap();
+    let backend = RedisBackend::builder(RedisServers::cluster([cluster.nodes[0].url()])).lazy().unwrap();
     let limiter = patient(&backend);
     let mut check = Box::pin(limiter.check([pair(&a, &many, 1), pair(&b, &many, 1)]));
     poll_fn(|cx| {

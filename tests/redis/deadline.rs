@@ -10,15 +10,15 @@ use tokio::time::Instant;
 use tower_sliding_window::{
     Decision, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, BackendError, Purpose, Reason},
-    redis::Merging,
+    redis::{Merging, RedisServers},
 };
 
 use super::{
     admin::Admin,
     proxy::Proxy,
     rig::{
-        HOUR, LONG_DEADLINE, alice, backend, check, concurrently, every_algorithm, idle, limiter, peek,
-        policy, remaining, reserve,
+        HOUR, LONG_DEADLINE, alice, backend, check, concurrently, every_algorithm, idle, limiter,
+        merging_backend, peek, policy, remaining, reserve,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -76,7 +76,7 @@ async fn assert_no_charge_after_deadline(merging: Merging) -> Vec<[u64; 2]> {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let policies = every_algorithm(QUOTA, HOUR);
-        let backend = backend(&server).await.merging(merging);
+        let backend = merging_backend(&server, merging);
         let short_deadline = short_deadline_limiter(backend.clone(), &policies);
         let long_deadline = limiter(backend.clone(), policies.clone());
         // The server knows the script, and the backend knows the server's clock.
@@ -128,7 +128,10 @@ async fn unanswered_connection_charges_nothing_after_deadline() {
         let server = Server::start(engine);
         let policies = [policy("hourly", QUOTA, HOUR)];
         let client = Client::open(server.url()).unwrap();
-        let supplied = RedisBackend::from_connection(ConnectionManager::new(client).await.unwrap());
+        let supplied =
+            RedisBackend::builder(RedisServers::connection(ConnectionManager::new(client).await.unwrap()))
+                .lazy()
+                .unwrap();
         for backend in [
             short_deadline_limiter(supplied, &policies),
             short_deadline_limiter(RedisBackend::lazy(&server.url()).unwrap(), &policies),
@@ -170,9 +173,15 @@ async fn connection_to_one_server_learns_clock_once() {
         let manager = ConnectionManager::new(client).await.unwrap();
         let wrapped = Wrapped(manager.clone());
         for (name, supplied) in [
-            ("multiplexed connection", RedisBackend::from_connection(multiplexed)),
-            ("connection manager", RedisBackend::from_connection(manager)),
-            ("declared by the caller", RedisBackend::from_server_connection(wrapped)),
+            (
+                "multiplexed connection",
+                RedisBackend::builder(RedisServers::connection(multiplexed)).lazy().unwrap(),
+            ),
+            ("connection manager", RedisBackend::builder(RedisServers::connection(manager)).lazy().unwrap()),
+            (
+                "declared by the caller",
+                RedisBackend::builder(RedisServers::server_connection(wrapped)).lazy().unwrap(),
+            ),
         ] {
             assert_eq!(calls_of_three_keys(&server, supplied).await, [1, 1, 1], "{engine:?} {name}");
         }
@@ -185,10 +194,11 @@ async fn connection_of_unknown_type_learns_clock_per_slot() {
         let server = Server::start(engine);
         let client = Client::open(server.url()).unwrap();
         let wrapped = Wrapped(ConnectionManager::new(client).await.unwrap());
-        let supplied = RedisBackend::from_connection(wrapped.clone());
+        let supplied = RedisBackend::builder(RedisServers::connection(wrapped.clone())).lazy().unwrap();
         assert_eq!(calls_of_three_keys(&server, supplied).await, [2, 2, 2], "{engine:?}");
         // A second check of a slot is sent once.
-        let limiter = long_deadline_limiter(RedisBackend::from_connection(wrapped));
+        let limiter =
+            long_deadline_limiter(RedisBackend::builder(RedisServers::connection(wrapped)).lazy().unwrap());
         let _ = limiter.check(user(1)).await.unwrap();
         let mut admin = Admin::at(&server);
         admin.query::<()>(&["CONFIG", "RESETSTAT"]);
@@ -325,7 +335,7 @@ impl ConnectionLike for ConstantReply {
 async fn unreadable_reply_counts_as_unanswered_check() {
     let policies = [policy("hourly", 10, HOUR)];
     for (count, value) in (1..).zip([Value::Nil, Value::Int(1), Value::BulkString(b"OK".into())]) {
-        let backend = RedisBackend::from_connection(ConstantReply(value));
+        let backend = RedisBackend::builder(RedisServers::connection(ConstantReply(value))).lazy().unwrap();
         let charge = check(&policies, 1, Purpose::Charge);
         for _ in 0..count {
             assert_eq!(

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tower_sliding_window::{
     Limiter, LimiterBuilder, PartitionKey, Policies, Policy, RedisBackend, Wait, backend::Pair,
-    outage::DenyCache,
+    outage::DenyCache, redis::RedisServers,
 };
 
 use super::{
@@ -170,7 +170,7 @@ async fn injected_clock_disables_deny_cache() {
 #[tokio::test]
 async fn denials_across_slots_hit_deny_cache() {
     let cluster = Cluster::start(Engine::Redis);
-    let backend = RedisBackend::from_connection(cluster.connection().await);
+    let backend = RedisBackend::builder(RedisServers::connection(cluster.connection().await)).lazy().unwrap();
     let builder = Limiter::builder(backend).deadline(LONG_DEADLINE).without_policies().deny_cache(CACHE);
     let limiter = builder.build().unwrap();
     // The slots of these keys are on different nodes.

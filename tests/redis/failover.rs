@@ -6,7 +6,11 @@ use std::{
 };
 
 use tokio::{runtime::Runtime, task::spawn_blocking, time::sleep};
-use tower_sliding_window::{Limiter, PartitionKey, RedisBackend, backend::Reason, redis::ConnectError};
+use tower_sliding_window::{
+    Limiter, PartitionKey, RedisBackend,
+    backend::Reason,
+    redis::{ConnectError, RedisServers},
+};
 
 use super::{
     admin::Admin,
@@ -51,7 +55,10 @@ async fn start(engine: Engine) -> Watched {
 async fn replica_of_dead_primary_keeps_usage() {
     concurrently(Engine::ALL.map(|engine| async move {
         let mut watched = start(engine).await;
-        let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
+        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+            .connect()
+            .await
+            .unwrap();
         let limiter = with_deadline(backend.clone());
         let _ = limiter.check((alice(), 40)).await.unwrap();
         Admin::at(&watched.primary).replicate();
@@ -75,7 +82,10 @@ async fn replica_of_dead_primary_keeps_usage() {
 async fn replaced_hanging_primary_charges_nothing() {
     concurrently(Engine::ALL.map(|engine| async move {
         let watched = start(engine).await;
-        let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
+        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+            .connect()
+            .await
+            .unwrap();
         let limiter = with_deadline(backend);
         let _ = limiter.check((alice(), 40)).await.unwrap();
         Admin::at(&watched.primary).replicate();
@@ -101,7 +111,10 @@ async fn replaced_hanging_primary_charges_nothing() {
 async fn planned_failover_keeps_usage() {
     concurrently(Engine::ALL.map(|engine| async move {
         let watched = start(engine).await;
-        let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
+        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+            .connect()
+            .await
+            .unwrap();
         let limiter = with_deadline(backend);
         let _ = limiter.check((alice(), 40)).await.unwrap();
         Admin::at(&watched.primary).replicate();
@@ -189,7 +202,10 @@ async fn planned_failover_moves_charges_to_promoted_server() {
             (Watched::with_stubborn_primary(engine, &options), options.len())
         });
         let (watched, needs_replica) = watched.await.unwrap();
-        let backend = RedisBackend::connect_sentinel(&watched.url(), watched.sentinel_urls()).await.unwrap();
+        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+            .connect()
+            .await
+            .unwrap();
         let limiter = with_deadline(backend);
         until_decided(&limiter).await;
         fail_over_under_load(&watched, &limiter, &format!("{engine:?}, {needs_replica} options")).await;
@@ -206,7 +222,8 @@ async fn backend_follows_primary_without_sentinel_events() {
     }
     let urls =
         watched.sentinel_urls().into_iter().map(|url| url.replace("redis://", "redis://limiter:secret@"));
-    let backend = RedisBackend::connect_sentinel(&watched.url(), urls).await.unwrap();
+    let backend =
+        RedisBackend::builder(RedisServers::sentinel(&watched.url(), urls)).connect().await.unwrap();
     let limiter = with_deadline(backend);
     until_decided(&limiter).await;
     fail_over_under_load(&watched, &limiter, "without events").await;
@@ -224,7 +241,11 @@ async fn backend_discovers_sentinels_on_any_runtime() {
     for engine in Engine::ALL {
         let watched = spawn_blocking(move || Watched::with_stubborn_primary(engine, &[])).await.unwrap();
         let (url, named) = (watched.url(), watched.sentinels[0].url());
-        let connect = move || Runtime::new().unwrap().block_on(RedisBackend::connect_sentinel(&url, [named]));
+        let connect = move || {
+            Runtime::new()
+                .unwrap()
+                .block_on(RedisBackend::builder(RedisServers::sentinel(&url, [named])).connect())
+        };
         let limiter = with_deadline(spawn_blocking(connect).await.unwrap().unwrap());
         until_decided(&limiter).await;
         // Two connections to each, of which one gets the events.
@@ -245,18 +266,23 @@ async fn backend_discovers_sentinels_on_any_runtime() {
 #[tokio::test]
 async fn unknown_service_and_invalid_sentinels_are_errors() {
     let watched = Watched::start(Engine::Redis);
-    let error =
-        RedisBackend::connect_sentinel("redis://another/", watched.sentinel_urls()).await.unwrap_err();
+    let error = RedisBackend::builder(RedisServers::sentinel("redis://another/", watched.sentinel_urls()))
+        .connect()
+        .await
+        .unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     assert!(error.to_string().starts_with("Redis at another (by Sentinel): "), "{error}");
 
     let none: [&str; 0] = [];
-    let error = RedisBackend::lazy_sentinel("redis://limits/", none).unwrap_err();
+    let error = RedisBackend::builder(RedisServers::sentinel("redis://limits/", none)).lazy().unwrap_err();
     assert!(error.to_string().starts_with("missing Sentinel: give at least one URL; "), "{error}");
-    let error = RedisBackend::lazy_sentinel("redis://limits/", ["redis:/"]).unwrap_err();
+    let error =
+        RedisBackend::builder(RedisServers::sentinel("redis://limits/", ["redis:/"])).lazy().unwrap_err();
     assert!(error.to_string().contains("a Redis URL looks like"), "{error}");
 
-    let backend = RedisBackend::lazy_sentinel("redis://limits/", ["redis://127.0.0.1:1"]).unwrap();
+    let backend = RedisBackend::builder(RedisServers::sentinel("redis://limits/", ["redis://127.0.0.1:1"]))
+        .lazy()
+        .unwrap();
     let error = limiter(backend, [policy("hourly", 1, HOUR)]).check(alice()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::Connection, "{error:?}");
 }
@@ -273,11 +299,12 @@ async fn sentinel_user_needs_role_permission() {
     let always = "+evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire";
     allow(always);
     assert!(
-        RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.is_err(),
+        RedisBackend::builder(RedisServers::sentinel(&url, watched.sentinel_urls())).connect().await.is_err(),
         "the user has no permission for ROLE"
     );
     allow(&format!("{always} +role"));
-    let backend = RedisBackend::connect_sentinel(&url, watched.sentinel_urls()).await.unwrap();
+    let backend =
+        RedisBackend::builder(RedisServers::sentinel(&url, watched.sentinel_urls())).connect().await.unwrap();
     let _ = with_deadline(backend).check(alice()).await.unwrap();
 }
 
@@ -287,7 +314,10 @@ async fn backend_rejects_replica_named_by_sentinel() {
     let replica = Server::with_options(Engine::Redis, &["--replicaof", "127.0.0.1", "1"]);
     let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", replica.port());
     let sentinel = Server::sentinel(Engine::Redis, &configuration);
-    let error = RedisBackend::connect_sentinel("redis://limits/", [sentinel.url()]).await.unwrap_err();
+    let error = RedisBackend::builder(RedisServers::sentinel("redis://limits/", [sentinel.url()]))
+        .connect()
+        .await
+        .unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
 }
 
@@ -312,7 +342,10 @@ async fn majority_of_sentinels_names_the_primary() {
                 let port = relay(port, Duration::from_millis(20), |_| false).await;
                 urls.push(format!("redis://127.0.0.1:{port}"));
             }
-            let backend = RedisBackend::connect_sentinel("redis://limits/", &urls).await.unwrap();
+            let backend = RedisBackend::builder(RedisServers::sentinel("redis://limits/", &urls))
+                .connect()
+                .await
+                .unwrap();
             let _ = with_deadline(backend).check(alice()).await.unwrap();
             assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?} {epoch}");
         }
@@ -320,7 +353,8 @@ async fn majority_of_sentinels_names_the_primary() {
         let stale = sentinel(&old, 3);
         others[0].signal(libc::SIGSTOP);
         let urls = [stale.url(), others[0].url(), others[1].url()];
-        let backend = RedisBackend::connect_sentinel("redis://limits/", urls).await.unwrap();
+        let backend =
+            RedisBackend::builder(RedisServers::sentinel("redis://limits/", urls)).connect().await.unwrap();
         let _ = with_deadline(backend).check(alice()).await.unwrap();
         assert_eq!(Admin::at(&old).keys(), [""; 0], "{engine:?}");
     }
@@ -333,7 +367,8 @@ async fn sentinel_backend_falls_back_to_resp2() {
         let primary = Server::with_options(engine, &["--rename-command", "HELLO", ""]);
         let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", primary.port());
         let sentinel = Server::sentinel(engine, &configuration);
-        let connect = async |url| RedisBackend::connect_sentinel(url, [sentinel.url()]).await;
+        let connect =
+            async |url| RedisBackend::builder(RedisServers::sentinel(url, [sentinel.url()])).connect().await;
         let limiter = limiter(connect("redis://limits/").await.unwrap(), [policy("hourly", 100, HOUR)]);
         assert!(limiter.check(alice()).await.unwrap().is_admitted(), "{engine:?}");
         assert!(connect("redis://limits/?protocol=resp3").await.is_err(), "{engine:?}");
@@ -344,7 +379,10 @@ async fn sentinel_backend_falls_back_to_resp2() {
     let sentinel = Server::sentinel(Engine::Redis, &configuration);
     let mut admin = Admin::at(&primary);
     let before = admin.calls("hello").all;
-    let backend = RedisBackend::connect_sentinel("redis://limits/", [sentinel.url()]).await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::sentinel("redis://limits/", [sentinel.url()]))
+        .connect()
+        .await
+        .unwrap();
     // The verification calls HELLO once more.
     assert_eq!(admin.calls("hello").all, before + 2, "the connection and its verification use RESP3");
     drop(backend);

@@ -11,7 +11,7 @@ use std::{
 
 use redis::cmd;
 use tokio::{task::spawn_blocking, time::interval};
-use tower_sliding_window::{Limiter, RedisBackend, backend::BackendError};
+use tower_sliding_window::{Limiter, RedisBackend, backend::BackendError, redis::RedisServers};
 
 use super::{
     admin::Admin,
@@ -147,7 +147,8 @@ async fn backend_leaves_isolated_cluster_primary() {
         }
         let mut limiters = Vec::new();
         for user in ["most:secret@", "least:secret@"] {
-            let backend = RedisBackend::connect_cluster(isolating.urls(user)).await.unwrap();
+            let backend =
+                RedisBackend::builder(RedisServers::cluster(isolating.urls(user))).connect().await.unwrap();
             let builder = Limiter::builder(backend).policy(policy("many", 1_000_000, HOUR));
             let limiter = builder.deny_cache(None).deadline(LONG_DEADLINE).build().unwrap();
             let _ = limiter.check(alice()).await.unwrap();

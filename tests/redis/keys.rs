@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use tower_sliding_window::{
     Algorithm, ConfigError, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, Check, Pair, Purpose, Reason},
+    redis::RedisServers,
 };
 
 use super::{
@@ -22,6 +23,10 @@ use crate::support::{
 
 const SECRET: &str = "7f0d1c0ffee7f0d1c0ffee7f0d1c0ffe";
 
+fn secret_backend(url: &str, secret: &str) -> Result<RedisBackend, ConfigError> {
+    RedisBackend::builder(RedisServers::single(url)).hash_secret(secret).lazy()
+}
+
 #[tokio::test]
 async fn stored_keys_match_key_name() {
     for engine in Engine::ALL {
@@ -29,10 +34,9 @@ async fn stored_keys_match_key_name() {
         let mut admin = Admin::at(&server);
         for secret in [None, Some(SECRET)] {
             admin.query::<()>(&["FLUSHALL"]);
-            let mut backend = backend(&server).await;
-            if let Some(secret) = secret {
-                backend = backend.with_hash_secret(secret).unwrap();
-            }
+            let builder = RedisBackend::builder(RedisServers::single(server.url()));
+            let builder = secret.into_iter().fold(builder, |builder, secret| builder.hash_secret(secret));
+            let backend = builder.lazy().unwrap();
             let policies = every_algorithm(10, HOUR);
             for namespace in ["tsw", "shop:eu"] {
                 let builder = Limiter::builder(backend.clone()).namespace(namespace);
@@ -116,7 +120,7 @@ async fn hash_secret_separates_counts() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let with_secret = async |secret: &str| {
-            let backend = backend(&server).await.with_hash_secret(secret).unwrap();
+            let backend = secret_backend(&server.url(), secret).unwrap();
             limiter(backend, [policy("hourly", 10, HOUR)])
         };
         let (one, same) = (with_secret(SECRET).await, with_secret(SECRET).await);
@@ -144,7 +148,8 @@ async fn hash_secret_separates_counts() {
 async fn check_with_hash_secret_is_split_by_slot() {
     let cluster = Cluster::start(Engine::Redis);
     let connection = cluster.connection().await;
-    let backend = RedisBackend::from_connection(connection).with_hash_secret(SECRET).unwrap();
+    let backend =
+        RedisBackend::builder(RedisServers::connection(connection)).hash_secret(SECRET).lazy().unwrap();
     let hourly = policy("hourly", 10, HOUR);
     for i in 0..20 {
         let key = |name: &str| PartitionKey::new("key", format!("{name} {i}"));
@@ -167,14 +172,14 @@ async fn check_with_hash_secret_is_split_by_slot() {
 #[tokio::test]
 async fn hash_secret_hides_slot_of_key() {
     const KEYS: usize = 6;
-    let lazy = || RedisBackend::lazy("redis://127.0.0.1/").unwrap();
+    let url = "redis://127.0.0.1/";
     let hourly = policy("hourly", 10, HOUR);
     let slot = |backend: &RedisBackend, user: &str| {
         let name = backend.key_name("tsw", &PartitionKey::new("header:x-api-key", user), &hourly);
         let (_, tag) = name.split_once('{').unwrap();
         crc16::State::<crc16::XMODEM>::calculate(tag.split_once('}').unwrap().0.as_bytes()) % 16_384
     };
-    let (public, secret) = (lazy(), lazy().with_hash_secret(SECRET).unwrap());
+    let (public, secret) = (RedisBackend::lazy(url).unwrap(), secret_backend(url, SECRET).unwrap());
     let victim = slot(&public, "victim");
     let invented = (0..2_000_000).map(|i| format!("invented {i}"));
     let chosen: Vec<_> = invented.filter(|user| slot(&public, user) == victim).take(KEYS).collect();
@@ -188,8 +193,7 @@ async fn hash_secret_hides_slot_of_key() {
 
 #[tokio::test]
 async fn short_hash_secret_is_an_error() {
-    let backend = RedisBackend::lazy("redis://127.0.0.1/").unwrap();
-    let error = backend.with_hash_secret("s3cret").unwrap_err();
+    let error = secret_backend("redis://127.0.0.1/", "s3cret").unwrap_err();
     assert!(matches!(error, ConfigError::HashSecret { given: 6, min: 32 }), "{error:?}");
     assert!(!format!("{error} {error:?}").contains("s3cret"), "the error hides the secret");
 }
@@ -216,7 +220,7 @@ async fn output_reveals_no_key_secret_or_password() {
         let mut admin = Admin::at(&server);
         admin.set("requirepass", PASSWORD);
         let url = format!("redis://:{PASSWORD}@127.0.0.1:{}/", server.port());
-        let backend = RedisBackend::connect(&url).await.unwrap().with_hash_secret(SECRET).unwrap();
+        let backend = secret_backend(&url, SECRET).unwrap();
         let [log, ..] = every_algorithm(3, HOUR);
         let key = || PartitionKey::new("user", KEY).and(&PartitionKey::new("peer-ip", KEY));
         let check = Check::new([Pair::new(key(), log.clone(), 1)]).unwrap();

@@ -7,6 +7,7 @@ use redis::{
 use tower_sliding_window::{
     Limiter, RedisBackend,
     backend::{Backend, Reason},
+    redis::RedisServers,
 };
 
 use super::{
@@ -69,7 +70,10 @@ async fn connection_manager_check_is_charged_once() {
     let proxy = Proxy::before(&server).await;
     let client = Client::open(proxy.url()).unwrap();
     let manager = ConnectionManager::new_with_config(client, ConnectionManagerConfig::new()).await.unwrap();
-    let limiter = limiter(RedisBackend::from_connection(manager), [policy("hourly", 100, HOUR)]);
+    let limiter = limiter(
+        RedisBackend::builder(RedisServers::connection(manager)).lazy().unwrap(),
+        [policy("hourly", 100, HOUR)],
+    );
     let _ = limiter.check(alice()).await.unwrap();
     for cut in Cut::ALL {
         assert_charged_once(&limiter, &proxy, &server, cut).await;

@@ -16,13 +16,17 @@ use tower_sliding_window::{
     Decision, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
     outage::{Breaker, BreakerState},
-    redis::Merging,
+    redis::{Merging, RedisServers},
+    testing::ManualClock,
 };
 
 use super::{
     admin::Admin,
     proxy::{Cut, Passing, Proxy},
-    rig::{HOUR, LONG_DEADLINE, TIMEOUT, alice, check, concurrently, limiter, policy, reason, wait_until},
+    rig::{
+        HOUR, LONG_DEADLINE, TIMEOUT, alice, check, concurrently, limiter, merging_backend, policy, reason,
+        wait_until,
+    },
 };
 use crate::support::server::{Engine, Server};
 
@@ -37,7 +41,11 @@ pub fn hourly() -> Policy {
 }
 
 pub async fn merging(url: &str) -> RedisBackend {
-    RedisBackend::connect(url).await.unwrap().merging(Merging::On)
+    in_mode(url, Merging::On).await
+}
+
+pub async fn in_mode(url: &str, mode: Merging) -> RedisBackend {
+    RedisBackend::builder(RedisServers::single(url)).merging(mode).connect().await.unwrap()
 }
 
 /// Returns the future of a check of one unit.
@@ -90,12 +98,11 @@ pub fn script_calls(admin: &mut Admin) -> u64 {
 async fn concurrent_checks_share_script_calls() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let backend = merging(&server.url()).await;
         let mut admin = Admin::at(&server);
         for (mode, expected) in
             [(Merging::Off, 128..=129), (Merging::On, 3..=14), (Merging::Adaptive, 9..=20)]
         {
-            let backend = backend.clone().merging(mode);
+            let backend = in_mode(&server.url(), mode).await;
             let key = |i: usize| user(&format!("{mode:?} {}", i % 40));
             admin.query::<()>(&["CONFIG", "RESETSTAT"]);
             let decisions = outcomes((0..128).map(|i| one_unit(&backend, key(i))).collect()).await;
@@ -213,8 +220,8 @@ async fn foreign_value_fails_only_checks_of_its_key() {
 async fn full_log_fails_only_checks_of_its_key() {
     const RECORDS: u64 = (1 << 20) - 1;
     let server = Server::start(Engine::Redis);
-    let (backend, clock) = super::rig::with_manual_clock(&server).await;
-    let backend = backend.merging(Merging::On);
+    let clock = ManualClock::new();
+    let backend = merging_backend(&server, Merging::On).with_clock(&clock);
     let unlimited = policy("p", u32::MAX, HOUR);
     let charge = |name: &str, cost| Check::new([Pair::new(user(name), unlimited.clone(), cost)]).unwrap();
     let _ = backend.check(&charge("full", 1)).await.unwrap();
@@ -304,7 +311,7 @@ async fn merged_call_is_one_outcome_for_breaker() {
     const DEADLINE: Duration = Duration::from_millis(500);
     for (mode, state) in [(Merging::Off, BreakerState::Open), (Merging::On, BreakerState::Closed)] {
         let server = Server::start(Engine::Redis);
-        let backend = merging(&server.url()).await.merging(mode);
+        let backend = in_mode(&server.url(), mode).await;
         let breaker = Breaker { failures: 5, open_for: HOUR };
         let limiter = Limiter::builder(backend).policy(hourly()).breaker(breaker);
         let limiter = limiter.deadline(DEADLINE).build().unwrap();

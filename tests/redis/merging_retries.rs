@@ -18,12 +18,12 @@ use tower_sliding_window::{
     Limiter, PartitionKey, RedisBackend,
     backend::{Backend, Check, Pair, Purpose},
     outage::{Breaker, BreakerState},
-    redis::Merging,
+    redis::{Merging, RedisServers},
 };
 
 use super::{
     admin::Admin,
-    merging::{decided, hourly, merging, one_unit, outcomes, script_calls, user},
+    merging::{decided, hourly, in_mode, merging, one_unit, outcomes, script_calls, user},
     proxy::relay,
     resharding::{id, move_key, set_slot},
     rig::{HOUR, alice, check, policy, wait_until},
@@ -53,13 +53,14 @@ async fn merged_checks_of_several_slots_are_decided() {
         let server = one_node_cluster(engine).await;
         let client = redis::Client::open(server.url()).unwrap();
         let connection = client.get_multiplexed_async_connection().await.unwrap();
-        let backends = [
+        let servers = [
             // It is a mistake to give it a node of a cluster, which `connect` would report.
-            RedisBackend::lazy(&server.url()).unwrap().merging(Merging::On),
-            RedisBackend::from_connection(connection.clone()).merging(Merging::On),
-            RedisBackend::from_server_connection(connection).merging(Merging::On),
+            RedisServers::single(server.url()),
+            RedisServers::connection(connection.clone()),
+            RedisServers::server_connection(connection),
         ];
-        for (i, backend) in backends.iter().enumerate() {
+        for (i, servers) in servers.into_iter().enumerate() {
+            let backend = &RedisBackend::builder(servers).merging(Merging::On).lazy().unwrap();
             let all = || (0..20).map(|j| one_unit(backend, user(&format!("{i} {}", j % 10)))).collect();
             for outcome in outcomes(all()).await {
                 assert!(outcome.unwrap().is_admitted(), "{engine:?} {i}");
@@ -80,8 +81,8 @@ async fn merged_checks_of_several_slots_are_decided() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn merged_checks_are_decided_while_slot_moves() {
     let cluster = Cluster::start(Engine::Redis);
-    let backend = RedisBackend::connect_cluster([cluster.nodes[0].url()]).await.unwrap();
-    let backend = backend.merging(Merging::On);
+    let servers = RedisServers::cluster([cluster.nodes[0].url()]);
+    let backend = RedisBackend::builder(servers).merging(Merging::On).connect().await.unwrap();
     let slot_of_alice = slot(&alice());
     let bob = (0..).map(|i: u32| user(&i.to_string())).find(|bob| slot(bob) == slot_of_alice).unwrap();
     let owner = usize::from(slot_of_alice) * 3 / 16_384;
@@ -112,7 +113,7 @@ async fn merged_checks_leave_demoted_server() {
             let [old, new] = [(); 2].map(|()| Server::start(engine));
             let target = Arc::new(AtomicU16::new(old.port()));
             let port = relay(target.clone(), Duration::ZERO, |_| false).await;
-            let backend = merging(&format!("redis://127.0.0.1:{port}/")).await.merging(mode);
+            let backend = in_mode(&format!("redis://127.0.0.1:{port}/"), mode).await;
             let one = policy("one", 1, HOUR);
             let of_one = || check(std::slice::from_ref(&one), 1, Purpose::Charge);
             assert!(

@@ -6,6 +6,7 @@ use tokio::time::sleep;
 use tower_sliding_window::{
     Limiter, PartitionKey, RedisBackend,
     outage::{BreakerState, DenyCache},
+    redis::RedisServers,
 };
 
 use super::{
@@ -203,7 +204,10 @@ async fn missing_permission_of_one_policy_causes_one_event() {
 #[tokio::test]
 async fn event_names_node_of_cluster() {
     let mut cluster = Cluster::start(Engine::Valkey);
-    let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::cluster(cluster.nodes.iter().map(Server::url)))
+        .connect()
+        .await
+        .unwrap();
     let limiter = Limiter::builder(backend).policy(policy("hourly", 1_000_000, HOUR));
     let limiter = limiter.deadline(DEADLINE).build().unwrap();
     let keys: Vec<_> = (0..64).map(|i| PartitionKey::new("user", [i])).collect();
@@ -240,7 +244,10 @@ async fn event_names_node_of_cluster() {
 async fn failover_in_cluster_causes_one_event_at_begin_and_one_at_end() {
     for engine in Engine::ALL {
         let mut cluster = Cluster::start(engine);
-        let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
+        let backend = RedisBackend::builder(RedisServers::cluster(cluster.nodes.iter().map(Server::url)))
+            .connect()
+            .await
+            .unwrap();
         let limiter = Limiter::builder(backend).policy(policy("hourly", 1_000_000, HOUR));
         let limiter = limiter.deadline(DEADLINE).build().unwrap();
         let keys: Vec<_> = (0..64).map(|i| PartitionKey::new("user", [i])).collect();

@@ -18,7 +18,7 @@ use tower_sliding_window::{
     outage::Breaker, redis::Merging,
 };
 
-use super::rig::{HOUR, LONG_DEADLINE, alice, backend, concurrently, policy};
+use super::rig::{HOUR, LONG_DEADLINE, alice, backend, concurrently, merging_backend, policy};
 use crate::support::server::{Engine, Server};
 
 /// Held by a flood, so that two of them do not share the machine.
@@ -85,7 +85,7 @@ async fn silent_server_is_an_outage_although_every_client_leaves_early() {
     const DEADLINE: Duration = Duration::from_millis(200);
     for breaker in [Some(Breaker::default()), None] {
         let server = Server::start(Engine::Redis);
-        let merged = backend(&server).await.merging(Merging::On);
+        let merged = merging_backend(&server, Merging::On);
         let builder = on(merged).breaker(breaker).max_in_flight(4);
         let limiter = builder.deadline(DEADLINE).build().unwrap();
         let warm_up = on(backend(&server).await).deadline(LONG_DEADLINE).build().unwrap();

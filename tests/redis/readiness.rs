@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tokio::time::sleep;
-use tower_sliding_window::{Limiter, PartitionKey, RedisBackend, outage::Readiness};
+use tower_sliding_window::{Limiter, PartitionKey, RedisBackend, outage::Readiness, redis::RedisServers};
 
 use super::rig::{HOUR, TIMEOUT, policy};
 use crate::support::{
@@ -31,7 +31,10 @@ async fn check_until(limiter: &Limiter, readiness: Readiness) {
 #[tokio::test]
 async fn hung_primary_degrades_readiness_of_cluster() {
     let cluster = Cluster::start(Engine::Valkey);
-    let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::cluster(cluster.nodes.iter().map(Server::url)))
+        .connect()
+        .await
+        .unwrap();
     let limiter = Limiter::builder(backend).policy(policy("hourly", 1_000_000, HOUR)).build().unwrap();
     assert_eq!(limiter.readiness(), Readiness::Ready, "before the first check");
     check_until(&limiter, Readiness::Ready).await;

@@ -7,7 +7,7 @@ use tokio::{task::spawn_blocking, time::sleep};
 use tower_sliding_window::{
     Limiter, PartitionKey, Policy, RedisBackend,
     backend::Reason,
-    redis::{ConnectError, Merging},
+    redis::{ConnectError, Merging, RedisServers},
 };
 
 use super::{
@@ -29,8 +29,13 @@ async fn start(engine: Engine) -> Cluster {
 }
 
 async fn backend(cluster: &Cluster) -> RedisBackend {
+    merging_backend(cluster, Merging::default()).await
+}
+
+async fn merging_backend(cluster: &Cluster, merging: Merging) -> RedisBackend {
     // The client may connect to any node, even to a replica.
-    RedisBackend::connect_cluster([cluster.replicas()[1].url()]).await.unwrap()
+    let servers = RedisServers::cluster([cluster.replicas()[1].url()]);
+    RedisBackend::builder(servers).merging(merging).connect().await.unwrap()
 }
 
 fn limiter(backend: &RedisBackend, deadline: Duration, policies: [Policy; 2]) -> Limiter {
@@ -79,7 +84,7 @@ async fn until_decided(limiter: &Limiter, key: &PartitionKey) {
 async fn assert_charged_once_while_slot_moves(merging: Merging, together: u32) {
     concurrently(Engine::ALL.map(|engine| async move {
         let cluster = start(engine).await;
-        let backend = backend(&cluster).await.merging(merging);
+        let backend = merging_backend(&cluster, merging).await;
         let limiter = limiter(&backend, LONG_DEADLINE, two());
         let from = &cluster.primaries()[owner(&alice())];
         let to = &cluster.primaries()[(owner(&alice()) + 1) % PRIMARIES];
@@ -224,11 +229,12 @@ async fn cluster_user_needs_slots_and_asking_permissions() {
         let url = format!("redis://limiter:secret@127.0.0.1:{}/", cluster.nodes[0].port());
         let always = "+evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire";
         allow(always);
-        assert!(RedisBackend::connect_cluster([&url]).await.is_err(), "{engine:?}");
+        assert!(RedisBackend::builder(RedisServers::cluster([&url])).connect().await.is_err(), "{engine:?}");
         allow(&format!("{always} +cluster|slots"));
-        let error = RedisBackend::connect_cluster([&url]).await.unwrap_err().to_string();
+        let error =
+            RedisBackend::builder(RedisServers::cluster([&url])).connect().await.unwrap_err().to_string();
         assert!(error.contains("lacks permission for ASKING (NOPERM)"), "{engine:?}: {error}");
-        let backend = RedisBackend::lazy_cluster([&url]).unwrap();
+        let backend = RedisBackend::builder(RedisServers::cluster([&url])).lazy().unwrap();
         let limiter = limiter(&backend, LONG_DEADLINE, two());
         let _ = limiter.check(alice()).await.unwrap();
 
@@ -251,20 +257,24 @@ async fn cluster_user_needs_slots_and_asking_permissions() {
 
 #[tokio::test]
 async fn unreachable_or_invalid_cluster_is_an_error() {
-    let error = RedisBackend::connect_cluster(["redis://:secret@127.0.0.1:1/"]).await.unwrap_err();
+    let error = RedisBackend::builder(RedisServers::cluster(["redis://:secret@127.0.0.1:1/"]))
+        .connect()
+        .await
+        .unwrap_err();
     assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
     let text = error.to_string();
     assert!(text.starts_with("Redis at cluster 127.0.0.1:1: Connection refused"), "{text}");
 
     let none: [&str; 0] = [];
-    let error = RedisBackend::lazy_cluster(none).unwrap_err();
+    let error = RedisBackend::builder(RedisServers::cluster(none)).lazy().unwrap_err();
     assert!(error.to_string().starts_with("missing cluster node: give at least one URL; "), "{error}");
-    let error = RedisBackend::lazy_cluster(["redis://127.0.0.1/2"]).unwrap_err();
+    let error = RedisBackend::builder(RedisServers::cluster(["redis://127.0.0.1/2"])).lazy().unwrap_err();
     assert!(
         error.to_string().starts_with("a cluster has no database other than 0: remove it from the URL; "),
         "{error}"
     );
-    let error = RedisBackend::lazy_cluster(["redis+unix:///tmp/socket"]).unwrap_err();
+    let error =
+        RedisBackend::builder(RedisServers::cluster(["redis+unix:///tmp/socket"])).lazy().unwrap_err();
     assert!(
         error.to_string().starts_with("missing host: a cluster or Sentinel cannot use a Unix socket; "),
         "{error}"
@@ -272,7 +282,7 @@ async fn unreachable_or_invalid_cluster_is_an_error() {
 
     // A server that is not in cluster mode reports that.
     let server = Server::start(Engine::Redis);
-    let error = RedisBackend::connect_cluster([server.url()]).await.unwrap_err();
+    let error = RedisBackend::builder(RedisServers::cluster([server.url()])).connect().await.unwrap_err();
     assert!(error.to_string().contains("cluster support disabled"), "{error}");
 }
 
@@ -280,9 +290,10 @@ async fn unreachable_or_invalid_cluster_is_an_error() {
 async fn cluster_error_reports_wrong_password() {
     let cluster = start(Engine::Redis).await;
     let url = format!("redis://limiter:wrong@127.0.0.1:{}/", cluster.nodes[0].port());
-    let error = RedisBackend::connect_cluster([&url]).await.unwrap_err();
+    let error = RedisBackend::builder(RedisServers::cluster([&url])).connect().await.unwrap_err();
     assert!(error.to_string().contains("WRONGPASS"), "{error}");
-    let limiter = limiter(&RedisBackend::lazy_cluster([&url]).unwrap(), LONG_DEADLINE, two());
+    let limiter =
+        limiter(&RedisBackend::builder(RedisServers::cluster([&url])).lazy().unwrap(), LONG_DEADLINE, two());
     let error = limiter.check(alice()).await.unwrap_err();
     assert_eq!(error.reason(), Reason::NoPermission, "{error:?}");
     assert!(!format!("{error:?}").contains("wrong"), "{error:?}");
@@ -301,5 +312,5 @@ async fn cluster_connects_through_any_reachable_node() {
     // The dead node owns the first slot.
     cluster.kill(0);
     let urls: Vec<_> = cluster.nodes.iter().map(Server::url).collect();
-    RedisBackend::connect_cluster(urls).await.unwrap();
+    RedisBackend::builder(RedisServers::cluster(urls)).connect().await.unwrap();
 }

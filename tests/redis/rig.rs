@@ -9,6 +9,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{
     Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
+    redis::{Merging, RedisServers},
     testing::ManualClock,
 };
 
@@ -81,6 +82,11 @@ pub fn limiter<const N: usize>(backend: impl Backend, policies: [Policy; N]) -> 
 /// Returns a backend that uses the server's clock. Unlike `connect`, it sends nothing before the first check.
 pub async fn backend(server: &Server) -> RedisBackend {
     RedisBackend::lazy(&server.url()).unwrap()
+}
+
+/// Returns a backend as [`backend`] does, whose checks share calls in this mode.
+pub fn merging_backend(server: &Server, merging: Merging) -> RedisBackend {
+    RedisBackend::builder(RedisServers::single(server.url())).merging(merging).lazy().unwrap()
 }
 
 /// Returns a backend that uses a clock controlled by the test.

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tokio::runtime::{Builder, Runtime};
-use tower_sliding_window::{Limiter, RedisBackend, backend::Pair};
+use tower_sliding_window::{Limiter, RedisBackend, backend::Pair, redis::RedisServers};
 
 use super::{
     cluster::{keys, pair, remaining},
@@ -28,8 +28,8 @@ fn runtime() -> Runtime {
 
 /// Returns a limiter, and the pairs of a check that the slot of the address denies after its first admission.
 async fn limiter(cluster: &Cluster) -> (Limiter, RedisBackend, Vec<Pair>) {
-    // Unlike `connect_cluster`, it calls no script before the first check.
-    let backend = RedisBackend::lazy_cluster([cluster.nodes[0].url()]).unwrap();
+    // Unlike `connect`, it calls no script before the first check.
+    let backend = RedisBackend::builder(RedisServers::cluster([cluster.nodes[0].url()])).lazy().unwrap();
     let builder = Limiter::builder(backend.clone()).without_policies().deadline(LONG_DEADLINE);
     let [user, address] = keys();
     let (many, one) = (policy("many", 1_000, HOUR), policy("one", 1, HOUR));

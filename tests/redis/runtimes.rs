@@ -7,10 +7,14 @@ use tokio::{
     task::yield_now,
     time::sleep,
 };
-use tower_sliding_window::{Limiter, RedisBackend, redis::Merging};
+use tower_sliding_window::{
+    Limiter, RedisBackend,
+    redis::{Merging, RedisServers},
+};
 
 use super::{
     admin::Admin,
+    merging::in_mode,
     rig::{HOUR, alice, concurrently, limiter, policy},
 };
 use crate::support::{
@@ -82,7 +86,9 @@ fn undriven_connect_blocks_no_other_runtime() {
 #[test]
 fn undriven_refresh_blocks_no_other_runtime() {
     let cluster = Cluster::start(Engine::Redis);
-    test_undriven(0..=3, || RedisBackend::lazy_cluster(cluster.nodes.iter().map(Server::url)).unwrap());
+    test_undriven(0..=3, || {
+        RedisBackend::builder(RedisServers::cluster(cluster.nodes.iter().map(Server::url))).lazy().unwrap()
+    });
 }
 
 #[test]
@@ -91,7 +97,7 @@ fn undriven_script_load_blocks_no_other_check() {
     let (driven, undriven) = (runtime(), runtime());
     let limiter = limiter(
         // Merged checks would use two scripts.
-        driven.block_on(RedisBackend::connect(&server.url())).unwrap().merging(Merging::Off),
+        driven.block_on(in_mode(&server.url(), Merging::Off)),
         [policy("hourly", 1_000, HOUR)],
     );
     let mut admin = Admin::at(&server);
@@ -138,14 +144,16 @@ fn first_check_after_ended_runtime_succeeds() {
         test_ended(|| RedisBackend::lazy(&format!("{}?protocol=resp2", server.url())).unwrap());
         let configuration = format!("sentinel monitor limits 127.0.0.1 {} 1\n", server.port());
         let sentinel = Server::sentinel(engine, &configuration);
-        test_ended(|| RedisBackend::lazy_sentinel("redis://limits/", [sentinel.url()]).unwrap());
+        test_ended(|| {
+            RedisBackend::builder(RedisServers::sentinel("redis://limits/", [sentinel.url()])).lazy().unwrap()
+        });
     }
 }
 
 #[test]
 fn first_cluster_check_after_ended_runtime_succeeds() {
     let cluster = Cluster::start(Engine::Redis);
-    test_ended(|| RedisBackend::lazy_cluster([cluster.nodes[0].url()]).unwrap());
+    test_ended(|| RedisBackend::builder(RedisServers::cluster([cluster.nodes[0].url()])).lazy().unwrap());
 }
 
 /// The first runtime ends during an attempt to connect. The backend does not wait for that attempt.

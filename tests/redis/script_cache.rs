@@ -5,8 +5,8 @@ use tower_sliding_window::{RedisBackend, backend::Backend, redis::Merging};
 use super::{
     admin::{Admin, Calls},
     rig::{
-        HOUR, LONG_WINDOW, alice, backend, concurrently, every_algorithm, idle, limiter, peek, policy,
-        remaining, reserve,
+        HOUR, LONG_WINDOW, alice, backend, concurrently, every_algorithm, idle, limiter, merging_backend,
+        peek, policy, remaining, reserve,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -38,7 +38,7 @@ async fn concurrent_checks_load_unknown_script_once() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         // Merged checks would use two scripts.
-        let backend = backend(&server).await.merging(Merging::Off);
+        let backend = merging_backend(&server, Merging::Off);
         let limiter = limiter(backend, [policy("hourly", 40, HOUR)]);
         let _ = limiter.check((alice(), 0)).await.unwrap();
         let mut admin = Admin::at(&server);

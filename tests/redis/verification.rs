@@ -3,7 +3,7 @@
 use tower_sliding_window::{
     PartitionKey, RedisBackend,
     backend::Reason,
-    redis::{ConnectError, Problem},
+    redis::{ConnectError, RedisServers, ServerProblem, ServerProblemKind as Kind},
 };
 
 use super::{
@@ -28,21 +28,19 @@ async fn connect(server: &Server) -> Result<RedisBackend, ConnectError> {
     RedisBackend::connect(&url(server, "limiter:secret", "")).await
 }
 
-fn problems(outcome: Result<Vec<Problem>, ConnectError>) -> Vec<Problem> {
+fn problems(outcome: Result<Vec<ServerProblem>, ConnectError>) -> Vec<ServerProblem> {
     match outcome {
         Ok(warnings) => warnings,
-        Err(ConnectError::Unusable { problems }) => problems,
+        Err(ConnectError::Unusable { problems, .. }) => problems,
         Err(error) => panic!("{error}"),
     }
 }
 
 /// Returns the commands that are missing.
-fn missing(problems: &[Problem]) -> Vec<&'static str> {
-    let command = |problem: &Problem| match problem {
-        Problem::MissingPermission { command, .. } | Problem::MissingOptionalPermission { command, .. } => {
-            *command
-        }
-        other => panic!("{other}"),
+fn missing(problems: &[ServerProblem]) -> Vec<&'static str> {
+    let command = |problem: &ServerProblem| match problem.kind {
+        Kind::MissingPermission(command) | Kind::MissingOptionalPermission(command) => command,
+        _ => panic!("{problem}"),
     };
     problems.iter().map(command).collect()
 }
@@ -83,7 +81,7 @@ async fn verify_names_each_unknown_command() {
             let server = Server::with_options(engine, &["--rename-command", command, ""]);
             let problems = problems(RedisBackend::lazy(&server.url()).unwrap().verify().await);
             assert!(
-                matches!(&*problems, [Problem::MissingCommand { command: missing, .. }] if *missing == command),
+                matches!(&*problems, [ServerProblem { kind: Kind::MissingCommand(missing), .. }] if *missing == command),
                 "{engine:?} {command}: {problems:?}"
             );
             let error = RedisBackend::connect(&server.url()).await.unwrap_err().to_string();
@@ -119,7 +117,10 @@ async fn verify_reports_replica() {
             admin.query::<()>(&["ACL", "SETUSER", "limiter", permissions]);
             admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
             let problems = problems(lazy(&server).verify().await);
-            assert!(matches!(&*problems, [Problem::Replica { .. }]), "{engine:?}: {problems:?}");
+            assert!(
+                matches!(&*problems, [ServerProblem { kind: Kind::Replica, .. }]),
+                "{engine:?}: {problems:?}"
+            );
             let error = connect(&server).await.unwrap_err().to_string();
             assert!(error.ends_with("is a replica; connect to its primary"), "{error}");
         }
@@ -136,7 +137,7 @@ async fn verify_reports_replica_that_accepts_writes() {
         admin.query::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
         let problems = problems(lazy(&server).verify().await);
         assert!(
-            matches!(&*problems, [Problem::Replica { .. }]),
+            matches!(&*problems, [ServerProblem { kind: Kind::Replica, .. }]),
             "{engine:?}: expected a replica, got {problems:?}"
         );
         assert!(connect(&server).await.is_err(), "{engine:?}: connected to a replica");
@@ -156,16 +157,21 @@ async fn connect_rejects_node_of_cluster() {
                 for (name, url) in [("limiter", url(node, "limiter:secret", "")), ("default", node.url())] {
                     let outcome = RedisBackend::connect(&url).await;
                     let error = outcome.map(drop).expect_err("a node of a cluster").to_string();
-                    let expected = "is a node of a cluster; use connect_cluster or lazy_cluster";
+                    let expected = "is a node of a cluster; use RedisServers::cluster";
                     assert!(error.ends_with(expected), "{engine:?}, {name}: expected the mode, got {error}");
                 }
             }
         }
         let client = redis::Client::open(cluster.nodes[0].url()).unwrap();
         let connection = client.get_multiplexed_async_connection().await.unwrap();
-        let found = problems(RedisBackend::from_connection(connection).verify().await);
-        assert!(matches!(&*found, [Problem::ClusterNode { .. }]), "{engine:?}: own connection: {found:?}");
-        let own = RedisBackend::from_connection(cluster.connection().await);
+        let found = problems(
+            RedisBackend::builder(RedisServers::connection(connection)).lazy().unwrap().verify().await,
+        );
+        assert!(
+            matches!(&*found, [ServerProblem { kind: Kind::ClusterNode, .. }]),
+            "{engine:?}: own connection: {found:?}"
+        );
+        let own = RedisBackend::builder(RedisServers::connection(cluster.connection().await)).lazy().unwrap();
         assert_eq!(problems(own.verify().await).len(), 0, "{engine:?}: own cluster connection");
     }
 }
@@ -177,14 +183,14 @@ async fn redirected_check_warns_about_node_of_cluster() {
     let client = redis::Client::open(cluster.nodes[0].url()).unwrap();
     let connection = client.get_multiplexed_async_connection().await.unwrap();
     let lazy = RedisBackend::lazy(&cluster.nodes[0].url()).unwrap();
-    for backend in [lazy, RedisBackend::from_connection(connection)] {
+    for backend in [lazy, RedisBackend::builder(RedisServers::connection(connection)).lazy().unwrap()] {
         let (events, _guard) = Events::collect();
         let limiter = limiter(backend, [policy("hourly", 10, HOUR)]);
         for user in 0..32_u8 {
             let _ = limiter.check(PartitionKey::new("user", [user])).await;
         }
         let events = events.take();
-        let warns = |event: &&String| event.contains("use connect_cluster or lazy_cluster");
+        let warns = |event: &&String| event.contains("use RedisServers::cluster");
         assert_eq!(events.iter().filter(warns).count(), 1, "expected one warning: {events:?}");
     }
 }
@@ -195,7 +201,7 @@ async fn connect_rejects_sentinel() {
         let sentinel = Server::sentinel(engine, "sentinel monitor limits 127.0.0.1 1 1\n");
         let error =
             RedisBackend::connect(&sentinel.url()).await.map(drop).expect_err("a Sentinel").to_string();
-        let expected = "is a Sentinel; use connect_sentinel or lazy_sentinel";
+        let expected = "is a Sentinel; use RedisServers::sentinel";
         assert!(error.ends_with(expected), "{engine:?}: expected the mode, got {error}");
     }
 }
@@ -208,7 +214,7 @@ async fn verify_warns_about_eviction() {
         let backend = RedisBackend::lazy(&server.url()).unwrap();
         let warnings = backend.verify().await.unwrap();
         assert!(
-            matches!(&*warnings, [Problem::Evicts { policy, .. }] if policy == "allkeys-lru"),
+            matches!(&*warnings, [ServerProblem { kind: Kind::Evicts(policy), .. }] if policy == "allkeys-lru"),
             "{engine:?}: {warnings:?}"
         );
     }
@@ -222,7 +228,7 @@ async fn verify_fails_and_connect_warns_if_memory_is_full() {
         let is_full =
             |error: &tower_sliding_window::backend::BackendError| error.reason() == Reason::OutOfMemory;
         assert!(
-            matches!(&*problems, [Problem::Unavailable { error, .. }] if is_full(error)),
+            matches!(&*problems, [ServerProblem { kind: Kind::Unavailable(error), .. }] if is_full(error)),
             "{engine:?}: {problems:?}"
         );
         let (events, _guard) = Events::collect();
@@ -241,11 +247,11 @@ async fn verify_covers_the_given_namespace() {
         assert_eq!(backend.verify_in("other").await.unwrap().len(), 0, "{engine:?}");
         let problems = problems(backend.verify().await);
         assert!(
-            matches!(&*problems, [Problem::MissingKeyPermission { namespace, .. }] if namespace == "tsw"),
+            matches!(&*problems, [ServerProblem { kind: Kind::MissingKeyPermission(namespace), .. }] if namespace == "tsw"),
             "{engine:?}: {problems:?}"
         );
         assert!(
-            matches!(backend.verify_in("a b").await, Err(ConnectError::Url(_))),
+            matches!(backend.verify_in("a b").await, Err(ConnectError::Config(_))),
             "{engine:?}: the namespace is invalid"
         );
         connect(&server).await.unwrap();
@@ -255,7 +261,10 @@ async fn verify_covers_the_given_namespace() {
 #[tokio::test]
 async fn verify_covers_every_primary_of_cluster() {
     let mut cluster = Cluster::start(Engine::Valkey);
-    let backend = RedisBackend::connect_cluster(cluster.nodes.iter().map(Server::url)).await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::cluster(cluster.nodes.iter().map(Server::url)))
+        .connect()
+        .await
+        .unwrap();
     assert_eq!(backend.verify().await.unwrap().len(), 0, "the server has nothing to report");
     for i in 0..3 {
         let node = &cluster.primaries()[i];
@@ -264,7 +273,7 @@ async fn verify_covers_every_primary_of_cluster() {
         admin.query::<()>(&["ACL", "SETUSER", "default", "-lset"]);
         let problems = problems(backend.verify().await);
         assert!(
-            matches!(&*problems, [Problem::MissingPermission { server, command: "lset" }] if *server == address),
+            matches!(&*problems, [ServerProblem { server, kind: Kind::MissingPermission("lset"), .. }] if *server == address),
             "{problems:?}"
         );
         admin.query::<()>(&["ACL", "SETUSER", "default", "+lset"]);
@@ -273,7 +282,7 @@ async fn verify_covers_every_primary_of_cluster() {
     cluster.kill(0);
     let problems = problems(backend.verify().await);
     assert!(
-        matches!(&*problems, [Problem::Unavailable { server, .. }] if *server == address),
+        matches!(&*problems, [ServerProblem { server, kind: Kind::Unavailable(_), .. }] if *server == address),
         "{problems:?}"
     );
 }

@@ -18,7 +18,9 @@ use tokio::{
 };
 use tower_sliding_window::{
     Admission, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Rejection,
-    redis::Merging, settle::Settled, testing::ManualClock,
+    redis::{Merging, RedisServers},
+    settle::Settled,
+    testing::ManualClock,
 };
 use turmoil::net::TcpStream;
 
@@ -94,7 +96,7 @@ impl Client {
         let (mutation, record, client) = (self.mutation, self.record.clone(), self.number);
         let has_connected = Arc::<AtomicBool>::default();
         let merging = if self.plan.merges { Merging::On } else { Merging::Off };
-        let backend = RedisBackend::over_streams(move || {
+        let servers = RedisServers::streams(move || {
             let (streams, record, has_connected) = (streams.clone(), record.clone(), has_connected.clone());
             async move {
                 mutation::allow_connecting(mutation, &has_connected)?;
@@ -108,7 +110,7 @@ impl Client {
                 })
             }
         });
-        backend.merging(merging)
+        RedisBackend::builder(servers).merging(merging).lazy().unwrap()
     }
 
     fn limiter(&self, backend: RedisBackend) -> Limiter {

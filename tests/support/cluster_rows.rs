@@ -14,7 +14,7 @@ use tokio::{
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Limiter, LimiterBuilder, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend, backend::Pair,
-    by, outage::BreakerState, protocol::Draft,
+    by, outage::BreakerState, protocol::Draft, redis::RedisServers,
 };
 
 use super::{
@@ -71,7 +71,8 @@ fn at_cost(pair: &Pair, cost: u32) -> Pair {
 /// Returns a limiter with the default settings.
 pub async fn limiter(cluster: &Cluster) -> LimiterBuilder {
     let urls = cluster.primaries().iter().map(Server::url);
-    Limiter::builder(RedisBackend::connect_cluster(urls).await.unwrap()).without_policies()
+    Limiter::builder(RedisBackend::builder(RedisServers::cluster(urls)).connect().await.unwrap())
+        .without_policies()
 }
 
 /// Returns the units that the store has left for a pair.
@@ -306,7 +307,10 @@ pub async fn checks_over_slots() -> [Duration; 4] {
     while !cluster.primaries().iter().all(all_announced) {
         sleep(Duration::from_millis(50)).await;
     }
-    let backend = RedisBackend::connect_cluster(proxies.iter().map(DelayProxy::url)).await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::cluster(proxies.iter().map(DelayProxy::url)))
+        .connect()
+        .await
+        .unwrap();
     let limiter =
         Limiter::builder(backend).without_policies().deadline(Duration::from_secs(2)).build().unwrap();
     // The fourth slot is on the first node.

@@ -10,7 +10,9 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 use tower_sliding_window::{
-    Limiter, LimiterBuilder, PartitionKey, Policy, RedisBackend, redis::Merging, settle::Reservation,
+    Limiter, LimiterBuilder, PartitionKey, Policy, RedisBackend,
+    redis::{Merging, RedisServers},
+    settle::Reservation,
 };
 
 /// The deadline of a check of the other service.
@@ -47,7 +49,7 @@ impl fmt::Display for Outcome {
 /// Charges one key so many times, and refunds these charges of its middle at the same time.
 pub async fn refund(url: &str, records: usize, refunds: usize) -> Outcome {
     // Merged checks would share records.
-    let backend = RedisBackend::lazy(url).unwrap().merging(Merging::Off);
+    let backend = RedisBackend::builder(RedisServers::single(url)).merging(Merging::Off).lazy().unwrap();
     let attacker = limiter(backend, Duration::from_secs(20)).max_in_flight(4 * IN_FLIGHT).build().unwrap();
     let key = PartitionKey::new("user", "attacker");
     let before = (records - refunds) / 2;

@@ -251,7 +251,7 @@ pub fn free_port() -> u16 {
 
 /// Returns a free port whose cluster bus port, 10,000 above it, is free as well. Both are below the ephemeral ports of the
 /// operating system.
-fn free_cluster_port() -> u16 {
+pub fn free_cluster_port() -> u16 {
     let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
     let random = || 12_000 + (RandomState::new().build_hasher().finish() % 10_000) as u16;
     (0..1_000)

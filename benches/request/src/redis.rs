@@ -26,8 +26,9 @@ use sha2::{Digest, Sha256};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt};
 use tower_sliding_window::{
-    Algorithm, Limiter, PartitionKey, Policy, RateLimitLayer, RedisBackend, header, policy::Lease,
-    redis::Merging,
+    Algorithm, Limiter, PartitionKey, Policy, RateLimitLayer, RedisBackend, header,
+    policy::Lease,
+    redis::{Merging, RedisServers},
 };
 
 type Fallible<T> = Result<T, Box<dyn Error>>;
@@ -233,7 +234,7 @@ fn policy() -> Fallible<Policy> {
 }
 
 async fn backend(url: &str, merging: Merging) -> Fallible<RedisBackend> {
-    Ok(RedisBackend::connect(url).await?.merging(merging))
+    Ok(RedisBackend::builder(RedisServers::single(url)).merging(merging).connect().await?)
 }
 
 async fn limiter(url: &str, merging: Merging) -> Fallible<Limiter> {

@@ -17,7 +17,7 @@ use tower_sliding_window::{
     Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
     answer::Dialect,
     backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
-    redis::Merging,
+    redis::{Merging, RedisServers},
 };
 
 use reference::{Expected, payloads, read, read_merged};
@@ -133,13 +133,14 @@ fn backend(conditions: Conditions, answer: &[u8]) -> (RedisBackend, Server) {
     };
     let server = Server::new(conditions.handshake(), chunks);
     let of_backend = server.clone();
-    let backend = if conditions.is_cluster() {
+    let servers = if conditions.is_cluster() {
         let connect = move |_host, _port| std::future::ready(of_backend.connect());
-        RedisBackend::cluster_over_streams([("a", 1)], connect).expect("a node")
+        RedisServers::cluster_streams([("a", 1)], connect)
     } else {
-        RedisBackend::over_streams(move || std::future::ready(of_backend.connect()))
+        RedisServers::streams(move || std::future::ready(of_backend.connect()))
     };
-    (backend, server)
+    let merging = if conditions.merges() { Merging::On } else { Merging::default() };
+    (RedisBackend::builder(servers).merging(merging).lazy().expect("servers"), server)
 }
 
 /// Divides the answer at the lines `--`.
@@ -228,7 +229,6 @@ fn merged_check(conditions: Conditions, bits: u8, cost: u32) -> Check {
 
 /// Decides several checks of the same pairs in one call.
 async fn ask_merged(conditions: Conditions, bits: u8, backend: RedisBackend, answer: &[u8]) {
-    let backend = backend.merging(Merging::On);
     let check = |cost| merged_check(conditions, bits, cost);
     let mut checks = JoinSet::new();
     for (i, cost) in MERGED_COSTS.into_iter().enumerate() {

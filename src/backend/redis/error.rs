@@ -1,8 +1,10 @@
 //! Errors of the server and of the client crate, and the [`Reason`] of each.
 
+use std::error::Error;
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::problem::{self, Problem};
+use super::problem::{self, ServerProblem};
 use crate::{
     backend::{BackendError, Reason},
     error::ConfigError,
@@ -13,32 +15,42 @@ use crate::{
 #[non_exhaustive]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub enum ConnectError {
-    /// The configuration is invalid: a URL, or a certificate.
+    /// The configuration is invalid: a URL, a certificate, the hash secret, or a namespace.
     #[error(transparent)]
-    Url(#[from] ConfigError),
+    Config(#[from] ConfigError),
     /// The server does not answer, or rejects the connection.
     #[error("Redis at {address}: {}", in_one_line(source))]
+    #[non_exhaustive]
     Unreachable {
         /// The address, without user and password.
         address: String,
         /// The error of the connection.
-        source: RedisError,
+        source: BackendError,
     },
     /// The server answers, and the backend cannot use it: for example, a permission is missing.
     #[error("{}", problem::in_one_line(problems))]
+    #[non_exhaustive]
     Unusable {
         /// All problems, including warnings.
-        problems: Vec<Problem>,
+        problems: Vec<ServerProblem>,
     },
 }
 
-/// Returns the text of an error in one line. The client crate's text for an invalid reply has several lines and no useful
-/// detail.
-fn in_one_line(error: &RedisError) -> String {
-    match error.kind() {
-        ErrorKind::Parse => "invalid reply: the server does not speak the Redis protocol".to_owned(),
-        _ => error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+/// Returns the text of an error of the connection in one line. The client crate's text for an invalid reply has several lines and
+/// no useful detail.
+fn in_one_line(error: &BackendError) -> String {
+    match redis_error(error) {
+        Some(error) if error.kind() == ErrorKind::Parse => {
+            "invalid reply: the server does not speak the Redis protocol".to_owned()
+        }
+        Some(error) => error.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+        None => error.reason().to_string(),
     }
+}
+
+/// Returns the error of the client crate, if there is one.
+pub(super) fn redis_error(error: &BackendError) -> Option<&RedisError> {
+    error.source()?.downcast_ref()
 }
 
 /// Returns whether an error, by which nothing has run, requires a new connection: the server is no longer a primary, or the

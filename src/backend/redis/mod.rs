@@ -8,13 +8,10 @@ use std::{
     },
 };
 
-use redis::aio::ConnectionLike;
-
 use crate::{
     backend::{Backend, BackendError, Reason, generation::Generations},
     check::{Check, Refund},
     decision::Decision,
-    error::ConfigError,
     guard::Protection,
     key::PartitionKey,
     observe::ServerBreaker,
@@ -32,6 +29,7 @@ mod problem;
 mod recent_tags;
 mod rollback;
 mod script;
+mod servers;
 mod slot;
 mod tag;
 #[cfg(feature = "tls")]
@@ -43,34 +41,37 @@ mod topology;
 mod url;
 mod verify;
 
+pub use connect::RedisBackendBuilder;
 pub use error::ConnectError;
 use execute::Patience;
 use keys::KeyNames;
 use merge::Merger;
 pub use merge::Merging;
-pub use problem::Problem;
+pub use problem::{ServerProblem, ServerProblemKind};
 use rollback::Rollbacks;
 use script::Scripts;
+pub use servers::RedisServers;
 #[cfg(feature = "tls")]
 pub use tls::Tls;
-#[cfg(not(feature = "tls"))]
-use tls::Tls;
 use topology::Topology;
 
 /// A backend in Redis (5 or newer) or Valkey, which any number of processes share.
 ///
 /// A check is one script call and one round trip: it decides all policies at once, on the server's clock. Under load, checks that
-/// start at the same time [share a call](RedisBackend::merging). Clones share their connections.
+/// start at the same time [share a call](RedisBackendBuilder::merging). Clones share their connections.
 ///
 /// # Connections
 ///
-/// | | connects at once | connects on demand |
-/// | --- | --- | --- |
-/// | a single server | [`connect`](RedisBackend::connect) | [`lazy`](RedisBackend::lazy) |
-/// | the primary behind Sentinels | [`connect_sentinel`](RedisBackend::connect_sentinel) | [`lazy_sentinel`](RedisBackend::lazy_sentinel) |
-/// | a cluster | [`connect_cluster`](RedisBackend::connect_cluster) | [`lazy_cluster`](RedisBackend::lazy_cluster) |
-/// | your own connection | | [`from_connection`](RedisBackend::from_connection), [`from_server_connection`](RedisBackend::from_server_connection) |
-/// | your own streams | | [`over_streams`](RedisBackend::over_streams), [`cluster_over_streams`](RedisBackend::cluster_over_streams) |
+/// [`connect`](RedisBackend::connect) connects to a single server at once, and [`lazy`](RedisBackend::lazy) with the first check.
+/// [`builder`](RedisBackend::builder) takes settings, such as TLS, and all [servers](RedisServers):
+///
+/// | servers | |
+/// | --- | --- |
+/// | a single server | [`RedisServers::single`] |
+/// | the primary behind Sentinels | [`RedisServers::sentinel`] |
+/// | a cluster | [`RedisServers::cluster`] |
+/// | your own streams | [`RedisServers::streams`], [`RedisServers::cluster_streams`] |
+/// | your own connection (feature `redis-1`) | `RedisServers::connection`, `RedisServers::server_connection` |
 ///
 /// The backend recovers by itself from a restarted server, a flushed script cache, a lost or hanging connection, a failover, and
 /// slots that move. It also recovers when a wrong password is corrected. This does not apply to your own connection. All waiting
@@ -120,7 +121,7 @@ use topology::Topology;
 /// a cluster is out of date: a node counts only if it says that the cluster is ok, and the newest owner of a slot wins. Without
 /// them, slots return to a node that has answered CLUSTERDOWN only if two nodes name it as the owner.
 ///
-/// Redis stores only a hash of each partition key. Without a [secret](RedisBackend::with_hash_secret), an attacker who can read
+/// Redis stores only a hash of each partition key. Without a [secret](RedisBackendBuilder::hash_secret), an attacker who can read
 /// Redis may test whether a key belongs to a certain user or address, and a client that can choose its key can choose its slot in a
 /// cluster. [The guide](crate::guide::deployment#hash-secret) states where to keep the secret.
 ///
@@ -176,55 +177,6 @@ pub struct RedisBackend {
 }
 
 impl RedisBackend {
-    /// Uses your own connection: a `MultiplexedConnection`, a `ConnectionManager`, or a `ClusterConnection`.
-    ///
-    /// The connection decides how it reconnects. It must never resend a command that may have run. Otherwise, Redis charges the
-    /// check twice. A `ClusterConnection` resends commands by default, so build it with `.retries(0)`. A check of keys that are
-    /// being migrated to another node then returns [`Reason::Busy`] until the migration has finished.
-    ///
-    /// A `MultiplexedConnection` and a `ConnectionManager` lead to one server. The backend learns the clock of this server from the
-    /// first check, which takes two round trips. Behind a proxy that distributes keys over several servers, a check may be charged
-    /// after its deadline, by at most the difference of their clocks. See [`merging`](Self::merging) for such a proxy.
-    ///
-    /// A connection of another type does not show which server replies. Therefore the backend learns the server's clock separately
-    /// for each of the 16,384 slots: the first check of a slot takes two round trips. The next check of a slot takes two as well if
-    /// the last one is older than 2,000 times its deadline, because the clocks may have drifted apart. If such a connection leads to
-    /// one server, use [`from_server_connection`](Self::from_server_connection).
-    ///
-    /// A connection to one server must not lead to a node of a cluster: [`verify`](Self::verify) reports this, and so does a warning
-    /// about the first redirected check.
-    pub fn from_connection(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self::new(Topology::external(connection))
-    }
-
-    /// Uses your own connection of any type that leads to one server, such as a wrapper around a `ConnectionManager`. The backend
-    /// keeps one clock for it. See [`from_connection`](Self::from_connection) for what the connection must do.
-    pub fn from_server_connection(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self::new(Topology::external_server(connection))
-    }
-
-    /// Hashes partition keys under a secret of at least 32 random bytes. Without the secret, an attacker who can read Redis
-    /// cannot test whether a key belongs to a certain user or address, and a client cannot choose the slot of its key in a cluster.
-    ///
-    /// All processes that share limits need the same secret. A new secret changes the names of all keys: every count starts again
-    /// from zero, and the old counts expire with their windows.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`ConfigError::HashSecret`] if the secret is too short.
-    ///
-    /// ```
-    /// use tower_sliding_window::{ConfigError, RedisBackend};
-    ///
-    /// # fn backend(secret: &str) -> Result<RedisBackend, ConfigError> {
-    /// RedisBackend::lazy("redis://127.0.0.1/")?.with_hash_secret(secret)
-    /// # }
-    /// # assert!(backend("too short").is_err());
-    /// ```
-    pub fn with_hash_secret(self, secret: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        Ok(Self { names: KeyNames::with_secret(secret.as_ref())?, ..self })
-    }
-
     /// Returns the name of the Redis key that counts a partition key for a policy. An operator can query its time to live
     /// (`PTTL`), its size (`MEMORY USAGE`) and its slot (`CLUSTER KEYSLOT`). Only the scripts understand its value;
     /// [`Limiter::peek`](crate::Limiter::peek) returns what it means.
@@ -260,16 +212,16 @@ impl RedisBackend {
         self.unanswered.load(Ordering::Relaxed)
     }
 
-    fn new(topology: Topology) -> Self {
+    fn new(topology: Topology, names: KeyNames, merger: Merger) -> Self {
         Self {
             is_cluster: Arc::new(topology.is_cluster().into()),
             topology,
-            names: KeyNames::default(),
+            names,
             scripts: Scripts::shared(),
             generations: Arc::new(Generations::new()),
             rollbacks: Arc::default(),
             unanswered: Arc::default(),
-            merger: Merger::default(),
+            merger,
             #[cfg(feature = "test-util")]
             injected_clock: None,
         }

@@ -15,7 +15,7 @@ use rustls::{
 use super::url::is_tls;
 use crate::error::ConfigError;
 
-/// TLS settings of a Redis connection, for [`RedisBackend::connect_with_tls`](crate::RedisBackend::connect_with_tls).
+/// TLS settings of the connections to Redis, for [`RedisBackendBuilder::tls`](super::RedisBackendBuilder::tls).
 ///
 /// By default a `rediss://` connection trusts the public authorities and sends no client certificate. It always verifies the
 /// server's name and the dates of its certificate.
@@ -62,12 +62,13 @@ impl Tls {
         !self.authorities.is_empty() || self.client.is_some()
     }
 
-    /// Returns an error if the settings do not suit a URL, or if a certificate or the private key is invalid.
-    pub(super) fn validate(&self, url: &str) -> Result<(), ConfigError> {
+    /// Returns an error if the settings do not suit all URLs, or if a certificate or the private key is invalid.
+    pub(super) fn validate<'a>(&self, urls: impl IntoIterator<Item = &'a String>) -> Result<(), ConfigError> {
         if !self.is_custom() {
             return Ok(());
         }
-        if !is_tls(url) {
+        let mut urls = urls.into_iter().peekable();
+        if urls.peek().is_none() || !urls.all(|url| is_tls(url)) {
             return Err(invalid("certificates need a URL that begins with rediss://"));
         }
         let mut trusted = RootCertStore::empty();
@@ -89,17 +90,17 @@ impl Tls {
         config.map(|_| ()).map_err(|error| invalid(format!("invalid client certificate or key: {error}")))
     }
 
-    /// Returns a client that connects with these settings.
-    pub(super) fn open(&self, info: ConnectionInfo) -> RedisResult<Client> {
+    /// Returns how to connect to a server with these settings. The client crate keeps the certificates in the address.
+    pub(super) fn apply(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
         if !self.is_custom() {
-            return Client::open(info);
+            return Ok(info);
         }
         let client = self.client.clone();
         let certificates = TlsCertificates {
             client_tls: client.map(|(client_cert, client_key)| ClientTlsConfig { client_cert, client_key }),
             root_cert: Some(self.authorities.clone()).filter(|pem| !pem.is_empty()),
         };
-        Client::build_with_tls(info, certificates)
+        Ok(Client::build_with_tls(info, certificates)?.get_connection_info().clone())
     }
 }
 

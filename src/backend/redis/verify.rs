@@ -9,14 +9,15 @@ use std::{
     time::Duration,
 };
 
-use redis::{Cmd, RedisError, Value, cmd, from_redis_value};
+use redis::{Cmd, Value, cmd, from_redis_value};
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{
-    ConnectError, Problem, RedisBackend,
-    error::{is_readonly, is_unknown_command},
+    ConnectError, RedisBackend, ServerProblem,
+    error::{is_readonly, is_unknown_command, redis_error, unavailable},
     eviction::eviction_policy,
     execute::Patience,
+    problem::ServerProblemKind as Kind,
     script::Call,
 };
 use crate::{
@@ -44,7 +45,7 @@ impl RedisBackend {
     /// script, for every purpose, on a probe key. Returns the warnings. Use it when a service starts.
     ///
     /// It takes about 40 short commands per primary, all primaries at the same time, and at most two seconds after the backend
-    /// has connected. It leaves no key behind. [`connect`](Self::connect), `connect_sentinel` and `connect_cluster` call it.
+    /// has connected. It leaves no key behind. [`connect`](Self::connect) calls it.
     ///
     /// Do not use it as a readiness probe: it fails if one primary of a cluster hangs. Use [`Limiter::readiness`](crate::Limiter::readiness).
     /// Do not let clients call it: it costs Redis more than a check, and its errors name servers and permissions.
@@ -64,7 +65,7 @@ impl RedisBackend {
     /// The role and the mode come from `HELLO`, which needs no permission. Before Redis 6, and behind a proxy without `HELLO`, they
     /// come from `INFO`. Without either, only a replica that rejects writes is found.
     ///
-    /// Your [own connection](Self::from_connection) does not show its servers, so only one of them is verified. If its type may lead
+    /// Your [own connection](super::RedisServers) does not show its servers, so only one of them is verified. If its type may lead
     /// to a cluster, neither role nor mode is verified.
     ///
     /// # Errors
@@ -82,7 +83,7 @@ impl RedisBackend {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn verify(&self) -> Result<Vec<Problem>, ConnectError> {
+    pub async fn verify(&self) -> Result<Vec<ServerProblem>, ConnectError> {
         self.verify_namespace(Namespace::default()).await
     }
 
@@ -90,14 +91,14 @@ impl RedisBackend {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`verify`](Self::verify), and [`ConnectError::Url`] if the namespace is invalid.
-    pub async fn verify_in(&self, namespace: &str) -> Result<Vec<Problem>, ConnectError> {
+    /// Returns the errors of [`verify`](Self::verify), and [`ConnectError::Config`] if the namespace is invalid.
+    pub async fn verify_in(&self, namespace: &str) -> Result<Vec<ServerProblem>, ConnectError> {
         self.verify_namespace(Namespace::new(namespace)?).await
     }
 
-    async fn verify_namespace(&self, namespace: Namespace) -> Result<Vec<Problem>, ConnectError> {
+    async fn verify_namespace(&self, namespace: Namespace) -> Result<Vec<ServerProblem>, ConnectError> {
         let problems = self.problems(namespace).await?;
-        if problems.iter().all(Problem::is_warning) {
+        if problems.iter().all(ServerProblem::is_warning) {
             Ok(problems)
         } else {
             Err(ConnectError::Unusable { problems })
@@ -108,37 +109,38 @@ impl RedisBackend {
     /// namespace, which the limiter need not have, are logged.
     pub(super) async fn connected(self) -> Result<Self, ConnectError> {
         let problems = self.problems(Namespace::default()).await?;
-        let is_fatal = |problem: &Problem| match problem {
-            Problem::MissingPermission { .. }
-            | Problem::MissingCommand { .. }
-            | Problem::Replica { .. }
-            | Problem::ClusterNode { .. }
-            | Problem::Sentinel { .. }
-            | Problem::OldVersion { .. } => true,
-            Problem::Unavailable { error, .. } => error.reason() == Reason::NoPermission,
+        let is_fatal = |problem: &ServerProblem| match &problem.kind {
+            Kind::MissingPermission(_)
+            | Kind::MissingCommand(_)
+            | Kind::Replica
+            | Kind::ClusterNode
+            | Kind::Sentinel
+            | Kind::OldVersion(_) => true,
+            Kind::Unavailable(error) => error.reason() == Reason::NoPermission,
             _ => false,
         };
         if problems.iter().any(is_fatal) {
             return Err(ConnectError::Unusable { problems });
         }
         // Each connection looks for eviction by itself.
-        for problem in problems.iter().filter(|problem| !matches!(problem, Problem::Evicts { .. })) {
+        for problem in problems.iter().filter(|problem| !matches!(problem.kind, Kind::Evicts(_))) {
             observe::problem_at_start(problem);
         }
         Ok(self)
     }
 
     /// Returns the problems of all primaries.
-    async fn problems(&self, namespace: Namespace) -> Result<Vec<Problem>, ConnectError> {
+    async fn problems(&self, namespace: Namespace) -> Result<Vec<ServerProblem>, ConnectError> {
         if let Err(source) = self.topology.connect().await {
-            return Err(ConnectError::Unreachable { address: self.topology.to_string(), source });
+            let (address, source) = (self.topology.to_string(), unavailable(source));
+            return Err(ConnectError::Unreachable { address, source });
         }
         let mut probes = JoinSet::new();
         for (server, key) in self.probe_keys(&namespace) {
             let probe = Probe::new(self.clone(), server, key, namespace.clone());
             probes.spawn(probe.run());
         }
-        let mut problems: Vec<Problem> = probes.join_all().await.concat();
+        let mut problems: Vec<ServerProblem> = probes.join_all().await.concat();
         problems.sort_by_cached_key(ToString::to_string);
         Ok(problems)
     }
@@ -169,7 +171,7 @@ struct Probe {
     server: String,
     key: PartitionKey,
     namespace: Namespace,
-    problems: Vec<Problem>,
+    problems: Vec<ServerProblem>,
 }
 
 /// The end of a verification, because no further command can succeed.
@@ -180,9 +182,9 @@ impl Probe {
         Self { backend, server, key, namespace, problems: Vec::new() }
     }
 
-    async fn run(mut self) -> Vec<Problem> {
+    async fn run(mut self) -> Vec<ServerProblem> {
         if timeout(TIMEOUT, self.verify()).await.is_err() {
-            self.unavailable(BackendError::new(Reason::Timeout));
+            self.found(Kind::Unavailable(BackendError::new(Reason::Timeout)));
         }
         self.problems
     }
@@ -198,21 +200,18 @@ impl Probe {
                 self.command_failed(name, error)?;
             }
         }
-        let is_missing = |problem: &Problem| {
+        let is_missing = |kind: &Kind| {
             matches!(
-                problem,
-                Problem::MissingPermission { .. }
-                    | Problem::MissingCommand { .. }
-                    | Problem::MissingKeyPermission { .. }
+                kind,
+                Kind::MissingPermission(_) | Kind::MissingCommand(_) | Kind::MissingKeyPermission(_)
             )
         };
-        if self.problems.iter().any(is_missing) {
+        if self.has_found(is_missing) {
             // A script could stop halfway.
             return Ok(());
         }
         let is_missing = |name: &&str| {
-            let is_it = |problem: &Problem| matches!(problem, Problem::MissingOptionalPermission { command, .. } if command == name);
-            self.problems.iter().any(is_it)
+            self.has_found(|kind| matches!(kind, Kind::MissingOptionalPermission(command) if command == name))
         };
         let can_run = |algorithm: &Algorithm| !optional_commands(*algorithm).iter().any(is_missing);
         let algorithms: Vec<_> = Algorithm::examples().filter(can_run).collect();
@@ -262,16 +261,15 @@ impl Probe {
                 .or_else(|| info.as_deref().and_then(|info| field(info, in_info)).map(str::to_owned))
         };
         let (mode, role) = (read("mode", "redis_mode"), read("role", "role"));
-        let server = || self.server.clone();
         match mode.as_deref() {
             Some("sentinel") => {
-                self.problems.push(Problem::Sentinel { server: server() });
+                self.found(Kind::Sentinel);
                 return Err(Stop);
             }
             Some("cluster")
                 if !backend.topology.is_cluster() && !backend.topology.has_client_of_cluster() =>
             {
-                self.problems.push(Problem::ClusterNode { server: server() });
+                self.found(Kind::ClusterNode);
                 // The probe key may be in a slot of another node.
                 return Err(Stop);
             }
@@ -279,59 +277,58 @@ impl Probe {
         }
         let info = info.as_deref().unwrap_or_default();
         if let Some(version) = old_version(info) {
-            self.problems.push(Problem::OldVersion { server: server(), version: version.to_owned() });
+            self.found(Kind::OldVersion(version.to_owned()));
         }
         if role.is_some_and(|role| role != "master") {
-            self.problems.push(Problem::Replica { server: server() });
+            self.found(Kind::Replica);
         }
         if let Some(policy) = eviction_policy(info) {
-            self.problems.push(Problem::Evicts { server: server(), policy: policy.to_owned() });
+            self.found(Kind::Evicts(policy.to_owned()));
         }
         Ok(())
     }
 
     /// Records the error of a command. An error that shows that the command was permitted is none.
     fn command_failed(&mut self, command: &'static str, error: BackendError) -> Result<(), Stop> {
-        let server = self.server.clone();
-        let problem = match error.reason() {
-            Reason::NoPermission => match denial(&error) {
-                Denial::Command if is_optional(command) => {
-                    Problem::MissingOptionalPermission { server, command }
-                }
-                Denial::Command => Problem::MissingPermission { server, command },
-                Denial::Key => {
-                    Problem::MissingKeyPermission { server, namespace: self.namespace.as_str().into() }
-                }
-                Denial::User => {
-                    self.unavailable(error);
+        let kind = match error.reason() {
+            Reason::NoPermission => match denied_access(&error) {
+                DeniedAccess::Command if is_optional(command) => Kind::MissingOptionalPermission(command),
+                DeniedAccess::Command => Kind::MissingPermission(command),
+                DeniedAccess::Key => Kind::MissingKeyPermission(self.namespace.as_str().into()),
+                DeniedAccess::User => {
+                    self.found(Kind::Unavailable(error));
                     return Err(Stop);
                 }
             },
-            Reason::ReadOnly if source(&error).is_some_and(is_readonly) => {
-                if !self.problems.iter().any(|problem| matches!(problem, Problem::Replica { .. })) {
-                    self.problems.push(Problem::Replica { server });
+            Reason::ReadOnly if redis_error(&error).is_some_and(is_readonly) => {
+                if !self.has_found(|kind| matches!(kind, Kind::Replica)) {
+                    self.found(Kind::Replica);
                 }
                 return Err(Stop);
             }
-            Reason::Other if source(&error).is_some_and(is_unknown_command) => {
-                Problem::MissingCommand { server, command }
+            Reason::Other if redis_error(&error).is_some_and(is_unknown_command) => {
+                Kind::MissingCommand(command)
             }
             // The command was called, and its arguments have no effect.
             Reason::Other if command != PUSH => return Ok(()),
             _ => {
-                self.unavailable(error);
+                self.found(Kind::Unavailable(error));
                 return Err(Stop);
             }
         };
-        let is_known = |other: &Problem| matches!(other, Problem::MissingKeyPermission { .. });
-        if !(is_known(&problem) && self.problems.iter().any(is_known)) {
-            self.problems.push(problem);
+        let is_of_keys = |kind: &Kind| matches!(kind, Kind::MissingKeyPermission(_));
+        if !(is_of_keys(&kind) && self.has_found(is_of_keys)) {
+            self.found(kind);
         }
         Ok(())
     }
 
-    fn unavailable(&mut self, error: BackendError) {
-        self.problems.push(Problem::Unavailable { server: self.server.clone(), error });
+    fn found(&mut self, kind: Kind) {
+        self.problems.push(ServerProblem { server: self.server.clone(), kind });
+    }
+
+    fn has_found(&self, is_it: impl Fn(&Kind) -> bool) -> bool {
+        self.problems.iter().any(|problem| is_it(&problem.kind))
     }
 
     fn check(&self, algorithm: Algorithm, purpose: Purpose) -> Option<Check> {
@@ -381,25 +378,21 @@ fn commands(key: &str, is_cluster: bool) -> Vec<(&'static str, Cmd)> {
 }
 
 /// What a user may not do.
-enum Denial {
+enum DeniedAccess {
     Command,
     Key,
     /// The user has no valid password.
     User,
 }
 
-fn denial(error: &BackendError) -> Denial {
-    let Some(error) = source(error) else { return Denial::User };
+fn denied_access(error: &BackendError) -> DeniedAccess {
+    let Some(error) = redis_error(error) else { return DeniedAccess::User };
     if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
-        return Denial::User;
+        return DeniedAccess::User;
     }
     let text = error.detail().unwrap_or_default();
     // "No permissions to access a key", "access one of the keys", "can't access at least one of the keys".
-    if text.contains("access") && text.contains("key") { Denial::Key } else { Denial::Command }
-}
-
-fn source(error: &BackendError) -> Option<&RedisError> {
-    std::error::Error::source(error)?.downcast_ref()
+    if text.contains("access") && text.contains("key") { DeniedAccess::Key } else { DeniedAccess::Command }
 }
 
 fn policy(algorithm: Algorithm) -> Option<Policy> {

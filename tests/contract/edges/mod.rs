@@ -12,6 +12,7 @@ use tokio::runtime::Runtime;
 use tower_sliding_window::{
     Algorithm, Decision, PartitionKey, Policy, RedisBackend, Wait,
     backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
+    redis::RedisServers,
     testing::ManualClock,
 };
 
@@ -201,7 +202,12 @@ fn cluster_passes_all_edges_in_one_slot() {
             let clock = ManualClock::new();
             let bench = Bench { key: in_one_slot, ..Bench::new((), clock.clone()) };
             let connection = bench.runtime.block_on(cluster.connection());
-            bench.with(RedisBackend::from_connection(connection).with_clock(&clock))
+            bench.with(
+                RedisBackend::builder(RedisServers::connection(connection))
+                    .lazy()
+                    .unwrap()
+                    .with_clock(&clock),
+            )
         };
         println!("{engine:?}");
         run_with(fresh);

@@ -24,7 +24,7 @@ use tower_sliding_window::{
     by,
     outage::Share,
     protocol::{By, Draft, RejectWith},
-    redis::Merging,
+    redis::{Merging, RedisServers},
     settle::Settled,
     testing::ManualClock,
 };
@@ -166,7 +166,8 @@ impl Client {
         };
         let seeds = (0..NODES).map(|node| (Plan::node(node), PORT));
         let merging = if self.plan.merges { Merging::On } else { Merging::Off };
-        RedisBackend::cluster_over_streams(seeds, connect).unwrap().merging(merging)
+        let servers = RedisServers::cluster_streams(seeds, connect);
+        RedisBackend::builder(servers).merging(merging).lazy().unwrap()
     }
 
     fn limiter(&self, backend: RedisBackend) -> Limiter {

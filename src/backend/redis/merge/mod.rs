@@ -51,7 +51,7 @@ const COUNTERS: usize = 1_024;
 /// large, so that those of two connections also differ for near slots.
 const STEP: usize = 389;
 
-/// Whether checks that start at the same time share a script call; see [`RedisBackend::merging`].
+/// Whether checks that start at the same time share a script call; see [`RedisBackendBuilder::merging`](super::RedisBackendBuilder::merging).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Merging {
@@ -62,39 +62,6 @@ pub enum Merging {
     /// Checks are merged if at least seven others are in flight. This is the default.
     #[default]
     Adaptive,
-}
-
-impl RedisBackend {
-    /// Sets whether checks that start at the same time share a script call. By default, they do if at least eight checks are in
-    /// flight at one server ([`Merging::Adaptive`]).
-    ///
-    /// A merged call decides up to 64 checks, one after another, as separate calls would. If their policies can store many records, there
-    /// are fewer, so that no call takes longer than 2 ms of the server. Equal checks, which have the same keys,
-    /// policies and costs, are charged at once. Redis and the process then do less work per check: a single hot key gains most.
-    /// Each check keeps its deadline, its error, its receipt and its place in the count of checks in flight. No check waits for
-    /// the reply of another call.
-    ///
-    /// Checks are merged if they are for the same server, or in a cluster for the same slot, and have the same namespace and tokio
-    /// runtime. Charges are merged with charges, and reservations with reservations. Peeks, overages and checks with shadow policies
-    /// are calls of their own. So are checks of several partition keys in a cluster or over your own connection. Over your own
-    /// connection that may lead to a cluster, only checks of the same slot are merged.
-    ///
-    /// A proxy may distribute keys over several servers. If it rejects a call with keys of several slots (CROSSSLOT), the checks of
-    /// this call are sent again, each as a call of its own. From then on, only checks of the same slot are merged. If the proxy
-    /// sends such a call to the server of the first key, use [`Merging::Off`]. Otherwise, keys are counted on several servers.
-    ///
-    /// The setting applies to this clone of the backend and to the clones of it.
-    ///
-    /// ```
-    /// use tower_sliding_window::{RedisBackend, redis::Merging};
-    ///
-    /// let backend = RedisBackend::lazy("redis://127.0.0.1/")?.merging(Merging::Off);
-    /// # Ok::<(), tower_sliding_window::ConfigError>(())
-    /// ```
-    #[must_use]
-    pub fn merging(self, merging: Merging) -> Self {
-        Self { merger: Merger::new(merging), ..self }
-    }
 }
 
 impl RedisBackend {
@@ -207,14 +174,8 @@ pub(super) struct Place<'a> {
     merges: bool,
 }
 
-impl Default for Merger {
-    fn default() -> Self {
-        Self::new(Merging::default())
-    }
-}
-
 impl Merger {
-    fn new(merging: Merging) -> Self {
+    pub(super) fn new(merging: Merging) -> Self {
         let min_in_flight = match merging {
             Merging::Off => None,
             Merging::On => Some(2),
@@ -273,7 +234,7 @@ mod tests {
 
     /// Returns the places of the counters of these servers, in their order.
     fn places<'a>(servers: impl IntoIterator<Item = &'a ServerState>) -> Vec<Option<usize>> {
-        let groups = Merger::default().groups;
+        let groups = Merger::new(Merging::default()).groups;
         let place = |server| {
             let counter = groups.counter(server, 7)?;
             groups.in_flight.iter().position(|other| ptr::eq(counter, other))

@@ -11,11 +11,11 @@ const MAX_AGE: Duration = Duration::from_secs(10);
 
 /// The clock of one server.
 #[derive(Debug, Default)]
-pub(crate) struct ServerClock(Lock<Option<Reading>>);
+pub(crate) struct ServerClock(Lock<Option<ClockReading>>);
 
 /// A reading of the server's clock from a reply.
 #[derive(Clone, Copy, Debug)]
-struct Reading {
+struct ClockReading {
     server_micros: u64,
     received: Instant,
 }
@@ -30,9 +30,9 @@ impl ServerClock {
     /// Records a reading from a reply, if it improves the lower bound or the old reading is too old.
     pub(crate) fn record(&self, server_micros: u64, received: Instant) {
         let mut known = self.0.lock();
-        let new = Reading { server_micros, received };
+        let new = ClockReading { server_micros, received };
         // The reply with the shorter delay gives the higher lower bound.
-        let is_better = |old: Reading| {
+        let is_better = |old: ClockReading| {
             server_micros >= old.lower_bound_at(received) || received.duration_since(old.received) >= MAX_AGE
         };
         if known.is_none_or(is_better) {
@@ -41,7 +41,7 @@ impl ServerClock {
     }
 }
 
-impl Reading {
+impl ClockReading {
     /// The server's clock is later than this, by the delay of the reply.
     fn lower_bound_at(self, instant: Instant) -> u64 {
         match instant.checked_duration_since(self.received) {

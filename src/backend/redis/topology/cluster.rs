@@ -23,7 +23,7 @@ use super::{
     node::{Node, Redirect},
     server::{Server, Target},
     server_state::ServerState,
-    slot_map::{self, Report, Slots},
+    slot_map::{self, SlotReport, Slots},
 };
 use crate::{
     backend::redis::error::requires_reconnect,
@@ -56,9 +56,9 @@ const TRY_AGAIN_DELAY: Duration = Duration::from_millis(5);
 
 /// A cluster.
 #[derive(Clone)]
-pub(crate) struct Cluster(Arc<Shared>);
+pub(crate) struct Cluster(Arc<ClusterInner>);
 
-struct Shared {
+struct ClusterInner {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
     nodes: Nodes,
@@ -66,7 +66,7 @@ struct Shared {
     /// The guard of the look-ups of slots without a known owner.
     guard: Arc<Guard>,
     refreshes: SingleFlight<()>,
-    state: Lock<State>,
+    state: Lock<ClusterState>,
 }
 
 /// How to connect to the nodes.
@@ -87,7 +87,7 @@ impl Nodes {
 }
 
 #[derive(Default)]
-struct State {
+struct ClusterState {
     servers: BTreeMap<Address, Server>,
     slots: Slots,
     /// The owners of single slots that have moved, with the instants of the redirects. They are newer than the last refresh.
@@ -121,7 +121,7 @@ impl Cluster {
         let protection = Arc::<SharedProtection>::default();
         let guard = Guard::new(protection.clone(), name(&seeds, &nodes));
         let refreshes = SingleFlight::new(REFRESH_TIMEOUT);
-        Self(Arc::new(Shared { seeds, nodes, protection, guard, refreshes, state: Lock::default() }))
+        Self(Arc::new(ClusterInner { seeds, nodes, protection, guard, refreshes, state: Lock::default() }))
     }
 
     pub(super) fn has_streams(&self) -> bool {
@@ -223,18 +223,18 @@ impl Cluster {
             }
             let server = self.0.move_slot(slot, &address);
             // Usually other slots have moved too.
-            return Some(self.refresh(false).await.map(|()| Redirect::to(Node::of(server))));
+            return Some(self.refresh(false).await.map(|()| Redirect::to(Node::new(server))));
         }
         if is(ServerErrorKind::TryAgain) {
             sleep(TRY_AGAIN_DELAY).await;
-            return Some(self.owner(slot).await.map(|server| Redirect::to(Node::of(server))));
+            return Some(self.owner(slot).await.map(|server| Redirect::to(Node::new(server))));
         }
         if is(ServerErrorKind::ClusterDown) {
             self.0.refuse(failed);
         }
         if requires_reconnect(error) || is(ServerErrorKind::ClusterDown) {
             self.refresh(true).await.ok()?;
-            return Some(self.owner(slot).await.map(|server| Redirect::reconnect(Node::of(server))));
+            return Some(self.owner(slot).await.map(|server| Redirect::reconnect(Node::new(server))));
         }
         None
     }
@@ -274,13 +274,13 @@ impl Cluster {
     }
 }
 
-impl Shared {
+impl ClusterInner {
     /// Returns the node at an address, which may be a new one.
     fn server(&self, address: &Address) -> Server {
         self.server_in(&mut self.state.lock(), address)
     }
 
-    fn server_in(&self, state: &mut State, address: &Address) -> Server {
+    fn server_in(&self, state: &mut ClusterState, address: &Address) -> Server {
         let new = || {
             let (host, port) = address;
             Server::new(self.nodes.target(address), self.protection.clone(), format!("{host}:{port}"))
@@ -312,7 +312,7 @@ impl Shared {
         let started = Instant::now();
         let (nodes, wanted) = self.nodes_to_query();
         let mut nodes = nodes.into_iter();
-        let mut queries: JoinSet<(Address, RedisResult<Report>)> = JoinSet::new();
+        let mut queries: JoinSet<(Address, RedisResult<SlotReport>)> = JoinSet::new();
         let (mut reports, mut counted, mut error) = (Vec::new(), 0, None);
         let (mut concurrency, mut next_stagger) = (REFRESH_CONCURRENCY, started + REFRESH_STAGGER);
         let mut end = started + REFRESH_TIMEOUT;
@@ -385,7 +385,12 @@ impl Shared {
     }
 
     /// Updates the slots, adds the new nodes, and removes and returns the nodes without slots.
-    fn update(&self, state: &mut State, reports: &[(Address, Report)], started: Instant) -> Vec<Server> {
+    fn update(
+        &self,
+        state: &mut ClusterState,
+        reports: &[(Address, SlotReport)],
+        started: Instant,
+    ) -> Vec<Server> {
         for (node, report) in reports {
             if report.is_ok == Some(true) && state.refused.get(node).is_some_and(|refused| *refused < started)
             {
@@ -393,7 +398,7 @@ impl Shared {
             }
         }
         state.refused.retain(|_, refused| refused.elapsed() < REFUSAL_AGE);
-        let mut believed: Vec<&Report> = reports
+        let mut believed: Vec<&SlotReport> = reports
             .iter()
             .filter(|(node, report)| state.believes(node, report))
             .map(|(_, report)| report)
@@ -426,7 +431,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl ClusterState {
     fn address(&self, slot: u16) -> Option<&Address> {
         let moved = self.moved.get(&slot).map(|(owner, _)| owner);
         moved.or_else(|| slot_map::owner(&self.slots, slot))
@@ -437,7 +442,7 @@ impl State {
     }
 
     /// Returns whether a node's report counts: it says that the cluster is ok, or it has not refused a command.
-    fn believes(&self, node: &Address, report: &Report) -> bool {
+    fn believes(&self, node: &Address, report: &SlotReport) -> bool {
         report.is_ok.unwrap_or_else(|| !self.has_refused(node))
     }
 
@@ -466,7 +471,7 @@ impl State {
 }
 
 /// Queries a node for its view of the cluster. The user needs the permission for the slots only.
-async fn query(server: &Server, host: &str) -> RedisResult<Report> {
+async fn query(server: &Server, host: &str) -> RedisResult<SlotReport> {
     let mut commands = pipe();
     for subcommand in ["SLOTS", "INFO", "NODES"] {
         commands.cmd("CLUSTER").arg(subcommand);
@@ -474,7 +479,7 @@ async fn query(server: &Server, host: &str) -> RedisResult<Report> {
     let mut replies = server.connection().await?.send_all(&commands).await?.into_iter();
     let mut next = || replies.next().unwrap_or_else(|| Err(RedisError::from((ErrorKind::Parse, "no reply"))));
     let (slots, info, nodes) = (next()?, next(), next());
-    Report::parse(slots, info, nodes, host)
+    SlotReport::parse(slots, info, nodes, host)
         .ok_or_else(|| RedisError::from((ErrorKind::UnexpectedReturnType, "invalid reply to CLUSTER SLOTS")))
 }
 

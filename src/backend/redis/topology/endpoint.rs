@@ -26,9 +26,7 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Returns the endpoint of a URL. Without a `protocol` parameter, the connection prefers RESP3 and falls back to RESP2.
     pub(super) fn from_url(url: &str, tls: &Tls) -> RedisResult<Self> {
-        // The client crate keeps the certificates in the address.
-        let client = tls.open(url.into_connection_info()?)?;
-        Ok(Self::new(client.get_connection_info().clone(), !url.contains("protocol=")))
+        Ok(Self::new(connection_info(url, tls)?, !url.contains("protocol=")))
     }
 
     /// With RESP3 the client reports a lost connection at once. With RESP2 only a failed command shows the loss.
@@ -64,6 +62,11 @@ impl Endpoint {
             ))),
         }
     }
+}
+
+/// Returns how to connect to the server at a URL.
+pub(super) fn connection_info(url: &str, tls: &Tls) -> RedisResult<ConnectionInfo> {
+    tls.apply(url.into_connection_info()?)
 }
 
 /// Returns how to connect to another server with the same settings.

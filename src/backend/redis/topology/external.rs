@@ -21,12 +21,12 @@ pub(crate) struct External {
     connection: Arc<dyn Commands>,
     /// One for the connection: it does not report which server fails.
     guard: Arc<Guard>,
-    servers: Servers,
+    servers: ServerStates,
 }
 
 /// The states of the servers behind the connection.
 #[derive(Clone)]
-enum Servers {
+enum ServerStates {
     /// One server, by the type of the connection or by the caller.
     One(Arc<ServerState>),
     /// By slot: this may be a cluster, and the connection does not report which server has replied.
@@ -63,22 +63,25 @@ impl External {
         if types.contains(&TypeId::of::<C>()) {
             return Self::one_server(connection);
         }
-        Self::of(connection, Servers::BySlot((0..SLOTS).map(|_| OnceLock::new()).collect()))
+        Self::with_servers(connection, ServerStates::BySlot((0..SLOTS).map(|_| OnceLock::new()).collect()))
     }
 
     /// Returns a connection that leads to one server.
     pub(super) fn one_server(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self::of(connection, Servers::One(Arc::default()))
+        Self::with_servers(connection, ServerStates::One(Arc::default()))
     }
 
-    fn of(connection: impl ConnectionLike + Clone + Send + Sync + 'static, servers: Servers) -> Self {
+    fn with_servers(
+        connection: impl ConnectionLike + Clone + Send + Sync + 'static,
+        servers: ServerStates,
+    ) -> Self {
         let guard = Guard::new(Arc::default(), "custom connection");
         Self { connection: Arc::new(connection), guard, servers }
     }
 
     /// Returns whether the commands of different slots may go to different servers.
     pub(super) fn has_slots(&self) -> bool {
-        matches!(self.servers, Servers::BySlot(_))
+        matches!(self.servers, ServerStates::BySlot(_))
     }
 
     pub(super) fn guard(&self) -> &Arc<Guard> {
@@ -88,8 +91,8 @@ impl External {
     /// Returns the connection for the commands of a slot.
     pub(super) fn connection(&self, slot: u16) -> ExternalConnection {
         let server = match &self.servers {
-            Servers::One(server) => server.clone(),
-            Servers::BySlot(servers) => {
+            ServerStates::One(server) => server.clone(),
+            ServerStates::BySlot(servers) => {
                 let server = servers.get(usize::from(slot));
                 server.map(|server| server.get_or_init(Arc::default).clone()).unwrap_or_default()
             }

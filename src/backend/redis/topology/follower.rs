@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     endpoint::Address,
-    sentinel::{Answer, Sentinels, agreed, candidates, query},
+    sentinel::{SentinelAnswer, Sentinels, agreed, candidates, query},
 };
 use crate::{backend::redis::tls, lock::Lock};
 
@@ -75,13 +75,13 @@ impl Follower {
 struct Board {
     sentinels: Arc<Sentinels>,
     follow: Box<dyn Fn(&Address) + Send + Sync>,
-    state: Lock<Vec<Watched>>,
+    state: Lock<Vec<WatchedSentinel>>,
     /// Changes after each event of a Sentinel, and when a Sentinel is discovered.
     events: watch::Sender<()>,
 }
 
 /// A Sentinel to which the backend is connected, or connects.
-struct Watched {
+struct WatchedSentinel {
     info: ConnectionInfo,
     /// The identity by which another Sentinel has reported it. None if the caller has named it.
     discovered: Option<String>,
@@ -90,14 +90,14 @@ struct Watched {
     /// Whether it has ever answered. A discovered Sentinel may have an address that this process cannot reach.
     has_answered: bool,
     /// The last answer, or `None` after a failure.
-    answer: Option<Answer>,
+    answer: Option<SentinelAnswer>,
 }
 
 impl Board {
     /// Watches all known Sentinels. Never ends.
     async fn watch_all(self: Arc<Self>) {
         for info in self.sentinels.named() {
-            self.state.lock().push(Watched::new(info.clone(), None));
+            self.state.lock().push(WatchedSentinel::new(info.clone(), None));
         }
         let (mut watches, mut started, mut events) = (JoinSet::new(), 0, self.events.subscribe());
         loop {
@@ -157,7 +157,7 @@ impl Board {
     }
 
     /// Records an answer, or that a Sentinel has failed. Follows the primary that a majority names.
-    fn record(&self, index: usize, answer: Option<Answer>) {
+    fn record(&self, index: usize, answer: Option<SentinelAnswer>) {
         let mut state = self.state.lock();
         let Some(watched) = state.get_mut(index) else { return };
         watched.was_queried = true;
@@ -178,10 +178,10 @@ impl Board {
     }
 
     /// Adds the Sentinels that others report. Returns whether there are new ones.
-    fn discover(&self, state: &mut Vec<Watched>) -> bool {
-        let is_named = |watched: &&Watched| watched.discovered.is_none();
+    fn discover(&self, state: &mut Vec<WatchedSentinel>) -> bool {
+        let is_named = |watched: &&WatchedSentinel| watched.discovered.is_none();
         // A Sentinel whose identity is not known yet would be added a second time, under the address that others report.
-        let is_identified = |watched: &Watched| {
+        let is_identified = |watched: &WatchedSentinel| {
             watched.was_queried && watched.answer.as_ref().is_none_or(|answer| answer.id.is_some())
         };
         if !state.iter().filter(is_named).all(is_identified) {
@@ -195,13 +195,13 @@ impl Board {
             .collect();
         for (id, address) in reports {
             let Some(info) = self.sentinels.at(&address) else { continue };
-            let is_known = |watched: &Watched| watched.is(&id) || watched.info.addr() == info.addr();
-            let room = self.sentinels.named().len() + MAX_DISCOVERED;
+            let is_known = |watched: &WatchedSentinel| watched.is(&id) || watched.info.addr() == info.addr();
+            let max_known = self.sentinels.named().len() + MAX_DISCOVERED;
             match state.iter().position(|watched| watched.discovered.as_ref() == Some(&id)) {
                 // It has moved.
                 Some(moved) => state[moved].info = info,
-                None if state.iter().any(is_known) || state.len() >= room => {}
-                None => state.push(Watched::new(info, Some(id))),
+                None if state.iter().any(is_known) || state.len() >= max_known => {}
+                None => state.push(WatchedSentinel::new(info, Some(id))),
             }
         }
         let counting = state.iter().filter(|watched| watched.discovered.is_some() && watched.counts(state));
@@ -210,7 +210,7 @@ impl Board {
     }
 }
 
-impl Watched {
+impl WatchedSentinel {
     fn new(info: ConnectionInfo, discovered: Option<String>) -> Self {
         Self { info, discovered, was_queried: false, has_answered: false, answer: None }
     }

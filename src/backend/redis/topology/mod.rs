@@ -2,7 +2,9 @@
 
 use std::{fmt, io, sync::Arc};
 
-use redis::{ErrorKind, IntoConnectionInfo, RedisError, RedisResult, ServerErrorKind, aio::ConnectionLike};
+#[cfg(feature = "redis-1")]
+use redis::aio::ConnectionLike;
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{error::requires_reconnect, tls::Tls};
@@ -15,6 +17,7 @@ mod clock;
 mod cluster;
 mod connection;
 mod endpoint;
+#[cfg_attr(not(feature = "redis-1"), allow(dead_code, reason = "only this feature creates one"))]
 mod external;
 mod follower;
 mod node;
@@ -27,7 +30,7 @@ mod slot_map;
 
 use cluster::{Cluster, Nodes};
 pub(super) use connection::Connection;
-use endpoint::{Address, Endpoint};
+use endpoint::{Address, Endpoint, connection_info};
 use external::External;
 pub(super) use node::{Node, Redirect};
 use sentinel::Sentinels;
@@ -45,13 +48,14 @@ pub(super) enum Topology {
     /// A cluster.
     Cluster(Cluster),
     /// The caller's own connection.
+    #[cfg_attr(not(feature = "redis-1"), allow(dead_code, reason = "only this feature creates one"))]
     External(External),
 }
 
 impl Topology {
     /// Returns a single server.
     pub(super) fn server(url: &str, tls: &Tls) -> RedisResult<Self> {
-        Ok(Self::of(Target::Endpoint(Box::new(Endpoint::from_url(url, tls)?))))
+        Ok(Self::from_target(Target::Endpoint(Box::new(Endpoint::from_url(url, tls)?))))
     }
 
     /// Returns a single server behind streams that the caller opens.
@@ -61,19 +65,19 @@ impl Topology {
         Fut: Future<Output = io::Result<S>> + Send + 'static,
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        Self::of(Target::Streams(Arc::new(connect)))
+        Self::from_target(Target::Streams(Arc::new(connect)))
     }
 
-    fn of(target: Target) -> Self {
+    fn from_target(target: Target) -> Self {
         let name = target.to_string();
         Self::Server(Server::new(target, Arc::default(), name))
     }
 
     /// Returns the primary that Sentinels monitor. The URL of the primary has the service name as its host.
-    pub(super) fn sentinel(primary: &str, sentinels: &[String]) -> RedisResult<Self> {
-        let primary = Endpoint::from_url(primary, &Tls::default())?;
+    pub(super) fn sentinel(primary: &str, sentinels: &[String], tls: &Tls) -> RedisResult<Self> {
+        let primary = Endpoint::from_url(primary, tls)?;
         let (service, _) = primary.address()?;
-        let sentinels = sentinels.iter().map(|url| url.as_str().into_connection_info());
+        let sentinels = sentinels.iter().map(|url| connection_info(url, tls));
         let sentinels = sentinels.collect::<RedisResult<Vec<_>>>()?;
         if sentinels.is_empty() {
             return Err(RedisError::from((
@@ -81,12 +85,12 @@ impl Topology {
                 "missing Sentinel: give at least one URL",
             )));
         }
-        Ok(Self::of(Target::Sentinels(Arc::new(Sentinels::new(sentinels, service, primary)))))
+        Ok(Self::from_target(Target::Sentinels(Arc::new(Sentinels::new(sentinels, service, primary)))))
     }
 
     /// Returns a cluster. The URLs name some of its servers; the settings of the first apply to all.
-    pub(super) fn cluster(urls: &[impl AsRef<str>], tls: &Tls) -> RedisResult<Self> {
-        let endpoints = urls.iter().map(|url| Endpoint::from_url(url.as_ref(), tls));
+    pub(super) fn cluster(urls: &[String], tls: &Tls) -> RedisResult<Self> {
+        let endpoints = urls.iter().map(|url| Endpoint::from_url(url, tls));
         let endpoints = endpoints.collect::<RedisResult<Vec<_>>>()?;
         let seeds = endpoints.iter().map(Endpoint::address).collect::<RedisResult<Vec<_>>>()?;
         let invalid = |text| RedisError::from((ErrorKind::InvalidClientConfig, text));
@@ -116,11 +120,13 @@ impl Topology {
     }
 
     /// Returns the caller's own connection.
+    #[cfg(feature = "redis-1")]
     pub(super) fn external(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Self::External(External::new(connection))
     }
 
     /// Returns the caller's own connection to one server.
+    #[cfg(feature = "redis-1")]
     pub(super) fn external_server(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Self::External(External::one_server(connection))
     }
@@ -162,19 +168,14 @@ impl Topology {
 
     /// Adds the settings of a limiter to the protection of all servers.
     pub(super) fn protect(&self, protection: Protection) {
-        match self {
-            Self::Server(server) => server.guard().protect(protection),
-            Self::Cluster(cluster) => cluster.guard().protect(protection),
-            Self::External(external) => external.guard().protect(protection),
-        }
+        self.look_up_guard().protect(protection);
     }
 
     /// Returns the circuit breaker of each server.
     pub(super) fn breakers(&self) -> Vec<ServerBreaker> {
         match self {
-            Self::Server(server) => server.guard().breaker().into_iter().collect(),
+            Self::Server(_) | Self::External(_) => self.look_up_guard().breaker().into_iter().collect(),
             Self::Cluster(cluster) => cluster.breakers(),
-            Self::External(external) => external.guard().breaker().into_iter().collect(),
         }
     }
 
@@ -190,8 +191,8 @@ impl Topology {
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
     pub(super) fn connected_owner(&self, slot: u16) -> Option<Node> {
         match self {
-            Self::Server(server) => Some(Node::of(server.clone())),
-            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::of),
+            Self::Server(server) => Some(Node::new(server.clone())),
+            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::new),
             Self::External(external) => Some(Node::External(external.connection(slot))),
         }
     }
@@ -199,17 +200,16 @@ impl Topology {
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up.
     pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Node>> {
         match self {
-            Self::Server(server) => Ok(Some(Node::of(server.clone()))),
-            Self::Cluster(cluster) => Ok(cluster.known_owner(slot).await?.map(Node::of)),
-            Self::External(external) => Ok(Some(Node::External(external.connection(slot)))),
+            Self::Server(_) | Self::External(_) => Ok(self.connected_owner(slot)),
+            Self::Cluster(cluster) => Ok(cluster.known_owner(slot).await?.map(Node::new)),
         }
     }
 
     /// Looks up the node that has the keys of a slot.
     pub(super) async fn owner(&self, slot: u16) -> RedisResult<Node> {
         match self {
-            Self::Server(server) => Ok(Node::of(server.clone())),
-            Self::Cluster(cluster) => cluster.owner(slot).await.map(Node::of),
+            Self::Server(server) => Ok(Node::new(server.clone())),
+            Self::Cluster(cluster) => cluster.owner(slot).await.map(Node::new),
             Self::External(external) => Ok(Node::External(external.connection(slot))),
         }
     }
@@ -239,7 +239,7 @@ impl Topology {
         }
         match self {
             Self::Server(server) => {
-                requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::of(server.clone()))))
+                requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::new(server.clone()))))
             }
             Self::Cluster(cluster) => cluster.redirect(slot, failed, error).await,
             Self::External(external) => {

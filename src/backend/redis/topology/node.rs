@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use redis::RedisResult;
 
-use super::{Connection, external::ExternalConnection, server::Server};
+use super::{connection::Connection, external::ExternalConnection, server::Server};
 use crate::guard::Guard;
 
 /// The node that a command goes to.
@@ -27,7 +27,7 @@ pub(crate) struct Redirect {
 }
 
 impl Node {
-    pub(super) fn of(server: Server) -> Self {
+    pub(super) fn new(server: Server) -> Self {
         Self::Server { server, is_asking: false }
     }
 

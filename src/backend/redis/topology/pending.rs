@@ -15,10 +15,10 @@ const MIN_WAIT: Duration = Duration::from_millis(5);
 /// The server's silence is the time since its last reply during which a command was waiting. The time in which no command waits
 /// is not silence.
 #[derive(Debug, Default)]
-pub(super) struct PendingCommands(Lock<State>);
+pub(super) struct PendingCommands(Lock<SilenceMeter>);
 
 #[derive(Debug, Default)]
-struct State {
+struct SilenceMeter {
     /// The number of commands that wait.
     waiting: usize,
     /// The silence up to `counted_until`.
@@ -51,7 +51,7 @@ impl PendingCommands {
     }
 }
 
-impl State {
+impl SilenceMeter {
     /// Counts the time up to now, if a command was waiting.
     fn count_silence(&mut self, now: Instant) {
         if let Some(counted) = self.counted_until.filter(|_| self.waiting > 0) {

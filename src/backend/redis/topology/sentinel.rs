@@ -44,7 +44,7 @@ pub(super) struct Candidate {
 
 /// The answer of one Sentinel.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct SentinelAnswer {
     /// The identity of the Sentinel. None before Redis 6.2, or without the permission.
     pub(super) id: Option<String>,
     /// The primary, or `None` if the Sentinel considers it down.
@@ -90,8 +90,8 @@ impl Sentinels {
         let known: Vec<ConnectionInfo> =
             self.named.iter().cloned().chain(self.discovered.lock().iter().cloned()).collect();
         let query = |sentinel: &ConnectionInfo| query_once(sentinel.clone(), self.service.clone());
-        let mut queries: JoinSet<RedisResult<Answer>> = known.iter().map(query).collect();
-        let (mut answers, mut known, mut end) = (Vec::<Answer>::new(), known.len(), None);
+        let mut queries: JoinSet<RedisResult<SentinelAnswer>> = known.iter().map(query).collect();
+        let (mut answers, mut known, mut end) = (Vec::<SentinelAnswer>::new(), known.len(), None);
         let mut failure = RedisError::from((
             ErrorKind::MasterNameNotFoundBySentinel,
             "no Sentinel has a primary that is up",
@@ -106,7 +106,7 @@ impl Sentinels {
             };
             match answer {
                 // One Sentinel may have several addresses.
-                Ok(Some(Ok(Ok(answer)))) if answers.iter().any(|other| other.is_of_same(&answer)) => {
+                Ok(Some(Ok(Ok(answer)))) if answers.iter().any(|other| other.has_same_id(&answer)) => {
                     known -= 1
                 }
                 Ok(Some(Ok(Ok(answer)))) => {
@@ -127,8 +127,8 @@ impl Sentinels {
     }
 }
 
-impl Answer {
-    fn is_of_same(&self, other: &Self) -> bool {
+impl SentinelAnswer {
+    fn has_same_id(&self, other: &Self) -> bool {
         self.id.is_some() && self.id == other.id
     }
 
@@ -149,13 +149,16 @@ impl Answer {
 }
 
 /// Connects to a Sentinel, and queries it.
-async fn query_once(sentinel: ConnectionInfo, service: String) -> RedisResult<Answer> {
+async fn query_once(sentinel: ConnectionInfo, service: String) -> RedisResult<SentinelAnswer> {
     tls::prepare(sentinel.addr());
     query(&mut Client::open(sentinel)?.get_multiplexed_async_connection().await?, &service).await
 }
 
 /// Queries a Sentinel for the primary and for the other Sentinels.
-pub(super) async fn query(connection: &mut MultiplexedConnection, service: &str) -> RedisResult<Answer> {
+pub(super) async fn query(
+    connection: &mut MultiplexedConnection,
+    service: &str,
+) -> RedisResult<SentinelAnswer> {
     let mut commands = pipe();
     // During a failover, only the second command names the new primary at once.
     for subcommand in ["MASTER", "GET-MASTER-ADDR-BY-NAME", "SENTINELS"] {
@@ -163,7 +166,7 @@ pub(super) async fn query(connection: &mut MultiplexedConnection, service: &str)
     }
     commands.cmd("SENTINEL").arg("MYID");
     let replies = connection.req_packed_commands(&commands, 0, commands.len()).await?;
-    Answer::read(replies.into_iter().map(Value::extract_error).collect())
+    SentinelAnswer::read(replies.into_iter().map(Value::extract_error).collect())
 }
 
 /// Parses the reply to `SENTINEL MASTER`. `current` is the address of the primary that a failover has promoted, or that of the same
@@ -186,9 +189,11 @@ fn other(fields: &HashMap<String, String>) -> Option<(String, Address)> {
 }
 
 /// Returns the candidates of different Sentinels.
-pub(super) fn candidates<'a>(answers: impl IntoIterator<Item = &'a Answer>) -> Vec<Option<Candidate>> {
+pub(super) fn candidates<'a>(
+    answers: impl IntoIterator<Item = &'a SentinelAnswer>,
+) -> Vec<Option<Candidate>> {
     let mut ids = HashSet::new();
-    let is_first = |answer: &&Answer| answer.id.as_ref().is_none_or(|id| ids.insert(id.clone()));
+    let is_first = |answer: &&SentinelAnswer| answer.id.as_ref().is_none_or(|id| ids.insert(id.clone()));
     answers.into_iter().filter(is_first).map(|answer| answer.candidate.clone()).collect()
 }
 
@@ -258,7 +263,8 @@ mod tests {
 
     #[test]
     fn answers_of_one_sentinel_count_once() {
-        let answer = |id: Option<&str>| Answer { id: id.map(str::to_owned), ..Answer::default() };
+        let answer =
+            |id: Option<&str>| SentinelAnswer { id: id.map(str::to_owned), ..SentinelAnswer::default() };
         let two = [answer(Some("a")), answer(Some("a")), answer(Some("b"))];
         assert_eq!(candidates(&two).len(), 2, "a has two addresses");
         assert_eq!(candidates(&[answer(None), answer(None)]).len(), 2, "Sentinels without an identity");

@@ -51,12 +51,12 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// One server, with one connection that all checks share.
 #[derive(Clone)]
-pub(crate) struct Server(Arc<Shared>);
+pub(crate) struct Server(Arc<ServerInner>);
 
-struct Shared {
+struct ServerInner {
     target: Target,
     guard: Arc<Guard>,
-    state: Lock<State>,
+    state: Lock<ConnectionState>,
     attempts: SingleFlight<RedisResult<ServerConnection>>,
     eviction: EvictionCheck,
     follower: Follower,
@@ -118,7 +118,7 @@ where
     }
 }
 
-enum State {
+enum ConnectionState {
     Disconnected,
     /// The last attempt has failed. The next one starts at this instant or later.
     Failed(Instant, RedisError),
@@ -128,16 +128,16 @@ enum State {
 /// A connection to a server. Its state identifies it among the earlier and later connections to the same server.
 #[derive(Clone)]
 pub(crate) struct ServerConnection {
-    opened: Arc<Opened>,
+    opened: Arc<OpenConnection>,
     /// Whether to send ASKING before each command: the slot is being migrated to this server.
     is_asking: bool,
 }
 
 /// An open connection, which its clones share.
-struct Opened {
+struct OpenConnection {
     connection: MultiplexedConnection,
     state: Arc<ServerState>,
-    server: Weak<Shared>,
+    server: Weak<ServerInner>,
     /// The address, or `None` for the caller's streams and a Unix socket.
     address: Option<Address>,
     connected_at: Instant,
@@ -169,10 +169,11 @@ impl fmt::Display for Target {
 impl Server {
     /// Returns a server that is not connected. Events name it.
     pub(super) fn new(target: Target, protection: Arc<SharedProtection>, name: impl Into<Box<str>>) -> Self {
-        let (state, attempts) = (Lock::new(State::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
+        let (state, attempts) =
+            (Lock::new(ConnectionState::Disconnected), SingleFlight::new(CONNECT_TIMEOUT));
         let (guard, eviction) = (Guard::new(protection, name), EvictionCheck::default());
         let follower = Follower::default();
-        Self(Arc::new(Shared { target, guard, state, attempts, eviction, follower }))
+        Self(Arc::new(ServerInner { target, guard, state, attempts, eviction, follower }))
     }
 
     /// Returns the guard of the server, which outlives its connections.
@@ -190,7 +191,7 @@ impl Server {
 
     /// Returns whether this state is the one of the connection.
     pub(super) fn has_state(&self, state: &Arc<ServerState>) -> bool {
-        matches!(&*self.0.state.lock(), State::Connected(connection) if Arc::ptr_eq(connection.server(), state))
+        matches!(&*self.0.state.lock(), ConnectionState::Connected(connection) if Arc::ptr_eq(connection.server(), state))
     }
 
     /// Returns the connection, or `None` if there is none.
@@ -207,7 +208,9 @@ impl Server {
             let waiter = {
                 let state = self.0.state.lock();
                 match &*state {
-                    State::Failed(until, error) if Instant::now() < *until => return Err(error.clone()),
+                    ConnectionState::Failed(until, error) if Instant::now() < *until => {
+                        return Err(error.clone());
+                    }
                     state => {
                         if let Some(connection) = state.connection() {
                             return Ok(connection.clone());
@@ -314,7 +317,7 @@ async fn ask(mut connection: MultiplexedConnection, command: &Cmd) -> RedisResul
     }
 }
 
-impl State {
+impl ConnectionState {
     /// Returns the connection, unless the runtime that moved its bytes has shut down.
     fn connection(&self) -> Option<&ServerConnection> {
         match self {
@@ -324,12 +327,13 @@ impl State {
     }
 }
 
-impl Shared {
+impl ServerInner {
     /// Drops a connection that is lost. A newer one stays.
     fn disconnect(&self, lost: &Arc<ServerState>) {
         let mut state = self.state.lock();
-        if matches!(&*state, State::Connected(connection) if Arc::ptr_eq(connection.server(), lost)) {
-            *state = State::Disconnected;
+        if matches!(&*state, ConnectionState::Connected(connection) if Arc::ptr_eq(connection.server(), lost))
+        {
+            *state = ConnectionState::Disconnected;
         }
     }
 
@@ -337,9 +341,9 @@ impl Shared {
     fn follow(&self, primary: &Address) {
         let mut state = self.state.lock();
         let is_other = |address: &Address| address != primary;
-        if matches!(&*state, State::Connected(connection) if connection.opened.address.as_ref().is_some_and(is_other))
+        if matches!(&*state, ConnectionState::Connected(connection) if connection.opened.address.as_ref().is_some_and(is_other))
         {
-            *state = State::Disconnected;
+            *state = ConnectionState::Disconnected;
         }
     }
 
@@ -369,10 +373,10 @@ impl Shared {
         match &outcome {
             // A replaced attempt whose connection comes late supplies it only while there is none.
             Ok(connection) if attempt.is_current() || state.connection().is_none() => {
-                *state = State::Connected(connection.clone());
+                *state = ConnectionState::Connected(connection.clone());
             }
             Err(error) if attempt.is_current() && state.connection().is_none() => {
-                *state = State::Failed(Instant::now() + backoff(started.elapsed()), error.clone());
+                *state = ConnectionState::Failed(Instant::now() + backoff(started.elapsed()), error.clone());
             }
             _ => {}
         }
@@ -466,7 +470,7 @@ impl Shared {
             state.clock.record(seconds.saturating_mul(1_000_000).saturating_add(micros), Instant::now());
         }
         let (server, connected_at) = (Arc::downgrade(self), Instant::now());
-        let opened = Opened { connection, state, server, address, connected_at, driver };
+        let opened = OpenConnection { connection, state, server, address, connected_at, driver };
         ServerConnection { opened: Arc::new(opened), is_asking: false }
     }
 }

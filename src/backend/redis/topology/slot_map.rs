@@ -15,7 +15,7 @@ pub(super) type Slots = Vec<(RangeInclusive<u16>, Address)>;
 
 /// What one node reports about the cluster.
 #[derive(Clone, Debug)]
-pub(super) struct Report {
+pub(super) struct SlotReport {
     /// Whether the node says that the cluster is ok. None if the user may not query it.
     pub(super) is_ok: Option<bool>,
     /// In ascending order.
@@ -30,7 +30,7 @@ struct Claim {
     epoch: Option<u64>,
 }
 
-impl Report {
+impl SlotReport {
     /// Parses the replies of a node at this host to `CLUSTER SLOTS`, `CLUSTER INFO` and `CLUSTER NODES`. Returns None if the
     /// slots are invalid or empty. The other replies are optional.
     pub(super) fn parse(
@@ -68,7 +68,7 @@ pub(super) fn is_complete(slots: &Slots) -> bool {
 ///
 /// If no epoch is known, the owner that most nodes name wins. Then a slot moves to a node that has refused a command only if two
 /// nodes name it. The first reports came first, and `known` is the map so far.
-pub(super) fn merge(reports: &[&Report], known: &Slots, has_refused: impl Fn(&Address) -> bool) -> Slots {
+pub(super) fn merge(reports: &[&SlotReport], known: &Slots, has_refused: impl Fn(&Address) -> bool) -> Slots {
     let claims = reports.iter().flat_map(|report| &report.claims).map(|claim| &claim.slots);
     let ranges = claims.chain(known.iter().map(|(slots, _)| slots));
     // Between two bounds, no report changes its owner.
@@ -92,7 +92,7 @@ pub(super) fn merge(reports: &[&Report], known: &Slots, has_refused: impl Fn(&Ad
 
 /// Returns the owner of a slot by the reports. None if no report names one.
 fn elect<'a>(
-    reports: &[&'a Report],
+    reports: &[&'a SlotReport],
     slot: u16,
     known: Option<&'a Address>,
     has_refused: impl Fn(&Address) -> bool,
@@ -157,20 +157,20 @@ mod tests {
         (name.to_owned(), 6379)
     }
 
-    fn report(claims: &[(RangeInclusive<u16>, &str, Option<u64>)]) -> Report {
+    fn report(claims: &[(RangeInclusive<u16>, &str, Option<u64>)]) -> SlotReport {
         let claim = |(slots, owner, epoch): &(RangeInclusive<u16>, &str, Option<u64>)| Claim {
             slots: slots.clone(),
             owner: node(owner),
             epoch: *epoch,
         };
-        Report { is_ok: None, claims: claims.iter().map(claim).collect() }
+        SlotReport { is_ok: None, claims: claims.iter().map(claim).collect() }
     }
 
     fn map(ranges: &[(RangeInclusive<u16>, &str)]) -> Slots {
         ranges.iter().map(|(slots, owner)| (slots.clone(), node(owner))).collect()
     }
 
-    fn merged(reports: &[Report], known: &Slots, refused: &str) -> Slots {
+    fn merged(reports: &[SlotReport], known: &Slots, refused: &str) -> Slots {
         merge(&reports.iter().collect::<Vec<_>>(), known, |owner| *owner == node(refused))
     }
 
@@ -226,8 +226,12 @@ mod tests {
         let nodes = "first 10.0.0.1:7000@17000,name myself,master - 0 0 4 connected 0-99\n\
                      second 10.0.0.2:7000@17000 master - 0 1 12 connected 100-16383\n\
                      third 10.0.0.3:7000@17000 slave second 0 1 x connected\n";
-        let report =
-            Report::parse(slots.clone(), Ok(bulk("cluster_state:ok\r\nx:y\r\n")), Ok(bulk(nodes)), "here");
+        let report = SlotReport::parse(
+            slots.clone(),
+            Ok(bulk("cluster_state:ok\r\nx:y\r\n")),
+            Ok(bulk(nodes)),
+            "here",
+        );
         let report = report.unwrap();
         assert_eq!(report.is_ok, Some(true));
         let claims: Vec<_> = report
@@ -238,11 +242,11 @@ mod tests {
         assert_eq!(claims, [(0..=99, "here", Some(4)), (100..=16_383, "10.0.0.2", Some(12))]);
 
         let denied = || Err(RedisError::from((ErrorKind::Client, "NOPERM")));
-        let report = Report::parse(slots.clone(), denied(), denied(), "here").unwrap();
+        let report = SlotReport::parse(slots.clone(), denied(), denied(), "here").unwrap();
         assert!(report.is_ok.is_none() && report.claims.iter().all(|claim| claim.epoch.is_none()));
-        let report = Report::parse(slots, Ok(bulk("cluster_state:fail\r\n")), denied(), "here").unwrap();
+        let report = SlotReport::parse(slots, Ok(bulk("cluster_state:fail\r\n")), denied(), "here").unwrap();
         assert_eq!(report.is_ok, Some(false));
-        assert!(Report::parse(Value::Array(Vec::new()), denied(), denied(), "here").is_none());
-        assert!(Report::parse(bulk("?"), denied(), denied(), "here").is_none());
+        assert!(SlotReport::parse(Value::Array(Vec::new()), denied(), denied(), "here").is_none());
+        assert!(SlotReport::parse(bulk("?"), denied(), denied(), "here").is_none());
     }
 }
