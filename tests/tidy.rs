@@ -205,7 +205,7 @@ fn cycles(sources: &[(&str, &str)]) -> Vec<String> {
     graph(sources).cycles()
 }
 
-fn root(folder: &str) -> std::path::PathBuf {
+pub fn root(folder: &str) -> std::path::PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(folder)
 }
 
