@@ -75,7 +75,7 @@ fn interface_contains_reachable_items() {
         (
             "a/mod.rs",
             "mod b; pub(crate) use b::C; pub use b::A; #[cfg(test)] mod tests { pub struct T; } \
-             wrap! { /// Doc \n pub struct P(pub u8, u8); }",
+             impl P { pub fn b<T>(self) where T: Copy {} } impl P { pub fn a(&self) {} } wrap! { /// Doc \n pub struct P(pub u8, u8); }",
         ),
         ("a/b.rs", "pub enum A { B(u8) } pub struct C; pub trait D {}"),
     ];
@@ -105,6 +105,12 @@ pub enum A {
 }
 
 pub struct P(pub u8, _);
+impl P {
+    pub fn a(&self);
+    pub fn b<T>(self)
+    where
+        T: Copy;
+}
 ";
     assert_eq!(interface.text(), expected);
     assert_eq!(interface.constructors("Seen"), ["new"]);
@@ -205,27 +211,38 @@ impl Interface {
         let items = &self.items[&definition.0];
         let declarations = items.iter().filter(|item| public_name(item).as_ref() == Some(&definition.1));
         let text: String = declarations.map(print).collect();
-        let mut implementations: Vec<String> = Vec::new();
+        // All blocks with the same header are one. The text does not depend on the order in the source.
+        let mut implementations: BTreeMap<String, syn::ItemImpl> = BTreeMap::new();
+        for (mut item, mut items) in self.implementations(definition) {
+            items.retain(|item| public_member(item).is_some());
+            if item.trait_.is_some() || !items.is_empty() {
+                let header = print(&Item::Impl(item.clone()));
+                item.items = implementations.remove(&header).map_or(Vec::new(), |item| item.items);
+                item.items.extend(items);
+                item.items.sort_by_key(public_member);
+                implementations.insert(header, item);
+            }
+        }
+        let implementations = implementations.into_values().map(|item| print(&Item::Impl(item)));
+        let text = text + &implementations.collect::<String>();
+        if name == definition.1 { text } else { text.replace(&definition.1, name) }
+    }
+
+    /// Returns the implementations of an item without their members, and their members.
+    fn implementations(&self, definition: &Definition) -> Vec<(syn::ItemImpl, Vec<syn::ImplItem>)> {
+        let mut found = Vec::new();
         for (module, items) in &self.items {
-            let items = items.iter().filter_map(|item| match item {
-                Item::Impl(item) => Some(item),
-                _ => None,
-            });
-            for item in items.filter(|item| self.subject(module, item).as_ref() == Some(definition)) {
-                let mut item = item.clone();
-                item.items.retain(|item| match item {
-                    syn::ImplItem::Fn(item) => is_public(&item.vis),
-                    syn::ImplItem::Const(item) => is_public(&item.vis),
-                    _ => false,
-                });
-                if item.trait_.is_some() || !item.items.is_empty() {
-                    implementations.push(print(&Item::Impl(item)));
+            for item in items {
+                if let Item::Impl(item) = item
+                    && self.subject(module, item).as_ref() == Some(definition)
+                {
+                    let mut item = item.clone();
+                    let members = std::mem::take(&mut item.items);
+                    found.push((item, members));
                 }
             }
         }
-        implementations.sort();
-        let text = text + &implementations.concat();
-        if name == definition.1 { text } else { text.replace(&definition.1, name) }
+        found
     }
 
     /// Returns the item of an implementation: its type, or its trait if the type is not of this crate. None if the trait is private.
@@ -254,26 +271,28 @@ impl Interface {
     /// Returns the public functions of a type that take no `self` and return the type.
     fn constructors(&self, name: &str) -> Vec<String> {
         let definition = self.names.values().find(|(_, known)| known == name).unwrap();
-        let mut constructors = Vec::new();
-        for (module, items) in &self.items {
-            for item in items {
-                let Item::Impl(item) = item else { continue };
-                if item.trait_.is_some() || self.subject(module, item).as_ref() != Some(definition) {
-                    continue;
-                }
-                for function in &item.items {
-                    let syn::ImplItem::Fn(function) = function else { continue };
-                    let output = print_output(&function.sig.output);
-                    let returns_self = output
-                        .split(|c: char| !c.is_alphanumeric())
-                        .any(|word| word == "Self" || word == name);
-                    if is_public(&function.vis) && function.sig.receiver().is_none() && returns_self {
-                        constructors.push(function.sig.ident.to_string());
-                    }
-                }
-            }
-        }
-        constructors
+        let is_constructor = |function: &syn::Signature| {
+            let output = print_output(&function.output);
+            let mut words = output.split(|c: char| !c.is_alphanumeric());
+            function.receiver().is_none() && words.any(|word| word == "Self" || word == name)
+        };
+        let implementations = self.implementations(definition).into_iter();
+        let members =
+            implementations.filter(|(item, _)| item.trait_.is_none()).flat_map(|(_, members)| members);
+        let functions = members.filter_map(|member| match member {
+            syn::ImplItem::Fn(function) if is_public(&function.vis) => Some(function.sig),
+            _ => None,
+        });
+        functions.filter(is_constructor).map(|function| function.ident.to_string()).collect()
+    }
+}
+
+/// Returns the name of a public member of an inherent implementation.
+fn public_member(member: &syn::ImplItem) -> Option<String> {
+    match member {
+        syn::ImplItem::Fn(item) => is_public(&item.vis).then(|| item.sig.ident.to_string()),
+        syn::ImplItem::Const(item) => is_public(&item.vis).then(|| item.ident.to_string()),
+        _ => None,
     }
 }
 
@@ -326,6 +345,8 @@ fn print(item: &Item) -> String {
     let mut item = item.clone();
     Interfaces.visit_item_mut(&mut item);
     let text = prettyplease::unparse(&syn::File { shebang: None, attrs: Vec::new(), items: vec![item] });
+    // An empty body, behind bounds or not.
+    let text = text.replace(",\n    {}\n", ";\n").replace(",\n{}\n", ";\n");
     text.replace(" {}\n", ";\n").replace("__private: (),", "// private fields")
 }
 
