@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::tidy::source;
+use crate::tidy::{root, source};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const GUIDE: &str = "https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/";
@@ -127,8 +127,9 @@ fn links_to_items_resolve_to_headings() {
 }
 
 /// The texts in Markdown that are not pages of the guide.
-const TEXTS: [&str; 9] = [
+const TEXTS: [&str; 10] = [
     "README.md",
+    "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
@@ -152,6 +153,27 @@ fn texts_link_existing_files() {
         }
     }
     assert!(checked > 10, "{checked} links");
+}
+
+/// The map must show every file, and no other.
+#[test]
+fn architecture_names_every_file() {
+    let (text, source) = (read("ARCHITECTURE.md"), source());
+    let (_, table) = text.split_once("## Every file of `src`").unwrap();
+    for file in source.keys() {
+        let count = table.matches(&format!("`{file}`")).count();
+        assert_eq!(count, 1, "ARCHITECTURE.md: the table must name {file} once");
+    }
+    // Above the table, a name may be short.
+    let is_of = |file: &String, name: &str| format!("/{file}").contains(&format!("/{name}"));
+    let exists = |name: &str| source.keys().any(|file| is_of(file, name)) || root(name).exists();
+    // Every second part is in backticks.
+    let names = text.split('`').skip(1).step_by(2);
+    for name in names.filter(|name| name.ends_with(".rs") || name.ends_with('/')) {
+        assert!(exists(name), "ARCHITECTURE.md: no file {name}");
+    }
+    let lines = text.lines().count();
+    assert!(lines <= 200, "ARCHITECTURE.md: {lines} lines");
 }
 
 #[test]

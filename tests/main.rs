@@ -16,5 +16,6 @@ mod lease;
 mod licences;
 mod limiter;
 mod outage;
+mod public_interface;
 mod simulation;
 mod tidy;
