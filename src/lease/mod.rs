@@ -52,7 +52,7 @@ mod tests {
 
     fn leases(suspended: &Arc<AtomicU64>) -> Arc<Leases> {
         let events = Arc::new(LimiterEvents::new("store", &[], 1.0));
-        let queue = Queue::new(Arc::new(MemoryBackend::new()), 8, 8, None, events.clone());
+        let queue = Queue::new(Arc::new(MemoryBackend::new()), 8, 8, events.clone());
         Arc::new(Leases::on_clock(LocalClock::suspended_by(suspended), Namespace::default(), queue, events))
     }
 
@@ -61,7 +61,7 @@ mod tests {
         let policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision: SECOND }).unwrap();
         let policy = policy.leased(Lease::up_to(50)).unwrap();
         let pair = Pair::new(PartitionKey::new("user", "alice"), policy, 1);
-        Check::of_limiter(Namespace::default(), [pair].into_iter())
+        Check::from_valid_pairs(Namespace::default(), [pair].into_iter())
     }
 
     /// Admits a check in the middle of a bucket of a second, with all units that it asks for.

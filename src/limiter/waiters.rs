@@ -279,6 +279,7 @@ impl Drop for Ticket {
 mod tests {
     use super::*;
     use crate::check::Pair;
+    use crate::policy::Algorithm;
 
     const SECOND: Duration = Duration::from_secs(1);
 

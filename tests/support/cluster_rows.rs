@@ -320,7 +320,7 @@ pub async fn checks_over_slots() -> [Duration; 4] {
         let mut durations = Waits::default();
         for _ in 0..12 {
             let start = Instant::now();
-            let decision = limiter.check(&pairs[..slots]).await.unwrap();
+            let decision = limiter.check(pairs[..slots].to_vec()).await.unwrap();
             assert!(decision.is_admitted());
             durations.0.push(start.elapsed());
         }
