@@ -1,8 +1,9 @@
 //! What to check for one request, before it is a check.
 
 use crate::{
-    check::Pair,
+    check::{MAX_PAIRS, Pair},
     cost::{Costs, IntoCosts},
+    error::ConfigError,
     key::{KeyError, PartitionKey},
     outage::OutageRule,
     policy::{Policies, Tier},
@@ -235,15 +236,26 @@ impl IntoDraft for PartitionKey {
     }
 }
 
+/// An empty list is a mistake, and not a draft that is exempt.
 impl IntoDraft for Vec<Pair> {
     fn into_draft(self) -> Result<Draft, KeyError> {
+        if self.is_empty() {
+            let error = ConfigError::Pairs { given: 0, max: MAX_PAIRS };
+            return Err(KeyError::Misconfigured { what: error.to_string() });
+        }
         Ok(Draft::pairs(self))
     }
 }
 
 impl<const N: usize> IntoDraft for [Pair; N] {
     fn into_draft(self) -> Result<Draft, KeyError> {
-        Ok(Draft::pairs(self))
+        Vec::from(self).into_draft()
+    }
+}
+
+impl IntoDraft for &[Pair] {
+    fn into_draft(self) -> Result<Draft, KeyError> {
+        self.to_vec().into_draft()
     }
 }
 

@@ -153,7 +153,7 @@ impl CrossSlotRun<'_> {
                 Movement::ToEdge(of, near) => Movement::ToEdge(of, near.abs()).from(self.now),
             };
             let policies = self.history.policies(quota);
-            let check = |pairs: &Pairs| pairs.check((&self.two_keys, &policies));
+            let check = |pairs: &Pairs| pairs.check(&self.two_keys, &policies);
             match &step.action {
                 Action::Check { purpose, pairs, waits } => {
                     let keys = if pairs.keys == Keys::A { Keys::Both } else { pairs.keys };
@@ -195,7 +195,7 @@ impl CrossSlotRun<'_> {
 
     async fn decide(&mut self, check: &Check) -> Result<Decision, TestCaseError> {
         self.clock.set_micros(self.now);
-        let (expected, handles) = self.model.check((self.now, check));
+        let (expected, handles) = self.model.check(self.now, check);
         let decision = self.backend.check(check).await.map_err(failed)?;
         let is_right = if expected.is_admitted() {
             same_decision(&decision, &expected)
@@ -220,7 +220,7 @@ impl CrossSlotRun<'_> {
     async fn wait_for_rollback(&self, check: &Check) -> Result<(), TestCaseError> {
         let pairs = check.pairs().iter().map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), 0));
         let peek = Check::new(pairs.collect::<Vec<_>>()).unwrap().with_purpose(Purpose::Peek);
-        let expected = self.model.peek((self.now, &peek));
+        let expected = self.model.peek(self.now, &peek);
         let start = Instant::now();
         loop {
             let decision = self.backend.check(&peek).await.map_err(failed)?;

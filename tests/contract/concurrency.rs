@@ -87,11 +87,11 @@ pub fn assert_one_order_explains(mut decisions: Vec<(Check, Decision)>) {
         let together = rest.iter().take_while(|(_, decision)| decision.at_micros() == at).count();
         // The next decision is one that the model explains: first of all one that changes no usage, because it may be explained
         // only now. If two charges fit, their `remaining` shows the order.
-        let explained = (0..together).filter(|i| same_decision(&model.peek((at, &rest[*i].0)), &rest[*i].1));
+        let explained = (0..together).filter(|i| same_decision(&model.peek(at, &rest[*i].0), &rest[*i].1));
         let next = explained.min_by_key(|i| charges(&rest[*i]));
         let next = next.unwrap_or_else(|| panic!("no order explains {:#?}", &rest[..together]));
         rest.swap(0, next);
-        let _ = model.check((at, &rest[0].0));
+        let _ = model.check(at, &rest[0].0);
         rest = &mut rest[1..];
     }
 }

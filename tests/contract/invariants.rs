@@ -110,7 +110,7 @@ impl<B: Backend> Run<'_, B> {
         waits: bool,
     ) -> Result<(), TestCaseError> {
         let check =
-            pairs.check((self.two_keys, &self.bench.history.policies(self.quota))).with_purpose(purpose);
+            pairs.check(self.two_keys, &self.bench.history.policies(self.quota)).with_purpose(purpose);
         let decision = self.decide(pairs, &check).await?;
         // The status of a peek includes the charge that the peek does not make.
         if waits && purpose != Purpose::Peek && !self.model.sees_foreign(self.now, &check) {
@@ -182,7 +182,7 @@ impl<B: Backend> Run<'_, B> {
 
     async fn run_check(&mut self, check: &Check) -> Result<(Decision, Vec<Handle>), TestCaseError> {
         self.bench.clock.set_micros(self.now);
-        let (expected, handles) = self.model.check((self.now, check));
+        let (expected, handles) = self.model.check(self.now, check);
         let decision = self.bench.backend.check(check).await.map_err(failed)?;
         if same_decision(&decision, &expected) {
             Ok((decision, handles))
@@ -217,7 +217,7 @@ impl<B: Backend> Run<'_, B> {
     }
 
     async fn reset(&mut self, pairs: &Pairs) -> Result<(), TestCaseError> {
-        let check = pairs.check((self.two_keys, &self.bench.history.policies(self.quota)));
+        let check = pairs.check(self.two_keys, &self.bench.history.policies(self.quota));
         self.bench.clock.set_micros(self.now);
         self.model.reset(&check);
         self.ledger.reset(&check, self.bench.history.is_constant() && self.model.foreign == 0)?;

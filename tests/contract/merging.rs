@@ -180,7 +180,7 @@ async fn compare(
                 // Peeks and checks with shadow pairs are not merged.
                 let purpose = if *purpose == Purpose::Peek { Purpose::Charge } else { *purpose };
                 let enforced = super::history::Pairs { shadows: 0, ..pairs.clone() };
-                let check = enforced.check((keys, &policies)).with_purpose(purpose);
+                let check = enforced.check(keys, &policies).with_purpose(purpose);
                 let checks = in_two_calls(batch(i, &check, earlier.as_ref()));
                 let decisions = decide_together(merging, &checks).await?;
                 for index in execution_order(&checks) {
@@ -212,7 +212,7 @@ async fn compare(
                 refund_unused(sequential, now, &check, &receipts, &used).await?;
             }
             Action::Reset { pairs } => {
-                let check = pairs.check((keys, &policies));
+                let check = pairs.check(keys, &policies);
                 merging.reset(&check).await.map_err(failed)?;
                 sequential.reset(&check).await.map_err(failed)?;
             }

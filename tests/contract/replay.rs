@@ -26,7 +26,7 @@ pub async fn without_denials<B: Backend>(
                 if !decision.is_admitted() || *purpose == Purpose::Peek {
                     continue;
                 }
-                let check = pairs.check((two_keys, &policies)).with_purpose(*purpose);
+                let check = pairs.check(two_keys, &policies).with_purpose(*purpose);
                 let replayed = bench.backend.check(&check).await.map_err(failed)?;
                 require(same_decision(&replayed, decision), trace)?;
                 if *purpose == Purpose::Reserve {
@@ -42,7 +42,7 @@ pub async fn without_denials<B: Backend>(
                 }
             }
             EventKind::Reset { pairs } => {
-                bench.backend.reset(&pairs.check((two_keys, &policies))).await.map_err(failed)?;
+                bench.backend.reset(&pairs.check(two_keys, &policies)).await.map_err(failed)?;
             }
         }
     }
@@ -71,7 +71,7 @@ pub async fn with_settled_amounts<B: Backend>(
                 if !decision.is_admitted() || *purpose == Purpose::Peek {
                     continue;
                 }
-                let check = pairs.check((two_keys, &policies));
+                let check = pairs.check(two_keys, &policies);
                 let mut used = None;
                 if *purpose == Purpose::Reserve {
                     used = settled.get(&reservations.len()).copied();
@@ -91,7 +91,7 @@ pub async fn with_settled_amounts<B: Backend>(
                 charge(bench, check, |i, pair| used[i].saturating_sub(pair.cost)).await?;
             }
             EventKind::Reset { pairs } => {
-                bench.backend.reset(&pairs.check((two_keys, &policies))).await.map_err(failed)?;
+                bench.backend.reset(&pairs.check(two_keys, &policies)).await.map_err(failed)?;
             }
         }
     }
@@ -99,7 +99,7 @@ pub async fn with_settled_amounts<B: Backend>(
     for keys in [Keys::A, Keys::B] {
         let pairs = Pairs { keys, costs: [0, 0], policies: (0, usize::MAX), shadows: 0 };
         let policies = bench.history.policies(last.quota);
-        let peek = |two_keys| pairs.check((two_keys, &policies)).with_purpose(Purpose::Peek);
+        let peek = |two_keys| pairs.check(two_keys, &policies).with_purpose(Purpose::Peek);
         let original_status = bench.backend.check(&peek(original)).await.map_err(failed)?;
         let replayed_status = bench.backend.check(&peek(two_keys)).await.map_err(failed)?;
         require(

@@ -64,7 +64,7 @@ where
     }
 
     fn admit(&self, job: &mut Job, admission: &Admission) {
-        self.0.admit((job, admission));
+        self.0.admit(job, admission);
     }
 
     fn reject(&self, job: &Job, rejection: Rejection) -> Result<Report, &'static str> {

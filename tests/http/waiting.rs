@@ -14,7 +14,7 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use tokio::task::{JoinSet, yield_now};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, limit::ConcurrencyLimit, service_fn};
 use tower_sliding_window::{
-    Decision, Limiter, MemoryBackend, PartitionKey, Rejection, Wait, by,
+    Decision, Limiter, MemoryBackend, PartitionKey, RateLimit, Rejection, Wait, by,
     key::KeyError,
     protocol::{By, Draft},
     testing::{FakeAnswer, FakeBackend, ManualClock},

@@ -116,12 +116,12 @@ impl Scenario {
 
     async fn call(&self, backend: &impl Backend, reserved: &[Reserved]) -> Result<(), BackendError> {
         match self.call {
-            Call::Check(purpose) => backend.check(&self.check((purpose, 0))).await.map(|_| ()),
-            Call::Lease => backend.check(&self.check((Purpose::Lease, LEASED))).await.map(|_| ()),
+            Call::Check(purpose) => backend.check(&self.check(purpose, 0)).await.map(|_| ()),
+            Call::Lease => backend.check(&self.check(Purpose::Lease, LEASED)).await.map(|_| ()),
             Call::Refund(index, all) => {
                 backend.refund(&reserved[index].refund(u32::from(!all))).await.map(|_| ())
             }
-            Call::Reset => backend.reset(&self.check((Purpose::Charge, 0))).await.map(|_| ()),
+            Call::Reset => backend.reset(&self.check(Purpose::Charge, 0)).await.map(|_| ()),
         }
     }
 

@@ -173,7 +173,7 @@ impl Store {
             }
             check = Check::new(pairs).map_err(|error| error.to_string())?.with_purpose(purpose);
         }
-        let (decision, handles) = self.model.check((now, &check));
+        let (decision, handles) = self.model.check(now, &check);
         let verdict = match (purpose, decision.is_admitted()) {
             (_, false) => Verdict::Denied,
             (Purpose::Overage, true) => Verdict::Overage,

@@ -64,7 +64,7 @@ impl Model {
     /// Decides a check at the instant `now`, in microseconds, and charges it if it is admitted. An admitted check returns one
     /// handle for each pair.
     pub fn check(&mut self, now: u64, check: &Check) -> (Decision, Vec<Handle>) {
-        let decision = self.peek((now, check));
+        let decision = self.peek(now, check);
         let mut handles = Vec::new();
         if decision.is_admitted() && check.purpose() != Purpose::Peek {
             for (pair, status) in check.pairs().iter().zip(decision.statuses()) {

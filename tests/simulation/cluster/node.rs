@@ -164,7 +164,7 @@ impl Data {
 
     fn change(&mut self, change: Change) -> Vec<Handle> {
         let handles = match &change.what {
-            What::Charge(check) => self.model.check((change.now, check)).1,
+            What::Charge(check) => self.model.check(change.now, check).1,
             What::Settle(check, handle, left) => {
                 self.model.settle(change.now, check, &[*handle], &[*left]);
                 Vec::new()
@@ -488,7 +488,7 @@ impl Cluster {
             self.record.note(ran(Verdict::DeadlineExceeded));
             return (Verdict::DeadlineExceeded, now.to_le_bytes().to_vec());
         }
-        let decision = self.data(node, slot).model.peek((now, &check));
+        let decision = self.data(node, slot).model.peek(now, &check);
         let is_admitted = decision.is_admitted();
         let verdict = match (purpose, is_admitted) {
             (_, false) => Verdict::Denied,
