@@ -103,7 +103,7 @@ pub const BUGS: &[Bug] = &[
             "let outcome = timeout_at(end, backend.refund_in_slot(&refund)).await;",
             "if PLANTED {
                  // As a rollback that waits behind the settlements of others, and is dropped.
-                 let mut in_progress = self.rollbacks.in_progress();
+                 let mut in_progress = self.rollbacks.in_progress.lock();
                  if in_progress.charged > 1 {
                      in_progress.remove(self.id);
                      return;
