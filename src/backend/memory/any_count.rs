@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use super::{
-    count::{Count, Reading},
+    count::{Count, UsageReading},
     single::{Single, SingleDecision},
 };
 use crate::{
@@ -87,7 +87,7 @@ macro_rules! define_any_count {
         }
 
         impl<'a> Deref for AnyReading<'a> {
-            type Target = dyn Reading + 'a;
+            type Target = dyn UsageReading + 'a;
 
             fn deref(&self) -> &Self::Target {
                 match self {
