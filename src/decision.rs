@@ -534,8 +534,8 @@ impl Status {
         self.policy.quota()
     }
 
-    /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used. A shadow pair that denies
-    /// was not charged.
+    /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used, or if the policy has no quota.
+    /// A shadow pair that denies was not charged.
     pub fn remaining(&self) -> u32 {
         self.remaining
     }
@@ -582,12 +582,14 @@ impl Status {
     }
 
     /// Returns the smallest wait after which [`remaining`](Self::remaining) is larger by at least one unit, if there are no other
-    /// charges, or the window if nothing is used. Until then, the client can use no more than `remaining`.
+    /// charges, or the window if nothing is used. Until then, the client can use no more than `remaining`. Zero for a type of
+    /// policy without such a wait.
     pub fn next_after(&self) -> Duration {
         self.next_after
     }
 
-    /// Returns the smallest wait after which nothing is used, if there are no other charges.
+    /// Returns the smallest wait after which nothing is used, if there are no other charges. Zero also for a type of policy
+    /// without such a wait.
     pub fn reset_after(&self) -> Duration {
         self.reset_after
     }

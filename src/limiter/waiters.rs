@@ -278,8 +278,7 @@ impl Drop for Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::check::Pair;
-    use crate::policy::Algorithm;
+    use crate::{check::Pair, policy::Algorithm};
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -89,7 +89,7 @@ for_each_type!(define_types);
 pub struct Policy(Arc<PolicyData>);
 
 struct PolicyData {
-    settings: Settings,
+    settings: PolicySettings,
     warned: AtomicBool,
     /// The policy in header fields, made when it is first needed.
     member: OnceLock<Member>,
@@ -98,7 +98,7 @@ struct PolicyData {
 }
 
 #[derive(Clone)]
-struct Settings {
+struct PolicySettings {
     name: Box<str>,
     quota: NonZeroU32,
     window_micros: u64,
@@ -149,7 +149,7 @@ impl Policy {
         // At most 366 days, or 3.2e13 microseconds. A longer window never admits too much.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
         let algorithm = Algorithm::default();
-        Ok(Self::from_settings(Settings {
+        Ok(Self::from_settings(PolicySettings {
             name: name.into(),
             quota,
             window_micros,
@@ -161,7 +161,7 @@ impl Policy {
         }))
     }
 
-    fn from_settings(settings: Settings) -> Self {
+    fn from_settings(settings: PolicySettings) -> Self {
         Self(Arc::new(PolicyData {
             settings,
             warned: AtomicBool::new(false),
@@ -171,7 +171,7 @@ impl Policy {
     }
 
     /// Returns this policy with changed settings.
-    fn with(&self, change: impl FnOnce(&mut Settings)) -> Self {
+    fn with(&self, change: impl FnOnce(&mut PolicySettings)) -> Self {
         let mut settings = self.0.settings.clone();
         change(&mut settings);
         Self::from_settings(settings)

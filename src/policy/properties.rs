@@ -12,23 +12,20 @@ pub(crate) struct Properties {
     /// The largest number of quotas in one window. Each window after it adds one quota.
     pub(crate) quotas_in_window: u64,
     pub(crate) expiry: Expiry,
-    /// The commands of Redis that this type needs, and a sliding log does not. If the user may not call one, other types still work.
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only Redis has commands"))]
-    pub(crate) optional_commands: &'static [&'static str],
+    pub(crate) redis: RedisProperties,
 }
 
-impl Properties {
-    /// Those of a type that counts each charge for one window. Its record in Redis is a list.
-    pub(super) const SLIDING: Self = Self {
-        bucket_micros: None,
-        max_charges: u32::MAX,
-        quotas_in_window: 1,
-        expiry: Expiry::InOrder,
-        optional_commands: &[],
-    };
-    /// Those of a type that counts the charges of a calendar window. Its record in Redis is a string.
-    pub(super) const CALENDAR: Self =
-        Self { quotas_in_window: 2, optional_commands: &["get", "set", "setrange"], ..Self::SLIDING };
+/// What Redis needs to know of a type.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the Redis backend needs them"))]
+pub(crate) struct RedisProperties {
+    /// The letters of a day, an hour, a minute, a second, a millisecond and a microsecond in the window of a key. They state the type,
+    /// so no other type has one of them. None of them is a digit or a capital letter.
+    pub(crate) key_letters: &'static [u8; 6],
+    /// The number that stands for the type in the arguments of a script, unless it has buckets: 0 or less.
+    pub(crate) script_number: i64,
+    /// The commands that this type needs, and a sliding log does not. If the user may not call one, other types still work.
+    pub(crate) optional_commands: &'static [&'static str],
 }
 
 /// The order in which charges leave the usage.

@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-use super::properties::{Expiry, Properties};
+use super::properties::{Expiry, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 const MIN_PRECISION: Duration = Duration::from_millis(1);
@@ -22,7 +22,13 @@ pub(super) fn properties(
     if !is_possible {
         return Err(ConfigError::Precision { name: name.to_owned(), precision, window, max: MAX_BUCKETS });
     }
-    Ok(Properties { bucket_micros, expiry: Expiry::ByBucket, ..Properties::SLIDING })
+    Ok(Properties {
+        bucket_micros,
+        max_charges: u32::MAX,
+        quotas_in_window: 1,
+        expiry: Expiry::ByBucket,
+        redis: RedisProperties { key_letters: b"abcefg", script_number: 0, optional_commands: &[] },
+    })
 }
 
 /// The precision in a file.

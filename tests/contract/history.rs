@@ -120,7 +120,7 @@ impl Movement {
 }
 
 impl Used {
-    pub fn of(self, cost: u32) -> u32 {
+    pub fn units(self, cost: u32) -> u32 {
         match self {
             Self::Eighths(eighths) => (u64::from(cost) * u64::from(eighths) / 8) as u32,
             Self::More(more) => cost.saturating_add(more),

@@ -238,7 +238,7 @@ pub fn used_of_charged(check: &Check, receipts: &[Receipt], used: &[Used; 2]) ->
         if pair.is_shadow && receipt.generation == 0 && pair.cost > 0 {
             pair.cost
         } else {
-            used.of(pair.cost)
+            used.units(pair.cost)
         }
     };
     pairs.map(of_pair).collect()

@@ -205,7 +205,7 @@ async fn compare(
                 let index = if *which == usize::MAX { open.len() - 1 } else { which % open.len() };
                 let Reserved { check, merged, sequential: receipts } = open.remove(index);
                 // An overage is never merged.
-                let units = |pair: &Pair, used: &Used| used.of(pair.cost).min(pair.cost);
+                let units = |pair: &Pair, used: &Used| used.units(pair.cost).min(pair.cost);
                 let pairs = check.pairs().iter().zip(used.iter().cycle());
                 let used: Vec<u32> = pairs.map(|(pair, used)| units(pair, used)).collect();
                 refund_unused(merging, now, &check, &merged, &used).await?;

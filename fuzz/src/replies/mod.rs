@@ -202,7 +202,7 @@ async fn ask(conditions: Conditions, bits: u8, answer: &[u8]) {
     // Also the answer CROSSSLOT leads to several calls.
     let slots = bits & 64 != 0 && (conditions.is_cluster() || !conditions.is_payload());
     let is_valid = conditions.handshake() == Handshake::Valid;
-    match outcome.map(|decision| reference::of(&decision)) {
+    match outcome.map(|decision| reference::expected(&decision)) {
         // Each slot has its own reply.
         Ok(decided) if slots => assert_has_admission(&decided, &server.sent(), &check),
         Ok(decided) if conditions.is_payload() => assert_eq!(Some(decided), read(answer, &check)),
@@ -242,7 +242,7 @@ async fn ask_merged(conditions: Conditions, bits: u8, backend: RedisBackend, ans
         if let Ok(decision) = &outcome {
             use_decision(decision);
         }
-        decided.push(outcome.ok().map(|decision| reference::of(&decision)));
+        decided.push(outcome.ok().map(|decision| reference::expected(&decision)));
     }
     if conditions.is_payload() && conditions.handshake() == Handshake::Valid {
         // In the order of the first check of each run.

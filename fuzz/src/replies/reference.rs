@@ -54,8 +54,8 @@ pub(super) fn read(payload: &[u8], check: &Check) -> Option<Expected> {
     let mut is_admitted = true;
     let mut statuses = vec![None; pairs.len()];
     let mut receipts = vec![(0, 0, 0); pairs.len()];
-    for (place, i) in order.into_iter().enumerate() {
-        let part = &payload[place * size..(place + 1) * size];
+    for (position, i) in order.into_iter().enumerate() {
+        let part = &payload[position * size..(position + 1) * size];
         let (verdict, retry) = (part[8], number(&part[13..21]));
         let retry_micros = match verdict {
             0 => Some(0),
@@ -128,7 +128,7 @@ pub(super) fn read_merged(payload: &[u8], runs: &[(Check, usize)]) -> Option<Vec
 }
 
 /// Returns what a decision of the crate says.
-pub(super) fn of(decision: &Decision) -> Expected {
+pub(super) fn expected(decision: &Decision) -> Expected {
     let micros = |wait: Duration| wait.as_micros() as u64;
     let statuses = decision.statuses().iter().map(|status| Numbers {
         policy: status.policy().name().to_owned(),

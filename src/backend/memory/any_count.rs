@@ -3,7 +3,7 @@
 use std::ops::Deref;
 
 use super::{
-    count::{Count, Reading},
+    count::{Count, UsageReading},
     single::{Single, SingleDecision},
 };
 use crate::{
@@ -14,9 +14,11 @@ use crate::{
 
 macro_rules! define_any_count {
     ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
-        /// The usage of one partition key under one policy of any type. An empty one means the same as none.
+        /// The usage of one partition key under one policy of any type, and whether only shadow pairs were charged: such usage
+        /// does not protect the key from an eviction. An empty one means
+        /// the same as none. The mark needs no memory of its own: it is beside the tag.
         pub(super) enum AnyCount {
-            $($variant(super::$module::$variant),)*
+            $($variant(super::$module::$variant, bool),)*
         }
 
         /// The usage at one instant.
@@ -27,9 +29,9 @@ macro_rules! define_any_count {
         impl AnyCount {
             /// Returns an empty count for a policy.
             #[inline]
-            pub(super) fn new(policy: &Policy) -> Self {
+            pub(super) fn new(policy: &Policy, is_shadow: bool) -> Self {
                 match policy.algorithm() {
-                    $(Algorithm::$variant { .. } => Self::$variant(Count::EMPTY),)*
+                    $(Algorithm::$variant { .. } => Self::$variant(Count::EMPTY, is_shadow),)*
                 }
             }
 
@@ -37,7 +39,7 @@ macro_rules! define_any_count {
             pub(super) fn empty(policy: &Policy) -> &'static Self {
                 match policy.algorithm() {
                     $(Algorithm::$variant { .. } => {
-                        static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY);
+                        static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY, true);
                         &EMPTY
                     })*
                 }
@@ -47,14 +49,29 @@ macro_rules! define_any_count {
             #[inline]
             pub(super) fn decide(&mut self, check: &Single<'_>) -> Option<SingleDecision> {
                 match self {
-                    $(Self::$variant(count) => check.decide(count),)*
+                    $(Self::$variant(count, _) => check.decide(count),)*
+                }
+            }
+
+            /// Returns whether only shadow pairs were charged.
+            pub(super) fn is_shadow(&self) -> bool {
+                match self {
+                    $(Self::$variant(_, is_shadow) => *is_shadow,)*
+                }
+            }
+
+            /// Notes that a pair was charged.
+            #[inline]
+            pub(super) fn note_charge(&mut self, by_shadow: bool) {
+                match self {
+                    $(Self::$variant(_, is_shadow) => *is_shadow &= by_shadow,)*
                 }
             }
 
             /// Reads the usage at `clock`, in microseconds.
             pub(super) fn read(&self, clock: u64, policy: &Policy) -> AnyReading<'_> {
                 match self {
-                    $(Self::$variant(count) => AnyReading::$variant(count.read(clock, policy)),)*
+                    $(Self::$variant(count, _) => AnyReading::$variant(count.read(clock, policy)),)*
                 }
             }
 
@@ -67,27 +84,27 @@ macro_rules! define_any_count {
                 generations: &Generations,
             ) -> Receipt {
                 match self {
-                    $(Self::$variant(count) => count.charge_at(clock, policy, cost, generations),)*
+                    $(Self::$variant(count, _) => count.charge_at(clock, policy, cost, generations),)*
                 }
             }
 
             /// Refunds units of a charge, if the charge still counts.
             pub(super) fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
                 match self {
-                    $(Self::$variant(count) => count.refund(clock, policy, receipt, units),)*
+                    $(Self::$variant(count, _) => count.refund(clock, policy, receipt, units),)*
                 }
             }
 
             /// Returns the instant from which on no charge counts.
             pub(super) fn idle_at(&self, policy: &Policy) -> u64 {
                 match self {
-                    $(Self::$variant(count) => count.idle_at(policy),)*
+                    $(Self::$variant(count, _) => count.idle_at(policy),)*
                 }
             }
         }
 
         impl<'a> Deref for AnyReading<'a> {
-            type Target = dyn Reading + 'a;
+            type Target = dyn UsageReading + 'a;
 
             fn deref(&self) -> &Self::Target {
                 match self {

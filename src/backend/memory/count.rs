@@ -14,7 +14,7 @@ pub(super) trait Count {
     const EMPTY: Self;
 
     /// The usage at one instant. Reading changes nothing.
-    type Reading<'a>: Reading
+    type Reading<'a>: UsageReading
     where
         Self: 'a;
     /// What a charge needs of a reading. The usage must not have changed since.
@@ -47,7 +47,7 @@ pub(super) trait Count {
 }
 
 /// The usage at one instant.
-pub(super) trait Reading {
+pub(super) trait UsageReading {
     /// Returns the clock as read, in microseconds.
     fn clock(&self) -> u64;
 

@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 
 use super::{
-    count::{Count, Forecast, Reading, monotonic_instant},
+    count::{Count, Forecast, UsageReading, monotonic_instant},
     records::Records,
 };
 use crate::{
@@ -200,7 +200,7 @@ impl<R: Recording> Count for Log<R> {
     }
 }
 
-impl Reading for LogReading<'_> {
+impl UsageReading for LogReading<'_> {
     #[inline]
     fn clock(&self) -> u64 {
         self.clock

@@ -24,8 +24,6 @@ pub(super) struct PairCount {
     namespace: Namespace,
     /// With the quota of the last charge.
     policy: Policy,
-    /// Whether only shadow pairs were charged. Such usage does not protect the key from an eviction.
-    is_shadow: bool,
     pub(super) count: AnyCount,
 }
 
@@ -108,7 +106,7 @@ impl Partition {
     /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota.
     pub(super) fn share(&self, now: u64) -> f64 {
         let share = |count: &PairCount| count.used(now) as f64 / f64::from(count.policy.quota_units());
-        self.counts().iter().filter(|count| !count.is_shadow).map(share).fold(0.0, f64::max)
+        self.counts().iter().filter(|pair| !pair.count.is_shadow()).map(share).fold(0.0, f64::max)
     }
 }
 
@@ -119,8 +117,7 @@ impl PairCount {
         Self {
             namespace: namespace.clone(),
             policy: pair.policy.clone(),
-            is_shadow: pair.is_shadow,
-            count: AnyCount::new(pair.policy),
+            count: AnyCount::new(pair.policy, pair.is_shadow),
         }
     }
 
@@ -153,7 +150,7 @@ impl PairCount {
             self.policy = pair.policy.clone();
         }
         // A client must not make its enforced usage evictable by a request in shadow mode.
-        self.is_shadow &= pair.is_shadow;
+        self.count.note_charge(pair.is_shadow);
     }
 
     pub(super) fn idle_at(&self) -> u64 {

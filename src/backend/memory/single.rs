@@ -1,6 +1,6 @@
 //! The decision of a check of one pair, which is the usual check: no list of pairs, and one reading.
 
-use super::count::{Count, Reading};
+use super::count::{Count, UsageReading};
 use crate::{
     backend::generation::Generations,
     check::{PairRef, Purpose, Receipt},

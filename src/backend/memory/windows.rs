@@ -2,7 +2,7 @@
 //!
 //! Calendar windows begin at multiples of the window since the Unix epoch.
 
-use super::count::{Count, Forecast, Reading, monotonic_instant};
+use super::count::{Count, Forecast, UsageReading, monotonic_instant};
 use crate::{backend::generation::Generations, check::Receipt, policy::Policy};
 
 /// The largest number of ticks in a calendar window.
@@ -98,7 +98,7 @@ impl<const CARRIES: bool> Count for Windows<CARRIES> {
     }
 }
 
-impl<const CARRIES: bool> Reading for WindowsReading<CARRIES> {
+impl<const CARRIES: bool> UsageReading for WindowsReading<CARRIES> {
     fn clock(&self) -> u64 {
         self.clock
     }

@@ -10,7 +10,7 @@ use super::{recent_tags::RecentTags, slot, tag::Tag};
 use crate::{
     error::ConfigError,
     key::PartitionKey,
-    policy::{Algorithm, Policy},
+    policy::{Policy, Properties},
 };
 
 /// The shortest secret, in bytes: as long as the hash, and the length of 128 random bits in hexadecimal.
@@ -19,12 +19,8 @@ const MIN_SECRET: usize = 32;
 /// The units of windows and precisions, in microseconds: day, hour, minute, second, millisecond and microsecond.
 const UNITS: [u64; 6] = [86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1];
 
-/// The letters of the units, in the same order. Those of a window also state the algorithm. Those of a sliding log also stand in a
-/// precision.
-const LOG: &[u8; 6] = b"dhmsiu";
-const BUCKETS: &[u8; 6] = b"abcefg";
-const COUNTER: &[u8; 6] = b"jklnop";
-const FIXED: &[u8; 6] = b"qrtvwx";
+/// The letters of the units of a precision, in the same order. Those of a window also state the type of the policy.
+const PRECISION_LETTERS: &[u8; 6] = b"dhmsiu";
 
 /// The digits of a number of units. None of them is a letter of a unit, so a unit ends its number.
 const DIGITS: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -119,20 +115,14 @@ pub(super) struct Keys {
 
 impl Keys {
     fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
-        let (units, precision) = match policy.algorithm() {
-            Algorithm::SlidingLog => (LOG, None),
-            // A precision is at most the window.
-            Algorithm::SlidingBuckets { precision } => (BUCKETS, Some(precision.as_micros() as u64)),
-            Algorithm::SlidingCounter => (COUNTER, None),
-            Algorithm::FixedWindow => (FIXED, None),
-        };
+        let Properties { bucket_micros, redis, .. } = policy.properties();
         self.text.extend_from_slice(namespace.as_bytes());
         self.text.push(b'{');
         self.text.extend_from_slice(tag.as_bytes());
         self.text.push(b'}');
-        self.push_duration(policy.window_micros(), units);
-        if let Some(micros) = precision {
-            self.push_duration(micros, LOG);
+        self.push_duration(policy.window_micros(), redis.key_letters);
+        if let Some(micros) = bucket_micros {
+            self.push_duration(micros.get(), PRECISION_LETTERS);
         }
         self.text.extend_from_slice(policy.name().as_bytes());
         self.ends.push(self.text.len());
@@ -199,6 +189,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::policy::Algorithm;
 
     #[test]
     fn key_names_every_part_of_a_pair_and_hashes_the_client_input() {

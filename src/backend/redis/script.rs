@@ -14,7 +14,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
-    policy::{Algorithm, Policy},
+    policy::{Policy, Properties},
 };
 
 pub(super) mod merged;
@@ -255,16 +255,11 @@ fn in_call_order(check: &Check) -> impl Iterator<Item = (usize, &Pair)> {
     of(false).chain(of(true))
 }
 
-/// Returns the precision of buckets, in microseconds. For another algorithm, returns the number that stands for it: 0 for the
-/// sliding log, and a negative number for the sliding counter and the fixed window.
+/// Returns the precision of buckets, in microseconds. For a type without buckets, returns the number that stands for it.
 fn precision(policy: &Policy) -> i64 {
-    match policy.algorithm() {
-        Algorithm::SlidingLog => 0,
-        // A precision is at most the window.
-        Algorithm::SlidingBuckets { precision } => precision.as_micros() as i64,
-        Algorithm::SlidingCounter => -1,
-        Algorithm::FixedWindow => -2,
-    }
+    let Properties { bucket_micros, redis, .. } = policy.properties();
+    // A precision is at most the window.
+    bucket_micros.map_or(redis.script_number, |micros| micros.get() as i64)
 }
 
 /// Returns the clock reading in a reply.

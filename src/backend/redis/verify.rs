@@ -338,7 +338,7 @@ impl Probe {
 
 /// Returns the commands that this algorithm needs, and a sliding log does not.
 fn optional_commands(algorithm: Algorithm) -> &'static [&'static str] {
-    policy(algorithm).map_or(&[], |policy| policy.properties().optional_commands)
+    policy(algorithm).map_or(&[], |policy| policy.properties().redis.optional_commands)
 }
 
 fn is_optional(command: &str) -> bool {

@@ -49,7 +49,7 @@ edges! {
                 Algorithm::SlidingBuckets { .. } => now - 1_000 + PRECISION,
                 _ => now,
             };
-            assert_eq!((first.at_micros, first.ordinal), (at, 0), "{five:?}: the receipt has the place of the charge");
+            assert_eq!((first.at_micros, first.ordinal), (at, 0), "{five:?}: the receipt has the instant of the charge");
             assert!(first.generation < 1 << 56, "{five:?}: a generation has 56 bits");
             assert_eq!(*second, NO_CHARGE, "{five:?}: a cost of 0 charges nothing");
             assert!(bench.check_as(Purpose::Reserve, &pairs).receipts().is_empty(), "{five:?}: a denial has no receipts");
