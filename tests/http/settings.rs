@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Builder, ConfigError, Costs, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies,
     RateLimitLayer, Rejection, RouteCosts, Wait,
-    answer::Problem,
+    answer::ProblemDetails,
     backend::{Backend, BackendError, Check, Pair, Reason},
     key::{KeyError, MissingKey},
     limit,
@@ -329,7 +329,7 @@ async fn builder_accepts_calls_in_any_order() {
             })
         },
         |builder| builder.settle_by(|_| Some(1)),
-        |builder| builder.answer(Problem),
+        |builder| builder.answer(ProblemDetails),
         |builder| {
             builder.rejection(|rejection, _| {
                 let status = if matches!(rejection, Rejection::Unavailable(_)) { 502 } else { 418 };
