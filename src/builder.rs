@@ -54,12 +54,18 @@ pub struct Builder {
     max_jitter: Option<Duration>,
 }
 
-/// A [`Backend`] or a [`Limiter`]: what a layer is built over.
+/// A [`Backend`] or a [`Limiter`]: what a layer is built over. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a rate limit backend or a limiter",
+    label = "expected a backend, such as `MemoryBackend::new()` or a `RedisBackend`, or a `Limiter`",
+    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`"
+)]
 pub trait IntoSource {
     #[doc(hidden)]
     fn into_source(self) -> Source;
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: Backend> IntoSource for B {
     fn into_source(self) -> Source {
         Source::Own(Box::new(Limiter::builder(self)))

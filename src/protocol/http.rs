@@ -5,7 +5,7 @@ use std::{fmt, mem, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{Fits, LimitedBody, Peers, Protocol, nested};
+use super::{AnyProtocol, Fits, LimitedBody, Peers, Protocol, nested};
 use crate::{
     answer::{Answer, ProblemDetails},
     cost::Costs,
@@ -249,7 +249,11 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
     }
 }
 
+impl AnyProtocol for Http {}
+
 impl<S> Fits<S> for Http {}
+
+impl AnyProtocol for SameBody {}
 
 impl<S> Fits<S> for SameBody {}
 

@@ -13,7 +13,7 @@ use tower_service::Service;
 use super::{error::WaitError, future::ResponseFuture};
 use crate::{
     limiter::{Limiter, WaitFuture},
-    protocol::{ClientProtocol, Protocol},
+    protocol::{AnyProtocol, Protocol},
     shared::Shared,
 };
 
@@ -69,7 +69,7 @@ impl<P> WaitLayer<P> {
     /// Creates a layer from a limiter and a protocol, such as [`by`](crate::by).
     pub fn new(limiter: Limiter, protocol: P) -> Self
     where
-        P: ClientProtocol,
+        P: AnyProtocol,
     {
         Self { shared: Arc::new(Shared::new(limiter, protocol)), at_most: Self::DEFAULT_AT_MOST }
     }

@@ -23,7 +23,7 @@ use tower_sliding_window::{
     outage::{Breaker, DenyCache, LocalDecision, Share, Unchecked},
     peer_ip,
     policy::PolicySelector,
-    protocol::{AsError, By, Draft, Fits, Http, Protocol, RejectWith, SameBody, SettleBy},
+    protocol::{AnyProtocol, AsError, By, Draft, Fits, Http, Protocol, RejectWith, SameBody, SettleBy},
     settle::{ActualCost, Settled, by_hand},
     testing::{FakeAnswer, FakeBackend, ManualClock, RecordedCheck, RecordedRefund},
 };
@@ -186,6 +186,8 @@ fn layer_holds_parts_behind_dyn() {
 /// A custom protocol: it rejects with a text, and adds nothing to responses.
 #[derive(Clone)]
 struct Terse;
+
+impl AnyProtocol for Terse {}
 
 impl<S> Fits<S> for Terse {}
 
