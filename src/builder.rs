@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use crate::{
-    answer::{Answer, Dialect, IntoAnswer, Problem, WithFields},
+    answer::{Answer, Dialect, IntoAnswer, ProblemDetails, WithFields},
     backend::{Backend, memory::MemoryBackend},
     check::MAX_PAIRS,
     cost::{CostFunction, IntoCosts, IntoUsed},
@@ -49,17 +49,23 @@ pub struct Builder {
     unsettled: Option<Unsettled>,
     clamps: bool,
     reject: Option<RejectFn>,
-    answer: Arc<dyn Answer>,
+    answer: Option<Arc<dyn Answer>>,
     dialect: Option<Dialect>,
     max_jitter: Option<Duration>,
 }
 
-/// A [`Backend`] or a [`Limiter`]: what a layer is built over.
+/// A [`Backend`] or a [`Limiter`]: what a layer is built over. Sealed.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a rate limit backend or a limiter",
+    label = "expected a backend, such as `MemoryBackend::new()` or a `RedisBackend`, or a `Limiter`",
+    note = "if the value is a `Result`, add `?`; if it is a future, add `.await`"
+)]
 pub trait IntoSource {
     #[doc(hidden)]
     fn into_source(self) -> Source;
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: Backend> IntoSource for B {
     fn into_source(self) -> Source {
         Source::Own(Box::new(Limiter::builder(self)))
@@ -78,6 +84,18 @@ pub enum Source {
     Own(Box<LimiterBuilder>),
     /// A limiter that several layers share, and a method that cannot change it.
     Shared(Limiter, Option<&'static str>),
+}
+
+/// Adds settings of the limiter to the builder of a layer.
+macro_rules! limiter_settings {
+    ($($(#[$doc:meta])+ $name:ident($value:ident: $type:ty);)+) => {
+        impl Builder {
+            $($(#[$doc])+
+            pub fn $name(self, $value: $type) -> Self {
+                self.limiter(stringify!($name), |limiter| limiter.$name($value))
+            })+
+        }
+    };
 }
 
 impl RateLimitLayer {
@@ -108,7 +126,7 @@ impl Builder {
             unsettled: None,
             clamps: false,
             reject: None,
-            answer: Arc::new(Problem),
+            answer: None,
             dialect: None,
             max_jitter: None,
         }
@@ -455,10 +473,10 @@ impl Builder {
         Self { reject: Some(Arc::new(move |rejection, head| reject(rejection, head).into_answer())), ..self }
     }
 
-    /// Sets the responses to rejected requests, and the header fields. The default is [`Problem`]. Use `answer::Grpc` or
+    /// Sets the responses to rejected requests, and the header fields. The default is [`ProblemDetails`]. Use `answer::Grpc` or
     /// `answer::HttpOrGrpc` (feature `tonic`) for tonic.
     pub fn answer(self, answer: impl Answer) -> Self {
-        Self { answer: Arc::new(answer), ..self }
+        Self { answer: Some(Arc::new(answer)), ..self }
     }
 
     /// Sets the dialect of the rate limit fields of all responses. The default is [`Dialect::Draft11`], or the fields of an
@@ -502,51 +520,6 @@ impl Builder {
         Self { max_jitter: Some(max), ..self }
     }
 
-    /// Sets the namespace, which separates two applications on one store; see [`LimiterBuilder::namespace`].
-    pub fn namespace(self, namespace: impl Into<String>) -> Self {
-        self.limiter("namespace", |limiter| limiter.namespace(namespace))
-    }
-
-    /// Makes the name of a region a part of every key; see [`LimiterBuilder::region`].
-    pub fn region(self, region: impl Into<String>) -> Self {
-        self.limiter("region", |limiter| limiter.region(region))
-    }
-
-    /// Sets the deadline of a check; see [`LimiterBuilder::deadline`].
-    pub fn deadline(self, deadline: Duration) -> Self {
-        self.limiter("deadline", |limiter| limiter.deadline(deadline))
-    }
-
-    /// Configures the circuit breaker; see [`LimiterBuilder::breaker`].
-    pub fn breaker(self, breaker: impl Into<Option<Breaker>>) -> Self {
-        self.limiter("breaker", |limiter| limiter.breaker(breaker))
-    }
-
-    /// Sets how many checks may be in flight; see [`LimiterBuilder::max_in_flight`].
-    pub fn max_in_flight(self, checks: usize) -> Self {
-        self.limiter("max_in_flight", |limiter| limiter.max_in_flight(checks))
-    }
-
-    /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
-    pub fn near_limit(self, fraction: f64) -> Self {
-        self.limiter("near_limit", |limiter| limiter.near_limit(fraction))
-    }
-
-    /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
-    pub fn deny_cache(self, cache: impl Into<Option<DenyCache>>) -> Self {
-        self.limiter("deny_cache", |limiter| limiter.deny_cache(cache))
-    }
-
-    /// Sets the memory of the local fallback; see [`LimiterBuilder::local_memory`].
-    pub fn local_memory(self, memory: MemoryBackend) -> Self {
-        self.limiter("local_memory", |limiter| limiter.local_memory(memory))
-    }
-
-    /// Sets the bound of the settlement queue; see [`LimiterBuilder::settlement_queue`].
-    pub fn settlement_queue(self, settlements: usize) -> Self {
-        self.limiter("settlement_queue", |limiter| limiter.settlement_queue(settlements))
-    }
-
     /// Builds the layer.
     ///
     /// # Errors
@@ -564,93 +537,118 @@ impl Builder {
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
-    pub fn build(self) -> Result<RateLimitLayer, ConfigError> {
-        let Self { limiter, has_key, unplanned, mut first, plan, others, enforce_percent, .. } = self;
-        if enforce_percent > 100 {
-            return Err(ConfigError::EnforcePercent { percent: enforce_percent });
+    pub fn build(mut self) -> Result<RateLimitLayer, ConfigError> {
+        self.check_parts()?;
+        let limiter = match &self.limiter {
+            Source::Own(builder) => {
+                let limiter = self.own_limiter((**builder).clone())?;
+                // They are those of the limiter now.
+                self.first = self.first.without_policies();
+                limiter
+            }
+            Source::Shared(_, Some(method)) => return Err(ConfigError::SharedLimiter { method }),
+            Source::Shared(limiter, None) => {
+                self.check_shared(limiter)?;
+                limiter.clone()
+            }
+        };
+        self.check_costs(&limiter)?;
+        let http = self.into_http(&limiter);
+        Ok(RateLimitLayer::new(limiter, http))
+    }
+
+    /// Checks the parts that do not depend on the limiter.
+    fn check_parts(&self) -> Result<(), ConfigError> {
+        if self.enforce_percent > 100 {
+            return Err(ConfigError::EnforcePercent { percent: self.enforce_percent });
         }
-        match (&plan, unplanned) {
-            (None, _) if !has_key => return Err(ConfigError::NoKey),
+        match (&self.plan, self.unplanned) {
+            (None, _) if !self.has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
             _ => {}
         }
-        if others.iter().any(|limit| limit.own_policies().is_empty() && !limit.chooses_policies()) {
+        if self.others.iter().any(|limit| limit.own_policies().is_empty() && !limit.chooses_policies()) {
             return Err(ConfigError::LimitWithoutPolicy);
         }
-        let may_lack_policies = plan.is_some() || first.chooses_policies();
-        let further = others.iter().flat_map(|limit| limit.own_policies().iter().cloned());
-        let limiter = match limiter {
-            Source::Own(builder) => {
-                let mut builder = *builder;
-                for policy in first.own_policies() {
-                    builder = builder.policy(policy.clone());
-                }
-                first = first.without_policies();
-                if may_lack_policies {
-                    builder = builder.without_policies();
-                }
-                if self.settle.is_some() {
-                    builder = builder.settling();
-                }
-                if let Some(rule) = self.unsettled {
-                    builder = builder.unsettled(rule);
-                }
-                if self.clamps {
-                    builder = builder.clamp_estimates();
-                }
-                if let Some(rule) = self.outage {
-                    builder = builder.outage(rule);
-                }
-                builder.others(further).build()?
-            }
-            Source::Shared(_, Some(method)) => return Err(ConfigError::SharedLimiter { method }),
-            Source::Shared(..) if plan.is_some() && !first.own_policies().is_empty() => {
-                return Err(ConfigError::PlanAndPart { method: "policy" });
-            }
-            Source::Shared(limiter, None) => {
-                let own = limiter.policies().iter().chain(first.own_policies()).cloned();
-                let all: Vec<Policy> = own.collect();
-                if all.is_empty() && !may_lack_policies {
-                    return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
-                }
-                distinct(&all.into_iter().chain(further).collect::<Vec<_>>())?;
-                if self.settle.is_some() && !limiter.can_settle() {
-                    return Err(ConfigError::CannotSettle);
-                }
-                limiter
-            }
-        };
-        if plan.is_none() {
-            let of_first: Vec<Policy> =
-                limiter.policies().iter().chain(first.own_policies()).cloned().collect();
-            let of_others = others.iter().flat_map(Limit::own_policies);
-            let names: Vec<&str> = of_first.iter().chain(of_others).map(Policy::name).collect();
-            let is_chosen = first.chooses_policies() || others.iter().any(Limit::chooses_policies);
-            let names = (!is_chosen).then_some(&*names);
-            // A layer that settles makes every request a reservation.
-            let settles = self.settle.is_some();
-            let clamps = settles && (self.clamps || limiter.clamps_estimates());
-            first.check_costs(&of_first, names, settles, clamps)?;
-            for limit in &others {
-                limit.check_costs(limit.own_policies(), names, settles, clamps)?;
-            }
+        Ok(())
+    }
+
+    /// Builds the limiter of this layer alone.
+    fn own_limiter(&self, mut builder: LimiterBuilder) -> Result<Limiter, ConfigError> {
+        for policy in self.first.own_policies() {
+            builder = builder.policy(policy.clone());
         }
+        if self.may_lack_policies() {
+            builder = builder.without_policies();
+        }
+        if self.settle.is_some() {
+            builder = builder.settling();
+        }
+        if let Some(rule) = self.unsettled {
+            builder = builder.unsettled(rule);
+        }
+        if self.clamps {
+            builder = builder.clamp_estimates();
+        }
+        if let Some(rule) = self.outage {
+            builder = builder.outage(rule);
+        }
+        builder.others(self.further_policies().cloned()).build()
+    }
+
+    /// Checks whether a limiter that several layers share suits this layer.
+    fn check_shared(&self, limiter: &Limiter) -> Result<(), ConfigError> {
+        let first = self.first.own_policies();
+        if self.plan.is_some() && !first.is_empty() {
+            return Err(ConfigError::PlanAndPart { method: "policy" });
+        }
+        let own = limiter.policies().iter().chain(first);
+        if own.clone().next().is_none() && !self.may_lack_policies() {
+            return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
+        }
+        distinct(&own.chain(self.further_policies()).cloned().collect::<Vec<_>>())?;
+        if self.settle.is_some() && !limiter.can_settle() {
+            return Err(ConfigError::CannotSettle);
+        }
+        Ok(())
+    }
+
+    /// Compares the constant costs with the policies. A plan has no constant costs.
+    fn check_costs(&self, limiter: &Limiter) -> Result<(), ConfigError> {
+        if self.plan.is_some() {
+            return Ok(());
+        }
+        let first: Vec<Policy> =
+            limiter.policies().iter().chain(self.first.own_policies()).cloned().collect();
+        let names: Vec<&str> = first.iter().chain(self.further_policies()).map(Policy::name).collect();
+        let is_chosen = self.first.chooses_policies() || self.others.iter().any(Limit::chooses_policies);
+        let names = (!is_chosen).then_some(&*names);
+        // A layer that settles makes every request a reservation.
+        let settles = self.settle.is_some();
+        let clamps = settles && (self.clamps || limiter.clamps_estimates());
+        self.first.check_costs(&first, names, settles, clamps)?;
+        self.others
+            .iter()
+            .try_for_each(|limit| limit.check_costs(limit.own_policies(), names, settles, clamps))
+    }
+
+    fn into_http(self, limiter: &Limiter) -> Http {
         let answer = match (self.dialect, self.max_jitter) {
             (None, None) => self.answer,
-            (dialect, max_jitter) => Arc::new(WithFields {
-                answer: self.answer,
+            (dialect, max_jitter) => Some(Arc::new(WithFields {
+                answer: self.answer.unwrap_or_else(|| Arc::new(ProblemDetails)),
                 dialect: dialect.unwrap_or_default(),
                 max_jitter: max_jitter.unwrap_or_default(),
-            }),
+            }) as Arc<dyn Answer>),
         };
-        let counts_by_peer = first.counts_by_peer() || others.iter().any(Limit::counts_by_peer);
-        let http = Http {
-            plan: plan.map_or_else(|| Plan::Limit(first.sealed()), Plan::By),
+        let counts_by_peer = self.first.counts_by_peer() || self.others.iter().any(Limit::counts_by_peer);
+        Http {
+            plan: self.plan.map_or_else(|| Plan::Limit(self.first.sealed()), Plan::By),
             peers: counts_by_peer.then(|| Arc::new(Peers::new(limiter.clone()))),
-            others: others.into_iter().map(Limit::sealed).collect(),
+            others: self.others.into_iter().map(Limit::sealed).collect(),
             exempt: self.exempt,
             shadow: self.shadow,
-            enforce_percent,
+            enforce_percent: self.enforce_percent,
             outage: self.outage,
             outage_by: self.outage_by,
             settle: self.settle,
@@ -658,9 +656,38 @@ impl Builder {
             clamps: self.clamps,
             reject: self.reject,
             answer,
-        };
-        Ok(RateLimitLayer::new(limiter, http))
+        }
     }
+
+    fn may_lack_policies(&self) -> bool {
+        self.plan.is_some() || self.first.chooses_policies()
+    }
+
+    /// Returns the policies of the further limits.
+    fn further_policies(&self) -> impl Iterator<Item = &Policy> {
+        self.others.iter().flat_map(Limit::own_policies)
+    }
+}
+
+limiter_settings! {
+    /// Sets the namespace, which separates two applications on one store; see [`LimiterBuilder::namespace`].
+    namespace(namespace: impl Into<String>);
+    /// Makes the name of a region a part of every key; see [`LimiterBuilder::region`].
+    region(region: impl Into<String>);
+    /// Sets the deadline of a check; see [`LimiterBuilder::deadline`].
+    deadline(deadline: Duration);
+    /// Configures the circuit breaker; see [`LimiterBuilder::breaker`].
+    breaker(breaker: impl Into<Option<Breaker>>);
+    /// Sets how many checks may be in flight; see [`LimiterBuilder::max_in_flight`].
+    max_in_flight(checks: usize);
+    /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
+    near_limit(fraction: f64);
+    /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
+    deny_cache(cache: impl Into<Option<DenyCache>>);
+    /// Sets the memory of the local fallback; see [`LimiterBuilder::local_memory`].
+    local_memory(memory: MemoryBackend);
+    /// Sets the bound of the settlement queue; see [`LimiterBuilder::settlement_queue`].
+    settlement_queue(settlements: usize);
 }
 
 /// Returns a closure that is true if one of two closures is.

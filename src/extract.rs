@@ -56,7 +56,7 @@ enum Cause {
 }
 
 impl NoDecision {
-    fn of(extensions: &Extensions) -> Self {
+    fn from_extensions(extensions: &Extensions) -> Self {
         let unchecked = || extensions.get().map(Unchecked::reason).map(Cause::Unchecked);
         let local = || extensions.get().map(LocalDecision::reason).map(Cause::LocalFallback);
         Self(unchecked().or_else(local).unwrap_or(Cause::Undecided))
@@ -82,7 +82,7 @@ impl<S: Sync> FromRequestParts<S> for Decision {
     type Rejection = NoDecision;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, NoDecision> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(|| NoDecision::of(&parts.extensions))
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| NoDecision::from_extensions(&parts.extensions))
     }
 }
 

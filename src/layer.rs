@@ -6,7 +6,7 @@ use tower_layer::Layer;
 
 use crate::{
     limiter::Limiter,
-    protocol::{Fits, Http, SameBody},
+    protocol::{AnyProtocol, Fits, Http, SameBody},
     service::RateLimit,
     shared::Shared,
     wait::DenyAtOnce,
@@ -65,7 +65,10 @@ pub struct RateLimitLayer<P = Http>(Arc<Shared<P>>);
 
 impl<P> RateLimitLayer<P> {
     /// Creates a layer from a limiter and a protocol: for services that are not HTTP, with [`by`](crate::by).
-    pub fn new(limiter: Limiter, protocol: P) -> Self {
+    pub fn new(limiter: Limiter, protocol: P) -> Self
+    where
+        P: AnyProtocol,
+    {
         Self(Arc::new(Shared::new(limiter, protocol)))
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sfv::{BareItem, ListEntry, Parser};
 use tower_sliding_window::{
     Decision, PartitionKey, Policy, Rejection, Status, Wait,
-    answer::{Answer, Dialect, Problem, Reset},
+    answer::{Answer, Dialect, ProblemDetails, Reset},
     backend::Pair,
 };
 
@@ -192,7 +192,7 @@ fn assert_retry_after(decision: &Decision, headers: &HeaderMap, inner: Option<&s
 
 fn assert_body(decision: &Decision) {
     let rejection = Rejection::Denied(decision.clone());
-    let response = Problem.reject(&rejection, &(&Request::new(())).into());
+    let response = ProblemDetails.reject(&rejection, &(&Request::new(())).into());
     assert_eq!(response.status(), 429);
     assert_eq!(response.headers()["content-type"], "application/problem+json");
     let body: Value = serde_json::from_slice(response.body()).expect("JSON");

@@ -9,7 +9,7 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::{
     Answer,
-    problem::{Problem, advice, next_try},
+    problem::{ProblemDetails, advice, next_try},
 };
 use crate::{
     decision::{Decision, Wait},
@@ -34,7 +34,7 @@ use crate::{
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
 pub struct Grpc;
 
-/// Answers a request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`Problem`] does: for one
+/// Answers a request with `content-type: application/grpc` as [`Grpc`] does, and any other request as [`ProblemDetails`] does: for one
 /// layer around a router that serves both. A request with `application/grpc-web` is answered over HTTP.
 #[derive(Clone, Copy, Debug, Default)]
 #[cfg_attr(docsrs, doc(cfg(feature = "tonic")))]
@@ -49,17 +49,13 @@ impl Answer for Grpc {
 impl HttpOrGrpc {
     fn answer(head: &Head<'_>) -> &'static dyn Answer {
         let content_type = head.headers.get(header::CONTENT_TYPE);
-        if content_type.is_some_and(|value| is_grpc(value.as_bytes())) { &Grpc } else { &Problem }
+        if content_type.is_some_and(|value| is_grpc(value.as_bytes())) { &Grpc } else { &ProblemDetails }
     }
 }
 
 impl Answer for HttpOrGrpc {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
         Self::answer(head).reject(rejection, head)
-    }
-
-    fn response(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        Self::answer(head).response(rejection, head)
     }
 }
 

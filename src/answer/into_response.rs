@@ -5,10 +5,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::Problem;
+use super::ProblemDetails;
 use crate::limiter::Rejection;
 
-/// The response of a layer with default settings: that of [`Problem`], with the fields of
+/// The response of a layer with default settings: that of [`ProblemDetails`], with the fields of
 /// [`Dialect::Draft11`](super::Dialect::Draft11) and the extension. So a handler may return the rejection of its own
 /// [`Limiter`](crate::Limiter) as its error.
 ///
@@ -24,7 +24,7 @@ use crate::limiter::Rejection;
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl IntoResponse for Rejection {
     fn into_response(self) -> Response {
-        let mut response = Problem::complete(&self).map(Body::from);
+        let mut response = ProblemDetails::complete(&self).map(Body::from);
         response.extensions_mut().insert(self);
         response
     }

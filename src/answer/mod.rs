@@ -4,7 +4,7 @@
 //!
 //! | answer | for |
 //! | --- | --- |
-//! | [`Problem`], the default | HTTP: a status and a problem+json body (RFC 9457) |
+//! | [`ProblemDetails`], the default | HTTP: a status and a problem+json body (RFC 9457) |
 //! | `Grpc` (feature `tonic`) | gRPC: a status in the headers |
 //! | `HttpOrGrpc` (feature `tonic`) | HTTP and gRPC on one port |
 //!
@@ -32,7 +32,7 @@ pub(crate) use dialect::WithFields;
 pub use dialect::{Dialect, Reset};
 #[cfg(feature = "tonic")]
 pub use grpc::{Grpc, HttpOrGrpc};
-pub use problem::Problem;
+pub use problem::ProblemDetails;
 
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
@@ -41,7 +41,7 @@ pub use crate::extract::{NoDecision, NoReservation};
 /// Builds the responses of rejected requests, and adds header fields to the responses of decided requests.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an answer",
-    label = "expected an answer, such as `answer::Problem`",
+    label = "expected an answer, such as `answer::ProblemDetails`",
     note = "if it is a closure, call `.rejection(|rejection, head| ..)` instead"
 )]
 pub trait Answer: Send + Sync + 'static {
@@ -53,20 +53,6 @@ pub trait Answer: Send + Sync + 'static {
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         Dialect::Draft11.add_fields(decision, headers);
     }
-
-    /// Builds the complete response of a rejected request, to which the layer adds only the extension. By default, calls
-    /// [`reject`](Self::reject), and then [`fields`](Self::fields) if the rejection has a decision. Override it only to build the same
-    /// response faster.
-    ///
-    /// A layer with a [rejection closure](crate::Builder::rejection), a [dialect](crate::Builder::dialect) or a
-    /// [jitter](crate::Builder::retry_after_jitter) does not call it.
-    fn response(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        let mut response = self.reject(rejection, head);
-        if let Some(decision) = rejection.decision() {
-            self.fields(decision, response.headers_mut());
-        }
-        response
-    }
 }
 
 #[diagnostic::do_not_recommend]
@@ -77,10 +63,6 @@ impl<A: Answer + ?Sized> Answer for Arc<A> {
 
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         (**self).fields(decision, headers);
-    }
-
-    fn response(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        (**self).response(rejection, head)
     }
 }
 

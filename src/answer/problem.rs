@@ -30,9 +30,9 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// [deny cache](crate::outage::DenyCache), `RateLimit-Policy` lists all policies, and `RateLimit` those that are known to deny.
 /// An admission without a decision of the store has no such fields.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Problem;
+pub struct ProblemDetails;
 
-impl Problem {
+impl ProblemDetails {
     /// Builds the response of a rejected request, without the header fields of a decision.
     fn without_fields(rejection: &Rejection) -> Response<Bytes> {
         let (status, body) = problem(rejection);
@@ -47,8 +47,8 @@ impl Problem {
         response
     }
 
-    /// Builds the complete response of a rejected request.
-    pub(super) fn complete(rejection: &Rejection) -> Response<Bytes> {
+    /// Builds the complete response of a rejected request, as a layer without other settings does.
+    pub(crate) fn complete(rejection: &Rejection) -> Response<Bytes> {
         let Some(decision) = rejection.decision() else { return Self::without_fields(rejection) };
         repeated::response(decision, || {
             let mut response = Self::without_fields(rejection);
@@ -58,13 +58,9 @@ impl Problem {
     }
 }
 
-impl Answer for Problem {
+impl Answer for ProblemDetails {
     fn reject(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
         Self::without_fields(rejection)
-    }
-
-    fn response(&self, rejection: &Rejection, _head: &Head<'_>) -> Response<Bytes> {
-        Self::complete(rejection)
     }
 }
 

@@ -12,8 +12,8 @@ use super::IntoCosts;
 /// use tower_sliding_window::Costs;
 ///
 /// let costs = Costs::new().policy("requests", 1).policy("tokens", 500);
-/// assert_eq!((costs.of("tokens"), costs.of("bytes")), (Some(500), None));
-/// assert_eq!(Costs::from(3).of("requests"), Some(3));
+/// assert_eq!((costs.amount("tokens"), costs.amount("bytes")), (Some(500), None));
+/// assert_eq!(Costs::from(3).amount("requests"), Some(3));
 /// ```
 ///
 /// For a policy that is not named, a request costs 1 unit, and a [settlement](crate::Reservation::settle) leaves the charge
@@ -37,7 +37,7 @@ impl Costs {
     #[must_use]
     pub fn policy(mut self, name: impl Into<Cow<'static, str>>, units: u32) -> Self {
         let name = name.into();
-        match self.place(&name) {
+        match self.index(&name) {
             Ok(there) => self.named[there].1 = units,
             Err(free) => self.named.insert(free, (name, units)),
         }
@@ -53,12 +53,12 @@ impl Costs {
 
     /// Returns the amount for the policy with this name, in quota units, or `None` if no amount is set.
     #[inline]
-    pub fn of(&self, policy: &str) -> Option<u32> {
+    pub fn amount(&self, policy: &str) -> Option<u32> {
         // The usual case.
         if self.named.is_empty() {
             return self.otherwise;
         }
-        self.place(policy).ok().map(|place| self.named[place].1).or(self.otherwise)
+        self.index(policy).ok().map(|index| self.named[index].1).or(self.otherwise)
     }
 
     /// Returns the names.
@@ -78,7 +78,7 @@ impl Costs {
     }
 
     #[inline]
-    fn place(&self, name: &str) -> Result<usize, usize> {
+    fn index(&self, name: &str) -> Result<usize, usize> {
         self.named.binary_search_by(|(there, _)| (**there).cmp(name))
     }
 }
@@ -127,14 +127,14 @@ mod tests {
     fn order_of_names_has_no_effect_and_later_amount_wins() {
         let one = Costs::new().policy("b", 2).policy("a", 1).policy("c", 3);
         assert_eq!(one, Costs::new().policy("c", 9).policy("a", 1).policy("b", 2).policy("c", 3));
-        assert_eq!(["a", "b", "c", "d"].map(|name| one.of(name)), [Some(1), Some(2), Some(3), None]);
+        assert_eq!(["a", "b", "c", "d"].map(|name| one.amount(name)), [Some(1), Some(2), Some(3), None]);
     }
 
     #[test]
     fn unnamed_policy_has_other_amount_or_none() {
         let costs = Costs::new().policy("a", 1);
-        assert_eq!(costs.of("b"), None);
+        assert_eq!(costs.amount("b"), None);
         let costs = costs.otherwise(0);
-        assert_eq!((costs.of("a"), costs.of("b")), (Some(1), Some(0)));
+        assert_eq!((costs.amount("a"), costs.amount("b")), (Some(1), Some(0)));
     }
 }

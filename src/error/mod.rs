@@ -12,6 +12,7 @@ pub use backend::{BackendError, Reason};
 pub enum ConfigError {
     /// The name of a policy is empty, too long, or not printable ASCII.
     #[error("policy name {name:?}: it must be 1 to 64 printable ASCII characters (space to `~`)")]
+    #[non_exhaustive]
     PolicyName {
         /// The given name.
         name: String,
@@ -19,6 +20,7 @@ pub enum ConfigError {
 
     /// The quota is zero, so no request could be admitted.
     #[error("policy {name:?}: quota {quota}: it must be 1 to 4294967295 quota units")]
+    #[non_exhaustive]
     Quota {
         /// The policy's name.
         name: String,
@@ -28,6 +30,7 @@ pub enum ConfigError {
 
     /// The window is too short or too long.
     #[error("policy {name:?}: window {window:?}: it must be 1 ms to 366 days")]
+    #[non_exhaustive]
     Window {
         /// The policy's name.
         name: String,
@@ -39,6 +42,7 @@ pub enum ConfigError {
     #[error(
         "policy {name:?}: precision {precision:?}: it must be 1 ms to the window of {window:?}, in whole microseconds, with at most {max} buckets in a window"
     )]
+    #[non_exhaustive]
     Precision {
         /// The policy's name.
         name: String,
@@ -54,6 +58,7 @@ pub enum ConfigError {
     #[error(
         "policy {name:?}: headroom of {percent} percent of {quota} units: it must be 0 to 99 percent and leave at least one unit"
     )]
+    #[non_exhaustive]
     Headroom {
         /// The policy's name.
         name: String,
@@ -67,6 +72,7 @@ pub enum ConfigError {
     #[error(
         "policy {name:?}: lease of {units} units: it must be 1 to 4294967295 quota units, and the algorithm must be sliding buckets"
     )]
+    #[non_exhaustive]
     Lease {
         /// The policy's name.
         name: String,
@@ -76,6 +82,7 @@ pub enum ConfigError {
 
     /// The percentage of keys whose limits are enforced is out of range.
     #[error("enforce_percent {percent}: it must be 0 to 100 percent of the partition keys")]
+    #[non_exhaustive]
     EnforcePercent {
         /// The given percentage.
         percent: u32,
@@ -87,6 +94,7 @@ pub enum ConfigError {
 
     /// `plan_by` replaces another part of the layer that was also set.
     #[error("`.{method}(..)` has no effect together with `.plan_by(..)`: remove one of them")]
+    #[non_exhaustive]
     PlanAndPart {
         /// The method that would have no effect.
         method: &'static str,
@@ -94,6 +102,7 @@ pub enum ConfigError {
 
     /// A layer over a shared limiter changes a setting of the limiter.
     #[error("`.{method}(..)` has no effect on a shared limiter: set it with `Limiter::builder(..)`")]
+    #[non_exhaustive]
     SharedLimiter {
         /// The method that would have no effect.
         method: &'static str,
@@ -105,6 +114,7 @@ pub enum ConfigError {
 
     /// A limiter has no policy.
     #[error("no policy: a limiter needs 1 to {max} policies; add one with `.policy(Policy::new(..)?)`")]
+    #[non_exhaustive]
     NoPolicies {
         /// The largest number of policies.
         max: usize,
@@ -112,6 +122,7 @@ pub enum ConfigError {
 
     /// There are more policies than one check can contain.
     #[error("{given} policies: a limiter needs 1 to {max} policies")]
+    #[non_exhaustive]
     TooManyPolicies {
         /// The given number of policies.
         given: usize,
@@ -121,6 +132,7 @@ pub enum ConfigError {
 
     /// Two policies of one limiter have the same name.
     #[error("policy {name:?} occurs twice: the policies of a limiter need different names")]
+    #[non_exhaustive]
     DuplicatePolicy {
         /// The name that was given twice.
         name: String,
@@ -130,6 +142,7 @@ pub enum ConfigError {
     #[error(
         "namespace {namespace:?}: it must be 1 to 64 printable ASCII characters without `{{`, `}}` and space"
     )]
+    #[non_exhaustive]
     Namespace {
         /// The given namespace.
         namespace: String,
@@ -137,6 +150,7 @@ pub enum ConfigError {
 
     /// The name of the region is empty, too long, or not printable ASCII.
     #[error("region {region:?}: it must be 1 to 64 printable ASCII characters (space to `~`)")]
+    #[non_exhaustive]
     Region {
         /// The given name.
         region: String,
@@ -144,6 +158,7 @@ pub enum ConfigError {
 
     /// The deadline of a check is out of range.
     #[error("deadline {deadline:?}: it must be 1 ms to 60 s")]
+    #[non_exhaustive]
     Deadline {
         /// The given deadline.
         deadline: Duration,
@@ -151,6 +166,7 @@ pub enum ConfigError {
 
     /// The fraction of a quota that counts as near the limit is out of range.
     #[error("near_limit {given}: it must be above 0 and at most 1")]
+    #[non_exhaustive]
     NearLimit {
         /// The given fraction.
         given: f64,
@@ -158,6 +174,7 @@ pub enum ConfigError {
 
     /// The bound of checks in flight is out of range.
     #[error("max_in_flight {given}: it must be 1 to {max}")]
+    #[non_exhaustive]
     MaxInFlight {
         /// The given bound.
         given: usize,
@@ -167,6 +184,7 @@ pub enum ConfigError {
 
     /// The bound of waiting requests is out of range.
     #[error("max_waiting {given}: it must be 1 to {max}")]
+    #[non_exhaustive]
     MaxWaiting {
         /// The given bound.
         given: usize,
@@ -176,6 +194,7 @@ pub enum ConfigError {
 
     /// The bound of waiting requests of one key is out of range.
     #[error("max_waiting_per_key {given}: it must be 1 to {max}")]
+    #[non_exhaustive]
     MaxWaitingPerKey {
         /// The given bound.
         given: usize,
@@ -187,6 +206,7 @@ pub enum ConfigError {
     #[error(
         "circuit breaker: failures {given}: it must be 1 to {max}; `.breaker(None)` disables the breaker"
     )]
+    #[non_exhaustive]
     BreakerFailures {
         /// The given number.
         given: u32,
@@ -196,6 +216,7 @@ pub enum ConfigError {
 
     /// The time that the circuit breaker stays open is out of range.
     #[error("circuit breaker: open_for {open_for:?}: it must be 1 ms to 1 h")]
+    #[non_exhaustive]
     BreakerOpenFor {
         /// The given time.
         open_for: Duration,
@@ -205,6 +226,7 @@ pub enum ConfigError {
     #[error(
         "deny cache: max_age {max_age:?}: it must be 1 ms to 60 s; `.deny_cache(None)` disables the cache"
     )]
+    #[non_exhaustive]
     DenyCacheMaxAge {
         /// The given age.
         max_age: Duration,
@@ -212,6 +234,7 @@ pub enum ConfigError {
 
     /// The number of entries of the deny cache is out of range.
     #[error("deny cache: max_entries {given}: it must be 1 to {max}")]
+    #[non_exhaustive]
     DenyCacheMaxEntries {
         /// The given bound.
         given: usize,
@@ -221,6 +244,7 @@ pub enum ConfigError {
 
     /// The number of processes of a local fallback is zero.
     #[error("share among {processes} processes: it must be 1 to 4294967295")]
+    #[non_exhaustive]
     Share {
         /// The given number.
         processes: u32,
@@ -228,6 +252,7 @@ pub enum ConfigError {
 
     /// The bound of the settlement queue is out of range.
     #[error("settlement_queue {given}: it must be 1 to {max}")]
+    #[non_exhaustive]
     SettlementQueue {
         /// The given number.
         given: usize,
@@ -241,6 +266,7 @@ pub enum ConfigError {
 
     /// The number of pairs of a check is out of range.
     #[error("check of {given} pairs: it must have 1 to {max} pairs of a partition key and a policy")]
+    #[non_exhaustive]
     Pairs {
         /// The given number of pairs.
         given: usize,
@@ -250,6 +276,7 @@ pub enum ConfigError {
 
     /// A check contains the same partition key and policy twice.
     #[error("policy {policy:?} occurs twice for one partition key: the pairs of a check must differ")]
+    #[non_exhaustive]
     DuplicatePair {
         /// The name of the policy.
         policy: String,
@@ -257,6 +284,7 @@ pub enum ConfigError {
 
     /// The header name is invalid.
     #[error("header name {name:?}: not a valid HTTP field name")]
+    #[non_exhaustive]
     HeaderName {
         /// The given name.
         name: String,
@@ -266,6 +294,7 @@ pub enum ConfigError {
 
     /// The prefix that groups IPv6 addresses is out of range.
     #[error("IPv6 prefix /{prefix}: it must be /1 to /128")]
+    #[non_exhaustive]
     Ipv6Prefix {
         /// The given prefix.
         prefix: u8,
@@ -275,6 +304,7 @@ pub enum ConfigError {
     #[error(
         "NAT64 prefix {prefix:?}: it must be an IPv6 network of /32, /40, /48, /56, /64 or /96 whose bits 64 to 71 are zero, such as \"2001:db8:64::/96\""
     )]
+    #[non_exhaustive]
     Nat64Prefix {
         /// The given text.
         prefix: String,
@@ -284,6 +314,7 @@ pub enum ConfigError {
     #[error(
         "network {network:?}: it must be an IP address or a network in CIDR notation, such as \"10.0.0.0/8\""
     )]
+    #[non_exhaustive]
     Network {
         /// The given text.
         network: String,
@@ -291,6 +322,7 @@ pub enum ConfigError {
 
     /// The trusted proxies of [`client_ip`](crate::key::client_ip) are invalid.
     #[error("trusted proxies: {reason}")]
+    #[non_exhaustive]
     TrustedProxies {
         /// The problem.
         reason: String,
@@ -300,6 +332,7 @@ pub enum ConfigError {
     #[error(
         "header {name:?} as a key: a client can write any address into it; use `key::client_ip().behind(..)`, which states the trusted proxies"
     )]
+    #[non_exhaustive]
     ForwardedHeader {
         /// The given name.
         name: String,
@@ -307,6 +340,7 @@ pub enum ConfigError {
 
     /// The name of a cookie is not a token.
     #[error("cookie name {name:?}: it must be ASCII letters, digits and !#$%&'*+-.^_`|~")]
+    #[non_exhaustive]
     CookieName {
         /// The given name.
         name: String,
@@ -314,6 +348,7 @@ pub enum ConfigError {
 
     /// A route does not have the syntax of axum 0.8, lacks a parameter, has two costs, or conflicts with another route.
     #[error("route {route:?}: {reason}")]
+    #[non_exhaustive]
     InvalidRoute {
         /// The given route.
         route: String,
@@ -323,6 +358,7 @@ pub enum ConfigError {
 
     /// The number of bytes per quota unit is zero.
     #[error("cost by content length: {bytes} bytes per quota unit: it must be 1 to {}", u64::MAX)]
+    #[non_exhaustive]
     BytesPerUnit {
         /// The given number.
         bytes: u64,
@@ -330,7 +366,8 @@ pub enum ConfigError {
 
     /// A constant cost is above a quota, so that the request could never be admitted. If the layer settles,
     /// [`Builder::clamp_estimates`](crate::Builder::clamp_estimates) permits such an estimate.
-    #[error("cost {cost}{}: it must be 0 to {quota}, the quota of policy {policy:?}", of_requests(.requests))]
+    #[error("cost {cost}{}: it must be 0 to {quota}, the quota of policy {policy:?}", by_requests(.requests))]
+    #[non_exhaustive]
     CostAboveQuota {
         /// The requests that have this cost, for example `GET /search`. Empty for all requests.
         requests: String,
@@ -345,8 +382,9 @@ pub enum ConfigError {
     /// A layer that settles has a constant cost of 0, so that a policy would never deny a request.
     #[error(
         "cost 0{} in a layer that settles: an estimate of 0 units is always admitted; it must be at least 1, such as what a request usually uses",
-        of_policy(.policy)
+        for_policy(.policy)
     )]
+    #[non_exhaustive]
     ZeroEstimate {
         /// The name of the policy. Empty for all policies that are chosen for each request.
         policy: String,
@@ -356,8 +394,9 @@ pub enum ConfigError {
     /// get a 503 as soon as the log is [full](crate::backend::Reason::Full).
     #[error(
         "cost {cost}{}: the quota of {quota} of policy {policy:?} allows {} charges in a window, and a sliding log holds {max}; use `Algorithm::SlidingBuckets`, or a quota of at most {}",
-        of_requests(.requests), .quota / .cost, u64::from(*.cost) * u64::from(*.max)
+        by_requests(.requests), .quota / .cost, u64::from(*.cost) * u64::from(*.max)
     )]
+    #[non_exhaustive]
     TooManyCharges {
         /// The requests that have this cost, for example `GET /search`. Empty for all requests.
         requests: String,
@@ -372,7 +411,8 @@ pub enum ConfigError {
     },
 
     /// A constant cost names a policy that the layer does not have.
-    #[error("cost for policy {name:?}{}: no such policy; the policies are {known:?}", of_requests(.requests))]
+    #[error("cost for policy {name:?}{}: no such policy; the policies are {known:?}", by_requests(.requests))]
+    #[non_exhaustive]
     CostWithoutPolicy {
         /// The requests that have this cost, for example `GET /search`. Empty for all requests.
         requests: String,
@@ -384,6 +424,7 @@ pub enum ConfigError {
 
     /// The bound on the partition keys of a memory backend is out of range.
     #[error("max_keys {given}: it must be 1 to {max}")]
+    #[non_exhaustive]
     MaxKeys {
         /// The given bound.
         given: usize,
@@ -397,6 +438,7 @@ pub enum ConfigError {
     #[error(
         "hash secret of {given} bytes: it must have at least {min} random bytes, for example from `openssl rand -hex 32`"
     )]
+    #[non_exhaustive]
     HashSecret {
         /// The length that was given, in bytes.
         given: usize,
@@ -408,6 +450,7 @@ pub enum ConfigError {
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("{reason}; a Redis URL looks like redis://[user:password@]host[:port][/database]")]
+    #[non_exhaustive]
     RedisUrl {
         /// The problem.
         reason: String,
@@ -423,16 +466,17 @@ pub enum ConfigError {
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("TLS to Redis: {reason}")]
+    #[non_exhaustive]
     RedisTls {
         /// The problem, without any key.
         reason: String,
     },
 }
 
-fn of_policy(policy: &str) -> String {
+fn for_policy(policy: &str) -> String {
     if policy.is_empty() { String::new() } else { format!(" for policy {policy:?}") }
 }
 
-fn of_requests(requests: &str) -> String {
+fn by_requests(requests: &str) -> String {
     if requests.is_empty() { String::new() } else { format!(" of {requests}") }
 }

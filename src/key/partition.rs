@@ -75,7 +75,7 @@ struct Shared {
 impl Repr {
     /// Concatenates the fields. Inlined, so that the compiler knows the number of fields and those of one byte.
     #[inline(always)]
-    fn of(fields: [&[u8]; 4]) -> Self {
+    fn new(fields: [&[u8]; 4]) -> Self {
         let mut buffer = [0; MAX_INLINE];
         // The length is at most `MAX_INLINE`.
         match concatenate(&mut buffer, fields)
@@ -117,8 +117,8 @@ impl PartitionKey {
     pub fn new(kind: &str, value: impl AsRef<[u8]>) -> Self {
         let (kind, value) = (kind.as_bytes(), value.as_ref());
         Self(match [kind.len(), value.len()].map(u8::try_from) {
-            [Ok(of_kind @ ..=MAX_SHORT), Ok(of_value @ ..=MAX_SHORT)] => {
-                Repr::of([&[of_kind], kind, &[of_value], value])
+            [Ok(kind_length @ ..=MAX_SHORT), Ok(value_length @ ..=MAX_SHORT)] => {
+                Repr::new([&[kind_length], kind, &[value_length], value])
             }
             _ => Repr::shared([&length(kind.len()), kind, &length(value.len()), value]),
         })
@@ -127,7 +127,7 @@ impl PartitionKey {
     /// Returns the key of all parts of this key, followed by all parts of the other.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
-        Self(Repr::of([self.as_bytes(), other.as_bytes(), &[], &[]]))
+        Self(Repr::new([self.as_bytes(), other.as_bytes(), &[], &[]]))
     }
 
     /// Returns a number from 0 to 99 that divides the keys into a hundred parts of about the same size. Use it to treat a percentage of
@@ -181,7 +181,7 @@ impl PartitionKey {
     #[cold]
     fn digest(&self) -> Self {
         let digest = Sha256::digest(self.as_bytes());
-        Self(Repr::of([&long_length(u64::MAX), &digest, &[], &[]]))
+        Self(Repr::new([&long_length(u64::MAX), &digest, &[], &[]]))
     }
 
     /// Returns the parts of this key in their order, each with its kind and its value. Values may identify people.

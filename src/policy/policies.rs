@@ -75,7 +75,7 @@ pub(crate) fn pair(key: PartitionKey, policy: &Policy, costs: &Costs) -> Pair {
 /// Returns the cost of a policy: 1 unit if `costs` does not name it.
 #[inline]
 pub(crate) fn cost_of(policy: &Policy, costs: &Costs) -> u32 {
-    costs.of(policy.name()).unwrap_or(1)
+    costs.amount(policy.name()).unwrap_or(1)
 }
 
 impl From<Policy> for Policies {

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use tower_service::Service;
 
-use super::{ClientProtocol, Fits, Protocol};
+use super::{AnyProtocol, Fits, Protocol};
 use crate::{
     cost::{Costs, IntoUsed},
     key::KeyError,
@@ -125,7 +125,7 @@ impl<Req, R, S> By<Req, R, S> {
     }
 }
 
-impl<Req, R, S> ClientProtocol for By<Req, R, S> {}
+impl<Req, R, S> AnyProtocol for By<Req, R, S> {}
 
 impl<Inner, Req, S> Fits<Inner> for By<Req, AsError, S>
 where

@@ -5,9 +5,9 @@ use std::{fmt, mem, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{Fits, LimitedBody, Peers, Protocol, nested};
+use super::{AnyProtocol, Fits, LimitedBody, Peers, Protocol, nested};
 use crate::{
-    answer::Answer,
+    answer::{Answer, ProblemDetails},
     cost::Costs,
     head::{Head, Lookups, ResponseHead},
     key::KeyError,
@@ -54,7 +54,8 @@ pub struct Http {
     pub(crate) unsettled: Option<Unsettled>,
     pub(crate) clamps: bool,
     pub(crate) reject: Option<RejectFn>,
-    pub(crate) answer: Arc<dyn Answer>,
+    /// `None` for [`ProblemDetails`], whose responses to repeated denials are cached.
+    pub(crate) answer: Option<Arc<dyn Answer>>,
 }
 
 /// The first limit of a layer.
@@ -122,13 +123,18 @@ impl Http {
         Ok(())
     }
 
+    fn answer(&self) -> &dyn Answer {
+        self.answer.as_deref().unwrap_or(&ProblemDetails)
+    }
+
     fn rejected(&self, head: &Head<'_>, rejection: Rejection) -> Response<Bytes> {
-        let mut response = match &self.reject {
-            None => self.answer.response(&rejection, head),
-            Some(reject) => {
-                let mut response = reject(&rejection, head);
+        let mut response = match (&self.reject, &self.answer) {
+            (None, None) => ProblemDetails::complete(&rejection),
+            (reject, _) => {
+                let built = reject.as_ref().map(|reject| reject(&rejection, head));
+                let mut response = built.unwrap_or_else(|| self.answer().reject(&rejection, head));
                 if let Some(decision) = rejection.decision() {
-                    self.answer.fields(decision, response.headers_mut());
+                    self.answer().fields(decision, response.headers_mut());
                 }
                 response
             }
@@ -145,7 +151,7 @@ impl Http {
             drop(reservation.settle(used));
         }
         match &admission.basis {
-            Basis::Store(decision) => self.answer.fields(decision, response.headers_mut()),
+            Basis::Store(decision) => self.answer().fields(decision, response.headers_mut()),
             Basis::Local(local) => drop(response.extensions_mut().insert(local.clone())),
             Basis::Unchecked(unchecked) => drop(response.extensions_mut().insert(unchecked.clone())),
             Basis::Exempt => {}
@@ -245,7 +251,11 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
     }
 }
 
+impl AnyProtocol for Http {}
+
 impl<S> Fits<S> for Http {}
+
+impl AnyProtocol for SameBody {}
 
 impl<S> Fits<S> for SameBody {}
 

@@ -21,15 +21,16 @@ use crate::{
     limiter::{Admission, Rejection},
 };
 
-/// A [`Protocol`] for a client, whose requests [wait](crate::wait::WaitLayer): [`by`], or your own protocol that implements this
-/// trait too.
+/// A [`Protocol`] of any requests: [`by`], or your own protocol that implements this trait too. So the compiler reports a mistake at the
+/// line that makes the layer.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a protocol for a client",
+    message = "`{Self}` is not a protocol",
     label = "expected a protocol, such as `by(|request: &Request<_>| PartitionKey::new(..))`",
-    note = "a key extractor reads the requests that a server receives; for a client, `by(|request: &Request<_>| ..)` returns the key of a request",
-    note = "for a protocol of your own, write `impl ClientProtocol for {Self} {{}}`"
+    note = "if it is a closure, write `by(|request: &Request| ..)`; if it is a key for HTTP, call `RateLimitLayer::builder(limiter).key(..)`",
+    note = "around a client, `by(|request: &Request<_>| ..)` returns the key of a request; a key extractor reads what a server receives",
+    note = "for a protocol of your own, write `impl AnyProtocol for {Self} {{}}`"
 )]
-pub trait ClientProtocol {}
+pub trait AnyProtocol {}
 
 /// A protocol that fits a service, as far as that is known when a layer is added to the service. So the compiler reports a mistake
 /// at the line of the layer, and not where the service is used.

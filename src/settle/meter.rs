@@ -116,7 +116,7 @@ impl Meter {
         let units = units.into_costs();
         self.warn_of_unknown(&units);
         for (pair, sum) in self.0.pairs() {
-            if let Some(units) = units.of(pair.policy.name()) {
+            if let Some(units) = units.amount(pair.policy.name()) {
                 add(sum, units);
             }
         }

@@ -200,7 +200,7 @@ impl Reservation {
         let used = used.into_costs();
         self.settle_pairs(|pairs| {
             self.0.queue.events().unknown_policies(&used, pairs.iter().map(|pair| &pair.policy));
-            pairs.iter().map(|pair| used.of(pair.policy.name()).unwrap_or(pair.cost)).collect()
+            pairs.iter().map(|pair| used.amount(pair.policy.name()).unwrap_or(pair.cost)).collect()
         })
     }
 

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use super::WaitAtMost;
-use crate::{limiter::Limiter, protocol::ClientProtocol, service::RateLimit, shared::Shared};
+use crate::{limiter::Limiter, protocol::AnyProtocol, service::RateLimit, shared::Shared};
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.
 ///
@@ -52,7 +52,7 @@ impl<P> WaitLayer<P> {
     /// Creates a layer from a limiter and a protocol, such as [`by`](crate::by).
     pub fn new(limiter: Limiter, protocol: P) -> Self
     where
-        P: ClientProtocol,
+        P: AnyProtocol,
     {
         Self { shared: Arc::new(Shared::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
     }

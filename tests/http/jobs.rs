@@ -8,7 +8,7 @@ use tower_sliding_window::{
     by,
     key::KeyError,
     outage::{LocalDecision, Share, Unchecked},
-    protocol::{By, Draft, Fits, IntoDraft, Protocol, RejectWith},
+    protocol::{AnyProtocol, By, Draft, Fits, IntoDraft, Protocol, RejectWith},
     settle::Settled,
     testing::{
         FakeAnswer::{Admit, Deny},
@@ -50,6 +50,8 @@ type ByJob = By<Job, RejectWith<Job, Report, &'static str>>;
 /// Adds the decision to reports, which closures cannot, and leaves all else to another protocol.
 #[derive(Clone, Debug)]
 struct Reporting<P = ByJob>(P);
+
+impl<P> AnyProtocol for Reporting<P> {}
 
 impl<P: Fits<S>, S> Fits<S> for Reporting<P> {}
 

@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
     Builder, ConfigError, Costs, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies,
     RateLimitLayer, Rejection, RouteCosts, Wait,
-    answer::Problem,
+    answer::ProblemDetails,
     backend::{Backend, BackendError, Check, Pair, Reason},
     key::{KeyError, MissingKey},
     limit,
@@ -329,7 +329,7 @@ async fn builder_accepts_calls_in_any_order() {
             })
         },
         |builder| builder.settle_by(|_| Some(1)),
-        |builder| builder.answer(Problem),
+        |builder| builder.answer(ProblemDetails),
         |builder| {
             builder.rejection(|rejection, _| {
                 let status = if matches!(rejection, Rejection::Unavailable(_)) { 502 } else { 418 };
@@ -420,7 +420,10 @@ fn builder_rejects_plan_beside_replaced_part() {
     for (name, set) in parts {
         for builder in [over_backend, over_limiter] {
             for error in [error(plan(set(builder()))), error(set(plan(builder())))] {
-                assert!(matches!(error, ConfigError::PlanAndPart { method } if method == name), "{error:?}");
+                assert!(
+                    matches!(error, ConfigError::PlanAndPart { method, .. } if method == name),
+                    "{error:?}"
+                );
                 let text =
                     format!("`.{name}(..)` has no effect together with `.plan_by(..)`: remove one of them");
                 assert_eq!(error.to_string(), text);
@@ -429,7 +432,7 @@ fn builder_rejects_plan_beside_replaced_part() {
     }
     // A plan checks against the policies of the limiter, which a layer over a shared limiter cannot add to.
     let error = error(plan(over_limiter().policy(policy("more", 9, MINUTE))));
-    assert!(matches!(error, ConfigError::PlanAndPart { method: "policy" }), "{error:?}");
+    assert!(matches!(error, ConfigError::PlanAndPart { method: "policy", .. }), "{error:?}");
 
     let others = |builder: Builder| builder.also(limit(peer_ip()).policy(policy("per-address", 9, MINUTE)));
     let others =
@@ -453,7 +456,7 @@ fn builder_rejects_settings_of_shared_limiter() {
     ];
     for (name, set) in settings {
         let error = error(set(builder_over(&limiter, 1)));
-        assert!(matches!(error, ConfigError::SharedLimiter { method } if method == name), "{error:?}");
+        assert!(matches!(error, ConfigError::SharedLimiter { method, .. } if method == name), "{error:?}");
         let text =
             format!("`.{name}(..)` has no effect on a shared limiter: set it with `Limiter::builder(..)`");
         assert_eq!(error.to_string(), text);
@@ -473,7 +476,7 @@ async fn layer_over_limiter_adds_policies_and_outage_rule() {
     assert_eq!(backend.checks()[2].pairs.len(), 1);
 
     let twice = error(builder_over(&limiter, 1).policy(policy("ten", 9, MINUTE)));
-    assert!(matches!(twice, ConfigError::DuplicatePolicy { name } if name == "ten"));
+    assert!(matches!(twice, ConfigError::DuplicatePolicy { name, .. } if name == "ten"));
     let of_none = Limiter::builder(backend).without_policies().build().unwrap();
     assert!(matches!(error(builder_over(&of_none, 1)), ConfigError::NoPolicies { .. }));
 }
@@ -549,7 +552,10 @@ fn layer_over_limiter_rejects_policies_of_further_limits() {
         (builder().also(per_address("p")).also(per_address("p")), "p"),
     ] {
         let error = error(builder);
-        assert!(matches!(&error, ConfigError::DuplicatePolicy { name } if name == duplicate), "{error:?}");
+        assert!(
+            matches!(&error, ConfigError::DuplicatePolicy { name, .. } if name == duplicate),
+            "{error:?}"
+        );
     }
     let with =
         |count: u32| (0..count).fold(builder(), |builder, i| builder.also(per_address(&i.to_string())));

@@ -15,7 +15,7 @@ use tower_sliding_window::{
     LimitedBody, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policies, Policy,
     PolicyTable, RateLimit, RateLimitLayer, RedisBackend, Rejection, Reservation, ResponseHead, RouteCosts,
     Status, Wait,
-    answer::{Answer, Grpc, HttpOrGrpc, NoDecision, NoReservation, Problem},
+    answer::{Answer, Grpc, HttpOrGrpc, NoDecision, NoReservation, ProblemDetails},
     backend::{BackendError, Check, Pair, Purpose, Reason, Refund},
     by,
     future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, ResponseFuture, Settlement},
@@ -23,7 +23,7 @@ use tower_sliding_window::{
     outage::{Breaker, DenyCache, LocalDecision, Share, Unchecked},
     peer_ip,
     policy::PolicySelector,
-    protocol::{AsError, By, Draft, Fits, Http, Protocol, RejectWith, SameBody, SettleBy},
+    protocol::{AnyProtocol, AsError, By, Draft, Fits, Http, Protocol, RejectWith, SameBody, SettleBy},
     settle::{ActualCost, Settled, by_hand},
     testing::{FakeAnswer, FakeBackend, ManualClock, RecordedCheck, RecordedRefund},
 };
@@ -149,7 +149,7 @@ fn public_types_implement_send_sync_and_clone() {
     handle::<BackendError>();
     handle::<(Admission, Rejection, KeyError)>();
     handle::<(Http, SameBody, By<Job>, ByJob, AsError, Draft)>();
-    handle::<(Problem, Grpc, HttpOrGrpc, NoDecision, NoReservation)>();
+    handle::<(ProblemDetails, Grpc, HttpOrGrpc, NoDecision, NoReservation)>();
     handle::<(Costs, Policies, PolicyTable, Reservation, Settled, ActualCost, RouteCosts)>();
     handle::<(Header, PeerIp, MissingKey, Algorithm, Status, Wait)>();
     handle::<(OutageRule, Share, Breaker, DenyCache, LocalDecision, Unchecked)>();
@@ -174,7 +174,7 @@ fn layer_holds_parts_behind_dyn() {
     let key: Arc<dyn KeyExtractor> = Arc::new(api_key().or(peer_ip()));
     let cost: Arc<dyn CostFunction> = Arc::new(7);
     let policies: Arc<dyn PolicySelector> = Arc::new(Policies::from(policy("ten", 10, MINUTE)));
-    let answer: Arc<dyn Answer> = Arc::new(Problem);
+    let answer: Arc<dyn Answer> = Arc::new(ProblemDetails);
     let backend = FakeBackend::denying(SECOND);
     let builder = RateLimitLayer::builder(backend.clone()).key(key).cost(cost).policies(policies);
     let limits = builder.answer(answer).build().unwrap();
@@ -186,6 +186,8 @@ fn layer_holds_parts_behind_dyn() {
 /// A custom protocol: it rejects with a text, and adds nothing to responses.
 #[derive(Clone)]
 struct Terse;
+
+impl AnyProtocol for Terse {}
 
 impl<S> Fits<S> for Terse {}
 

@@ -14,9 +14,9 @@ async fn work(_: Job) -> Result<(), BoxError> {
 fn serve(_: impl Service<Job>) {}
 
 fn mistake(limiter: Limiter) -> Result<(), ConfigError> {
-    let limits = RateLimitLayer::new(limiter, |job: &Job| PartitionKey::new("tenant", &job.tenant));
-    serve(limits.layer(service_fn(work))); //~ cannot limit a service from `Job` to `()`
-    //~ note: for any other service, write `RateLimitLayer::new(limiter, by(|request: &Request| ..))`
+    let limits = RateLimitLayer::new(limiter, |job: &Job| PartitionKey::new("tenant", &job.tenant)); //~ is not a protocol
+    //~ note: if it is a closure, write `by(|request: &Request| ..)`
+    serve(limits.layer(service_fn(work)));
     Ok(())
 }
 

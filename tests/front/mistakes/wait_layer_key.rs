@@ -11,7 +11,7 @@ async fn work(_: Request<()>) -> Result<Response<()>, BoxError> {
 fn serve(_: impl Service<Request<()>>) {}
 
 fn mistake(limiter: Limiter) -> Result<(), ConfigError> {
-    let layer = WaitLayer::new(limiter, peer_ip()); //~ `PeerIp` is not a protocol for a client
+    let layer = WaitLayer::new(limiter, peer_ip()); //~ `PeerIp` is not a protocol
     //~ note: expected a protocol, such as `by(|request: &Request<_>| PartitionKey::new(..))`
     serve(layer.layer(service_fn(work)));
     Ok(())
