@@ -7,11 +7,7 @@ use sha2::{Digest, Sha256};
 use smallvec::SmallVec;
 
 use super::{recent_tags::RecentTags, slot, tag::Tag};
-use crate::{
-    error::ConfigError,
-    key::PartitionKey,
-    policy::{Algorithm, Policy},
-};
+use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
 
 /// The shortest secret, in bytes: as long as the hash, and the length of 128 random bits in hexadecimal.
 const MIN_SECRET: usize = 32;
@@ -19,12 +15,8 @@ const MIN_SECRET: usize = 32;
 /// The units of windows and precisions, in microseconds: day, hour, minute, second, millisecond and microsecond.
 const UNITS: [u64; 6] = [86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1];
 
-/// The letters of the units, in the same order. Those of a window also state the algorithm. Those of a sliding log also stand in a
-/// precision.
-const LOG: &[u8; 6] = b"dhmsiu";
-const BUCKETS: &[u8; 6] = b"abcefg";
-const COUNTER: &[u8; 6] = b"jklnop";
-const FIXED: &[u8; 6] = b"qrtvwx";
+/// The letters of the units in a parameter, in the same order. In a window, the letters state the type of the policy.
+const PARAMETER: &[u8; 6] = b"dhmsiu";
 
 /// The digits of a number of units. None of them is a letter of a unit, so a unit ends its number.
 const DIGITS: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -57,7 +49,7 @@ impl KeyNames {
         self.secret.is_some()
     }
 
-    /// Returns the keys of pairs: the namespace, the hash tag between braces, the window with its algorithm, for buckets the precision,
+    /// Returns the keys of pairs: the namespace, the hash tag between braces, the window with its type, for buckets the precision,
     /// and the name of the policy.
     ///
     /// The hash of the partition key is between braces, so all keys of one partition key are in one slot of a cluster. Its
@@ -119,27 +111,22 @@ pub(super) struct Keys {
 
 impl Keys {
     fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
-        let (units, precision) = match policy.algorithm() {
-            Algorithm::SlidingLog => (LOG, None),
-            // A precision is at most the window.
-            Algorithm::SlidingBuckets { precision } => (BUCKETS, Some(precision.as_micros() as u64)),
-            Algorithm::SlidingCounter => (COUNTER, None),
-            Algorithm::FixedWindow => (FIXED, None),
-        };
+        let algorithm = policy.algorithm();
         self.text.extend_from_slice(namespace.as_bytes());
         self.text.push(b'{');
         self.text.extend_from_slice(tag.as_bytes());
         self.text.push(b'}');
-        self.push_duration(policy.window_micros(), units);
-        if let Some(micros) = precision {
-            self.push_duration(micros, LOG);
+        self.push_duration(policy.window_micros(), algorithm.script_type().letters);
+        let parameter = algorithm.script_parameter();
+        if parameter > 0 {
+            self.push_duration(parameter, PARAMETER);
         }
         self.text.extend_from_slice(policy.name().as_bytes());
         self.ends.push(self.text.len());
         self.first_tag.get_or_insert(tag);
     }
 
-    /// Adds a window or a precision: the number of the largest unit that divides it, and the letter of this unit. No number stands
+    /// Adds a window or a parameter: the number of the largest unit that divides it, and the letter of this unit. No number stands
     /// for one.
     fn push_duration(&mut self, micros: u64, letters: &[u8; 6]) {
         for (unit, letter) in UNITS.into_iter().zip(letters) {
@@ -199,6 +186,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::policy::Algorithm;
 
     #[test]
     fn key_names_every_part_of_a_pair_and_hashes_the_client_input() {
