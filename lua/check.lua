@@ -27,8 +27,9 @@ end
 -- The functions see only the keys in `keys`: first those of the enforcing pairs, and then one shadow pair more each time.
 local decide, enforcing_pairs = INCLUDE 'decide.lua', #keys - shadow_pairs
 keys = { unpack(KEYS, 1, enforcing_pairs) }
-local admitted, full, statuses = true, false, ''
+local admitted, statuses = true, ''
 if enforcing_pairs > 0 then
+  local full
   admitted, full, statuses = decide(1, true, false, CONTEXT)
   if admitted and full then return 'full' end
 end

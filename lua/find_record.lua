@@ -17,7 +17,7 @@ return function(READER, LOG, RANGE, instant, base, units)
   if tagged > 0 and units > 0 then
     -- The tags add other units to each block. So this first finds the block of the record, from `nearest` to `last`, unless
     -- the record is in front of the blocks or behind those with tags.
-    local nearest, last, is_found, tag, read, last_at, last_start = number, number + tagged - 1
+    local nearest, last, is_found, tag, read, last_at, last_start, _ = number, number + tagged - 1
     -- Returns the units of a block's tag, the block, and the instant and the start of its last record.
     local function read_block(index)
       -- Servers before Redis 7 walk from the end of the list that the sign of the index names.
@@ -35,7 +35,7 @@ return function(READER, LOG, RANGE, instant, base, units)
       if is_found then high = front + 1 else passed_at = last_at end
     end
     if not is_found and nearest == number and probe <= front + BLOCK_RECORDS then
-      tag, block, last_at, last_start = read_block(0)
+      _, block, last_at, last_start = read_block(0)
       is_found, block_index = (last_start + first_added - base) % START_MODULUS >= units, 0
       if is_found then
         low, high, added = math.max(low, front + 1), front + BLOCK_RECORDS + 1, first_added

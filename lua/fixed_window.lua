@@ -10,7 +10,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local read_calendar = INCLUDE 'read_calendar.lua'
   local CALENDAR = read_calendar(key, window, now, READER)
   -- The window before does not count.
-  if is_first then current, previous, generation = 0, 0 end
+  if is_first then current, previous, generation = 0, 0, nil end
   local leaves_at = at - at % window + window
   local verdict, retry_after = ADMIT, 0
   if cost > 0 and current + cost > quota and purpose ~= OVERAGE then

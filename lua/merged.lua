@@ -40,10 +40,10 @@ local function decide_run(pair_count, count, decide, CONTEXT)
   local admitted, full, statuses = decide(1, true, false, CONTEXT)
   if not admitted then
     if count == 1 then return 0, statuses end
-    count, admitted, full, statuses = count_fitting(check, pair_count, count, statuses), true, false, ''
+    count, full, statuses = count_fitting(check, pair_count, count, statuses), false, ''
     if count > 0 then
       args[1] = multiply(check, pair_count, count)
-      admitted, full, statuses = decide(1, true, false, CONTEXT)
+      full, statuses = select(2, decide(1, true, false, CONTEXT))
     end
     -- A full log has not been charged. Therefore the others would find it full, too.
     if not full then

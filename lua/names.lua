@@ -32,7 +32,8 @@ ANY_UNITS = 0, 0
 -- In a search for units: the instant, which does not matter.
 ANY_INSTANT = 0
 
--- Types of policies. ARGV has the number of a type in the upper 3 bits of a field of 48 bits, and the parameter of the type in
+-- Types of policies. ARGV has the number of a type in the upper 3 bits of a field of 48 bits, and the parameter of the
+-- type in
 -- the lower 45 bits.
 SLIDING_LOG = 0
 SLIDING_BUCKETS = 1
@@ -40,7 +41,8 @@ SLIDING_COUNTER = 2
 FIXED_WINDOW = 3
 TYPE_UNIT = 35184372088832
 
--- ARGV of a check: the deadline with the fields of the first pair, the fields of a pair, their size, and the size of the generation, which comes last.
+-- ARGV of a check: the deadline with the fields of the first pair, the fields of a pair, their size, and the size of
+-- the generation, which comes last.
 FIRST_PAIR_FORMAT = '<I8I4I4I6I6'
 PAIR_FORMAT = '<I4I4I6I6'
 PAIR_SIZE = 20
@@ -55,14 +57,16 @@ LEASE = 'l'
 UNITS_FORMAT = '<I4'
 UNITS_SIZE = 4
 
--- ARGV of a refund, after the deadline: the fields of a pair, their size, and the offset of the type and its parameter among
+-- ARGV of a refund, after the deadline: the fields of a pair, their size, and the offset of the type and its parameter
+-- among
 -- them.
 REFUND_FORMAT = '<I4I6I6c7I7I3'
 REFUND_SIZE = 33
 TYPE_FORMAT = '<I6'
 TYPE_OFFSET = 11
 
--- The reply to a check: the status and the receipt of a pair, the receipt without a charge, the same with leased units, and the
+-- The reply to a check: the status and the receipt of a pair, the receipt without a charge, the same with leased units,
+-- and the
 -- verdicts.
 STATUS_FORMAT = '<I8BI4I8I8I8'
 RECEIPT_FORMAT = '<c7I7I3'
@@ -96,7 +100,8 @@ TWO_RECORDS_FORMAT = '<I7I5I7I5'
 RECORD_SIZE = 12
 BLOCK_RECORDS = 8
 BLOCK_SIZE = 96
--- A tag at the end of a block: its format, its offset, the size of a block with it, and the last record of a block with it and
+-- A tag at the end of a block: its format, its offset, the size of a block with it, and the last record of a block with
+-- it and
 -- without. The tree at the end of a tail: its format and its size.
 TAG_FORMAT = '<I5'
 TAG_OFFSET = 97
@@ -105,7 +110,8 @@ TAGGED_BLOCK_SIZE = 101
 LAST_RECORD_OFFSET = 85
 TREE_FORMAT = '<I5I3I5'
 TREE_SIZE = 13
--- A refund changes the starts of at most this many records one by one. With fewer than 8, a record to raise may be behind the
+-- A refund changes the starts of at most this many records one by one. With fewer than 8, a record to raise may be
+-- behind the
 -- blocks.
 DIRECT_RECORDS = 24
 -- In the front byte, added to the number of records in front: a record may hold no units.
@@ -114,7 +120,8 @@ EMPTY_RECORDS = 8
 START_MODULUS = 1099511627776
 -- Live usage saturates at 2^39.
 MAX_USED = 549755813888
--- A charge deletes at most this number of blocks, and one: some microseconds of the server. All blocks of a full log would take 0.2 ms.
+-- A charge deletes at most this number of blocks, and one: some microseconds of the server. All blocks of a full log
+-- would take 0.2 ms.
 MAX_DROPPED_BLOCKS = 2048
 -- A log holds at most 2^20 records.
 MAX_RECORDS = 1048576

@@ -20,7 +20,8 @@ local function read_log(key, window)
     unchanged[index] = block
     return block
   end
-  -- Returns the index of a block, from the nearer end of the list. Servers before Redis 7 walk from the end that its sign names.
+  -- Returns the index of a block, from the nearer end of the list. Servers before Redis 7 walk from the end that its
+  -- sign names.
   function log.nearest(index)
     return 2 * index > log.blocks and index - log.blocks - 1 or index
   end
@@ -98,7 +99,8 @@ local function span_of(node)
   return span
 end
 
--- Adds `units` to the starts of all records in the blocks from the index `from` up to, but not including, `beyond`, by tags. `from`
+-- Adds `units` to the starts of all records in the blocks from the index `from` up to, but not including, `beyond`, by
+-- tags. `from`
 -- is 0, or a block at which the tag of a later block begins that covers the block before `beyond`.
 local function add_tags(log, from, beyond, units)
   local node = log.number + beyond - 1
