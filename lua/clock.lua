@@ -1,4 +1,4 @@
--- Purpose: the first part of both scripts. Reads the server's clock, once, and names the functions that all parts use.
+-- Purpose: the first part of each script. Reads the server's clock, once, and names the functions that all parts use.
 -- KEYS, ARGV: not read. Reply: none.
 -- Units: `now` is the instant of the call in microseconds. `extra_ttl` is added to every time to live, in milliseconds.
 local call, parse, pack, sub = redis.call, struct.unpack, struct.pack, string.sub

@@ -5,16 +5,22 @@
 -- Units: instants and windows in microseconds, usage and costs in quota units, sizes in bytes.
 
 -- Parameters that many functions share.
--- What every deciding function needs. KEYS and ARGV are parameters, because a global costs two look-ups.
-CONTEXT = decide, decide_calendar, find_record, log_from, call, parse, pack, sub, KEYS, ARGV, now, extra_ttl
+-- What every deciding function needs. The keys and the arguments are parameters, because a global costs two look-ups.
+CONTEXT = function_of_type, call, parse, pack, sub, keys, args, now, extra_ttl
 -- What the search needs to read a log.
 READER = call, parse, pack, sub
+-- The type of the pair before, and its function. A pair of the same type needs no new function.
+TYPE = pair_type, decide_pair
 -- One pair of a check, as ARGV has it.
-PAIR = quota, cost, window, precision
+PAIR = quota, cost, window, parameter
 -- One log as read: its key, its tail with the tree, the number of records in front of the blocks, the number of blocks, and
 -- the tree: the number of its first block, how many of the first blocks may have a tag, and the units that the tags add to
 -- the first block. Without a tree, `tagged` is 0.
 LOG = key, tail, front, blocks, number, tagged, first_added
+-- The oldest record in the window: its position, its instant, its start as stored, and where it is.
+OLDEST = first, oldest, start, source, source_offset
+-- The value of a sliding counter or a fixed window, as read_calendar.lua returns it.
+CALENDAR = at, current, previous, is_first, generation
 -- Positions to search: from `low` up to, but not including, `high`; `probe` is the first to read.
 RANGE = low, high, probe
 
@@ -26,13 +32,22 @@ ANY_UNITS = 0, 0
 -- In a search for units: the instant, which does not matter.
 ANY_INSTANT = 0
 
--- Algorithms without a precision, as ARGV has them. A sliding log has the precision 0.
-SLIDING_COUNTER = -1
+-- Types of policies. ARGV has the number of a type in the upper 3 bits of a field of 48 bits, and the parameter of the
+-- type in
+-- the lower 45 bits.
+SLIDING_LOG = 0
+SLIDING_BUCKETS = 1
+SLIDING_COUNTER = 2
+FIXED_WINDOW = 3
+TYPE_UNIT = 35184372088832
 
--- ARGV of a check: the fields of a pair, their size, the deadline, and the size of the generation, which comes last.
-PAIR_FORMAT = '<I4I4I6i6'
+-- ARGV of a check: the deadline with the fields of the first pair, the fields of a pair, their size, and the size of
+-- the generation, which comes last.
+FIRST_PAIR_FORMAT = '<I8I4I4I6I6'
+PAIR_FORMAT = '<I4I4I6I6'
 PAIR_SIZE = 20
 CLOCK_FORMAT = '<I8'
+CLOCK_SIZE = 8
 GENERATION_SIZE = 7
 RESERVE = 'r'
 PEEK = 'p'
@@ -42,13 +57,16 @@ LEASE = 'l'
 UNITS_FORMAT = '<I4'
 UNITS_SIZE = 4
 
--- ARGV of a refund: the fields of a pair, their size, and the place of the precision among them. The deadline follows them.
-REFUND_FORMAT = '<I4I6i6c7I7I3'
+-- ARGV of a refund, after the deadline: the fields of a pair, their size, and the offset of the type and its parameter
+-- among
+-- them.
+REFUND_FORMAT = '<I4I6I6c7I7I3'
 REFUND_SIZE = 33
-PRECISION_FORMAT = '<i6'
-PRECISION_PLACE = 11
+TYPE_FORMAT = '<I6'
+TYPE_OFFSET = 11
 
--- The reply to a check: the status and the receipt of a pair, the receipt without a charge, the same with leased units, and the
+-- The reply to a check: the status and the receipt of a pair, the receipt without a charge, the same with leased units,
+-- and the
 -- verdicts.
 STATUS_FORMAT = '<I8BI4I8I8I8'
 RECEIPT_FORMAT = '<c7I7I3'
@@ -60,14 +78,13 @@ WAIT = 1
 NEVER = 2
 UNKNOWN = 3
 
--- ARGV of a merged call: the number of pairs and of checks at the begin of a run, and the size of a deadline.
+-- ARGV of a merged call: the number of pairs and of checks at the begin of a run.
 RUN_FORMAT = '<BB'
 RUN_SIZE = 2
-CLOCK_SIZE = 8
--- The reply to a merged call: the place and the format of `remaining` in a status, the length of an error text, and the
+-- The reply to a merged call: the offset and the format of `remaining` in a status, the length of an error text, and the
 -- numbers that stand for a full log and for an error in place of the number of admitted checks.
 REMAINING_FORMAT = '<I4'
-REMAINING_PLACE = 10
+REMAINING_OFFSET = 10
 TEXT_FORMAT = '<I2'
 MERGED_FULL = 254
 MERGED_ERROR = 255
@@ -83,16 +100,18 @@ TWO_RECORDS_FORMAT = '<I7I5I7I5'
 RECORD_SIZE = 12
 BLOCK_RECORDS = 8
 BLOCK_SIZE = 96
--- A tag at the end of a block: its format, its place, the size of a block with it, and the last record of a block with it and
+-- A tag at the end of a block: its format, its offset, the size of a block with it, and the last record of a block with
+-- it and
 -- without. The tree at the end of a tail: its format and its size.
 TAG_FORMAT = '<I5'
-TAG_PLACE = 97
+TAG_OFFSET = 97
 RECORD_AND_TAG_FORMAT = '<I7I5I5'
 TAGGED_BLOCK_SIZE = 101
-LAST_RECORD_PLACE = 85
+LAST_RECORD_OFFSET = 85
 TREE_FORMAT = '<I5I3I5'
 TREE_SIZE = 13
--- A refund changes the starts of at most this many records one by one. With fewer than 8, a record to raise may be behind the
+-- A refund changes the starts of at most this many records one by one. With fewer than 8, a record to raise may be
+-- behind the
 -- blocks.
 DIRECT_RECORDS = 24
 -- In the front byte, added to the number of records in front: a record may hold no units.
@@ -101,7 +120,8 @@ EMPTY_RECORDS = 8
 START_MODULUS = 1099511627776
 -- Live usage saturates at 2^39.
 MAX_USED = 549755813888
--- A charge deletes at most this number of blocks, and one: some microseconds of the server. All blocks of a full log would take 0.2 ms.
+-- A charge deletes at most this number of blocks, and one: some microseconds of the server. All blocks of a full log
+-- would take 0.2 ms.
 MAX_DROPPED_BLOCKS = 2048
 -- A log holds at most 2^20 records.
 MAX_RECORDS = 1048576

@@ -8,33 +8,32 @@ const READS_CLOCK: &str = "local now = time[1] * 1000000 + time[2]\n";
 /// The rest of the script does not see the instant.
 const TAKES_INSTANT: &str = "now = tonumber(ARGV[#ARGV])\nARGV[#ARGV] = nil\n";
 
-/// The text of the check script in a folder such as `lua`.
-pub fn check_script(folder: &Path) -> Result<String, String> {
-    script(folder, &["clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"])
+/// The text of a script in a folder such as `lua`, by the name of its file.
+pub fn script(folder: &Path, file: &str) -> Result<String, String> {
+    Ok(expand(&with_included(folder, file)?, &read(folder, "names.lua")?))
 }
 
-pub fn merged_script(folder: &Path) -> Result<String, String> {
-    script(folder, &["clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"])
+fn read(folder: &Path, file: &str) -> Result<String, String> {
+    let path = folder.join(file);
+    fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
 }
 
-pub fn refund_script(folder: &Path) -> Result<String, String> {
-    script(folder, &["clock.lua", "records.lua", "refund.lua"])
-}
-
-pub fn reset_script(folder: &Path) -> Result<String, String> {
-    script(folder, &["clock.lua", "reset.lua"])
-}
-
-fn script(folder: &Path, files: &[&str]) -> Result<String, String> {
-    let read = |file: &str| {
-        let path = folder.join(file);
-        fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))
-    };
-    let mut source = String::new();
-    for file in files {
-        source.push_str(&read(file)?);
+/// Returns the text of a file without its comments, and with the texts of the files that it includes.
+fn with_included(folder: &Path, file: &str) -> Result<String, String> {
+    let source = read(folder, file)?;
+    let mut text = String::new();
+    for mut line in source.lines().filter(|line| !line.trim_start().starts_with("--")) {
+        while let Some((before, (included, after))) =
+            line.split_once("INCLUDE '").and_then(|(before, rest)| Some((before, rest.split_once('\'')?)))
+        {
+            text.push_str(before);
+            text.push_str(with_included(folder, included)?.trim());
+            line = after;
+        }
+        text.push_str(line);
+        text.push('\n');
     }
-    Ok(expand(&source, &read("names.lua")?))
+    Ok(text.trim().strip_prefix("return function").map(|rest| format!("function{rest}")).unwrap_or(text))
 }
 
 /// Returns the same script with the instant as its last argument. It reads the server's clock as before, so it costs as much, except

@@ -122,7 +122,7 @@ impl Cell<'_> {
     }
 
     fn arguments(&self, quota: u32, cost: u32) -> Vec<u8> {
-        pairs(quota, cost, vec![WINDOW; self.row.policies], self.design.precision(WINDOW))
+        pairs(quota, cost, vec![WINDOW; self.row.policies], self.design.typed_parameter(WINDOW))
     }
 
     /// Calls the script, each time on the key of a number and at an instant. Returns an error if a verdict is not as expected.

@@ -27,18 +27,18 @@ pub fn fill(pipeline: &mut Pipeline, scripts: &Scripts, design: Design, scenario
         Design::Buckets => {
             let precision = window.div_ceil(60);
             let buckets = if keys == 1 { 60 } else { CHARGES_OF_MANY };
-            let charge = pair(quota, quota.div_ceil(buckets), window, design.precision(window));
+            let charge = pair(quota, quota.div_ceil(buckets), window, design.typed_parameter(window));
             for ago in (0..u64::from(buckets)).rev() {
                 charge_all(pipeline, scripts, space, keys, &charge, now - ago * precision);
             }
         }
         Design::Counter => {
-            let charge = |units| pair(quota, units, window, design.precision(window));
+            let charge = |units| pair(quota, units, window, design.typed_parameter(window));
             charge_all(pipeline, scripts, space, keys, &charge(quota), now - window);
             charge_all(pipeline, scripts, space, keys, &charge(quota / 10 * 7), now);
         }
         Design::Fixed => {
-            let charge = pair(quota, quota, window, design.precision(window));
+            let charge = pair(quota, quota, window, design.typed_parameter(window));
             charge_all(pipeline, scripts, space, keys, &charge, now);
         }
         Design::HashBuckets => {

@@ -22,7 +22,7 @@ pub struct IdleKey {
 
 impl IdleKey {
     pub fn measure(pipeline: &mut Pipeline, scripts: &Scripts) -> Self {
-        let arguments = pair(u32::MAX, 1, WINDOW, Design::Buckets.precision(WINDOW));
+        let arguments = pair(u32::MAX, 1, WINDOW, Design::Buckets.typed_parameter(WINDOW));
         let hash = scripts.of(Design::Buckets).as_bytes();
         let mut times = [const { Vec::new() }; 4];
         for round in 0..5 {

@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use crate::{
-    assemble::{check_script, with_injected_clock},
+    assemble::{script, with_injected_clock},
     callgrind::Counting,
     cell::{BEGIN, Cell, WINDOW},
     measure::{Pipeline, key, pairs},
@@ -28,12 +28,12 @@ type Table = Vec<[Option<f64>; Design::ALL.len()]>;
 
 /// Prints the table. Then prints the change from the scripts of the folder `before`, if there is one.
 pub fn print(before: Option<&Path>) -> Result<(), String> {
-    let script = check_script(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lua"))?;
-    expect_that_crate_sends(&script)?;
+    let check = script(&Path::new(env!("CARGO_MANIFEST_DIR")).join("lua"), "check.lua")?;
+    expect_that_crate_sends(&check)?;
     // Fails at once if the folder is wrong.
-    let before = before.map(check_script).transpose()?;
+    let before = before.map(|folder| script(folder, "check.lua")).transpose()?;
 
-    let after = measure_twice(&script, |_| true)?;
+    let after = measure_twice(&check, |_| true)?;
     println!("instructions of the server per call (-: not measured)");
     print!("{:48}", "");
     Design::ALL.iter().for_each(|design| print!("{:>12}", design.name()));

@@ -146,18 +146,18 @@ fn calls_and_micros(info: &[u8]) -> (f64, f64) {
 /// The generation of every check. The times do not depend on it.
 const GENERATION: [u8; 7] = *b"generat";
 
-/// Returns the arguments of a check of one pair, without a deadline.
-pub fn pair(quota: u32, cost: u32, window: u64, precision: i64) -> Vec<u8> {
-    pairs(quota, cost, [window], precision)
+/// Returns the arguments of a check of one pair, without a deadline. The type of the policy is above the 45 bits of its parameter.
+pub fn pair(quota: u32, cost: u32, window: u64, typed_parameter: u64) -> Vec<u8> {
+    pairs(quota, cost, [window], typed_parameter)
 }
 
 /// Returns the arguments of a check with one pair per window, without a deadline.
-pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, precision: i64) -> Vec<u8> {
+pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, typed_parameter: u64) -> Vec<u8> {
     let pairs = windows.into_iter().flat_map(|window| {
         let numbers = [&quota.to_le_bytes()[..], &cost.to_le_bytes(), &window.to_le_bytes()[..6]].concat();
-        [numbers, precision.to_le_bytes()[..6].to_vec()].concat()
+        [numbers, typed_parameter.to_le_bytes()[..6].to_vec()].concat()
     });
-    pairs.chain(u64::MAX.to_le_bytes()).chain(GENERATION).collect()
+    u64::MAX.to_le_bytes().into_iter().chain(pairs).chain(GENERATION).collect()
 }
 
 /// Returns a key that is as long as the crate's keys.

@@ -51,7 +51,7 @@ fn store(
     charges: u32,
     cost: u32,
 ) {
-    let arguments = pair(u32::MAX, cost, window, design.precision(window));
+    let arguments = pair(u32::MAX, cost, window, design.typed_parameter(window));
     let now = pipeline.now_micros();
     let buckets = charges.min(60);
     for charge in 0..charges {

@@ -30,7 +30,7 @@ pub fn bytes_of_denials() -> u64 {
     let window = long_window(primary.now_micros());
     let mut bytes = 0;
     for design in [Design::Log, Design::Buckets, Design::Counter, Design::Fixed] {
-        let arguments = pair(10, 10, window, design.precision(window));
+        let arguments = pair(10, 10, window, design.typed_parameter(window));
         let key = key(0, design as usize);
         let words = [&b"EVALSHA"[..], scripts.of(design).as_bytes(), b"1", key.as_bytes(), &arguments];
         let before = offset(&mut primary);

@@ -214,21 +214,21 @@ impl Measured {
                 };
                 if admitted {
                     // The pace without pings, with a quota that is not reached.
-                    load.arguments = pair(10 * quota, cost, window, design.precision(window));
+                    load.arguments = pair(10 * quota, cost, window, design.typed_parameter(window));
                     load.run(pipeline, calls / 2);
                     let natural = load.run(pipeline, calls / 2).pace;
                     let charges = scenario.charges_in_use() as f64;
                     let window = ((natural * charges) as u64).max(window).next_multiple_of(1_000);
                     load.window = window;
                     load.pings = ((window as f64 / charges - natural) / ping).max(0.0) as usize;
-                    load.arguments = pair(quota, cost, window, design.precision(window));
+                    load.arguments = pair(quota, cost, window, design.typed_parameter(window));
                 } else {
                     // Scenarios that differ only in their cost share their full keys.
                     load.space = *filled.entry((quota, keys, design)).or_insert_with(|| {
                         fill(pipeline, scripts, design, scenario, load.space);
                         load.space
                     });
-                    load.arguments = pair(quota, cost, window, design.precision(window));
+                    load.arguments = pair(quota, cost, window, design.typed_parameter(window));
                 }
                 loads.insert((number, design), load);
             }

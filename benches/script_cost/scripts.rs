@@ -63,12 +63,12 @@ impl Design {
         matches!(self, Log | Buckets | Counter | Fixed)
     }
 
-    /// Returns the precision in the arguments of a pair: of buckets, 60 per window, or the code of another algorithm.
-    pub fn precision(self, window: u64) -> i64 {
+    /// Returns the type of the policy and its parameter, as the arguments of a pair have them: 60 buckets per window.
+    pub fn typed_parameter(self, window: u64) -> u64 {
         match self {
-            Buckets => window.div_ceil(60) as i64,
-            Counter => -1,
-            Fixed => -2,
+            Buckets => (1 << 45) + window.div_ceil(60),
+            Counter => 2 << 45,
+            Fixed => 3 << 45,
             _ => 0,
         }
     }

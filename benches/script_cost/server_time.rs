@@ -71,10 +71,10 @@ pub fn print() -> Result<(), String> {
     let mut load = |script: Result<String, String>| -> Result<String, String> {
         Ok(pipeline.ask(&[b"SCRIPT", b"LOAD", with_injected_clock(&script?)?.as_bytes()]))
     };
-    let check = load(assemble::check_script(&folder))?;
-    let merged = load(assemble::merged_script(&folder))?;
-    let refund = load(assemble::refund_script(&folder))?;
-    let reset = load(assemble::reset_script(&folder))?;
+    let check = load(assemble::script(&folder, "check.lua"))?;
+    let merged = load(assemble::script(&folder, "merged.lua"))?;
+    let refund = load(assemble::script(&folder, "refund.lua"))?;
+    let reset = load(assemble::script(&folder, "reset.lua"))?;
     let start = pipeline.now_micros();
     Bench { pipeline, connection, check, merged, refund, reset, start }.measure()
 }
@@ -209,7 +209,7 @@ impl Bench {
         let ordinal = [0; 3];
         let receipt = [generation, &at[..7], &ordinal].concat();
         let pair = [&1_u32.to_le_bytes()[..], &WINDOW.to_le_bytes()[..6], &[0; 6], &receipt].concat();
-        [pair.repeat(pairs), u64::MAX.to_le_bytes().to_vec()].concat()
+        [u64::MAX.to_le_bytes().to_vec(), pair.repeat(pairs)].concat()
     }
 
     fn of_pairs<'a>(

@@ -2,7 +2,7 @@
 -- KEYS, ARGV, reply and units: those of the crate's check script, for one pair. The wait is correct only for cost 1.
 local call, pack, parse = redis.call, struct.pack, struct.unpack
 local key = KEYS[1]
-local quota, cost, window = parse('<I4I4I6i6', ARGV[1])
+local _, quota, cost, window = parse('<I8I4I4I6', ARGV[1])
 local time = call('TIME')
 local now = time[1] * 1000000 + time[2]
 call('ZREMRANGEBYSCORE', key, '-inf', now - window)

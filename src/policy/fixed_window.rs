@@ -5,6 +5,14 @@ use std::time::Duration;
 use super::properties::{Expiry, Properties, RedisProperties};
 use crate::error::ConfigError;
 
+pub(super) const REDIS: RedisProperties = RedisProperties {
+    number: 3,
+    key_letters: b"qrtvwx",
+    joins_equal_checks: true,
+    max_records: |_, _, _| 1,
+    optional_commands: &["get", "set", "setrange"],
+};
+
 /// Returns the properties of a policy. Any window is possible.
 pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
     Ok(Properties {
@@ -12,10 +20,6 @@ pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, C
         max_charges: u32::MAX,
         quotas_in_window: 2,
         expiry: Expiry::InOrder,
-        redis: RedisProperties {
-            key_letters: b"qrtvwx",
-            script_number: -2,
-            optional_commands: &["get", "set", "setrange"],
-        },
+        redis: &REDIS,
     })
 }

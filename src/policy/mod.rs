@@ -29,6 +29,8 @@ mod types;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct, pair, pairs};
+#[cfg(feature = "redis")]
+pub(crate) use properties::RedisProperties;
 pub(crate) use properties::{Expiry, Properties};
 pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
@@ -43,6 +45,10 @@ const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 macro_rules! define_types {
     ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
         $(mod $module;)*
+
+        /// What Redis needs to know of each type.
+        #[cfg(feature = "redis")]
+        pub(crate) static REDIS_TYPES: &[RedisProperties] = &[$($module::REDIS),*];
 
         impl Algorithm {
             /// Returns the properties of a policy of this type, or an error if its fields are not possible.

@@ -12,18 +12,22 @@ pub(crate) struct Properties {
     /// The largest number of quotas in one window. Each window after it adds one quota.
     pub(crate) quotas_in_window: u64,
     pub(crate) expiry: Expiry,
-    pub(crate) redis: RedisProperties,
+    pub(crate) redis: &'static RedisProperties,
 }
 
 /// What Redis needs to know of a type.
-#[derive(Clone, Copy)]
 #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the Redis backend needs them"))]
 pub(crate) struct RedisProperties {
+    /// The number of the type in the arguments of a script, 0 to 7. `lua/decide.lua` and `lua/refund.lua` map the same numbers to
+    /// functions.
+    pub(crate) number: u8,
     /// The letters of a day, an hour, a minute, a second, a millisecond and a microsecond in the window of a key. They state the type,
     /// so no other type has one of them. None of them is a digit or a capital letter.
     pub(crate) key_letters: &'static [u8; 6],
-    /// The number that stands for the type in the arguments of a script, unless it has buckets: 0 or less.
-    pub(crate) script_number: i64,
+    /// Whether the statuses of equal checks differ in `remaining` alone, so that a merged call can decide them as one.
+    pub(crate) joins_equal_checks: bool,
+    /// Returns the largest number of records of a pair, by quota, window and length of a bucket. Durations are in microseconds.
+    pub(crate) max_records: fn(u64, u64, u64) -> u64,
     /// The commands that this type needs, and a sliding log does not. If the user may not call one, other types still work.
     pub(crate) optional_commands: &'static [&'static str],
 }

@@ -8,6 +8,14 @@ use crate::error::ConfigError;
 const MIN_PRECISION: Duration = Duration::from_millis(1);
 const MAX_BUCKETS: u64 = 4_096;
 
+pub(super) const REDIS: RedisProperties = RedisProperties {
+    number: 1,
+    key_letters: b"abcefg",
+    joins_equal_checks: true,
+    max_records: |_, window, precision| (window / precision.max(1)).saturating_add(2),
+    optional_commands: &[],
+};
+
 /// Returns the properties of a policy, or an error if its precision is not possible.
 pub(super) fn properties(
     name: &str,
@@ -27,7 +35,7 @@ pub(super) fn properties(
         max_charges: u32::MAX,
         quotas_in_window: 1,
         expiry: Expiry::ByBucket,
-        redis: RedisProperties { key_letters: b"abcefg", script_number: 0, optional_commands: &[] },
+        redis: &REDIS,
     })
 }
 

@@ -8,6 +8,14 @@ use crate::error::ConfigError;
 /// The largest number of charges in a sliding log.
 pub(crate) const MAX_CHARGES: u32 = 1 << 20;
 
+pub(super) const REDIS: RedisProperties = RedisProperties {
+    number: 0,
+    key_letters: b"dhmsiu",
+    joins_equal_checks: true,
+    max_records: |quota, _, _| quota,
+    optional_commands: &[],
+};
+
 /// Returns the properties of a policy. Any window is possible.
 pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
     Ok(Properties {
@@ -15,6 +23,6 @@ pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, C
         max_charges: MAX_CHARGES,
         quotas_in_window: 1,
         expiry: Expiry::InOrder,
-        redis: RedisProperties { key_letters: b"dhmsiu", script_number: 0, optional_commands: &[] },
+        redis: &REDIS,
     })
 }

@@ -35,7 +35,7 @@ pub struct RefundOfPair {
     key: String,
     pub units: u32,
     window: u64,
-    shape: i64,
+    typed_parameter: u64,
     pub receipt: Receipt,
 }
 
@@ -98,9 +98,9 @@ impl ScriptCall {
                 return Err("too few keys".to_owned());
             }
             let rest = keys.split_off(pairs);
+            let deadlines = (0..checks).map(|_| fields.take(8)).collect::<Result<Vec<_>, _>>()?;
             let pairs: Result<Vec<_>, String> = keys.iter().map(|key| fields.pair(key)).collect();
             keys = rest;
-            let deadlines = (0..checks).map(|_| fields.take(8)).collect::<Result<Vec<_>, _>>()?;
             let generation = fields.take(7)?;
             let check = Check::new(pairs?).map_err(|error| error.to_string())?.with_purpose(purpose);
             if checks == 0 || !deadlines.is_sorted() {
@@ -117,11 +117,12 @@ impl ScriptCall {
 
     fn check(keys: &[String], argument: &[u8], purpose: Purpose) -> Result<Self, String> {
         let mut fields = Fields(argument);
+        let deadline = fields.take(8)?;
         let mut pairs = Vec::new();
         for key in keys {
             pairs.push(fields.pair(key)?);
         }
-        let (deadline, generation) = (fields.take(8)?, fields.take(7)?);
+        let generation = fields.take(7)?;
         fields.end()?;
         let check = Check::new(pairs).map_err(|error| error.to_string())?.with_purpose(purpose);
         Ok(Self::Check { check, deadline, generation })
@@ -129,14 +130,14 @@ impl ScriptCall {
 
     fn refund(keys: &[String], argument: &[u8]) -> Result<Self, String> {
         let mut fields = Fields(argument);
+        let deadline = fields.take(8)?;
         let mut refunds = Vec::new();
         for key in keys {
-            let (units, window, shape) = (fields.take(4)? as u32, fields.take(6)?, fields.take_signed(6)?);
+            let (units, window, typed_parameter) = (fields.take(4)? as u32, fields.take(6)?, fields.take(6)?);
             let (generation, at) = (fields.take(7)?, fields.take(7)?);
             let receipt = Receipt { generation, at, ordinal: fields.take(3)? as u32 };
-            refunds.push(RefundOfPair { key: key.clone(), units, window, shape, receipt });
+            refunds.push(RefundOfPair { key: key.clone(), units, window, typed_parameter, receipt });
         }
-        let deadline = fields.take(8)?;
         fields.end()?;
         Ok(Self::Refund { refunds, deadline })
     }
@@ -145,13 +146,13 @@ impl ScriptCall {
 impl RefundOfPair {
     /// Returns the name of the quota policy.
     pub fn policy(&self) -> Result<String, String> {
-        let pair = pair(&self.key, 1, 0, self.window, self.shape)?;
+        let pair = pair(&self.key, 1, 0, self.window, self.typed_parameter)?;
         Ok(pair.policy.name().to_owned())
     }
 
     /// Returns how many units are left of the charge of a pair, or an error if the receipt is of another pair.
     pub fn left(&self, of: &Pair) -> Result<u32, String> {
-        let pair = pair(&self.key, of.policy.quota().unwrap(), 0, self.window, self.shape)?;
+        let pair = pair(&self.key, of.policy.quota().unwrap(), 0, self.window, self.typed_parameter)?;
         if pair.key != of.key || pair.policy.name() != of.policy.name() {
             return Err("a receipt of another pair".to_owned());
         }
@@ -215,14 +216,16 @@ pub fn merged_reply(
 }
 
 /// Returns the pair that a key names, and checks that the arguments state the same window and algorithm.
-fn pair(key: &str, quota: u32, cost: u32, window: u64, shape: i64) -> Result<Pair, String> {
+fn pair(key: &str, quota: u32, cost: u32, window: u64, typed_parameter: u64) -> Result<Pair, String> {
     let name =
         KeyName::parse(key).filter(|name| name.version == 2).ok_or_else(|| format!("the key {key}"))?;
-    let algorithm = match shape {
-        0 => Algorithm::SlidingLog,
-        -1 => Algorithm::SlidingCounter,
-        -2 => Algorithm::FixedWindow,
-        precision => Algorithm::SlidingBuckets { precision: Duration::from_micros(precision as u64) },
+    // The type is above the 45 bits of its parameter.
+    let algorithm = match (typed_parameter >> 45, typed_parameter % (1 << 45)) {
+        (0, 0) => Algorithm::SlidingLog,
+        (1, precision) => Algorithm::SlidingBuckets { precision: Duration::from_micros(precision) },
+        (2, 0) => Algorithm::SlidingCounter,
+        (3, 0) => Algorithm::FixedWindow,
+        _ => return Err(format!("the type and its parameter: {typed_parameter}")),
     };
     let window = Duration::from_micros(window);
     if (name.window, name.algorithm) != (window, algorithm) {
@@ -243,19 +246,14 @@ struct Fields<'a>(&'a [u8]);
 impl Fields<'_> {
     fn pair(&mut self, key: &str) -> Result<Pair, String> {
         let (quota, cost) = (self.take(4)?, self.take(4)?);
-        let (window, shape) = (self.take(6)?, self.take_signed(6)?);
-        pair(key, quota as u32, cost as u32, window, shape)
+        let (window, typed_parameter) = (self.take(6)?, self.take(6)?);
+        pair(key, quota as u32, cost as u32, window, typed_parameter)
     }
 
     fn take(&mut self, bytes: usize) -> Result<u64, String> {
         let (field, rest) = self.0.split_at_checked(bytes).ok_or("the argument is too short")?;
         self.0 = rest;
         Ok(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
-    }
-
-    fn take_signed(&mut self, bytes: usize) -> Result<i64, String> {
-        let unused = 64 - 8 * bytes as u32;
-        Ok((self.take(bytes)? << unused) as i64 >> unused)
     }
 
     fn end(self) -> Result<(), String> {

@@ -19,8 +19,8 @@ const MIN_SECRET: usize = 32;
 /// The units of windows and precisions, in microseconds: day, hour, minute, second, millisecond and microsecond.
 const UNITS: [u64; 6] = [86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1];
 
-/// The letters of the units of a precision, in the same order. Those of a window also state the type of the policy.
-const PRECISION_LETTERS: &[u8; 6] = b"dhmsiu";
+/// The letters of the units in a parameter, in the same order. In a window, the letters state the type of the policy.
+const PARAMETER: &[u8; 6] = b"dhmsiu";
 
 /// The digits of a number of units. None of them is a letter of a unit, so a unit ends its number.
 const DIGITS: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -53,7 +53,7 @@ impl KeyNames {
         self.secret.is_some()
     }
 
-    /// Returns the keys of pairs: the namespace, the hash tag between braces, the window with its algorithm, for buckets the precision,
+    /// Returns the keys of pairs: the namespace, the hash tag between braces, the window with its type, for buckets the precision,
     /// and the name of the policy.
     ///
     /// The hash of the partition key is between braces, so all keys of one partition key are in one slot of a cluster. Its
@@ -122,14 +122,14 @@ impl Keys {
         self.text.push(b'}');
         self.push_duration(policy.window_micros(), redis.key_letters);
         if let Some(micros) = bucket_micros {
-            self.push_duration(micros.get(), PRECISION_LETTERS);
+            self.push_duration(micros.get(), PARAMETER);
         }
         self.text.extend_from_slice(policy.name().as_bytes());
         self.ends.push(self.text.len());
         self.first_tag.get_or_insert(tag);
     }
 
-    /// Adds a window or a precision: the number of the largest unit that divides it, and the letter of this unit. No number stands
+    /// Adds a window or a parameter: the number of the largest unit that divides it, and the letter of this unit. No number stands
     /// for one.
     fn push_duration(&mut self, micros: u64, letters: &[u8; 6]) {
         for (unit, letter) in UNITS.into_iter().zip(letters) {

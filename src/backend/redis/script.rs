@@ -14,13 +14,10 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
-    policy::{Policy, Properties},
 };
 
 pub(super) mod merged;
-
-/// The definitions of the names in the other files.
-const NAMES: &str = include_str!("../../../lua/names.lua");
+mod types;
 
 /// The deadline of a call without one: the script always runs.
 const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
@@ -28,15 +25,26 @@ const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
 /// The size of a generation in bytes.
 const GENERATION_SIZE: usize = 7;
 
-/// Assembles a script from these files, with this clock.
-macro_rules! script {
-    ($clock:literal, $($part:literal),*) => {
-        Script::assemble(concat!(
-            include_str!(concat!("../../../lua/", $clock)),
-            $(include_str!(concat!("../../../lua/", $part)),)*
-        ))
+/// The definitions of the names in the other files.
+const NAMES: &str = include_str!("../../../lua/names.lua");
+/// The first part of each script, and what replaces it if the clock is injected.
+const CLOCK: &str = "clock.lua";
+#[cfg(feature = "test-util")]
+const CLOCK_INJECTED: &str = "clock_injected.lua";
+
+macro_rules! files {
+    ($($name:literal)*) => {
+        &[$(($name, include_str!(concat!("../../../lua/", $name)))),*]
     };
 }
+
+/// The files of the scripts: their names and texts.
+const FILES: &[(&str, &str)] = files![
+    "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "decide.lua" "decide_next.lua" "find_record.lua"
+    "find_waits_log.lua" "fixed_window.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "read_calendar.lua" "read_log.lua"
+    "refund.lua" "refund_calendar.lua" "refund_log.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "sliding_buckets.lua"
+    "sliding_counter.lua" "sliding_log.lua" "types.lua"
+];
 
 /// The scripts, with one clock.
 pub(super) struct Scripts {
@@ -53,29 +61,22 @@ pub(super) struct Scripts {
 impl Scripts {
     /// Returns the scripts with the server's clock. All backends share them.
     pub(super) fn shared() -> Arc<Self> {
-        static SCRIPTS: LazyLock<Arc<Scripts>> = LazyLock::new(|| {
-            Arc::new(Scripts {
-                check: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
-                merged: script!("clock.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
-                refund: script!("clock.lua", "records.lua", "refund.lua"),
-                reset: script!("clock.lua", "reset.lua"),
-            })
-        });
+        static SCRIPTS: LazyLock<Arc<Scripts>> = LazyLock::new(|| Arc::new(Scripts::with_clock(CLOCK)));
         SCRIPTS.clone()
     }
 
     /// Returns the same scripts with an injected clock: they take the instant from their arguments.
     #[cfg(feature = "test-util")]
     pub(super) fn with_injected_clock() -> Arc<Self> {
-        static SCRIPTS: LazyLock<Arc<Scripts>> = LazyLock::new(|| {
-            Arc::new(Scripts {
-                check: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "check.lua"),
-                merged: script!("clock_injected.lua", "records.lua", "calendar.lua", "log.lua", "merged.lua"),
-                refund: script!("clock_injected.lua", "records.lua", "refund.lua"),
-                reset: script!("clock_injected.lua", "reset.lua"),
-            })
-        });
+        static SCRIPTS: LazyLock<Arc<Scripts>> =
+            LazyLock::new(|| Arc::new(Scripts::with_clock(CLOCK_INJECTED)));
         SCRIPTS.clone()
+    }
+
+    fn with_clock(clock: &str) -> Self {
+        let [check, merged, refund, reset] = ["check.lua", "merged.lua", "refund.lua", "reset.lua"]
+            .map(|file| Script::assemble(&with_included(file, clock)));
+        Self { check, merged, refund, reset }
     }
 }
 
@@ -102,6 +103,25 @@ impl Script {
     pub(super) fn by_text(&self, call: &Call) -> Cmd {
         call.command("EVAL", &self.text)
     }
+}
+
+/// Returns the text of a file without its comments, and with the texts of the files that it includes. A file that is one
+/// function begins with `return`, which its text leaves out.
+fn with_included(file: &str, clock: &str) -> String {
+    let file = if file == CLOCK { clock } else { file };
+    let source = FILES.iter().find(|(name, _)| *name == file).map_or("", |(_, source)| source);
+    let mut text = String::new();
+    for mut line in source.lines().filter(|line| !line.trim_start().starts_with("--")) {
+        while let Some((before, included)) = line.split_once("INCLUDE '") {
+            let (included, after) = included.split_once('\'').unwrap_or((included, ""));
+            text.push_str(before);
+            text.push_str(with_included(included, clock).trim());
+            line = after;
+        }
+        text.push_str(line);
+        text.push('\n');
+    }
+    text.trim().strip_prefix("return function").map(|rest| format!("function{rest}")).unwrap_or(text)
 }
 
 /// Returns the expansion of each name. A definition is a line `NAME = expansion`.
@@ -133,10 +153,8 @@ type Packed = SmallVec<[u8; 56]>;
 #[derive(Default)]
 pub(super) struct Call {
     keys: Keys,
-    /// The fields of each pair, and then the deadline. In a check, the generation follows.
+    /// The deadline, and then the fields of each pair. In a check, the generation follows.
     pairs: Packed,
-    /// The place of the deadline.
-    deadline_place: usize,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
     /// The number of shadow pairs, which are the last ones. `None` if there are none.
@@ -151,18 +169,16 @@ impl Call {
     /// Returns the call that decides a check. Each pair that begins empty gets this generation. The call has no deadline yet. The
     /// enforcing pairs come first, and then the shadow pairs.
     pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
-        let mut pairs = Packed::new();
+        let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
             let mut pair = [0; 20];
             pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
             pair[4..8].copy_from_slice(&cost.to_le_bytes());
             // A window is shorter than 2^45 microseconds.
             pair[8..14].copy_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pair[14..].copy_from_slice(&precision(policy).to_le_bytes()[..6]);
+            pair[14..].copy_from_slice(&types::typed_parameter(policy));
             pairs.extend_from_slice(&pair);
         }
-        let deadline_place = pairs.len();
-        pairs.extend_from_slice(&NO_DEADLINE);
         pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
         let purpose = match check.purpose() {
             Purpose::Charge => None,
@@ -178,16 +194,16 @@ impl Call {
         let keys = names.keys(check.namespace(), ordered);
         let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
         let shadow_pairs = (shadow_pairs > 0).then_some(shadow_pairs);
-        Self { keys, pairs, deadline_place, purpose, shadow_pairs, leases, at_micros }
+        Self { keys, pairs, purpose, shadow_pairs, leases, at_micros }
     }
 
     /// Returns the call that refunds units. It has no deadline yet.
     pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
-        let mut pairs = Packed::new();
+        let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
             pairs.extend_from_slice(&units.to_le_bytes());
             pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pairs.extend_from_slice(&precision(policy).to_le_bytes()[..6]);
+            pairs.extend_from_slice(&types::typed_parameter(policy));
             // Generations have 56 bits, and instants are below 2^51 microseconds.
             pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..GENERATION_SIZE]);
             pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
@@ -196,25 +212,18 @@ impl Call {
         }
         let keys =
             names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-        Self::change(keys, pairs, at_micros)
+        Self { keys, pairs, at_micros, ..Self::default() }
     }
 
     /// Returns the call that deletes the keys of the pairs of a check. It has no deadline yet.
     pub(super) fn reset(pairs: &Check, names: &KeyNames, at_micros: Option<u64>) -> Self {
         let keys = names.keys(pairs.namespace(), pairs.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
-        Self::change(keys, Packed::new(), at_micros)
-    }
-
-    fn change(keys: Keys, mut pairs: Packed, at_micros: Option<u64>) -> Self {
-        let deadline_place = pairs.len();
-        pairs.extend_from_slice(&NO_DEADLINE);
-        Self { keys, pairs, deadline_place, at_micros, ..Self::default() }
+        Self { keys, pairs: Packed::from_slice(&NO_DEADLINE), at_micros, ..Self::default() }
     }
 
     /// Sets the deadline, in microseconds of the server's clock. A call that runs later changes nothing.
     pub(super) fn set_deadline(&mut self, micros: u64) {
-        let place = self.pairs.get_mut(self.deadline_place..);
-        if let Some(deadline) = place.and_then(<[u8]>::first_chunk_mut) {
+        if let Some(deadline) = self.pairs.first_chunk_mut() {
             *deadline = micros.to_le_bytes();
         }
     }
@@ -253,13 +262,6 @@ fn in_call_order(check: &Check) -> impl Iterator<Item = (usize, &Pair)> {
     let of =
         |is_shadow| check.pairs().iter().enumerate().filter(move |(_, pair)| pair.is_shadow == is_shadow);
     of(false).chain(of(true))
-}
-
-/// Returns the precision of buckets, in microseconds. For a type without buckets, returns the number that stands for it.
-fn precision(policy: &Policy) -> i64 {
-    let Properties { bucket_micros, redis, .. } = policy.properties();
-    // A precision is at most the window.
-    bucket_micros.map_or(redis.script_number, |micros| micros.get() as i64)
 }
 
 /// Returns the clock reading in a reply.
@@ -437,8 +439,25 @@ mod tests {
         for script in
             all.iter().flat_map(|scripts| [&scripts.check, &scripts.merged, &scripts.refund, &scripts.reset])
         {
-            let unexpanded = script.text.split(ends_word).find(|word| names.contains(word));
+            let unexpanded =
+                script.text.split(ends_word).find(|word| names.contains(word) || *word == "INCLUDE");
             assert_eq!(unexpanded, None);
+        }
+    }
+
+    #[test]
+    fn every_file_is_part_of_a_script() {
+        let text: String = [CLOCK, CLOCK_INJECTED]
+            .iter()
+            .flat_map(|clock| {
+                ["check.lua", "merged.lua", "refund.lua", "reset.lua"].map(|file| with_included(file, clock))
+            })
+            .collect();
+        for (name, _) in FILES {
+            let included = with_included(name, CLOCK);
+            assert!(!included.is_empty() && text.contains(included.trim()), "{name}");
+            let files = included.split("INCLUDE").count();
+            assert_eq!(files, 1, "{name} includes a file that is not in the list");
         }
     }
 

@@ -4,25 +4,24 @@ use std::collections::{HashMap, hash_map::Entry};
 
 use redis::{RedisResult, Value, parse_redis_value};
 
-use super::{Call, Fields, GENERATION_SIZE};
+use super::{Call, Fields, GENERATION_SIZE, NO_DEADLINE, types};
 use crate::backend::redis::keys::Keys;
 
 pub(in crate::backend::redis) mod server_time;
 
 /// The size of a pair in the arguments, in bytes.
 const PAIR_SIZE: usize = 20;
-/// The place of the cost among the fields of a pair.
-const COST_PLACE: usize = 4;
+/// The offset of the cost among the fields of a pair.
+const COST_OFFSET: usize = 4;
 /// The sizes of a status and of a receipt in a reply.
 const STATUS_SIZE: usize = 37;
 const RECEIPT_SIZE: usize = 17;
-/// The place of `remaining` in a status.
-const REMAINING_PLACE: usize = 9;
+/// The offset of `remaining` in a status.
+const REMAINING_OFFSET: usize = 9;
 
-/// The place of the precision in the fields of a pair, and the precision of a sliding counter, which is -1.
-const PRECISION_PLACE: usize = 14;
-const SLIDING_COUNTER: [u8; 6] = [0xff; 6];
-/// What stands in place of the number of admitted checks.
+/// The offset of the type and its parameter in the fields of a pair.
+const TYPE_OFFSET: usize = 14;
+/// What stands for the number of admitted checks.
 const FULL: u8 = 254;
 const ERROR: u8 = 255;
 
@@ -51,19 +50,18 @@ pub(in crate::backend::redis) struct Replies {
 
 impl Merged {
     /// Returns the call that decides these checks: 1 to 64, all of one purpose, without shadow pairs, and with deadlines that are
-    /// set. Equal checks become one run, in the place of the first of them. Those with a sliding counter do not, because their statuses
-    /// differ in more than `remaining`.
+    /// set. Equal checks become one run, in the position of the first of them. Those with a sliding counter do not, because their
+    /// statuses differ in more than `remaining`.
     pub(in crate::backend::redis) fn new(checks: &[&Call]) -> Self {
         let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
         let mut last_runs: HashMap<(&Keys, &[u8]), usize> = HashMap::with_capacity(checks.len());
         for (index, check) in checks.iter().enumerate() {
             let new = || {
-                let cost = |pair: &[u8]| Fields(&pair[COST_PLACE..]).u32().unwrap_or_default();
+                let cost = |pair: &[u8]| Fields(&pair[COST_OFFSET..]).u32().unwrap_or_default();
                 let costs = check.fields().chunks_exact(PAIR_SIZE).map(cost).collect();
                 Run { costs, checks: vec![index] }
             };
-            let mut pairs = check.fields().chunks_exact(PAIR_SIZE);
-            if pairs.any(|pair| pair[PRECISION_PLACE..] == SLIDING_COUNTER) {
+            if !check.fields().chunks_exact(PAIR_SIZE).all(joins_equal_checks) {
                 runs.push(new());
                 continue;
             }
@@ -96,9 +94,9 @@ impl Merged {
             call.keys.append(&last.keys);
             // Each is at most 64.
             call.pairs.extend([last.keys.len() as u8, run.checks.len() as u8]);
-            call.pairs.extend_from_slice(last.fields());
             let deadlines = run.checks.iter().filter_map(check).map(Call::deadline);
             call.pairs.extend(deadlines.flat_map(u64::to_le_bytes));
+            call.pairs.extend_from_slice(last.fields());
             call.pairs.extend_from_slice(last.generation());
         }
         Self { call, runs }
@@ -172,12 +170,13 @@ impl Run {
 impl Call {
     /// Returns the fields of the pairs of a check.
     fn fields(&self) -> &[u8] {
-        self.pairs.get(..self.deadline_place).unwrap_or_default()
+        let end = self.pairs.len().saturating_sub(GENERATION_SIZE);
+        self.pairs.get(NO_DEADLINE.len()..end).unwrap_or_default()
     }
 
     /// Returns the deadline of a check, in microseconds of the server's clock.
     fn deadline(&self) -> u64 {
-        Fields(self.pairs.get(self.deadline_place..).unwrap_or_default()).u64().unwrap_or_default()
+        Fields(&self.pairs).u64().unwrap_or_default()
     }
 
     fn generation(&self) -> &[u8] {
@@ -194,11 +193,17 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Returns whether the statuses of equal checks of a pair differ in `remaining` alone.
+fn joins_equal_checks(pair: &[u8]) -> bool {
+    let typed = Fields(&pair[TYPE_OFFSET..]).uint::<6>().and_then(types::parse);
+    typed.is_some_and(|(script_type, _)| script_type.joins_equal_checks)
+}
+
 /// Adds the cost of each pair to what remains of it.
 fn add_costs(statuses: &mut [u8], status_size: usize, costs: &[u32]) {
     for (status, cost) in statuses.chunks_exact_mut(status_size).zip(costs) {
-        if let Some(place) = status.get_mut(REMAINING_PLACE..).and_then(|rest| rest.first_chunk_mut()) {
-            *place = u32::from_le_bytes(*place).saturating_add(*cost).to_le_bytes();
+        if let Some(remaining) = status.get_mut(REMAINING_OFFSET..).and_then(|rest| rest.first_chunk_mut()) {
+            *remaining = u32::from_le_bytes(*remaining).saturating_add(*cost).to_le_bytes();
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::PAIR_SIZE;
-use crate::backend::redis::script::{Call, Fields};
+use crate::backend::redis::script::{Call, Fields, types};
 
 /// The longest time of a merged call, in microseconds.
 const MAX_MICROS: u64 = 2_000;
@@ -70,14 +70,11 @@ fn longest_micros(pair: &[u8]) -> u64 {
     let quota = fields.u32().unwrap_or_default();
     // The cost has no effect.
     fields.u32();
-    let (window, precision) =
-        (fields.uint::<6>().unwrap_or_default(), fields.uint::<6>().unwrap_or_default());
-    let records = match precision {
-        0 => u64::from(quota),
-        // A negative number of 6 bytes: a sliding counter or a fixed window.
-        _ if precision >> 47 == 1 => 1,
-        _ => window / precision + 2,
-    };
+    let window = fields.uint::<6>().unwrap_or_default();
+    let typed = fields.uint::<6>().and_then(types::parse);
+    let records = typed.map_or(u64::MAX, |(script_type, parameter)| {
+        (script_type.max_records)(quota.into(), window, parameter)
+    });
     let of_size = MICROS_BY_RECORDS.into_iter().find(|(most, _)| records <= *most);
     of_size.map_or(MAX_MICROS, |(_, micros)| micros)
 }

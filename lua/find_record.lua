@@ -1,8 +1,8 @@
--- Purpose: part of both scripts. Searches a log: a LIST of blocks of 8 records, then the tail, which is the header, the
--- records in front of the blocks, and the records behind them. README.md has the layout.
--- KEYS, ARGV: not read; the key and the tail are parameters. Reply: none.
+-- Purpose: searches a log: a LIST of blocks of 8 records, then the tail, which is the header, the records in front of
+--   the blocks, and the records behind them. README.md has the layout.
+-- KEYS, ARGV: not read. Reply: none.
 -- Units: instants in microseconds, starts in quota units modulo 2^40, offsets in bytes.
---
+
 -- A record is identified by its position. The oldest record has position 0 and is in the header.
 
 -- Finds the first record in RANGE at `instant` or later whose start is at least `units` above `base`. The search reads
@@ -11,20 +11,20 @@
 --
 -- Returns the record's position (`high` if there is none), its instant, the instant of the last record passed over, where
 -- the record is (its block, or the tail, and its offset there), and its start as it is stored.
-local function find_record(READER, LOG, RANGE, instant, base, units)
+return function(READER, LOG, RANGE, instant, base, units)
   local at, passed_at, source, source_offset, start, block_index, block
   local step, added = 1, 0
   if tagged > 0 and units > 0 then
     -- The tags add other units to each block. So this first finds the block of the record, from `nearest` to `last`, unless
     -- the record is in front of the blocks or behind those with tags.
-    local nearest, last, is_found, tag, read, last_at, last_start = number, number + tagged - 1
+    local nearest, last, is_found, tag, read, last_at, last_start, _ = number, number + tagged - 1
     -- Returns the units of a block's tag, the block, and the instant and the start of its last record.
     local function read_block(index)
       -- Servers before Redis 7 walk from the end of the list that the sign of the index names.
       local element = call('LINDEX', key, 2 * index > blocks and index - blocks - 1 or index)
-      if element and #element == BLOCK_SIZE then return 0, element, parse(RECORD_FORMAT, element, LAST_RECORD_PLACE) end
+      if element and #element == BLOCK_SIZE then return 0, element, parse(RECORD_FORMAT, element, LAST_RECORD_OFFSET) end
       if not element or #element ~= TAGGED_BLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
-      local element_at, element_start, element_tag = parse(RECORD_AND_TAG_FORMAT, element, LAST_RECORD_PLACE)
+      local element_at, element_start, element_tag = parse(RECORD_AND_TAG_FORMAT, element, LAST_RECORD_OFFSET)
       return element_tag, element, element_at, element_start
     end
     if low > front + 1 then
@@ -35,7 +35,7 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
       if is_found then high = front + 1 else passed_at = last_at end
     end
     if not is_found and nearest == number and probe <= front + BLOCK_RECORDS then
-      tag, block, last_at, last_start = read_block(0)
+      _, block, last_at, last_start = read_block(0)
       is_found, block_index = (last_start + first_added - base) % START_MODULUS >= units, 0
       if is_found then
         low, high, added = math.max(low, front + 1), front + BLOCK_RECORDS + 1, first_added
@@ -96,52 +96,4 @@ local function find_record(READER, LOG, RANGE, instant, base, units)
     if probe < low or probe >= high then probe = (low + high - (low + high) % 2) / 2 end
   end
   return low, at, passed_at, source, source_offset, start
-end
-
--- Returns the parts of a log that begins with a record: its start, the records of its tail, the number of records in front of
--- its blocks, the number of blocks to delete, and the units that tags add to its first block. `start` is as it is stored,
--- and `source` and `source_offset` are where the record is.
-local function log_from(READER, LOG, position, start, source, source_offset)
-  local rest_at, tail_end, inner = source_offset + RECORD_SIZE, -1, position - front - 1
-  if tagged > 0 then tail_end = -TREE_SIZE - 1 end
-  if inner < 0 then return start, sub(tail, rest_at, tail_end), front - position, 0 end
-  if inner >= BLOCK_RECORDS * blocks then return start, sub(tail, rest_at, tail_end), 0, blocks end
-  local index, rest, next_added = (inner - inner % BLOCK_RECORDS) / BLOCK_RECORDS, sub(source, rest_at), 0
-  if index < tagged then
-    -- The block has the tags of all nodes that cover it: its own, and those of its ancestors.
-    local function tag_of(block)
-      local element = source
-      if block ~= index then element = call('LINDEX', key, 2 * block > blocks and block - blocks - 1 or block) end
-      if element and #element == TAGGED_BLOCK_SIZE then return (parse(TAG_FORMAT, element, TAG_PLACE)) end
-      if not element or #element ~= BLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
-      return 0
-    end
-    local node, last, span, own_tag = number + index, number + tagged - 1, 1, tag_of(index)
-    -- The nodes between the block and its parent cover the next block, and not this one.
-    while node % (2 * span) == 0 do
-      if node + span <= last then next_added = next_added + tag_of(node + span - number) end
-      span = 2 * span
-    end
-    local added = own_tag
-    if index == 0 then
-      added = first_added
-    else
-      node = node + span
-      while node <= last do
-        added = added + tag_of(node - number)
-        while node % (2 * span) == 0 do span = 2 * span end
-        node = node + span
-      end
-    end
-    next_added = (next_added + added - own_tag) % START_MODULUS
-    local records = {}
-    for record = inner % BLOCK_RECORDS + 1, BLOCK_RECORDS - 1 do
-      local record_at, record_start = parse(RECORD_FORMAT, source, 1 + RECORD_SIZE * record)
-      records[#records + 1] = pack(RECORD_FORMAT, record_at, (record_start + added) % START_MODULUS)
-    end
-    start, rest = (start + added) % START_MODULUS, table.concat(records)
-  end
-  -- The records of the block after this one are in front now, before those that were behind the blocks.
-  return start, rest .. sub(tail, HEADER_SIZE + 1 + RECORD_SIZE * front, tail_end), BLOCK_RECORDS - 1 - inner % BLOCK_RECORDS,
-    index + 1, next_added
 end

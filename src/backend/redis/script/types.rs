@@ -1,0 +1,59 @@
+//! The type of a policy and its parameter, as one field of the arguments. `lua/README.md` is the contract.
+
+use crate::policy::{Policy, Properties, REDIS_TYPES, RedisProperties};
+
+/// The factor of the number of a type. A parameter is below it: at most a window.
+const TYPE_UNIT: u64 = 1 << 45;
+
+/// Returns the parameter of a policy: the length of a bucket in microseconds, or 0 if its type has no buckets.
+fn parameter(policy: &Policy) -> u64 {
+    policy.properties().bucket_micros.map_or(0, std::num::NonZeroU64::get)
+}
+
+/// Returns the field of a policy.
+pub(super) fn typed_parameter(policy: &Policy) -> [u8; 6] {
+    let Properties { redis, .. } = policy.properties();
+    let [field @ .., _, _] = (u64::from(redis.number) * TYPE_UNIT + parameter(policy)).to_le_bytes();
+    field
+}
+
+/// Returns the type and the parameter in a field. Returns `None` if no type has this number.
+pub(super) fn parse(field: u64) -> Option<(&'static RedisProperties, u64)> {
+    let number = field / TYPE_UNIT;
+    let redis_type = REDIS_TYPES.iter().find(|redis_type| u64::from(redis_type.number) == number)?;
+    Some((redis_type, field % TYPE_UNIT))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::HashSet, time::Duration};
+
+    use super::*;
+    use crate::policy::Algorithm;
+
+    #[test]
+    fn field_has_type_and_parameter() {
+        for algorithm in Algorithm::examples() {
+            let policy =
+                Policy::new("p", 1, Duration::from_secs(1)).unwrap().with_algorithm(algorithm).unwrap();
+            let [a, b, c, d, e, f] = typed_parameter(&policy);
+            let (redis_type, of_policy) = parse(u64::from_le_bytes([a, b, c, d, e, f, 0, 0])).unwrap();
+            assert_eq!(
+                redis_type.key_letters,
+                policy.properties().redis.key_letters,
+                "{algorithm:?}: its type"
+            );
+            assert_eq!(of_policy, parameter(&policy), "{algorithm:?}: its parameter");
+        }
+        assert!(parse(7 * TYPE_UNIT).is_none(), "no type has this number");
+    }
+
+    #[test]
+    fn types_have_different_numbers_and_letters() {
+        let numbers: HashSet<u8> = REDIS_TYPES.iter().map(|redis_type| redis_type.number).collect();
+        assert_eq!(numbers.len(), REDIS_TYPES.len(), "each type has a number of its own");
+        let letters: HashSet<u8> =
+            REDIS_TYPES.iter().flat_map(|redis_type| *redis_type.key_letters).collect();
+        assert_eq!(letters.len(), 6 * REDIS_TYPES.len(), "each type has letters of its own");
+    }
+}
