@@ -233,9 +233,13 @@ async fn private_authority_works_behind_sentinels() {
         let mut sentinel = Admin::at(&sentinels[1].server);
         let fails_over = || cmd("SENTINEL").arg("FAILOVER").arg("limits").exec(&mut sentinel.0).is_ok();
         wait_until("the Sentinel knows the replica", fails_over).await;
-        let mut promoted = Admin::at(&replica.server);
-        let is_promoted = || promoted.query::<String>(&["INFO", "replication"]).contains("role:master");
+        // A promotion closes the connections to the server.
+        let is_promoted = || {
+            let info = cmd("INFO").arg("replication").query::<String>(&mut replica.server.connection());
+            info.is_ok_and(|info| info.contains("role:master"))
+        };
         wait_until("the replica is promoted", is_promoted).await;
+        let mut promoted = Admin::at(&replica.server);
         promoted.query::<()>(&["FLUSHALL"]);
         let limiter = limiter(backend, [policy("hourly", 1_000_000, HOUR)]);
         let start = Instant::now();
@@ -250,7 +254,7 @@ async fn private_authority_works_behind_sentinels() {
 async fn private_authority_works_in_cluster() {
     for engine in WITH_TLS {
         let authority = Authority::new("trusted");
-        let options = [&OPTIONS[..], &["--tls-cluster", "yes"]].concat();
+        let options = [&OPTIONS[..], &["--tls-cluster", "yes", "--tls-replication", "yes"]].concat();
         let (mut urls, mut servers, mut addresses, mut folders) = (vec![], vec![], vec![], vec![]);
         for _ in 0..6 {
             let node = Encrypted::with_options(engine, &authority, "yes", free_cluster_port(), &options);
