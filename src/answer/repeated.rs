@@ -14,9 +14,12 @@ use crate::decision::{Decision, Status, Wait};
 /// The number of entries: enough for all waits of a policy with a window of one minute.
 const ENTRIES: usize = 64;
 
+/// The last denial of those with an index, and the response to it.
+type Repeated = Option<(Decision, Response<Bytes>)>;
+
 thread_local! {
-    /// Empty until the first denial. An entry is the last denial of those with its index, and the response to it.
-    static RECENT: RefCell<Vec<Option<(Decision, Response<Bytes>)>>> = const { RefCell::new(Vec::new()) };
+    /// Empty until the first denial.
+    static RECENT: RefCell<Vec<Repeated>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the response to a denial: a copy of an earlier one with the same text, or the one that `build` returns.
