@@ -38,12 +38,16 @@ pub(crate) struct Hints {
     /// Whether the request is admitted if the backend makes no decision. Then the charges of a part of the check do no harm.
     pub(crate) fails_open: bool,
     /// For each pair, whether the store has denied it a moment ago. `None` if this is not known.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
     pub(crate) recently_denied: RecentlyDenied,
 }
 
 /// For each pair of a check, whether the store has denied it a moment ago.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RecentlyDenied(pub(crate) Option<[bool; MAX_PAIRS]>);
+pub(crate) struct RecentlyDenied(
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a cluster has several slots"))]
+    pub(crate) Option<[bool; MAX_PAIRS]>,
+);
 
 impl Default for RecentlyDenied {
     fn default() -> Self {

@@ -12,6 +12,7 @@ pub(crate) struct Properties {
     /// The largest number of quotas in one window. Each window after it adds one quota.
     pub(crate) quotas_in_window: u64,
     pub(crate) expiry: Expiry,
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the Redis backend needs them"))]
     pub(crate) redis: &'static RedisProperties,
 }
 
