@@ -110,7 +110,7 @@ async fn repeated_denials() -> String {
 
 async fn failover() -> String {
     let mut watched = Watched::start(Engine::Redis);
-    let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+    let backend = RedisBackend::builder(RedisServers::sentinel(watched.url(), watched.sentinel_urls()))
         .connect()
         .await
         .unwrap();

@@ -55,7 +55,7 @@ async fn start(engine: Engine) -> Watched {
 async fn replica_of_dead_primary_keeps_usage() {
     concurrently(Engine::ALL.map(|engine| async move {
         let mut watched = start(engine).await;
-        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+        let backend = RedisBackend::builder(RedisServers::sentinel(watched.url(), watched.sentinel_urls()))
             .connect()
             .await
             .unwrap();
@@ -82,7 +82,7 @@ async fn replica_of_dead_primary_keeps_usage() {
 async fn replaced_hanging_primary_charges_nothing() {
     concurrently(Engine::ALL.map(|engine| async move {
         let watched = start(engine).await;
-        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+        let backend = RedisBackend::builder(RedisServers::sentinel(watched.url(), watched.sentinel_urls()))
             .connect()
             .await
             .unwrap();
@@ -111,7 +111,7 @@ async fn replaced_hanging_primary_charges_nothing() {
 async fn planned_failover_keeps_usage() {
     concurrently(Engine::ALL.map(|engine| async move {
         let watched = start(engine).await;
-        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+        let backend = RedisBackend::builder(RedisServers::sentinel(watched.url(), watched.sentinel_urls()))
             .connect()
             .await
             .unwrap();
@@ -202,7 +202,7 @@ async fn planned_failover_moves_charges_to_promoted_server() {
             (Watched::with_stubborn_primary(engine, &options), options.len())
         });
         let (watched, needs_replica) = watched.await.unwrap();
-        let backend = RedisBackend::builder(RedisServers::sentinel(&watched.url(), watched.sentinel_urls()))
+        let backend = RedisBackend::builder(RedisServers::sentinel(watched.url(), watched.sentinel_urls()))
             .connect()
             .await
             .unwrap();
@@ -222,8 +222,7 @@ async fn backend_follows_primary_without_sentinel_events() {
     }
     let urls =
         watched.sentinel_urls().into_iter().map(|url| url.replace("redis://", "redis://limiter:secret@"));
-    let backend =
-        RedisBackend::builder(RedisServers::sentinel(&watched.url(), urls)).connect().await.unwrap();
+    let backend = RedisBackend::builder(RedisServers::sentinel(watched.url(), urls)).connect().await.unwrap();
     let limiter = with_deadline(backend);
     until_decided(&limiter).await;
     fail_over_under_load(&watched, &limiter, "without events").await;
