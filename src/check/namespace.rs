@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
-    sync::{Arc, Weak},
+    sync::{Arc, LazyLock, Weak},
 };
 
 use super::PairKey;
@@ -67,6 +67,11 @@ impl Namespace {
         self
     }
 
+    /// Returns this namespace in a store without a name, which equals no other store.
+    pub(crate) fn in_unnamed_store(&self) -> Self {
+        Self::named(self.as_str())
+    }
+
     /// Returns whether both are the same namespace of the same store. A store without a name equals no other one.
     pub(crate) fn is_in_same_store(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -87,8 +92,10 @@ impl Namespace {
 }
 
 impl Default for Namespace {
+    /// Returns `"tsw"`. Checks that no limiter makes share it.
     fn default() -> Self {
-        Self::named("tsw")
+        static DEFAULT: LazyLock<Namespace> = LazyLock::new(|| Namespace::named("tsw"));
+        DEFAULT.clone()
     }
 }
 

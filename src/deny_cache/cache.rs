@@ -306,7 +306,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn denial_is_recent_until_max_age() {
-        let denials = Denials::new(Some(DenyCache { max_age: SECOND, max_entries: 8 }), Namespace::default());
+        let denials = Denials::new(
+            Some(DenyCache { max_age: SECOND, max_entries: 8 }),
+            Namespace::default().in_unnamed_store(),
+        );
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user| {
             let key = PartitionKey::new("user", user);
@@ -332,7 +335,7 @@ mod tests {
     /// The rollback of a check invalidates the pairs that were charged, before the denial of another pair is entered.
     #[tokio::test(start_paused = true)]
     async fn invalidation_of_other_pair_keeps_denial() {
-        let denials = Denials::new(Some(DenyCache::default()), Namespace::default());
+        let denials = Denials::new(Some(DenyCache::default()), Namespace::default().in_unnamed_store());
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user: usize| {
             let key = PartitionKey::new("user", user.to_string());

@@ -323,7 +323,7 @@ impl LimiterBuilder {
         // Limiters with one store and one namespace share their counts.
         let namespace = match &store {
             Some(store) => namespace.in_store(store),
-            None => namespace,
+            None => namespace.in_unnamed_store(),
         };
         let denials = backend.denials_hold().then(|| Denials::new(deny_cache, namespace.clone()));
         let queue = Queue::new(backend.clone(), queue, max_in_flight, events.clone());
