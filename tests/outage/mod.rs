@@ -28,8 +28,8 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The resolution of tokio's timer.
 const TICK: Duration = Duration::from_millis(1);
 
-const OF_ONE_CHECK: [Reason; 4] =
-    [Reason::CrossSlot, Reason::Full, Reason::ForeignValue, Reason::Unsupported];
+const OF_ONE_CHECK: [Reason; 5] =
+    [Reason::CrossSlot, Reason::Full, Reason::ForeignValue, Reason::Unsupported, Reason::Misconfigured];
 
 fn policy(name: &str, quota: u32) -> Policy {
     Policy::new(name, quota, MINUTE).unwrap()

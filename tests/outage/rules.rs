@@ -11,6 +11,7 @@ use tower_sliding_window::{
     key::{Header, KeyError, MissingKey},
     outage::Share,
     protocol::Draft,
+    settle::Settled,
     testing::FakeAnswer::Deny,
     testing::FakeBackend,
 };
@@ -362,7 +363,7 @@ async fn limiter_without_http_distinguishes_outcomes() {
         matches!(limiter.admit(alice()).await, Err(Rejection::LocalFallbackDenied(_))),
         "the share is used"
     );
-    // The rule applies to `admit` and to layers. All other methods return the error.
+    // The rule applies wherever a decision admits. The other methods return the error.
     assert_eq!(
         limiter.check(alice()).await.unwrap_err().reason(),
         Reason::ReadOnly,
@@ -374,11 +375,8 @@ async fn limiter_without_http_distinguishes_outcomes() {
         "an outage rule does not apply to `peek`"
     );
     assert!(
-        matches!(
-            limiter.reserve(alice()).await,
-            Err(Rejection::Unavailable(error)) if error.reason() == Reason::ReadOnly
-        ),
-        "an outage rule does not apply to `reserve`"
+        matches!(limiter.reserve(alice()).await, Err(Rejection::LocalFallbackDenied(_))),
+        "the share is used for a reservation, too"
     );
 
     let limiter = on(MemoryBackend::new()).outage(OutageRule::FailOpen).build().unwrap();
@@ -527,24 +525,54 @@ async fn layer_calls_outage_closure_only_for_checks() {
 }
 
 #[tokio::test]
-async fn reservation_ignores_outage_rule() {
+async fn reservation_follows_outage_rule() {
     let backend = FakeBackend::unavailable(Reason::Connection);
-    for rule in [OutageRule::FailOpen, local(1)] {
-        for builder in [deferred(&backend), on(backend.clone())] {
-            let limiter = builder.outage(rule).build().unwrap();
-            let pairs = [Pair::new(alice(), policy("ten", 10), 1)];
-            let of_pairs = limiter.reserve(pairs).await;
-            for reserved in [limiter.reserve(alice()).await, of_pairs] {
-                assert!(
-                    matches!(
-                        reserved,
-                        Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection
-                    ),
-                    "{rule:?}: no outage rule applies to a reservation"
-                );
-            }
+    for builder in [deferred(&backend), on(backend.clone())] {
+        let limiter = builder.clone().outage(OutageRule::FailOpen).build().unwrap();
+        let pairs = [Pair::new(alice(), policy("ten", 10), 1)];
+        for reserved in [limiter.reserve(alice()).await, limiter.reserve(pairs).await] {
+            let reservation = reserved.expect("fail open admits a reservation");
+            assert!(reservation.decision().is_none(), "the store has not decided");
+            assert!(
+                matches!(reservation.settle(0).await, Settled::Uncharged),
+                "an unchecked reservation has nothing to settle"
+            );
         }
+
+        let limiter = builder.clone().outage(local(1)).build().unwrap();
+        let reservation = limiter.reserve((alice(), 10)).await.expect("the share is the whole quota");
+        assert!(
+            matches!(limiter.reserve(alice()).await, Err(Rejection::LocalFallbackDenied(_))),
+            "the share is used"
+        );
+        assert!(matches!(reservation.settle(4).await, Settled::Done { .. }), "the share gets a refund");
+        assert!(limiter.reserve((alice(), 6)).await.is_ok(), "the refund has made room");
+
+        let limiter = builder.outage(OutageRule::FailClosed).build().unwrap();
+        assert!(
+            matches!(
+                limiter.reserve(alice()).await,
+                Err(Rejection::Unavailable(error)) if error.reason() == Reason::Connection
+            ),
+            "fail closed rejects a reservation"
+        );
     }
+}
+
+#[tokio::test]
+async fn exempt_draft_is_admitted_without_a_charge() {
+    let backend = FakeBackend::unavailable(Reason::Connection);
+    let limiter = on(backend.clone()).build().unwrap();
+    let decision = limiter.check(Draft::exempt()).await.unwrap();
+    assert!(decision.is_admitted() && decision.statuses().is_empty(), "{decision:?}");
+    let admission = limiter.admit(Draft::exempt()).await.unwrap();
+    assert!(admission.decision().is_none() && admission.unchecked().is_none(), "{admission:?}");
+    let admission = limiter.wait(Draft::exempt(), Duration::ZERO).await.unwrap();
+    assert!(admission.error().is_none(), "an exempt request needs no wait");
+    let reservation = limiter.reserve(Draft::exempt()).await.unwrap();
+    assert!(matches!(reservation.settle(5).await, Settled::Uncharged), "nothing was charged");
+    assert!(limiter.reset(Draft::exempt()).await.is_ok(), "nothing is cleared");
+    assert_eq!(backend.checks().len(), 0, "the backend is not asked");
 }
 
 #[tokio::test]
