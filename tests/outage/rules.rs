@@ -567,7 +567,7 @@ async fn exempt_draft_is_admitted_without_a_charge() {
     assert!(decision.is_admitted() && decision.statuses().is_empty(), "{decision:?}");
     let admission = limiter.admit(Draft::exempt()).await.unwrap();
     assert!(admission.decision().is_none() && admission.unchecked().is_none(), "{admission:?}");
-    let admission = limiter.wait(Draft::exempt(), Duration::ZERO).await.unwrap();
+    let admission = limiter.wait(Draft::exempt(), std::time::Duration::ZERO).await.unwrap();
     assert!(admission.error().is_none(), "an exempt request needs no wait");
     let reservation = limiter.reserve(Draft::exempt()).await.unwrap();
     assert!(matches!(reservation.settle(5).await, Settled::Uncharged), "nothing was charged");

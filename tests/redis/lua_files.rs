@@ -33,7 +33,9 @@ fn code(source: &str) -> String {
 /// Returns the parameters of each function in a source.
 fn parameters(source: &str) -> Vec<Vec<String>> {
     let lists = code(source);
-    let lists = lists.split("function").skip(1).map(|rest| {
+    // `function` may also be a part of a name.
+    let definitions = lists.split("function").skip(1).filter(|rest| rest.starts_with([' ', '(']));
+    let lists = definitions.map(|rest| {
         let (_, rest) = rest.split_once('(').unwrap();
         rest.split_once(')').unwrap().0
     });

@@ -18,6 +18,7 @@ use tokio::{
 };
 use tower_sliding_window::{
     Admission, Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Rejection,
+    protocol::Draft,
     redis::{Merging, RedisServers},
     settle::Settled,
     testing::ManualClock,
@@ -164,16 +165,13 @@ impl Client {
         costs: Costs,
         (after, used): (Duration, u32),
     ) {
-        let result = limiter.reserve((key, costs)).await;
-        let (outcome, reservation) = match result {
-            Ok(reservation) => {
-                let reading = reservation.decision().unwrap().at_micros();
-                (Outcome::Charged { reading }, Some(reservation))
-            }
-            Err(rejection) => (rejected(rejection), None),
+        let result = limiter.admit(Draft::check(key, costs).reserve()).await;
+        let reservation = result.as_ref().ok().and_then(|admission| admission.reservation().cloned());
+        self.record.note(Event::Completed { id, outcome: outcome_of(result) });
+        // Only the store shows what a settlement changes.
+        let Some(reservation) = reservation.filter(|reservation| reservation.decision().is_some()) else {
+            return;
         };
-        self.record.note(Event::Completed { id, outcome });
-        let Some(reservation) = reservation else { return };
         sleep(after).await;
         self.record.note(Event::Settling { id, used });
         let mut used_of = Costs::new().policy(SHARED, used);
