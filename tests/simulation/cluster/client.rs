@@ -273,13 +273,10 @@ impl Process {
             let (id, number) = (started.id, number_policy());
             self.client.record.note(Event::Started(started));
             let pairs = [Pair::new(key.clone(), policy.clone(), 4), Pair::new(key.clone(), number, id)];
-            let result = self.limiters[0].reserve(pairs).await;
-            let outcome = match &result {
-                Ok(reservation) => Outcome::Charged { reading: reservation.decision().unwrap().at_micros() },
-                Err(rejection) => rejected(rejection.clone()),
-            };
-            self.client.record.note(Event::Completed { id, outcome });
-            result.ok()
+            let result = self.limiters[0].admit(Draft::pairs(pairs).reserve()).await;
+            let reservation = result.as_ref().ok().and_then(|admission| admission.reservation().cloned());
+            self.client.record.note(Event::Completed { id, outcome: outcome_of(result) });
+            reservation.filter(|reservation| reservation.decision().is_some())
         };
         let reset = self.clone().reset(vec![(key.clone(), policy.clone())]);
         let (reservation, (), _) = tokio::join!(reserve(first.started), reset, reserve(second.started));
