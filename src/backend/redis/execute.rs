@@ -21,7 +21,7 @@ use super::{
     merge::{CountedCheck, GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
-    topology::{Connection, Node, Redirect, ServerState, Topology},
+    topology::{Connection, Node, ServerState, Topology},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -210,11 +210,10 @@ impl RedisBackend {
                     last_error = unavailable(error);
                 }
                 (Err(error), _) => {
-                    let redirect;
-                    (redirect, last_error) =
-                        Box::pin(self.redirect(slot, wait, pass, &connection, error)).await?;
-                    failed = redirect.needs_new_connection.then(|| connection.server().clone());
-                    node = redirect.node;
+                    // Unless another node has the slot, only another connection helps.
+                    failed = (!is_redirect(&error)).then(|| connection.server().clone());
+                    let server = connection.server();
+                    (node, last_error) = Box::pin(self.redirect(slot, wait, pass, server, error)).await?;
                 }
             }
         }
@@ -290,16 +289,15 @@ impl RedisBackend {
         slot: u16,
         wait: Option<CheckWait<'_>>,
         pass: &mut Option<Pass>,
-        connection: &Connection,
+        failed: &Arc<ServerState>,
         error: RedisError,
-    ) -> Result<(Redirect, BackendError), BackendError> {
-        let redirect = self.topology.redirect(slot, connection.server(), &error);
-        let Some(redirect) = by_deadline(wait, redirect).await? else {
-            return Err(unavailable(error));
-        };
-        let (redirect, has_moved) = (redirect.map_err(unavailable)?, is_redirect(&error));
+    ) -> Result<(Node, BackendError), BackendError> {
+        let redirect = by_deadline(wait, self.topology.redirect(slot, failed, &error)).await?;
+        let has_moved = is_redirect(&error);
         let mut error = unavailable(error);
-        if let Some(pass) = pass.take_if(|pass| !pass.is_of(redirect.node.guard())) {
+        let Some(node) = redirect else { return Err(error) };
+        let node = node.map_err(unavailable)?;
+        if let Some(pass) = pass.take_if(|pass| !pass.is_of(node.guard())) {
             if has_moved {
                 // A node that redirects has answered.
                 pass.answered(ServerAnswer::Reads);
@@ -307,7 +305,7 @@ impl RedisBackend {
                 error = pass.failed(error);
             }
         }
-        Ok((redirect, error))
+        Ok((node, error))
     }
 
     /// Returns the node that has the keys of a slot. Looking it up needs a pass of its own.
