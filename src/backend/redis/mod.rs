@@ -18,6 +18,7 @@ use crate::{
     policy::Policy,
 };
 
+mod command;
 mod connect;
 mod cross_slot;
 mod error;
@@ -25,9 +26,11 @@ mod eviction;
 mod execute;
 mod keys;
 mod merge;
+mod patience;
 mod problem;
 mod recent_tags;
 mod rollback;
+mod rollbacks;
 mod script;
 mod servers;
 mod slot;
@@ -43,12 +46,12 @@ mod verify;
 
 pub use connect::RedisBackendBuilder;
 pub use error::ConnectError;
-use execute::Patience;
 use keys::KeyNames;
 use merge::Merger;
 pub use merge::Merging;
+use patience::Patience;
 pub use problem::{ServerProblem, ServerProblemKind};
-use rollback::Rollbacks;
+use rollbacks::Rollbacks;
 use script::Scripts;
 pub use servers::RedisServers;
 #[cfg(feature = "tls")]
@@ -248,7 +251,7 @@ impl RedisBackend {
         if keys.len() < 2 || !self.is_cluster.load(Ordering::Relaxed) {
             return None;
         }
-        Some(cross_slot::group_by_slot(&self.names, keys)).filter(|slots| slots.len() > 1)
+        Some(self.names.group_by_slot(keys)).filter(|slots| slots.len() > 1)
     }
 
     /// Returns the indices of the partition keys by slot after a CROSSSLOT error, by which nothing has run. From then on this is
@@ -273,11 +276,11 @@ impl Backend for RedisBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let keys = || check.pairs().iter().map(|pair| &pair.key);
         let outcome = match self.slots(keys()) {
-            Some(slots) => return Box::pin(cross_slot::check(self, check, &slots)).await,
+            Some(slots) => return Box::pin(self.check_in_slots(check, &slots)).await,
             None => self.check_in_slot(check, Patience::Caller).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => Box::pin(cross_slot::check(self, check, &slots)).await,
+            Some(slots) => Box::pin(self.check_in_slots(check, &slots)).await,
             None => outcome,
         }
     }
@@ -297,12 +300,12 @@ impl Backend for RedisBackend {
         };
         let count = refund.pairs().len();
         let outcome = match self.slots(keys()) {
-            Some(slots) => return cross_slot::refund(self, refund, &in_calls(&slots)).await,
+            Some(slots) => return self.refund_in_slots(refund, &in_calls(&slots)).await,
             None if count <= REFUND_PAIRS => self.refund_in_slot(refund).await,
-            None => cross_slot::refund(self, refund, &in_calls(&[(0..count).collect()])).await,
+            None => self.refund_in_slots(refund, &in_calls(&[(0..count).collect()])).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => cross_slot::refund(self, refund, &in_calls(&slots)).await,
+            Some(slots) => self.refund_in_slots(refund, &in_calls(&slots)).await,
             None => outcome,
         }
     }
@@ -310,11 +313,11 @@ impl Backend for RedisBackend {
     async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
         let keys = || pairs.pairs().iter().map(|pair| &pair.key);
         let outcome = match self.slots(keys()) {
-            Some(slots) => return cross_slot::reset(self, pairs, &slots).await,
+            Some(slots) => return self.reset_in_slots(pairs, &slots).await,
             None => self.reset_in_slot(pairs).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => cross_slot::reset(self, pairs, &slots).await,
+            Some(slots) => self.reset_in_slots(pairs, &slots).await,
             None => outcome,
         }
     }
