@@ -37,7 +37,7 @@
 //! - **Never too many.** No interval as long as the window contains more than the quota, wherever the interval begins.
 //! - **Never too few.** The sliding log, the default, denies a request only if the request would exceed the quota.
 //! - **Exact wait.** If there are no other charges, the same cost is admitted after the wait of a denial, and denied one
-//!   microsecond earlier. A [cached denial](outage::DenyCache) states a lower bound. For a cost above the quota, no wait
+//!   microsecond earlier. A [cached denial](outage::DenyCacheConfig) states a lower bound. For a cost above the quota, no wait
 //!   helps, and the response contains none.
 //! - **All or nothing.** An admitted request is charged to all policies. A denied request is charged to none.
 //! - **An outage is never a denial.** If the backend makes no decision within the deadline, the response is a 503, or what
@@ -70,7 +70,7 @@
 //! | Whose usage is counted? Which address, behind a proxy? | [`guide::keys`], [`guide::proxies`] | [`header`], [`extension`], [`peer_ip`], [`client_ip`](key::client_ip), [`limit`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
 //! | How do I charge the actual cost, or only failures? | [`guide::settling`], [`guide::language_models`] | [`Reservation`], [`ActualCost`](settle::ActualCost), [`Meter`](settle::Meter) |
-//! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
+//! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCacheConfig`](outage::DenyCacheConfig) |
 //! | How do I connect to Redis, to Sentinel or to a cluster? Where do I place it? | [`guide::cluster`], [`guide::deployment`] | `RedisBackend` |
 //! | How many decisions can Redis make? What about a hot key? | [`guide::capacity`], [`guide::leases`] | [`Lease`](policy::Lease) |
 //! | What do I measure? When do I raise an alert? | [`guide::observability`] | [`Stats`](observe::Stats) |
@@ -104,14 +104,13 @@ mod extract;
 mod guard;
 mod head;
 mod layer;
+mod layer_state;
 mod lease;
 mod limit;
 mod limiter;
 mod lock;
 mod now_or_later;
 mod pattern;
-mod service;
-mod shared;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]
 mod single_flight;
 
@@ -150,6 +149,7 @@ pub mod testing {
     };
 }
 pub mod wait;
+mod when_denied;
 
 #[cfg(feature = "redis")]
 #[doc(inline)]
@@ -163,13 +163,12 @@ pub use crate::{
     error::ConfigError,
     head::{Head, ResponseHead},
     key::{KeyExtractor, PartitionKey, extension, header, peer_ip},
-    layer::RateLimitLayer,
+    layer::{RateLimit, RateLimitLayer},
     limit::{Limit, limit},
     limiter::{Admission, Limiter, LimiterBuilder, Rejection},
     outage::OutageRule,
     policy::{Algorithm, Policies, Policy, PolicyTable},
     protocol::{LimitedBody, by},
-    service::RateLimit,
     settle::Reservation,
 };
 

@@ -7,11 +7,9 @@ use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
 
 mod invalidation;
 mod namespace;
-mod pair_key;
 
 pub(crate) use invalidation::Invalidation;
-pub(crate) use namespace::{KnownDenials, Namespace};
-pub(crate) use pair_key::PairKey;
+pub(crate) use namespace::{KnownDenials, Namespace, PairKey};
 
 /// The largest number of pairs in one check, and so of policies in one limiter.
 pub const MAX_PAIRS: usize = 8;

@@ -7,7 +7,7 @@ use tokio::{
 use tower_sliding_window::{
     Admission, Costs, Limiter, LimiterBuilder, OutageRule, Policies, Rejection,
     backend::{Pair, Reason},
-    outage::{Breaker, DenyCache, Share},
+    outage::{Breaker, DenyCacheConfig, Share},
     settle::Settled,
 };
 
@@ -15,7 +15,7 @@ use super::{
     Fault, MINUTE, REFRESH_AGE, Remote, SECOND, TICK, alice, check, on, policy, ten, user, wait, with_max_age,
 };
 
-const THREE_FAILURES: Breaker = Breaker { failures: 3, open_for: SECOND };
+const THREE_FAILURES: Breaker = Breaker::new(3, SECOND);
 
 /// Returns a limiter with a cached denial: Alice has used all units, and one more check was denied.
 async fn cached(
@@ -135,7 +135,7 @@ async fn down_after_denial(
 #[tokio::test(start_paused = true)]
 async fn known_denial_outlives_store_under_every_rule() {
     let rules = [OutageRule::FailOpen, OutageRule::FailClosed, OutageRule::LocalFallback(Share::whole())];
-    let caches = [Some(DenyCache::default()), Some(with_max_age(TICK)), None];
+    let caches = [Some(DenyCacheConfig::default()), Some(with_max_age(TICK)), None];
     for (rule, cache) in rules.into_iter().flat_map(|rule| caches.map(|cache| (rule, cache))) {
         for fault in [Fault::Down, Fault::Hang] {
             let case = format!("{rule:?}, {cache:?}");
@@ -283,7 +283,7 @@ async fn overloaded_check_of_denied_key_is_denied() {
 async fn denials_of_other_keys_keep_known_denial() {
     let (remote, limiter) = {
         let remote = Remote::new();
-        let cache = DenyCache { max_entries: 64, ..DenyCache::default() };
+        let cache = DenyCacheConfig::new(DenyCacheConfig::default().max_age, 64);
         let limiter = on(remote.clone()).deny_cache(cache).outage(OutageRule::FailOpen).build().unwrap();
         (remote, limiter)
     };

@@ -15,7 +15,7 @@ use tokio::{
 use tower_sliding_window::{
     Limiter, RedisBackend,
     backend::Pair,
-    outage::{Breaker, DenyCache},
+    outage::{Breaker, DenyCacheConfig},
     redis::RedisServers,
 };
 
@@ -65,7 +65,7 @@ async fn client_over_its_limit_starves_no_shared_key() {
     }
     // A request is a charge and at most a peek. A rollback is a charge and a refund.
     let calls = calls(&cluster.nodes[0]) - before;
-    let ages = 2 + start.elapsed().as_secs() / DenyCache::default().max_age.as_secs();
+    let ages = 2 + start.elapsed().as_secs() / DenyCacheConfig::default().max_age.as_secs();
     assert!(
         calls <= 2 * requests + 2 * PROCESSES as u64 * ages,
         "{calls} calls for {requests} requests in {ages} maximum ages: at most one rollback per age and process"
@@ -98,7 +98,7 @@ async fn requests_of_hung_node_do_not_wait() {
     let (hung, healthy) =
         (pair(&key_on(1, "user", 0), UNREACHED, 1), pair(&key_on(0, "user", 0), UNREACHED, 1));
     // There is no probe during the test.
-    let limiter = limiter(&cluster).await.breaker(Breaker { failures: 5, open_for: HOUR });
+    let limiter = limiter(&cluster).await.breaker(Breaker::new(5, HOUR));
     let limiter = limiter.deadline(Duration::from_secs(1)).build().unwrap();
     for pair in [&hung, &healthy] {
         let decision = limiter.check([pair.clone()]).await.unwrap();
