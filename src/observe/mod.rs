@@ -57,13 +57,11 @@ pub(crate) use server::ServerEvents;
 pub use server_breaker::{BreakerState, ServerBreaker};
 use stats::Counters;
 pub use stats::{DeniedKey, Stats};
+pub(crate) use throttle::IS_LOGGED;
 #[cfg(feature = "redis")]
 pub(crate) use throttle::Throttle;
 #[cfg(not(feature = "redis"))]
 use throttle::Throttle;
-
-/// Whether events are logged.
-pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
 
 /// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
 /// the configuration.
