@@ -8,9 +8,9 @@ use super::{
     outcome::Rejection,
 };
 use crate::{
-    check::{Check, MAX_PAIRS, Pair},
+    check::{Check, MAX_PAIRS, Pair, pair, pairs},
     error::ConfigError,
-    policy::{distinct, pair, pairs},
+    policy::distinct,
 };
 
 impl Limiter {

@@ -55,7 +55,7 @@ pub(crate) use missing_value::MissingValue;
 pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 pub use server_breaker::{BreakerState, ServerBreaker};
-use stats::Counters;
+use stats::LimiterCounters;
 pub use stats::{DeniedKey, Stats};
 pub(crate) use throttle::IS_LOGGED;
 #[cfg(feature = "redis")]
@@ -83,7 +83,7 @@ pub(crate) struct LimiterEvents {
     settlement_lost: Throttle,
     /// The fraction of a quota that counts as near the limit.
     near_limit: f64,
-    counters: Counters,
+    counters: LimiterCounters,
     metrics: LimiterMetrics,
 }
 
@@ -97,7 +97,7 @@ impl LimiterEvents {
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
             near_limit,
-            counters: Counters::default(),
+            counters: LimiterCounters::default(),
             metrics: LimiterMetrics::new(policies),
         }
     }
@@ -133,7 +133,7 @@ impl LimiterEvents {
     }
 
     /// Returns the counters of the checks.
-    pub(crate) fn counters(&self) -> &Counters {
+    pub(crate) fn counters(&self) -> &LimiterCounters {
         &self.counters
     }
 
