@@ -20,12 +20,10 @@ mod clock;
 mod count;
 mod due;
 mod key_map;
-mod locked;
 mod log;
 mod partition;
 mod records;
 mod shard;
-mod single;
 mod state;
 mod windows;
 
