@@ -13,7 +13,6 @@ mod pairs;
 pub(crate) use invalidation::Invalidation;
 pub(crate) use namespace::{KnownDenials, Namespace};
 pub(crate) use pair_key::PairKey;
-pub(crate) use pairs::{pair, pairs};
 
 pub use crate::policy::MAX_PAIRS;
 

@@ -12,17 +12,23 @@ impl Policies {
     /// unit.
     pub fn pairs(&self, key: &PartitionKey, costs: impl IntoCosts) -> Vec<Pair> {
         let costs = costs.into_costs();
-        pairs(key, self.as_slice(), &costs).collect()
+        Pair::for_policies(key, self.as_slice(), &costs).collect()
     }
 }
 
-/// Pairs this key with each of the policies.
-pub(crate) fn pairs(key: &PartitionKey, policies: &[Policy], costs: &Costs) -> impl Iterator<Item = Pair> {
-    policies.iter().map(|policy| pair(key.clone(), policy, costs))
-}
+impl Pair {
+    /// Pairs a key with each of these policies.
+    pub(crate) fn for_policies(
+        key: &PartitionKey,
+        policies: &[Policy],
+        costs: &Costs,
+    ) -> impl Iterator<Item = Self> {
+        policies.iter().map(|policy| Self::for_policy(key.clone(), policy, costs))
+    }
 
-/// Pairs this key with a policy.
-#[inline]
-pub(crate) fn pair(key: PartitionKey, policy: &Policy, costs: &Costs) -> Pair {
-    Pair::new(key, policy.clone(), cost_of(policy, costs))
+    /// Pairs a key with a policy.
+    #[inline]
+    pub(crate) fn for_policy(key: PartitionKey, policy: &Policy, costs: &Costs) -> Self {
+        Self::new(key, policy.clone(), cost_of(policy, costs))
+    }
 }

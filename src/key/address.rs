@@ -61,7 +61,7 @@ impl AddressGroups {
         if is_valid {
             Ok(Self { ipv6_prefix: prefix, ..self })
         } else {
-            Err(ConfigError::Ipv6Prefix { prefix })
+            Err(ConfigError::out_of_range("IPv6 prefix", format_args!("/{prefix}"), "/1 to /128"))
         }
     }
 

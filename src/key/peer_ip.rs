@@ -36,7 +36,7 @@ impl PeerIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Ipv6Prefix`] unless the prefix is 1 to 128.
+    /// Returns [`ConfigError::OutOfRange`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_ipv6_prefix(prefix)? })
     }

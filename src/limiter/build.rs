@@ -253,10 +253,7 @@ impl LimiterBuilder {
     /// # Errors
     ///
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
-    /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
-    /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
-    /// [`ConfigError::MaxWaiting`], [`ConfigError::MaxWaitingPerKey`], [`ConfigError::NearLimit`],
-    /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
+    /// [`ConfigError::Namespace`], [`ConfigError::Region`] or [`ConfigError::OutOfRange`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let Self {
             policies,
@@ -283,28 +280,20 @@ impl LimiterBuilder {
         }
         let all: Vec<_> = policies.iter().chain(&others).cloned().collect();
         distinct(&all)?;
-        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&deadline) {
-            return Err(ConfigError::Deadline { deadline });
-        }
-        if !(1..=MAX_QUEUE).contains(&queue) {
-            return Err(ConfigError::SettlementQueue { given: queue, max: MAX_QUEUE });
-        }
+        let deadlines = Duration::from_millis(1)..=Duration::from_secs(60);
+        ConfigError::check_range("deadline", deadline, deadlines, "1 ms to 60 s")?;
+        let max =
+            |name, given, max| ConfigError::check_range(name, given, 1..=max, format_args!("1 to {max}"));
+        max("settlement_queue", queue, MAX_QUEUE)?;
         if let Some(breaker) = breaker {
             check_breaker(breaker)?;
         }
-        if !(1..=MAX_IN_FLIGHT).contains(&max_in_flight) {
-            return Err(ConfigError::MaxInFlight { given: max_in_flight, max: MAX_IN_FLIGHT });
-        }
-        if !(1..=MAX_WAITING).contains(&max_waiting) {
-            return Err(ConfigError::MaxWaiting { given: max_waiting, max: MAX_WAITING });
-        }
-        if !(1..=MAX_WAITING).contains(&max_waiting_per_key) {
-            return Err(ConfigError::MaxWaitingPerKey { given: max_waiting_per_key, max: MAX_WAITING });
-        }
+        max("max_in_flight", max_in_flight, MAX_IN_FLIGHT)?;
+        max("max_waiting", max_waiting, MAX_WAITING)?;
+        max("max_waiting_per_key", max_waiting_per_key, MAX_WAITING)?;
         // NaN is in no range.
-        if !(f64::MIN_POSITIVE..=1.0).contains(&near_limit) {
-            return Err(ConfigError::NearLimit { given: near_limit });
-        }
+        let fractions = f64::MIN_POSITIVE..=1.0;
+        ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;
         if let Some(cache) = deny_cache {
             check_deny_cache(cache)?;
         }
