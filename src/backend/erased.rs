@@ -1,18 +1,19 @@
 //! A backend without its type, with the same verbs.
 
-use std::{future::Future, pin::Pin};
+use std::{any::Any, future::Future, pin::Pin};
 
+use super::{Backend, MemoryBackend};
 use crate::{
-    check::{Check, Namespace, PairRef, Purpose, Refund},
+    check::{Check, Namespace, Pair, PairRef, Purpose, Refund},
     decision::Decision,
-    error::BackendError,
+    error::{BackendError, Reason},
     guard::Protection,
     observe::ServerBreaker,
 };
 
-pub(super) type Borrowing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+type Borrowing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A [`Backend`](super::Backend) without its type. Its decisions are complete: they have what a limiter needs of them.
+/// A [`Backend`] without its type. Its decisions are complete: they have what a limiter needs of them.
 pub(crate) trait DynBackend: Send + Sync {
     fn check<'a>(&'a self, check: &'a Check) -> Borrowing<'a, Result<Decision, BackendError>>;
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>>;
@@ -29,4 +30,87 @@ pub(crate) trait DynBackend: Send + Sync {
     fn breakers(&self) -> Vec<ServerBreaker>;
     fn drain(&self) -> Borrowing<'_, ()>;
     fn store(&self) -> Option<String>;
+}
+
+impl<B: Backend> DynBackend for B {
+    fn check<'a>(&'a self, check: &'a Check) -> Borrowing<'a, Result<Decision, BackendError>> {
+        Box::pin(async { complete(check, Backend::check(self, check).await) })
+    }
+
+    #[inline]
+    fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
+        Some(complete(check, Backend::check_now(self, check)?))
+    }
+
+    #[inline]
+    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision> {
+        // The compiler knows the type.
+        let memory: &MemoryBackend = (self as &dyn Any).downcast_ref()?;
+        memory.decide_single(namespace, pair, purpose)
+    }
+
+    fn changes_charges(&self) -> bool {
+        Backend::changes_charges(self)
+    }
+
+    fn refund<'a>(&'a self, refund: &'a Refund) -> Borrowing<'a, Result<u64, BackendError>> {
+        Box::pin(Backend::refund(self, refund))
+    }
+
+    fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {
+        Backend::refund_now(self, refund)
+    }
+
+    fn reset<'a>(&'a self, pairs: &'a Check) -> Borrowing<'a, Result<(), BackendError>> {
+        Box::pin(Backend::reset(self, pairs))
+    }
+
+    fn denials_hold(&self) -> bool {
+        Backend::denials_hold(self)
+    }
+
+    fn grants_leases(&self) -> bool {
+        Backend::changes_charges(self) && Backend::grants_leases(self)
+    }
+
+    fn protect(&self, protection: Protection) -> bool {
+        Backend::protect(self, protection)
+    }
+
+    fn breakers(&self) -> Vec<ServerBreaker> {
+        Backend::breakers(self)
+    }
+
+    fn drain(&self) -> Borrowing<'_, ()> {
+        Box::pin(Backend::drain(self))
+    }
+
+    fn store(&self) -> Option<String> {
+        Backend::store(self)
+    }
+}
+
+/// Rejects a decision without a status for every pair, which would admit pairs that were not checked, and an admitted
+/// reservation without a receipt for every pair, which could not be settled. A lease needs receipts, too, and at most the units
+/// that were asked for.
+#[inline]
+fn complete(check: &Check, decided: Result<Decision, BackendError>) -> Result<Decision, BackendError> {
+    let decision = decided?;
+    let (pairs, is_admitted) = (check.pairs(), decision.is_admitted());
+    let has_receipts = !is_admitted || decision.receipts().len() == pairs.len();
+    let is_valid = match check.purpose() {
+        Purpose::Reserve => has_receipts,
+        Purpose::Lease => has_receipts && (!is_admitted || has_leases(pairs, decision.leases())),
+        _ => true,
+    };
+    if decision.is_complete(check) && is_valid {
+        Ok(decision)
+    } else {
+        Err(BackendError::new(Reason::BrokenReply))
+    }
+}
+
+/// Returns whether the units that were leased are at most those of the request.
+fn has_leases(pairs: &[Pair], leases: &[u32]) -> bool {
+    leases.len() == pairs.len() && pairs.iter().zip(leases).all(|(pair, units)| *units <= pair.lease)
 }

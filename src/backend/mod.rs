@@ -14,7 +14,6 @@ use std::future::Future;
 use crate::{decision::Decision, guard::Protection, observe::ServerBreaker};
 
 mod erased;
-mod erasure;
 #[cfg(feature = "test-util")]
 pub(crate) mod fake;
 mod generation;
