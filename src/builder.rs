@@ -9,7 +9,7 @@ use crate::{
     backend::{Backend, memory::MemoryBackend},
     check::MAX_PAIRS,
     cost::{CostFunction, IntoCosts, IntoUsed},
-    deny_cache::DenyCache,
+    deny_cache::DenyCacheConfig,
     error::ConfigError,
     head::{Head, ResponseHead},
     key::{self, KeyError, KeyExtractor, MissingKey, PartitionKey},
@@ -682,7 +682,7 @@ limiter_settings! {
     /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
     near_limit(fraction: f64);
     /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
-    deny_cache(cache: impl Into<Option<DenyCache>>);
+    deny_cache(cache: impl Into<Option<DenyCacheConfig>>);
     /// Sets the memory of the local fallback; see [`LimiterBuilder::local_memory`].
     local_memory(memory: MemoryBackend);
     /// Sets the bound of the settlement queue; see [`LimiterBuilder::settlement_queue`].

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, PairRef, Purpose, Receipt},
+    error::BackendError,
     policy::Policy,
 };
 
@@ -54,10 +55,13 @@ impl Wait {
 /// Cloning is cheap.
 #[derive(Clone, PartialEq, Eq)]
 #[must_use = "a denied check is a decision too: read `is_admitted()`"]
-pub struct Decision(Arc<Inner>);
+pub struct Decision(Arc<DecisionData>);
+
+/// The decision of a backend, or why there is none.
+pub(crate) type Decided = Result<Decision, BackendError>;
 
 #[derive(PartialEq, Eq)]
-struct Inner {
+struct DecisionData {
     at_micros: u64,
     is_admitted: bool,
     /// Whether a shadow pair would have denied the check.
@@ -65,7 +69,7 @@ struct Inner {
     statuses: Statuses,
     receipts: Box<[Receipt]>,
     origin: Origin,
-    place: Place,
+    store: ChargedStore,
 }
 
 /// The statuses of a decision. One status needs no further memory of the heap.
@@ -73,19 +77,19 @@ pub(crate) type Statuses = SmallVec<[Status; 1]>;
 
 /// The namespace of the check, if the limiter has noted it. Only the warning about double charges needs it.
 #[derive(Default)]
-struct Place {
+struct ChargedStore {
     #[cfg(feature = "tracing")]
     namespace: Option<Namespace>,
 }
 
 /// The same decision may be made with and without a limiter.
-impl PartialEq for Place {
+impl PartialEq for ChargedStore {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Place {}
+impl Eq for ChargedStore {}
 
 /// The origin of a decision.
 #[derive(PartialEq, Eq)]
@@ -247,8 +251,16 @@ impl Decision {
             is_admitted &= status.is_shadow | !denies;
             is_shadow_denied |= status.is_shadow & denies;
         }
-        let place = Place::default();
-        Self(Arc::new(Inner { at_micros, is_admitted, is_shadow_denied, statuses, receipts, origin, place }))
+        let store = ChargedStore::default();
+        Self(Arc::new(DecisionData {
+            at_micros,
+            is_admitted,
+            is_shadow_denied,
+            statuses,
+            receipts,
+            origin,
+            store,
+        }))
     }
 
     /// Notes the namespace of the check of this decision, so that a nested layer can compare its own decision with it.
@@ -257,7 +269,7 @@ impl Decision {
     pub(crate) fn with_namespace(mut self, namespace: Namespace) -> Self {
         // A backend may return one decision for several checks. Then none is noted.
         if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.place.namespace = Some(namespace);
+            inner.store.namespace = Some(namespace);
         }
         self
     }
@@ -269,9 +281,9 @@ impl Decision {
     }
 
     /// Returns the namespace with the identity of its store, if it is noted.
-    pub(crate) fn place(&self) -> Option<&Namespace> {
+    pub(crate) fn store(&self) -> Option<&Namespace> {
         #[cfg(feature = "tracing")]
-        return self.0.place.namespace.as_ref();
+        return self.0.store.namespace.as_ref();
         #[cfg(not(feature = "tracing"))]
         None
     }
@@ -279,8 +291,8 @@ impl Decision {
     /// Returns the policies of which both decisions have charged the same pair of a key and a policy, in the same place. Keys are
     /// compared by their hash.
     pub(crate) fn policies_charged_by<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Policy> {
-        let is_same_place = self.place().zip(other.place()).is_some_and(|(a, b)| a.is_in_same_store(b));
-        let others = if is_same_place { other.statuses() } else { &[] };
+        let is_same_store = self.store().zip(other.store()).is_some_and(|(a, b)| a.is_in_same_store(b));
+        let others = if is_same_store { other.statuses() } else { &[] };
         let is_charged = |status: &&Status| {
             status.cost > 0
                 && others.iter().any(|other| {
@@ -392,7 +404,7 @@ impl Decision {
         self.0.at_micros
     }
 
-    /// Returns whether this is a denial from the deny cache; see [`DenyCache`](crate::outage::DenyCache) for what it
+    /// Returns whether this is a denial from the deny cache; see [`DenyCacheConfig`](crate::outage::DenyCacheConfig) for what it
     /// contains. An admission is never cached.
     pub fn is_cached(&self) -> bool {
         matches!(self.0.origin, Origin::Cache { .. })

@@ -37,7 +37,7 @@
 //! - **Never too many.** No interval as long as the window contains more than the quota, wherever the interval begins.
 //! - **Never too few.** The sliding log, the default, denies a request only if the request would exceed the quota.
 //! - **Exact wait.** If there are no other charges, the same cost is admitted after the wait of a denial, and denied one
-//!   microsecond earlier. A [cached denial](outage::DenyCache) states a lower bound. For a cost above the quota, no wait
+//!   microsecond earlier. A [cached denial](outage::DenyCacheConfig) states a lower bound. For a cost above the quota, no wait
 //!   helps, and the response contains none.
 //! - **All or nothing.** An admitted request is charged to all policies. A denied request is charged to none.
 //! - **An outage is never a denial.** If the backend makes no decision within the deadline, the response is a 503, or what
@@ -70,7 +70,7 @@
 //! | Whose usage is counted? Which address, behind a proxy? | [`guide::keys`], [`guide::proxies`] | [`header`], [`extension`], [`peer_ip`], [`client_ip`](key::client_ip), [`limit`] |
 //! | What does a request cost? | [`guide::costs`] | [`Costs`], [`RouteCosts`], [`CostFunction`] |
 //! | How do I charge the actual cost, or only failures? | [`guide::settling`], [`guide::language_models`] | [`Reservation`], [`ActualCost`](settle::ActualCost), [`Meter`](settle::Meter) |
-//! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCache`](outage::DenyCache) |
+//! | What happens if Redis does not answer? | [`guide::outages`] | [`OutageRule`], [`Breaker`](outage::Breaker), [`DenyCacheConfig`](outage::DenyCacheConfig) |
 //! | How do I connect to Redis, to Sentinel or to a cluster? Where do I place it? | [`guide::cluster`], [`guide::deployment`] | `RedisBackend` |
 //! | How many decisions can Redis make? What about a hot key? | [`guide::capacity`], [`guide::leases`] | [`Lease`](policy::Lease) |
 //! | What do I measure? When do I raise an alert? | [`guide::observability`] | [`Stats`](observe::Stats) |

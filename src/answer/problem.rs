@@ -27,7 +27,7 @@ const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 /// "RateLimit header fields for HTTP" (-11), or those of another [`Dialect`](super::Dialect). They state the charge as it was made, before it is settled. A 429 has
 /// `Retry-After` in whole seconds, rounded up, unless no wait helps. `Retry-After` is the wait of the policies that deny; the
 /// `t` of another policy may be longer, because the client need not wait for it. For a denial from the
-/// [deny cache](crate::outage::DenyCache), `RateLimit-Policy` lists all policies, and `RateLimit` those that are known to deny.
+/// [deny cache](crate::outage::DenyCacheConfig), `RateLimit-Policy` lists all policies, and `RateLimit` those that are known to deny.
 /// An admission without a decision of the store has no such fields.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProblemDetails;

@@ -1,8 +1,8 @@
 //! A backend without its type, with the same verbs.
 
-use std::{any::Any, future::Future, pin::Pin};
+use std::{future::Future, pin::Pin};
 
-use super::{Backend, MemoryBackend};
+use super::Backend;
 use crate::{
     check::{Check, Namespace, Pair, PairRef, Purpose, Refund},
     decision::Decision,
@@ -17,9 +17,6 @@ type Borrowing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub(crate) trait DynBackend: Send + Sync {
     fn check<'a>(&'a self, check: &'a Check) -> Borrowing<'a, Result<Decision, BackendError>>;
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>>;
-    /// Decides a check of one pair, without a copy of the pair. Returns `None` if the backend is no memory, or has no room. Then it has
-    /// charged nothing.
-    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision>;
     fn changes_charges(&self) -> bool;
     fn refund<'a>(&'a self, refund: &'a Refund) -> Borrowing<'a, Result<u64, BackendError>>;
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>>;
@@ -32,6 +29,12 @@ pub(crate) trait DynBackend: Send + Sync {
     fn store(&self) -> Option<String>;
 }
 
+/// A backend that decides a check of one pair at once, without a copy of the pair.
+pub(crate) trait PairBackend: Send + Sync {
+    /// Returns `None` if there is no room for the record of the pair or its key. Then nothing was charged.
+    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision>;
+}
+
 impl<B: Backend> DynBackend for B {
     fn check<'a>(&'a self, check: &'a Check) -> Borrowing<'a, Result<Decision, BackendError>> {
         Box::pin(async { complete(check, Backend::check(self, check).await) })
@@ -40,13 +43,6 @@ impl<B: Backend> DynBackend for B {
     #[inline]
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
         Some(complete(check, Backend::check_now(self, check)?))
-    }
-
-    #[inline]
-    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision> {
-        // The compiler knows the type.
-        let memory: &MemoryBackend = (self as &dyn Any).downcast_ref()?;
-        memory.decide_single(namespace, pair, purpose)
     }
 
     fn changes_charges(&self) -> bool {

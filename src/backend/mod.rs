@@ -22,7 +22,7 @@ pub(crate) mod memory;
 pub(crate) mod redis;
 
 pub use crate::error::{BackendError, Reason};
-pub(crate) use erased::DynBackend;
+pub(crate) use erased::{DynBackend, PairBackend};
 pub use memory::{MemoryBackend, WhenFull};
 
 pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
@@ -126,7 +126,7 @@ pub trait Backend: Send + Sync + 'static {
     /// are refunded, the pair is reset, or its record is lost. It must also be true for every check of the same pair for which
     /// the quota minus the cost is the same or smaller. The clock of the backend must run at the rate of this process.
     ///
-    /// A limiter may then repeat denials from its [deny cache](crate::outage::DenyCache). It calls this method once, when it is
+    /// A limiter may then repeat denials from its [deny cache](crate::outage::DenyCacheConfig). It calls this method once, when it is
     /// built.
     fn denials_hold(&self) -> bool {
         false

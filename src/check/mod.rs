@@ -7,12 +7,10 @@ use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
 
 mod invalidation;
 mod namespace;
-mod pair_key;
 mod pairs;
 
 pub(crate) use invalidation::Invalidation;
-pub(crate) use namespace::{KnownDenials, Namespace};
-pub(crate) use pair_key::PairKey;
+pub(crate) use namespace::{KnownDenials, Namespace, PairKey};
 
 pub use crate::policy::MAX_PAIRS;
 

@@ -6,8 +6,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use super::PairKey;
-use crate::{error::ConfigError, lock::Lock};
+use crate::{error::ConfigError, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
 /// usage of every key.
@@ -52,9 +51,9 @@ impl Namespace {
 
     /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
     pub(crate) fn in_store(self, store: &str) -> Self {
-        type Shared = HashMap<(Box<str>, Box<str>), Weak<Named>>;
-        static SHARED: Lock<Option<Shared>> = Lock::new(None);
-        let mut shared = SHARED.lock();
+        type StoreNamespaces = HashMap<(Box<str>, Box<str>), Weak<Named>>;
+        static ALL: Lock<Option<StoreNamespaces>> = Lock::new(None);
+        let mut shared = ALL.lock();
         let shared = shared.get_or_insert_default();
         // Limiters are few and are rarely created, so a full scan is cheap.
         shared.retain(|_, namespace| namespace.strong_count() > 0);
@@ -103,6 +102,46 @@ impl Eq for Namespace {}
 impl Hash for Namespace {
     fn hash<H: Hasher>(&self, state: &mut H) {
         self.0.name.hash(state);
+    }
+}
+
+/// A partition key and a policy. The quota of the policy makes no difference, because usage does not depend on it.
+#[derive(Clone)]
+pub(crate) struct PairKey {
+    key: PartitionKey,
+    policy: Policy,
+}
+
+impl PairKey {
+    pub(crate) fn new(key: &PartitionKey, policy: &Policy) -> Self {
+        Self { key: key.bounded().into_owned(), policy: policy.clone() }
+    }
+
+    /// Hashes the pair without the hash of its key, which differs between processes.
+    pub(crate) fn hash_reproducibly(&self, state: &mut impl Hasher) {
+        self.key.as_bytes().hash(state);
+        self.hash_policy(state);
+    }
+
+    fn hash_policy(&self, state: &mut impl Hasher) {
+        self.policy.name().hash(state);
+        self.policy.window_micros().hash(state);
+        self.policy.algorithm().hash(state);
+    }
+}
+
+impl PartialEq for PairKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.policy.counts_with(&other.policy) && self.key == other.key
+    }
+}
+
+impl Eq for PairKey {}
+
+impl Hash for PairKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.key.hash(state);
+        self.hash_policy(state);
     }
 }
 

@@ -14,9 +14,9 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter, sync::Cache,
 use tokio::time::Instant;
 
 use super::{
-    DenyCache, Micros,
-    asks::Permission,
-    entry::{ANY_AGE, Denial, Entry, Found, room},
+    CacheMicros, DenyCacheConfig,
+    cached_pair::{ANY_AGE, CachedPair, Denial, Found, room},
+    revalidation::Permission,
 };
 use crate::{
     check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey, RecentlyDenied},
@@ -29,15 +29,15 @@ const STRIPES: usize = 128;
 /// The number of shards of the entries, each with a lock of its own. A small cache has one shard.
 const SHARDS: usize = 16;
 /// The time at which a cache is created. Every age can be subtracted from it.
-const ORIGIN: Micros = 3_600_000_000;
+const ORIGIN: CacheMicros = 3_600_000_000;
 
 /// The known denials of a limiter. Until the maximum age, they are repeated instead of asking the store. Until their waits have passed,
 /// they are repeated if the store makes no decision.
-pub(crate) struct Denials {
+pub(crate) struct DenyCache {
     /// In microseconds. 0 if the deny cache is off.
     pub(super) max_age: u64,
     namespace: Namespace,
-    entries: Cache<PairKey, Arc<Entry>>,
+    entries: Cache<PairKey, Arc<CachedPair>>,
     /// The number of invalidations so far.
     invalidations: AtomicU64,
     /// The last invalidations, by the hash of a pair.
@@ -70,15 +70,15 @@ struct Stripe {
 /// A pair with a cached denial.
 pub(super) struct Denied<'a> {
     pair: &'a Pair,
-    pub(super) entry: Arc<Entry>,
+    pub(super) entry: Arc<CachedPair>,
     pub(super) found: Found,
 }
 
-impl Denials {
+impl DenyCache {
     /// Returns the empty store of the denials of a limiter. Without settings, the deny cache is off.
-    pub(crate) fn new(settings: Option<DenyCache>, namespace: Namespace) -> Arc<Self> {
-        let off = DenyCache { max_age: Duration::ZERO, ..DenyCache::default() };
-        let DenyCache { max_age, max_entries } = settings.unwrap_or(off);
+    pub(crate) fn new(settings: Option<DenyCacheConfig>, namespace: Namespace) -> Arc<Self> {
+        let off = DenyCacheConfig { max_age: Duration::ZERO, ..DenyCacheConfig::default() };
+        let DenyCacheConfig { max_age, max_entries } = settings.unwrap_or(off);
         // All shards have one size, so there may be a few entries less than the bound.
         let shards = if max_entries < 32 * SHARDS { 1 } else { SHARDS };
         let entries = max_entries - max_entries % shards;
@@ -146,12 +146,12 @@ impl Denials {
         let until = denial.usage.sent + self.max_age;
         let old = self.entries.get(&pair_key);
         if let Some(old) = &old
-            && !permission.is_some_and(|permission| permission.covers(&old.asks))
+            && !permission.is_some_and(|permission| permission.covers(&old.revalidation))
         {
-            old.asks.record(denial.usage.sent);
+            old.revalidation.record(denial.usage.sent);
         }
         let now = self.micros(Instant::now());
-        let Some(entry) = Entry::with(old.as_deref(), denial, now, self.max_age) else { return };
+        let Some(entry) = CachedPair::with(old.as_deref(), denial, now, self.max_age) else { return };
         self.waits_end.fetch_max(entry.waits_end(), Ordering::Release);
         self.entries.insert(pair_key, Arc::new(entry));
         self.horizon.fetch_max(until, Ordering::Release);
@@ -162,12 +162,13 @@ impl Denials {
     pub(super) fn admitted(&self, pair: &Pair, decision: &Decision, was_known: bool) {
         let Some(now) = self.now_before(&self.waits_end) else { return };
         let pair_key = PairKey::new(&pair.key, &pair.policy);
-        let is_later = |entry: &Entry| !decision.is_divided() && entry.at_micros() < decision.at_micros();
-        let contradicts = |entry: Arc<Entry>| {
+        let is_later =
+            |entry: &CachedPair| !decision.is_divided() && entry.at_micros() < decision.at_micros();
+        let contradicts = |entry: Arc<CachedPair>| {
             (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
         };
         if self.entries.get(&pair_key).is_some_and(contradicts) {
-            self.replace(&pair_key, Entry::invalidated);
+            self.replace(&pair_key, CachedPair::invalidated);
         }
     }
 
@@ -203,7 +204,7 @@ impl Denials {
     }
 
     /// Invalidates one entry, and every denial that was asked for before.
-    fn replace(&self, pair_key: &PairKey, with: impl FnOnce(&Entry) -> Entry) {
+    fn replace(&self, pair_key: &PairKey, with: impl FnOnce(&CachedPair) -> CachedPair) {
         let (mut stripe, hash) = self.stripe(pair_key);
         // Under the lock, so that the numbers of a stripe grow.
         stripe.invalidate(hash, self.invalidations.fetch_add(1, Ordering::SeqCst) + 1);
@@ -213,7 +214,7 @@ impl Denials {
     }
 
     /// Returns the enforcing pairs of a check with a denial that is younger than this age.
-    pub(super) fn denied<'a>(&self, check: &'a Check, now: Micros, max_age: u64) -> Vec<Denied<'a>> {
+    pub(super) fn denied<'a>(&self, check: &'a Check, now: CacheMicros, max_age: u64) -> Vec<Denied<'a>> {
         let pairs = check.pairs().iter().filter(|pair| pair.cost > 0 && !pair.is_shadow);
         let denied = pairs.filter_map(|pair| {
             let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy))?;
@@ -224,12 +225,12 @@ impl Denials {
     }
 
     /// Returns the time, or `None` if all entries have reached the maximum age.
-    pub(super) fn now(&self) -> Option<Micros> {
+    pub(super) fn now(&self) -> Option<CacheMicros> {
         self.now_before(&self.horizon)
     }
 
     /// Returns the time, or `None` if this end has come, or is 0.
-    fn now_before(&self, end: &AtomicU64) -> Option<Micros> {
+    fn now_before(&self, end: &AtomicU64) -> Option<CacheMicros> {
         let end = end.load(Ordering::Acquire);
         if end == 0 {
             return None;
@@ -239,7 +240,7 @@ impl Denials {
     }
 
     /// Returns an instant as a number, rounded down.
-    pub(super) fn micros(&self, instant: Instant) -> Micros {
+    pub(super) fn micros(&self, instant: Instant) -> CacheMicros {
         ORIGIN + instant.saturating_duration_since(self.start).as_micros() as u64
     }
 
@@ -270,7 +271,7 @@ impl Stripe {
 }
 
 /// Builds the denial of a check from the pairs that deny it.
-pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Decision {
+pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: CacheMicros) -> Decision {
     let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
     let statuses = denied.iter().map(|denied| denied.entry.status(denied.pair, &denied.found, now));
     let mut known = [false; MAX_PAIRS];
@@ -280,15 +281,15 @@ pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: Micros) -> Dec
     Decision::cached(at_micros, statuses.collect(), check, known)
 }
 
-impl KnownDenials for Denials {
+impl KnownDenials for DenyCache {
     fn invalidate(&self, pair: &PairKey, is_certain: bool) {
-        self.replace(pair, if is_certain { Entry::invalidated } else { Entry::expired });
+        self.replace(pair, if is_certain { CachedPair::invalidated } else { CachedPair::expired });
     }
 }
 
-impl fmt::Debug for Denials {
+impl fmt::Debug for DenyCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Denials").finish_non_exhaustive()
+        f.debug_struct("DenyCache").finish_non_exhaustive()
     }
 }
 
@@ -306,7 +307,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn denial_is_recent_until_max_age() {
-        let denials = Denials::new(Some(DenyCache { max_age: SECOND, max_entries: 8 }), Namespace::default());
+        let denials =
+            DenyCache::new(Some(DenyCacheConfig { max_age: SECOND, max_entries: 8 }), Namespace::default());
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user| {
             let key = PartitionKey::new("user", user);
@@ -332,7 +334,7 @@ mod tests {
     /// The rollback of a check invalidates the pairs that were charged, before the denial of another pair is entered.
     #[tokio::test(start_paused = true)]
     async fn invalidation_of_other_pair_keeps_denial() {
-        let denials = Denials::new(Some(DenyCache::default()), Namespace::default());
+        let denials = DenyCache::new(Some(DenyCacheConfig::default()), Namespace::default());
         let policy = Policy::new("p", 5, 10 * SECOND).unwrap();
         let check = |user: usize| {
             let key = PartitionKey::new("user", user.to_string());

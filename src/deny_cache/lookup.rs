@@ -5,9 +5,9 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{
-    asks::Permission,
-    cache::{Denials, Denied, decision},
-    entry::Denial,
+    cache::{Denied, DenyCache, decision},
+    cached_pair::Denial,
+    revalidation::Permission,
 };
 use crate::{
     check::{Check, Purpose},
@@ -16,41 +16,41 @@ use crate::{
 };
 
 /// The result of a lookup.
-pub(crate) enum Lookup {
+pub(crate) enum CacheLookup {
     /// The check is denied.
     Hit(Decision),
     /// The store must be asked, and the cache learns from its decision.
-    Miss(Miss),
+    Miss(CacheMiss),
     /// The store must be asked, and its decision is not cached.
     Bypass,
 }
 
 /// A check that the store must be asked.
-pub(crate) struct Miss {
-    denials: Arc<Denials>,
+pub(crate) struct CacheMiss {
+    denials: Arc<DenyCache>,
     /// The permission to ask although a cached denial answers the check.
     permission: Option<Permission>,
 }
 
 /// A check that is being sent.
-pub(crate) struct Sent {
-    miss: Miss,
+pub(crate) struct SentCheck {
+    miss: CacheMiss,
     at: Instant,
     invalidations: u64,
 }
 
-impl Denials {
+impl DenyCache {
     /// Looks up a check.
-    pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> Lookup {
+    pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> CacheLookup {
         if !matches!(check.purpose(), Purpose::Charge | Purpose::Reserve) {
-            return Lookup::Bypass;
+            return CacheLookup::Bypass;
         }
-        let Some(now) = self.now() else { return Lookup::Miss(Miss::new(self.clone(), None)) };
+        let Some(now) = self.now() else { return CacheLookup::Miss(CacheMiss::new(self.clone(), None)) };
         let denied = self.denied(check, now, self.max_age);
         if denied.is_empty() {
-            return Lookup::Miss(Miss::new(self.clone(), None));
+            return CacheLookup::Miss(CacheMiss::new(self.clone(), None));
         }
-        let asks = |denied: &Denied<'_>| denied.entry.asks.clone();
+        let asks = |denied: &Denied<'_>| denied.entry.revalidation.clone();
         // One entry that needs no refresh is enough for the verdict. The wait is the longest, so it needs those of all pairs.
         let permission = if denied.iter().all(|denied| denied.found.is_old) {
             Permission::to_refresh(denied.iter().map(asks).collect(), now)
@@ -59,32 +59,32 @@ impl Denials {
             Permission::to_ask(unknown.map(asks).collect(), now, self.max_age)
         };
         if permission.is_some() {
-            return Lookup::Miss(Miss::new(self.clone(), permission));
+            return CacheLookup::Miss(CacheMiss::new(self.clone(), permission));
         }
-        Lookup::Hit(decision(check, &denied, now))
+        CacheLookup::Hit(decision(check, &denied, now))
     }
 }
 
-impl Miss {
-    pub(super) fn new(denials: Arc<Denials>, permission: Option<Permission>) -> Self {
+impl CacheMiss {
+    pub(super) fn new(denials: Arc<DenyCache>, permission: Option<Permission>) -> Self {
         Self { denials, permission }
     }
 
     /// Marks that the check is sent now, or later: a denial is valid from here on.
-    pub(crate) fn send(self, now: Instant) -> Sent {
+    pub(crate) fn send(self, now: Instant) -> SentCheck {
         let invalidations = self.denials.invalidations();
-        Sent { miss: self, at: now, invalidations }
+        SentCheck { miss: self, at: now, invalidations }
     }
 }
 
-impl Sent {
+impl SentCheck {
     /// Enters the denials of a decision. If the check gets no decision, repeats a known denial, of any age.
     pub(crate) fn learn(
         self,
         check: &Check,
         outcome: Result<Decision, BackendError>,
     ) -> Result<Decision, BackendError> {
-        let Self { miss: Miss { denials, permission }, at, invalidations } = self;
+        let Self { miss: CacheMiss { denials, permission }, at, invalidations } = self;
         let decision = match outcome {
             Ok(decision) => decision,
             // The charges of this check are kept, because no denial was known when it was sent.

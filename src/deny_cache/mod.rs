@@ -7,16 +7,16 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use crate::error::ConfigError;
 
-mod asks;
 mod cache;
-mod entry;
+mod cached_pair;
 mod lookup;
+mod revalidation;
 
-pub(crate) use cache::Denials;
-pub(crate) use lookup::{Lookup, Miss};
+pub(crate) use cache::DenyCache;
+pub(crate) use lookup::{CacheLookup, CacheMiss};
 
 /// A local instant in microseconds since an origin before the cache was created.
-type Micros = u64;
+type CacheMicros = u64;
 
 /// The settings of the deny cache: repeated denials are answered without the store.
 ///
@@ -69,7 +69,8 @@ type Micros = u64;
 /// under every [outage rule](crate::OutageRule) and also if the cache is disabled. See the
 /// [guide](crate::guide::outages#deny-cache-in-an-outage).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DenyCache {
+#[non_exhaustive]
+pub struct DenyCacheConfig {
     /// The largest age of a cached denial: 1 ms to 60 s.
     pub max_age: Duration,
     /// The largest number of entries, one for each pair of a partition key and a policy: 1 to 2^20.
@@ -79,17 +80,25 @@ pub struct DenyCache {
 const MAX_AGE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::from_secs(60);
 const MAX_ENTRIES: RangeInclusive<usize> = 1..=1 << 20;
 
-impl Default for DenyCache {
+impl Default for DenyCacheConfig {
     /// Returns 1 s and 16,384 entries: refunds by other processes are seen within a second, and the worst case takes 32 MB.
     fn default() -> Self {
         Self { max_age: Duration::from_secs(1), max_entries: 1 << 14 }
     }
 }
 
-pub(crate) fn check_deny_cache(cache: DenyCache) -> Result<(), ConfigError> {
-    let DenyCache { max_age, max_entries } = cache;
-    let text = "1 ms to 60 s; `.deny_cache(None)` disables the cache";
-    ConfigError::check_range("deny cache: max_age", max_age, MAX_AGE, text)?;
-    let text = format_args!("1 to {}", MAX_ENTRIES.end());
-    ConfigError::check_range("deny cache: max_entries", max_entries, MAX_ENTRIES, text)
+impl DenyCacheConfig {
+    /// Creates the settings of a cache whose denials have at most this age, 1 ms to 60 s, and that has at most this number of entries,
+    /// 1 to 2^20. A limiter checks them when it is built.
+    pub const fn new(max_age: Duration, max_entries: usize) -> Self {
+        Self { max_age, max_entries }
+    }
+
+    pub(crate) fn validate(self) -> Result<(), ConfigError> {
+        let Self { max_age, max_entries } = self;
+        let text = "1 ms to 60 s; `.deny_cache(None)` disables the cache";
+        ConfigError::check_range("deny cache: max_age", max_age, MAX_AGE, text)?;
+        let text = format_args!("1 to {}", MAX_ENTRIES.end());
+        ConfigError::check_range("deny cache: max_entries", max_entries, MAX_ENTRIES, text)
+    }
 }

@@ -44,6 +44,7 @@ use crate::{
 /// failures, the longest `open_for`, and the shortest deadline. Any other backend has one breaker per limiter, which its clones
 /// share, unless the backend [protects](crate::backend::Backend::protect) its servers itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Breaker {
     /// The number of failures in a row that open the breaker: 1 to 1,000,000.
     pub failures: u32,
@@ -62,19 +63,27 @@ impl Default for Breaker {
     }
 }
 
-pub(crate) fn check_breaker(breaker: Breaker) -> Result<(), ConfigError> {
-    let Breaker { failures, open_for } = breaker;
-    let text = format_args!("1 to {}; `.breaker(None)` disables the breaker", FAILURES.end());
-    ConfigError::check_range("circuit breaker: failures", failures, FAILURES, text)?;
-    ConfigError::check_range("circuit breaker: open_for", open_for, OPEN_FOR, "1 ms to 1 h")
+impl Breaker {
+    /// Creates the settings of a breaker that opens after this number of failures in a row, 1 to 1,000,000, and stays open before a
+    /// probe for this time, 1 ms to 1 h. A limiter checks them when it is built.
+    pub const fn new(failures: u32, open_for: Duration) -> Self {
+        Self { failures, open_for }
+    }
+
+    pub(crate) fn validate(self) -> Result<(), ConfigError> {
+        let Self { failures, open_for } = self;
+        let text = format_args!("1 to {}; `.breaker(None)` disables the breaker", FAILURES.end());
+        ConfigError::check_range("circuit breaker: failures", failures, FAILURES, text)?;
+        ConfigError::check_range("circuit breaker: open_for", open_for, OPEN_FOR, "1 ms to 1 h")
+    }
 }
 
 /// A circuit breaker. Its settings belong to the guard, because several limiters may share the server that it protects.
 #[derive(Default)]
-pub(super) struct Circuit(Lock<State>);
+pub(super) struct Circuit(Lock<CircuitState>);
 
 #[derive(Default)]
-struct State {
+struct CircuitState {
     /// The first failure since the last answer that is worth an event, and the last error, until an event reports them.
     unreported: Option<(Instant, BackendError)>,
     /// The number of state changes. The outcome of a check that began before the last change is ignored.
@@ -262,7 +271,7 @@ impl Circuit {
     }
 }
 
-impl State {
+impl CircuitState {
     fn busy_since(&self, deadline: Duration) -> Option<Instant> {
         self.busy.filter(|(_, last)| last.elapsed() < 2 * deadline).map(|(since, _)| since)
     }

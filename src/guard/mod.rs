@@ -8,7 +8,6 @@ mod server_guard;
 pub use breaker::Breaker;
 #[cfg(feature = "redis")]
 pub(crate) use breaker::ServerAnswer;
-pub(crate) use breaker::check_breaker;
 #[cfg(feature = "redis")]
 pub(crate) use deadline::LAST_TURNS;
 pub(crate) use deadline::{before, until};

@@ -23,6 +23,11 @@ pub struct Protection {
 pub(crate) struct SharedProtection(Lock<Option<Protection>>);
 
 impl Protection {
+    /// Creates the settings of a limiter: to test a backend, or to pass them on to another one.
+    pub fn new(breaker: impl Into<Option<Breaker>>, deadline: Duration, max_in_flight: usize) -> Self {
+        Self { breaker: breaker.into(), deadline, max_in_flight }
+    }
+
     fn strictest(self, other: Self) -> Self {
         let breaker = match (self.breaker, other.breaker) {
             (Some(a), Some(b)) => {

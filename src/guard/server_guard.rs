@@ -362,7 +362,7 @@ mod tests {
     #[cfg(feature = "redis")]
     #[test]
     fn renewed_pass_keeps_its_place() {
-        let settings = Protection { breaker: None, deadline: Duration::from_secs(1), max_in_flight: 1 };
+        let settings = Protection::new(None, Duration::from_secs(1), 1);
         let guard = Guard::of_backend(settings, "test");
         let mut pass = guard.enter(None).unwrap();
         drop(pass.take_report());

@@ -4,17 +4,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::time::Instant;
 
-use super::Micros;
+use super::LocalMicros;
 
 /// A change of the suspended time by less than this is the time between two readings. No machine is suspended for so short a time.
 const NOISE: u64 = 2_000;
 
 /// Returns the time that the machine was suspended, in microseconds, from an arbitrary origin.
-type Suspended = Box<dyn Fn() -> Micros + Send + Sync>;
+type Suspended = Box<dyn Fn() -> LocalMicros + Send + Sync>;
 
 /// For this time after a reading of the suspended time, it is not read again. To suspend a machine, the kernel needs longer than this to
 /// stop all processes, and the clock of [`Instant`] counts that time.
-const FRESH: Micros = 100;
+const FRESH: LocalMicros = 100;
 
 /// A monotonic clock that counts suspended time.
 ///
@@ -41,8 +41,8 @@ impl LocalClock {
     }
 
     /// Returns the time since an arbitrary origin, in microseconds. It never goes back.
-    pub(super) fn now(&self) -> Micros {
-        let elapsed = self.start.elapsed().as_micros() as Micros;
+    pub(super) fn now(&self) -> LocalMicros {
+        let elapsed = self.start.elapsed().as_micros() as LocalMicros;
         let suspended = if elapsed < self.counted_at.load(Ordering::Acquire) + FRESH {
             self.counted.load(Ordering::Relaxed)
         } else {
@@ -54,7 +54,7 @@ impl LocalClock {
         elapsed + suspended
     }
 
-    fn count_suspended(&self) -> Micros {
+    fn count_suspended(&self) -> LocalMicros {
         let counted = self.counted.load(Ordering::Relaxed);
         if (self.suspended)() < counted + NOISE {
             return counted;
@@ -70,7 +70,7 @@ impl LocalClock {
 
 /// Returns the difference of a clock that counts suspended time and one that does not.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-fn suspended() -> Micros {
+fn suspended() -> LocalMicros {
     use rustix::time::{ClockId, Timespec, clock_gettime};
 
     let micros = |time: Timespec| (time.tv_sec as u64) * 1_000_000 + time.tv_nsec as u64 / 1_000;
@@ -80,7 +80,7 @@ fn suspended() -> Micros {
 
 /// On Windows, the monotonic clock counts suspended time. On the other systems, a suspended machine must not hold leases.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-fn suspended() -> Micros {
+fn suspended() -> LocalMicros {
     0
 }
 

@@ -8,17 +8,17 @@
 //! answer is too late for a lease. The request runs in a task of its own, so it depends on no caller.
 
 mod clock;
-mod due;
-mod entry;
+mod leased_pair;
 mod request;
+mod return_timers;
 mod returns;
 mod table;
 
-pub(crate) use request::{Lookup, Miss};
-pub(crate) use table::{Ending, Leases};
+pub(crate) use request::{LeaseLookup, LeaseMiss};
+pub(crate) use table::{Leases, RevokeGuard};
 
 /// Microseconds of the local clock.
-type Micros = u64;
+type LocalMicros = u64;
 
 #[cfg(test)]
 mod tests {
@@ -36,7 +36,7 @@ mod tests {
 
     use tokio::sync::oneshot;
 
-    use super::{Leases, Lookup, Miss, clock::LocalClock, due::Due, returns};
+    use super::{LeaseLookup, LeaseMiss, Leases, clock::LocalClock, return_timers::ReturnTimer};
     use crate::{
         backend::{BackendError, MemoryBackend, Reason},
         check::{Check, Namespace, Pair, Purpose, Receipt},
@@ -45,14 +45,14 @@ mod tests {
         now_or_later::BoxFuture,
         observe::LimiterEvents,
         policy::{Algorithm, Lease, Policy},
-        settle::Queue,
+        settle::SettlementQueue,
     };
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn leases(suspended: &Arc<AtomicU64>) -> Arc<Leases> {
         let events = Arc::new(LimiterEvents::new("store", &[], 1.0));
-        let queue = Queue::new(Arc::new(MemoryBackend::new()), 8, 8, events.clone());
+        let queue = SettlementQueue::new(Arc::new(MemoryBackend::new()), 8, 8, events.clone());
         Arc::new(Leases::on_clock(LocalClock::suspended_by(suspended), Namespace::default(), queue, events))
     }
 
@@ -79,15 +79,15 @@ mod tests {
     type Outcome = Result<Decision, BackendError>;
 
     fn ask<F: Future<Output = Outcome> + Send + 'static>(
-        miss: Miss,
+        miss: LeaseMiss,
         check: &Check,
         store: impl FnOnce(Check) -> F + Send + 'static,
     ) -> BoxFuture<Outcome> {
         miss.ask(check.clone(), SECOND, move |check, _| Box::pin(store(check)))
     }
 
-    fn miss(leases: &Arc<Leases>, check: &Check) -> Miss {
-        let Lookup::Miss(miss) = leases.lookup(check) else { panic!("the check is not leased") };
+    fn miss(leases: &Arc<Leases>, check: &Check) -> LeaseMiss {
+        let LeaseLookup::Miss(miss) = leases.lookup(check) else { panic!("the check is not leased") };
         miss
     }
 
@@ -98,14 +98,14 @@ mod tests {
 
     async fn is_leased(leases: &Arc<Leases>, check: &Check) -> bool {
         match leases.lookup(check) {
-            Lookup::Granted(decision) => decision.is_leased(),
-            Lookup::Miss(miss) => {
+            LeaseLookup::Granted(decision) => decision.is_leased(),
+            LeaseLookup::Miss(miss) => {
                 assert!(
                     ask(miss, check, |check| async move { Ok(admit(&check)) }).await.unwrap().is_admitted()
                 );
                 false
             }
-            Lookup::Bypass => panic!("the check is leasable"),
+            LeaseLookup::Bypass => panic!("the check is leasable"),
         }
     }
 
@@ -130,15 +130,15 @@ mod tests {
     fn lease_outside_runtime_is_returned_by_next_task() {
         let leases = leases(&Arc::default());
         let check = hot();
-        let due = || Due::new(0, &check.pairs()[0].key, &check.pairs()[0].policy);
-        returns::schedule(&leases, due());
-        assert_eq!(leases.dues.len(), 1);
+        let due = || ReturnTimer::new(0, &check.pairs()[0].key, &check.pairs()[0].policy);
+        leases.schedule(due());
+        assert_eq!(leases.timers.len(), 1);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            returns::schedule(&leases, due());
+            leases.schedule(due());
             tokio::task::yield_now().await;
         });
-        assert_eq!(leases.dues.len(), 0);
+        assert_eq!(leases.timers.len(), 0);
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
         };
         let (_, waited) = tokio::join!(new(), new());
         let waited = waited.unwrap();
-        assert!(waited.is_leased() && waited.place().is_some());
+        assert!(waited.is_leased() && waited.store().is_some());
     }
 
     /// A waker that uses the leases from another thread.
@@ -254,11 +254,11 @@ mod tests {
         for _ in 0..200 {
             leased += u32::from(is_leased(&leases, &check).await);
             tokio::time::sleep(Duration::from_millis(70)).await;
-            assert!(leases.dues.len() <= 1);
+            assert!(leases.timers.len() <= 1);
         }
         assert!(leased > 50, "{leased}");
         // Without checks, nothing is scheduled.
         tokio::time::sleep(SECOND).await;
-        assert_eq!(leases.dues.len(), 0);
+        assert_eq!(leases.timers.len(), 0);
     }
 }

@@ -4,13 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::watch, time::Instant};
 
-use super::{
-    returns,
-    table::{Learned, Leases, Request, Step},
-};
+use super::table::{Learned, Leases, Request, Step};
 use crate::{
     check::{Check, Pair, Purpose},
-    decision::{Decision, Status},
+    decision::{Decided, Decision, Status},
     error::{BackendError, Reason},
     guard::until,
     now_or_later::BoxFuture,
@@ -20,20 +17,18 @@ use crate::{
 /// A check waits for the lease requests of others for at most this part of its deadline: a quarter.
 const WAIT: u32 = 4;
 
-type Outcome = Result<Decision, BackendError>;
-
 /// The result of a lookup.
-pub(crate) enum Lookup {
+pub(crate) enum LeaseLookup {
     /// The check is admitted from leases.
     Granted(Decision),
     /// The store must be asked, and the leases learn from its decision.
-    Miss(Miss),
+    Miss(LeaseMiss),
     /// No pair of the check is leased.
     Bypass,
 }
 
 /// A check that the store must be asked.
-pub(crate) struct Miss {
+pub(crate) struct LeaseMiss {
     leases: Arc<Leases>,
     /// Whether the check may take and use leases.
     is_leasable: bool,
@@ -44,10 +39,10 @@ struct InFlight {
     leases: Arc<Leases>,
     check: Check,
     request: Request,
-    progress: Progress,
+    progress: RequestProgress,
 }
 
-enum Progress {
+enum RequestProgress {
     Unsent,
     Sent,
     Ended,
@@ -55,25 +50,28 @@ enum Progress {
 
 impl Leases {
     /// Looks up a check.
-    pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> Lookup {
+    pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> LeaseLookup {
         if check.pairs().iter().all(|pair| pair.policy.lease().is_none()) {
-            return Lookup::Bypass;
+            return LeaseLookup::Bypass;
         }
         let is_leasable = is_leasable(check);
         let granted = if is_leasable { self.grant(check) } else { None };
-        granted.map_or_else(|| Lookup::Miss(Miss { leases: self.clone(), is_leasable }), Lookup::Granted)
+        granted.map_or_else(
+            || LeaseLookup::Miss(LeaseMiss { leases: self.clone(), is_leasable }),
+            LeaseLookup::Granted,
+        )
     }
 }
 
-impl Miss {
+impl LeaseMiss {
     /// Asks the store by means of `ask` within this deadline, for a lease if one is due, and learns from its decision. If a lease request
     /// of the same pair is in flight, waits for its end first, because its lease may grant the check.
     pub(crate) fn ask(
         self,
         check: Check,
         deadline: Duration,
-        ask: impl FnOnce(Check, Duration) -> BoxFuture<Outcome> + Send + 'static,
-    ) -> BoxFuture<Outcome> {
+        ask: impl FnOnce(Check, Duration) -> BoxFuture<Decided> + Send + 'static,
+    ) -> BoxFuture<Decided> {
         let Self { leases, is_leasable } = self;
         Box::pin(async move {
             if !is_leasable {
@@ -86,7 +84,7 @@ impl Miss {
             // Outside a runtime, nothing bounds the wait.
             if matches!(step, Step::Wait(_))
                 && Handle::try_current().is_ok()
-                && let Some(_place) = leases.place_to_wait()
+                && let Some(_place) = leases.permit_to_wait()
             {
                 let started = Instant::now();
                 while let Step::Wait(request) = step {
@@ -109,7 +107,7 @@ impl Miss {
                 return Ok(decision);
             };
             let asked = ask(check.clone().leasing(request.units.iter().copied()), left);
-            let in_flight = InFlight { leases, check, request, progress: Progress::Unsent };
+            let in_flight = InFlight { leases, check, request, progress: RequestProgress::Unsent };
             match Handle::try_current() {
                 // Others wait for it, so it must not depend on this caller.
                 Ok(runtime) => runtime
@@ -123,12 +121,12 @@ impl Miss {
 }
 
 impl InFlight {
-    async fn send(mut self, asked: BoxFuture<Outcome>) -> Outcome {
+    async fn send(mut self, asked: BoxFuture<Decided>) -> Decided {
         let sent = self.leases.clock.now();
-        self.progress = Progress::Sent;
+        self.progress = RequestProgress::Sent;
         let decision = match asked.await {
             Err(error) if !may_have_charged(&error) => {
-                self.progress = Progress::Ended;
+                self.progress = RequestProgress::Ended;
                 self.leases.end_request(&self.check, true);
                 return Err(error);
             }
@@ -136,14 +134,14 @@ impl InFlight {
             Ok(decision) if !decision.is_cached() => decision,
             unanswered => return unanswered,
         };
-        self.progress = Progress::Ended;
-        let Some(Learned { held, dues }) =
+        self.progress = RequestProgress::Ended;
+        let Some(Learned { held, timers }) =
             self.leases.learn(&self.check, &decision, Some((&self.request, sent)))
         else {
             return Ok(decision);
         };
-        for due in dues {
-            returns::schedule(&self.leases, due);
+        for due in timers {
+            self.leases.schedule(due);
         }
         Ok(for_caller(&self.check, &decision, &held))
     }
@@ -152,9 +150,9 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         let is_sent = match self.progress {
-            Progress::Ended => return,
-            Progress::Unsent => false,
-            Progress::Sent => true,
+            RequestProgress::Ended => return,
+            RequestProgress::Unsent => false,
+            RequestProgress::Sent => true,
         };
         self.leases.end_request(&self.check, is_sent);
         if is_sent {

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{
-    due::{Due, Next},
+    return_timers::{Next, ReturnTimer},
     table::Leases,
 };
 
@@ -15,14 +15,16 @@ struct Task {
     has_ended: bool,
 }
 
-/// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it, or the next task.
-pub(super) fn schedule(leases: &Arc<Leases>, due: Due) {
-    if !leases.dues.add(due) {
-        return;
-    }
-    match Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn(Task { leases: leases.clone(), has_ended: false }.run())),
-        Err(_) => leases.dues.abandon(),
+impl Leases {
+    /// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it, or the next task.
+    pub(super) fn schedule(self: &Arc<Self>, timer: ReturnTimer) {
+        if !self.timers.add(timer) {
+            return;
+        }
+        match Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(Task { leases: self.clone(), has_ended: false }.run())),
+            Err(_) => self.timers.abandon(),
+        }
     }
 }
 
@@ -30,7 +32,7 @@ impl Task {
     async fn run(mut self) {
         while let Some(wait) = self.work() {
             // Either the instant has come, or there is an earlier one.
-            let _ = timeout(wait, self.leases.dues.earlier.notified()).await;
+            let _ = timeout(wait, self.leases.timers.earlier.notified()).await;
         }
     }
 
@@ -39,11 +41,11 @@ impl Task {
         let leases = &self.leases;
         loop {
             let now = leases.clock.now();
-            match leases.dues.next(now) {
+            match leases.timers.next(now) {
                 Next::Now(due) => {
                     if let Some(due) = leases.expire(due, now) {
                         // This task is running.
-                        leases.dues.add(due);
+                        leases.timers.add(due);
                     }
                 }
                 Next::At(at) => return Some(Duration::from_micros(at - now)),
@@ -59,7 +61,7 @@ impl Task {
 impl Drop for Task {
     fn drop(&mut self) {
         if !self.has_ended {
-            self.leases.dues.abandon();
+            self.leases.timers.abandon();
         }
     }
 }

@@ -14,10 +14,10 @@ use smallvec::SmallVec;
 use tokio::{runtime::Handle, sync::watch, time::Instant};
 
 use super::{
-    Micros,
+    LocalMicros,
     clock::LocalClock,
-    due::{Due, Dues},
-    entry::{Answer, Entry, Leftover},
+    leased_pair::{LeaseAnswer, LeasedPair, Leftover},
+    return_timers::{ReturnTimer, ReturnTimers},
 };
 use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Receipt, Refund, RefundPair},
@@ -27,7 +27,7 @@ use crate::{
     lock::Lock,
     observe::{LeasedUnits, LimiterEvents},
     policy::Policy,
-    settle::Queue,
+    settle::SettlementQueue,
 };
 
 /// The number of locks. All pairs of a partition key have the same one, so a check takes one lock.
@@ -35,7 +35,7 @@ const SHARDS: usize = 64;
 /// The largest number of pairs in a shard. Further pairs are not leased.
 const MAX_PAIRS_OF_SHARD: usize = 1_024;
 /// A pair that was not used for this time makes room for another one. A full shard is searched at most this often.
-const KEEP_IDLE: Micros = 1_000_000;
+const KEEP_IDLE: LocalMicros = 1_000_000;
 
 /// A number for each pair of a check.
 pub(super) type OfPairs<T> = SmallVec<[T; MAX_PAIRS]>;
@@ -63,7 +63,7 @@ pub(super) struct Learned {
     /// The units that are held for each pair after a lease request.
     pub(super) held: OfPairs<u32>,
     /// When to look at the leases again.
-    pub(super) dues: OfPairs<Due>,
+    pub(super) timers: OfPairs<ReturnTimer>,
 }
 
 /// The leases of all limiters of this process.
@@ -73,9 +73,9 @@ static ALL: Lock<Vec<Weak<Leases>>> = Lock::new(Vec::new());
 pub(crate) struct Leases {
     pub(super) clock: LocalClock,
     shards: Box<[Lock<Shard>]>,
-    pub(super) dues: Dues,
+    pub(super) timers: ReturnTimers,
     namespace: Namespace,
-    queue: Arc<Queue>,
+    queue: Arc<SettlementQueue>,
     pub(super) events: Arc<LimiterEvents>,
     /// The number of checks that wait for lease requests.
     waiting: AtomicUsize,
@@ -83,23 +83,23 @@ pub(crate) struct Leases {
 }
 
 /// A check that waits for a lease request. Dropping it releases its place.
-pub(super) struct Place<'a>(&'a AtomicUsize);
+pub(super) struct WaitPermit<'a>(&'a AtomicUsize);
 
 #[derive(Default)]
 pub(super) struct Shard {
-    entries: HashTable<Entry>,
-    searched: Micros,
+    entries: HashTable<LeasedPair>,
+    searched: LocalMicros,
 }
 
 /// Ends the leases of the pairs of a check, those of all limiters of this process with its store and namespace. It ends them when it is
 /// created and again when it is dropped, because a lease in between may have been charged before the change that it guards.
-pub(crate) struct Ending(Check);
+pub(crate) struct RevokeGuard(Check);
 
 impl Leases {
     /// Creates the leases of a limiter. At most `max_waiting` checks wait for lease requests at once.
     pub(crate) fn new(
         namespace: Namespace,
-        queue: Arc<Queue>,
+        queue: Arc<SettlementQueue>,
         events: Arc<LimiterEvents>,
         max_waiting: usize,
     ) -> Arc<Self> {
@@ -115,19 +115,19 @@ impl Leases {
     pub(super) fn on_clock(
         clock: LocalClock,
         namespace: Namespace,
-        queue: Arc<Queue>,
+        queue: Arc<SettlementQueue>,
         events: Arc<LimiterEvents>,
     ) -> Self {
         let shards = (0..SHARDS).map(|_| Lock::default()).collect();
-        let (dues, waiting) = (Dues::default(), AtomicUsize::new(0));
-        Self { clock, shards, dues, namespace, queue, events, waiting, max_waiting: usize::MAX }
+        let (timers, waiting) = (ReturnTimers::default(), AtomicUsize::new(0));
+        Self { clock, shards, timers, namespace, queue, events, waiting, max_waiting: usize::MAX }
     }
 
     /// Returns a place to wait for a lease request, or `None` if too many checks wait.
-    pub(super) fn place_to_wait(&self) -> Option<Place<'_>> {
+    pub(super) fn permit_to_wait(&self) -> Option<WaitPermit<'_>> {
         let others = self.waiting.fetch_add(1, Ordering::Relaxed);
         // From here on, dropping it releases the place.
-        let place = Place(&self.waiting);
+        let place = WaitPermit(&self.waiting);
         (others < self.max_waiting).then_some(place)
     }
 
@@ -159,7 +159,7 @@ impl Leases {
     pub(super) fn next_step(&self, check: &Check, deadline: Duration) -> Step {
         let Some(key) = key_of(check) else { return Step::Ask };
         let now = self.clock.now();
-        let earliest = now.saturating_sub(deadline.as_micros() as Micros);
+        let earliest = now.saturating_sub(deadline.as_micros() as LocalMicros);
         let mut shard = self.shard(&key);
         let mut in_flight =
             check.pairs().iter().filter_map(|pair| shard.find(&key, &pair.policy)?.request_since(earliest));
@@ -174,12 +174,12 @@ impl Leases {
         &self,
         check: &Check,
         decision: &Decision,
-        request: Option<(&Request, Micros)>,
+        request: Option<(&Request, LocalMicros)>,
     ) -> Option<Learned> {
         // A cached denial is no statement of the store.
         let key = key_of(check).filter(|_| !decision.is_cached())?;
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
-        let (mut leftovers, mut held, mut dues) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
+        let (mut leftovers, mut held, mut timers) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
         // Those who wait for the request are woken last, when the units are granted or queued.
         let mut _ended = OfPairs::new();
         let mut shard = self.shard(&key);
@@ -193,7 +193,7 @@ impl Leases {
             match (decision.leases().get(i), decision.receipts().get(i)) {
                 (Some(&units), Some(&receipt)) if is_admitted => {
                     let key = &pair.key;
-                    let answer = Answer { key, decision, status, receipt, units, sent, received };
+                    let answer = LeaseAnswer { key, decision, status, receipt, units, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
                     if let Some(ended) = ended.as_ref().filter(|_| entry.is_late()) {
@@ -205,7 +205,7 @@ impl Leases {
                     }
                     held.push(entry.units());
                     let at = entry.schedule();
-                    dues.extend(at.map(|at| Due::new(at, &entry.key, &pair.policy)));
+                    timers.extend(at.map(|at| ReturnTimer::new(at, &entry.key, &pair.policy)));
                 }
                 _ => entry.learn(status, false, received),
             }
@@ -216,7 +216,7 @@ impl Leases {
             self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
         }
         self.return_units(leftovers);
-        Some(Learned { held, dues })
+        Some(Learned { held, timers })
     }
 
     /// Learns what remains, from a decision of the store for a check that takes and uses no leases.
@@ -274,11 +274,11 @@ impl Leases {
     }
 
     /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
-    pub(super) fn expire(&self, due: Due, now: Micros) -> Option<Due> {
+    pub(super) fn expire(&self, due: ReturnTimer, now: LocalMicros) -> Option<ReturnTimer> {
         let found = self.shard(&due.key).find(&due.key, &due.policy).map(|entry| entry.expire(now));
         let (leftover, at) = found?;
         self.return_units(leftover);
-        at.map(|at| Due { at, ..due })
+        at.map(|at| ReturnTimer { at, ..due })
     }
 
     fn return_units(&self, leftovers: impl IntoIterator<Item = Leftover>) {
@@ -296,18 +296,18 @@ impl Leases {
 
 impl Shard {
     /// Returns the entry of a pair.
-    fn find(&mut self, key: &PartitionKey, policy: &Policy) -> Option<&mut Entry> {
+    fn find(&mut self, key: &PartitionKey, policy: &Policy) -> Option<&mut LeasedPair> {
         self.entries.find_mut(key.hash_code(), |entry| entry.is_of(key, policy))
     }
 
     /// Grants units of one pair, if it has leased units for them. Returns the units of a lease that has ended, and the grant as
-    /// [`Entry::grant`] does.
+    /// [`LeasedPair::grant`] does.
     #[inline]
     fn grant_one(
         &mut self,
         key: &PartitionKey,
         pair: &Pair,
-        now: Micros,
+        now: LocalMicros,
     ) -> (Option<Leftover>, Option<(Status, Receipt, u64)>) {
         match self.find(key, &pair.policy) {
             Some(entry) => (entry.begin_use(&pair.policy, now), entry.grant(pair, now)),
@@ -323,7 +323,7 @@ impl Shard {
         &mut self,
         key: &PartitionKey,
         check: &Check,
-        now: Micros,
+        now: LocalMicros,
         leftovers: &mut OfPairs<Leftover>,
     ) -> Option<Decision> {
         let mut has_room = true;
@@ -353,7 +353,7 @@ impl Shard {
     }
 
     /// Begins a lease request, if every pair would have leased units after it.
-    fn begin_request(&mut self, key: &PartitionKey, check: &Check, now: Micros) -> Option<Request> {
+    fn begin_request(&mut self, key: &PartitionKey, check: &Check, now: LocalMicros) -> Option<Request> {
         let mut wanted = OfPairs::new();
         for Pair { policy, .. } in check.pairs() {
             wanted.push(self.find(key, policy)?.wanted(policy, now)?);
@@ -369,7 +369,7 @@ impl Shard {
     }
 
     /// Adds the entry of a pair, if there is room.
-    fn insert(&mut self, key: &PartitionKey, policy: &Policy, now: Micros) {
+    fn insert(&mut self, key: &PartitionKey, policy: &Policy, now: LocalMicros) {
         if self.entries.len() >= MAX_PAIRS_OF_SHARD {
             if now < self.searched + KEEP_IDLE {
                 return;
@@ -378,17 +378,17 @@ impl Shard {
             self.entries.retain(|entry| !entry.is_idle_since(now.saturating_sub(KEEP_IDLE)));
         }
         if self.entries.len() < MAX_PAIRS_OF_SHARD {
-            let entry = Entry::new(key.clone(), policy.clone());
+            let entry = LeasedPair::new(key.clone(), policy.clone());
             self.entries.insert_unique(key.hash_code(), entry, |entry| entry.key.hash_code());
         }
     }
 }
 
-impl Ending {
-    pub(crate) fn of(check: Check) -> Self {
-        let ending = Self(check);
-        ending.end_now();
-        ending
+impl RevokeGuard {
+    pub(crate) fn new(check: Check) -> Self {
+        let guard = Self(check);
+        guard.end_now();
+        guard
     }
 
     fn end_now(&self) {
@@ -400,20 +400,20 @@ impl Ending {
             let mut leftovers = OfPairs::new();
             for pair in self.0.pairs() {
                 let key = pair.key.bounded();
-                leftovers.extend(leases.shard(&key).find(&key, &pair.policy).and_then(Entry::end));
+                leftovers.extend(leases.shard(&key).find(&key, &pair.policy).and_then(LeasedPair::end));
             }
             leases.return_units(leftovers);
         }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for WaitPermit<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Drop for Ending {
+impl Drop for RevokeGuard {
     fn drop(&mut self) {
         self.end_now();
     }

@@ -1,20 +1,24 @@
 //! The builder of a limiter.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{any::Any, fmt, sync::Arc, time::Duration};
 
-use super::{Inner, Limiter, Settings, Waiters, draft::Reserve};
+use super::{
+    draft::Reserve,
+    inner::{Limiter, LimiterInner, LimiterSettings},
+    waiters::Waiters,
+};
 use crate::{
-    backend::{Backend, DynBackend, MemoryBackend},
+    backend::{Backend, DynBackend, MemoryBackend, PairBackend},
     check::{MAX_PAIRS, Namespace},
-    deny_cache::{Denials, DenyCache, check_deny_cache},
+    deny_cache::{DenyCache, DenyCacheConfig},
     error::ConfigError,
-    guard::{Breaker, Guard, Protection, check_breaker},
+    guard::{Breaker, Guard, Protection},
     key::PartitionKey,
     lease::Leases,
     observe::{self, LimiterEvents},
     outage::{LocalFallback, OutageRule},
     policy::{Policy, distinct},
-    settle::{Queue, Unsettled},
+    settle::{SettlementQueue, Unsettled},
 };
 
 /// The builder of a [`Limiter`].
@@ -29,7 +33,7 @@ pub struct LimiterBuilder {
     namespace: Option<String>,
     region: Option<String>,
     deadline: Duration,
-    queue: usize,
+    settlement_queue: usize,
     rule: OutageRule,
     reserve: Reserve,
     breaker: Option<Breaker>,
@@ -37,8 +41,9 @@ pub struct LimiterBuilder {
     max_waiting: usize,
     max_waiting_per_key: usize,
     near_limit: f64,
-    deny_cache: Option<DenyCache>,
+    deny_cache: Option<DenyCacheConfig>,
     memory: Option<MemoryBackend>,
+    pair_backend: Option<Arc<dyn PairBackend>>,
     backend: Arc<dyn DynBackend>,
 }
 
@@ -51,8 +56,37 @@ const MAX_IN_FLIGHT: usize = 1 << 20;
 /// The largest bound of waiting requests. As many are held in memory.
 const MAX_WAITING: usize = 1 << 20;
 
+impl Limiter {
+    /// The default deadline of a check: 100 ms.
+    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
+
+    /// The default bound of the settlement queue: 1,024.
+    pub const DEFAULT_SETTLEMENT_QUEUE: usize = 1_024;
+
+    /// The default bound of checks in flight: 4,096. If each check takes 10 ms, this bound permits 400,000 checks per second. If
+    /// each check takes the whole deadline, it permits 40,000. Each waiting check needs a few kilobytes of memory.
+    pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
+
+    /// The default bound of waiting requests: 4,096. Each of them needs a few kilobytes of memory.
+    pub const DEFAULT_MAX_WAITING: usize = 4_096;
+
+    /// The default bound of waiting requests of one key: 1,024. It is a quarter of the default for all keys, so that requests of one
+    /// key leave room to wait for those of other keys.
+    pub const DEFAULT_MAX_WAITING_PER_KEY: usize = 1_024;
+
+    /// The default fraction of a quota that counts as [near the limit](LimiterBuilder::near_limit): 0.8.
+    pub const DEFAULT_NEAR_LIMIT: f64 = 0.8;
+
+    /// Returns a builder for a limiter over this backend.
+    pub fn builder(backend: impl Backend) -> LimiterBuilder {
+        LimiterBuilder::new(backend)
+    }
+}
+
 impl LimiterBuilder {
-    pub(super) fn new(backend: impl Backend) -> Self {
+    fn new(backend: impl Backend) -> Self {
+        let memory = (&backend as &dyn Any).downcast_ref::<MemoryBackend>();
+        let pair_backend = memory.map(|memory| Arc::new(memory.clone()) as Arc<dyn PairBackend>);
         Self {
             policies: Vec::new(),
             others: Vec::new(),
@@ -61,7 +95,7 @@ impl LimiterBuilder {
             namespace: None,
             region: None,
             deadline: Limiter::DEFAULT_DEADLINE,
-            queue: Limiter::DEFAULT_SETTLEMENT_QUEUE,
+            settlement_queue: Limiter::DEFAULT_SETTLEMENT_QUEUE,
             rule: OutageRule::default(),
             reserve: Reserve::default(),
             breaker: Some(Breaker::default()),
@@ -69,8 +103,9 @@ impl LimiterBuilder {
             max_waiting: Limiter::DEFAULT_MAX_WAITING,
             max_waiting_per_key: Limiter::DEFAULT_MAX_WAITING_PER_KEY,
             near_limit: Limiter::DEFAULT_NEAR_LIMIT,
-            deny_cache: Some(DenyCache::default()),
+            deny_cache: Some(DenyCacheConfig::default()),
             memory: None,
+            pair_backend,
             backend: Arc::new(backend),
         }
     }
@@ -123,7 +158,7 @@ impl LimiterBuilder {
     /// stands, and the limiter [counts](Limiter::lost_settlements) the loss. As many settlements are in progress at once as checks
     /// may be [in flight](Self::max_in_flight).
     pub fn settlement_queue(mut self, settlements: usize) -> Self {
-        self.queue = settlements;
+        self.settlement_queue = settlements;
         self
     }
 
@@ -214,13 +249,13 @@ impl LimiterBuilder {
         self
     }
 
-    /// Configures the deny cache. The default is [`DenyCache::default`]. `None` disables it: every check asks the store. Then a
+    /// Configures the deny cache. The default is [`DenyCacheConfig::default`]. `None` disables it: every check asks the store. Then a
     /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both. A
     /// [known denial](crate::guide::outages#deny-cache-in-an-outage) still denies a check for which the store makes no decision.
     ///
     /// The cache has no effect for a backend that answers at once, or whose [denials do not
     /// hold](Backend::denials_hold).
-    pub fn deny_cache(mut self, cache: impl Into<Option<DenyCache>>) -> Self {
+    pub fn deny_cache(mut self, cache: impl Into<Option<DenyCacheConfig>>) -> Self {
         self.deny_cache = cache.into();
         self
     }
@@ -255,57 +290,15 @@ impl LimiterBuilder {
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
     /// [`ConfigError::Namespace`], [`ConfigError::Region`] or [`ConfigError::OutOfRange`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
-        let Self {
-            policies,
-            others,
-            needs_policies,
-            settles,
-            namespace,
-            region,
-            deadline,
-            queue,
-            rule,
-            reserve,
-            breaker,
-            max_in_flight,
-            max_waiting,
-            max_waiting_per_key,
-            near_limit,
-            deny_cache,
-            memory,
-            backend,
-        } = self;
-        if policies.is_empty() && needs_policies {
-            return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
-        }
-        let all: Vec<_> = policies.iter().chain(&others).cloned().collect();
-        distinct(&all)?;
-        let deadlines = Duration::from_millis(1)..=Duration::from_secs(60);
-        ConfigError::check_range("deadline", deadline, deadlines, "1 ms to 60 s")?;
-        let max =
-            |name, given, max| ConfigError::check_range(name, given, 1..=max, format_args!("1 to {max}"));
-        max("settlement_queue", queue, MAX_QUEUE)?;
-        if let Some(breaker) = breaker {
-            check_breaker(breaker)?;
-        }
-        max("max_in_flight", max_in_flight, MAX_IN_FLIGHT)?;
-        max("max_waiting", max_waiting, MAX_WAITING)?;
-        max("max_waiting_per_key", max_waiting_per_key, MAX_WAITING)?;
-        // NaN is in no range.
-        let fractions = f64::MIN_POSITIVE..=1.0;
-        ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;
-        if let Some(cache) = deny_cache {
-            check_deny_cache(cache)?;
-        }
-        if settles && !backend.changes_charges() {
-            return Err(ConfigError::CannotSettle);
-        }
-        let namespace = namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
-        let region = region.map(region_key).transpose()?;
+        let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
+        self.validate(&all)?;
+        let Self { backend, deadline, max_in_flight, near_limit, reserve, rule, .. } = self;
+        let namespace = self.namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
+        let region = self.region.map(region_key).transpose()?;
         let store = backend.store();
-        let protection = Protection { breaker, deadline, max_in_flight };
         let name = store.as_deref().unwrap_or("custom backend");
         let name = format!("{name}, namespace {}", namespace.as_str());
+        let protection = Protection::new(self.breaker, deadline, max_in_flight);
         let guard = (!backend.protect(protection)).then(|| Guard::of_backend(protection, &name));
         let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
         let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
@@ -314,27 +307,51 @@ impl LimiterBuilder {
             Some(store) => namespace.in_store(store),
             None => namespace,
         };
-        let denials = backend.denials_hold().then(|| Denials::new(deny_cache, namespace.clone()));
-        let queue = Queue::new(backend.clone(), queue, max_in_flight, events.clone());
-        let leases = backend
-            .grants_leases()
-            .then(|| Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight));
-        Ok(Limiter(Arc::new(Inner {
-            queue,
-            leases,
-            denials,
-            settings: Settings { policies, namespace, region, deadline, rule, reserve },
+        let queue =
+            SettlementQueue::new(backend.clone(), self.settlement_queue, max_in_flight, events.clone());
+        let new_leases = || Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight);
+        Ok(Limiter(Arc::new(LimiterInner {
             guard,
-            local_fallback: memory.map(LocalFallback::in_memory).unwrap_or_default(),
-            waiters: Waiters::new(max_waiting, max_waiting_per_key),
+            leases: backend.grants_leases().then(new_leases),
+            deny_cache: backend.denials_hold().then(|| DenyCache::new(self.deny_cache, namespace.clone())),
+            local_fallback: LocalFallback::new(|| Arc::new(self.memory.unwrap_or_else(MemoryBackend::new))),
+            waiters: Waiters::new(self.max_waiting, self.max_waiting_per_key),
+            settings: LimiterSettings { policies: self.policies, namespace, region, deadline, rule, reserve },
+            queue,
+            pair_backend: self.pair_backend,
             backend,
             events,
             _lifetime: lifetime,
         })))
     }
+
+    /// Checks all settings but the namespace and the region.
+    fn validate(&self, policies: &[Policy]) -> Result<(), ConfigError> {
+        let Self { deadline, settlement_queue, max_in_flight, near_limit, .. } = *self;
+        if self.policies.is_empty() && self.needs_policies {
+            return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
+        }
+        distinct(policies)?;
+        let deadlines = Duration::from_millis(1)..=Duration::from_secs(60);
+        ConfigError::check_range("deadline", deadline, deadlines, "1 ms to 60 s")?;
+        let max =
+            |name, given, max| ConfigError::check_range(name, given, 1..=max, format_args!("1 to {max}"));
+        max("settlement_queue", settlement_queue, MAX_QUEUE)?;
+        self.breaker.map_or(Ok(()), Breaker::validate)?;
+        max("max_in_flight", max_in_flight, MAX_IN_FLIGHT)?;
+        max("max_waiting", self.max_waiting, MAX_WAITING)?;
+        max("max_waiting_per_key", self.max_waiting_per_key, MAX_WAITING)?;
+        // NaN is in no range.
+        let fractions = f64::MIN_POSITIVE..=1.0;
+        ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;
+        self.deny_cache.map_or(Ok(()), DenyCacheConfig::validate)?;
+        if self.settles && !self.backend.changes_charges() {
+            return Err(ConfigError::CannotSettle);
+        }
+        Ok(())
+    }
 }
 
-/// Returns the first part of every key.
 fn region_key(region: String) -> Result<PartitionKey, ConfigError> {
     let printable = region.bytes().all(|b| (b' '..=b'~').contains(&b));
     if printable && (1..=64).contains(&region.len()) {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Limiter, Settings,
     draft::{Against, Draft, Part, Rest},
+    inner::{Limiter, LimiterSettings},
     outcome::Rejection,
 };
 use crate::{
@@ -49,7 +49,7 @@ impl Limiter {
     /// Returns the check of a key against all policies of the limiter, of which there is at least one.
     #[inline(always)]
     fn check_for_key(&self, Part { mut key, costs, is_shadow, .. }: Part) -> Check {
-        let Settings { policies, namespace, region, .. } = &self.0.settings;
+        let LimiterSettings { policies, namespace, region, .. } = &self.0.settings;
         if let Some(region) = region {
             key = region.and(&key);
         }
@@ -95,7 +95,7 @@ impl Limiter {
     }
 
     fn check_for_pairs(&self, mut pairs: Vec<Pair>) -> Result<Check, ConfigError> {
-        let Settings { namespace, region, .. } = &self.0.settings;
+        let LimiterSettings { namespace, region, .. } = &self.0.settings;
         if let Some(region) = region {
             for pair in &mut pairs {
                 pair.key = region.and(&pair.key);

@@ -7,19 +7,16 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::{
-    Outcome,
-    outcome::{Admission, Rejection},
-    pipeline::Decided,
-};
+use super::outcome::{Admission, AdmitResult, Rejection};
 use crate::{
+    decision::Decided,
     error::{BackendError, Reason},
     now_or_later::NowOrLater,
     settle::Reservation,
 };
 
 /// A request whose outcome may be in progress.
-pub(crate) type Admitting = NowOrLater<Outcome>;
+pub(crate) type Admitting = NowOrLater<AdmitResult>;
 
 /// The future of [`Limiter::check`](crate::Limiter::check) and [`Limiter::peek`](crate::Limiter::peek). It resolves to the decision.
 #[must_use = "a check does nothing unless it is awaited"]
@@ -73,11 +70,11 @@ macro_rules! future {
 }
 
 future!(CheckFuture, Decided, |decided| decided);
-future!(AdmitFuture, Outcome, |outcome| outcome);
+future!(AdmitFuture, AdmitResult, |outcome| outcome);
 future!(ReserveFuture, Result<Reservation, Rejection>, reserved);
 future!(ResetFuture, Result<(), BackendError>, |reset| reset);
 
-fn reserved(outcome: Outcome) -> Result<Reservation, Rejection> {
+fn reserved(outcome: AdmitResult) -> Result<Reservation, Rejection> {
     let Admission { reservation, .. } = outcome?;
     // An admitted reservation always has a handle.
     reservation.ok_or_else(|| Rejection::Unavailable(BackendError::new(Reason::Other)))

@@ -1,29 +1,35 @@
 //! The limiter: policies and a backend.
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, time::Duration};
 
 use tokio::time::Instant;
 
+use self::{
+    draft::Part,
+    future::Admitting,
+    inner::{LimiterInner, LimiterSettings},
+    outage_rule::Terms,
+    outcome::AdmitResult,
+};
 use crate::{
-    backend::{Backend, DynBackend},
-    check::{Check, Invalidation, Namespace, Purpose},
+    check::{Check, Invalidation, Purpose},
     decision::Decision,
-    deny_cache::Denials,
     error::{BackendError, Reason},
-    guard::{Guard, before},
-    key::{KeyError, PartitionKey},
-    lease::{Ending, Leases},
+    guard::before,
+    key::KeyError,
+    lease::RevokeGuard,
     now_or_later::{BoxFuture, NowOrLater},
-    observe::{DeniedKey, Lifetime, LimiterEvents, ServerBreaker, Stats},
-    outage::{LocalFallback, OutageRule, Readiness},
-    policy::Policy,
-    settle::{Queue, Reservation},
+    observe::{DeniedKey, ServerBreaker, Stats},
+    outage::{OutageRule, Readiness},
+    settle::Reservation,
 };
 
 mod build;
 mod check_for_draft;
 mod draft;
 mod future;
+mod inner;
+mod outage_rule;
 mod outcome;
 mod pipeline;
 mod wait;
@@ -32,124 +38,12 @@ mod waiters;
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
 pub use draft::{Draft, IntoDraft};
-use draft::{Part, Reserve};
-use future::Admitting;
 pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
+pub use inner::Limiter;
 pub(crate) use outcome::Basis;
-use outcome::Terms;
 pub use outcome::{Admission, Rejection};
-use waiters::Waiters;
 
-type Outcome = Result<Admission, Rejection>;
-
-/// A limiter: policies and a backend. It needs no HTTP and no tower service, and suits jobs and outgoing calls.
-///
-/// ```
-/// use std::time::Duration;
-/// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
-///
-/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
-/// let limiter = Limiter::builder(MemoryBackend::new())
-///     .policy(Policy::new("mails", 2, Duration::from_secs(60))?)
-///     .build()?;
-///
-/// let alice = PartitionKey::new("user", "alice");
-/// assert!(limiter.check((alice.clone(), 2)).await?.is_admitted());
-/// assert!(!limiter.check(alice).await?.is_admitted());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # })?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// Cloning is cheap, and clones share everything.
-#[derive(Clone)]
-pub struct Limiter(Arc<Inner>);
-
-struct Inner {
-    settings: Settings,
-    backend: Arc<dyn DynBackend>,
-    queue: Arc<Queue>,
-    /// `None` if the backend protects its servers itself.
-    guard: Option<Arc<Guard>>,
-    /// `None` if the backend grants no leases.
-    leases: Option<Arc<Leases>>,
-    /// `None` if the denials of the backend do not hold.
-    denials: Option<Arc<Denials>>,
-    local_fallback: LocalFallback,
-    waiters: Arc<Waiters>,
-    events: Arc<LimiterEvents>,
-    /// `None` if the store has no name.
-    _lifetime: Option<Lifetime>,
-}
-
-#[derive(Clone, Debug)]
-struct Settings {
-    policies: Vec<Policy>,
-    namespace: Namespace,
-    /// The first part of every key.
-    region: Option<PartitionKey>,
-    deadline: Duration,
-    rule: OutageRule,
-    reserve: Reserve,
-}
-
-/// # What to check
-///
-/// The methods that check, wait, reserve or reset take one parameter, which is anything that is an [`IntoDraft`]:
-///
-/// | value | pairs |
-/// | --- | --- |
-/// | `key` | this [`PartitionKey`] and each policy of the limiter, at 1 unit |
-/// | `(key, 10)` or `(key, costs)` | the same at this cost, or at these [`Costs`](crate::Costs) |
-/// | `[pair, ..]`, `Vec<Pair>` | these [pairs](crate::backend::Pair) of a key and a policy, for several keys |
-/// | [`Draft`] | policies chosen for this request, several keys, an outage rule of its own |
-///
-/// # Errors
-///
-/// If the backend makes no decision within the deadline, [`check`](Self::check), [`peek`](Self::peek) and [`reset`](Self::reset) return
-/// a [`BackendError`]. They return [`Reason::Misconfigured`] without asking the backend, if the pairs cannot be a check.
-/// [`admit`](Self::admit), [`wait`](Self::wait) and [`reserve`](Self::reserve) apply the outage rule, and return a [`Rejection`].
-///
-/// If the backend can only charge, then peek, reserve and reset return [`Reason::Unsupported`] without asking it.
-///
-/// # When a check begins
-///
-/// If the backend answers at once, a check is complete when the method returns. Otherwise, and always for a reset, it begins
-/// when the future is polled. If the future is dropped before it is complete, the charge may stand.
-///
-/// Outside an async function, [`CheckFuture::now`](crate::future::CheckFuture::now) returns a decision that was made at once.
-///
-/// # Runtime
-///
-/// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled
-/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline. To
-/// [wait](Self::wait), every backend needs tokio with its timer enabled.
 impl Limiter {
-    /// The default deadline of a check: 100 ms.
-    pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(100);
-
-    /// The default bound of the settlement queue: 1,024.
-    pub const DEFAULT_SETTLEMENT_QUEUE: usize = 1_024;
-
-    /// The default bound of checks in flight: 4,096. If each check takes 10 ms, this bound permits 400,000 checks per second. If
-    /// each check takes the whole deadline, it permits 40,000. Each waiting check needs a few kilobytes of memory.
-    pub const DEFAULT_MAX_IN_FLIGHT: usize = 4_096;
-
-    /// The default bound of waiting requests: 4,096. Each of them needs a few kilobytes of memory.
-    pub const DEFAULT_MAX_WAITING: usize = 4_096;
-
-    /// The default bound of waiting requests of one key: 1,024. It is a quarter of the default for all keys, so that requests of one
-    /// key leave room to wait for those of other keys.
-    pub const DEFAULT_MAX_WAITING_PER_KEY: usize = 1_024;
-
-    /// The default fraction of a quota that counts as [near the limit](LimiterBuilder::near_limit): 0.8.
-    pub const DEFAULT_NEAR_LIMIT: f64 = 0.8;
-
-    /// Returns a builder for a limiter over this backend.
-    pub fn builder(backend: impl Backend) -> LimiterBuilder {
-        LimiterBuilder::new(backend)
-    }
-
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if the cost does not name it.
     ///
     /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit). An exempt draft
@@ -244,7 +138,7 @@ impl Limiter {
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, draft: impl IntoDraft) -> ResetFuture {
-        let Inner { backend, settings, .. } = &*self.0;
+        let LimiterInner { backend, settings, .. } = &*self.0;
         let check = draft.into_draft().map_err(misconfigured).and_then(|draft| {
             if !backend.changes_charges() {
                 return Err(BackendError::new(Reason::Unsupported));
@@ -256,7 +150,7 @@ impl Limiter {
             Ok(Some(check)) => {
                 let (backend, deadline) = (backend.clone(), settings.deadline);
                 NowOrLater::Later(Box::pin(async move {
-                    let _ending = Ending::of(check.clone());
+                    let _revoked = RevokeGuard::new(check.clone());
                     let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
                     let _invalidation = Invalidation::remove(check.scope(), pairs);
                     let deadline = Instant::now() + deadline;
@@ -265,16 +159,6 @@ impl Limiter {
             }
             Err(error) => NowOrLater::now(Err(error)),
         })
-    }
-
-    /// Returns the policies in the order in which they were added.
-    pub fn policies(&self) -> &[Policy] {
-        &self.0.settings.policies
-    }
-
-    /// Returns the namespace, which separates this limiter from others on the same store.
-    pub fn namespace(&self) -> &str {
-        self.0.settings.namespace.as_str()
     }
 
     /// Returns the number of lost settlements. A settlement is lost if the queue is full, or if the backend does not confirm it
@@ -330,7 +214,7 @@ impl Limiter {
     }
 
     fn breakers(&self) -> Vec<ServerBreaker> {
-        let Inner { backend, guard, .. } = &*self.0;
+        let LimiterInner { backend, guard, .. } = &*self.0;
         let of_servers = backend.breakers().into_iter();
         of_servers.chain(guard.as_ref().and_then(|guard| guard.breaker())).collect()
     }
@@ -419,7 +303,8 @@ impl Limiter {
     ) -> Option<Admitting> {
         self.prepare(draft).map(|prepared| match prepared {
             Ok((check, terms)) => {
-                let waiting: BoxFuture<Outcome> = Box::pin(wait::wait(self.clone(), check, terms, at_most));
+                let waiting: BoxFuture<AdmitResult> =
+                    Box::pin(wait::wait(self.clone(), check, terms, at_most));
                 NowOrLater::Later(waiting)
             }
             Err(rejection) => NowOrLater::now(Err(rejection)),
@@ -432,7 +317,7 @@ impl Limiter {
             Ok(draft) => draft,
             Err(error) => return Some(Err(self.reject_key(error))),
         };
-        let Settings { rule, reserve, .. } = self.0.settings;
+        let LimiterSettings { rule, reserve, .. } = self.0.settings;
         let (rule, reserve) = (draft.outage.unwrap_or(rule), draft.reserve_terms(reserve));
         match self.check_to_admit(draft) {
             Ok(check) => {
@@ -461,32 +346,6 @@ impl Limiter {
     ) {
         self.0.events.responded(outcome::request_outcome(outcome), route);
     }
-
-    /// Returns whether charges can be settled.
-    pub(crate) fn can_settle(&self) -> bool {
-        self.0.backend.changes_charges()
-    }
-
-    fn waiters(&self) -> &Arc<Waiters> {
-        &self.0.waiters
-    }
-
-    /// Returns whether estimates above a quota are clamped.
-    pub(crate) fn clamps_estimates(&self) -> bool {
-        self.0.settings.reserve.clamps
-    }
-
-    fn local_fallback(&self) -> &LocalFallback {
-        &self.0.local_fallback
-    }
-
-    pub(crate) fn events(&self) -> &LimiterEvents {
-        &self.0.events
-    }
-
-    fn queue(&self) -> &Arc<Queue> {
-        &self.0.queue
-    }
 }
 
 fn exempt() -> Admitting {
@@ -495,10 +354,4 @@ fn exempt() -> Admitting {
 
 fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {
     BackendError::with_source(Reason::Misconfigured, error)
-}
-
-impl fmt::Debug for Limiter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&self.0.settings, f)
-    }
 }

@@ -2,16 +2,19 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{Limiter, draft::Reserve};
+use super::waiters::WaitRefused;
 use crate::{
-    check::{Check, Namespace},
+    check::Namespace,
     decision::{Decision, Wait},
-    error::{BackendError, ConfigError, Reason},
+    error::{BackendError, ConfigError},
     key::KeyError,
     observe::RequestOutcome,
-    outage::{FallbackOutcome, LocalDecision, OutageRule, Share, Unchecked},
+    outage::{LocalDecision, Unchecked},
     settle::Reservation,
 };
+
+/// The result of a request.
+pub(crate) type AdmitResult = Result<Admission, Rejection>;
 
 /// An admitted request, and how it was admitted.
 ///
@@ -36,81 +39,6 @@ pub(crate) enum Basis {
     Unchecked(Unchecked),
     /// The draft is exempt.
     Exempt,
-}
-
-/// What happens to a request after its decision, or without one.
-#[derive(Clone, Copy)]
-pub(super) struct Terms {
-    pub(super) rule: OutageRule,
-    /// Whether the check has shadow pairs only, so that no error rejects the request.
-    pub(super) is_shadow: bool,
-    /// `None` for a plain charge.
-    pub(super) reserve: Option<Reserve>,
-}
-
-impl Terms {
-    /// Returns the result of a decided check, or what the outage rule makes of an error.
-    pub(super) fn outcome(
-        self,
-        limiter: &Limiter,
-        check: Check,
-        decided: Result<Decision, BackendError>,
-    ) -> Result<Admission, Rejection> {
-        match decided {
-            Ok(decision) if decision.is_admitted() => Ok(self.admitted(limiter, check, decision)),
-            Ok(decision) => Err(Rejection::Denied(decision)),
-            Err(error) => self.undecided(limiter, check, error),
-        }
-    }
-
-    fn admitted(self, limiter: &Limiter, check: Check, decision: Decision) -> Admission {
-        let Some(reserve) = self.reserve else {
-            return Admission::from_decision(decision, check.into_namespace());
-        };
-        let decision = decision.with_namespace(check.scope().clone());
-        let queue = limiter.queue().clone();
-        let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
-        Admission { basis: Basis::Store(decision), reservation: Some(reservation) }
-    }
-
-    /// Applies the outage rule.
-    fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> Result<Admission, Rejection> {
-        match self.rule {
-            OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
-                let unchecked = |_| Reservation::unchecked(limiter.queue().clone(), check);
-                let reservation = self.reserve.map(unchecked);
-                Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
-            }
-            OutageRule::LocalFallback(share) if error.reason() != Reason::Overloaded => {
-                self.decided_locally(limiter, &check, share, error)
-            }
-            _ => Err(Rejection::Unavailable(error)),
-        }
-    }
-
-    fn decided_locally(
-        self,
-        limiter: &Limiter,
-        check: &Check,
-        share: Share,
-        error: BackendError,
-    ) -> Result<Admission, Rejection> {
-        let fallback = limiter.local_fallback();
-        match fallback.decide(check, share, self.reserve.is_some_and(|reserve| reserve.clamps), &error) {
-            FallbackOutcome::Admitted(local, check) => {
-                let reservation = self.reserve.map(|reserve| {
-                    let (queue, memory) = (limiter.queue().clone(), fallback.memory().clone());
-                    Reservation::local(queue, memory, check, local.decision().clone(), reserve.unsettled)
-                });
-                Ok(Admission { basis: Basis::Local(local), reservation })
-            }
-            FallbackOutcome::Denied => Err(Rejection::LocalFallbackDenied(error)),
-            FallbackOutcome::Unavailable => {
-                limiter.events().local_memory_full();
-                Err(Rejection::Unavailable(error))
-            }
-        }
-    }
 }
 
 impl Admission {
@@ -196,6 +124,15 @@ pub enum Rejection {
     Misconfigured(Arc<ConfigError>),
 }
 
+impl From<WaitRefused> for Rejection {
+    fn from(refused: WaitRefused) -> Self {
+        match refused {
+            WaitRefused::TooLong { at_least } => Self::WaitTooLong { at_least },
+            WaitRefused::TooMany { max, is_per_key } => Self::TooManyWaiting { max, is_per_key },
+        }
+    }
+}
+
 impl Rejection {
     /// Returns the decision of a denial.
     pub fn decision(&self) -> Option<&Decision> {
@@ -254,7 +191,7 @@ impl std::error::Error for Rejection {
 }
 
 /// Returns the outcome of a request of a layer, for its metrics. `None` is an exempt request.
-pub(super) fn request_outcome(outcome: Option<&Result<Admission, Rejection>>) -> RequestOutcome {
+pub(super) fn request_outcome(outcome: Option<&AdmitResult>) -> RequestOutcome {
     match outcome {
         None => RequestOutcome::Exempt,
         Some(Ok(admission)) => match admission.basis {

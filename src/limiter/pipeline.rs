@@ -4,23 +4,25 @@ use std::{ops::ControlFlow, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Admitting, Inner, Limiter, Settings, outcome::Terms};
+use super::{
+    future::Admitting,
+    inner::{Limiter, LimiterInner, LimiterSettings},
+    outage_rule::Terms,
+};
 use crate::{
     check::{Check, Hints, PairRef, Purpose, RecentlyDenied},
     cost::Costs,
-    decision::Decision,
-    deny_cache,
+    decision::{Decided, Decision},
+    deny_cache::{CacheLookup, CacheMiss},
     error::{BackendError, Reason},
     guard::before,
     key::PartitionKey,
-    lease,
+    lease::{LeaseLookup, LeaseMiss},
     now_or_later::{BoxFuture, NowOrLater},
     observe,
     outage::OutageRule,
     policy::cost_of,
 };
-
-pub(super) type Decided = Result<Decision, BackendError>;
 
 impl Limiter {
     /// Decides a check, and applies the outage rule if the backend makes no decision.
@@ -68,11 +70,8 @@ impl Limiter {
 
     /// Decides a check without waiting. If the backend must be asked, continues with what learns from its answer.
     #[inline(always)]
-    fn decide_now(
-        &self,
-        check: &Check,
-    ) -> ControlFlow<Decided, (Option<lease::Miss>, Option<deny_cache::Miss>)> {
-        let Inner { backend, leases, denials, events, .. } = &*self.0;
+    fn decide_now(&self, check: &Check) -> ControlFlow<Decided, (Option<LeaseMiss>, Option<CacheMiss>)> {
+        let LimiterInner { backend, leases, deny_cache, events, .. } = &*self.0;
         if check.purpose() != Purpose::Charge && !backend.changes_charges() {
             return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
         }
@@ -88,22 +87,22 @@ impl Limiter {
             return known(decided);
         }
         let lease = match leases.as_ref().map(|leases| leases.lookup(check)) {
-            Some(lease::Lookup::Granted(decision)) => return known(Ok(decision)),
-            Some(lease::Lookup::Miss(miss)) => Some(miss),
-            Some(lease::Lookup::Bypass) | None => None,
+            Some(LeaseLookup::Granted(decision)) => return known(Ok(decision)),
+            Some(LeaseLookup::Miss(miss)) => Some(miss),
+            Some(LeaseLookup::Bypass) | None => None,
         };
-        let denial = match denials.as_ref().map(|denials| denials.lookup(check)) {
-            Some(deny_cache::Lookup::Hit(decision)) => return known(Ok(decision)),
-            Some(deny_cache::Lookup::Miss(miss)) => Some(miss),
-            Some(deny_cache::Lookup::Bypass) | None => None,
+        let denial = match deny_cache.as_ref().map(|cache| cache.lookup(check)) {
+            Some(CacheLookup::Hit(decision)) => return known(Ok(decision)),
+            Some(CacheLookup::Miss(miss)) => Some(miss),
+            Some(CacheLookup::Bypass) | None => None,
         };
         ControlFlow::Continue((lease, denial))
     }
 
     /// Asks the backend, behind the guard unless the backend guards its servers itself. The deny cache learns from the answer, and
     /// repeats a known denial if there is none.
-    async fn ask(&self, check: &mut Check, deadline: Duration, miss: Option<deny_cache::Miss>) -> Decided {
-        let Inner { backend, guard, events, .. } = &*self.0;
+    async fn ask(&self, check: &mut Check, deadline: Duration, miss: Option<CacheMiss>) -> Decided {
+        let LimiterInner { backend, guard, events, .. } = &*self.0;
         let started = Instant::now();
         let sent = miss.map(|miss| miss.send(started));
         let deadline = started + deadline;
@@ -124,12 +123,12 @@ impl Limiter {
 
     /// Returns what a backend may need to know of a check of several keys.
     fn hints(&self, check: &Check, fails_open: bool) -> Hints {
-        let denials = self.0.denials.as_ref();
+        let deny_cache = self.0.deny_cache.as_ref();
         // If no answer comes, a known denial denies the check instead of the outage rule.
-        let is_denied = || denials.is_some_and(|denials| denials.repeat(check).is_some());
+        let is_denied = || deny_cache.is_some_and(|cache| cache.repeat(check).is_some());
         Hints {
             fails_open: fails_open && !is_denied(),
-            recently_denied: denials.map_or(RecentlyDenied(None), |denials| denials.recently_denied(check)),
+            recently_denied: deny_cache.map_or(RecentlyDenied(None), |cache| cache.recently_denied(check)),
         }
     }
 
@@ -143,8 +142,12 @@ impl Limiter {
         is_shadow: bool,
         purpose: Purpose,
     ) -> Option<Decision> {
-        let Inner { settings: Settings { policies, namespace, region: None, .. }, backend, events, .. } =
-            &*self.0
+        let LimiterInner {
+            settings: LimiterSettings { policies, namespace, region: None, .. },
+            pair_backend: Some(backend),
+            events,
+            ..
+        } = &*self.0
         else {
             return None;
         };

@@ -8,7 +8,6 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::outcome::Rejection;
 use crate::{check::Check, guard::until, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// All queues of a limiter. An empty queue is removed.
@@ -20,7 +19,7 @@ pub(super) struct Waiters {
 
 #[derive(Default)]
 struct Queues {
-    by_place: HashMap<Place, Queue>,
+    by_key: HashMap<QueueKey, WaitQueue>,
     /// The entries of all queues.
     entries: usize,
     /// The entries that wait. The others are first in their queue and ask.
@@ -30,18 +29,18 @@ struct Queues {
 }
 
 /// What the requests of a queue have in common: the partition key, the name and the window of the policy of every pair.
-type Place = Arc<[(PartitionKey, Box<str>, Option<Duration>)]>;
+type QueueKey = Arc<[(PartitionKey, Box<str>, Option<Duration>)]>;
 
-struct Queue {
+struct WaitQueue {
     /// Ordered by ticket. The first one asks the store or sleeps until it asks again. All others wait for their turn.
-    entries: VecDeque<Entry>,
+    entries: VecDeque<QueuedRequest>,
     /// The units of all entries, for each pair.
     units: Box<[u64]>,
     /// When the first entry asks again, or `None` while it asks.
     asks_at: Option<Instant>,
 }
 
-struct Entry {
+struct QueuedRequest {
     ticket: u64,
     /// The cost and the policy of each pair.
     costs: Box<[(u32, Policy)]>,
@@ -50,23 +49,32 @@ struct Entry {
     /// Whether this entry waits or has waited.
     waits: bool,
     /// `None` if it is the turn of this entry.
-    tell: Option<oneshot::Sender<Told>>,
+    wake: Option<oneshot::Sender<Wakeup>>,
 }
 
 /// What ends the wait of an entry behind others.
-enum Told {
+enum Wakeup {
     /// It is its turn to ask the store.
     Turn,
     /// Its turn comes after its end. The duration is a lower bound of the wait.
     TooLong(Duration),
 }
 
-/// A place in a queue. Dropping it leaves the queue, and gives the turn to the next entry.
-pub(super) struct Ticket {
+/// A key in a queue. Dropping it leaves the queue, and gives the turn to the next entry.
+pub(super) struct QueueTicket {
     waiters: Arc<Waiters>,
-    place: Place,
+    key: QueueKey,
     number: u64,
-    told: Option<oneshot::Receiver<Told>>,
+    woken: Option<oneshot::Receiver<Wakeup>>,
+}
+
+/// Why a request may not wait, or waits no longer.
+#[derive(Debug)]
+pub(super) enum WaitRefused {
+    /// Its turn cannot come before its end. The duration is a lower bound of the wait.
+    TooLong { at_least: Duration },
+    /// This many requests wait already: with its pairs, or in all queues.
+    TooMany { max: usize, is_per_key: bool },
 }
 
 impl Waiters {
@@ -86,47 +94,51 @@ impl Waiters {
     ///
     /// Returns a rejection if the request would wait and a bound on waiting requests is reached, or if the turn cannot come
     /// before `end`.
-    pub(super) fn join(self: &Arc<Self>, check: &Check, end: Option<Instant>) -> Result<Ticket, Rejection> {
+    pub(super) fn join(
+        self: &Arc<Self>,
+        check: &Check,
+        end: Option<Instant>,
+    ) -> Result<QueueTicket, WaitRefused> {
         // No request waits for a shadow pair.
         let pairs = || check.pairs().iter().filter(|pair| !pair.is_shadow);
-        let place: Place =
+        let key: QueueKey =
             pairs().map(|pair| (pair.key.clone(), pair.policy.name().into(), pair.policy.window())).collect();
         let costs: Box<[_]> = pairs().map(|pair| (pair.cost, pair.policy.clone())).collect();
         let mut queues = self.queues.lock();
-        let (mut tell, mut told) = (None, None);
-        if let Some(queue) = queues.by_place.get(&place) {
+        let (mut wake, mut woken) = (None, None);
+        if let Some(queue) = queues.by_key.get(&key) {
             if queue.entries.len() >= self.max_per_key {
-                return Err(Rejection::TooManyWaiting { max: self.max_per_key, is_per_key: true });
+                return Err(WaitRefused::TooMany { max: self.max_per_key, is_per_key: true });
             }
             if queues.waiting >= self.max {
-                return Err(Rejection::TooManyWaiting { max: self.max, is_per_key: false });
+                return Err(WaitRefused::TooMany { max: self.max, is_per_key: false });
             }
             let now = Instant::now();
             let units = queue.units.iter().zip(&costs).map(|(units, (cost, _))| units + u64::from(*cost));
             queue
                 .admits_before(end, now, units, &costs)
-                .map_err(|at_least| Rejection::WaitTooLong { at_least })?;
+                .map_err(|at_least| WaitRefused::TooLong { at_least })?;
             let channel = oneshot::channel();
-            (tell, told) = (Some(channel.0), Some(channel.1));
+            (wake, woken) = (Some(channel.0), Some(channel.1));
         }
         let number = queues.next;
         queues.next += 1;
         queues.entries += 1;
-        let waits = tell.is_some();
+        let waits = wake.is_some();
         queues.waiting += usize::from(waits);
-        let queue = queues.by_place.entry(place.clone()).or_insert_with(|| Queue {
+        let queue = queues.by_key.entry(key.clone()).or_insert_with(|| WaitQueue {
             entries: VecDeque::new(),
             units: vec![0; costs.len()].into(),
             asks_at: None,
         });
         add(&mut queue.units, &costs);
-        queue.entries.push_back(Entry { ticket: number, costs, end, waits, tell });
+        queue.entries.push_back(QueuedRequest { ticket: number, costs, end, waits, wake });
         drop(queues);
-        Ok(Ticket { waiters: self.clone(), place, number, told })
+        Ok(QueueTicket { waiters: self.clone(), key, number, woken })
     }
 }
 
-impl Queue {
+impl WaitQueue {
     /// Returns an error with a lower bound of the wait, if an entry cannot be admitted before `end`. `units` are those that the
     /// queue needs for each pair until the entry is admitted, its own included.
     fn admits_before(
@@ -164,25 +176,25 @@ fn subtract(units: &mut [u64], costs: &[(u32, Policy)]) {
     }
 }
 
-impl Ticket {
+impl QueueTicket {
     /// Waits until it is the turn of this entry, at most until `end`.
-    pub(super) async fn turn(&mut self, end: Option<Instant>) -> Result<(), Rejection> {
-        let Some(told) = self.told.take() else { return Ok(()) };
-        let told = match end {
-            Some(end) => until(end, told).await,
-            None => Some(told.await),
+    pub(super) async fn turn(&mut self, end: Option<Instant>) -> Result<(), WaitRefused> {
+        let Some(woken) = self.woken.take() else { return Ok(()) };
+        let woken = match end {
+            Some(end) => until(end, woken).await,
+            None => Some(woken.await),
         };
-        match told {
-            Some(Ok(Told::Turn)) => Ok(()),
-            Some(Ok(Told::TooLong(at_least))) => Err(Rejection::WaitTooLong { at_least }),
+        match woken {
+            Some(Ok(Wakeup::Turn)) => Ok(()),
+            Some(Ok(Wakeup::TooLong(at_least))) => Err(WaitRefused::TooLong { at_least }),
             // The sender is dropped only with this ticket.
-            Some(Err(_)) | None => Err(Rejection::WaitTooLong { at_least: self.least_wait() }),
+            Some(Err(_)) | None => Err(WaitRefused::TooLong { at_least: self.least_wait() }),
         }
     }
 
     /// States that the first entry, which this must be, asks the store now.
     pub(super) fn asks(&self) {
-        if let Some(queue) = self.waiters.queues.lock().by_place.get_mut(&self.place) {
+        if let Some(queue) = self.waiters.queues.lock().by_key.get_mut(&self.key) {
             queue.asks_at = None;
         }
     }
@@ -193,7 +205,7 @@ impl Ticket {
         let mut too_long = Vec::new();
         let mut guard = self.waiters.queues.lock();
         let queues = &mut *guard;
-        let Some(queue) = queues.by_place.get_mut(&self.place) else { return false };
+        let Some(queue) = queues.by_key.get_mut(&self.key) else { return false };
         if let Some(first) = queue.entries.front_mut().filter(|first| !first.waits) {
             if queues.waiting >= self.waiters.max {
                 return false;
@@ -207,13 +219,13 @@ impl Ticket {
         let mut entries = std::mem::take(&mut queue.entries);
         entries.retain_mut(|entry| {
             add(&mut units, &entry.costs);
-            if entry.tell.is_some()
+            if entry.wake.is_some()
                 && let Err(at_least) =
                     queue.admits_before(entry.end, now, units.iter().copied(), &entry.costs)
             {
                 subtract(&mut units, &entry.costs);
                 subtract(&mut queue.units, &entry.costs);
-                too_long.extend(entry.tell.take().map(|tell| (tell, at_least)));
+                too_long.extend(entry.wake.take().map(|wake| (wake, at_least)));
                 return false;
             }
             true
@@ -223,9 +235,9 @@ impl Ticket {
         queues.waiting -= too_long.len();
         drop(guard);
         // A waker may run code of its own, so the lock is free.
-        for (tell, at_least) in too_long {
+        for (wake, at_least) in too_long {
             // If the request has left meanwhile, the message is lost.
-            let _ = tell.send(Told::TooLong(at_least));
+            let _ = wake.send(Wakeup::TooLong(at_least));
         }
         true
     }
@@ -233,7 +245,7 @@ impl Ticket {
     /// Returns a lower bound of the remaining wait.
     fn least_wait(&self) -> Duration {
         let queues = self.waiters.queues.lock();
-        let Some(queue) = queues.by_place.get(&self.place) else { return Duration::ZERO };
+        let Some(queue) = queues.by_key.get(&self.key) else { return Duration::ZERO };
         let mut units = vec![0; queue.units.len()];
         let now = Instant::now();
         for entry in &queue.entries {
@@ -246,11 +258,11 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for QueueTicket {
     fn drop(&mut self) {
         let mut guard = self.waiters.queues.lock();
         let queues = &mut *guard;
-        let Some(queue) = queues.by_place.get_mut(&self.place) else { return };
+        let Some(queue) = queues.by_key.get_mut(&self.key) else { return };
         // The queue has removed the entry if its turn would come after its end.
         let Ok(i) = queue.entries.binary_search_by_key(&self.number, |entry| entry.ticket) else { return };
         if let Some(entry) = queue.entries.remove(i) {
@@ -260,9 +272,9 @@ impl Drop for Ticket {
         }
         let mut next = None;
         match queue.entries.front_mut() {
-            None => drop(queues.by_place.remove(&self.place)),
+            None => drop(queues.by_key.remove(&self.key)),
             Some(first) if i == 0 => {
-                next = first.tell.take();
+                next = first.wake.take();
                 queue.asks_at = None;
             }
             Some(_) => {}
@@ -270,7 +282,7 @@ impl Drop for Ticket {
         drop(guard);
         if let Some(next) = next {
             // If the next request leaves meanwhile, its ticket gives the turn to the one behind it.
-            let _ = next.send(Told::Turn);
+            let _ = next.send(Wakeup::Turn);
         }
     }
 }
@@ -298,7 +310,7 @@ mod tests {
             ["a", "b", "a", "c"].map(|user| waiters.join(&check(user, 1), None).ok().unwrap()).into();
         let counts = || {
             let queues = waiters.queues.lock();
-            (queues.entries, queues.waiting, queues.by_place.len())
+            (queues.entries, queues.waiting, queues.by_key.len())
         };
         assert_eq!(counts(), (4, 1, 3));
         assert!(tickets[1].sleeps_until(Instant::now()));
@@ -330,7 +342,7 @@ mod tests {
         let waiters = Waiters::new(3, 2);
         let join = |user| match waiters.join(&check(user, 1), None) {
             Ok(ticket) => Ok(ticket),
-            Err(Rejection::TooManyWaiting { max, is_per_key }) => Err((max, is_per_key)),
+            Err(WaitRefused::TooMany { max, is_per_key }) => Err((max, is_per_key)),
             Err(rejection) => panic!("{rejection:?}"),
         };
         let first = join("a").unwrap();
@@ -365,11 +377,11 @@ mod tests {
             "the third entry still fits in the quota at 5 s"
         );
         let outcome = tickets[1].turn(in_seconds(2)).await;
-        let Err(Rejection::WaitTooLong { at_least }) = outcome else { panic!("{outcome:?}") };
+        let Err(WaitRefused::TooLong { at_least }) = outcome else { panic!("{outcome:?}") };
         assert_eq!(at_least, 5 * SECOND);
         // With its own, 15 units are needed, so it needs a second window.
         let outcome = waiters.join(&check("a", 4), in_seconds(5)).err();
-        let Some(Rejection::WaitTooLong { at_least }) = outcome else { panic!("{outcome:?}") };
+        let Some(WaitRefused::TooLong { at_least }) = outcome else { panic!("{outcome:?}") };
         assert_eq!(at_least, 6 * SECOND);
         assert!(waiters.join(&check("a", 4), in_seconds(6)).is_ok());
         assert!(waiters.join(&check("b", 4), in_seconds(0)).is_ok(), "another key has another queue");

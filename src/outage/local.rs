@@ -1,18 +1,22 @@
 //! The local fallback: decisions in the memory of this process.
 
-use std::{num::NonZeroU32, sync::OnceLock};
+use std::{
+    num::NonZeroU32,
+    sync::{Arc, LazyLock},
+};
 
 use super::{LocalDecision, Share};
 use crate::{
-    backend::{Backend, MemoryBackend},
+    backend::DynBackend,
     check::{Check, Pair},
     decision::Decision,
     error::BackendError,
 };
 
 /// The memory of the local fallback. It is created by the first local decision.
-#[derive(Default)]
-pub(crate) struct LocalFallback(OnceLock<MemoryBackend>);
+pub(crate) struct LocalFallback(LazyLock<Arc<dyn DynBackend>, CreateMemory>);
+
+type CreateMemory = Box<dyn FnOnce() -> Arc<dyn DynBackend> + Send>;
 
 /// The result of a local decision.
 pub(crate) enum FallbackOutcome {
@@ -25,12 +29,13 @@ pub(crate) enum FallbackOutcome {
 }
 
 impl LocalFallback {
-    pub(crate) fn in_memory(memory: MemoryBackend) -> Self {
-        Self(memory.into())
+    /// `memory` creates the memory.
+    pub(crate) fn new(memory: impl FnOnce() -> Arc<dyn DynBackend> + Send + 'static) -> Self {
+        Self(LazyLock::new(Box::new(memory)))
     }
 
-    pub(crate) fn memory(&self) -> &MemoryBackend {
-        self.0.get_or_init(MemoryBackend::new)
+    pub(crate) fn memory(&self) -> &Arc<dyn DynBackend> {
+        &self.0
     }
 
     /// Decides a check by this share of every quota, after this error of the store. If `clamps`, a cost above the share is clamped

@@ -1,7 +1,7 @@
 //! Outages: what happens if the backend makes no decision.
 //!
 //! A deadline, a circuit breaker and a bound on checks in flight protect the service from a store that fails. The
-//! [`OutageRule`] states what happens to a request without a decision. The [`DenyCache`] answers repeated denials without the
+//! [`OutageRule`] states what happens to a request without a decision. The [`DenyCacheConfig`] answers repeated denials without the
 //! store.
 
 mod admission;
@@ -15,7 +15,7 @@ pub use readiness::Readiness;
 pub use rule::{OutageRule, Share};
 
 pub use crate::{
-    deny_cache::DenyCache,
+    deny_cache::DenyCacheConfig,
     guard::{Breaker, Protection},
     observe::{BreakerState, ServerBreaker},
 };

@@ -13,7 +13,10 @@ use std::{
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::{Reservation, Settlement};
+use super::{
+    reservation::{MeterCounters, Reservation},
+    settled::Settlement,
+};
 use crate::{
     check::Pair,
     cost::{Costs, IntoCosts},
@@ -55,14 +58,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 #[must_use = "a meter settles when it is dropped: move it into the body of the response"]
-pub struct Meter(Arc<Counters>);
-
-/// The amounts of all meters of a reservation.
-pub(super) struct Counters {
-    reservation: Reservation,
-    /// For every pair, 0 without an addition, and otherwise the sum plus 1.
-    sums: Box<[AtomicU64]>,
-}
+pub struct Meter(Arc<MeterCounters>);
 
 /// The sum of additions never exceeds the largest amount.
 const LARGEST: u64 = u32::MAX as u64 + 1;
@@ -78,11 +74,22 @@ pin_project! {
     }
 }
 
-impl Meter {
-    pub(super) fn new(counters: Arc<Counters>) -> Self {
-        Self(counters)
+impl Reservation {
+    /// Returns a meter, which adds up the amount used while a response is streamed, and settles it when the meter is dropped.
+    ///
+    /// All meters of a reservation count together. The last one to be dropped settles.
+    pub fn meter(&self) -> Meter {
+        let mut meters = self.0.meters.lock();
+        let counters = meters.upgrade().unwrap_or_else(|| {
+            let counters = Arc::new(MeterCounters::new(self.clone()));
+            *meters = Arc::downgrade(&counters);
+            counters
+        });
+        Meter(counters)
     }
+}
 
+impl Meter {
     /// Adds an amount, in quota units, 0 to 2^32-1: the same for every policy, or [`Costs`] with an amount for each.
     /// `Costs` add nothing to a policy that they do not name.
     ///
@@ -179,8 +186,8 @@ impl Meter {
     }
 }
 
-impl Counters {
-    pub(super) fn new(reservation: Reservation) -> Self {
+impl MeterCounters {
+    fn new(reservation: Reservation) -> Self {
         let sums = reservation.0.check.pairs().iter().map(|_| AtomicU64::new(0)).collect();
         Self { reservation, sums }
     }
@@ -197,7 +204,7 @@ impl Counters {
 }
 
 /// Settles what was added, if anything was.
-impl Drop for Counters {
+impl Drop for MeterCounters {
     fn drop(&mut self) {
         if self.sums.iter().any(|sum| added(sum).is_some()) {
             // It proceeds in the background.

@@ -20,11 +20,11 @@ use tokio::{
 };
 
 use super::{
-    Settled, Settlement,
     change::{Change, Changed, latest},
+    settled::{Settled, Settlement},
 };
 use crate::{
-    backend::{DynBackend, MemoryBackend},
+    backend::DynBackend,
     check::{Invalidation, Refund},
     error::{BackendError, Reason},
     lock::Lock,
@@ -39,7 +39,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 const MAX_RETURNS: usize = 1 << 16;
 
 /// The queue of settlements. It does not know the limiter, so it can outlive it until it is empty.
-pub(crate) struct Queue {
+pub(crate) struct SettlementQueue {
     backend: Arc<dyn DynBackend>,
     /// The largest number of waiting settlements.
     bound: usize,
@@ -74,7 +74,7 @@ struct Job {
     begun: Result<u64, BackendError>,
     /// `None` once the result is known.
     confirmation: Option<Confirmation>,
-    queue: Arc<Queue>,
+    queue: Arc<SettlementQueue>,
 }
 
 /// What learns of the result of a job.
@@ -86,12 +86,12 @@ enum Confirmation {
 
 /// A worker.
 struct Worker {
-    queue: Arc<Queue>,
+    queue: Arc<SettlementQueue>,
     /// Whether the worker ended because the queue was empty. Otherwise, its runtime has ended.
     has_retired: bool,
 }
 
-impl Queue {
+impl SettlementQueue {
     pub(crate) fn new(
         backend: Arc<dyn DynBackend>,
         bound: usize,
@@ -159,7 +159,7 @@ impl Queue {
     }
 
     /// Settles a charge in the memory of the local fallback.
-    pub(super) fn settle_at_once(&self, memory: &MemoryBackend, mut change: Change) -> Settlement {
+    pub(super) fn settle_at_once(&self, memory: &dyn DynBackend, mut change: Change) -> Settlement {
         Settlement::now(self.settled(change.make_now(memory)))
     }
 

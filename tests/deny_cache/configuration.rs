@@ -5,7 +5,7 @@ use std::time::Duration;
 use tower_sliding_window::{
     Decision, Limiter,
     backend::{Backend, BackendError, Check},
-    outage::DenyCache,
+    outage::DenyCacheConfig,
     testing::FakeBackend,
 };
 
@@ -14,8 +14,9 @@ use crate::http::Later;
 
 #[test]
 fn build_rejects_settings_out_of_range() {
-    let text =
-        |cache: DenyCache| on(FakeBackend::admitting()).deny_cache(cache).build().unwrap_err().to_string();
+    let text = |cache: DenyCacheConfig| {
+        on(FakeBackend::admitting()).deny_cache(cache).build().unwrap_err().to_string()
+    };
     for max_age in [Duration::ZERO, Duration::from_micros(999), 60 * SECOND + TICK, Duration::MAX] {
         assert_eq!(
             text(with_max_age(max_age)),
@@ -26,17 +27,17 @@ fn build_rejects_settings_out_of_range() {
     }
     for max_entries in [0, (1 << 20) + 1] {
         assert_eq!(
-            text(DenyCache { max_entries, ..DenyCache::default() }),
+            text(DenyCacheConfig { max_entries, ..DenyCacheConfig::default() }),
             format!("deny cache: max_entries {max_entries}: it must be 1 to 1048576")
         );
     }
     for cache in [
-        DenyCache { max_age: TICK, max_entries: 1 },
-        DenyCache { max_age: 60 * SECOND, max_entries: 1 << 20 },
+        DenyCacheConfig { max_age: TICK, max_entries: 1 },
+        DenyCacheConfig { max_age: 60 * SECOND, max_entries: 1 << 20 },
     ] {
         on(FakeBackend::admitting()).deny_cache(cache).build().unwrap();
     }
-    assert_eq!(DenyCache::default(), DenyCache { max_age: SECOND, max_entries: 16_384 });
+    assert_eq!(DenyCacheConfig::default(), DenyCacheConfig { max_age: SECOND, max_entries: 16_384 });
 }
 
 /// Returns how many of ten denied checks the limiter sends to the store.

@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use tower_sliding_window::{
     Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, Wait,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
-    outage::DenyCache,
+    outage::DenyCacheConfig,
     testing::ManualClock,
 };
 
@@ -200,8 +200,8 @@ async fn check(limiter: &Limiter, cost: u32) -> Decision {
     limiter.check((alice(), cost)).await.unwrap()
 }
 
-fn with_max_age(max_age: Duration) -> DenyCache {
-    DenyCache { max_age, ..DenyCache::default() }
+fn with_max_age(max_age: Duration) -> DenyCacheConfig {
+    DenyCacheConfig { max_age, ..DenyCacheConfig::default() }
 }
 
 fn wait(decision: &Decision) -> Duration {

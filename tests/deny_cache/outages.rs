@@ -7,7 +7,7 @@ use tokio::{
 use tower_sliding_window::{
     Admission, Costs, Limiter, LimiterBuilder, OutageRule, Policies, Rejection,
     backend::{Pair, Reason},
-    outage::{Breaker, DenyCache, Share},
+    outage::{Breaker, DenyCacheConfig, Share},
     settle::Settled,
 };
 
@@ -135,7 +135,7 @@ async fn down_after_denial(
 #[tokio::test(start_paused = true)]
 async fn known_denial_outlives_store_under_every_rule() {
     let rules = [OutageRule::FailOpen, OutageRule::FailClosed, OutageRule::LocalFallback(Share::whole())];
-    let caches = [Some(DenyCache::default()), Some(with_max_age(TICK)), None];
+    let caches = [Some(DenyCacheConfig::default()), Some(with_max_age(TICK)), None];
     for (rule, cache) in rules.into_iter().flat_map(|rule| caches.map(|cache| (rule, cache))) {
         for fault in [Fault::Down, Fault::Hang] {
             let case = format!("{rule:?}, {cache:?}");
@@ -283,7 +283,7 @@ async fn overloaded_check_of_denied_key_is_denied() {
 async fn denials_of_other_keys_keep_known_denial() {
     let (remote, limiter) = {
         let remote = Remote::new();
-        let cache = DenyCache { max_entries: 64, ..DenyCache::default() };
+        let cache = DenyCacheConfig { max_entries: 64, ..DenyCacheConfig::default() };
         let limiter = on(remote.clone()).deny_cache(cache).outage(OutageRule::FailOpen).build().unwrap();
         (remote, limiter)
     };

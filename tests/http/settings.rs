@@ -13,7 +13,7 @@ use tower_sliding_window::{
     backend::{Backend, BackendError, Check, Pair, Reason},
     key::{KeyError, MissingKey},
     limit,
-    outage::{Breaker, DenyCache, Share},
+    outage::{Breaker, DenyCacheConfig, Share},
     peer_ip,
     settle::{ActualCost, actual_cost},
     testing::{
@@ -128,8 +128,8 @@ async fn builder_sets_circuit_breaker() {
 #[tokio::test(start_paused = true)]
 async fn builder_sets_deny_cache() {
     let denying = || FakeBackend::denying(30 * SECOND);
-    let short = DenyCache { max_age: Duration::from_millis(10), ..DenyCache::default() };
-    let checks_of = async |cache: Option<DenyCache>| {
+    let short = DenyCacheConfig { max_age: Duration::from_millis(10), ..DenyCacheConfig::default() };
+    let checks_of = async |cache: Option<DenyCacheConfig>| {
         let backend = denying();
         let limits = limits(Holds(backend.clone()), |builder| builder.deny_cache(cache));
         for _ in 0..3 {
@@ -139,7 +139,7 @@ async fn builder_sets_deny_cache() {
         assert_eq!(send(&limits).await.0, 429);
         backend.checks().len()
     };
-    assert_eq!(checks_of(Some(DenyCache::default())).await, 1);
+    assert_eq!(checks_of(Some(DenyCacheConfig::default())).await, 1);
     assert_eq!(checks_of(Some(short)).await, 2);
     assert_eq!(checks_of(None).await, 4);
 }

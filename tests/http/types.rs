@@ -20,7 +20,7 @@ use tower_sliding_window::{
     by,
     future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, ResponseFuture, Settlement},
     key::{Header, KeyError, MissingKey, PeerIp},
-    outage::{Breaker, DenyCache, LocalDecision, Share, Unchecked},
+    outage::{Breaker, DenyCacheConfig, LocalDecision, Share, Unchecked},
     peer_ip,
     policy::PolicySelector,
     protocol::{AnyProtocol, AsError, By, Draft, Fits, Http, Protocol, RejectWith, SameBody, SettleBy},
@@ -152,7 +152,7 @@ fn public_types_implement_send_sync_and_clone() {
     handle::<(ProblemDetails, Grpc, HttpOrGrpc, NoDecision, NoReservation)>();
     handle::<(Costs, Policies, PolicyTable, Reservation, Settled, ActualCost, RouteCosts)>();
     handle::<(Header, PeerIp, MissingKey, Algorithm, Status, Wait)>();
-    handle::<(OutageRule, Share, Breaker, DenyCache, LocalDecision, Unchecked)>();
+    handle::<(OutageRule, Share, Breaker, DenyCacheConfig, LocalDecision, Unchecked)>();
     handle::<(Check, Pair, Purpose, Reason, Refund)>();
     handle::<(FakeAnswer, ManualClock, RecordedCheck, RecordedRefund)>();
     handle::<(Head<'static>, ResponseHead<'static>)>();

@@ -15,7 +15,7 @@ use tokio::{
 use tower_sliding_window::{
     Limiter, RedisBackend,
     backend::Pair,
-    outage::{Breaker, DenyCache},
+    outage::{Breaker, DenyCacheConfig},
     redis::RedisServers,
 };
 
@@ -65,7 +65,7 @@ async fn client_over_its_limit_starves_no_shared_key() {
     }
     // A request is a charge and at most a peek. A rollback is a charge and a refund.
     let calls = calls(&cluster.nodes[0]) - before;
-    let ages = 2 + start.elapsed().as_secs() / DenyCache::default().max_age.as_secs();
+    let ages = 2 + start.elapsed().as_secs() / DenyCacheConfig::default().max_age.as_secs();
     assert!(
         calls <= 2 * requests + 2 * PROCESSES as u64 * ages,
         "{calls} calls for {requests} requests in {ages} maximum ages: at most one rollback per age and process"

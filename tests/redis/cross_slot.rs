@@ -19,7 +19,7 @@ use tower_sliding_window::{
     Algorithm, Limiter, OutageRule, PartitionKey, Policy, RateLimitLayer, RedisBackend,
     backend::{Backend, Check, Pair, Reason},
     header, limit,
-    outage::{Breaker, BreakerState, DenyCache},
+    outage::{Breaker, BreakerState, DenyCacheConfig},
     redis::RedisServers,
 };
 
@@ -515,7 +515,7 @@ async fn client_over_limit_is_denied_by_a_distant_cluster() {
     let (many, one) = (policy("many", 1_000, HOUR), policy("one", 1, HOUR));
     let limiter = |deadline| {
         let builder = Limiter::builder(backend.clone()).without_policies().breaker(None::<Breaker>);
-        builder.deny_cache(None::<DenyCache>).deadline(deadline).build().unwrap()
+        builder.deny_cache(None::<DenyCacheConfig>).deadline(deadline).build().unwrap()
     };
     let both = |limiter: &Limiter| limiter.check([pair(&a, &many, 1), pair(&b, &one, 1)]);
     assert!(both(&limiter(LONG_DEADLINE)).await.unwrap().is_admitted(), "the first check fits");
@@ -729,7 +729,7 @@ fn decided(decision: &tower_sliding_window::Decision) -> Vec<&str> {
 async fn shadow_slot_denies_no_check() {
     let cluster = Cluster::start(Engine::Redis);
     let backend = backend(&cluster).await;
-    for cache in [Some(DenyCache::default()), None] {
+    for cache in [Some(DenyCacheConfig::default()), None] {
         for node in &cluster.nodes[..3] {
             Admin::at(node).query::<()>(&["FLUSHALL"]);
         }
@@ -772,7 +772,7 @@ async fn shadow_slot_denies_no_check() {
 /// A shadow slot whose node is dead or hangs makes no check unavailable, and its circuit breaker opens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_shadow_slot_makes_no_check_unavailable() {
-    let cached = Some(DenyCache::default());
+    let cached = Some(DenyCacheConfig::default());
     for (is_killed, cache) in [(true, cached), (false, cached), (false, None)] {
         let mut cluster = cluster_rows::cluster();
         let limiter = Limiter::builder(backend(&cluster).await).without_policies().deny_cache(cache);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_sliding_window::{OutageRule, outage::DenyCache};
+use tower_sliding_window::{OutageRule, outage::DenyCacheConfig};
 
 use super::{
     plan::{DEADLINE, Plan, Step},
@@ -140,7 +140,7 @@ impl Events {
     fn has_matching_denial(&self, plan: &Plan, started: &Started, reading: u64) -> bool {
         // The wait is at most a window.
         let is_outage = started.at < plan.repaired + RECOVERY;
-        let max_age = DenyCache::default().max_age;
+        let max_age = DenyCacheConfig::default().max_age;
         let known_for =
             if is_outage { max_age.max(DEADLINE + plan.policy.window().unwrap()) } else { max_age };
         let is_fresh = |other: &Started| started.at <= other.at + known_for;

@@ -15,7 +15,7 @@ use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_governor::{GovernorError, GovernorLayer, governor::GovernorConfigBuilder};
-use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, RedisBackend, header, outage::DenyCache};
+use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, RedisBackend, header, outage::DenyCacheConfig};
 
 /// The header that is the key.
 pub const KEY: &str = "x-api-key";
@@ -252,7 +252,7 @@ fn layer(
         builder = builder.policy(Policy::new(name, quota, Duration::from_secs(seconds))?);
     }
     if !has_deny_cache {
-        builder = builder.deny_cache(None::<DenyCache>);
+        builder = builder.deny_cache(None::<DenyCacheConfig>);
     }
     Ok(builder.build()?)
 }

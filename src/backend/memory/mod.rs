@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    backend::{Backend, BackendError},
+    backend::{Backend, BackendError, PairBackend},
     check::{Check, Namespace, PairRef, Purpose, Refund},
     decision::Decision,
     error::ConfigError,
@@ -132,17 +132,6 @@ impl MemoryBackend {
         self
     }
 
-    /// Decides a check of one pair. Returns `None` if there is no room for its record or its key. Then nothing was charged.
-    #[inline]
-    pub(crate) fn decide_single(
-        &self,
-        namespace: &Namespace,
-        pair: PairRef<'_>,
-        purpose: Purpose,
-    ) -> Option<Decision> {
-        self.0.decide_single(namespace, pair, purpose)
-    }
-
     /// Returns the number of stored partition keys, including idle ones.
     pub fn keys(&self) -> usize {
         self.0.keys.load(Ordering::Relaxed)
@@ -190,6 +179,13 @@ impl MemoryBackend {
     #[must_use]
     pub fn keep_idle_for(self, time: Duration) -> Self {
         Self::build(self.0.max_keys, self.0.clock.clone(), time, self.rejects_when_full())
+    }
+}
+
+impl PairBackend for MemoryBackend {
+    #[inline]
+    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision> {
+        self.0.decide_single(namespace, pair, purpose)
     }
 }
 

@@ -140,7 +140,7 @@ use topology::Topology;
 /// its pairs without a status. Its charge is rolled back if the check is denied. A check waits for such a slot for at most half of its
 /// deadline.
 ///
-/// So a check never admits too much. If a pair was denied within the `max_age` of the [deny cache](crate::outage::DenyCache), the
+/// So a check never admits too much. If a pair was denied within the `max_age` of the [deny cache](crate::outage::DenyCacheConfig), the
 /// limiter peeks at all slots first and charges them only if none denies; without a deny cache, always. Therefore a client over
 /// its limit causes at most one rollback per `max_age` and process, and one for each check that is in flight at that time. Until a rollback has run, Redis may deny another client
 /// because of the charge. A denial has the statuses of the slots that have replied within the deadline. For a pair that was

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_sliding_window::{OutageRule, backend::Purpose, outage::DenyCache};
+use tower_sliding_window::{OutageRule, backend::Purpose, outage::DenyCacheConfig};
 
 use super::{
     health::Health,
@@ -196,7 +196,7 @@ impl Events {
     /// If a check refreshes a cached denial and gets no reply, the cache denies it, or the outage rule applies if the denial has
     /// expired meanwhile. The charges are rolled back in both cases.
     fn may_have_cached_denial(&self, plan: &Plan, at: Duration, end: Duration, started: &Started) -> bool {
-        let (max_age, is_outage) = (DenyCache::default().max_age, at < plan.repaired + RECOVERY);
+        let (max_age, is_outage) = (DenyCacheConfig::default().max_age, at < plan.repaired + RECOVERY);
         let known_for = if is_outage { max_age.max(plan.route.window().unwrap()) } else { max_age };
         let latest = if is_outage { end } else { at };
         let oldest = at.saturating_sub(known_for + DEADLINE);
@@ -432,7 +432,7 @@ fn check_slots(health: &Health, events: &Events, check: &Checked<'_>, report: &m
 
 /// While a pair was denied within the maximum age of a denial, a check across slots peeks first.
 fn check_peeks(events: &Events, report: &mut Report<'_>) {
-    let max_age = DenyCache::default().max_age;
+    let max_age = DenyCacheConfig::default().max_age;
     // The last denial that a limiter of a client knows of, by slot: when it was decided and known, and the cost.
     let mut denials: BTreeMap<(usize, usize, u16), (Duration, Duration, u32)> = BTreeMap::new();
     let mut by_end: Vec<_> =

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Micros;
+use super::CacheMicros;
 use crate::lock::Lock;
 
 /// The largest number of asks per entry and period.
@@ -13,33 +13,33 @@ const MAX_ASKS_AT_ONCE: usize = 3;
 const SECOND: u64 = 1_000_000;
 
 /// The asks of one pair. All successive entries of the pair share them.
-pub(super) struct Asks(Lock<Recent>);
+pub(super) struct RevalidationLimiter(Lock<Recent>);
 
 #[derive(Default)]
 struct Recent {
     is_asking: bool,
     /// The last asks, in any order. The instant 0 is long past.
-    at: [Micros; MAX_ASKS],
+    at: [CacheMicros; MAX_ASKS],
 }
 
 /// The permission to ask the store on behalf of these pairs. Meanwhile, other checks are answered from their entries.
-pub(super) struct Permission(Vec<Arc<Asks>>);
+pub(super) struct Permission(Vec<Arc<RevalidationLimiter>>);
 
-impl Asks {
+impl RevalidationLimiter {
     /// Creates the asks of a pair whose first one was sent at `now`.
-    pub(super) fn new(now: Micros) -> Arc<Self> {
+    pub(super) fn new(now: CacheMicros) -> Arc<Self> {
         let asks = Self(Lock::default());
         asks.record(now);
         Arc::new(asks)
     }
 
     /// Records an ask that needed no permission, because no cached denial answered the check.
-    pub(super) fn record(&self, now: Micros) {
+    pub(super) fn record(&self, now: CacheMicros) {
         self.0.lock().record(now);
     }
 
     /// Starts an ask, unless one is in progress or, with a period, the rate is reached.
-    fn start(&self, now: Micros, period: Option<u64>) -> bool {
+    fn start(&self, now: CacheMicros, period: Option<u64>) -> bool {
         let mut recent = self.0.lock();
         if recent.is_asking || period.is_some_and(|period| recent.is_at_bound(now, period)) {
             return false;
@@ -51,13 +51,13 @@ impl Asks {
 }
 
 impl Recent {
-    fn record(&mut self, now: Micros) {
+    fn record(&mut self, now: CacheMicros) {
         if let Some(oldest) = self.at.iter_mut().min() {
             *oldest = now;
         }
     }
 
-    fn is_at_bound(&self, now: Micros, period: u64) -> bool {
+    fn is_at_bound(&self, now: CacheMicros, period: u64) -> bool {
         let within = |time: u64| self.at.iter().filter(|at| now < **at + time).count();
         within(period) >= MAX_ASKS || within(period / 8) >= MAX_ASKS_AT_ONCE
     }
@@ -65,7 +65,7 @@ impl Recent {
 
 impl Permission {
     /// Permits a refresh of all these pairs, unless an ask of one of them is in progress.
-    pub(super) fn to_refresh(all: Vec<Arc<Asks>>, now: Micros) -> Option<Self> {
+    pub(super) fn to_refresh(all: Vec<Arc<RevalidationLimiter>>, now: CacheMicros) -> Option<Self> {
         let mut permission = Self(Vec::with_capacity(all.len()));
         for asks in all {
             if !asks.start(now, None) {
@@ -77,14 +77,14 @@ impl Permission {
     }
 
     /// Permits an ask for those of these pairs whose rate allows it: four in a second, or in `max_age` if that is shorter.
-    pub(super) fn to_ask(any: Vec<Arc<Asks>>, now: Micros, max_age: u64) -> Option<Self> {
+    pub(super) fn to_ask(any: Vec<Arc<RevalidationLimiter>>, now: CacheMicros, max_age: u64) -> Option<Self> {
         let period = max_age.min(SECOND);
         let allowed: Vec<_> = any.into_iter().filter(|asks| asks.start(now, Some(period))).collect();
         (!allowed.is_empty()).then_some(Self(allowed))
     }
 
     /// Returns whether this is a permission for the pair with these asks.
-    pub(super) fn covers(&self, asks: &Arc<Asks>) -> bool {
+    pub(super) fn covers(&self, asks: &Arc<RevalidationLimiter>) -> bool {
         self.0.iter().any(|other| Arc::ptr_eq(other, asks))
     }
 }

@@ -21,7 +21,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Micros, asks::Asks};
+use super::{CacheMicros, revalidation::RevalidationLimiter};
 use crate::{
     check::Pair,
     decision::{Status, Wait},
@@ -49,7 +49,7 @@ pub(super) struct Denial {
 #[derive(Clone, Copy)]
 pub(super) struct Usage {
     /// The send time of the check. The store has decided later, so the denial holds at least for its wait from here.
-    pub(super) sent: Micros,
+    pub(super) sent: CacheMicros,
     /// The store's clock.
     at: u64,
     next: u64,
@@ -64,12 +64,12 @@ pub(super) struct Usage {
 
 /// The denials of one pair. An entry is replaced as a whole and never changed. A wait that has reached the maximum age is kept until it
 /// has passed, and denies only if the store makes no decision.
-pub(super) struct Entry {
+pub(super) struct CachedPair {
     /// The usage as of the newest denial.
     newest: Usage,
     known: Box<[Known]>,
     is_invalidated: bool,
-    pub(super) asks: Arc<Asks>,
+    pub(super) revalidation: Arc<RevalidationLimiter>,
 }
 
 /// The wait of one cost.
@@ -88,12 +88,12 @@ struct Known {
     /// Whether every denial that confirmed it proved that no units were returned.
     is_proven: bool,
     /// When the wait ends at the earliest.
-    until: Micros,
+    until: CacheMicros,
     /// When the wait ends, on the store's clock.
     ends_at: u64,
     /// The send time of the check that asked for this cost, and of the last one that confirmed its wait.
-    asked: Micros,
-    confirmed: Micros,
+    asked: CacheMicros,
+    confirmed: CacheMicros,
 }
 
 /// The result of a search in an entry.
@@ -110,7 +110,7 @@ pub(super) struct Found {
 
 /// What a newer denial says about the waits that are known.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum Evidence {
     /// They are lower bounds still.
     Confirmed,
     /// Nothing contradicts them. All costs are denied until units next leave the window.
@@ -127,7 +127,7 @@ pub(super) fn room(pair: &Pair) -> Option<u32> {
 }
 
 impl Denial {
-    pub(super) fn new(pair: &Pair, status: &Status, sent: Micros, at: u64, is_divided: bool) -> Self {
+    pub(super) fn new(pair: &Pair, status: &Status, sent: CacheMicros, at: u64, is_divided: bool) -> Self {
         Self {
             room: room(pair),
             wait: match status.retry_after() {
@@ -185,13 +185,14 @@ impl Usage {
     }
 }
 
-impl Entry {
+impl CachedPair {
     /// Returns the entry with a further denial, or `None` if the entry has a newer denial of the same cost.
-    pub(super) fn with(old: Option<&Self>, new: Denial, now: Micros, max_age: u64) -> Option<Self> {
-        let asks = old.map_or_else(|| Asks::new(new.usage.sent), |old| old.asks.clone());
+    pub(super) fn with(old: Option<&Self>, new: Denial, now: CacheMicros, max_age: u64) -> Option<Self> {
+        let revalidation =
+            old.map_or_else(|| RevalidationLimiter::new(new.usage.sent), |old| old.revalidation.clone());
         let Some(old) = old.filter(|old| !old.is_invalidated) else {
             let known = new.known().collect();
-            return Some(Self { newest: new.usage, known, is_invalidated: false, asks });
+            return Some(Self { newest: new.usage, known, is_invalidated: false, revalidation });
         };
         let is_late = old.newest.sent > new.usage.sent;
         let mut known = if is_late {
@@ -229,7 +230,7 @@ impl Entry {
             }
         }
         let newest = if is_late { old.newest } else { new.usage };
-        Some(Self { newest, known: known.into(), is_invalidated: false, asks })
+        Some(Self { newest, known: known.into(), is_invalidated: false, revalidation })
     }
 
     /// Returns the entry after a charge, if this changes it: the waits are lower bounds now.
@@ -238,12 +239,22 @@ impl Entry {
             return None;
         }
         let known = self.known.iter().map(|known| Known { is_exact: false, ..*known }).collect();
-        Some(Self { newest: self.newest, known, is_invalidated: false, asks: self.asks.clone() })
+        Some(Self {
+            newest: self.newest,
+            known,
+            is_invalidated: false,
+            revalidation: self.revalidation.clone(),
+        })
     }
 
     /// Returns the entry without its denials. It still shows when the pair was last denied.
     pub(super) fn invalidated(&self) -> Self {
-        Self { newest: self.newest, known: [].into(), is_invalidated: true, asks: self.asks.clone() }
+        Self {
+            newest: self.newest,
+            known: [].into(),
+            is_invalidated: true,
+            revalidation: self.revalidation.clone(),
+        }
     }
 
     /// Returns the entry with denials that hold only if the store makes no decision.
@@ -256,19 +267,24 @@ impl Entry {
             ..*known
         };
         let known = self.known.iter().map(expired).collect();
-        Self { newest: self.newest, known, is_invalidated: self.is_invalidated, asks: self.asks.clone() }
+        Self {
+            newest: self.newest,
+            known,
+            is_invalidated: self.is_invalidated,
+            revalidation: self.revalidation.clone(),
+        }
     }
 
     /// Returns when the store was last asked with the result that it denied the pair.
-    pub(super) fn last_denied(&self) -> Micros {
+    pub(super) fn last_denied(&self) -> CacheMicros {
         self.newest.sent
     }
 
     /// Returns the known waits after a newer denial.
-    fn known_after(&self, new: &Denial, now: Micros, max_age: u64) -> Vec<Known> {
-        let verdict = self.verdict(new, now);
+    fn known_after(&self, new: &Denial, now: CacheMicros, max_age: u64) -> Vec<Known> {
+        let verdict = self.evidence(new, now);
         let new = &new.usage;
-        if verdict == Verdict::Contradicted {
+        if verdict == Evidence::Contradicted {
             return Vec::new();
         }
         let is_charged = if self.newest.is_divided || new.is_divided {
@@ -285,15 +301,15 @@ impl Entry {
             known.bounds_usage &= !is_charged;
             let age = new.sent.saturating_sub(known.asked);
             known.is_current &= match verdict {
-                Verdict::Confirmed => known.is_proven,
-                Verdict::Plausible => age < MAX_UNPROVEN_AGES * max_age,
-                Verdict::Unknown | Verdict::Contradicted => false,
+                Evidence::Confirmed => known.is_proven,
+                Evidence::Plausible => age < MAX_UNPROVEN_AGES * max_age,
+                Evidence::Unknown | Evidence::Contradicted => false,
             };
             if known.is_current {
-                known.is_exact &= verdict == Verdict::Confirmed || age < round;
+                known.is_exact &= verdict == Evidence::Confirmed || age < round;
                 // If the store's clock was stepped forward, the wait ends earlier.
                 known.until = known.until.min(new.sent + known.ends_at.saturating_sub(new.at));
-                known.is_proven = verdict == Verdict::Confirmed;
+                known.is_proven = verdict == Evidence::Confirmed;
                 let proven = if known.is_proven { max_age } else { max_age.min(new.next) };
                 known.confirmed = known.confirmed.max((new.sent + proven).saturating_sub(max_age));
             }
@@ -302,16 +318,16 @@ impl Entry {
         known.collect()
     }
 
-    fn verdict(&self, new: &Denial, now: Micros) -> Verdict {
+    fn evidence(&self, new: &Denial, now: CacheMicros) -> Evidence {
         let Denial { room, wait, expiry, usage: new, .. } = new;
         let old = &self.newest;
         let valid = || self.known.iter().filter(|known| known.holds(now, ANY_AGE));
         // Fewer units are used than these waits require.
         if new.is_exact && valid().any(|known| known.room >= new.used) {
-            return Verdict::Contradicted;
+            return Evidence::Contradicted;
         }
         if old.is_divided || new.is_divided {
-            return Verdict::Unknown;
+            return Evidence::Unknown;
         }
         let ends_earlier = |room: u32| {
             let ends_at = new.at.saturating_add(*wait);
@@ -323,15 +339,15 @@ impl Entry {
             is_early && old.is_exact && new.is_exact && new.used < old.used
         };
         if new.at < old.at || resets_earlier || falls_earlier() || room.is_some_and(ends_earlier) {
-            return Verdict::Contradicted;
+            return Evidence::Contradicted;
         }
         if *expiry == Expiry::Gradual {
-            return Verdict::Unknown;
+            return Evidence::Unknown;
         }
         match self.usage_bound(new.at) {
-            Some(bound) if new.used >= bound => Verdict::Confirmed,
-            None if !old.is_exact && !new.is_exact && new.used >= old.used => Verdict::Plausible,
-            _ => Verdict::Unknown,
+            Some(bound) if new.used >= bound => Evidence::Confirmed,
+            None if !old.is_exact && !new.is_exact && new.used >= old.used => Evidence::Plausible,
+            _ => Evidence::Unknown,
         }
     }
 
@@ -343,7 +359,7 @@ impl Entry {
     }
 
     /// Finds the denial of a pair that leaves this room: that of its own cost, or else the longest lower bound.
-    pub(super) fn find(&self, room: Option<u32>, now: Micros, max_age: u64) -> Option<Found> {
+    pub(super) fn find(&self, room: Option<u32>, now: CacheMicros, max_age: u64) -> Option<Found> {
         if self.is_invalidated {
             return None;
         }
@@ -374,7 +390,7 @@ impl Entry {
     }
 
     /// Returns the status of a pair with this denial.
-    pub(super) fn status(&self, pair: &Pair, found: &Found, now: Micros) -> Status {
+    pub(super) fn status(&self, pair: &Pair, found: &Found, now: CacheMicros) -> Status {
         let age = now.saturating_sub(self.newest.sent);
         let reset = self.newest.reset.saturating_sub(age);
         let wait = found.wait.unwrap_or(reset);
@@ -397,7 +413,7 @@ impl Entry {
     }
 
     /// Returns when all known waits have passed.
-    pub(super) fn waits_end(&self) -> Micros {
+    pub(super) fn waits_end(&self) -> CacheMicros {
         self.known.iter().map(|known| known.until).max().unwrap_or_default()
     }
 }
@@ -413,7 +429,7 @@ fn refresh_age(max_age: u64) -> u64 {
 }
 
 impl Known {
-    fn holds(&self, now: Micros, max_age: u64) -> bool {
+    fn holds(&self, now: CacheMicros, max_age: u64) -> bool {
         now < self.until && now < self.confirmed + max_age
     }
 }

@@ -4,7 +4,7 @@ use std::{num::NonZeroU64, time::Duration};
 
 use tokio::sync::watch;
 
-use super::Micros;
+use super::LocalMicros;
 use crate::{
     check::{Pair, Receipt},
     decision::{Decision, Status, Wait},
@@ -17,54 +17,54 @@ use crate::{
 const SHARE: u32 = 8;
 
 /// How long nothing is leased after a lease request without an answer, and at most after an answer that came too late.
-const PAUSE: Micros = 1_000_000;
+const PAUSE: LocalMicros = 1_000_000;
 
 /// A lease is returned if nothing was granted from it for this time.
-const IDLE: Micros = 1_000_000;
+const IDLE: LocalMicros = 1_000_000;
 
 /// A pair of a partition key and a leased policy.
-pub(super) struct Entry {
+pub(super) struct LeasedPair {
     /// As a table keeps it, of bounded size.
     pub(super) key: PartitionKey,
     policy: Policy,
     /// The length of a bucket.
-    precision: Micros,
+    precision: LocalMicros,
     granted: Granted,
-    held: Option<Held>,
+    held: Option<HeldUnits>,
     /// The store's remaining quota, as last stated.
     remaining: u32,
     /// The number of times that the lease was ended. A reply to an earlier request must not begin a lease.
     ends: u64,
     /// The lease request in flight, and its begin. Dropping it wakes the checks that wait for its end. The value is whether its answer
     /// came too late.
-    request: Option<(watch::Sender<bool>, Micros)>,
+    request: Option<(watch::Sender<bool>, LocalMicros)>,
     /// The number of successive answers that came after the end of their bucket.
     late: u32,
     /// Whether the task that returns units looks at this pair later.
     is_scheduled: bool,
-    paused_until: Micros,
-    last_use: Micros,
+    paused_until: LocalMicros,
+    last_use: LocalMicros,
 }
 
 /// The units that this process was granted, by itself and by the store.
 #[derive(Default)]
 struct Granted {
     /// The end of the current period. A period is as long as a bucket.
-    end: Micros,
+    end: LocalMicros,
     current: u32,
     previous: u32,
 }
 
 /// Units that the store has charged, and that this process may grant.
-struct Held {
+struct HeldUnits {
     /// As the store knows it. A long key differs from that of the table.
     key: PartitionKey,
     receipt: Receipt,
     units: u32,
     /// The last instant at which a unit may be granted.
-    until: Micros,
+    until: LocalMicros,
     /// The instant of the last grant or of the lease.
-    last_grant: Micros,
+    last_grant: LocalMicros,
     store: Reply,
     /// The smallest remaining quota that the store has stated since the lease began.
     lowest: u32,
@@ -75,7 +75,7 @@ struct Held {
 struct Reply {
     /// In microseconds of the store's clock.
     at_micros: u64,
-    received: Micros,
+    received: LocalMicros,
     status: Status,
 }
 
@@ -89,7 +89,7 @@ pub(super) struct Leftover {
 }
 
 /// What the store has answered to one pair of a lease request.
-pub(super) struct Answer<'a> {
+pub(super) struct LeaseAnswer<'a> {
     /// As the store knows it.
     pub(super) key: &'a PartitionKey,
     pub(super) decision: &'a Decision,
@@ -97,11 +97,11 @@ pub(super) struct Answer<'a> {
     pub(super) receipt: Receipt,
     /// The units beyond the cost.
     pub(super) units: u32,
-    pub(super) sent: Micros,
-    pub(super) received: Micros,
+    pub(super) sent: LocalMicros,
+    pub(super) received: LocalMicros,
 }
 
-impl Entry {
+impl LeasedPair {
     pub(super) fn new(key: PartitionKey, policy: Policy) -> Self {
         Self {
             key,
@@ -126,7 +126,7 @@ impl Entry {
 
     /// Applies what has changed since the last use: a lease whose bucket has ended, and another quota, end it. Returns its units.
     #[inline]
-    pub(super) fn begin_use(&mut self, policy: &Policy, now: Micros) -> Option<Leftover> {
+    pub(super) fn begin_use(&mut self, policy: &Policy, now: LocalMicros) -> Option<Leftover> {
         self.last_use = now;
         let has_ended = self.held.as_ref().is_some_and(|held| now > held.until);
         if self.policy.quota_units() != policy.quota_units() {
@@ -145,7 +145,7 @@ impl Entry {
     /// Grants units of the lease. Returns the status of the pair, the receipt, and the instant in microseconds of the store's clock,
     /// as a lower bound. Call it after [`begin_use`](Self::begin_use). If the lease has no room, grants nothing.
     #[inline]
-    pub(super) fn grant(&mut self, pair: &Pair, now: Micros) -> Option<(Status, Receipt, u64)> {
+    pub(super) fn grant(&mut self, pair: &Pair, now: LocalMicros) -> Option<(Status, Receipt, u64)> {
         let held = self.held.as_mut()?;
         held.units = held.units.checked_sub(pair.cost)?;
         held.last_grant = now;
@@ -159,7 +159,7 @@ impl Entry {
     /// Returns how many units to lease beyond a cost: as many as this process grants in a bucket, at most the bound of this policy,
     /// and at most a share of the store's remaining quota. `None` if this process would hold no units, or if nothing may be leased: under
     /// another quota than that of the last use, or after a failure.
-    pub(super) fn wanted(&mut self, policy: &Policy, now: Micros) -> Option<u32> {
+    pub(super) fn wanted(&mut self, policy: &Policy, now: LocalMicros) -> Option<u32> {
         if self.request.is_some()
             || now < self.paused_until
             || policy.quota_units() != self.policy.quota_units()
@@ -175,24 +175,24 @@ impl Entry {
     }
 
     /// Starts a lease request. Returns the number that [`answer`](Self::answer) compares.
-    pub(super) fn begin_request(&mut self, now: Micros) -> u64 {
+    pub(super) fn begin_request(&mut self, now: LocalMicros) -> u64 {
         self.request = Some((watch::Sender::new(false), now));
         self.ends
     }
 
     /// Returns what ends with the lease request in flight, if it began at this instant or later.
-    pub(super) fn request_since(&self, earliest: Micros) -> Option<watch::Receiver<bool>> {
+    pub(super) fn request_since(&self, earliest: LocalMicros) -> Option<watch::Receiver<bool>> {
         let (ended, _) = self.request.as_ref().filter(|(_, begun)| *begun >= earliest)?;
         Some(ended.subscribe())
     }
 
     /// Returns whether no lease request is in flight, no units are held, and the pair was not used since this instant.
-    pub(super) fn is_idle_since(&self, instant: Micros) -> bool {
+    pub(super) fn is_idle_since(&self, instant: LocalMicros) -> bool {
         self.request.is_none() && !self.is_scheduled && self.held.is_none() && self.last_use < instant
     }
 
     /// Learns what the store has decided for a check of this pair that was no lease request.
-    pub(super) fn learn(&mut self, status: &Status, is_charged: bool, now: Micros) {
+    pub(super) fn learn(&mut self, status: &Status, is_charged: bool, now: LocalMicros) {
         self.remaining = status.remaining();
         self.read(status);
         if is_charged {
@@ -219,13 +219,13 @@ impl Entry {
     }
 
     /// Leases nothing for a while, after a lease request without a valid answer.
-    pub(super) fn pause(&mut self, now: Micros) {
+    pub(super) fn pause(&mut self, now: LocalMicros) {
         self.paused_until = now + PAUSE;
     }
 
     /// Applies the answer of the store to a lease request. Begins a lease, unless the lease was ended since the request, or the bucket
     /// has ended. Returns units to return, if there are any.
-    pub(super) fn answer(&mut self, answer: &Answer<'_>, ends: u64) -> Option<Leftover> {
+    pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, ends: u64) -> Option<Leftover> {
         let (now, receipt) = (answer.received, answer.receipt);
         self.learn(answer.status, true, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
@@ -255,7 +255,7 @@ impl Entry {
         }
         let old = self.give_back();
         let (key, units, lowest) = (answer.key.clone(), answer.units, answer.status.remaining());
-        self.held = Some(Held { key, receipt, units, until, last_grant: now, store, lowest });
+        self.held = Some(HeldUnits { key, receipt, units, until, last_grant: now, store, lowest });
         old
     }
 
@@ -265,14 +265,14 @@ impl Entry {
     }
 
     /// Returns when to look at a new lease again. `None` if this is scheduled already, at the same instant or before.
-    pub(super) fn schedule(&mut self) -> Option<Micros> {
+    pub(super) fn schedule(&mut self) -> Option<LocalMicros> {
         let due = self.due().filter(|_| !self.is_scheduled)?;
         self.is_scheduled = true;
         Some(due)
     }
 
     /// Ends the lease if its bucket has ended, or if it is idle. Returns its units, and when to look at the lease again.
-    pub(super) fn expire(&mut self, now: Micros) -> (Option<Leftover>, Option<Micros>) {
+    pub(super) fn expire(&mut self, now: LocalMicros) -> (Option<Leftover>, Option<LocalMicros>) {
         let is_over = self.due().is_some_and(|due| now >= due);
         let leftover = if is_over { self.give_back() } else { None };
         let due = self.due();
@@ -281,7 +281,7 @@ impl Entry {
     }
 
     /// Returns the end of the bucket, or when the lease may be idle. `None` without a lease.
-    fn due(&self) -> Option<Micros> {
+    fn due(&self) -> Option<LocalMicros> {
         let held = self.held.as_ref()?;
         Some(held.until.saturating_add(1).min(held.last_grant + IDLE))
     }
@@ -305,14 +305,14 @@ impl Entry {
 
 impl Granted {
     #[inline]
-    fn add(&mut self, period: Micros, now: Micros, units: u32) {
+    fn add(&mut self, period: LocalMicros, now: LocalMicros, units: u32) {
         if now >= self.end {
             self.begin_period(period.max(1), now);
         }
         self.current = self.current.saturating_add(units);
     }
 
-    fn begin_period(&mut self, period: Micros, now: Micros) {
+    fn begin_period(&mut self, period: LocalMicros, now: LocalMicros) {
         self.previous = if now - self.end < period { self.current } else { 0 };
         (self.end, self.current) = (now - now % period + period, 0);
     }
@@ -320,7 +320,7 @@ impl Granted {
 
 impl Reply {
     /// Returns the status of a pair that was granted from a lease: `since` after the reply, with this remaining quota.
-    fn status_after(&self, pair: &Pair, remaining: u32, since: Micros) -> Status {
+    fn status_after(&self, pair: &Pair, remaining: u32, since: LocalMicros) -> Status {
         let later = |wait: Duration| wait.saturating_sub(Duration::from_micros(since));
         let reset_after = later(self.status.reset_after());
         // If some usage has left since the reply, the next wait is not known. All usage has left at the reset.
@@ -334,6 +334,6 @@ impl Reply {
 
 /// Returns the last local instant at which the server's clock has not reached the end of a bucket. The request was sent at `sent`, the
 /// script ran at `at`, and the bucket ends at `end` of the server's clock. The clocks may drift apart.
-fn last_grant(sent: Micros, at: u64, end: u64) -> Micros {
+fn last_grant(sent: LocalMicros, at: u64, end: u64) -> LocalMicros {
     sent.saturating_add(drift::at_least(end.saturating_sub(at))).saturating_sub(1)
 }

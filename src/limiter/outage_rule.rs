@@ -1,0 +1,84 @@
+//! From the decision of a check to the outcome of its request: the outage rule applies without a decision.
+
+use super::{
+    draft::Reserve,
+    inner::Limiter,
+    outcome::{Admission, AdmitResult, Basis, Rejection},
+};
+use crate::{
+    check::Check,
+    decision::{Decided, Decision},
+    error::{BackendError, Reason},
+    outage::{FallbackOutcome, OutageRule, Share, Unchecked},
+    settle::Reservation,
+};
+
+/// What happens to a request after its decision, or without one.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) rule: OutageRule,
+    /// Whether the check has shadow pairs only, so that no error rejects the request.
+    pub(super) is_shadow: bool,
+    /// `None` for a plain charge.
+    pub(super) reserve: Option<Reserve>,
+}
+
+impl Terms {
+    /// Returns the result of a decided check, or what the outage rule makes of an error.
+    pub(super) fn outcome(self, limiter: &Limiter, check: Check, decided: Decided) -> AdmitResult {
+        match decided {
+            Ok(decision) if decision.is_admitted() => Ok(self.admitted(limiter, check, decision)),
+            Ok(decision) => Err(Rejection::Denied(decision)),
+            Err(error) => self.undecided(limiter, check, error),
+        }
+    }
+
+    fn admitted(self, limiter: &Limiter, check: Check, decision: Decision) -> Admission {
+        let Some(reserve) = self.reserve else {
+            return Admission::from_decision(decision, check.into_namespace());
+        };
+        let decision = decision.with_namespace(check.scope().clone());
+        let queue = limiter.queue().clone();
+        let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
+        Admission { basis: Basis::Store(decision), reservation: Some(reservation) }
+    }
+
+    /// Applies the outage rule.
+    fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> AdmitResult {
+        match self.rule {
+            OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
+                let unchecked = |_| Reservation::unchecked(limiter.queue().clone(), check);
+                let reservation = self.reserve.map(unchecked);
+                Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
+            }
+            OutageRule::LocalFallback(share) if error.reason() != Reason::Overloaded => {
+                self.decided_locally(limiter, &check, share, error)
+            }
+            _ => Err(Rejection::Unavailable(error)),
+        }
+    }
+
+    fn decided_locally(
+        self,
+        limiter: &Limiter,
+        check: &Check,
+        share: Share,
+        error: BackendError,
+    ) -> AdmitResult {
+        let fallback = limiter.local_fallback();
+        match fallback.decide(check, share, self.reserve.is_some_and(|reserve| reserve.clamps), &error) {
+            FallbackOutcome::Admitted(local, check) => {
+                let reservation = self.reserve.map(|reserve| {
+                    let (queue, memory) = (limiter.queue().clone(), fallback.memory().clone());
+                    Reservation::local(queue, memory, check, local.decision().clone(), reserve.unsettled)
+                });
+                Ok(Admission { basis: Basis::Local(local), reservation })
+            }
+            FallbackOutcome::Denied => Err(Rejection::LocalFallbackDenied(error)),
+            FallbackOutcome::Unavailable => {
+                limiter.events().local_memory_full();
+                Err(Rejection::Unavailable(error))
+            }
+        }
+    }
+}
