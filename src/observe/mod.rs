@@ -45,7 +45,7 @@ mod throttle;
 
 pub(crate) use first_requests::FirstRequests;
 pub(crate) use leased::LeasedUnits;
-pub(crate) use lifetime::Lifetime;
+pub(crate) use lifetime::{Lifetime, new_limits};
 use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
@@ -265,18 +265,6 @@ pub(crate) fn evicts(address: &str, policy: &str) {
 #[cfg(feature = "redis")]
 pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
     events::problem_at_start(problem);
-}
-
-/// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is
-/// alive: the same name, store and namespace, but a different quota, window or algorithm. The limiter keeps the returned value.
-#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], place: &str) -> Lifetime {
-    let lifetime = Lifetime::new(place);
-    #[cfg(feature = "tracing")]
-    for [earlier, new] in conflicts::register(store, namespace, policies, lifetime.alive()) {
-        events::conflicting_policies(&earlier, &new);
-    }
-    lifetime
 }
 
 /// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.
