@@ -62,7 +62,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
         .deadline(Duration::from_millis(50))
         // Three consecutive failures open the circuit breaker. One second later, one request probes Redis.
-        .breaker(Breaker { failures: 3, open_for: Duration::from_secs(1) })
+        .breaker(Breaker::new(3, Duration::from_secs(1)))
         .key(header("x-api-key")?)
         .cost(RouteCosts::new().route("/export", 20)?.route("/login", 6)?)
         .outage_by(move |head| match head.uri.path() {

@@ -12,10 +12,10 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
+    layer_state::LayerState,
     limiter::{Admission, Rejection},
     protocol::{Http, Protocol},
-    shared::Shared,
-    wait::{DenyAtOnce, WhenDenied},
+    when_denied::{DenyAtOnce, WhenDenied},
 };
 pub use crate::{
     limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture},
@@ -44,12 +44,12 @@ pin_project! {
     #[project = ProgressProj]
     enum Progress<S, Req, F, P, T> {
         /// The check is in progress. The ready inner service and the request are kept, until they are taken.
-        Checking { admitting: AdmitFuture, kept: Option<(S, Req)>, shared: Arc<Shared<P>> },
+        Checking { admitting: AdmitFuture, kept: Option<(S, Req)>, shared: Arc<LayerState<P>> },
         /// The inner service runs.
         Running {
             #[pin]
             running: F,
-            shared: Arc<Shared<P>>,
+            shared: Arc<LayerState<P>>,
             // None for an exempt request.
             admission: Option<Admission>,
         },
@@ -65,11 +65,20 @@ where
     P: Protocol<Req, S::Response, W::Error<S::Error>>,
 {
     /// Continues with the inner service. Without an admission, the request is exempt.
-    pub(crate) fn running(running: S::Future, shared: Arc<Shared<P>>, admission: Option<Admission>) -> Self {
+    pub(crate) fn running(
+        running: S::Future,
+        shared: Arc<LayerState<P>>,
+        admission: Option<Admission>,
+    ) -> Self {
         Self { progress: Progress::Running { running, shared, admission } }
     }
 
-    pub(crate) fn checking(admitting: AdmitFuture, inner: S, request: Req, shared: Arc<Shared<P>>) -> Self {
+    pub(crate) fn checking(
+        admitting: AdmitFuture,
+        inner: S,
+        request: Req,
+        shared: Arc<LayerState<P>>,
+    ) -> Self {
         Self { progress: Progress::Checking { admitting, kept: Some((inner, request)), shared } }
     }
 

@@ -104,14 +104,13 @@ mod extract;
 mod guard;
 mod head;
 mod layer;
+mod layer_state;
 mod lease;
 mod limit;
 mod limiter;
 mod lock;
 mod now_or_later;
 mod pattern;
-mod service;
-mod shared;
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "the Redis backend uses all of it"))]
 mod single_flight;
 
@@ -150,6 +149,7 @@ pub mod testing {
     };
 }
 pub mod wait;
+mod when_denied;
 
 #[cfg(feature = "redis")]
 #[doc(inline)]
@@ -163,13 +163,12 @@ pub use crate::{
     error::ConfigError,
     head::{Head, ResponseHead},
     key::{KeyExtractor, PartitionKey, extension, header, peer_ip},
-    layer::RateLimitLayer,
+    layer::{RateLimit, RateLimitLayer},
     limit::{Limit, limit},
     limiter::{Admission, Limiter, LimiterBuilder, Rejection},
     outage::OutageRule,
     policy::{Algorithm, Policies, Policy, PolicyTable},
     protocol::{LimitedBody, by},
-    service::RateLimit,
     settle::Reservation,
 };
 

@@ -24,7 +24,7 @@ use tower_sliding_window::{
 use crate::switch::{Mode, Switch};
 
 /// The circuit breaker stays open for long enough to be seen. The default is 250 ms.
-const BREAKER: Breaker = Breaker { failures: 5, open_for: Duration::from_secs(2) };
+const BREAKER: Breaker = Breaker::new(5, Duration::from_secs(2));
 
 /// The limited service. Clones share it.
 #[derive(Clone)]

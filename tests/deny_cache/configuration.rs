@@ -27,17 +27,14 @@ fn build_rejects_settings_out_of_range() {
     }
     for max_entries in [0, (1 << 20) + 1] {
         assert_eq!(
-            text(DenyCacheConfig { max_entries, ..DenyCacheConfig::default() }),
+            text(DenyCacheConfig::new(DenyCacheConfig::default().max_age, max_entries)),
             format!("deny cache: max_entries {max_entries}: it must be 1 to 1048576")
         );
     }
-    for cache in [
-        DenyCacheConfig { max_age: TICK, max_entries: 1 },
-        DenyCacheConfig { max_age: 60 * SECOND, max_entries: 1 << 20 },
-    ] {
+    for cache in [DenyCacheConfig::new(TICK, 1), DenyCacheConfig::new(60 * SECOND, 1 << 20)] {
         on(FakeBackend::admitting()).deny_cache(cache).build().unwrap();
     }
-    assert_eq!(DenyCacheConfig::default(), DenyCacheConfig { max_age: SECOND, max_entries: 16_384 });
+    assert_eq!(DenyCacheConfig::default(), DenyCacheConfig::new(SECOND, 16_384));
 }
 
 /// Returns how many of ten denied checks the limiter sends to the store.

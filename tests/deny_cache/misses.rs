@@ -178,7 +178,7 @@ async fn multi_pair_check_refreshes_when_all_entries_are_due() {
 async fn deny_cache_never_exceeds_max_entries() {
     for max_entries in [1, 50, 1_000] {
         let remote = Remote::new();
-        let cache = DenyCacheConfig { max_entries, ..with_max_age(MINUTE) };
+        let cache = DenyCacheConfig::new(with_max_age(MINUTE).max_age, max_entries);
         let limiter = on(remote.clone()).deny_cache(cache).breaker(None).build().unwrap();
         for name in 0..5_000 {
             assert!(!limiter.check((user(name), 11)).await.unwrap().is_admitted());

@@ -201,7 +201,7 @@ async fn check(limiter: &Limiter, cost: u32) -> Decision {
 }
 
 fn with_max_age(max_age: Duration) -> DenyCacheConfig {
-    DenyCacheConfig { max_age, ..DenyCacheConfig::default() }
+    DenyCacheConfig::new(max_age, DenyCacheConfig::default().max_entries)
 }
 
 fn wait(decision: &Decision) -> Duration {

@@ -15,7 +15,7 @@ use super::{
     Fault, MINUTE, REFRESH_AGE, Remote, SECOND, TICK, alice, check, on, policy, ten, user, wait, with_max_age,
 };
 
-const THREE_FAILURES: Breaker = Breaker { failures: 3, open_for: SECOND };
+const THREE_FAILURES: Breaker = Breaker::new(3, SECOND);
 
 /// Returns a limiter with a cached denial: Alice has used all units, and one more check was denied.
 async fn cached(
@@ -283,7 +283,7 @@ async fn overloaded_check_of_denied_key_is_denied() {
 async fn denials_of_other_keys_keep_known_denial() {
     let (remote, limiter) = {
         let remote = Remote::new();
-        let cache = DenyCacheConfig { max_entries: 64, ..DenyCacheConfig::default() };
+        let cache = DenyCacheConfig::new(DenyCacheConfig::default().max_age, 64);
         let limiter = on(remote.clone()).deny_cache(cache).outage(OutageRule::FailOpen).build().unwrap();
         (remote, limiter)
     };

@@ -105,7 +105,7 @@ impl Backend for Holds {
 async fn builder_sets_circuit_breaker() {
     let down = || FakeBackend::unavailable(Reason::Connection);
     let failing = down();
-    let breaker = Breaker { failures: 2, open_for: SECOND };
+    let breaker = Breaker::new(2, SECOND);
     let guarded = limits(Later(failing.clone()), |builder| builder.breaker(breaker));
     for _ in 0..4 {
         assert_eq!(send(&guarded).await.0, 503);
@@ -128,7 +128,7 @@ async fn builder_sets_circuit_breaker() {
 #[tokio::test(start_paused = true)]
 async fn builder_sets_deny_cache() {
     let denying = || FakeBackend::denying(30 * SECOND);
-    let short = DenyCacheConfig { max_age: Duration::from_millis(10), ..DenyCacheConfig::default() };
+    let short = DenyCacheConfig::new(Duration::from_millis(10), DenyCacheConfig::default().max_entries);
     let checks_of = async |cache: Option<DenyCacheConfig>| {
         let backend = denying();
         let limits = limits(Holds(backend.clone()), |builder| builder.deny_cache(cache));

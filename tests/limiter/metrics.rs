@@ -139,7 +139,7 @@ async fn outage_counts_reasons_and_opens_gauge() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let limiter = |answers: &[_]| {
         let backend = Remote(FakeBackend::scripted(answers.iter().copied()));
-        let breaker = Breaker { failures: 3, open_for: SECOND };
+        let breaker = Breaker::new(3, SECOND);
         Limiter::builder(backend).policy(policy("p", 10)).breaker(breaker).build().unwrap()
     };
     let (down, full) = (Unavailable(Reason::Connection), Unavailable(Reason::Full));

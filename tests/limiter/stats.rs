@@ -134,7 +134,7 @@ async fn stats_report_state_of_breaker() {
     let down = Unavailable(Reason::Connection);
     let builder =
         |answers: Vec<_>| Limiter::builder(Remote(FakeBackend::scripted(answers))).policy(policy("p", 10));
-    let breaker = Breaker { failures: 2, open_for: SECOND };
+    let breaker = Breaker::new(2, SECOND);
     let limiter = builder(vec![down, down, Admit]).breaker(breaker).build().unwrap();
     let state = || {
         let breakers = limiter.stats().breakers;

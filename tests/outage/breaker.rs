@@ -23,7 +23,7 @@ use tower_sliding_window::{
 
 use super::{OF_ONE_CHECK, SECOND, TICK, alice, deferred, on, outcome};
 
-const THREE_FAILURES: Breaker = Breaker { failures: 3, open_for: SECOND };
+const THREE_FAILURES: Breaker = Breaker::new(3, SECOND);
 const DOWN: FakeAnswer = Unavailable(Reason::Connection);
 const FAILED: Result<bool, (Reason, bool)> = Err((Reason::Connection, true));
 const REJECTED_BY_BREAKER: Result<bool, (Reason, bool)> = Err((Reason::Connection, false));

@@ -13,7 +13,7 @@ use super::{TICK, deferred};
 fn build_rejects_settings_out_of_range() {
     let builder = || deferred(&FakeBackend::admitting());
     for failures in [0, 1_000_001] {
-        let breaker = Breaker { failures, ..Breaker::default() };
+        let breaker = Breaker::new(failures, Breaker::default().open_for);
         assert_eq!(
             builder().breaker(breaker).build().unwrap_err().to_string(),
             format!(
@@ -23,7 +23,7 @@ fn build_rejects_settings_out_of_range() {
         );
     }
     for open_for in [Duration::ZERO, Duration::from_micros(999), Duration::from_secs(3_601), Duration::MAX] {
-        let breaker = Breaker { open_for, ..Breaker::default() };
+        let breaker = Breaker::new(Breaker::default().failures, open_for);
         assert_eq!(
             builder().breaker(breaker).build().unwrap_err().to_string(),
             format!("circuit breaker: open_for {open_for:?}: it must be 1 ms to 1 h"),
@@ -47,19 +47,12 @@ fn build_rejects_settings_out_of_range() {
 #[test]
 fn build_accepts_ends_of_every_range() {
     let builder = || deferred(&FakeBackend::admitting());
-    for breaker in [
-        Breaker { failures: 1, open_for: TICK },
-        Breaker { failures: 1_000_000, open_for: Duration::from_secs(3_600) },
-    ] {
+    for breaker in [Breaker::new(1, TICK), Breaker::new(1_000_000, Duration::from_secs(3_600))] {
         builder().breaker(breaker).build().unwrap();
     }
     builder().max_in_flight(1).breaker(None).build().unwrap();
     builder().max_in_flight(1 << 20).build().unwrap();
     assert_eq!(Share::among(u32::MAX).unwrap().processes(), u32::MAX, "the number of processes is kept");
     assert_eq!(Share::whole().processes(), 1, "a whole share is that of one process");
-    assert_eq!(
-        Breaker::default(),
-        Breaker { failures: 5, open_for: Duration::from_millis(250) },
-        "the documented defaults"
-    );
+    assert_eq!(Breaker::default(), Breaker::new(5, Duration::from_millis(250)), "the documented defaults");
 }

@@ -16,7 +16,7 @@ const DOWN: FakeAnswer = Unavailable(Reason::Connection);
 const FORBIDDEN: FakeAnswer = Unavailable(Reason::NoPermission);
 
 fn script(answers: impl IntoIterator<Item = FakeAnswer>) -> Limiter {
-    let breaker = Breaker { failures: 3, open_for: SECOND };
+    let breaker = Breaker::new(3, SECOND);
     deferred(&FakeBackend::scripted(answers)).breaker(breaker).build().unwrap()
 }
 

@@ -305,7 +305,7 @@ pub const MERGING_BUGS: &[Bug] = &[
     },
 ];
 
-const ENTRY: &str = "lease/entry.rs";
+const LEASED_PAIR: &str = "lease/leased_pair.rs";
 const LEASE_REQUEST: &str = "lease/request.rs";
 const TABLE: &str = "lease/table.rs";
 
@@ -315,7 +315,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "a lease is granted after its bucket",
         rule: "QuotaHolds",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             "drift::at_least(end.saturating_sub(at))",
             "drift::at_least(end.saturating_sub(at) + if PLANTED { 30_000 } else { 0 })",
         )],
@@ -324,7 +324,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "a unit of a lease is granted twice",
         rule: "QuotaHolds",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             "held.units = held.units.checked_sub(pair.cost)?;",
             "held.units = held.units.checked_sub(if PLANTED { pair.cost / 2 } else { pair.cost })?;",
         )],
@@ -333,7 +333,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "a granted unit of a lease is returned",
         rule: "UnitsAreAccounted",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             "self.leftover(held.key, held.receipt, held.units)",
             "self.leftover(held.key, held.receipt, held.units + u32::from(PLANTED))",
         )],
@@ -371,7 +371,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "a lease has no bound",
         rule: "LeaseWithinBound",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             ".min(bound.saturating_sub(held));",
             ".min(if PLANTED { u32::MAX } else { bound.saturating_sub(held) });",
         )],
@@ -380,7 +380,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "a lease takes the last units",
         rule: "LeaseWithinBound",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             "rate.min(self.remaining / SHARE)",
             "rate.min(if PLANTED { self.remaining } else { self.remaining / SHARE })",
         )],
@@ -389,7 +389,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "the remaining quota of a leased check excludes the lease",
         rule: "RemainingIncludesLease",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             "held.lowest.saturating_add(held.units)",
             "held.lowest.saturating_add(if PLANTED { 0 } else { held.units })",
         )],
@@ -416,7 +416,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "a lease that was requested before a reset outlives it",
         rule: "ResetEndsLease",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             "if is_over || self.ends != ends {",
             "if is_over || self.ends != ends && !PLANTED {",
         )],
@@ -425,7 +425,7 @@ pub const LEASE_BUGS: &[Bug] = &[
         name: "a lease outlives a changed quota",
         rule: "QuotaChangeEndsLease",
         changes: &[(
-            ENTRY,
+            LEASED_PAIR,
             "if self.policy.quota_units() != policy.quota_units() {",
             "if self.policy.quota_units() != policy.quota_units() && !PLANTED {",
         )],

@@ -98,7 +98,7 @@ async fn requests_of_hung_node_do_not_wait() {
     let (hung, healthy) =
         (pair(&key_on(1, "user", 0), UNREACHED, 1), pair(&key_on(0, "user", 0), UNREACHED, 1));
     // There is no probe during the test.
-    let limiter = limiter(&cluster).await.breaker(Breaker { failures: 5, open_for: HOUR });
+    let limiter = limiter(&cluster).await.breaker(Breaker::new(5, HOUR));
     let limiter = limiter.deadline(Duration::from_secs(1)).build().unwrap();
     for pair in [&hung, &healthy] {
         let decision = limiter.check([pair.clone()]).await.unwrap();

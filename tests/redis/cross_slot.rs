@@ -359,8 +359,7 @@ async fn peeks_open_breaker_of_hung_node() {
     let backend = backend(&cluster).await;
     let limiter = Limiter::builder(backend).without_policies().deny_cache(None);
     // There is no probe during the test.
-    let limiter =
-        limiter.deadline(2 * SECOND).breaker(Breaker { failures: 5, open_for: HOUR }).build().unwrap();
+    let limiter = limiter.deadline(2 * SECOND).breaker(Breaker::new(5, HOUR)).build().unwrap();
     let (hung, healthy) = (keys_on("a", 0).next().unwrap(), keys_on("b", 1).next().unwrap());
     let one = policy("one", 1, HOUR);
     for key in [&hung, &healthy] {
@@ -777,7 +776,7 @@ async fn lost_shadow_slot_makes_no_check_unavailable() {
         let mut cluster = cluster_rows::cluster();
         let limiter = Limiter::builder(backend(&cluster).await).without_policies().deny_cache(cache);
         // Until the breaker opens, a check waits for half of its deadline.
-        let limiter = limiter.deadline(2 * SECOND).breaker(Breaker { failures: 5, open_for: HOUR });
+        let limiter = limiter.deadline(2 * SECOND).breaker(Breaker::new(5, HOUR));
         let limiter = limiter.build().unwrap();
         let (user, route) = (keys_on("user", 0).next().unwrap(), keys_on("route", 1).next().unwrap());
         let (ten, canary) = (policy("ten", 10, HOUR), policy("canary", 10, HOUR));

@@ -18,7 +18,7 @@ use crate::support::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-const CACHE: DenyCacheConfig = DenyCacheConfig { max_age: Duration::from_secs(60), max_entries: 100 };
+const CACHE: DenyCacheConfig = DenyCacheConfig::new(Duration::from_secs(60), 100);
 
 async fn builder(server: &Server, policy: Policy) -> LimiterBuilder {
     Limiter::builder(backend(server).await).deadline(LONG_DEADLINE).policy(policy)
@@ -122,7 +122,7 @@ async fn settlement_and_reset_invalidate_deny_cache() {
 #[tokio::test]
 async fn deny_cache_notices_lost_server_data() {
     let server = Server::start(Engine::Redis);
-    let cache = DenyCacheConfig { max_age: SECOND / 5, ..CACHE };
+    let cache = DenyCacheConfig::new(SECOND / 5, CACHE.max_entries);
     let limiter = builder(&server, policy("hourly", 10, HOUR)).await.deny_cache(cache).build().unwrap();
     assert!(limiter.check((alice(), 10)).await.unwrap().is_admitted(), "the whole quota fits");
     assert!(!limiter.check(alice()).await.unwrap().is_admitted(), "the quota is used");

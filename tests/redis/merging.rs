@@ -312,7 +312,7 @@ async fn merged_call_is_one_outcome_for_breaker() {
     for (mode, state) in [(Merging::Off, BreakerState::Open), (Merging::On, BreakerState::Closed)] {
         let server = Server::start(Engine::Redis);
         let backend = in_mode(&server.url(), mode).await;
-        let breaker = Breaker { failures: 5, open_for: HOUR };
+        let breaker = Breaker::new(5, HOUR);
         let limiter = Limiter::builder(backend).policy(hourly()).breaker(breaker);
         let limiter = limiter.deadline(DEADLINE).build().unwrap();
         let _ = limiter.check(alice()).await.unwrap();

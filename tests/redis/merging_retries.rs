@@ -141,7 +141,7 @@ async fn merged_checks_leave_demoted_server() {
 async fn probe_joins_no_open_call() {
     const DEADLINE: Duration = Duration::from_millis(500);
     let server = Server::start(Engine::Redis);
-    let breaker = Breaker { failures: 1, open_for: Duration::from_millis(1) };
+    let breaker = Breaker::new(1, Duration::from_millis(1));
     let builder = Limiter::builder(merging(&server.url()).await).policy(hourly()).breaker(breaker);
     let limiter = builder.deadline(DEADLINE).deny_cache(None).build().unwrap();
     let _ = limiter.check(alice()).await.unwrap();

@@ -139,7 +139,7 @@ async fn outage_of_writes_causes_two_events_despite_denials() {
         let url = format!("redis://limiter:secret@127.0.0.1:{}/", server.port());
         let backend = RedisBackend::connect(&url).await.unwrap();
         // Longer than the deadline: meanwhile, the failures open the breaker.
-        let cache = DenyCacheConfig { max_age: 2 * DEADLINE, ..DenyCacheConfig::default() };
+        let cache = DenyCacheConfig::new(2 * DEADLINE, DenyCacheConfig::default().max_entries);
         let builder = Limiter::builder(backend).policy(policy("hourly", 1, HOUR)).deny_cache(cache);
         let limiter = builder.deadline(DEADLINE).build().unwrap();
         let mut users = 0_u64..;

@@ -5,13 +5,13 @@ use crate::{
     observe::FirstRequests,
 };
 
-pub(crate) struct Shared<P> {
+pub(crate) struct LayerState<P> {
     pub(crate) limiter: Limiter,
     pub(crate) protocol: P,
     first_requests: FirstRequests,
 }
 
-impl<P> Shared<P> {
+impl<P> LayerState<P> {
     pub(crate) fn new(limiter: Limiter, protocol: P) -> Self {
         Self { limiter, protocol, first_requests: FirstRequests::all() }
     }

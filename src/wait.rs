@@ -1,11 +1,15 @@
-//! The layer around a client.
+//! Waiting in front of a client: each request is sent at the instant at which its limit admits it.
+//!
+//! [`WaitLayer`] suits every client that is a tower service, such as `reqwest::Client`, the client of `hyper-util`, or a channel of
+//! tonic. To wait without a service, use [`Limiter::wait`](crate::Limiter::wait), which also states the order of requests and when
+//! a request gives up. For details, see [the guide](crate::guide::waiting).
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
 
-use super::WaitAtMost;
-use crate::{limiter::Limiter, protocol::AnyProtocol, service::RateLimit, shared::Shared};
+pub use crate::when_denied::{DenyAtOnce, WaitAtMost, WaitError, WhenDenied};
+use crate::{layer::RateLimit, layer_state::LayerState, limiter::Limiter, protocol::AnyProtocol};
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.
 ///
@@ -41,7 +45,7 @@ use crate::{limiter::Limiter, protocol::AnyProtocol, service::RateLimit, shared:
 /// is a permit, as in `tower::limit::ConcurrencyLimit`, a waiting request holds a permit. With the layer inside such a limit, the limit
 /// also bounds the waiting requests.
 pub struct WaitLayer<P> {
-    shared: Arc<Shared<P>>,
+    shared: Arc<LayerState<P>>,
     wait: WaitAtMost,
 }
 
@@ -54,7 +58,7 @@ impl<P> WaitLayer<P> {
     where
         P: AnyProtocol,
     {
-        Self { shared: Arc::new(Shared::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
+        Self { shared: Arc::new(LayerState::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
     }
 
     /// Sets the longest wait of a request. The default is [`DEFAULT_AT_MOST`](Self::DEFAULT_AT_MOST). A request whose wait is longer is
