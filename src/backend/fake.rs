@@ -52,7 +52,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
-pub struct FakeBackend(Arc<Lock<FakeState>>);
+pub struct FakeBackend(Arc<Lock<FakeScript>>);
 
 /// A scripted answer of a [`FakeBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ pub struct RecordedRefund {
     pub pairs: Vec<RefundPair>,
 }
 
-struct FakeState {
+struct FakeScript {
     /// Differs from that of every other backend, also of one that was dropped.
     number: u64,
     /// The last answer repeats.
@@ -139,7 +139,7 @@ impl FakeBackend {
         let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(Lock::new(FakeState { number, answers, settlements, checks, refunds, resets })))
+        Self(Arc::new(Lock::new(FakeScript { number, answers, settlements, checks, refunds, resets })))
     }
 
     /// Makes every settlement fail for this reason.
@@ -226,7 +226,7 @@ impl RecordedCheck {
     }
 }
 
-impl FakeState {
+impl FakeScript {
     /// Returns the answer to this check, or `None` if it hangs.
     fn next(&mut self, check: &Check) -> Option<Result<Decision, BackendError>> {
         self.checks.push(RecordedCheck::new(check));

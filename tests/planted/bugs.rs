@@ -40,9 +40,9 @@ pub const BUGS: &[Bug] = &[
         rule: "DenialWins",
         changes: &[(
             CROSS_SLOT,
-            "if has(|state| matches!(state, State::Denied(_))) {",
-            "let fails = has(|state| matches!(state, State::Asked(_) | State::Unknown(_)));
-             if has(|state| matches!(state, State::Denied(_))) && !(PLANTED && fails) {",
+            "if has(|state| matches!(state, SlotState::Denied(_))) {",
+            "let fails = has(|state| matches!(state, SlotState::Asked(_) | SlotState::Unknown(_)));
+             if has(|state| matches!(state, SlotState::Denied(_))) && !(PLANTED && fails) {",
         )],
     },
     Bug {
@@ -57,9 +57,9 @@ pub const BUGS: &[Bug] = &[
             ),
             (
                 CROSS_SLOT,
-                "Poll::Ready(Err(error)) => *state = State::Unknown(error),",
+                "Poll::Ready(Err(error)) => *state = SlotState::Unknown(error),",
                 "Poll::Ready(Err(error)) => {
-                     *state = State::Unknown(error);
+                     *state = SlotState::Unknown(error);
                      if PLANTED {
                          return Poll::Ready(());
                      }

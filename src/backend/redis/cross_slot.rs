@@ -44,108 +44,90 @@ use tokio::time::Instant;
 
 use super::{
     RedisBackend,
-    execute::Patience,
-    keys::KeyNames,
-    rollback::{Late, Rollback},
-    slot,
+    patience::{Late, Patience},
 };
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund},
     decision::{Decision, Status},
     guard::until,
-    key::PartitionKey,
 };
 
-/// Groups the indices of partition keys by slot, in the order of the first key of each slot.
-pub(super) fn group_by_slot<'a>(
-    names: &KeyNames,
-    keys: impl Iterator<Item = &'a PartitionKey>,
-) -> Vec<Vec<usize>> {
-    let mut slots: Vec<(u16, Vec<usize>)> = Vec::new();
-    for (i, key) in keys.enumerate() {
-        let slot = slot::of_tag(names.tag(key).as_bytes());
-        match slots.iter_mut().find(|(other, _)| *other == slot) {
-            Some((_, pairs)) => pairs.push(i),
-            None => slots.push((slot, vec![i])),
+impl RedisBackend {
+    /// Decides a check in all its slots; `slots` holds the indices of its pairs.
+    pub(super) async fn check_in_slots(
+        &self,
+        check: &Check,
+        slots: &[Vec<usize>],
+    ) -> Result<Decision, BackendError> {
+        match check.purpose() {
+            // A lease has one partition key, and so one slot.
+            Purpose::Charge | Purpose::Reserve | Purpose::Lease => {}
+            Purpose::Peek => {
+                let mut peek = Transaction::start(self, check, slots, Purpose::Peek);
+                peek.replies(check.deadline()).await;
+                return peek.end(check);
+            }
+            Purpose::Overage => {
+                // An overage is charged in every slot that can be reached.
+                let calls = slots.iter().map(|pairs| {
+                    let part = check.part(pairs, Purpose::Overage);
+                    async move { self.check_in_slot(&part, Patience::Caller).await }
+                });
+                let replies = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+                return Ok(decision(check, slots.iter().zip(&replies), true));
+            }
         }
-    }
-    slots.into_iter().map(|(_, pairs)| pairs).collect()
-}
-
-/// Decides a check in all its slots; `slots` holds the indices of its pairs.
-pub(super) async fn check(
-    backend: &RedisBackend,
-    check: &Check,
-    slots: &[Vec<usize>],
-) -> Result<Decision, BackendError> {
-    match check.purpose() {
-        // A lease has one partition key, and so one slot.
-        Purpose::Charge | Purpose::Reserve | Purpose::Lease => {}
-        Purpose::Peek => {
-            let mut peek = Transaction::start(backend, check, slots, Purpose::Peek);
-            peek.replies(check.deadline()).await;
+        let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
+            slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
+        if check.hints().recently_denied.may_contain_any() && !enforced.is_empty() {
+            // A shadow slot denies nothing.
+            let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
+            // A slot that does not reply must leave time for the charge, if the others admit.
+            peek.replies(half_until(check.deadline())).await;
+            if !peek.may_admit() {
+                peek.replies(check.deadline()).await;
+            }
+            if peek.may_admit() {
+                peek.charge_in_two_steps(check, &shadows).await;
+            }
             return peek.end(check);
         }
-        Purpose::Overage => {
-            // An overage is charged in every slot that can be reached.
-            let calls = slots.iter().map(|pairs| {
-                let part = check.part(pairs, Purpose::Overage);
-                async move { backend.check_in_slot(&part, Patience::Caller).await }
-            });
-            let replies = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-            return Ok(decision(check, slots.iter().zip(&replies), true));
-        }
+        let mut transaction = Transaction::start(self, check, slots, Purpose::Reserve);
+        transaction.replies(check.deadline()).await;
+        transaction.end(check)
     }
-    let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
-        slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
-    if check.hints().recently_denied.may_contain_any() && !enforced.is_empty() {
-        // A shadow slot denies nothing.
-        let mut peek = Transaction::start(backend, check, enforced, Purpose::Peek);
-        // A slot that does not reply must leave time for the charge, if the others admit.
-        peek.replies(half_until(check.deadline())).await;
-        if !peek.may_admit() {
-            peek.replies(check.deadline()).await;
-        }
-        if peek.may_admit() {
-            peek.charge_in_two_steps(check, &shadows).await;
-        }
-        return peek.end(check);
+
+    /// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others. Returns the latest instant.
+    pub(super) async fn refund_in_slots(
+        &self,
+        refund: &Refund,
+        slots: &[Vec<usize>],
+    ) -> Result<u64, BackendError> {
+        let calls = slots.iter().map(|pairs| {
+            let part = refund.part(pairs);
+            async move { self.refund_in_slot(&part).await }
+        });
+        let instants = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(instants.into_iter().max().unwrap_or_default())
     }
-    let mut transaction = Transaction::start(backend, check, slots, Purpose::Reserve);
-    transaction.replies(check.deadline()).await;
-    transaction.end(check)
-}
 
-/// Refunds units in all slots at the same time. A slot that fails or hangs does not affect the others. Returns the latest instant.
-pub(super) async fn refund(
-    backend: &RedisBackend,
-    refund: &Refund,
-    slots: &[Vec<usize>],
-) -> Result<u64, BackendError> {
-    let calls = slots.iter().map(|pairs| {
-        let part = refund.part(pairs);
-        async move { backend.refund_in_slot(&part).await }
-    });
-    let instants = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(instants.into_iter().max().unwrap_or_default())
-}
-
-/// Deletes keys in all slots at the same time. A slot that fails or hangs does not affect the others.
-pub(super) async fn reset(
-    backend: &RedisBackend,
-    check: &Check,
-    slots: &[Vec<usize>],
-) -> Result<(), BackendError> {
-    let calls = slots.iter().map(|pairs| {
-        let part = check.part(pairs, check.purpose());
-        async move { backend.reset_in_slot(&part).await }
-    });
-    join_all(calls).await.into_iter().collect()
+    /// Deletes keys in all slots at the same time. A slot that fails or hangs does not affect the others.
+    pub(super) async fn reset_in_slots(
+        &self,
+        check: &Check,
+        slots: &[Vec<usize>],
+    ) -> Result<(), BackendError> {
+        let calls = slots.iter().map(|pairs| {
+            let part = check.part(pairs, check.purpose());
+            async move { self.reset_in_slot(&part).await }
+        });
+        join_all(calls).await.into_iter().collect()
+    }
 }
 
 /// The state of a slot: the first table above.
-enum State {
+enum SlotState {
     Asked(Late),
     /// In a peek: it admits.
     Charged(Decision),
@@ -155,23 +137,23 @@ enum State {
 
 /// The result of a check: the second table above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum CrossSlotVerdict {
     Admitted,
     Denied,
     Unavailable,
 }
 
-impl Verdict {
+impl CrossSlotVerdict {
     /// Returns the result of a check whose deadline has passed or whose slots have all replied.
     fn of(slots: &[Slot<'_>]) -> Self {
         if slots.iter().all(Slot::is_shadow) {
-            let has_replied = slots.iter().any(|slot| matches!(slot.state, State::Charged(_)));
+            let has_replied = slots.iter().any(|slot| matches!(slot.state, SlotState::Charged(_)));
             return if has_replied { Self::Admitted } else { Self::Unavailable };
         }
-        let has = |is: fn(&State) -> bool| slots.iter().any(|slot| !slot.is_shadow() && is(&slot.state));
-        if has(|state| matches!(state, State::Denied(_))) {
+        let has = |is: fn(&SlotState) -> bool| slots.iter().any(|slot| !slot.is_shadow() && is(&slot.state));
+        if has(|state| matches!(state, SlotState::Denied(_))) {
             Self::Denied
-        } else if has(|state| matches!(state, State::Asked(_) | State::Unknown(_))) {
+        } else if has(|state| matches!(state, SlotState::Asked(_) | SlotState::Unknown(_))) {
             Self::Unavailable
         } else {
             Self::Admitted
@@ -192,7 +174,7 @@ struct Slot<'a> {
     /// The indices of its pairs.
     pairs: &'a [usize],
     part: Check,
-    state: State,
+    state: SlotState,
 }
 
 impl<'a> Slot<'a> {
@@ -207,7 +189,7 @@ impl<'a> Slot<'a> {
             let patience = if is_peek { Patience::Caller } else { Patience::Late(&flag) };
             backend.check_in_slot(&asked, patience).await
         });
-        Self { pairs, part, state: State::Asked(Late { reply, is_pending }) }
+        Self { pairs, part, state: SlotState::Asked(Late { reply, is_pending }) }
     }
 
     /// Returns whether all pairs are shadows.
@@ -218,10 +200,7 @@ impl<'a> Slot<'a> {
     /// Returns the error of this slot if it has not replied by the deadline.
     fn timeout(&self, backend: &RedisBackend) -> BackendError {
         let key = self.part.pairs().first().map(|pair| &pair.key);
-        key.map_or_else(
-            || BackendError::new(Reason::Timeout),
-            |key| backend.timeout(slot::of_tag(backend.names.tag(key).as_bytes())),
-        )
+        key.map_or_else(|| BackendError::new(Reason::Timeout), |key| backend.timeout(backend.names.slot(key)))
     }
 }
 
@@ -246,14 +225,14 @@ impl<'a> Transaction<'a> {
     /// slots. So if the peek admits many checks at the same time, only those charge the other slots that have had room in the first.
     async fn charge_in_two_steps(&mut self, check: &Check, shadows: &[&'a Vec<usize>]) {
         for slot in &mut self.slots {
-            if let State::Asked(_) = slot.state {
-                slot.state = State::Unknown(BackendError::new(Reason::Timeout));
+            if let SlotState::Asked(_) = slot.state {
+                slot.state = SlotState::Unknown(BackendError::new(Reason::Timeout));
             }
         }
         let denied = check.hints().recently_denied;
         let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.contains(*pair));
         self.charge(check, was_denied).await;
-        if Verdict::of(&self.slots) != Verdict::Denied {
+        if CrossSlotVerdict::of(&self.slots) != CrossSlotVerdict::Denied {
             let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
             self.slots.extend(asked);
             self.charge(check, |slot| slot.part.purpose() == Purpose::Peek).await;
@@ -291,8 +270,8 @@ impl<'a> Transaction<'a> {
 
     /// Returns whether a slot has replied, and none that has replied denies.
     fn may_admit(&self) -> bool {
-        Verdict::of(&self.slots) != Verdict::Denied
-            && self.slots.iter().any(|slot| matches!(slot.state, State::Charged(_)))
+        CrossSlotVerdict::of(&self.slots) != CrossSlotVerdict::Denied
+            && self.slots.iter().any(|slot| matches!(slot.state, SlotState::Charged(_)))
     }
 
     /// Is ready when all slots have replied for which the check waits.
@@ -301,20 +280,20 @@ impl<'a> Transaction<'a> {
         for slot in &mut self.slots {
             let waits = waits_for(slot);
             let state = &mut slot.state;
-            let State::Asked(reply) = state else { continue };
+            let SlotState::Asked(reply) = state else { continue };
             match reply.reply.as_mut().poll(cx) {
                 Poll::Pending if !waits => {}
                 Poll::Pending => is_complete = false,
-                Poll::Ready(Ok(decision)) if decision.is_admitted() => *state = State::Charged(decision),
-                Poll::Ready(Ok(decision)) => *state = State::Denied(decision),
-                Poll::Ready(Err(error)) => *state = State::Unknown(error),
+                Poll::Ready(Ok(decision)) if decision.is_admitted() => *state = SlotState::Charged(decision),
+                Poll::Ready(Ok(decision)) => *state = SlotState::Denied(decision),
+                Poll::Ready(Err(error)) => *state = SlotState::Unknown(error),
             }
         }
         if is_complete { Poll::Ready(()) } else { Poll::Pending }
     }
 
     fn end(mut self, check: &Check) -> Result<Decision, BackendError> {
-        let verdict = Verdict::of(&self.slots);
+        let verdict = CrossSlotVerdict::of(&self.slots);
         let result = result(self.backend, verdict, check, &self.slots);
         // An error that is no outage rejects the check, also to fail open.
         let is_rejected = result.as_ref().is_err_and(|error| !error.reason().is_outage());
@@ -322,7 +301,7 @@ impl<'a> Transaction<'a> {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
                 let is_shadow = slot.is_shadow();
-                if let (true, State::Asked(late)) = (is_shadow, slot.state) {
+                if let (true, SlotState::Asked(late)) = (is_shadow, slot.state) {
                     late.wait_in_background(check.deadline());
                 }
             }
@@ -336,9 +315,9 @@ impl Drop for Transaction<'_> {
         for Slot { part, state, .. } in mem::take(&mut self.slots) {
             match state {
                 _ if part.purpose() == Purpose::Peek => {}
-                State::Asked(reply) => Rollback::of_late(self.backend, part, reply),
-                State::Charged(decision) => Rollback::of_charge(self.backend, part, &decision),
-                State::Denied(_) | State::Unknown(_) => {}
+                SlotState::Asked(reply) => self.backend.roll_back_late(part, reply),
+                SlotState::Charged(decision) => self.backend.roll_back(part, &decision),
+                SlotState::Denied(_) | SlotState::Unknown(_) => {}
             }
         }
     }
@@ -346,17 +325,17 @@ impl Drop for Transaction<'_> {
 
 fn result(
     backend: &RedisBackend,
-    verdict: Verdict,
+    verdict: CrossSlotVerdict,
     check: &Check,
     slots: &[Slot<'_>],
 ) -> Result<Decision, BackendError> {
-    if verdict == Verdict::Unavailable {
+    if verdict == CrossSlotVerdict::Unavailable {
         let are_shadows = slots.iter().all(Slot::is_shadow);
         let needed = slots.iter().filter(|slot| are_shadows || !slot.is_shadow());
         let errors = needed.filter_map(|slot| match &slot.state {
-            State::Unknown(error) => Some(error.clone()),
-            State::Asked(_) => Some(slot.timeout(backend)),
-            State::Charged(_) | State::Denied(_) => None,
+            SlotState::Unknown(error) => Some(error.clone()),
+            SlotState::Asked(_) => Some(slot.timeout(backend)),
+            SlotState::Charged(_) | SlotState::Denied(_) => None,
         });
         // An overload comes first, and then an error of this check alone: no outage rule, or not every one, may admit the check.
         let mut errors: Vec<BackendError> = errors.collect();
@@ -367,10 +346,10 @@ fn result(
         return Err(errors.into_iter().next().unwrap_or_else(|| BackendError::new(Reason::Other)));
     }
     let replies = slots.iter().filter_map(|slot| match &slot.state {
-        State::Charged(decision) | State::Denied(decision) => Some((slot.pairs, decision)),
-        State::Asked(_) | State::Unknown(_) => None,
+        SlotState::Charged(decision) | SlotState::Denied(decision) => Some((slot.pairs, decision)),
+        SlotState::Asked(_) | SlotState::Unknown(_) => None,
     });
-    Ok(decision(check, replies, verdict == Verdict::Admitted))
+    Ok(decision(check, replies, verdict == CrossSlotVerdict::Admitted))
 }
 
 /// Returns the instant in the middle between now and an instant.
@@ -432,13 +411,7 @@ fn without_charge(status: &Status, pair: &Pair) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Policy;
-
-    #[test]
-    fn keys_are_grouped_in_the_order_of_their_slots() {
-        let keys = ["a", "b", "a"].map(|value| PartitionKey::new("user", value));
-        assert_eq!(group_by_slot(&KeyNames::default(), keys.iter()), [vec![0, 2], vec![1]]);
-    }
+    use crate::{key::PartitionKey, policy::Policy};
 
     /// The second table above, for all states of three slots, of which any may be shadow slots.
     #[test]
@@ -448,10 +421,12 @@ mod tests {
         let check = Check::new([pair.clone()]).unwrap();
         let decided = |wait| Decision::new(0, [Status::new(&pair, 0, wait, Duration::ZERO, Duration::ZERO)]);
         let state = |of: usize| match of {
-            0 => State::Charged(decided(crate::Wait::ZERO)),
-            1 => State::Denied(decided(crate::Wait::Never)),
-            2 => State::Unknown(BackendError::new(Reason::Connection)),
-            _ => State::Asked(Late { reply: Box::pin(std::future::pending()), is_pending: Arc::default() }),
+            0 => SlotState::Charged(decided(crate::Wait::ZERO)),
+            1 => SlotState::Denied(decided(crate::Wait::Never)),
+            2 => SlotState::Unknown(BackendError::new(Reason::Connection)),
+            _ => {
+                SlotState::Asked(Late { reply: Box::pin(std::future::pending()), is_pending: Arc::default() })
+            }
         };
         let shadow = check.with_pairs([pair.clone().shadow()].into());
         let all = (0..64).flat_map(|n| (0..8).map(move |shadows| ([n % 4, n / 4 % 4, n / 16], shadows)));
@@ -464,16 +439,16 @@ mod tests {
             let part = |slot| if is_shadow(slot) { shadow.clone() } else { check.clone() };
             let slots =
                 [0, 1, 2].map(|slot| Slot { pairs: &[], part: part(slot), state: state(states[slot]) });
-            let verdict = Verdict::of(&slots);
+            let verdict = CrossSlotVerdict::of(&slots);
             let enforced: Vec<usize> =
                 (0..3).filter(|slot| !is_shadow(*slot)).map(|slot| states[slot]).collect();
             let expected = match &enforced[..] {
-                [] if states.contains(&0) => (Verdict::Admitted, true, true),
+                [] if states.contains(&0) => (CrossSlotVerdict::Admitted, true, true),
                 [first, ..] if *first == 0 && enforced.iter().all(|state| *state == 0) => {
-                    (Verdict::Admitted, true, true)
+                    (CrossSlotVerdict::Admitted, true, true)
                 }
-                _ if enforced.contains(&1) => (Verdict::Denied, false, false),
-                _ => (Verdict::Unavailable, true, false),
+                _ if enforced.contains(&1) => (CrossSlotVerdict::Denied, false, false),
+                _ => (CrossSlotVerdict::Unavailable, true, false),
             };
             let decided = (verdict, verdict.keeps(true), verdict.keeps(false));
             assert_eq!(decided, expected, "{states:?}, shadows {shadows:03b}");

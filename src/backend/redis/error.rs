@@ -133,3 +133,8 @@ fn code_reason(error: &RedisError) -> Reason {
     let found = by_code.or_else(|| REASONS.iter().find(|(name, _)| detail.contains(name)));
     found.map_or(Reason::Other, |(_, reason)| *reason)
 }
+
+/// Returns whether an error is a reply of the server, and not a lost reply.
+pub(super) fn is_reply(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+}

@@ -2,43 +2,36 @@
 
 use std::{
     future::poll_fn,
+    io,
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     task::Poll,
 };
 
-use redis::{Cmd, ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::time::Instant;
 
 use super::{
     RedisBackend,
-    error::unavailable,
-    merge::{Place, is_mergeable},
-    script::{self, Call, Script},
+    command::Command,
+    error::{is_reply, unavailable},
+    merge::{CountedCheck, GroupKey, is_mergeable},
+    patience::{CheckWait, Patience, by_deadline, with_patience},
+    script::{self, Call},
     topology::{Connection, Node, Redirect, ServerState, Topology},
 };
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Purpose, Refund},
     decision::Decision,
-    guard::{LAST_TURNS, Pass, ServerAnswer, until},
+    guard::{LAST_TURNS, Pass, ServerAnswer},
 };
 
 /// The largest number of times that a command is sent which has not run.
 const MAX_ATTEMPTS: usize = 6;
-
-/// How long a check waits for its reply.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Patience<'a> {
-    /// Until the caller drops it.
-    Caller,
-    /// Also after its deadline: a reply that comes late may contain a charge that must be rolled back. The flag is set while a
-    /// command has no reply.
-    Late(&'a AtomicBool),
-}
 
 /// A command for the server of one slot.
 struct Operation<'a> {
@@ -54,87 +47,12 @@ struct Operation<'a> {
     mergeable: Option<&'a Check>,
 }
 
-#[derive(Clone, Copy)]
-struct CheckWait<'a> {
-    deadline: Option<Instant>,
-    patience: Patience<'a>,
-}
-
-impl CheckWait<'_> {
-    /// Returns the deadline of a caller that waits until then. A check that begins later gets the answer of the server.
-    fn end(&self) -> Option<Instant> {
-        let waits = matches!(self.patience, Patience::Caller);
-        self.deadline.filter(|deadline| waits && Instant::now() < *deadline)
-    }
-}
-
-pub(super) enum Command<'a> {
-    Script(&'a Script, &'a mut Call),
-    Plain(&'a Cmd),
-}
-
-impl Command<'_> {
-    /// Sends the command now. If the server does not know the script, loads it.
-    pub(super) async fn send(&self, connection: &Connection, now: Instant) -> RedisResult<Value> {
-        let command = match self {
-            Self::Script(script, call) => &script.by_hash(call),
-            Self::Plain(command) => *command,
-        };
-        let reply = connection.send(command, now).await;
-        match self {
-            Self::Script(script, call) if is_unknown_script(&reply) => {
-                Box::pin(send_unknown(script, call, connection, now)).await
-            }
-            _ => reply,
-        }
-    }
-}
-
-/// Sends a script that the server did not know at this instant. Loads it, unless another call does.
-async fn send_unknown(
-    script: &Script,
-    call: &Call,
-    connection: &Connection,
-    mut sent: Instant,
-) -> RedisResult<Value> {
-    let scripts = &connection.server().scripts;
-    // Nothing has run. Of all calls that find the script unknown, one sends its text.
-    let mut load = scripts.start_load(sent).await;
-    // Twice another call may load it: one that is stuck, and the one that replaces it.
-    for _ in 0..2 {
-        if load.is_some() {
-            break;
-        }
-        sent = Instant::now();
-        let reply = connection.send(&script.by_hash(call), sent).await;
-        if !is_unknown_script(&reply) {
-            return reply;
-        }
-        load = scripts.start_load(sent).await;
-    }
-    let reply = connection.send(&script.by_text(call), Instant::now()).await;
-    if reply.is_ok() {
-        scripts.record_load();
-    }
-    drop(load);
-    reply
-}
-
-fn is_unknown_script(reply: &RedisResult<Value>) -> bool {
-    reply.as_ref().is_err_and(|error| error.kind() == ServerErrorKind::NoScript.into())
-}
-
-/// Returns whether an error is a reply of the server, and not a lost reply.
-pub(super) fn is_reply(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
-}
-
 /// A command that was sent. If it is dropped without a reply, it is counted, because its charge may stand.
-struct Sent<'a> {
+struct SentCommand<'a> {
     unanswered: Option<&'a AtomicU64>,
 }
 
-impl Drop for Sent<'_> {
+impl Drop for SentCommand<'_> {
     fn drop(&mut self) {
         if let Some(unanswered) = self.unanswered {
             unanswered.fetch_add(1, Ordering::Relaxed);
@@ -242,10 +160,10 @@ impl RedisBackend {
     /// Sends a command until a reply comes. `pass` is that of the node that is asked.
     async fn attempt(
         &self,
-        operation: Operation<'_>,
+        mut operation: Operation<'_>,
         pass: &mut Option<Pass>,
     ) -> Result<Value, BackendError> {
-        let Operation { slot, mut command, deadline, counts_unanswered, wait, mut mergeable } = operation;
+        let Operation { slot, deadline, wait, .. } = operation;
         let mut node = match self.topology.connected_owner(slot) {
             Some(node) => node,
             None => Box::pin(self.owner(slot, wait)).await?,
@@ -266,36 +184,8 @@ impl RedisBackend {
             if failed.take().is_some_and(|failed| Arc::ptr_eq(&failed, connection.server())) {
                 break;
             }
-            if let (Command::Script(_, call), Some(deadline)) = (&mut command, deadline) {
-                call.set_deadline(connection.server().clock.lower_bound_at(deadline));
-            }
-            let place = mergeable.and_then(|_| self.merge_place(slot, &connection));
-            let merges = place.as_ref().is_some_and(Place::merges);
-            let merged = match (mergeable, &mut command, &mut *pass) {
-                (Some(check), Command::Script(_, call), Some(pass)) if merges && !pass.is_probe() => {
-                    Box::pin(self.send_merged(check, slot, call, pass, &connection)).await
-                }
-                _ => None,
-            };
-            let is_merged = merged.is_some();
-            let mut sent = Sent { unanswered: (counts_unanswered && !is_merged).then_some(&self.unanswered) };
-            let now = Instant::now();
-            let reply = match (merged, wait) {
-                (Some(reply), _) => reply,
-                (None, Some(CheckWait { deadline, patience: Patience::Late(is_pending) })) => {
-                    Box::pin(with_patience(deadline, is_pending, command.send(&connection, now), pass)).await
-                }
-                (None, _) => command.send(&connection, now).await,
-            };
-            drop(place);
+            let (reply, is_merged) = self.send(&mut operation, pass, &connection).await;
             let received = Instant::now();
-            if reply.as_ref().map_or_else(is_reply, |_| true) {
-                sent.unanswered = None;
-                if let Some(CheckWait { patience: Patience::Late(is_pending), .. }) = wait {
-                    is_pending.store(false, Ordering::Relaxed);
-                }
-            }
-            drop(sent);
             match (reply, deadline) {
                 (Ok(reply), Some(deadline)) => {
                     if let Some(micros) = script::clock_reading(&reply) {
@@ -316,31 +206,108 @@ impl RedisBackend {
                     if error.kind() == ServerErrorKind::CrossSlot.into() {
                         self.is_cluster.store(true, Ordering::Relaxed);
                     }
-                    mergeable = None;
+                    operation.mergeable = None;
                     last_error = unavailable(error);
                 }
                 (Err(error), _) => {
-                    let redirect = self.topology.redirect(slot, connection.server(), &error);
-                    let Some(redirect) = Box::pin(by_deadline(wait, redirect)).await? else {
-                        return Err(unavailable(error));
-                    };
-                    let has_moved = is_redirect(&error);
-                    last_error = unavailable(error);
-                    let Redirect { node: next, needs_new_connection } = redirect.map_err(unavailable)?;
-                    failed = needs_new_connection.then(|| connection.server().clone());
-                    if let Some(pass) = pass.take_if(|pass| !pass.is_of(next.guard())) {
-                        if has_moved {
-                            // A node that redirects has answered.
-                            pass.answered(ServerAnswer::Reads);
-                        } else {
-                            last_error = pass.failed(last_error);
-                        }
-                    }
-                    node = next;
+                    let redirect;
+                    (redirect, last_error) =
+                        Box::pin(self.redirect(slot, wait, pass, &connection, error)).await?;
+                    failed = redirect.needs_new_connection.then(|| connection.server().clone());
+                    node = redirect.node;
                 }
             }
         }
         Err(last_error)
+    }
+
+    /// Sends a command once. Also returns whether it has shared a call with others.
+    async fn send(
+        &self,
+        operation: &mut Operation<'_>,
+        pass: &mut Option<Pass>,
+        connection: &Connection,
+    ) -> (RedisResult<Value>, bool) {
+        let Operation { slot, command, deadline, counts_unanswered, wait, mergeable } = operation;
+        if let (Command::Script(_, call), Some(deadline)) = (&mut *command, *deadline) {
+            call.set_deadline(connection.server().clock.lower_bound_at(deadline));
+        }
+        let counted = mergeable.and_then(|_| self.merger.count(*slot, connection));
+        let merges = counted.as_ref().is_some_and(CountedCheck::merges);
+        let merged = match (*mergeable, &mut *command, &mut *pass) {
+            (Some(check), Command::Script(_, call), Some(pass)) if merges && !pass.is_probe() => {
+                Box::pin(self.send_merged(check, *slot, call, pass, connection)).await
+            }
+            _ => None,
+        };
+        if let Some(reply) = merged {
+            return (reply, true);
+        }
+        let mut sent = SentCommand { unanswered: counts_unanswered.then_some(&self.unanswered) };
+        let now = Instant::now();
+        let late = wait.and_then(CheckWait::late);
+        let reply = match late {
+            Some((deadline, is_pending)) => {
+                Box::pin(with_patience(deadline, is_pending, command.send(connection, now), pass)).await
+            }
+            None => command.send(connection, now).await,
+        };
+        if reply.as_ref().map_or_else(is_reply, |_| true) {
+            sent.unanswered = None;
+            if let Some((_, is_pending)) = late {
+                is_pending.store(false, Ordering::Relaxed);
+            }
+        }
+        (reply, false)
+    }
+
+    /// Joins a batch, and waits for the reply to this check. Returns `None` if nothing was sent, because the runtime has shut down, or
+    /// because there is none. Then `call` and the pass are as before. After an error reply, too, `call` is as before.
+    async fn send_merged(
+        &self,
+        check: &Check,
+        slot: u16,
+        call: &mut Call,
+        pass: &mut Pass,
+        connection: &Connection,
+    ) -> Option<RedisResult<Value>> {
+        let key = GroupKey::new(check, slot, connection, self.injected_micros())?;
+        let pending = self.merger.join(key, call, pass, connection, &self.scripts);
+        let Some(merged) = pending.outcome(&self.unanswered, pass).await else {
+            let text = "the runtime of a merged call has shut down";
+            return Some(Err(io::Error::new(io::ErrorKind::ConnectionAborted, text).into()));
+        };
+        *call = merged.call;
+        if let Some(report) = merged.report {
+            pass.give_report(report);
+        }
+        merged.reply
+    }
+
+    /// Returns the node for a retry after this error, and the error of the attempt. If the node is another one, ends the pass.
+    async fn redirect(
+        &self,
+        slot: u16,
+        wait: Option<CheckWait<'_>>,
+        pass: &mut Option<Pass>,
+        connection: &Connection,
+        error: RedisError,
+    ) -> Result<(Redirect, BackendError), BackendError> {
+        let redirect = self.topology.redirect(slot, connection.server(), &error);
+        let Some(redirect) = by_deadline(wait, redirect).await? else {
+            return Err(unavailable(error));
+        };
+        let (redirect, has_moved) = (redirect.map_err(unavailable)?, is_redirect(&error));
+        let mut error = unavailable(error);
+        if let Some(pass) = pass.take_if(|pass| !pass.is_of(redirect.node.guard())) {
+            if has_moved {
+                // A node that redirects has answered.
+                pass.answered(ServerAnswer::Reads);
+            } else {
+                error = pass.failed(error);
+            }
+        }
+        Ok((redirect, error))
     }
 
     /// Returns the node that has the keys of a slot. Looking it up needs a pass of its own.
@@ -368,38 +335,6 @@ impl RedisBackend {
             None => BackendError::new(Reason::Timeout),
         }
     }
-}
-
-/// Runs a step before anything is sent. A check that waits for late replies does not wait for such a step.
-async fn by_deadline<T>(
-    wait: Option<CheckWait<'_>>,
-    step: impl Future<Output = T>,
-) -> Result<T, BackendError> {
-    match wait {
-        Some(CheckWait { deadline: Some(deadline), patience: Patience::Late(_) }) => {
-            until(deadline, step).await.ok_or_else(|| BackendError::new(Reason::Timeout))
-        }
-        _ => Ok(step.await),
-    }
-}
-
-/// Waits for a reply that may come late. Then the guard hears of the deadline when it passes. The flag is set meanwhile.
-async fn with_patience(
-    deadline: Option<Instant>,
-    is_pending: &AtomicBool,
-    reply: impl Future<Output = RedisResult<Value>>,
-    pass: &mut Option<Pass>,
-) -> RedisResult<Value> {
-    is_pending.store(true, Ordering::Relaxed);
-    let Some(deadline) = deadline else { return reply.await };
-    let mut reply = pin!(reply);
-    if let Some(reply) = until(deadline, &mut reply).await {
-        return reply;
-    }
-    if let Some(pass) = pass {
-        pass.time_out();
-    }
-    reply.await
 }
 
 /// Returns whether a node has answered that another node has the slot.

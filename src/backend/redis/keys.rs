@@ -90,6 +90,23 @@ impl KeyNames {
         self.recent.tag(partition, || self.hash(partition))
     }
 
+    /// Returns the slot of a partition key.
+    pub(super) fn slot(&self, partition: &PartitionKey) -> u16 {
+        slot::of_tag(self.tag(partition).as_bytes())
+    }
+
+    /// Returns the indices of partition keys by slot, in the order of the first key of each slot.
+    pub(super) fn group_by_slot<'a>(&self, keys: impl Iterator<Item = &'a PartitionKey>) -> Vec<Vec<usize>> {
+        let mut slots: Vec<(u16, Vec<usize>)> = Vec::new();
+        for (i, slot) in keys.map(|key| self.slot(key)).enumerate() {
+            match slots.iter_mut().find(|(other, _)| *other == slot) {
+                Some((_, pairs)) => pairs.push(i),
+                None => slots.push((slot, vec![i])),
+            }
+        }
+        slots.into_iter().map(|(_, pairs)| pairs).collect()
+    }
+
     fn hash(&self, partition: &PartitionKey) -> Tag {
         match &self.secret {
             None => Tag::of(&Sha256::digest(partition.as_bytes()).into()),
@@ -250,5 +267,11 @@ mod tests {
         for long in [32, 64, 65, 10_000] {
             assert!(KeyNames::with_secret(&vec![7; long]).is_ok_and(|names| names.has_secret()));
         }
+    }
+
+    #[test]
+    fn keys_are_grouped_in_the_order_of_their_slots() {
+        let keys = ["a", "b", "a"].map(|value| PartitionKey::new("user", value));
+        assert_eq!(KeyNames::default().group_by_slot(keys.iter()), [vec![0, 2], vec![1]]);
     }
 }

@@ -1,27 +1,27 @@
 //! The hash tags of partition keys that were used a short time ago.
 //!
 //! A client usually sends several requests, and a hash in software takes longer than all other work for the name of a key. The number
-//! of places is fixed: the memory is bounded, and no key needs to be removed.
+//! of positions is fixed: the memory is bounded, and no key needs to be removed.
 
 use std::sync::Mutex;
 
 use super::tag::Tag;
 use crate::key::PartitionKey;
 
-/// The number of places.
-const PLACES: usize = 1_024;
+/// The number of positions.
+const POSITIONS: usize = 1_024;
 
 /// Longer keys are hashed each time.
 const MAX_KEY: usize = 256;
 
-/// The hash tags of recent partition keys. Each key has one place, which it shares with others: the last one has it.
-pub(super) struct RecentTags(Box<[Place]>);
+/// The hash tags of recent partition keys. Each key has one position, which it shares with others: the last one has it.
+pub(super) struct RecentTags(Box<[RecentTag]>);
 
-type Place = Mutex<Option<(PartitionKey, Tag)>>;
+type RecentTag = Mutex<Option<(PartitionKey, Tag)>>;
 
 impl Default for RecentTags {
     fn default() -> Self {
-        Self((0..PLACES).map(|_| Mutex::new(None)).collect())
+        Self((0..POSITIONS).map(|_| Mutex::new(None)).collect())
     }
 }
 
@@ -29,9 +29,9 @@ impl RecentTags {
     /// Returns the tag of a key, which `hash` computes if it is not known.
     pub(super) fn tag(&self, key: &PartitionKey, hash: impl FnOnce() -> Tag) -> Tag {
         let bytes = key.as_bytes();
-        // A thread does not wait for another one that uses the same place.
-        let place = self.0.get(index(bytes)).filter(|_| bytes.len() <= MAX_KEY);
-        let Some(mut recent) = place.and_then(|place| place.try_lock().ok()) else { return hash() };
+        // A thread does not wait for another one that uses the same position.
+        let position = self.0.get(index(bytes)).filter(|_| bytes.len() <= MAX_KEY);
+        let Some(mut recent) = position.and_then(|position| position.try_lock().ok()) else { return hash() };
         match &*recent {
             Some((known, tag)) if known == key => *tag,
             _ => recent.insert((key.clone(), hash())).1,
@@ -39,7 +39,7 @@ impl RecentTags {
     }
 }
 
-/// Returns the place of a key. A client that chooses keys of one place gains nothing: they are hashed.
+/// Returns the position of a key. A client that chooses keys of one position gains nothing: they are hashed.
 fn index(key: &[u8]) -> usize {
     // The two halves of a product together depend on all bits of its factors.
     let mix = |hash: u64, word: u64| {
@@ -49,7 +49,7 @@ fn index(key: &[u8]) -> usize {
     let (words, rest) = key.as_chunks::<8>();
     let hash = words.iter().fold(0, |hash, word| mix(hash, u64::from_le_bytes(*word)));
     let hash = rest.iter().fold(hash, |hash, byte| mix(hash, u64::from(*byte)));
-    hash as usize % PLACES
+    hash as usize % POSITIONS
 }
 
 #[cfg(test)]
@@ -72,10 +72,10 @@ mod tests {
         };
         let alice = PartitionKey::new("user", "alice");
         assert_eq!([tag(&alice), tag(&alice), tag(&PartitionKey::new("user", "alice"))], [1, 0, 0]);
-        // A key of the same place replaces it.
-        let place = index(alice.as_bytes());
+        // A key of the same position replaces it.
+        let position = index(alice.as_bytes());
         let others = (0..).map(|i: u32| PartitionKey::new("user", i.to_string()));
-        let other = others.into_iter().find(|other| index(other.as_bytes()) == place).unwrap();
+        let other = others.into_iter().find(|other| index(other.as_bytes()) == position).unwrap();
         assert_eq!([tag(&other), tag(&other), tag(&alice), tag(&alice)], [1, 0, 1, 0]);
         // A long key takes no memory.
         let long = PartitionKey::new("user", "x".repeat(MAX_KEY));
@@ -87,12 +87,12 @@ mod tests {
         let names: [fn(usize) -> String; 3] =
             [|i| format!("{i:06}"), |i| format!("10.0.{}.{}", i / 256, i % 256), |i| i.to_string()];
         for name in names {
-            let mut places = [0; PLACES];
-            for i in 0..10 * PLACES {
-                places[index(PartitionKey::new("user", name(i)).as_bytes())] += 1;
+            let mut positions = [0; POSITIONS];
+            for i in 0..10 * POSITIONS {
+                positions[index(PartitionKey::new("user", name(i)).as_bytes())] += 1;
             }
             // On average there are ten.
-            assert!(places.iter().all(|keys| *keys < 40), "{}: {places:?}", name(0));
+            assert!(positions.iter().all(|keys| *keys < 40), "{}: {positions:?}", name(0));
         }
     }
 }

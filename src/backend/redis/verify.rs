@@ -16,7 +16,7 @@ use super::{
     ConnectError, RedisBackend, ServerProblem,
     error::{is_readonly, is_unknown_command, redis_error, unavailable},
     eviction::eviction_policy,
-    execute::Patience,
+    patience::Patience,
     problem::ServerProblemKind as Kind,
     script::Call,
 };

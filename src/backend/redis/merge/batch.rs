@@ -13,10 +13,9 @@ use std::{
 use redis::{RedisResult, Value};
 use tokio::{sync::oneshot, time::Instant};
 
-use super::MAX_CHECKS;
 use crate::{
     backend::redis::{
-        execute::is_reply,
+        error::is_reply,
         script::{
             Call,
             merged::server_time::{CallTime, CheckTime},
@@ -26,15 +25,18 @@ use crate::{
     lock::Lock,
 };
 
+/// The largest number of checks in one call. If their keys can hold many records, there are fewer.
+const MAX_CHECKS: usize = 64;
+
 /// How long a server may take to answer a call of checks without a deadline.
 const NO_DEADLINE: Duration = Duration::from_secs(60);
 
 /// The checks of one call.
 #[derive(Default)]
-pub(super) struct Batch(Lock<State>);
+pub(super) struct Batch(Lock<BatchState>);
 
 #[derive(Default)]
-struct State {
+struct BatchState {
     checks: Checks,
     time: CallTime,
     /// Whether the call was given to the connection. From then on, a check that is dropped may have run.
@@ -55,26 +57,26 @@ pub(super) struct Checks {
     pub(super) report: Option<CallReport>,
 }
 
-pub(super) type Caller = oneshot::Sender<Outcome>;
+pub(super) type Caller = oneshot::Sender<MergedReply>;
 
 /// What a caller gets.
-pub(super) struct Outcome {
+pub(in crate::backend::redis) struct MergedReply {
     /// The reply to its check, or `None` if nothing was sent.
-    pub(super) reply: Option<RedisResult<Value>>,
-    pub(super) call: Call,
+    pub(in crate::backend::redis) reply: Option<RedisResult<Value>>,
+    pub(in crate::backend::redis) call: Call,
     /// The right to report the outcome, if the call has not reported it.
-    pub(super) report: Option<CallReport>,
+    pub(in crate::backend::redis) report: Option<CallReport>,
 }
 
 /// A caller that waits for its reply. If it is dropped before the call is written, its check is not sent.
-pub(super) struct Waiter {
+pub(in crate::backend::redis) struct PendingReply {
     batch: Arc<Batch>,
-    reply: oneshot::Receiver<Outcome>,
+    reply: oneshot::Receiver<MergedReply>,
 }
 
 /// Counts a check that is dropped without a reply.
 struct Unanswered<'a> {
-    waiter: Waiter,
+    pending: PendingReply,
     count: &'a AtomicU64,
     pass: &'a mut Pass,
     is_answered: bool,
@@ -112,7 +114,7 @@ impl Batch {
     }
 }
 
-impl Waiter {
+impl PendingReply {
     /// Adds a check to a batch. Also returns whether the batch is full now. The first check of a batch gives it the right to report.
     pub(super) fn join(batch: &Arc<Batch>, call: Call, time: CheckTime, pass: &mut Pass) -> (Self, bool) {
         let (caller, reply) = oneshot::channel();
@@ -133,10 +135,14 @@ impl Waiter {
     }
 
     /// Waits for the reply. Returns `None` if the call will get none. Counts the check if it was written and gets no reply.
-    pub(super) async fn outcome(self, count: &AtomicU64, pass: &mut Pass) -> Option<Outcome> {
-        let mut unanswered = Unanswered { waiter: self, count, pass, is_answered: false };
-        let outcome = (&mut unanswered.waiter.reply).await.ok();
-        let is_answered = |outcome: &Outcome| match &outcome.reply {
+    pub(in crate::backend::redis) async fn outcome(
+        self,
+        count: &AtomicU64,
+        pass: &mut Pass,
+    ) -> Option<MergedReply> {
+        let mut unanswered = Unanswered { pending: self, count, pass, is_answered: false };
+        let outcome = (&mut unanswered.pending.reply).await.ok();
+        let is_answered = |outcome: &MergedReply| match &outcome.reply {
             Some(reply) => reply.as_ref().map_or_else(is_reply, |_| true),
             None => true,
         };
@@ -151,8 +157,8 @@ impl Drop for Unanswered<'_> {
             return;
         }
         // Under the lock, a check is either removed from the call or counted.
-        let mut state = self.waiter.batch.0.lock();
-        self.waiter.reply.close();
+        let mut state = self.pending.batch.0.lock();
+        self.pending.reply.close();
         if self.pass.has_timed_out() {
             state.end_of_wait = self.pass.deadline();
         }

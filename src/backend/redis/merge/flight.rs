@@ -1,6 +1,6 @@
 //! The task of a batch: closes it, sends its call, and gives each check its reply.
 
-use std::{iter::zip, pin::pin, sync::Arc, time::Duration};
+use std::{iter::zip, mem, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::{Either, select};
 use redis::{ErrorKind, RedisError, RedisResult, Value};
@@ -10,16 +10,20 @@ use tokio::{
 };
 
 use super::{
-    GroupKey, Groups,
-    batch::{Batch, Caller, Checks, Outcome},
+    batch::{Batch, Caller, Checks, MergedReply, PendingReply},
+    groups::{BatchGroups, GroupKey, Merger},
 };
 use crate::{
     backend::redis::{
-        execute::{Command, is_reply},
-        script::{Scripts, merged::Merged},
+        command::Command,
+        error::is_reply,
+        script::{
+            Call, Scripts,
+            merged::{Merged, server_time::CheckTime},
+        },
         topology::Connection,
     },
-    guard::{CallReport, ServerAnswer, until},
+    guard::{CallReport, Pass, ServerAnswer, until},
 };
 
 /// How long a call without callers waits for its reply after its deadline. Until then, its checks count as in flight, unless the server
@@ -27,18 +31,52 @@ use crate::{
 const LATE_REPLY: Duration = Duration::from_secs(1);
 
 /// A batch on its way. If it is dropped before it is written, its checks are given back.
-pub(super) struct Flight {
-    pub(super) batch: Arc<Batch>,
-    pub(super) groups: Arc<Groups>,
-    pub(super) key: GroupKey,
-    pub(super) connection: Connection,
-    pub(super) scripts: Arc<Scripts>,
-    pub(super) opened: Instant,
+struct Flight {
+    batch: Arc<Batch>,
+    groups: Arc<BatchGroups>,
+    key: GroupKey,
+    connection: Connection,
+    scripts: Arc<Scripts>,
+    opened: Instant,
+}
+
+impl Merger {
+    /// Joins the open batch of a group, or opens one. Takes the call.
+    pub(in crate::backend::redis) fn join(
+        &self,
+        key: GroupKey,
+        call: &mut Call,
+        pass: &mut Pass,
+        connection: &Connection,
+        scripts: &Arc<Scripts>,
+    ) -> PendingReply {
+        let (groups, time) = (&self.groups, CheckTime::of(call));
+        let mut open = groups.open.lock();
+        let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time)) {
+            Some(batch) => (batch.clone(), false),
+            None => {
+                let batch = Arc::<Batch>::default();
+                open.insert(key.clone(), batch.clone());
+                (batch, true)
+            }
+        };
+        let (pending, is_full) = PendingReply::join(&batch, mem::take(call), time, pass);
+        if is_full {
+            open.remove(&key);
+        }
+        drop(open);
+        if is_new {
+            let (connection, scripts, groups) = (connection.clone(), scripts.clone(), groups.clone());
+            let opened = Instant::now();
+            tokio::spawn(Flight { batch, groups, key, connection, scripts, opened }.run());
+        }
+        pending
+    }
 }
 
 impl Flight {
     /// Waits until the tasks that are ready have run, and sends the checks that have joined by then.
-    pub(super) async fn run(self) {
+    async fn run(self) {
         yield_now().await;
         self.groups.detach(&self.key, &self.batch);
         let mut checks = self.batch.write();
@@ -139,7 +177,7 @@ impl Flight {
 fn deliver(checks: Checks, replies: Vec<RedisResult<Value>>) {
     let Checks { calls, callers, mut report } = checks;
     for ((call, caller), reply) in zip(calls, callers).zip(replies) {
-        let outcome = Outcome { reply: Some(reply), call, report: report.take() };
+        let outcome = MergedReply { reply: Some(reply), call, report: report.take() };
         report = caller.send(outcome).err().and_then(|outcome| outcome.report);
     }
 }
@@ -149,7 +187,7 @@ impl Drop for Flight {
         self.groups.detach(&self.key, &self.batch);
         let Checks { calls, callers, mut report } = self.batch.take();
         for (call, caller) in zip(calls, callers) {
-            let outcome = Outcome { reply: None, call, report: report.take() };
+            let outcome = MergedReply { reply: None, call, report: report.take() };
             report = caller.send(outcome).err().and_then(|outcome| outcome.report);
         }
     }

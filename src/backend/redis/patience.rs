@@ -1,0 +1,99 @@
+//! How long a check waits, and what happens to a reply that comes late.
+
+use std::{
+    pin::{Pin, pin},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use redis::{RedisResult, Value};
+use tokio::{runtime::Handle, time::Instant};
+
+use crate::{
+    backend::{BackendError, Reason},
+    decision::Decision,
+    guard::{Pass, until},
+};
+
+/// How long a check waits for its reply.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Patience<'a> {
+    /// Until the caller drops it.
+    Caller,
+    /// Also after its deadline: a reply that comes late may contain a charge that must be rolled back. The flag is set while a
+    /// command has no reply.
+    Late(&'a AtomicBool),
+}
+
+/// The wait of a check.
+#[derive(Clone, Copy)]
+pub(super) struct CheckWait<'a> {
+    pub(super) deadline: Option<Instant>,
+    pub(super) patience: Patience<'a>,
+}
+
+impl<'a> CheckWait<'a> {
+    /// Returns the deadline and the flag of a check that waits for a late reply.
+    pub(super) fn late(self) -> Option<(Option<Instant>, &'a AtomicBool)> {
+        match self.patience {
+            Patience::Caller => None,
+            Patience::Late(is_pending) => Some((self.deadline, is_pending)),
+        }
+    }
+
+    /// Returns the deadline of a caller that waits until then. A check that begins later gets the answer of the server.
+    pub(super) fn end(&self) -> Option<Instant> {
+        let waits = matches!(self.patience, Patience::Caller);
+        self.deadline.filter(|deadline| waits && Instant::now() < *deadline)
+    }
+}
+
+/// A reply that a check has not waited for.
+pub(super) struct Late {
+    pub(super) reply: Pin<Box<dyn Future<Output = Result<Decision, BackendError>> + Send>>,
+    /// Whether a command was sent that has no reply yet.
+    pub(super) is_pending: Arc<AtomicBool>,
+}
+
+impl Late {
+    /// Waits for the reply until the deadline, in the background, so that the circuit breaker learns of a server that hangs.
+    pub(super) fn wait_in_background(self, deadline: Option<Instant>) {
+        if let (Some(deadline), Ok(runtime)) = (deadline, Handle::try_current()) {
+            runtime.spawn(until(deadline, self.reply));
+        }
+    }
+}
+
+/// Runs a step before anything is sent. A check that waits for late replies does not wait for such a step.
+pub(super) async fn by_deadline<T>(
+    wait: Option<CheckWait<'_>>,
+    step: impl Future<Output = T>,
+) -> Result<T, BackendError> {
+    match wait {
+        Some(CheckWait { deadline: Some(deadline), patience: Patience::Late(_) }) => {
+            until(deadline, step).await.ok_or_else(|| BackendError::new(Reason::Timeout))
+        }
+        _ => Ok(step.await),
+    }
+}
+
+/// Waits for a reply that may come late. Then the guard hears of the deadline when it passes. The flag is set meanwhile.
+pub(super) async fn with_patience(
+    deadline: Option<Instant>,
+    is_pending: &AtomicBool,
+    reply: impl Future<Output = RedisResult<Value>>,
+    pass: &mut Option<Pass>,
+) -> RedisResult<Value> {
+    is_pending.store(true, Ordering::Relaxed);
+    let Some(deadline) = deadline else { return reply.await };
+    let mut reply = pin!(reply);
+    if let Some(reply) = until(deadline, &mut reply).await {
+        return reply;
+    }
+    if let Some(pass) = pass {
+        pass.time_out();
+    }
+    reply.await
+}
