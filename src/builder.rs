@@ -531,7 +531,7 @@ impl Builder {
     /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
-    /// - [`ConfigError::EnforcePercent`] if the percentage of enforced keys is above 100
+    /// - [`ConfigError::OutOfRange`] if the percentage of enforced keys is above 100
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
@@ -559,9 +559,8 @@ impl Builder {
 
     /// Checks the parts that do not depend on the limiter.
     fn check_parts(&self) -> Result<(), ConfigError> {
-        if self.enforce_percent > 100 {
-            return Err(ConfigError::EnforcePercent { percent: self.enforce_percent });
-        }
+        let text = "0 to 100 percent of the partition keys";
+        ConfigError::check_range("enforce_percent", self.enforce_percent, 0..=100, text)?;
         match (&self.plan, self.unplanned) {
             (None, _) if !self.has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),

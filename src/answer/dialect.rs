@@ -2,11 +2,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use bytes::Bytes;
-use http::{HeaderMap, Response};
+use http::HeaderMap;
 
-use super::{Answer, fields};
-use crate::{decision::Decision, head::Head, limiter::Rejection};
+use super::fields;
+use crate::decision::Decision;
 
 /// The dialect of the rate limit fields of a response. Set it with [`Builder::dialect`](crate::Builder::dialect).
 ///
@@ -74,7 +73,8 @@ impl Dialect {
         self.add(decision, headers, Duration::ZERO);
     }
 
-    fn add(self, decision: &Decision, headers: &mut HeaderMap, max_jitter: Duration) {
+    /// Adds the fields. `Retry-After` is longer by up to `max_jitter`.
+    pub(super) fn add(self, decision: &Decision, headers: &mut HeaderMap, max_jitter: Duration) {
         match self {
             Self::Draft11 => fields::add_draft_11(headers, decision),
             Self::XRateLimit(Reset::Seconds) => {
@@ -92,23 +92,5 @@ impl Dialect {
         if !decision.is_admitted() {
             fields::add_retry_after(headers, decision, max_jitter);
         }
-    }
-}
-
-/// An answer with other fields.
-pub(crate) struct WithFields<A> {
-    pub(crate) answer: A,
-    pub(crate) dialect: Dialect,
-    /// The largest time that is added to `Retry-After`.
-    pub(crate) max_jitter: Duration,
-}
-
-impl<A: Answer> Answer for WithFields<A> {
-    fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        self.answer.reject(rejection, head)
-    }
-
-    fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
-        self.dialect.add(decision, headers, self.max_jitter);
     }
 }

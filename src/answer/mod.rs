@@ -12,7 +12,7 @@
 //! fields. [`Builder::dialect`](crate::Builder::dialect) chooses other header fields. See
 //! [the guide](crate::guide::responses).
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
@@ -28,7 +28,6 @@ mod into_response;
 mod problem;
 mod repeated;
 
-pub(crate) use dialect::WithFields;
 pub use dialect::{Dialect, Reset};
 #[cfg(feature = "tonic")]
 pub use grpc::{Grpc, HttpOrGrpc};
@@ -63,6 +62,24 @@ impl<A: Answer + ?Sized> Answer for Arc<A> {
 
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         (**self).fields(decision, headers);
+    }
+}
+
+/// An answer with other fields.
+pub(crate) struct WithFields<A> {
+    pub(crate) answer: A,
+    pub(crate) dialect: Dialect,
+    /// The largest time that is added to `Retry-After`.
+    pub(crate) max_jitter: Duration,
+}
+
+impl<A: Answer> Answer for WithFields<A> {
+    fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
+        self.answer.reject(rejection, head)
+    }
+
+    fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
+        self.dialect.add(decision, headers, self.max_jitter);
     }
 }
 

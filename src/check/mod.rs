@@ -7,12 +7,12 @@ use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
 
 mod invalidation;
 mod namespace;
+mod pairs;
 
 pub(crate) use invalidation::Invalidation;
 pub(crate) use namespace::{KnownDenials, Namespace, PairKey};
 
-/// The largest number of pairs in one check, and so of policies in one limiter.
-pub const MAX_PAIRS: usize = 8;
+pub use crate::policy::MAX_PAIRS;
 
 /// One request against one or more pairs of a partition key and a policy, with one cost for each.
 ///

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use super::IntoCosts;
-
 /// An amount of quota units for every policy.
 ///
 /// A plain number applies to all policies. Requests per minute and model tokens per minute need two amounts:
@@ -87,6 +85,24 @@ impl Costs {
 impl From<u32> for Costs {
     fn from(units: u32) -> Self {
         Self::new().otherwise(units)
+    }
+}
+
+/// Converts an amount to [`Costs`]: a `u32` for all policies, or `Costs` with an amount for each.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not an amount of quota units",
+    label = "expected a `u32` or `Costs`",
+    note = "quota units are `u32`: convert the number, for example with `u32::try_from(..)`, and decide what to do with a value that does not fit"
+)]
+pub trait IntoCosts {
+    /// Converts the amount.
+    fn into_costs(self) -> Costs;
+}
+
+#[diagnostic::do_not_recommend]
+impl<T: Into<Costs>> IntoCosts for T {
+    fn into_costs(self) -> Costs {
+        self.into()
     }
 }
 

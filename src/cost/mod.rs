@@ -9,8 +9,8 @@ mod costs;
 mod routes;
 
 pub use content_length::{ByContentLength, by_content_length};
-pub use costs::Costs;
 pub(crate) use costs::IntoUsed;
+pub use costs::{Costs, IntoCosts};
 pub use routes::RouteCosts;
 
 /// Returns the cost of a request from its [`Head`].
@@ -32,24 +32,6 @@ pub trait CostFunction: Send + Sync + 'static {
     /// none.
     fn constants(&self, each: &mut dyn FnMut(&str, &Costs)) {
         let _ = each;
-    }
-}
-
-/// Converts an amount to [`Costs`]: a `u32` for all policies, or `Costs` with an amount for each.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not an amount of quota units",
-    label = "expected a `u32` or `Costs`",
-    note = "quota units are `u32`: convert the number, for example with `u32::try_from(..)`, and decide what to do with a value that does not fit"
-)]
-pub trait IntoCosts {
-    /// Converts the amount.
-    fn into_costs(self) -> Costs;
-}
-
-#[diagnostic::do_not_recommend]
-impl<T: Into<Costs>> IntoCosts for T {
-    fn into_costs(self) -> Costs {
-        self.into()
     }
 }
 
@@ -84,10 +66,10 @@ impl<C: CostFunction + ?Sized> CostFunction for Arc<C> {
     }
 }
 
-struct FromFn<F>(F);
+struct CostClosure<F>(F);
 
 #[diagnostic::do_not_recommend]
-impl<F, C> CostFunction for FromFn<F>
+impl<F, C> CostFunction for CostClosure<F>
 where
     F: Fn(&Head<'_>) -> C + Send + Sync + 'static,
     C: IntoCosts,
@@ -106,5 +88,5 @@ where
     F: Fn(&Head<'_>) -> C + Send + Sync + 'static,
     C: IntoCosts,
 {
-    FromFn(cost)
+    CostClosure(cost)
 }

@@ -96,12 +96,9 @@ impl DenyCacheConfig {
 
     pub(crate) fn validate(self) -> Result<(), ConfigError> {
         let Self { max_age, max_entries } = self;
-        if !MAX_AGE.contains(&max_age) {
-            return Err(ConfigError::DenyCacheMaxAge { max_age });
-        }
-        if !MAX_ENTRIES.contains(&max_entries) {
-            return Err(ConfigError::DenyCacheMaxEntries { given: max_entries, max: *MAX_ENTRIES.end() });
-        }
-        Ok(())
+        let text = "1 ms to 60 s; `.deny_cache(None)` disables the cache";
+        ConfigError::check_range("deny cache: max_age", max_age, MAX_AGE, text)?;
+        let text = format_args!("1 to {}", MAX_ENTRIES.end());
+        ConfigError::check_range("deny cache: max_entries", max_entries, MAX_ENTRIES, text)
     }
 }

@@ -6,11 +6,11 @@ use std::{error::Error, fmt, sync::Arc};
 ///
 /// Cloning is cheap.
 #[derive(Clone)]
-pub struct BackendError(Arc<Inner>);
+pub struct BackendError(Arc<Failure>);
 
 /// The contents of an error. Results of checks are moved often, so the error itself is one word.
 #[derive(Clone)]
-struct Inner {
+struct Failure {
     reason: Reason,
     /// Why the store was not asked. `None` if it was.
     unasked: Option<&'static str>,
@@ -60,12 +60,12 @@ pub enum Reason {
 impl BackendError {
     /// Creates an error without a source.
     pub fn new(reason: Reason) -> Self {
-        Self(Arc::new(Inner { reason, unasked: None, source: None }))
+        Self(Arc::new(Failure { reason, unasked: None, source: None }))
     }
 
     /// Creates an error with a source.
     pub fn with_source(reason: Reason, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(Arc::new(Inner { reason, unasked: None, source: Some(Arc::from(source.into())) }))
+        Self(Arc::new(Failure { reason, unasked: None, source: Some(Arc::from(source.into())) }))
     }
 
     /// Returns the reason.
@@ -160,7 +160,7 @@ impl Reason {
 
 impl fmt::Debug for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Inner { reason, source, .. } = &*self.0;
+        let Failure { reason, source, .. } = &*self.0;
         f.debug_struct("BackendError")
             .field("reason", reason)
             .field("was_asked", &self.was_asked())

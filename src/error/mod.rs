@@ -1,6 +1,10 @@
 //! Configuration errors, found when a policy, a limiter or a layer is built.
 
-use std::time::Duration;
+use std::{
+    fmt::{Debug, Display},
+    ops::RangeInclusive,
+    time::Duration,
+};
 
 mod backend;
 
@@ -80,12 +84,16 @@ pub enum ConfigError {
         units: u32,
     },
 
-    /// The percentage of keys whose limits are enforced is out of range.
-    #[error("enforce_percent {percent}: it must be 0 to 100 percent of the partition keys")]
+    /// A number or a time is out of range.
+    #[error("{setting} {given}: it must be {range}")]
     #[non_exhaustive]
-    EnforcePercent {
-        /// The given percentage.
-        percent: u32,
+    OutOfRange {
+        /// The setting, such as `max_keys` or `deadline`.
+        setting: &'static str,
+        /// The given value, with its unit.
+        given: String,
+        /// The valid values, such as `1 to 1048576`.
+        range: String,
     },
 
     /// A layer has no partition key.
@@ -156,110 +164,6 @@ pub enum ConfigError {
         region: String,
     },
 
-    /// The deadline of a check is out of range.
-    #[error("deadline {deadline:?}: it must be 1 ms to 60 s")]
-    #[non_exhaustive]
-    Deadline {
-        /// The given deadline.
-        deadline: Duration,
-    },
-
-    /// The fraction of a quota that counts as near the limit is out of range.
-    #[error("near_limit {given}: it must be above 0 and at most 1")]
-    #[non_exhaustive]
-    NearLimit {
-        /// The given fraction.
-        given: f64,
-    },
-
-    /// The bound of checks in flight is out of range.
-    #[error("max_in_flight {given}: it must be 1 to {max}")]
-    #[non_exhaustive]
-    MaxInFlight {
-        /// The given bound.
-        given: usize,
-        /// The largest bound.
-        max: usize,
-    },
-
-    /// The bound of waiting requests is out of range.
-    #[error("max_waiting {given}: it must be 1 to {max}")]
-    #[non_exhaustive]
-    MaxWaiting {
-        /// The given bound.
-        given: usize,
-        /// The largest bound.
-        max: usize,
-    },
-
-    /// The bound of waiting requests of one key is out of range.
-    #[error("max_waiting_per_key {given}: it must be 1 to {max}")]
-    #[non_exhaustive]
-    MaxWaitingPerKey {
-        /// The given bound.
-        given: usize,
-        /// The largest bound.
-        max: usize,
-    },
-
-    /// The number of failures that open the circuit breaker is out of range.
-    #[error(
-        "circuit breaker: failures {given}: it must be 1 to {max}; `.breaker(None)` disables the breaker"
-    )]
-    #[non_exhaustive]
-    BreakerFailures {
-        /// The given number.
-        given: u32,
-        /// The largest number.
-        max: u32,
-    },
-
-    /// The time that the circuit breaker stays open is out of range.
-    #[error("circuit breaker: open_for {open_for:?}: it must be 1 ms to 1 h")]
-    #[non_exhaustive]
-    BreakerOpenFor {
-        /// The given time.
-        open_for: Duration,
-    },
-
-    /// The largest age of a cached denial is out of range.
-    #[error(
-        "deny cache: max_age {max_age:?}: it must be 1 ms to 60 s; `.deny_cache(None)` disables the cache"
-    )]
-    #[non_exhaustive]
-    DenyCacheMaxAge {
-        /// The given age.
-        max_age: Duration,
-    },
-
-    /// The number of entries of the deny cache is out of range.
-    #[error("deny cache: max_entries {given}: it must be 1 to {max}")]
-    #[non_exhaustive]
-    DenyCacheMaxEntries {
-        /// The given bound.
-        given: usize,
-        /// The largest bound.
-        max: usize,
-    },
-
-    /// The number of processes of a local fallback is zero.
-    #[error("share among {processes} processes: it must be 1 to 4294967295")]
-    #[non_exhaustive]
-    Share {
-        /// The given number.
-        processes: u32,
-    },
-
-    /// The bound of the settlement queue is out of range.
-    #[error("settlement_queue {given}: it must be 1 to {max}")]
-    #[non_exhaustive]
-    SettlementQueue {
-        /// The given number.
-        given: usize,
-        /// The largest number.
-        max: usize,
-    },
-
     /// The layer settles, but the backend cannot change charges.
     #[error("the backend cannot settle: it cannot change charges")]
     CannotSettle,
@@ -290,14 +194,6 @@ pub enum ConfigError {
         name: String,
         /// The reason.
         source: http::header::InvalidHeaderName,
-    },
-
-    /// The prefix that groups IPv6 addresses is out of range.
-    #[error("IPv6 prefix /{prefix}: it must be /1 to /128")]
-    #[non_exhaustive]
-    Ipv6Prefix {
-        /// The given prefix.
-        prefix: u8,
     },
 
     /// The prefix of a NAT64 translator is not a prefix of RFC 6052.
@@ -354,14 +250,6 @@ pub enum ConfigError {
         route: String,
         /// The problem.
         reason: String,
-    },
-
-    /// The number of bytes per quota unit is zero.
-    #[error("cost by content length: {bytes} bytes per quota unit: it must be 1 to {}", u64::MAX)]
-    #[non_exhaustive]
-    BytesPerUnit {
-        /// The given number.
-        bytes: u64,
     },
 
     /// A constant cost is above a quota, so that the request could never be admitted. If the layer settles,
@@ -422,16 +310,6 @@ pub enum ConfigError {
         known: Vec<String>,
     },
 
-    /// The bound on the partition keys of a memory backend is out of range.
-    #[error("max_keys {given}: it must be 1 to {max}")]
-    #[non_exhaustive]
-    MaxKeys {
-        /// The given bound.
-        given: usize,
-        /// The largest bound.
-        max: usize,
-    },
-
     /// The hash secret is too short. The text does not contain it.
     #[cfg(feature = "redis")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
@@ -471,6 +349,23 @@ pub enum ConfigError {
         /// The problem, without any key.
         reason: String,
     },
+}
+
+impl ConfigError {
+    pub(crate) fn out_of_range(setting: &'static str, given: impl Display, range: impl Display) -> Self {
+        Self::OutOfRange { setting, given: given.to_string(), range: range.to_string() }
+    }
+
+    /// Returns an error unless the value of a setting is in this range, which the text names.
+    pub(crate) fn check_range<T: PartialOrd + Debug>(
+        setting: &'static str,
+        given: T,
+        range: RangeInclusive<T>,
+        text: impl Display,
+    ) -> Result<(), Self> {
+        let error = || Self::out_of_range(setting, format_args!("{given:?}"), text);
+        if range.contains(&given) { Ok(()) } else { Err(error()) }
+    }
 }
 
 fn for_policy(policy: &str) -> String {

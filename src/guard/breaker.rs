@@ -72,13 +72,9 @@ impl Breaker {
 
     pub(crate) fn validate(self) -> Result<(), ConfigError> {
         let Self { failures, open_for } = self;
-        if !FAILURES.contains(&failures) {
-            return Err(ConfigError::BreakerFailures { given: failures, max: *FAILURES.end() });
-        }
-        if !OPEN_FOR.contains(&open_for) {
-            return Err(ConfigError::BreakerOpenFor { open_for });
-        }
-        Ok(())
+        let text = format_args!("1 to {}; `.breaker(None)` disables the breaker", FAILURES.end());
+        ConfigError::check_range("circuit breaker: failures", failures, FAILURES, text)?;
+        ConfigError::check_range("circuit breaker: open_for", open_for, OPEN_FOR, "1 ms to 1 h")
     }
 }
 

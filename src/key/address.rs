@@ -47,21 +47,21 @@ pub(super) fn peer_address(extensions: &Extensions) -> Result<IpAddr, KeyError> 
 
 /// Which addresses count as one client. Only keys are grouped: trust and exemptions compare the address as it is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Groups {
+pub(super) struct AddressGroups {
     /// The length in bits of the prefix that groups IPv6 addresses: 1 to 128.
     ipv6_prefix: u8,
     /// The prefix of a translator, besides the well-known one.
     nat64: Option<Ipv6Net>,
 }
 
-impl Groups {
+impl AddressGroups {
     /// Groups IPv6 addresses by a prefix of this many bits.
     pub(super) fn with_ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
         let is_valid = (1..=128).contains(&prefix);
         if is_valid {
             Ok(Self { ipv6_prefix: prefix, ..self })
         } else {
-            Err(ConfigError::Ipv6Prefix { prefix })
+            Err(ConfigError::out_of_range("IPv6 prefix", format_args!("/{prefix}"), "/1 to /128"))
         }
     }
 
@@ -109,7 +109,7 @@ impl Groups {
     }
 }
 
-impl Default for Groups {
+impl Default for AddressGroups {
     fn default() -> Self {
         Self { ipv6_prefix: 64, nat64: None }
     }
@@ -205,14 +205,14 @@ mod tests {
             ("64:ff9b:1:fffe::/96", "64:ff9b:1:fffe::192.0.2.33"),
         ] {
             let address = address.parse().unwrap();
-            let groups = Groups::default().with_nat64_prefix(prefix).unwrap();
+            let groups = AddressGroups::default().with_nat64_prefix(prefix).unwrap();
             assert_eq!(groups.group(address), expected, "{prefix}");
-            assert_ne!(Groups::default().group(address), expected, "{prefix} must be stated");
+            assert_ne!(AddressGroups::default().group(address), expected, "{prefix} must be stated");
         }
         for address in
             ["64:ff9b::192.0.2.33", "::ffff:0:192.0.2.33", "2002:c000:221:7::1", "::ffff:192.0.2.33"]
         {
-            assert_eq!(Groups::default().group(address.parse().unwrap()), expected, "{address}");
+            assert_eq!(AddressGroups::default().group(address.parse().unwrap()), expected, "{address}");
         }
     }
 
@@ -222,7 +222,7 @@ mod tests {
             ["64:ff9b:1::c000:221", "64:ff9b::1:c000:221", "::c000:221", "2001:0:c000:221::", "2003::"]
         {
             let address = address.parse().unwrap();
-            assert!(Groups::default().group(address).is_ipv6(), "{address}");
+            assert!(AddressGroups::default().group(address).is_ipv6(), "{address}");
         }
     }
 
@@ -231,7 +231,7 @@ mod tests {
         for prefix in
             ["", "2001:db8::", "2001:db8::/72", "2001:db8::/128", "192.0.2.0/32", "2001:db8::100:0:0:0/96"]
         {
-            let error = Groups::default().with_nat64_prefix(prefix).unwrap_err();
+            let error = AddressGroups::default().with_nat64_prefix(prefix).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 format!(

@@ -4,7 +4,7 @@ use std::{net::IpAddr, ops::ControlFlow, sync::Arc};
 
 use super::{
     KeyError, KeyExtractor, PartitionKey,
-    address::{Groups, NetworkList, Networks, peer_address},
+    address::{AddressGroups, NetworkList, Networks, peer_address},
     forwarded::ForwardedHeader,
     kinds,
 };
@@ -14,7 +14,7 @@ use crate::{error::ConfigError, head::Head};
 #[derive(Clone, Debug, Default)]
 pub struct ClientIp {
     proxies: Option<TrustedProxies>,
-    groups: Groups,
+    groups: AddressGroups,
 }
 
 /// Counts by the address of the client, as trusted proxies report it.
@@ -159,7 +159,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Ipv6Prefix`] unless the prefix is 1 to 128.
+    /// Returns [`ConfigError::OutOfRange`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_ipv6_prefix(prefix)?, ..self })
     }

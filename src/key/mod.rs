@@ -24,7 +24,7 @@ use crate::head::Head;
 
 mod address;
 mod client_ip;
-mod combine;
+mod constructors;
 mod cookie;
 mod extension;
 mod forwarded;
@@ -37,7 +37,6 @@ mod request;
 mod route;
 
 pub use client_ip::{ClientIp, TrustedProxies, client_ip};
-use combine::{And, Or};
 pub use cookie::{Cookie, cookie};
 pub use extension::extension;
 pub use forwarded::ForwardedHeader;
@@ -226,10 +225,59 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
     }
 }
 
-struct FromFn<F>(F);
+/// One key, or else another.
+struct Or<A, B> {
+    first: A,
+    second: B,
+}
+
+/// Two keys together.
+struct And<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        match self.first.extract(head)? {
+            Some(key) => Ok(Some(key)),
+            None => self.second.extract(head),
+        }
+    }
+
+    fn missing(&self, head: &Head<'_>) -> String {
+        let mut names = vec![self.first.missing(head), self.second.missing(head)];
+        names.retain(|name| !name.is_empty());
+        names.join(" or ")
+    }
+
+    fn is_peer_address(&self) -> bool {
+        self.first.is_peer_address() || self.second.is_peer_address()
+    }
+}
+
+impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
+    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+        let Some(first) = self.first.extract(head)? else { return Ok(None) };
+        Ok(self.second.extract(head)?.map(|second| first.and(&second)))
+    }
+
+    fn missing(&self, head: &Head<'_>) -> String {
+        match self.first.extract(head) {
+            Ok(None) => self.first.missing(head),
+            _ => self.second.missing(head),
+        }
+    }
+
+    fn is_peer_address(&self) -> bool {
+        self.first.is_peer_address() || self.second.is_peer_address()
+    }
+}
+
+struct KeyClosure<F>(F);
 
 #[diagnostic::do_not_recommend]
-impl<F, K> KeyExtractor for FromFn<F>
+impl<F, K> KeyExtractor for KeyClosure<F>
 where
     F: Fn(&Head<'_>) -> K + Send + Sync + 'static,
     K: IntoKey,
@@ -254,5 +302,5 @@ where
     F: Fn(&Head<'_>) -> K + Send + Sync + 'static,
     K: IntoKey,
 {
-    FromFn(key)
+    KeyClosure(key)
 }

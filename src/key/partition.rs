@@ -51,7 +51,7 @@ pub struct PartitionKey(Repr);
 #[derive(Clone)]
 enum Repr {
     Inline(Inline),
-    Shared(Shared),
+    Shared(Allocated),
 }
 
 /// A short key. Its size is a whole number of words, so that a copy does not read parts of words that were just written.
@@ -67,7 +67,7 @@ struct Inline {
 
 #[derive(Clone)]
 #[repr(C)]
-struct Shared {
+struct Allocated {
     hash: u64,
     bytes: Arc<[u8]>,
 }
@@ -96,7 +96,7 @@ impl Repr {
             Some(length) => buffer.get(..length).unwrap_or_default().into(),
             None => fields.concat().into(),
         };
-        Self::Shared(Shared { hash: hash(&bytes), bytes })
+        Self::Shared(Allocated { hash: hash(&bytes), bytes })
     }
 }
 
@@ -159,7 +159,7 @@ impl PartitionKey {
             Repr::Inline(Inline { buffer, end, .. }) => {
                 buffer.get(..usize::from(end.get()) - 1).unwrap_or_default()
             }
-            Repr::Shared(Shared { bytes, .. }) => bytes,
+            Repr::Shared(Allocated { bytes, .. }) => bytes,
         }
     }
 
@@ -167,7 +167,7 @@ impl PartitionKey {
     #[inline]
     pub(crate) fn hash_code(&self) -> u64 {
         match &self.0 {
-            Repr::Inline(Inline { hash, .. }) | Repr::Shared(Shared { hash, .. }) => *hash,
+            Repr::Inline(Inline { hash, .. }) | Repr::Shared(Allocated { hash, .. }) => *hash,
         }
     }
 
@@ -366,7 +366,7 @@ mod tests {
         for value in ["bob", &"b".repeat(MAX_INLINE)] {
             let mut bob = PartitionKey::new("user", value);
             match &mut bob.0 {
-                Repr::Inline(Inline { hash, .. }) | Repr::Shared(Shared { hash, .. }) => {
+                Repr::Inline(Inline { hash, .. }) | Repr::Shared(Allocated { hash, .. }) => {
                     *hash = alice.hash_code()
                 }
             }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{
     KeyError, KeyExtractor, PartitionKey,
-    address::{Groups, peer_address},
+    address::{AddressGroups, peer_address},
     kinds,
 };
 use crate::{error::ConfigError, head::Head};
@@ -12,7 +12,7 @@ use crate::{error::ConfigError, head::Head};
 /// The peer's address as the key. Returned by [`peer_ip`].
 #[derive(Clone, Copy, Debug)]
 pub struct PeerIp {
-    groups: Groups,
+    groups: AddressGroups,
 }
 
 /// Counts by the address of the peer, which a client cannot forge. Behind a proxy, this is the address of the proxy: use
@@ -28,7 +28,7 @@ pub struct PeerIp {
 /// misconfigured, and the layer rejects the request with [`KeyError::Misconfigured`]. Requests without an address never share
 /// a key.
 pub fn peer_ip() -> PeerIp {
-    PeerIp { groups: Groups::default() }
+    PeerIp { groups: AddressGroups::default() }
 }
 
 impl PeerIp {
@@ -36,7 +36,7 @@ impl PeerIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Ipv6Prefix`] unless the prefix is 1 to 128.
+    /// Returns [`ConfigError::OutOfRange`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_ipv6_prefix(prefix)? })
     }

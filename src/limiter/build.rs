@@ -288,10 +288,7 @@ impl LimiterBuilder {
     /// # Errors
     ///
     /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
-    /// [`ConfigError::Namespace`], [`ConfigError::Region`], [`ConfigError::Deadline`], [`ConfigError::SettlementQueue`],
-    /// [`ConfigError::BreakerFailures`], [`ConfigError::BreakerOpenFor`], [`ConfigError::MaxInFlight`],
-    /// [`ConfigError::MaxWaiting`], [`ConfigError::MaxWaitingPerKey`], [`ConfigError::NearLimit`],
-    /// [`ConfigError::DenyCacheMaxAge`] or [`ConfigError::DenyCacheMaxEntries`].
+    /// [`ConfigError::Namespace`], [`ConfigError::Region`] or [`ConfigError::OutOfRange`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
         self.validate(&all)?;
@@ -335,26 +332,18 @@ impl LimiterBuilder {
             return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
         }
         distinct(policies)?;
-        if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&deadline) {
-            return Err(ConfigError::Deadline { deadline });
-        }
-        if !(1..=MAX_QUEUE).contains(&settlement_queue) {
-            return Err(ConfigError::SettlementQueue { given: settlement_queue, max: MAX_QUEUE });
-        }
+        let deadlines = Duration::from_millis(1)..=Duration::from_secs(60);
+        ConfigError::check_range("deadline", deadline, deadlines, "1 ms to 60 s")?;
+        let max =
+            |name, given, max| ConfigError::check_range(name, given, 1..=max, format_args!("1 to {max}"));
+        max("settlement_queue", settlement_queue, MAX_QUEUE)?;
         self.breaker.map_or(Ok(()), Breaker::validate)?;
-        if !(1..=MAX_IN_FLIGHT).contains(&max_in_flight) {
-            return Err(ConfigError::MaxInFlight { given: max_in_flight, max: MAX_IN_FLIGHT });
-        }
-        if !(1..=MAX_WAITING).contains(&self.max_waiting) {
-            return Err(ConfigError::MaxWaiting { given: self.max_waiting, max: MAX_WAITING });
-        }
-        if !(1..=MAX_WAITING).contains(&self.max_waiting_per_key) {
-            return Err(ConfigError::MaxWaitingPerKey { given: self.max_waiting_per_key, max: MAX_WAITING });
-        }
+        max("max_in_flight", max_in_flight, MAX_IN_FLIGHT)?;
+        max("max_waiting", self.max_waiting, MAX_WAITING)?;
+        max("max_waiting_per_key", self.max_waiting_per_key, MAX_WAITING)?;
         // NaN is in no range.
-        if !(f64::MIN_POSITIVE..=1.0).contains(&near_limit) {
-            return Err(ConfigError::NearLimit { given: near_limit });
-        }
+        let fractions = f64::MIN_POSITIVE..=1.0;
+        ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;
         self.deny_cache.map_or(Ok(()), DenyCacheConfig::validate)?;
         if self.settles && !self.backend.changes_charges() {
             return Err(ConfigError::CannotSettle);

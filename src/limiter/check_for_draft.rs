@@ -10,7 +10,7 @@ use super::{
 use crate::{
     check::{Check, MAX_PAIRS, Pair},
     error::ConfigError,
-    policy::{distinct, pair, pairs},
+    policy::distinct,
 };
 
 impl Limiter {
@@ -56,9 +56,11 @@ impl Limiter {
         self.0.events.unknown_policies(&costs, policies);
         let namespace = namespace.clone();
         match &policies[..] {
-            [policy] => Check::with_pair(namespace, pair(key, policy, &costs).shadow_if(is_shadow)),
+            [policy] => {
+                Check::with_pair(namespace, Pair::for_policy(key, policy, &costs).shadow_if(is_shadow))
+            }
             policies => {
-                let pairs = pairs(&key, policies, &costs).map(|pair| pair.shadow_if(is_shadow));
+                let pairs = Pair::for_policies(&key, policies, &costs).map(|pair| pair.shadow_if(is_shadow));
                 Check::from_valid_pairs(namespace, pairs)
             }
         }
@@ -68,7 +70,8 @@ impl Limiter {
         let Rest { others, pairs: mut all, .. } = draft.rest.map(|rest| *rest).unwrap_or_default();
         let has_pairs_only_from_parts = all.is_empty();
         for Part { key, costs, against, is_shadow } in draft.first.iter().chain(&others) {
-            let pairs = |policies| pairs(key, policies, costs).map(|pair| pair.shadow_if(*is_shadow));
+            let pairs =
+                |policies| Pair::for_policies(key, policies, costs).map(|pair| pair.shadow_if(*is_shadow));
             if *against == Against::Limiter && self.policies().is_empty() {
                 return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
             }

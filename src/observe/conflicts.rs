@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Weak};
 use crate::{check::Namespace, lock::Lock, policy::Policy};
 
 /// The policies of all limiters, by store, namespace and name.
-static LIMITS: Lock<Option<HashMap<PolicyId, Entry>>> = Lock::new(None);
+static LIMITS: Lock<Option<HashMap<PolicyId, Limits>>> = Lock::new(None);
 
 #[derive(PartialEq, Eq, Hash)]
 struct PolicyId {
@@ -15,7 +15,7 @@ struct PolicyId {
 }
 
 #[derive(Default)]
-struct Entry {
+struct Limits {
     limits: Vec<(Weak<()>, Policy)>,
     /// Whether a conflict was logged. It is logged again only after all of these policies are gone.
     warned: bool,

@@ -1,4 +1,5 @@
-//! Limiters that are built and dropped again and again, as by a layer that is built for each request.
+//! The life of a limiter: conflicting policies when it begins, and limiters that are built and dropped again and again, as by a
+//! layer that is built for each request.
 
 #[cfg(feature = "tracing")]
 use std::{
@@ -11,9 +12,10 @@ use std::{
 use tokio::time::Instant;
 
 #[cfg(feature = "tracing")]
-use super::events;
+use super::{conflicts, events};
 #[cfg(feature = "tracing")]
 use crate::lock::Lock;
+use crate::{check::Namespace, policy::Policy};
 
 /// The time in which limiters are counted. A limiter that lives longer is not counted.
 #[cfg(feature = "tracing")]
@@ -49,9 +51,21 @@ pub(crate) struct Lifetime {
     alive: Arc<()>,
 }
 
+/// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is
+/// alive: the same name, store and namespace, but a different quota, window or algorithm. The limiter keeps the returned value.
+#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
+pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], place: &str) -> Lifetime {
+    let lifetime = Lifetime::new(place);
+    #[cfg(feature = "tracing")]
+    for [earlier, new] in conflicts::register(store, namespace, policies, lifetime.alive()) {
+        events::conflicting_policies(&earlier, &new);
+    }
+    lifetime
+}
+
 impl Lifetime {
     #[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-    pub(super) fn new(place: &str) -> Self {
+    fn new(place: &str) -> Self {
         Self {
             #[cfg(feature = "tracing")]
             place: place.into(),
@@ -63,7 +77,7 @@ impl Lifetime {
     }
 
     #[cfg(feature = "tracing")]
-    pub(super) fn alive(&self) -> Weak<()> {
+    fn alive(&self) -> Weak<()> {
         Arc::downgrade(&self.alive)
     }
 }

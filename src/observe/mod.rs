@@ -45,7 +45,7 @@ mod throttle;
 
 pub(crate) use first_requests::FirstRequests;
 pub(crate) use leased::LeasedUnits;
-pub(crate) use lifetime::Lifetime;
+pub(crate) use lifetime::{Lifetime, new_limits};
 use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
@@ -55,15 +55,13 @@ pub(crate) use missing_value::MissingValue;
 pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 pub use server_breaker::{BreakerState, ServerBreaker};
-use stats::Counters;
+use stats::LimiterCounters;
 pub use stats::{DeniedKey, Stats};
+pub(crate) use throttle::IS_LOGGED;
 #[cfg(feature = "redis")]
 pub(crate) use throttle::Throttle;
 #[cfg(not(feature = "redis"))]
 use throttle::Throttle;
-
-/// Whether events are logged.
-pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
 
 /// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
 /// the configuration.
@@ -85,7 +83,7 @@ pub(crate) struct LimiterEvents {
     settlement_lost: Throttle,
     /// The fraction of a quota that counts as near the limit.
     near_limit: f64,
-    counters: Counters,
+    counters: LimiterCounters,
     metrics: LimiterMetrics,
 }
 
@@ -99,7 +97,7 @@ impl LimiterEvents {
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
             near_limit,
-            counters: Counters::default(),
+            counters: LimiterCounters::default(),
             metrics: LimiterMetrics::new(policies),
         }
     }
@@ -135,7 +133,7 @@ impl LimiterEvents {
     }
 
     /// Returns the counters of the checks.
-    pub(crate) fn counters(&self) -> &Counters {
+    pub(crate) fn counters(&self) -> &LimiterCounters {
         &self.counters
     }
 
@@ -267,18 +265,6 @@ pub(crate) fn evicts(address: &str, policy: &str) {
 #[cfg(feature = "redis")]
 pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
     events::problem_at_start(problem);
-}
-
-/// Registers the policies of a new limiter, and warns once per policy about a conflicting policy of another limiter that is
-/// alive: the same name, store and namespace, but a different quota, window or algorithm. The limiter keeps the returned value.
-#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
-pub(crate) fn new_limits(store: &str, namespace: &Namespace, policies: &[Policy], place: &str) -> Lifetime {
-    let lifetime = Lifetime::new(place);
-    #[cfg(feature = "tracing")]
-    for [earlier, new] in conflicts::register(store, namespace, policies, lifetime.alive()) {
-        events::conflicting_policies(&earlier, &new);
-    }
-    lifetime
 }
 
 /// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.

@@ -71,7 +71,7 @@ const KEPT: usize = 128;
 
 /// The counters.
 #[derive(Default)]
-pub(crate) struct Counters {
+pub(crate) struct LimiterCounters {
     admitted: AtomicU64,
     shadow_denied: AtomicU64,
     denied: AtomicU64,
@@ -98,7 +98,7 @@ struct Sketch {
     replaced: usize,
 }
 
-impl Counters {
+impl LimiterCounters {
     /// Counts an admitted check. If a status `is_near`, it is near a limit.
     #[inline]
     pub(crate) fn admitted(&self, decision: &Decision, is_near: impl Fn(&Status) -> bool) {

@@ -6,17 +6,20 @@ use tokio::time::Instant;
 
 use crate::lock::Lock;
 
+/// Whether events are logged.
+pub(crate) const IS_LOGGED: bool = cfg!(feature = "tracing");
+
 /// The time in which at most the given number of events is logged.
 const PERIOD: Duration = Duration::from_secs(60);
 
 /// At most a given number of events per minute.
 pub(crate) struct Throttle {
     max: u32,
-    state: Lock<State>,
+    state: Lock<Logged>,
 }
 
 #[derive(Default)]
-struct State {
+struct Logged {
     /// The first logged event of the current minute.
     began: Option<Instant>,
     logged: u32,
@@ -31,7 +34,7 @@ impl Throttle {
 
     /// Returns the number of events that were not logged since the last one that was, or `None` if this one must not be logged.
     pub(crate) fn pass(&self) -> Option<u64> {
-        if !super::IS_LOGGED {
+        if !IS_LOGGED {
             return None;
         }
         let now = Instant::now();

@@ -63,9 +63,11 @@ impl Share {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Share`] if the number is 0.
+    /// Returns [`ConfigError::OutOfRange`] if the number is 0.
     pub fn among(processes: u32) -> Result<Self, ConfigError> {
-        NonZeroU32::new(processes).map(Self).ok_or(ConfigError::Share { processes })
+        let range = format_args!("1 to {}", u32::MAX);
+        let error = || ConfigError::out_of_range("share among", "0 processes", range);
+        NonZeroU32::new(processes).map(Self).ok_or_else(error)
     }
 
     /// Returns the whole quota, for a single process. With several processes, each would grant the whole quota.

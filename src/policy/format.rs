@@ -18,11 +18,11 @@ use serde::{
 };
 
 use super::{
-    Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
+    Algorithm, Lease, MAX_PAIRS, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
     length::{LENGTH, length, length_text},
     table::TierEntries,
 };
-use crate::{check::MAX_PAIRS, error::ConfigError};
+use crate::error::ConfigError;
 
 /// The form of a headroom.
 const PERCENTAGE: &str = r#"a whole number of percent, "0%" to "99%""#;

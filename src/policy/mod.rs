@@ -27,8 +27,8 @@ mod tier;
 mod types;
 
 pub use lease::Lease;
-pub use policies::Policies;
-pub(crate) use policies::{cost_of, distinct, pair, pairs};
+pub use policies::{MAX_PAIRS, Policies};
+pub(crate) use policies::{cost_of, distinct};
 #[cfg(feature = "redis")]
 pub(crate) use properties::RedisProperties;
 pub(crate) use properties::{Expiry, Properties};

@@ -3,12 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use super::Policy;
-use crate::{
-    check::{MAX_PAIRS, Pair},
-    cost::{Costs, IntoCosts},
-    error::ConfigError,
-    key::PartitionKey,
-};
+use crate::{cost::Costs, error::ConfigError};
+
+/// The largest number of pairs in one check, and so of policies in one limiter.
+pub const MAX_PAIRS: usize = 8;
 
 /// A set of policies that are in force together: 1 to [`MAX_PAIRS`] policies with different names.
 ///
@@ -40,13 +38,6 @@ impl Policies {
     pub fn as_slice(&self) -> &[Policy] {
         &self.0
     }
-
-    /// Pairs this key with each of the policies, for a check of several keys. A policy that `costs` does not name costs 1
-    /// unit.
-    pub fn pairs(&self, key: &PartitionKey, costs: impl IntoCosts) -> Vec<Pair> {
-        let costs = costs.into_costs();
-        pairs(key, &self.0, &costs).collect()
-    }
 }
 
 /// Validates that there are at most [`MAX_PAIRS`] policies, with different names.
@@ -60,16 +51,6 @@ pub(crate) fn distinct(policies: &[Policy]) -> Result<(), ConfigError> {
         }
     }
     Ok(())
-}
-
-pub(crate) fn pairs(key: &PartitionKey, policies: &[Policy], costs: &Costs) -> impl Iterator<Item = Pair> {
-    policies.iter().map(|policy| pair(key.clone(), policy, costs))
-}
-
-/// Pairs this key with a policy.
-#[inline]
-pub(crate) fn pair(key: PartitionKey, policy: &Policy, costs: &Costs) -> Pair {
-    Pair::new(key, policy.clone(), cost_of(policy, costs))
 }
 
 /// Returns the cost of a policy: 1 unit if `costs` does not name it.

@@ -157,7 +157,10 @@ fn concurrent_threads_never_exceed_key_bound() {
 #[test]
 fn constructor_rejects_zero_key_bound() {
     let error = MemoryBackend::with_max_keys(0).unwrap_err();
-    assert!(matches!(error, ConfigError::MaxKeys { given: 0, .. }), "a bound of 0 is an error: {error:?}");
+    assert!(
+        matches!(error, ConfigError::OutOfRange { setting: "max_keys", .. }),
+        "a bound of 0 is an error: {error:?}"
+    );
     assert_eq!(
         error.to_string(),
         "max_keys 0: it must be 1 to 4294967295",

@@ -73,7 +73,7 @@ fn builder_rejects_invalid_settings() {
         r#"policy "1" occurs twice: the policies of a limiter need different names"#
     );
     for given in [0.0, -0.1, 1.000_001, f64::INFINITY, f64::NAN] {
-        let expected = format!("near_limit {given}: it must be above 0 and at most 1");
+        let expected = format!("near_limit {given:?}: it must be above 0 and at most 1");
         assert_eq!(text(with(1).near_limit(given)), expected);
     }
     with(1).near_limit(1.0).build().unwrap();

@@ -1,14 +1,12 @@
-//! The count of one pair, of any type of policy.
+//! The count of one pair, of any type of policy, and the decision of a check of this pair alone.
 
-use std::ops::Deref;
+use std::{ops::Deref, time::Duration};
 
-use super::{
-    count::{Count, UsageReading},
-    single::{Single, SingleDecision},
-};
+use super::count::{Count, UsageReading};
 use crate::{
     backend::generation::Generations,
-    check::Receipt,
+    check::{PairRef, Purpose, Receipt},
+    decision::{Decision, Status, Wait},
     policy::{Algorithm, Policy, for_each_type},
 };
 
@@ -115,3 +113,70 @@ macro_rules! define_any_count {
     };
 }
 for_each_type!(define_any_count);
+
+/// A check of one pair at one instant.
+pub(super) struct Single<'a> {
+    pub(super) pair: PairRef<'a>,
+    pub(super) purpose: Purpose,
+    pub(super) clock: u64,
+    pub(super) generations: &'a Generations,
+}
+
+/// The decision of a check of one pair.
+pub(super) struct SingleDecision {
+    pub(super) decision: Decision,
+    /// Whether the check charges the pair, or would charge it if it were no peek.
+    pub(super) is_charged: bool,
+}
+
+impl Single<'_> {
+    /// Decides the check, and charges the count. Returns `None` if the record is full.
+    #[inline]
+    pub(super) fn decide<C: Count>(&self, count: &mut C) -> Option<SingleDecision> {
+        let Self { pair, purpose, clock, generations } = *self;
+        let reading = count.read(clock, pair.policy);
+        let admits = purpose == Purpose::Overage || reading.admits(pair);
+        let is_charged = admits && pair.cost > 0;
+        if is_charged && !reading.has_room() {
+            return None;
+        }
+        let (status, instant) = (status(&reading, pair, admits, admits), C::instant(&reading));
+        drop(reading);
+        if is_charged && purpose != Purpose::Peek {
+            count.charge(instant, pair.cost, generations);
+        }
+        let decision = if purpose == Purpose::Reserve && (admits || pair.is_shadow) {
+            let receipt = if is_charged { count.receipt(instant) } else { Receipt::NO_CHARGE };
+            Decision::with_receipts(clock, [status], [receipt])
+        } else {
+            Decision::of_one(clock, status)
+        };
+        Some(SingleDecision { decision, is_charged })
+    }
+}
+
+/// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
+#[inline(always)]
+pub(super) fn status<R: UsageReading + ?Sized>(
+    reading: &R,
+    pair: PairRef<'_>,
+    admits: bool,
+    charged: bool,
+) -> Status {
+    // From the clock as read, so that a wait includes the time until the clock has caught up with the pair.
+    let wait_until = |at: u64| Duration::from_micros(at.saturating_sub(reading.clock()));
+    let retry_after = if admits {
+        Wait::ZERO
+    } else {
+        let free = pair.policy.quota_units().checked_sub(pair.cost).map(u64::from);
+        free.map_or(Wait::Never, |free| Wait::For(wait_until(reading.falls_to(free))))
+    };
+    let quota = u64::from(pair.policy.quota_units());
+    let after = reading.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
+    let remaining = quota.saturating_sub(after.used) as u32;
+    let (next, reset) = match after.used {
+        0 => (Duration::from_micros(pair.policy.window_micros()), Duration::ZERO),
+        _ => (wait_until(after.next), wait_until(after.reset)),
+    };
+    Status::of(pair, remaining, retry_after, next, reset)
+}

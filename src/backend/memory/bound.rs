@@ -3,8 +3,7 @@
 use std::{hash::BuildHasher, sync::atomic::Ordering};
 
 use super::{
-    locked::SHARDS,
-    shard::KeyShard,
+    shard::{KeyShard, SHARDS},
     state::{DecisionAttempt, MemoryState, NewShadows},
 };
 use crate::{

@@ -1,11 +1,8 @@
 //! What the counts of all types of policies have in common.
 
-use std::time::Duration;
-
 use crate::{
     backend::generation::Generations,
     check::{PairRef, Receipt},
-    decision::{Status, Wait},
     policy::Policy,
 };
 
@@ -71,31 +68,6 @@ pub(super) trait UsageReading {
     fn admits(&self, pair: PairRef<'_>) -> bool {
         let free = pair.policy.quota_units().checked_sub(pair.cost);
         pair.cost == 0 || free.is_some_and(|free| self.uses_at_most(u64::from(free)))
-    }
-
-    /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
-    #[inline(always)]
-    fn status(&self, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
-        let retry_after = if admits {
-            Wait::ZERO
-        } else {
-            let free = pair.policy.quota_units().checked_sub(pair.cost).map(u64::from);
-            free.map_or(Wait::Never, |free| Wait::For(self.wait_until(self.falls_to(free))))
-        };
-        let quota = u64::from(pair.policy.quota_units());
-        let after = self.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
-        let remaining = quota.saturating_sub(after.used) as u32;
-        let (next, reset) = match after.used {
-            0 => (Duration::from_micros(pair.policy.window_micros()), Duration::ZERO),
-            _ => (self.wait_until(after.next), self.wait_until(after.reset)),
-        };
-        Status::of(pair, remaining, retry_after, next, reset)
-    }
-
-    /// Returns the wait from the clock as read, so that it includes the time until the clock has caught up with the pair.
-    #[inline]
-    fn wait_until(&self, at: u64) -> Duration {
-        Duration::from_micros(at.saturating_sub(self.clock()))
     }
 }
 

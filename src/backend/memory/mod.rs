@@ -20,12 +20,10 @@ mod clock;
 mod count;
 mod due;
 mod key_map;
-mod locked;
 mod log;
 mod partition;
 mod records;
 mod shard;
-mod single;
 mod state;
 mod windows;
 
@@ -116,12 +114,10 @@ impl MemoryBackend {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::MaxKeys`] unless `max_keys` is 1 to 2^32-1.
+    /// Returns [`ConfigError::OutOfRange`] unless `max_keys` is 1 to 2^32-1.
     pub fn with_max_keys(max_keys: usize) -> Result<Self, ConfigError> {
         let max = u32::MAX as usize;
-        if !(1..=max).contains(&max_keys) {
-            return Err(ConfigError::MaxKeys { given: max_keys, max });
-        }
+        ConfigError::check_range("max_keys", max_keys, 1..=max, format_args!("1 to {max}"))?;
         Ok(Self::build(max_keys, Clock::system(), Duration::ZERO, false))
     }
 

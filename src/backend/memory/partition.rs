@@ -2,10 +2,7 @@
 
 use std::{mem, slice};
 
-use super::{
-    any_count::AnyCount,
-    single::{Single, SingleDecision},
-};
+use super::any_count::{AnyCount, Single, SingleDecision};
 use crate::{
     backend::generation::Generations,
     check::{Namespace, PairRef, Purpose, Receipt},

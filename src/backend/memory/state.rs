@@ -8,11 +8,10 @@ use std::{
 };
 
 use super::{
+    any_count::{Single, SingleDecision},
     clock::Clock,
-    locked::{LockedShards, PairReading, SHARDS, shard_of},
     partition::PairCount,
-    shard::KeyShard,
-    single::{Single, SingleDecision},
+    shard::{KeyShard, LockedShards, PairReading, SHARDS, shard_of},
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
