@@ -531,7 +531,7 @@ impl Builder {
     /// - [`ConfigError::NoPolicies`] or [`ConfigError::LimitWithoutPolicy`] if a limit has no policies
     /// - [`ConfigError::CannotSettle`] if the layer settles and the backend cannot change charges
     /// - [`ConfigError::SharedLimiter`] if a setting of a shared limiter is changed
-    /// - [`ConfigError::OutOfRange`] if the percentage of enforced keys is above 100
+    /// - [`ConfigError::InvalidValue`] if the percentage of enforced keys is above 100
     /// - [`ConfigError::CostAboveQuota`] if a constant cost is above the quota of a policy, unless it is a clamped estimate
     /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold

@@ -30,14 +30,15 @@ pub(crate) trait KnownDenials: std::fmt::Debug + Send + Sync {
 impl Namespace {
     /// # Errors
     ///
-    /// Returns [`ConfigError::Namespace`] unless it is 1 to 64 printable ASCII characters without `{`, `}` and space: braces
+    /// Returns [`ConfigError::InvalidValue`] unless it is 1 to 64 printable ASCII characters without `{`, `}` and space: braces
     /// would choose the slot of a key in a cluster.
     pub(crate) fn new(namespace: &str) -> Result<Self, ConfigError> {
         let allowed = |b: u8| b.is_ascii_graphic() && b != b'{' && b != b'}';
         if (1..=64).contains(&namespace.len()) && namespace.bytes().all(allowed) {
             Ok(Self::named(namespace))
         } else {
-            Err(ConfigError::Namespace { namespace: namespace.to_owned() })
+            let valid = "1 to 64 printable ASCII characters without `{`, `}` and space";
+            Err(ConfigError::invalid_text("namespace", namespace, valid))
         }
     }
 

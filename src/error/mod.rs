@@ -3,7 +3,6 @@
 use std::{
     fmt::{Debug, Display},
     ops::RangeInclusive,
-    time::Duration,
 };
 
 mod backend;
@@ -14,86 +13,30 @@ pub use backend::{BackendError, Reason};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The name of a policy is empty, too long, or not printable ASCII.
-    #[error("policy name {name:?}: it must be 1 to 64 printable ASCII characters (space to `~`)")]
+    /// The value of a setting is invalid: a number or a time is out of range, or a text does not have the required form.
+    #[error("{setting} {given}: it must be {valid}")]
     #[non_exhaustive]
-    PolicyName {
-        /// The given name.
-        name: String,
-    },
-
-    /// The quota is zero, so no request could be admitted.
-    #[error("policy {name:?}: quota {quota}: it must be 1 to 4294967295 quota units")]
-    #[non_exhaustive]
-    Quota {
-        /// The policy's name.
-        name: String,
-        /// The given quota.
-        quota: u32,
-    },
-
-    /// The window is too short or too long.
-    #[error("policy {name:?}: window {window:?}: it must be 1 ms to 366 days")]
-    #[non_exhaustive]
-    Window {
-        /// The policy's name.
-        name: String,
-        /// The given window.
-        window: Duration,
-    },
-
-    /// The precision of a policy is too small, too large, or not a whole number of microseconds.
-    #[error(
-        "policy {name:?}: precision {precision:?}: it must be 1 ms to the window of {window:?}, in whole microseconds, with at most {max} buckets in a window"
-    )]
-    #[non_exhaustive]
-    Precision {
-        /// The policy's name.
-        name: String,
-        /// The given precision.
-        precision: Duration,
-        /// The policy's window.
-        window: Duration,
-        /// The largest number of buckets in a window.
-        max: u64,
-    },
-
-    /// The headroom leaves no quota.
-    #[error(
-        "policy {name:?}: headroom of {percent} percent of {quota} units: it must be 0 to 99 percent and leave at least one unit"
-    )]
-    #[non_exhaustive]
-    Headroom {
-        /// The policy's name.
-        name: String,
-        /// The quota in quota units.
-        quota: u32,
-        /// The given percentage.
-        percent: u32,
-    },
-
-    /// A policy with another algorithm than sliding buckets is leased, or the lease has no units.
-    #[error(
-        "policy {name:?}: lease of {units} units: it must be 1 to 4294967295 quota units, and the algorithm must be sliding buckets"
-    )]
-    #[non_exhaustive]
-    Lease {
-        /// The policy's name.
-        name: String,
-        /// The given units.
-        units: u32,
-    },
-
-    /// A number or a time is out of range.
-    #[error("{setting} {given}: it must be {range}")]
-    #[non_exhaustive]
-    OutOfRange {
+    InvalidValue {
         /// The setting, such as `max_keys` or `deadline`.
+        setting: &'static str,
+        /// The given value, with its unit. A text is in quotation marks.
+        given: String,
+        /// The valid values, such as `1 to 1048576`.
+        valid: String,
+    },
+
+    /// The value of a setting of a policy is invalid.
+    #[error("policy {name:?}: {setting} {given}: it must be {valid}")]
+    #[non_exhaustive]
+    InvalidPolicy {
+        /// The policy's name.
+        name: String,
+        /// The setting, such as `quota` or `window`.
         setting: &'static str,
         /// The given value, with its unit.
         given: String,
-        /// The valid values, such as `1 to 1048576`.
-        range: String,
+        /// The valid values, such as `1 ms to 366 days`.
+        valid: String,
     },
 
     /// A layer has no partition key.
@@ -146,24 +89,6 @@ pub enum ConfigError {
         name: String,
     },
 
-    /// The namespace is empty, too long, or contains a character with a meaning in a key.
-    #[error(
-        "namespace {namespace:?}: it must be 1 to 64 printable ASCII characters without `{{`, `}}` and space"
-    )]
-    #[non_exhaustive]
-    Namespace {
-        /// The given namespace.
-        namespace: String,
-    },
-
-    /// The name of the region is empty, too long, or not printable ASCII.
-    #[error("region {region:?}: it must be 1 to 64 printable ASCII characters (space to `~`)")]
-    #[non_exhaustive]
-    Region {
-        /// The given name.
-        region: String,
-    },
-
     /// The layer settles, but the backend cannot change charges.
     #[error("the backend cannot settle: it cannot change charges")]
     CannotSettle,
@@ -196,26 +121,6 @@ pub enum ConfigError {
         source: http::header::InvalidHeaderName,
     },
 
-    /// The prefix of a NAT64 translator is not a prefix of RFC 6052.
-    #[error(
-        "NAT64 prefix {prefix:?}: it must be an IPv6 network of /32, /40, /48, /56, /64 or /96 whose bits 64 to 71 are zero, such as \"2001:db8:64::/96\""
-    )]
-    #[non_exhaustive]
-    Nat64Prefix {
-        /// The given text.
-        prefix: String,
-    },
-
-    /// The text is not an IP address or network.
-    #[error(
-        "network {network:?}: it must be an IP address or a network in CIDR notation, such as \"10.0.0.0/8\""
-    )]
-    #[non_exhaustive]
-    Network {
-        /// The given text.
-        network: String,
-    },
-
     /// The trusted proxies of [`client_ip`](crate::key::client_ip) are invalid.
     #[error("trusted proxies: {reason}")]
     #[non_exhaustive]
@@ -230,14 +135,6 @@ pub enum ConfigError {
     )]
     #[non_exhaustive]
     ForwardedHeader {
-        /// The given name.
-        name: String,
-    },
-
-    /// The name of a cookie is not a token.
-    #[error("cookie name {name:?}: it must be ASCII letters, digits and !#$%&'*+-.^_`|~")]
-    #[non_exhaustive]
-    CookieName {
         /// The given name.
         name: String,
     },
@@ -352,19 +249,43 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    pub(crate) fn out_of_range(setting: &'static str, given: impl Display, range: impl Display) -> Self {
-        Self::OutOfRange { setting, given: given.to_string(), range: range.to_string() }
+    pub(crate) fn invalid_value(setting: &'static str, given: impl Display, valid: impl Display) -> Self {
+        Self::InvalidValue { setting, given: given.to_string(), valid: valid.to_string() }
     }
 
-    /// Returns an error unless the value of a setting is in this range, which the text names.
+    /// Returns the error of a text, which it quotes.
+    pub(crate) fn invalid_text(setting: &'static str, given: &str, valid: &str) -> Self {
+        Self::invalid_value(setting, format_args!("{given:?}"), valid)
+    }
+
+    pub(crate) fn invalid_policy(
+        name: &str,
+        setting: &'static str,
+        given: impl Display,
+        valid: impl Display,
+    ) -> Self {
+        let (given, valid) = (given.to_string(), valid.to_string());
+        Self::InvalidPolicy { name: name.to_owned(), setting, given, valid }
+    }
+
+    /// Returns an error unless the value of a setting is in this range, which `valid` names.
     pub(crate) fn check_range<T: PartialOrd + Debug>(
         setting: &'static str,
         given: T,
         range: RangeInclusive<T>,
-        text: impl Display,
+        valid: impl Display,
     ) -> Result<(), Self> {
-        let error = || Self::out_of_range(setting, format_args!("{given:?}"), text);
+        let error = || Self::invalid_value(setting, format_args!("{given:?}"), valid);
         if range.contains(&given) { Ok(()) } else { Err(error()) }
+    }
+
+    /// Returns an error unless a name is 1 to 64 printable ASCII characters.
+    pub(crate) fn check_name(setting: &'static str, name: &str) -> Result<(), Self> {
+        let is_printable = name.bytes().all(|b| (b' '..=b'~').contains(&b));
+        if is_printable && (1..=64).contains(&name.len()) {
+            return Ok(());
+        }
+        Err(Self::invalid_text(setting, name, "1 to 64 printable ASCII characters (space to `~`)"))
     }
 }
 

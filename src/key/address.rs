@@ -61,7 +61,7 @@ impl AddressGroups {
         if is_valid {
             Ok(Self { ipv6_prefix: prefix, ..self })
         } else {
-            Err(ConfigError::out_of_range("IPv6 prefix", format_args!("/{prefix}"), "/1 to /128"))
+            Err(ConfigError::invalid_value("IPv6 prefix", format_args!("/{prefix}"), "/1 to /128"))
         }
     }
 
@@ -73,7 +73,11 @@ impl AddressGroups {
         };
         match prefix.parse::<Ipv6Net>() {
             Ok(net) if is_valid(&net) => Ok(Self { nat64: Some(net), ..self }),
-            _ => Err(ConfigError::Nat64Prefix { prefix: prefix.to_owned() }),
+            _ => Err(ConfigError::invalid_text(
+                "NAT64 prefix",
+                prefix,
+                "an IPv6 network of /32, /40, /48, /56, /64 or /96 whose bits 64 to 71 are zero, such as \"2001:db8:64::/96\"",
+            )),
         }
     }
 
@@ -141,7 +145,8 @@ impl Networks {
             let network =
                 text.parse::<IpNet>().ok().filter(|_| text.split('/').next().is_some_and(is_address));
             let network = network.or_else(address).map(canonical);
-            network.ok_or_else(|| ConfigError::Network { network: text.to_owned() })
+            let valid = "an IP address or a network in CIDR notation, such as \"10.0.0.0/8\"";
+            network.ok_or_else(|| ConfigError::invalid_text("network", text, valid))
         };
         let networks: Result<Vec<_>, _> = networks.into_iter().map(|text| parse(text.as_ref())).collect();
         Ok(Self(IpNet::aggregate(&networks?).into()))

@@ -68,7 +68,7 @@ impl TrustedProxies {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Network`] for a text that is not a network, and [`ConfigError::TrustedProxies`] without a network,
+    /// Returns [`ConfigError::InvalidValue`] for a text that is not a network, and [`ConfigError::TrustedProxies`] without a network,
     /// or if the networks contain all addresses of IPv4 or of IPv6. Otherwise, every client could write its own address.
     pub fn networks(networks: impl NetworkList) -> Result<Self, ConfigError> {
         let networks = Networks::parse(networks)?;
@@ -159,7 +159,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::OutOfRange`] unless the prefix is 1 to 128.
+    /// Returns [`ConfigError::InvalidValue`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_ipv6_prefix(prefix)?, ..self })
     }
@@ -169,7 +169,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Nat64Prefix`] unless the prefix has 32, 40, 48, 56, 64 or 96 bits, of which bits 64 to 71 are zero.
+    /// Returns [`ConfigError::InvalidValue`] unless the prefix has 32, 40, 48, 56, 64 or 96 bits, of which bits 64 to 71 are zero.
     pub fn nat64_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_nat64_prefix(prefix)?, ..self })
     }
@@ -211,7 +211,7 @@ impl ClientIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Network`] for a text that is not an IP address or a network in CIDR notation.
+    /// Returns [`ConfigError::InvalidValue`] for a text that is not an IP address or a network in CIDR notation.
     pub fn is_in<L: NetworkList>(
         self,
         networks: L,

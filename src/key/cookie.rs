@@ -36,11 +36,12 @@ pub struct Cookie {
 ///
 /// # Errors
 ///
-/// Returns [`ConfigError::CookieName`] unless the name is a token (RFC 9110): ASCII letters, digits and ``!#$%&'*+-.^_`|~``.
+/// Returns [`ConfigError::InvalidValue`] unless the name is a token (RFC 9110): ASCII letters, digits and ``!#$%&'*+-.^_`|~``.
 pub fn cookie(name: &str) -> Result<Cookie, ConfigError> {
     let is_token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || !name.bytes().all(is_token) {
-        return Err(ConfigError::CookieName { name: name.to_owned() });
+        let valid = "ASCII letters, digits and !#$%&'*+-.^_`|~";
+        return Err(ConfigError::invalid_text("cookie name", name, valid));
     }
     Ok(Cookie { name: name.into(), kind: kinds::cookie(name) })
 }
@@ -132,7 +133,7 @@ mod tests {
     fn invalid_cookie_name_is_an_error() {
         for name in ["", "a b", "a=b", "é"] {
             let error = cookie(name).unwrap_err();
-            assert!(matches!(error, ConfigError::CookieName { .. }), "{error:?}");
+            assert!(matches!(error, ConfigError::InvalidValue { .. }), "{error:?}");
         }
     }
 }

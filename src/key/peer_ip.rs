@@ -36,7 +36,7 @@ impl PeerIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::OutOfRange`] unless the prefix is 1 to 128.
+    /// Returns [`ConfigError::InvalidValue`] unless the prefix is 1 to 128.
     pub fn ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_ipv6_prefix(prefix)? })
     }
@@ -49,7 +49,7 @@ impl PeerIp {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Nat64Prefix`] unless the prefix has 32, 40, 48, 56, 64 or 96 bits, of which bits 64 to 71 are zero.
+    /// Returns [`ConfigError::InvalidValue`] unless the prefix has 32, 40, 48, 56, 64 or 96 bits, of which bits 64 to 71 are zero.
     pub fn nat64_prefix(self, prefix: &str) -> Result<Self, ConfigError> {
         Ok(Self { groups: self.groups.with_nat64_prefix(prefix)? })
     }

@@ -287,8 +287,8 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
-    /// [`ConfigError::Namespace`], [`ConfigError::Region`] or [`ConfigError::OutOfRange`].
+    /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`]
+    /// or [`ConfigError::InvalidValue`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
         self.validate(&all)?;
@@ -353,12 +353,8 @@ impl LimiterBuilder {
 }
 
 fn region_key(region: String) -> Result<PartitionKey, ConfigError> {
-    let printable = region.bytes().all(|b| (b' '..=b'~').contains(&b));
-    if printable && (1..=64).contains(&region.len()) {
-        Ok(PartitionKey::new("region", region))
-    } else {
-        Err(ConfigError::Region { region })
-    }
+    ConfigError::check_name("region", &region)?;
+    Ok(PartitionKey::new("region", region))
 }
 
 impl fmt::Debug for LimiterBuilder {

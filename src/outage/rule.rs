@@ -63,10 +63,10 @@ impl Share {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::OutOfRange`] if the number is 0.
+    /// Returns [`ConfigError::InvalidValue`] if the number is 0.
     pub fn among(processes: u32) -> Result<Self, ConfigError> {
         let range = format_args!("1 to {}", u32::MAX);
-        let error = || ConfigError::out_of_range("share among", "0 processes", range);
+        let error = || ConfigError::invalid_value("share among", "0 processes", range);
         NonZeroU32::new(processes).map(Self).ok_or_else(error)
     }
 

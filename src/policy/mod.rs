@@ -138,19 +138,16 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::PolicyName`] unless the name is 1 to 64 printable ASCII characters,
-    /// [`ConfigError::Quota`] unless the quota is 1 to 2^32-1 units, and [`ConfigError::Window`] unless
-    /// the window is 1 ms to 366 days.
+    /// Returns [`ConfigError::InvalidValue`] unless the name is 1 to 64 printable ASCII characters, and
+    /// [`ConfigError::InvalidPolicy`] unless the quota is 1 to 2^32-1 units and the window is 1 ms to 366 days.
     pub fn new(name: &str, quota: u32, window: Duration) -> Result<Self, ConfigError> {
-        let printable = name.bytes().all(|b| (b' '..=b'~').contains(&b));
-        if !printable || !(1..=64).contains(&name.len()) {
-            return Err(ConfigError::PolicyName { name: name.to_owned() });
-        }
-        let Some(quota) = NonZeroU32::new(quota) else {
-            return Err(ConfigError::Quota { name: name.to_owned(), quota });
-        };
+        ConfigError::check_name("policy name", name)?;
+        let valid = format_args!("1 to {} quota units", u32::MAX);
+        let no_quota = || ConfigError::invalid_policy(name, "quota", quota, valid);
+        let quota = NonZeroU32::new(quota).ok_or_else(no_quota)?;
         if !(MIN_WINDOW..=MAX_WINDOW).contains(&window) {
-            return Err(ConfigError::Window { name: name.to_owned(), window });
+            let given = format_args!("{window:?}");
+            return Err(ConfigError::invalid_policy(name, "window", given, "1 ms to 366 days"));
         }
         // At most 366 days, or 3.2e13 microseconds. A longer window never admits too much.
         let window_micros = window.as_nanos().div_ceil(1_000) as u64;
@@ -196,16 +193,16 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Precision`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
-    /// microseconds, and at least a 4,096th of the window. Returns [`ConfigError::Lease`] if the policy is
-    /// [leased](Self::leased) and the algorithm is another one.
+    /// Returns [`ConfigError::InvalidPolicy`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
+    /// microseconds, and at least a 4,096th of the window, or if the policy is [leased](Self::leased) and the algorithm is another
+    /// one.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
         let window = Duration::from_micros(self.window_micros());
         let properties = algorithm.properties(self.name(), window)?;
         if let Some(lease) = self.lease()
             && properties.bucket_micros.is_none()
         {
-            return Err(ConfigError::Lease { name: self.name().to_owned(), units: lease.units() });
+            return Err(self.invalid_lease(lease));
         }
         Ok(self.with(|settings| (settings.algorithm, settings.properties) = (algorithm, properties)))
     }
@@ -215,14 +212,16 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Headroom`] unless the percentage is 0 to 99 percent and leaves at least one unit.
+    /// Returns [`ConfigError::InvalidPolicy`] unless the percentage is 0 to 99 percent and leaves at least one unit.
     pub fn headroom(self, percent: u32) -> Result<Self, ConfigError> {
         let quota = self.quota_units();
         let kept = u64::from(quota) * u64::from(100_u32.saturating_sub(percent)) / 100;
         // Not more than the quota was.
         let kept = NonZeroU32::new(kept as u32);
-        let name = || self.name().to_owned();
-        let kept = kept.ok_or_else(|| ConfigError::Headroom { name: name(), quota, percent })?;
+        let given = format_args!("{percent} percent of {quota} units");
+        let valid = "0 to 99 percent and leave at least one unit";
+        let invalid = || ConfigError::invalid_policy(self.name(), "headroom of", given, valid);
+        let kept = kept.ok_or_else(invalid)?;
         Ok(self.with_quota(kept))
     }
 
@@ -248,12 +247,18 @@ impl Policy {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::Lease`] unless the algorithm is sliding buckets and the lease has 1 to 2^32-1 units.
+    /// Returns [`ConfigError::InvalidPolicy`] unless the algorithm is sliding buckets and the lease has 1 to 2^32-1 units.
     pub fn leased(self, lease: Lease) -> Result<Self, ConfigError> {
         if lease.units() == 0 || self.properties().bucket_micros.is_none() {
-            return Err(ConfigError::Lease { name: self.name().to_owned(), units: lease.units() });
+            return Err(self.invalid_lease(lease));
         }
         Ok(self.with(|settings| settings.lease = Some(lease)))
+    }
+
+    fn invalid_lease(&self, lease: Lease) -> ConfigError {
+        let given = format_args!("{} units", lease.units());
+        let valid = format_args!("1 to {} quota units, and the algorithm must be sliding buckets", u32::MAX);
+        ConfigError::invalid_policy(self.name(), "lease of", given, valid)
     }
 
     /// Returns the [lease](Self::leased) of this policy, if it has one.

@@ -28,7 +28,10 @@ pub(super) fn properties(
         && precision.subsec_nanos().is_multiple_of(1_000)
         && window.as_micros().div_ceil(precision.as_micros()) <= u128::from(MAX_BUCKETS);
     if !is_possible {
-        return Err(ConfigError::Precision { name: name.to_owned(), precision, window, max: MAX_BUCKETS });
+        let valid = format_args!(
+            "1 ms to the window of {window:?}, in whole microseconds, with at most {MAX_BUCKETS} buckets in a window"
+        );
+        return Err(ConfigError::invalid_policy(name, "precision", format_args!("{precision:?}"), valid));
     }
     Ok(Properties {
         bucket_micros,

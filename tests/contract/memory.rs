@@ -158,7 +158,7 @@ fn concurrent_threads_never_exceed_key_bound() {
 fn constructor_rejects_zero_key_bound() {
     let error = MemoryBackend::with_max_keys(0).unwrap_err();
     assert!(
-        matches!(error, ConfigError::OutOfRange { setting: "max_keys", .. }),
+        matches!(error, ConfigError::InvalidValue { setting: "max_keys", .. }),
         "a bound of 0 is an error: {error:?}"
     );
     assert_eq!(

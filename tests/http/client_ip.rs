@@ -212,6 +212,6 @@ fn trust_in_every_address_is_an_error() {
     );
     assert!(matches!(header(XFF).unwrap_err(), ConfigError::ForwardedHeader { name, .. } if name == XFF));
     let error = client_ip().ipv6_prefix(0).unwrap_err();
-    assert!(matches!(error, ConfigError::OutOfRange { setting: "IPv6 prefix", .. }), "{error:?}");
+    assert!(matches!(error, ConfigError::InvalidValue { setting: "IPv6 prefix", .. }), "{error:?}");
     assert_eq!(json!(error.to_string()), "IPv6 prefix /0: it must be /1 to /128");
 }

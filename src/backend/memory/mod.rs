@@ -114,7 +114,7 @@ impl MemoryBackend {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::OutOfRange`] unless `max_keys` is 1 to 2^32-1.
+    /// Returns [`ConfigError::InvalidValue`] unless `max_keys` is 1 to 2^32-1.
     pub fn with_max_keys(max_keys: usize) -> Result<Self, ConfigError> {
         let max = u32::MAX as usize;
         ConfigError::check_range("max_keys", max_keys, 1..=max, format_args!("1 to {max}"))?;
