@@ -17,10 +17,7 @@ use crate::{
     protocol::{Http, Protocol},
     when_denied::{DenyAtOnce, WhenDenied},
 };
-pub use crate::{
-    limiter::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture},
-    settle::Settlement,
-};
+pub use crate::{limiter::LimiterFuture, settle::Settlement};
 
 pin_project! {
     /// The future of a [`RateLimit`](crate::RateLimit) service. It resolves to the response of the inner service or of the
@@ -44,7 +41,7 @@ pin_project! {
     #[project = ProgressProj]
     enum Progress<S, Req, F, P, T> {
         /// The check is in progress. The ready inner service and the request are kept, until they are taken.
-        Checking { admitting: AdmitFuture, kept: Option<(S, Req)>, shared: Arc<LayerState<P>> },
+        Checking { admitting: LimiterFuture<Result<Admission, Rejection>>, kept: Option<(S, Req)>, shared: Arc<LayerState<P>> },
         /// The inner service runs.
         Running {
             #[pin]
@@ -74,7 +71,7 @@ where
     }
 
     pub(crate) fn checking(
-        admitting: AdmitFuture,
+        admitting: LimiterFuture<Result<Admission, Rejection>>,
         inner: S,
         request: Req,
         shared: Arc<LayerState<P>>,

@@ -12,7 +12,7 @@ use tower_service::Service;
 use crate::{
     future::ResponseFuture,
     layer_state::LayerState,
-    limiter::{AdmitFuture, Limiter},
+    limiter::{Limiter, LimiterFuture},
     now_or_later::NowOrLater,
     protocol::{AnyProtocol, Fits, Http, Protocol, SameBody},
     when_denied::{DenyAtOnce, WhenDenied},
@@ -164,7 +164,7 @@ where
                 return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None);
             }
             // Decided at once: the ready service need not be moved into the future, which saves a clone.
-            Some(AdmitFuture(NowOrLater::Now(Some(outcome)))) => outcome,
+            Some(LimiterFuture(NowOrLater::Now(Some(outcome)))) => outcome,
             Some(admitting) => {
                 let inner = self.take_ready();
                 return ResponseFuture::checking(admitting, inner, request, self.shared.clone());

@@ -8,7 +8,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
 
-pub use crate::when_denied::{DenyAtOnce, WaitAtMost, WaitError, WhenDenied};
+pub use crate::when_denied::{WaitAtMost, WaitError};
 use crate::{layer::RateLimit, layer_state::LayerState, limiter::Limiter, protocol::AnyProtocol};
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.

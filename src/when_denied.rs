@@ -4,11 +4,10 @@ use std::{error::Error, fmt, time::Duration};
 
 use crate::{
     key::KeyError,
-    limiter::{AdmitFuture, Draft, Limiter, Rejection},
+    limiter::{Admission, Draft, Limiter, LimiterFuture, Rejection},
 };
 
-/// What a [`RateLimit`](crate::RateLimit) service does with a denied request: [`DenyAtOnce`] or [`WaitAtMost`]. It is sealed: no other
-/// type implements it.
+/// What a [`RateLimit`](crate::RateLimit) service does with a denied request. It is sealed: no other type implements it.
 pub trait WhenDenied: Sealed {
     /// The error of the service, if the error of the inner service is `E`.
     type Error<E>;
@@ -19,7 +18,11 @@ pub trait WhenDenied: Sealed {
 
 pub trait Sealed {
     /// Starts the check of a request. Returns `None` if the request is exempt.
-    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<AdmitFuture>;
+    fn start(
+        &self,
+        limiter: &Limiter,
+        draft: Result<Draft, KeyError>,
+    ) -> Option<LimiterFuture<Result<Admission, Rejection>>>;
 }
 
 /// Rejects a denied request at once, as [`RateLimitLayer`](crate::RateLimitLayer) does.
@@ -40,8 +43,12 @@ impl WhenDenied for DenyAtOnce {
 
 impl Sealed for DenyAtOnce {
     #[inline]
-    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<AdmitFuture> {
-        limiter.start(draft).map(AdmitFuture)
+    fn start(
+        &self,
+        limiter: &Limiter,
+        draft: Result<Draft, KeyError>,
+    ) -> Option<LimiterFuture<Result<Admission, Rejection>>> {
+        limiter.start(draft).map(LimiterFuture)
     }
 }
 
@@ -54,8 +61,12 @@ impl WhenDenied for WaitAtMost {
 }
 
 impl Sealed for WaitAtMost {
-    fn start(&self, limiter: &Limiter, draft: Result<Draft, KeyError>) -> Option<AdmitFuture> {
-        limiter.start_waiting(draft, self.0).map(AdmitFuture)
+    fn start(
+        &self,
+        limiter: &Limiter,
+        draft: Result<Draft, KeyError>,
+    ) -> Option<LimiterFuture<Result<Admission, Rejection>>> {
+        limiter.start_waiting(draft, self.0).map(LimiterFuture)
     }
 }
 

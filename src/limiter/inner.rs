@@ -93,7 +93,7 @@ pub(super) struct LimiterSettings {
 /// If the backend answers at once, a check is complete when the method returns. Otherwise, and always for a reset, it begins
 /// when the future is polled. If the future is dropped before it is complete, the charge may stand.
 ///
-/// Outside an async function, [`CheckFuture::now`](crate::future::CheckFuture::now) returns a decision that was made at once.
+/// Outside an async function, [`LimiterFuture::now`](crate::future::LimiterFuture::now) returns a decision that was made at once.
 ///
 /// # Runtime
 ///

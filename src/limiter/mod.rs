@@ -38,7 +38,7 @@ mod waiters;
 pub use build::LimiterBuilder;
 pub(crate) use draft::Against;
 pub use draft::{Draft, IntoDraft};
-pub use future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture};
+pub use future::LimiterFuture;
 pub use inner::Limiter;
 pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
@@ -48,12 +48,12 @@ impl Limiter {
     ///
     /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit). An exempt draft
     /// is admitted without a status.
-    pub fn check(&self, draft: impl IntoDraft) -> CheckFuture {
+    pub fn check(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Decision, BackendError>> {
         self.decide_draft(draft.into_draft(), Purpose::Charge)
     }
 
     /// Returns the decision that [`check`](Self::check) would return, and charges nothing.
-    pub fn peek(&self, draft: impl IntoDraft) -> CheckFuture {
+    pub fn peek(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Decision, BackendError>> {
         self.decide_draft(draft.into_draft(), Purpose::Peek)
     }
 
@@ -65,13 +65,18 @@ impl Limiter {
     /// # Errors
     ///
     /// Returns a [`Rejection`] if the request must not go on.
-    pub fn reserve(&self, draft: impl IntoDraft) -> ReserveFuture {
+    pub fn reserve(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Reservation, Rejection>> {
         let admitting = self.start(draft.into_draft().map(Draft::reserve));
-        ReserveFuture(admitting.unwrap_or_else(|| {
-            let check = Check::empty(self.0.settings.namespace.clone());
-            let reservation = Some(Reservation::unchecked(self.queue().clone(), check));
-            NowOrLater::now(Ok(Admission { basis: Basis::Exempt, reservation }))
-        }))
+        LimiterFuture(match admitting {
+            Some(NowOrLater::Now(outcome)) => NowOrLater::Now(outcome.map(reserved)),
+            Some(NowOrLater::Later(outcome)) => {
+                NowOrLater::Later(Box::pin(async move { reserved(outcome.await) }))
+            }
+            None => {
+                let check = Check::empty(self.0.settings.namespace.clone());
+                NowOrLater::now(Ok(Reservation::unchecked(self.queue().clone(), check)))
+            }
+        })
     }
 
     /// Charges as [`check`](Self::check) does, and applies the [outage rule](LimiterBuilder::outage) if the backend makes no
@@ -80,8 +85,8 @@ impl Limiter {
     /// # Errors
     ///
     /// Returns a [`Rejection`] if the request must not go on.
-    pub fn admit(&self, draft: impl IntoDraft) -> AdmitFuture {
-        AdmitFuture(self.start(draft.into_draft()).unwrap_or_else(exempt))
+    pub fn admit(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Admission, Rejection>> {
+        LimiterFuture(self.start(draft.into_draft()).unwrap_or_else(exempt))
     }
 
     /// Charges as [`admit`](Self::admit) does. If the request is denied, sleeps until the instant at which it fits, at most
@@ -123,8 +128,12 @@ impl Limiter {
     ///
     /// If the turn of the request has not come when `at_most` ends, returns [`Rejection::WaitTooLong`] then. A check that has begun is
     /// completed.
-    pub fn wait(&self, draft: impl IntoDraft, at_most: Duration) -> AdmitFuture {
-        AdmitFuture(self.start_waiting(draft.into_draft(), at_most).unwrap_or_else(exempt))
+    pub fn wait(
+        &self,
+        draft: impl IntoDraft,
+        at_most: Duration,
+    ) -> LimiterFuture<Result<Admission, Rejection>> {
+        LimiterFuture(self.start_waiting(draft.into_draft(), at_most).unwrap_or_else(exempt))
     }
 
     /// Returns how many requests [wait](Self::wait) now, or are asked for in the queue of their key.
@@ -137,7 +146,7 @@ impl Limiter {
     ///
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
-    pub fn reset(&self, draft: impl IntoDraft) -> ResetFuture {
+    pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let check = draft.into_draft().map_err(misconfigured).and_then(|draft| {
             if !backend.changes_charges() {
@@ -145,7 +154,7 @@ impl Limiter {
             }
             self.check_for_draft(draft).map_err(misconfigured)
         });
-        ResetFuture(match check {
+        LimiterFuture(match check {
             Ok(None) => NowOrLater::now(Ok(())),
             Ok(Some(check)) => {
                 let (backend, deadline) = (backend.clone(), settings.deadline);
@@ -259,16 +268,20 @@ impl Limiter {
         self.0.backend.drain().await;
     }
 
-    fn decide_draft(&self, draft: Result<Draft, KeyError>, purpose: Purpose) -> CheckFuture {
+    fn decide_draft(
+        &self,
+        draft: Result<Draft, KeyError>,
+        purpose: Purpose,
+    ) -> LimiterFuture<Result<Decision, BackendError>> {
         if let Ok(draft) = &draft
             && let Some(Part { key, costs, is_shadow, .. }) = draft.usual_part()
             && let Some(decision) = self.decide_pair_now(key, costs, *is_shadow, purpose)
         {
-            return CheckFuture(NowOrLater::now(Ok(decision)));
+            return LimiterFuture(NowOrLater::now(Ok(decision)));
         }
         let check =
             draft.map_err(misconfigured).and_then(|draft| self.check_for_draft(draft).map_err(misconfigured));
-        CheckFuture(match check {
+        LimiterFuture(match check {
             Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
             Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
             Err(error) => NowOrLater::now(Err(error)),
@@ -346,6 +359,11 @@ impl Limiter {
     ) {
         self.0.events.responded(outcome::request_outcome(outcome), route);
     }
+}
+
+fn reserved(outcome: Result<Admission, Rejection>) -> Result<Reservation, Rejection> {
+    // An admitted reservation always has a handle.
+    outcome?.reservation.ok_or_else(|| Rejection::Unavailable(BackendError::new(Reason::Other)))
 }
 
 fn exempt() -> Admitting {

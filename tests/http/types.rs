@@ -18,7 +18,7 @@ use tower_sliding_window::{
     answer::{Answer, Grpc, HttpOrGrpc, NoDecision, NoReservation, ProblemDetails},
     backend::{BackendError, Check, Pair, Purpose, Reason, Refund},
     by,
-    future::{AdmitFuture, CheckFuture, ReserveFuture, ResetFuture, ResponseFuture, Settlement},
+    future::{LimiterFuture, ResponseFuture, Settlement},
     key::{Header, KeyError, MissingKey, PeerIp},
     outage::{Breaker, DenyCacheConfig, LocalDecision, Share, Unchecked},
     peer_ip,
@@ -166,7 +166,7 @@ fn public_types_implement_send_sync_and_clone() {
     sent::<ResponseFuture<Router, Request<Body>>>();
     sent::<ResponseFuture<Router, Request<Body>, SameBody>>();
     sent::<ResponseFuture<Probe, Request<()>>>();
-    sent::<(CheckFuture, ReserveFuture, AdmitFuture, ResetFuture, Settlement)>();
+    sent::<(LimiterFuture<()>, Settlement)>();
 }
 
 #[test]
