@@ -18,7 +18,7 @@ use super::{
     RedisBackend,
     command::Command,
     error::{is_reply, unavailable},
-    merge::{CountedCheck, GroupKey, is_mergeable},
+    merge::{GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
     topology::{Connection, Node, ServerState, Topology},
@@ -232,7 +232,7 @@ impl RedisBackend {
             call.set_deadline(connection.server().clock.lower_bound_at(deadline));
         }
         let counted = mergeable.and_then(|_| self.merger.count(*slot, connection));
-        let merges = counted.as_ref().is_some_and(CountedCheck::merges);
+        let merges = counted.as_ref().is_some_and(|counted| counted.merges);
         let merged = match (*mergeable, &mut *command, &mut *pass) {
             (Some(check), Command::Script(_, call), Some(pass)) if merges && !pass.is_probe() => {
                 Box::pin(self.send_merged(check, *slot, call, pass, connection)).await
@@ -244,18 +244,14 @@ impl RedisBackend {
         }
         let mut sent = SentCommand { unanswered: counts_unanswered.then_some(&self.unanswered) };
         let now = Instant::now();
-        let late = wait.and_then(CheckWait::late);
-        let reply = match late {
-            Some((deadline, is_pending)) => {
+        let reply = match *wait {
+            Some(CheckWait { deadline, patience: Patience::Late(is_pending) }) => {
                 Box::pin(with_patience(deadline, is_pending, command.send(connection, now), pass)).await
             }
-            None => command.send(connection, now).await,
+            _ => command.send(connection, now).await,
         };
-        if reply.as_ref().map_or_else(is_reply, |_| true) {
+        if is_reply(&reply) {
             sent.unanswered = None;
-            if let Some((_, is_pending)) = late {
-                is_pending.store(false, Ordering::Relaxed);
-            }
         }
         (reply, false)
     }

@@ -138,10 +138,7 @@ impl PendingReply {
     pub(crate) async fn outcome(self, count: &AtomicU64, pass: &mut Pass) -> Option<MergedReply> {
         let mut unanswered = Unanswered { pending: self, count, pass, is_answered: false };
         let outcome = (&mut unanswered.pending.reply).await.ok();
-        let is_answered = |outcome: &MergedReply| match &outcome.reply {
-            Some(reply) => reply.as_ref().map_or_else(is_reply, |_| true),
-            None => true,
-        };
+        let is_answered = |merged: &MergedReply| merged.reply.as_ref().is_none_or(is_reply);
         unanswered.is_answered = outcome.as_ref().is_some_and(is_answered);
         outcome
     }

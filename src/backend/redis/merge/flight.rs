@@ -157,12 +157,11 @@ impl Flight {
         if let Either::Left((reply, _)) = select(&mut reply, pin!(all_gone)).await {
             return Some(reply);
         }
-        let is_answer = |reply: &RedisResult<Value>| reply.as_ref().map_or_else(is_reply, |_| true);
         let report = report.take()?;
         // Whether the server is silent does not depend on how long the callers have waited.
         let end = self.batch.end_of_wait();
         if let Some(reply) = until(end, &mut reply).await {
-            if is_answer(&reply) {
+            if is_reply(&reply) {
                 report.answered(ServerAnswer::Reads);
             }
             return None;
@@ -172,7 +171,7 @@ impl Flight {
             // The places in flight are for checks that show whether the server is silent still.
             self.batch.end();
         }
-        if timeout(LATE_REPLY, reply).await.is_ok_and(|reply| is_answer(&reply)) {
+        if timeout(LATE_REPLY, reply).await.is_ok_and(|reply| is_reply(&reply)) {
             guard.answered_late();
         }
         None

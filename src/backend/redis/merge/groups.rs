@@ -82,7 +82,8 @@ impl Hash for GroupKey {
 /// A check in the count of its server and slot. Dropping it ends its part of the count.
 pub(crate) struct CountedCheck<'a> {
     counter: &'a AtomicUsize,
-    merges: bool,
+    /// Whether enough checks are in flight.
+    pub(crate) merges: bool,
 }
 
 impl Merger {
@@ -149,13 +150,6 @@ impl BatchGroups {
         if open.get(key).is_some_and(|open| Arc::ptr_eq(open, batch)) {
             open.remove(key);
         }
-    }
-}
-
-impl CountedCheck<'_> {
-    /// Returns whether enough checks are in flight.
-    pub(crate) fn merges(&self) -> bool {
-        self.merges
     }
 }
 

@@ -179,11 +179,7 @@ impl Topology {
 
     /// Returns whether the slot of a command has an effect on where or how it is sent.
     pub(super) fn needs_slots(&self) -> bool {
-        match self {
-            Self::Server(_) => false,
-            Self::Cluster(_) => true,
-            Self::External(external) => external.has_slots(),
-        }
+        self.is_cluster() || self.has_client_of_cluster()
     }
 
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
@@ -229,10 +225,7 @@ impl Topology {
         failed: &Arc<ServerState>,
         error: &RedisError,
     ) -> Option<RedisResult<Node>> {
-        if error.kind() == ServerErrorKind::Moved.into()
-            && !self.is_cluster()
-            && !self.has_client_of_cluster()
-        {
+        if error.kind() == ServerErrorKind::Moved.into() && !self.needs_slots() {
             self.look_up_guard().reject_cluster_node();
         }
         match self {

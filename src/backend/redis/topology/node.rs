@@ -41,8 +41,7 @@ impl Node {
     pub(crate) fn open_connection(&self) -> Option<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                let connection = server.open_connection()?;
-                Some(Connection::Server(if *is_asking { connection.asking() } else { connection }))
+                Some(Connection::Server(server.open_connection()?.with_asking(*is_asking)))
             }
             Self::External(connection) => Some(Connection::External(connection.clone())),
         }
@@ -52,8 +51,7 @@ impl Node {
     pub(crate) async fn connection(&self) -> RedisResult<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                let connection = server.connection().await?;
-                Ok(Connection::Server(if *is_asking { connection.asking() } else { connection }))
+                Ok(Connection::Server(server.connection().await?.with_asking(*is_asking)))
             }
             Self::External(connection) => Ok(Connection::External(connection.clone())),
         }
