@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_check_is_granted_from_lease() {
+    async fn grant_after_wait_can_note_namespace() {
         let leases = leases(&Arc::default());
         let check = hot();
         assert!(!is_leased(&leases, &check).await);
@@ -194,8 +194,8 @@ mod tests {
             })
         };
         let (_, waited) = tokio::join!(new(), new());
-        let waited = waited.unwrap();
-        assert!(waited.is_leased(), "the lease has room for the check that waited");
+        let waited = waited.unwrap().with_namespace(Namespace::default());
+        assert!(waited.is_leased() && waited.store().is_some());
     }
 
     /// A waker that uses the leases from another thread.

@@ -74,7 +74,7 @@ impl Limiter {
             }
             None => {
                 let check = Check::empty(self.0.settings.namespace.clone());
-                NowOrLater::now(Ok(Reservation::unchecked(self.queue().clone(), check)))
+                NowOrLater::now(Ok(Reservation::unchecked(self.0.queue.clone(), check)))
             }
         })
     }
