@@ -117,7 +117,8 @@ impl LimiterBuilder {
         self
     }
 
-    /// Builds a limiter without policies of its own. Each check contains its policies, as in [`Limiter::check_pairs`].
+    /// Builds a limiter without policies of its own. Each check states its policies: by [pairs](crate::backend::Pair) or by a
+    /// [`Draft`](crate::protocol::Draft).
     pub fn without_policies(mut self) -> Self {
         self.needs_policies = false;
         self
@@ -186,8 +187,8 @@ impl LimiterBuilder {
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
     /// [fail closed](OutageRule::FailClosed); [`OutageRule`] explains why.
     ///
-    /// Layers and [`Limiter::admit`] apply the rule. All other methods of a limiter return the decision of the backend or a
-    /// [`BackendError`](crate::backend::BackendError).
+    /// Layers, [`Limiter::admit`], [`Limiter::wait`] and [`Limiter::reserve`] apply the rule. All other methods of a limiter return the
+    /// decision of the backend or a [`BackendError`](crate::backend::BackendError).
     pub fn outage(mut self, rule: OutageRule) -> Self {
         self.rule = rule;
         self
