@@ -77,12 +77,8 @@ pub(crate) type Statuses = SmallVec<[Status; 1]>;
 
 /// The namespace of the check, if the limiter has noted it. Only the warning about double charges needs it.
 #[derive(Default)]
-struct ChargedStore {
-    #[cfg(feature = "tracing")]
-    namespace: Option<Namespace>,
-}
+struct ChargedStore(Option<Namespace>);
 
-/// The same decision may be made with and without a limiter.
 impl PartialEq for ChargedStore {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -264,28 +260,18 @@ impl Decision {
     }
 
     /// Notes the namespace of the check of this decision, so that a nested layer can compare its own decision with it.
-    #[cfg(feature = "tracing")]
     #[inline]
     pub(crate) fn with_namespace(mut self, namespace: Namespace) -> Self {
         // A backend may return one decision for several checks. Then none is noted.
-        if let Some(inner) = Arc::get_mut(&mut self.0) {
-            inner.store.namespace = Some(namespace);
+        if let Some(data) = Arc::get_mut(&mut self.0) {
+            data.store = ChargedStore(Some(namespace));
         }
-        self
-    }
-
-    #[cfg(not(feature = "tracing"))]
-    #[inline]
-    pub(crate) fn with_namespace(self, _: Namespace) -> Self {
         self
     }
 
     /// Returns the namespace with the identity of its store, if it is noted.
     pub(crate) fn store(&self) -> Option<&Namespace> {
-        #[cfg(feature = "tracing")]
-        return self.0.store.namespace.as_ref();
-        #[cfg(not(feature = "tracing"))]
-        None
+        self.0.store.0.as_ref()
     }
 
     /// Returns the policies of which both decisions have charged the same pair of a key and a policy, in the same place. Keys are

@@ -185,7 +185,7 @@ mod tests {
     /// A layer warns of a request that is charged twice, and compares the decisions.
     #[cfg(feature = "tracing")]
     #[tokio::test(start_paused = true)]
-    async fn grant_after_wait_contains_place() {
+    async fn grant_after_wait_can_note_namespace() {
         let leases = leases(&Arc::default());
         let check = hot();
         assert!(!is_leased(&leases, &check).await);
@@ -196,7 +196,7 @@ mod tests {
             })
         };
         let (_, waited) = tokio::join!(new(), new());
-        let waited = waited.unwrap();
+        let waited = waited.unwrap().with_namespace(Namespace::default());
         assert!(waited.is_leased() && waited.store().is_some());
     }
 

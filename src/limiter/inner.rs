@@ -107,25 +107,13 @@ impl Limiter {
         self.0.backend.changes_charges()
     }
 
-    pub(super) fn waiters(&self) -> &Arc<Waiters> {
-        &self.0.waiters
-    }
-
     /// Returns whether estimates above a quota are clamped.
     pub(crate) fn clamps_estimates(&self) -> bool {
         self.0.settings.reserve.clamps
     }
 
-    pub(super) fn local_fallback(&self) -> &LocalFallback {
-        &self.0.local_fallback
-    }
-
     pub(crate) fn events(&self) -> &LimiterEvents {
         &self.0.events
-    }
-
-    pub(super) fn queue(&self) -> &Arc<SettlementQueue> {
-        &self.0.queue
     }
 
     /// Returns the policies in the order in which they were added.

@@ -69,7 +69,7 @@ impl Limiter {
         let admitting = self.start(draft.into_draft().map(Draft::reserve));
         ReserveFuture(admitting.unwrap_or_else(|| {
             let check = Check::empty(self.0.settings.namespace.clone());
-            let reservation = Some(Reservation::unchecked(self.queue().clone(), check));
+            let reservation = Some(Reservation::unchecked(self.0.queue.clone(), check));
             NowOrLater::now(Ok(Admission { basis: Basis::Exempt, reservation }))
         }))
     }

@@ -38,7 +38,7 @@ impl Terms {
             return Admission::from_decision(decision, check.into_namespace());
         };
         let decision = decision.with_namespace(check.scope().clone());
-        let queue = limiter.queue().clone();
+        let queue = limiter.0.queue.clone();
         let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
         Admission { basis: Basis::Store(decision), reservation: Some(reservation) }
     }
@@ -47,7 +47,7 @@ impl Terms {
     fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> AdmitResult {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
-                let unchecked = |_| Reservation::unchecked(limiter.queue().clone(), check);
+                let unchecked = |_| Reservation::unchecked(limiter.0.queue.clone(), check);
                 let reservation = self.reserve.map(unchecked);
                 Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
             }
@@ -65,11 +65,11 @@ impl Terms {
         share: Share,
         error: BackendError,
     ) -> AdmitResult {
-        let fallback = limiter.local_fallback();
+        let fallback = &limiter.0.local_fallback;
         match fallback.decide(check, share, self.reserve.is_some_and(|reserve| reserve.clamps), &error) {
             FallbackOutcome::Admitted(local, check) => {
                 let reservation = self.reserve.map(|reserve| {
-                    let (queue, memory) = (limiter.queue().clone(), fallback.memory().clone());
+                    let (queue, memory) = (limiter.0.queue.clone(), fallback.memory().clone());
                     Reservation::local(queue, memory, check, local.decision().clone(), reserve.unsettled)
                 });
                 Ok(Admission { basis: Basis::Local(local), reservation })

@@ -29,7 +29,7 @@ pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_mo
         }
     }
     // Dropping it gives the turn to the next request.
-    let mut ticket = limiter.waiters().join(&check, end)?;
+    let mut ticket = limiter.0.waiters.join(&check, end)?;
     ticket.turn(end).await?;
     loop {
         let denied = match ask().await {
