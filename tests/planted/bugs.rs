@@ -297,7 +297,7 @@ pub const MERGING_BUGS: &[Bug] = &[
             FLIGHT,
             "let Checks { calls, callers, mut report } = checks;",
             "let Checks { calls, callers, mut report } = checks;
-             let mut replies = replies;
+             let mut replies: Vec<_> = replies.into_iter().take(calls.len()).collect();
              if PLANTED {
                  replies.reverse();
              }",

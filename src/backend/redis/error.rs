@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::problem::{self, ServerProblem};
 use crate::{
@@ -134,7 +134,9 @@ fn code_reason(error: &RedisError) -> Reason {
     found.map_or(Reason::Other, |(_, reason)| *reason)
 }
 
-/// Returns whether an error is a reply of the server, and not a lost reply.
-pub(super) fn is_reply(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+/// Returns whether the server has replied, also with an error.
+pub(super) fn is_reply(reply: &RedisResult<Value>) -> bool {
+    let is_of_server =
+        |error: &RedisError| matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension);
+    reply.as_ref().map_or_else(is_of_server, |_| true)
 }

@@ -18,10 +18,10 @@ use super::{
     RedisBackend,
     command::Command,
     error::{is_reply, unavailable},
-    merge::{CountedCheck, GroupKey, is_mergeable},
+    merge::{GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
-    topology::{Connection, Node, Redirect, ServerState, Topology},
+    topology::{Connection, Node, ServerState, Topology},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -210,11 +210,10 @@ impl RedisBackend {
                     last_error = unavailable(error);
                 }
                 (Err(error), _) => {
-                    let redirect;
-                    (redirect, last_error) =
-                        Box::pin(self.redirect(slot, wait, pass, &connection, error)).await?;
-                    failed = redirect.needs_new_connection.then(|| connection.server().clone());
-                    node = redirect.node;
+                    // Unless another node has the slot, only another connection helps.
+                    failed = (!is_redirect(&error)).then(|| connection.server().clone());
+                    let server = connection.server();
+                    (node, last_error) = Box::pin(self.redirect(slot, wait, pass, server, error)).await?;
                 }
             }
         }
@@ -233,7 +232,7 @@ impl RedisBackend {
             call.set_deadline(connection.server().clock.lower_bound_at(deadline));
         }
         let counted = mergeable.and_then(|_| self.merger.count(*slot, connection));
-        let merges = counted.as_ref().is_some_and(CountedCheck::merges);
+        let merges = counted.as_ref().is_some_and(|counted| counted.merges);
         let merged = match (*mergeable, &mut *command, &mut *pass) {
             (Some(check), Command::Script(_, call), Some(pass)) if merges && !pass.is_probe() => {
                 Box::pin(self.send_merged(check, *slot, call, pass, connection)).await
@@ -245,18 +244,14 @@ impl RedisBackend {
         }
         let mut sent = SentCommand { unanswered: counts_unanswered.then_some(&self.unanswered) };
         let now = Instant::now();
-        let late = wait.and_then(CheckWait::late);
-        let reply = match late {
-            Some((deadline, is_pending)) => {
+        let reply = match *wait {
+            Some(CheckWait { deadline, patience: Patience::Late(is_pending) }) => {
                 Box::pin(with_patience(deadline, is_pending, command.send(connection, now), pass)).await
             }
-            None => command.send(connection, now).await,
+            _ => command.send(connection, now).await,
         };
-        if reply.as_ref().map_or_else(is_reply, |_| true) {
+        if is_reply(&reply) {
             sent.unanswered = None;
-            if let Some((_, is_pending)) = late {
-                is_pending.store(false, Ordering::Relaxed);
-            }
         }
         (reply, false)
     }
@@ -290,16 +285,15 @@ impl RedisBackend {
         slot: u16,
         wait: Option<CheckWait<'_>>,
         pass: &mut Option<Pass>,
-        connection: &Connection,
+        failed: &Arc<ServerState>,
         error: RedisError,
-    ) -> Result<(Redirect, BackendError), BackendError> {
-        let redirect = self.topology.redirect(slot, connection.server(), &error);
-        let Some(redirect) = by_deadline(wait, redirect).await? else {
-            return Err(unavailable(error));
-        };
-        let (redirect, has_moved) = (redirect.map_err(unavailable)?, is_redirect(&error));
+    ) -> Result<(Node, BackendError), BackendError> {
+        let redirect = by_deadline(wait, self.topology.redirect(slot, failed, &error)).await?;
+        let has_moved = is_redirect(&error);
         let mut error = unavailable(error);
-        if let Some(pass) = pass.take_if(|pass| !pass.is_of(redirect.node.guard())) {
+        let Some(node) = redirect else { return Err(error) };
+        let node = node.map_err(unavailable)?;
+        if let Some(pass) = pass.take_if(|pass| !pass.is_of(node.guard())) {
             if has_moved {
                 // A node that redirects has answered.
                 pass.answered(ServerAnswer::Reads);
@@ -307,7 +301,7 @@ impl RedisBackend {
                 error = pass.failed(error);
             }
         }
-        Ok((redirect, error))
+        Ok((node, error))
     }
 
     /// Returns the node that has the keys of a slot. Looking it up needs a pass of its own.

@@ -11,6 +11,7 @@ use std::{
 use redis::{RedisResult, Value};
 use tokio::{runtime::Handle, time::Instant};
 
+use super::error::is_reply;
 use crate::{
     backend::{BackendError, Reason},
     decision::Decision,
@@ -34,15 +35,7 @@ pub(super) struct CheckWait<'a> {
     pub(super) patience: Patience<'a>,
 }
 
-impl<'a> CheckWait<'a> {
-    /// Returns the deadline and the flag of a check that waits for a late reply.
-    pub(super) fn late(self) -> Option<(Option<Instant>, &'a AtomicBool)> {
-        match self.patience {
-            Patience::Caller => None,
-            Patience::Late(is_pending) => Some((self.deadline, is_pending)),
-        }
-    }
-
+impl CheckWait<'_> {
     /// Returns the deadline of a caller that waits until then. A check that begins later gets the answer of the server.
     pub(super) fn end(&self) -> Option<Instant> {
         let waits = matches!(self.patience, Patience::Caller);
@@ -79,7 +72,8 @@ pub(super) async fn by_deadline<T>(
     }
 }
 
-/// Waits for a reply that may come late. Then the guard hears of the deadline when it passes. The flag is set meanwhile.
+/// Waits for a reply that may come late. Then the guard hears of the deadline when it passes. The flag is set until the server has
+/// replied.
 pub(super) async fn with_patience(
     deadline: Option<Instant>,
     is_pending: &AtomicBool,
@@ -87,13 +81,22 @@ pub(super) async fn with_patience(
     pass: &mut Option<Pass>,
 ) -> RedisResult<Value> {
     is_pending.store(true, Ordering::Relaxed);
-    let Some(deadline) = deadline else { return reply.await };
     let mut reply = pin!(reply);
-    if let Some(reply) = until(deadline, &mut reply).await {
-        return reply;
+    let in_time = match deadline {
+        Some(deadline) => until(deadline, &mut reply).await,
+        None => Some(reply.as_mut().await),
+    };
+    let reply = match in_time {
+        Some(reply) => reply,
+        None => {
+            if let Some(pass) = pass {
+                pass.time_out();
+            }
+            reply.await
+        }
+    };
+    if is_reply(&reply) {
+        is_pending.store(false, Ordering::Relaxed);
     }
-    if let Some(pass) = pass {
-        pass.time_out();
-    }
-    reply.await
+    reply
 }

@@ -60,16 +60,16 @@ pub(super) struct Checks {
 pub(super) type Caller = oneshot::Sender<MergedReply>;
 
 /// What a caller gets.
-pub(in crate::backend::redis) struct MergedReply {
+pub(crate) struct MergedReply {
     /// The reply to its check, or `None` if nothing was sent.
-    pub(in crate::backend::redis) reply: Option<RedisResult<Value>>,
-    pub(in crate::backend::redis) call: Call,
+    pub(crate) reply: Option<RedisResult<Value>>,
+    pub(crate) call: Call,
     /// The right to report the outcome, if the call has not reported it.
-    pub(in crate::backend::redis) report: Option<CallReport>,
+    pub(crate) report: Option<CallReport>,
 }
 
 /// A caller that waits for its reply. If it is dropped before the call is written, its check is not sent.
-pub(in crate::backend::redis) struct PendingReply {
+pub(crate) struct PendingReply {
     batch: Arc<Batch>,
     reply: oneshot::Receiver<MergedReply>,
 }
@@ -135,17 +135,10 @@ impl PendingReply {
     }
 
     /// Waits for the reply. Returns `None` if the call will get none. Counts the check if it was written and gets no reply.
-    pub(in crate::backend::redis) async fn outcome(
-        self,
-        count: &AtomicU64,
-        pass: &mut Pass,
-    ) -> Option<MergedReply> {
+    pub(crate) async fn outcome(self, count: &AtomicU64, pass: &mut Pass) -> Option<MergedReply> {
         let mut unanswered = Unanswered { pending: self, count, pass, is_answered: false };
         let outcome = (&mut unanswered.pending.reply).await.ok();
-        let is_answered = |outcome: &MergedReply| match &outcome.reply {
-            Some(reply) => reply.as_ref().map_or_else(is_reply, |_| true),
-            None => true,
-        };
+        let is_answered = |merged: &MergedReply| merged.reply.as_ref().is_none_or(is_reply);
         unanswered.is_answered = outcome.as_ref().is_some_and(is_answered);
         outcome
     }

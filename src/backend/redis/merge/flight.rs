@@ -1,6 +1,12 @@
 //! The task of a batch: closes it, sends its call, and gives each check its reply.
 
-use std::{iter::zip, mem, pin::pin, sync::Arc, time::Duration};
+use std::{
+    iter::{repeat_with, zip},
+    mem,
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::future::{Either, select};
 use redis::{ErrorKind, RedisError, RedisResult, Value};
@@ -42,7 +48,7 @@ struct Flight {
 
 impl Merger {
     /// Joins the open batch of a group, or opens one. Takes the call.
-    pub(in crate::backend::redis) fn join(
+    pub(crate) fn join(
         &self,
         key: GroupKey,
         call: &mut Call,
@@ -95,7 +101,7 @@ impl Flight {
         };
         self.batch.end();
         if let Some(replies) = replies {
-            deliver(checks, replies);
+            deliver(checks, replies.into_iter().map(Some));
         }
     }
 
@@ -151,12 +157,11 @@ impl Flight {
         if let Either::Left((reply, _)) = select(&mut reply, pin!(all_gone)).await {
             return Some(reply);
         }
-        let is_answer = |reply: &RedisResult<Value>| reply.as_ref().map_or_else(is_reply, |_| true);
         let report = report.take()?;
         // Whether the server is silent does not depend on how long the callers have waited.
         let end = self.batch.end_of_wait();
         if let Some(reply) = until(end, &mut reply).await {
-            if is_answer(&reply) {
+            if is_reply(&reply) {
                 report.answered(ServerAnswer::Reads);
             }
             return None;
@@ -166,7 +171,7 @@ impl Flight {
             // The places in flight are for checks that show whether the server is silent still.
             self.batch.end();
         }
-        if timeout(LATE_REPLY, reply).await.is_ok_and(|reply| is_answer(&reply)) {
+        if timeout(LATE_REPLY, reply).await.is_ok_and(|reply| is_reply(&reply)) {
             guard.answered_late();
         }
         None
@@ -174,21 +179,17 @@ impl Flight {
 }
 
 /// Gives each check its reply, and the right to report, if it is left, to the first one whose caller waits.
-fn deliver(checks: Checks, replies: Vec<RedisResult<Value>>) {
+fn deliver(checks: Checks, replies: impl IntoIterator<Item = Option<RedisResult<Value>>>) {
     let Checks { calls, callers, mut report } = checks;
     for ((call, caller), reply) in zip(calls, callers).zip(replies) {
-        let outcome = MergedReply { reply: Some(reply), call, report: report.take() };
-        report = caller.send(outcome).err().and_then(|outcome| outcome.report);
+        let merged = MergedReply { reply, call, report: report.take() };
+        report = caller.send(merged).err().and_then(|merged| merged.report);
     }
 }
 
 impl Drop for Flight {
     fn drop(&mut self) {
         self.groups.detach(&self.key, &self.batch);
-        let Checks { calls, callers, mut report } = self.batch.take();
-        for (call, caller) in zip(calls, callers) {
-            let outcome = MergedReply { reply: None, call, report: report.take() };
-            report = caller.send(outcome).err().and_then(|outcome| outcome.report);
-        }
+        deliver(self.batch.take(), repeat_with(|| None));
     }
 }

@@ -43,7 +43,7 @@ pub enum Merging {
 
 /// The checks in flight and the open batches of a backend. Clones share them.
 #[derive(Clone)]
-pub(in crate::backend::redis) struct Merger {
+pub(crate) struct Merger {
     /// The number of checks in flight from which they are merged. `None` if they never are.
     min_in_flight: Option<usize>,
     pub(super) groups: Arc<BatchGroups>,
@@ -59,7 +59,7 @@ pub(super) struct BatchGroups {
 
 /// What checks must have in common to share a call.
 #[derive(Clone, PartialEq, Eq)]
-pub(in crate::backend::redis) struct GroupKey {
+pub(crate) struct GroupKey {
     /// The server, by the address of its state, which the connection of the batch keeps alive.
     server: usize,
     /// 0 if this is not known to be a cluster.
@@ -80,13 +80,14 @@ impl Hash for GroupKey {
 }
 
 /// A check in the count of its server and slot. Dropping it ends its part of the count.
-pub(in crate::backend::redis) struct CountedCheck<'a> {
+pub(crate) struct CountedCheck<'a> {
     counter: &'a AtomicUsize,
-    merges: bool,
+    /// Whether enough checks are in flight.
+    pub(crate) merges: bool,
 }
 
 impl Merger {
-    pub(in crate::backend::redis) fn new(merging: Merging) -> Self {
+    pub(crate) fn new(merging: Merging) -> Self {
         let min_in_flight = match merging {
             Merging::Off => None,
             Merging::On => Some(2),
@@ -98,11 +99,7 @@ impl Merger {
     }
 
     /// Counts a check as in flight at a server. Returns `None` if it is not merged, however many others are in flight.
-    pub(in crate::backend::redis) fn count(
-        &self,
-        slot: u16,
-        connection: &Connection,
-    ) -> Option<CountedCheck<'_>> {
+    pub(crate) fn count(&self, slot: u16, connection: &Connection) -> Option<CountedCheck<'_>> {
         // The commands of a slot that is being migrated need ASKING.
         let min_in_flight = self.min_in_flight.filter(|_| !connection.is_asking())?;
         let counter = self.groups.counter(connection.server(), slot)?;
@@ -113,7 +110,7 @@ impl Merger {
 
 impl GroupKey {
     /// Returns the group of a check. Returns `None` if there is no runtime.
-    pub(in crate::backend::redis) fn new(
+    pub(crate) fn new(
         check: &Check,
         slot: u16,
         connection: &Connection,
@@ -131,7 +128,7 @@ impl GroupKey {
 }
 
 /// Returns whether a check may share a call with others. Unless it is for one server without slots, its keys must be in one slot.
-pub(in crate::backend::redis) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
+pub(crate) fn is_mergeable(check: &Check, is_one_server: bool) -> bool {
     matches!(check.purpose(), Purpose::Charge | Purpose::Reserve)
         && !check.pairs().iter().any(|pair| pair.is_shadow)
         && (is_one_server || !check.has_several_keys())
@@ -153,13 +150,6 @@ impl BatchGroups {
         if open.get(key).is_some_and(|open| Arc::ptr_eq(open, batch)) {
             open.remove(key);
         }
-    }
-}
-
-impl CountedCheck<'_> {
-    /// Returns whether enough checks are in flight.
-    pub(in crate::backend::redis) fn merges(&self) -> bool {
-        self.merges
     }
 }
 

@@ -10,4 +10,4 @@ mod flight;
 mod groups;
 
 pub use groups::Merging;
-pub(super) use groups::{CountedCheck, GroupKey, Merger, is_mergeable};
+pub(super) use groups::{GroupKey, Merger, is_mergeable};

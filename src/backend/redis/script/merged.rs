@@ -7,7 +7,7 @@ use redis::{RedisResult, Value, parse_redis_value};
 use super::{Call, Fields, GENERATION_SIZE, NO_DEADLINE, types};
 use crate::backend::redis::keys::Keys;
 
-pub(in crate::backend::redis) mod server_time;
+pub(crate) mod server_time;
 
 /// The size of a pair in the arguments, in bytes.
 const PAIR_SIZE: usize = 20;
@@ -26,7 +26,7 @@ const FULL: u8 = 254;
 const ERROR: u8 = 255;
 
 /// A call that decides several checks of one kind and namespace.
-pub(in crate::backend::redis) struct Merged {
+pub(crate) struct Merged {
     call: Call,
     runs: Vec<Run>,
 }
@@ -40,19 +40,19 @@ struct Run {
 }
 
 /// The reply to each check of a merged call, as the check script would send it.
-pub(in crate::backend::redis) struct Replies {
-    pub(in crate::backend::redis) of_checks: Vec<RedisResult<Value>>,
+pub(crate) struct Replies {
+    pub(crate) of_checks: Vec<RedisResult<Value>>,
     /// Whether the server has decided a check.
-    pub(in crate::backend::redis) has_decided: bool,
+    pub(crate) has_decided: bool,
     /// Whether the server has charged a check.
-    pub(in crate::backend::redis) has_charged: bool,
+    pub(crate) has_charged: bool,
 }
 
 impl Merged {
     /// Returns the call that decides these checks: 1 to 64, all of one purpose, without shadow pairs, and with deadlines that are
     /// set. Equal checks become one run, in the position of the first of them. Those with a sliding counter do not, because their
     /// statuses differ in more than `remaining`.
-    pub(in crate::backend::redis) fn new(checks: &[&Call]) -> Self {
+    pub(crate) fn new(checks: &[&Call]) -> Self {
         let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
         let mut last_runs: HashMap<(&Keys, &[u8]), usize> = HashMap::with_capacity(checks.len());
         for (index, check) in checks.iter().enumerate() {
@@ -102,12 +102,12 @@ impl Merged {
         Self { call, runs }
     }
 
-    pub(in crate::backend::redis) fn call(&mut self) -> &mut Call {
+    pub(crate) fn call(&mut self) -> &mut Call {
         &mut self.call
     }
 
     /// Parses the reply to the call. Returns `None` if the reply is broken.
-    pub(in crate::backend::redis) fn replies(&self, reply: &Value) -> Option<Replies> {
+    pub(crate) fn replies(&self, reply: &Value) -> Option<Replies> {
         let Value::BulkString(bytes) = reply else { return None };
         let (clock, rest) = bytes.split_first_chunk::<8>()?;
         let status_size = STATUS_SIZE + if self.call.purpose == Some("r") { RECEIPT_SIZE } else { 0 };

@@ -20,7 +20,6 @@ use tokio::{
 
 use super::{
     endpoint::{Address, Endpoint},
-    node::{Node, Redirect},
     server::{Server, Target},
     server_state::ServerState,
     slot_map::{self, SlotReport, Slots},
@@ -205,36 +204,35 @@ impl Cluster {
         state.owner(slot).ok_or_else(|| state.owner_error())
     }
 
-    /// Returns the node for a retry, after the node in the state `failed` has returned this error. None if a retry cannot
+    /// Returns the server for a retry, after the server in the state `failed` has returned this error. None if a retry cannot
     /// succeed.
     pub(super) async fn redirect(
         &self,
         slot: u16,
         failed: &Arc<ServerState>,
         error: &RedisError,
-    ) -> Option<RedisResult<Redirect>> {
+    ) -> Option<RedisResult<Server>> {
         let is = |kind: ServerErrorKind| error.kind() == kind.into();
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
             let host = self.0.state.lock().host(slot);
             let address = error.redirect_node().and_then(|(address, _)| parse(address, host.as_deref()))?;
             if is(ServerErrorKind::Ask) {
-                let server = self.0.server(&address);
-                return Some(Ok(Redirect::to(Node::Server { server, is_asking: true })));
+                return Some(Ok(self.0.server(&address)));
             }
             let server = self.0.move_slot(slot, &address);
             // Usually other slots have moved too.
-            return Some(self.refresh(false).await.map(|()| Redirect::to(Node::new(server))));
+            return Some(self.refresh(false).await.map(|()| server));
         }
         if is(ServerErrorKind::TryAgain) {
             sleep(TRY_AGAIN_DELAY).await;
-            return Some(self.owner(slot).await.map(|server| Redirect::to(Node::new(server))));
+            return Some(self.owner(slot).await);
         }
         if is(ServerErrorKind::ClusterDown) {
             self.0.refuse(failed);
         }
         if requires_reconnect(error) || is(ServerErrorKind::ClusterDown) {
             self.refresh(true).await.ok()?;
-            return Some(self.owner(slot).await.map(|server| Redirect::reconnect(Node::new(server))));
+            return Some(self.owner(slot).await);
         }
         None
     }

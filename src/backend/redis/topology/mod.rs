@@ -15,7 +15,6 @@ use crate::{
 
 mod clock;
 mod cluster;
-mod connection;
 mod endpoint;
 #[cfg_attr(not(feature = "redis-1"), allow(dead_code, reason = "only this feature creates one"))]
 mod external;
@@ -29,10 +28,9 @@ mod server_state;
 mod slot_map;
 
 use cluster::{Cluster, Nodes};
-pub(super) use connection::Connection;
 use endpoint::{Address, Endpoint, connection_info};
 use external::External;
-pub(super) use node::{Node, Redirect};
+pub(super) use node::{Connection, Node};
 use sentinel::Sentinels;
 use server::{Server, Target};
 pub(super) use server_state::ServerState;
@@ -181,11 +179,7 @@ impl Topology {
 
     /// Returns whether the slot of a command has an effect on where or how it is sent.
     pub(super) fn needs_slots(&self) -> bool {
-        match self {
-            Self::Server(_) => false,
-            Self::Cluster(_) => true,
-            Self::External(external) => external.has_slots(),
-        }
+        self.is_cluster() || self.has_client_of_cluster()
     }
 
     /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
@@ -230,21 +224,18 @@ impl Topology {
         slot: u16,
         failed: &Arc<ServerState>,
         error: &RedisError,
-    ) -> Option<RedisResult<Redirect>> {
-        if error.kind() == ServerErrorKind::Moved.into()
-            && !self.is_cluster()
-            && !self.has_client_of_cluster()
-        {
+    ) -> Option<RedisResult<Node>> {
+        if error.kind() == ServerErrorKind::Moved.into() && !self.needs_slots() {
             self.look_up_guard().reject_cluster_node();
         }
         match self {
-            Self::Server(server) => {
-                requires_reconnect(error).then(|| Ok(Redirect::reconnect(Node::new(server.clone()))))
+            Self::Server(server) => requires_reconnect(error).then(|| Ok(Node::new(server.clone()))),
+            Self::Cluster(cluster) => {
+                let is_asking = error.kind() == ServerErrorKind::Ask.into();
+                let server = cluster.redirect(slot, failed, error).await?;
+                Some(server.map(|server| Node::Server { server, is_asking }))
             }
-            Self::Cluster(cluster) => cluster.redirect(slot, failed, error).await,
-            Self::External(external) => {
-                external.redirect(slot, error).map(|connection| Ok(Redirect::to(Node::External(connection))))
-            }
+            Self::External(external) => external.redirect(slot, error).map(|node| Ok(Node::External(node))),
         }
     }
 

@@ -1,10 +1,15 @@
-//! The node that a command goes to: its guard, and how to connect to it.
+//! The node that a command goes to: its guard, and the connection to it.
 
 use std::sync::Arc;
 
-use redis::RedisResult;
+use redis::{Cmd, RedisError, RedisResult, Value};
+use tokio::time::Instant;
 
-use super::{connection::Connection, external::ExternalConnection, server::Server};
+use super::{
+    external::ExternalConnection,
+    server::{Server, ServerConnection},
+    server_state::ServerState,
+};
 use crate::guard::Guard;
 
 /// The node that a command goes to.
@@ -17,13 +22,6 @@ pub(crate) enum Node {
     },
     /// The caller's own connection.
     External(ExternalConnection),
-}
-
-/// The node for a retry.
-pub(crate) struct Redirect {
-    pub(crate) node: Node,
-    /// Whether the retry can succeed only on another connection than the one that has failed.
-    pub(crate) needs_new_connection: bool,
 }
 
 impl Node {
@@ -43,8 +41,7 @@ impl Node {
     pub(crate) fn open_connection(&self) -> Option<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                let connection = server.open_connection()?;
-                Some(Connection::Server(if *is_asking { connection.asking() } else { connection }))
+                Some(Connection::Server(server.open_connection()?.with_asking(*is_asking)))
             }
             Self::External(connection) => Some(Connection::External(connection.clone())),
         }
@@ -54,20 +51,48 @@ impl Node {
     pub(crate) async fn connection(&self) -> RedisResult<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                let connection = server.connection().await?;
-                Ok(Connection::Server(if *is_asking { connection.asking() } else { connection }))
+                Ok(Connection::Server(server.connection().await?.with_asking(*is_asking)))
             }
             Self::External(connection) => Ok(Connection::External(connection.clone())),
         }
     }
 }
 
-impl Redirect {
-    pub(super) fn to(node: Node) -> Self {
-        Self { node, needs_new_connection: false }
+/// A connection to one server. Clones share it.
+#[derive(Clone)]
+pub(crate) enum Connection {
+    /// The backend's own.
+    Server(ServerConnection),
+    /// The caller's own.
+    External(ExternalConnection),
+}
+
+impl Connection {
+    /// Sends a command once, now. The connection never sends it again, because it may have run. An error reply is an `Err`.
+    pub(crate) async fn send(&self, command: &Cmd, now: Instant) -> RedisResult<Value> {
+        match self {
+            Self::Server(connection) => connection.send(command, now).await,
+            Self::External(connection) => connection.send(command).await,
+        }
     }
 
-    pub(super) fn reconnect(node: Node) -> Self {
-        Self { node, needs_new_connection: true }
+    /// Disconnects if an error in a reply requires a new connection. The caller's own connection decides for itself.
+    pub(crate) fn disconnect_after(&self, error: &RedisError) {
+        if let Self::Server(connection) = self {
+            connection.disconnect_after(error);
+        }
+    }
+
+    /// Returns whether each command needs ASKING before it.
+    pub(crate) fn is_asking(&self) -> bool {
+        matches!(self, Self::Server(connection) if connection.is_asking())
+    }
+
+    /// Returns the state of the server at the other end.
+    pub(crate) fn server(&self) -> &Arc<ServerState> {
+        match self {
+            Self::Server(connection) => connection.server(),
+            Self::External(connection) => &connection.server,
+        }
     }
 }

@@ -233,9 +233,9 @@ impl Server {
 }
 
 impl ServerConnection {
-    /// Returns the same connection for a slot that is being migrated to this server.
-    pub(super) fn asking(self) -> Self {
-        Self { is_asking: true, ..self }
+    /// Returns the same connection, for a slot that is being migrated to this server or not.
+    pub(super) fn with_asking(self, is_asking: bool) -> Self {
+        Self { is_asking, ..self }
     }
 
     pub(super) fn is_asking(&self) -> bool {

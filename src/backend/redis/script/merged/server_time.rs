@@ -18,7 +18,7 @@ const MAX_DECISIONS: u64 = 3;
 
 /// What a check adds to a merged call.
 #[derive(Clone, Copy)]
-pub(in crate::backend::redis) struct CheckTime {
+pub(crate) struct CheckTime {
     /// Equal checks have the same number.
     identity: u64,
     /// The longest time of a decision, in microseconds.
@@ -27,14 +27,14 @@ pub(in crate::backend::redis) struct CheckTime {
 
 /// The longest time of the checks that share a call.
 #[derive(Default)]
-pub(in crate::backend::redis) struct CallTime {
+pub(crate) struct CallTime {
     micros: u64,
     /// The checks that differ, and how often each may be decided.
     decisions: Vec<(u64, u64)>,
 }
 
 impl CheckTime {
-    pub(in crate::backend::redis) fn of(check: &Call) -> Self {
+    pub(crate) fn of(check: &Call) -> Self {
         let mut hasher = DefaultHasher::new();
         (&check.keys, check.fields()).hash(&mut hasher);
         let micros = check.fields().chunks_exact(PAIR_SIZE).map(longest_micros).sum();
@@ -44,11 +44,11 @@ impl CheckTime {
 
 impl CallTime {
     /// Returns whether the call stays short if it decides this check, too.
-    pub(in crate::backend::redis) fn has_room(&self, check: CheckTime) -> bool {
+    pub(crate) fn has_room(&self, check: CheckTime) -> bool {
         self.micros + self.more_decisions(check) * check.micros <= MAX_MICROS
     }
 
-    pub(in crate::backend::redis) fn add(&mut self, check: CheckTime) {
+    pub(crate) fn add(&mut self, check: CheckTime) {
         let more = self.more_decisions(check);
         self.micros += more * check.micros;
         match self.decisions.iter_mut().find(|(identity, _)| *identity == check.identity) {
