@@ -21,7 +21,7 @@ use crate::{
     now_or_later::{BoxFuture, NowOrLater},
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
-    settle::Reservation,
+    settle::{Charged, Reservation, Unsettled},
 };
 
 mod build;
@@ -69,7 +69,9 @@ impl Limiter {
         let admitting = self.start(draft.into_draft().map(Draft::reserve));
         ReserveFuture(admitting.unwrap_or_else(|| {
             let check = Check::empty(self.0.settings.namespace.clone());
-            let reservation = Some(Reservation::unchecked(self.0.queue.clone(), check));
+            let (queue, decision) = (self.0.queue.clone(), Decision::new(0, []));
+            let reservation =
+                Some(Reservation::new(queue, check, decision, Charged::Nothing, Unsettled::Keep));
             NowOrLater::now(Ok(Admission { basis: Basis::Exempt, reservation }))
         }))
     }
@@ -210,7 +212,7 @@ impl Limiter {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn readiness(&self) -> Readiness {
-        Readiness::of(&self.breakers())
+        Readiness::from_breakers(&self.breakers())
     }
 
     fn breakers(&self) -> Vec<ServerBreaker> {
@@ -321,7 +323,10 @@ impl Limiter {
         let (rule, reserve) = (draft.outage.unwrap_or(rule), draft.reserve_terms(reserve));
         match self.check_to_admit(draft) {
             Ok(check) => {
-                let check = check?;
+                let mut check = check?;
+                if reserve.is_some_and(|reserve| reserve.clamps) {
+                    check.clamp();
+                }
                 let is_shadow = check.is_shadow();
                 let rule = if is_shadow { OutageRule::FailOpen } else { rule };
                 Some(Ok((check, Terms { rule, is_shadow, reserve })))
