@@ -13,7 +13,8 @@ use crate::{layer::RateLimit, layer_core::LayerCore, limiter::Limiter, protocol:
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.
 ///
-/// The [`Protocol`](crate::protocol::Protocol) states the keys and costs of a request. For a client, it is [`by`](crate::by), with everything that it can do.
+/// The [`Protocol`](crate::protocol::Protocol) states the keys and costs of a request. For a client, it is [`by`](crate::by), with
+/// everything that it can do.
 /// The error of the service is [`WaitError`], so that any client fits. Clones of the layer, all services that they make, and the
 /// limiter share their queues.
 ///
