@@ -117,7 +117,8 @@ impl LimiterBuilder {
         self
     }
 
-    /// Builds a limiter without policies of its own. Each check contains its policies, as in [`Limiter::check_pairs`].
+    /// Builds a limiter without policies of its own. Each check contains its policies, as in
+    /// [`Draft::pairs`](crate::protocol::Draft::pairs).
     pub fn without_policies(mut self) -> Self {
         self.needs_policies = false;
         self
