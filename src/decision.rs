@@ -69,23 +69,12 @@ struct DecisionData {
     statuses: Statuses,
     receipts: Box<[Receipt]>,
     origin: Origin,
-    store: ChargedStore,
+    /// The namespace of the check, if the limiter has noted it. Only the warning about double charges needs it.
+    store: Uncompared<Option<Namespace>>,
 }
 
 /// The statuses of a decision. One status needs no further memory of the heap.
 pub(crate) type Statuses = SmallVec<[Status; 1]>;
-
-/// The namespace of the check, if the limiter has noted it. Only the warning about double charges needs it.
-#[derive(Default)]
-struct ChargedStore(Option<Namespace>);
-
-impl PartialEq for ChargedStore {
-    fn eq(&self, _: &Self) -> bool {
-        true
-    }
-}
-
-impl Eq for ChargedStore {}
 
 /// The origin of a decision.
 #[derive(PartialEq, Eq)]
@@ -125,7 +114,8 @@ pub(crate) struct Listed {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     policy: Policy,
-    key: KeyHash,
+    /// The hash of the partition key, for the warning about double charges. The statuses of two keys may be equal.
+    key: Uncompared<u64>,
     is_shadow: bool,
     cost: u32,
     remaining: u32,
@@ -134,19 +124,19 @@ pub struct Status {
     reset_after: Duration,
 }
 
-/// The hash of a partition key, for the warning about double charges. The statuses of two keys may be equal.
+/// A value that takes no part in comparisons, and is not shown.
 #[derive(Clone, Copy)]
-struct KeyHash(u64);
+struct Uncompared<T>(T);
 
-impl PartialEq for KeyHash {
+impl<T> PartialEq for Uncompared<T> {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for KeyHash {}
+impl<T> Eq for Uncompared<T> {}
 
-impl fmt::Debug for KeyHash {
+impl<T> fmt::Debug for Uncompared<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("..")
     }
@@ -247,7 +237,7 @@ impl Decision {
             is_admitted &= status.is_shadow | !denies;
             is_shadow_denied |= status.is_shadow & denies;
         }
-        let store = ChargedStore::default();
+        let store = Uncompared(None);
         Self(Arc::new(DecisionData {
             at_micros,
             is_admitted,
@@ -264,7 +254,7 @@ impl Decision {
     pub(crate) fn with_namespace(mut self, namespace: Namespace) -> Self {
         // A backend may return one decision for several checks. Then none is noted.
         if let Some(data) = Arc::get_mut(&mut self.0) {
-            data.store = ChargedStore(Some(namespace));
+            data.store = Uncompared(Some(namespace));
         }
         self
     }
@@ -508,7 +498,7 @@ impl Status {
         next_after: Duration,
         reset_after: Duration,
     ) -> Self {
-        let (policy, key) = (policy.clone(), KeyHash(key.hash_code()));
+        let (policy, key) = (policy.clone(), Uncompared(key.hash_code()));
         Self { policy, key, is_shadow, cost, remaining, retry_after, next_after, reset_after }
     }
 

@@ -12,7 +12,7 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use crate::{
-    layer_state::LayerState,
+    layer_core::LayerCore,
     limiter::{Admission, Rejection},
     protocol::{Http, Protocol},
     when_denied::{DenyAtOnce, WhenDenied},
@@ -41,12 +41,12 @@ pin_project! {
     #[project = ProgressProj]
     enum Progress<S, Req, F, P, T> {
         /// The check is in progress. The ready inner service and the request are kept, until they are taken.
-        Checking { admitting: LimiterFuture<Result<Admission, Rejection>>, kept: Option<(S, Req)>, shared: Arc<LayerState<P>> },
+        Checking { admitting: LimiterFuture<Result<Admission, Rejection>>, kept: Option<(S, Req)>, core: Arc<LayerCore<P>> },
         /// The inner service runs.
         Running {
             #[pin]
             running: F,
-            shared: Arc<LayerState<P>>,
+            core: Arc<LayerCore<P>>,
             // None for an exempt request.
             admission: Option<Admission>,
         },
@@ -62,21 +62,17 @@ where
     P: Protocol<Req, S::Response, W::Error<S::Error>>,
 {
     /// Continues with the inner service. Without an admission, the request is exempt.
-    pub(crate) fn running(
-        running: S::Future,
-        shared: Arc<LayerState<P>>,
-        admission: Option<Admission>,
-    ) -> Self {
-        Self { progress: Progress::Running { running, shared, admission } }
+    pub(crate) fn running(future: S::Future, core: Arc<LayerCore<P>>, admission: Option<Admission>) -> Self {
+        Self { progress: Progress::Running { running: future, core, admission } }
     }
 
     pub(crate) fn checking(
         admitting: LimiterFuture<Result<Admission, Rejection>>,
         inner: S,
         request: Req,
-        shared: Arc<LayerState<P>>,
+        core: Arc<LayerCore<P>>,
     ) -> Self {
-        Self { progress: Progress::Checking { admitting, kept: Some((inner, request)), shared } }
+        Self { progress: Progress::Checking { admitting, kept: Some((inner, request)), core } }
     }
 
     pub(crate) fn rejected(protocol: &P, request: &Req, rejection: Rejection) -> Self {
@@ -95,25 +91,25 @@ where
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         loop {
             let next = match self.as_mut().project().progress.project() {
-                ProgressProj::Checking { admitting, kept, shared } => {
+                ProgressProj::Checking { admitting, kept, core } => {
                     let outcome = ready!(Pin::new(admitting).poll(cx));
                     let Some((mut inner, mut request)) = kept.take() else { return Poll::Pending };
-                    shared.responded(Some(&outcome), || shared.protocol.route(&request));
+                    core.responded(Some(&outcome), || core.protocol.route(&request));
                     match outcome {
                         Ok(admission) => {
-                            shared.protocol.admit(&mut request, &admission);
-                            Self::running(inner.call(request), shared.clone(), Some(admission))
+                            core.protocol.admit(&mut request, &admission);
+                            Self::running(inner.call(request), core.clone(), Some(admission))
                         }
                         Err(rejection) => {
                             // If readiness is a permit, it is returned first.
                             drop(inner);
-                            Self::rejected(&shared.protocol, &request, rejection)
+                            Self::rejected(&core.protocol, &request, rejection)
                         }
                     }
                 }
-                ProgressProj::Running { running, shared, admission } => {
+                ProgressProj::Running { running, core, admission } => {
                     let response = ready!(running.poll(cx)).map_err(W::inner_error)?;
-                    return Poll::Ready(Ok(shared.protocol.respond(response, admission.as_ref())));
+                    return Poll::Ready(Ok(core.protocol.respond(response, admission.as_ref())));
                 }
                 ProgressProj::Rejected { result } => {
                     return result.take().map_or(Poll::Pending, Poll::Ready);

@@ -11,7 +11,7 @@ use tower_service::Service;
 
 use crate::{
     future::ResponseFuture,
-    layer_state::LayerState,
+    layer_core::LayerCore,
     limiter::{Limiter, LimiterFuture},
     now_or_later::NowOrLater,
     protocol::{AnyProtocol, Fits, Http, Protocol, SameBody},
@@ -67,7 +67,7 @@ use crate::{
 /// of its routes. With the feature `tracing`, the inner layer then logs one warning for each policy. It charges nevertheless: the
 /// second charge may be intended, although a [cost](crate::guide::costs) states it better. A layer finds the charges of all outer
 /// layers for HTTP whose decisions were made by the store.
-pub struct RateLimitLayer<P = Http>(Arc<LayerState<P>>);
+pub struct RateLimitLayer<P = Http>(Arc<LayerCore<P>>);
 
 impl<P> RateLimitLayer<P> {
     /// Creates a layer from a limiter and a protocol: for services that are not HTTP, with [`by`](crate::by).
@@ -75,7 +75,7 @@ impl<P> RateLimitLayer<P> {
     where
         P: AnyProtocol,
     {
-        Self(Arc::new(LayerState::new(limiter, protocol)))
+        Self(Arc::new(LayerCore::new(limiter, protocol)))
     }
 
     /// Returns the limiter of this layer.
@@ -121,12 +121,12 @@ impl<P> fmt::Debug for RateLimitLayer<P> {
 /// denied ones.
 pub struct RateLimit<S, P = Http, W = DenyAtOnce> {
     inner: S,
-    shared: Arc<LayerState<P>>,
+    shared: Arc<LayerCore<P>>,
     when_denied: W,
 }
 
 impl<S, P, W> RateLimit<S, P, W> {
-    pub(crate) fn new(inner: S, shared: Arc<LayerState<P>>, when_denied: W) -> Self {
+    pub(crate) fn new(inner: S, shared: Arc<LayerCore<P>>, when_denied: W) -> Self {
         Self { inner, shared, when_denied }
     }
 }
@@ -157,7 +157,7 @@ where
     }
 
     fn call(&mut self, mut request: Req) -> Self::Future {
-        let LayerState { limiter, protocol, .. } = &*self.shared;
+        let LayerCore { limiter, protocol, .. } = &*self.shared;
         let outcome = match self.when_denied.start(limiter, protocol.plan(&request)) {
             None => {
                 self.shared.responded(None, || protocol.route(&request));

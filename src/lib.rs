@@ -104,7 +104,7 @@ mod extract;
 mod guard;
 mod head;
 mod layer;
-mod layer_state;
+mod layer_core;
 mod lease;
 mod limit;
 mod limiter;

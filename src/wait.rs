@@ -9,11 +9,12 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 pub use crate::when_denied::{WaitAtMost, WaitError};
-use crate::{layer::RateLimit, layer_state::LayerState, limiter::Limiter, protocol::AnyProtocol};
+use crate::{layer::RateLimit, layer_core::LayerCore, limiter::Limiter, protocol::AnyProtocol};
 
 /// A layer that lets requests wait until their limit admits them, as [`Limiter::wait`] does. It belongs around a client.
 ///
-/// The [`Protocol`] states the keys and costs of a request. For a client, it is [`by`](crate::by), with everything that it can do.
+/// The [`Protocol`](crate::protocol::Protocol) states the keys and costs of a request. For a client, it is [`by`](crate::by), with
+/// everything that it can do.
 /// The error of the service is [`WaitError`], so that any client fits. Clones of the layer, all services that they make, and the
 /// limiter share their queues.
 ///
@@ -45,7 +46,7 @@ use crate::{layer::RateLimit, layer_state::LayerState, limiter::Limiter, protoco
 /// is a permit, as in `tower::limit::ConcurrencyLimit`, a waiting request holds a permit. With the layer inside such a limit, the limit
 /// also bounds the waiting requests.
 pub struct WaitLayer<P> {
-    shared: Arc<LayerState<P>>,
+    shared: Arc<LayerCore<P>>,
     wait: WaitAtMost,
 }
 
@@ -58,7 +59,7 @@ impl<P> WaitLayer<P> {
     where
         P: AnyProtocol,
     {
-        Self { shared: Arc::new(LayerState::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
+        Self { shared: Arc::new(LayerCore::new(limiter, protocol)), wait: WaitAtMost(Self::DEFAULT_AT_MOST) }
     }
 
     /// Sets the longest wait of a request. The default is [`DEFAULT_AT_MOST`](Self::DEFAULT_AT_MOST). A request whose wait is longer is

@@ -337,6 +337,26 @@ impl Check {
     pub(crate) fn into_namespace(self) -> Namespace {
         self.namespace
     }
+
+    /// Returns a check of the pairs with these indices.
+    #[cfg(feature = "redis")]
+    pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
+        let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
+        Self { namespace: self.namespace.clone(), purpose, deadline: self.deadline, pairs, hints: self.hints }
+    }
+
+    /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
+    ///
+    /// A shadow pair that was not charged has no overage: for such a pair, pass its cost as the amount used.
+    pub fn overage(&self, used: &[u32]) -> Option<Self> {
+        let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
+        let pairs: Box<[Pair]> =
+            pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();
+        if pairs.is_empty() {
+            return None;
+        }
+        Some(Self { purpose: Purpose::Overage, deadline: None, ..self.with_pairs(pairs) })
+    }
 }
 
 impl Refund {
@@ -383,9 +403,7 @@ impl Refund {
     pub(crate) fn scope(&self) -> &Namespace {
         &self.namespace
     }
-}
 
-impl Refund {
     /// Returns the refund of units of one charge.
     pub(crate) fn of_units(namespace: Namespace, pair: RefundPair) -> Self {
         Self { namespace, deadline: None, pairs: [pair].into() }
@@ -396,28 +414,6 @@ impl Refund {
     pub(crate) fn part(&self, pairs: &[usize]) -> Self {
         let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
         Self { namespace: self.namespace.clone(), deadline: self.deadline, pairs }
-    }
-}
-
-impl Check {
-    /// Returns a check of the pairs with these indices.
-    #[cfg(feature = "redis")]
-    pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
-        let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
-        Self { namespace: self.namespace.clone(), purpose, deadline: self.deadline, pairs, hints: self.hints }
-    }
-
-    /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
-    ///
-    /// A shadow pair that was not charged has no overage: for such a pair, pass its cost as the amount used.
-    pub fn overage(&self, used: &[u32]) -> Option<Self> {
-        let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
-        let pairs: Box<[Pair]> =
-            pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();
-        if pairs.is_empty() {
-            return None;
-        }
-        Some(Self { purpose: Purpose::Overage, deadline: None, ..self.with_pairs(pairs) })
     }
 }
 

@@ -239,22 +239,12 @@ impl CachedPair {
             return None;
         }
         let known = self.known.iter().map(|known| Known { is_exact: false, ..*known }).collect();
-        Some(Self {
-            newest: self.newest,
-            known,
-            is_invalidated: false,
-            revalidation: self.revalidation.clone(),
-        })
+        Some(self.with_waits(known, false))
     }
 
     /// Returns the entry without its denials. It still shows when the pair was last denied.
     pub(super) fn invalidated(&self) -> Self {
-        Self {
-            newest: self.newest,
-            known: [].into(),
-            is_invalidated: true,
-            revalidation: self.revalidation.clone(),
-        }
+        self.with_waits([].into(), true)
     }
 
     /// Returns the entry with denials that hold only if the store makes no decision.
@@ -267,12 +257,11 @@ impl CachedPair {
             ..*known
         };
         let known = self.known.iter().map(expired).collect();
-        Self {
-            newest: self.newest,
-            known,
-            is_invalidated: self.is_invalidated,
-            revalidation: self.revalidation.clone(),
-        }
+        self.with_waits(known, self.is_invalidated)
+    }
+
+    fn with_waits(&self, known: Box<[Known]>, is_invalidated: bool) -> Self {
+        Self { newest: self.newest, known, is_invalidated, revalidation: self.revalidation.clone() }
     }
 
     /// Returns when the store was last asked with the result that it denied the pair.

@@ -109,23 +109,7 @@ impl Reason {
     /// Returns a short name for labels and fields, such as `"deadline_exceeded"`. It never changes. [`Display`](fmt::Display)
     /// writes a sentence instead.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Timeout => "timeout",
-            Self::DeadlineExceeded => "deadline_exceeded",
-            Self::Connection => "connection",
-            Self::ReadOnly => "read_only",
-            Self::OutOfMemory => "out_of_memory",
-            Self::NoPermission => "no_permission",
-            Self::Busy => "busy",
-            Self::CrossSlot => "cross_slot",
-            Self::Full => "full",
-            Self::ForeignValue => "foreign_value",
-            Self::BrokenReply => "broken_reply",
-            Self::Unsupported => "unsupported",
-            Self::Misconfigured => "misconfigured",
-            Self::Overloaded => "overloaded",
-            Self::Other => "other",
-        }
+        self.name_and_text().0
     }
 
     /// Returns whether this is an error of one check or one key, while the store answers others: `CrossSlot`, `Full`,
@@ -134,27 +118,40 @@ impl Reason {
     /// The [`Breaker`](crate::outage::Breaker) does not open for them: otherwise a single key could disable all others.
     /// [`OutageRule::FailOpen`](crate::OutageRule::FailOpen) does not admit for them.
     pub fn is_of_one_check(self) -> bool {
-        match self {
-            Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported | Self::Misconfigured => {
-                true
-            }
-            Self::Timeout
-            | Self::DeadlineExceeded
-            | Self::Connection
-            | Self::ReadOnly
-            | Self::OutOfMemory
-            | Self::NoPermission
-            | Self::Busy
-            | Self::BrokenReply
-            | Self::Overloaded
-            | Self::Other => false,
-        }
+        matches!(
+            self,
+            Self::CrossSlot | Self::Full | Self::ForeignValue | Self::Unsupported | Self::Misconfigured
+        )
     }
 
     /// Returns whether this is an outage of the store: every reason except those of [one check](Self::is_of_one_check) and
     /// `Overloaded`. [`OutageRule::FailOpen`](crate::OutageRule::FailOpen) admits only in an outage.
     pub fn is_outage(self) -> bool {
         !self.is_of_one_check() && self != Self::Overloaded
+    }
+
+    fn name_and_text(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Timeout => ("timeout", "the store did not answer within the deadline"),
+            Self::DeadlineExceeded => {
+                ("deadline_exceeded", "deadline exceeded: the check reached the store too late")
+            }
+            Self::Connection => ("connection", "the store cannot be reached"),
+            Self::ReadOnly => ("read_only", "the store accepts no writes"),
+            Self::OutOfMemory => ("out_of_memory", "the store is out of memory"),
+            Self::NoPermission => {
+                ("no_permission", "the user of the store lacks a permission, or its password is wrong")
+            }
+            Self::Busy => ("busy", "the store is busy"),
+            Self::CrossSlot => ("cross_slot", "the keys are in different slots of the cluster"),
+            Self::Full => ("full", "a storage bound is reached"),
+            Self::ForeignValue => ("foreign_value", "a key contains a foreign value"),
+            Self::BrokenReply => ("broken_reply", "the reply of the store cannot be read"),
+            Self::Unsupported => ("unsupported", "the backend can only charge"),
+            Self::Misconfigured => ("misconfigured", "the check has no valid pairs"),
+            Self::Overloaded => ("overloaded", "overloaded: too many checks in flight"),
+            Self::Other => ("other", "the store failed"),
+        }
     }
 }
 
@@ -188,23 +185,7 @@ impl Error for BackendError {
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Timeout => "the store did not answer within the deadline",
-            Self::DeadlineExceeded => "deadline exceeded: the check reached the store too late",
-            Self::Connection => "the store cannot be reached",
-            Self::ReadOnly => "the store accepts no writes",
-            Self::OutOfMemory => "the store is out of memory",
-            Self::NoPermission => "the user of the store lacks a permission, or its password is wrong",
-            Self::Busy => "the store is busy",
-            Self::CrossSlot => "the keys are in different slots of the cluster",
-            Self::Full => "a storage bound is reached",
-            Self::ForeignValue => "a key contains a foreign value",
-            Self::BrokenReply => "the reply of the store cannot be read",
-            Self::Unsupported => "the backend can only charge",
-            Self::Misconfigured => "the check has no valid pairs",
-            Self::Overloaded => "overloaded: too many checks in flight",
-            Self::Other => "the store failed",
-        })
+        f.write_str(self.name_and_text().1)
     }
 }
 

@@ -69,38 +69,6 @@ pub(super) struct LimiterSettings {
     pub(super) reserve: Reserve,
 }
 
-/// # What to check
-///
-/// The methods that check, wait, reserve or reset take one parameter, which is anything that is an [`IntoDraft`]:
-///
-/// | value | pairs |
-/// | --- | --- |
-/// | `key` | this [`PartitionKey`] and each policy of the limiter, at 1 unit |
-/// | `(key, 10)` or `(key, costs)` | the same at this cost, or at these [`Costs`](crate::Costs) |
-/// | `[pair, ..]`, `Vec<Pair>` | these [pairs](crate::backend::Pair) of a key and a policy, for several keys |
-/// | [`Draft`] | policies chosen for this request, several keys, an outage rule of its own |
-///
-/// # Errors
-///
-/// If the backend makes no decision within the deadline, [`check`](Self::check), [`peek`](Self::peek) and [`reset`](Self::reset) return
-/// a [`BackendError`]. They return [`Reason::Misconfigured`] without asking the backend, if the pairs cannot be a check.
-/// [`admit`](Self::admit), [`wait`](Self::wait) and [`reserve`](Self::reserve) apply the outage rule, and return a [`Rejection`].
-///
-/// If the backend can only charge, then peek, reserve and reset return [`Reason::Unsupported`] without asking it.
-///
-/// # When a check begins
-///
-/// If the backend answers at once, a check is complete when the method returns. Otherwise, and always for a reset, it begins
-/// when the future is polled. If the future is dropped before it is complete, the charge may stand.
-///
-/// Outside an async function, [`LimiterFuture::now`](crate::future::LimiterFuture::now) returns a decision that was made at once.
-///
-/// # Runtime
-///
-/// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled
-/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline. To
-/// [wait](Self::wait), every backend needs tokio with its timer enabled.
-
 impl Limiter {
     /// Returns whether charges can be settled.
     pub(crate) fn can_settle(&self) -> bool {

@@ -21,7 +21,7 @@ use crate::{
     now_or_later::{BoxFuture, NowOrLater},
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
-    settle::Reservation,
+    settle::{Charged, Reservation, Unsettled},
 };
 
 mod build;
@@ -43,6 +43,37 @@ pub use inner::Limiter;
 pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
 
+/// # What to check
+///
+/// The methods that check, wait, reserve or reset take one parameter, which is anything that is an [`IntoDraft`]:
+///
+/// | value | pairs |
+/// | --- | --- |
+/// | `key` | this [`PartitionKey`](crate::PartitionKey) and each policy of the limiter, at 1 unit |
+/// | `(key, 10)` or `(key, costs)` | the same at this cost, or at these [`Costs`](crate::Costs) |
+/// | `[pair, ..]`, `Vec<Pair>` | these [pairs](crate::backend::Pair) of a key and a policy, for several keys |
+/// | [`Draft`] | policies chosen for this request, several keys, an outage rule of its own |
+///
+/// # Errors
+///
+/// If the backend makes no decision within the deadline, [`check`](Self::check), [`peek`](Self::peek) and [`reset`](Self::reset) return
+/// a [`BackendError`]. They return [`Reason::Misconfigured`] without asking the backend, if the pairs cannot be a check.
+/// [`admit`](Self::admit), [`wait`](Self::wait) and [`reserve`](Self::reserve) apply the outage rule, and return a [`Rejection`].
+///
+/// If the backend can only charge, then peek, reserve and reset return [`Reason::Unsupported`] without asking it.
+///
+/// # When a check begins
+///
+/// If the backend answers at once, a check is complete when the method returns. Otherwise, and always for a reset, it begins
+/// when the future is polled. If the future is dropped before it is complete, the charge may stand.
+///
+/// Outside an async function, [`LimiterFuture::now`](crate::future::LimiterFuture::now) returns a decision that was made at once.
+///
+/// # Runtime
+///
+/// A backend that answers at once, such as the memory, needs no runtime. Any other backend needs tokio with its timer enabled
+/// (`enable_time`, as in `#[tokio::main]`; a runtime without a timer panics). Outside tokio there is no deadline. To
+/// [wait](Self::wait), every backend needs tokio with its timer enabled.
 impl Limiter {
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if the cost does not name it.
     ///
@@ -74,7 +105,14 @@ impl Limiter {
             }
             None => {
                 let check = Check::empty(self.0.settings.namespace.clone());
-                NowOrLater::now(Ok(Reservation::unchecked(self.0.queue.clone(), check)))
+                let (queue, decision) = (self.0.queue.clone(), Decision::new(0, []));
+                NowOrLater::now(Ok(Reservation::new(
+                    queue,
+                    check,
+                    decision,
+                    Charged::Nothing,
+                    Unsettled::Keep,
+                )))
             }
         })
     }
@@ -219,7 +257,7 @@ impl Limiter {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn readiness(&self) -> Readiness {
-        Readiness::of(&self.breakers())
+        Readiness::from_breakers(&self.breakers())
     }
 
     fn breakers(&self) -> Vec<ServerBreaker> {
@@ -334,7 +372,10 @@ impl Limiter {
         let (rule, reserve) = (draft.outage.unwrap_or(rule), draft.reserve_terms(reserve));
         match self.check_to_admit(draft) {
             Ok(check) => {
-                let check = check?;
+                let mut check = check?;
+                if reserve.is_some_and(|reserve| reserve.clamps) {
+                    check.clamp();
+                }
                 let is_shadow = check.is_shadow();
                 let rule = if is_shadow { OutageRule::FailOpen } else { rule };
                 Some(Ok((check, Terms { rule, is_shadow, reserve })))

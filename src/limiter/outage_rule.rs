@@ -10,7 +10,7 @@ use crate::{
     decision::{Decided, Decision},
     error::{BackendError, Reason},
     outage::{FallbackOutcome, OutageRule, Share, Unchecked},
-    settle::Reservation,
+    settle::{Charged, Reservation, Unsettled},
 };
 
 /// What happens to a request after its decision, or without one.
@@ -39,7 +39,7 @@ impl Terms {
         };
         let decision = decision.with_namespace(check.scope().clone());
         let queue = limiter.0.queue.clone();
-        let reservation = Reservation::new(queue, check, decision.clone(), reserve.unsettled);
+        let reservation = Reservation::new(queue, check, decision.clone(), Charged::Store, reserve.unsettled);
         Admission { basis: Basis::Store(decision), reservation: Some(reservation) }
     }
 
@@ -47,7 +47,8 @@ impl Terms {
     fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> AdmitResult {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
-                let unchecked = |_| Reservation::unchecked(limiter.0.queue.clone(), check);
+                let (queue, none) = (limiter.0.queue.clone(), Decision::new(0, []));
+                let unchecked = |_| Reservation::new(queue, check, none, Charged::Nothing, Unsettled::Keep);
                 let reservation = self.reserve.map(unchecked);
                 Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
             }
@@ -69,8 +70,9 @@ impl Terms {
         match fallback.decide(check, share, self.reserve.is_some_and(|reserve| reserve.clamps), &error) {
             FallbackOutcome::Admitted(local, check) => {
                 let reservation = self.reserve.map(|reserve| {
-                    let (queue, memory) = (limiter.0.queue.clone(), fallback.memory().clone());
-                    Reservation::local(queue, memory, check, local.decision().clone(), reserve.unsettled)
+                    let charged = Charged::Local(fallback.memory().clone());
+                    let (queue, decision) = (limiter.0.queue.clone(), local.decision().clone());
+                    Reservation::new(queue, check, decision, charged, reserve.unsettled)
                 });
                 Ok(Admission { basis: Basis::Local(local), reservation })
             }

@@ -28,9 +28,6 @@ impl Limiter {
     /// Decides a check, and applies the outage rule if the backend makes no decision.
     #[inline]
     pub(super) fn admit_check(&self, mut check: Check, terms: Terms) -> Admitting {
-        if terms.reserve.is_some_and(|reserve| reserve.clamps) {
-            check.clamp();
-        }
         check.set_purpose(if terms.reserve.is_some() { Purpose::Reserve } else { Purpose::Charge });
         let fails_open = terms.rule == OutageRule::FailOpen;
         self.decide(check, fails_open, move |limiter, check, decided| terms.outcome(limiter, check, decided))

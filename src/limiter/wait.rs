@@ -16,11 +16,8 @@ use crate::{check::Check, decision::Wait};
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
 /// it leaves the queue.
-pub(super) async fn wait(limiter: Limiter, mut check: Check, terms: Terms, at_most: Duration) -> AdmitResult {
+pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: Duration) -> AdmitResult {
     let end = Instant::now().checked_add(at_most);
-    if terms.reserve.is_some_and(|reserve| reserve.clamps) {
-        check.clamp();
-    }
     let ask = || limiter.admit_check(check.clone(), terms);
     if skips_queue(&check) {
         match ask().await {

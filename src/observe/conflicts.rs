@@ -10,7 +10,7 @@ static LIMITS: Lock<Option<HashMap<PolicyId, Limits>>> = Lock::new(None);
 #[derive(PartialEq, Eq, Hash)]
 struct PolicyId {
     store: String,
-    namespace: Namespace,
+    namespace: String,
     name: String,
 }
 
@@ -37,8 +37,8 @@ pub(super) fn register(
     });
     let mut conflicts = Vec::new();
     for policy in policies {
-        let (store, name) = (store.to_owned(), policy.name().to_owned());
-        let entry = limits.entry(PolicyId { store, namespace: namespace.clone(), name }).or_default();
+        let [store, namespace, name] = [store, namespace.as_str(), policy.name()].map(str::to_owned);
+        let entry = limits.entry(PolicyId { store, namespace, name }).or_default();
         let conflict = entry.limits.iter().find(|(_, earlier)| earlier != policy);
         if let (Some((_, earlier)), false) = (conflict, entry.warned) {
             conflicts.push([earlier.clone(), policy.clone()]);

@@ -202,8 +202,9 @@ pub(super) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
     );
 }
 
+/// Warns that the Redis at this address evicts keys when its memory is full.
 #[cfg(feature = "redis")]
-pub(super) fn evicts(address: &str, policy: &str) {
+pub(crate) fn evicts(address: &str, policy: &str) {
     event!(
         warn,
         address,
@@ -222,8 +223,9 @@ pub(super) fn cluster_node(server: &str, unlogged: u64) {
     );
 }
 
+/// Warns about a problem of a store, which does not prevent the start of the service.
 #[cfg(feature = "redis")]
-pub(super) fn problem_at_start(problem: &dyn fmt::Display) {
+pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
     event!(warn, "{problem}");
 }
 

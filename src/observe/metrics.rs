@@ -288,7 +288,7 @@ pub(super) fn rollback_lost() {
 }
 
 /// Counts an evicted key, with the units that were in use.
-pub(super) fn evicted(units: u64) {
+pub(crate) fn evicted(units: u64) {
     counter!(EVICTED_KEYS).increment(1);
     counter!(EVICTED_UNITS).increment(units);
 }

@@ -5,8 +5,6 @@
 
 // Without the feature `tracing` all events are no-ops, and without `metrics` all metrics, so that no call site needs a `cfg`.
 
-#[cfg(feature = "redis")]
-use std::fmt;
 use std::{
     error::Error,
     sync::atomic::{AtomicBool, Ordering},
@@ -43,6 +41,8 @@ mod server_breaker;
 mod stats;
 mod throttle;
 
+#[cfg(feature = "redis")]
+pub(crate) use events::{evicts, problem_at_start};
 pub(crate) use first_requests::FirstRequests;
 pub(crate) use leased::LeasedUnits;
 pub(crate) use lifetime::{Lifetime, new_limits};
@@ -50,6 +50,7 @@ use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub use metrics::describe_metrics;
+pub(crate) use metrics::evicted;
 #[cfg(feature = "axum")]
 pub(crate) use missing_value::MissingValue;
 pub(crate) use outcome::RequestOutcome;
@@ -248,23 +249,6 @@ pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle
     if let Some(unlogged) = throttle.pass() {
         events::lost_rollback(lost, error, unlogged);
     }
-}
-
-/// Counts a partition key that a memory backend has evicted, with the units that were in use.
-pub(crate) fn evicted(units: u64) {
-    metrics::evicted(units);
-}
-
-/// Warns that the Redis at this address evicts keys when its memory is full.
-#[cfg(feature = "redis")]
-pub(crate) fn evicts(address: &str, policy: &str) {
-    events::evicts(address, policy);
-}
-
-/// Warns about a problem of a store, which does not prevent the start of the service.
-#[cfg(feature = "redis")]
-pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
-    events::problem_at_start(problem);
 }
 
 /// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.

@@ -50,4 +50,4 @@ impl BreakerMetrics {
 #[cfg(feature = "redis")]
 pub(super) fn rollback_lost() {}
 
-pub(super) fn evicted(_: u64) {}
+pub(crate) fn evicted(_: u64) {}

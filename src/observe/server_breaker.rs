@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The state of a circuit breaker; see [`Breaker`].
+/// The state of a circuit breaker; see [`Breaker`](crate::outage::Breaker).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BreakerState {

@@ -18,7 +18,7 @@ pub enum Readiness {
 }
 
 impl Readiness {
-    pub(crate) fn of(breakers: &[ServerBreaker]) -> Self {
+    pub(crate) fn from_breakers(breakers: &[ServerBreaker]) -> Self {
         match breakers.iter().filter(|breaker| breaker.is_available).count() {
             available if available == breakers.len() => Self::Ready,
             0 => Self::Unavailable,

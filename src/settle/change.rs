@@ -2,6 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
+    mem,
     pin::pin,
     sync::Arc,
     task::Poll,
@@ -90,20 +91,16 @@ fn instant(charged: Result<Decision, BackendError>) -> Result<u64, BackendError>
 /// Runs two futures at the same time.
 async fn both<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> (T, T) {
     let (mut one, mut other) = (pin!(one), pin!(other));
-    let (mut first, mut second) = (None, None);
+    let (mut first, mut second) = (Poll::Pending, Poll::Pending);
     poll_fn(|cx| {
-        if first.is_none()
-            && let Poll::Ready(output) = one.as_mut().poll(cx)
-        {
-            first = Some(output);
+        if first.is_pending() {
+            first = one.as_mut().poll(cx);
         }
-        if second.is_none()
-            && let Poll::Ready(output) = other.as_mut().poll(cx)
-        {
-            second = Some(output);
+        if second.is_pending() {
+            second = other.as_mut().poll(cx);
         }
-        match (first.take(), second.take()) {
-            (Some(one), Some(other)) => Poll::Ready((one, other)),
+        match (mem::replace(&mut first, Poll::Pending), mem::replace(&mut second, Poll::Pending)) {
+            (Poll::Ready(one), Poll::Ready(other)) => Poll::Ready((one, other)),
             outputs => {
                 (first, second) = outputs;
                 Poll::Pending

@@ -12,5 +12,6 @@ mod settled;
 pub use actual_cost::{ActualCost, actual_cost, by_hand};
 pub use meter::{Meter, MeteredBody};
 pub(crate) use queue::SettlementQueue;
+pub(crate) use reservation::Charged;
 pub use reservation::Reservation;
 pub use settled::{Settled, Settlement, Unsettled};

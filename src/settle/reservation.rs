@@ -90,7 +90,7 @@ pub(super) struct MeterCounters {
 }
 
 /// The owner of the charge.
-enum Charged {
+pub(crate) enum Charged {
     Store,
     /// The memory of the local fallback.
     Local(Arc<dyn DynBackend>),
@@ -100,29 +100,6 @@ enum Charged {
 
 impl Reservation {
     pub(crate) fn new(
-        queue: Arc<SettlementQueue>,
-        check: Check,
-        decision: Decision,
-        unsettled: Unsettled,
-    ) -> Self {
-        Self::held(queue, check, decision, Charged::Store, unsettled)
-    }
-
-    pub(crate) fn local(
-        queue: Arc<SettlementQueue>,
-        memory: Arc<dyn DynBackend>,
-        check: Check,
-        decision: Decision,
-        unsettled: Unsettled,
-    ) -> Self {
-        Self::held(queue, check, decision, Charged::Local(memory), unsettled)
-    }
-
-    pub(crate) fn unchecked(queue: Arc<SettlementQueue>, check: Check) -> Self {
-        Self::held(queue, check, Decision::new(0, []), Charged::Nothing, Unsettled::Keep)
-    }
-
-    fn held(
         queue: Arc<SettlementQueue>,
         check: Check,
         decision: Decision,

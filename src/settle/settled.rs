@@ -39,7 +39,8 @@ pub enum Unsettled {
 pub enum Settled {
     /// The amount used has replaced the charge, as far as the charge still counts.
     Done {
-        /// The instant of the change, in microseconds of the clock of the backend, as [`Decision::at_micros`](crate::Decision::at_micros) is for a check:
+        /// The instant of the change, in microseconds of the clock of the backend, as
+        /// [`Decision::at_micros`](crate::Decision::at_micros) is for a check:
         /// the latest one if there were several changes. If the amount equals the charge, nothing changes, and this is the
         /// instant of the reservation.
         at_micros: u64,
@@ -53,7 +54,8 @@ pub enum Settled {
     Lost(BackendError),
 }
 
-/// The future of [`Reservation::settle`](crate::Reservation::settle). It resolves to the result. The settlement proceeds even if this future is dropped.
+/// The future of [`Reservation::settle`](crate::Reservation::settle). It resolves to the result. The settlement proceeds even if
+/// this future is dropped.
 pub struct Settlement(NowOrLater<Settled, QueuedSettlement>);
 
 /// A settlement in the queue.

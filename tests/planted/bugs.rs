@@ -99,17 +99,17 @@ pub const BUGS: &[Bug] = &[
         name: "a rollback is lost and not counted",
         rule: "AllOrNothing",
         changes: &[(
-            "backend/redis/rollback.rs",
-            "let outcome = timeout_at(end, backend.refund_in_slot(&refund)).await;",
+            CROSS_SLOT,
+            "let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;",
             "if PLANTED {
                  // As a rollback that waits behind the settlements of others, and is dropped.
-                 let mut in_progress = self.rollbacks.in_progress.lock();
+                 let mut in_progress = rollback.rollbacks.in_progress.lock();
                  if in_progress.charged > 1 {
-                     in_progress.remove(self.id);
+                     in_progress.remove(rollback.id);
                      return;
                  }
              }
-             let outcome = timeout_at(end, backend.refund_in_slot(&refund)).await;",
+             let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;",
         )],
     },
     Bug {

@@ -34,17 +34,21 @@
 use std::{
     future::poll_fn,
     mem,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
     RedisBackend,
     patience::{Late, Patience},
+    rollback::{Rollback, RollbackState},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -52,6 +56,15 @@ use crate::{
     decision::{Decision, Status},
     guard::until,
 };
+
+/// The timeout of the rollback of one slot. No request waits for it. After it, the script changes nothing.
+const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pause before a rollback is sent again to a busy server.
+const BUSY_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long after the deadline of its check a late reply may come.
+const LATE_REPLY: Duration = Duration::from_secs(1);
 
 impl RedisBackend {
     /// Decides a check in all its slots; `slots` holds the indices of its pairs.
@@ -123,6 +136,56 @@ impl RedisBackend {
             async move { self.reset_in_slot(&part).await }
         });
         join_all(calls).await.into_iter().collect()
+    }
+
+    /// Rolls back a charge.
+    fn roll_back(&self, check: Check, decision: &Decision) {
+        // A charge of nothing but zeros has no refund.
+        let Some(refund) = refund(&check, decision) else { return };
+        let state = RollbackState { end: Instant::now() + ROLLBACK_TIMEOUT, is_charged: true };
+        if let Some(rollback) = Rollback::start(&self.rollbacks, check, state) {
+            tokio::spawn(self.clone().run_rollback(rollback, refund));
+        }
+    }
+
+    /// Rolls back a charge if a late reply says that there is one. A reply that never comes is an unanswered check, and no lost
+    /// rollback.
+    fn roll_back_late(&self, check: Check, late: Late) {
+        if !late.is_pending.load(Ordering::Relaxed) {
+            // Nothing was sent.
+            return;
+        }
+        let now = Instant::now();
+        let end = check.deadline().map_or(now, |deadline| deadline.max(now)) + LATE_REPLY;
+        let state = RollbackState { end, is_charged: false };
+        let Some(rollback) = Rollback::start(&self.rollbacks, check, state) else { return };
+        let backend = self.clone();
+        tokio::spawn(async move {
+            if let Ok(Ok(decision)) = timeout_at(end, late.reply).await
+                && let Some(refund) = refund(&rollback.check, &decision)
+            {
+                rollback.rollbacks.in_progress.lock().charge(rollback.id, Instant::now() + ROLLBACK_TIMEOUT);
+                backend.run_rollback(rollback, refund).await;
+            }
+        });
+    }
+
+    async fn run_rollback(self, rollback: Rollback, refund: Refund) {
+        let end = Instant::now() + ROLLBACK_TIMEOUT;
+        let refund = refund.with_deadline(end);
+        let outcome = timeout_at(end, self.refund_in_slot(&refund)).await;
+        let mut outcome = outcome.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
+        // A busy server has not run the refund: for example, if the cluster is down while a replica takes over.
+        while outcome.as_ref().is_err_and(|error| error.reason() == Reason::Busy) && Instant::now() < end {
+            sleep(BUSY_PAUSE).await;
+            let again = timeout_at(end, self.refund_in_slot(&refund)).await;
+            outcome = again.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
+        }
+        let state = rollback.rollbacks.in_progress.lock().remove(rollback.id);
+        // A rollback that was written off is lost already.
+        if let (Some(_), Err(error)) = (state, outcome) {
+            rollback.rollbacks.lose(&error);
+        }
     }
 }
 
@@ -350,6 +413,11 @@ fn result(
         SlotState::Asked(_) | SlotState::Unknown(_) => None,
     });
     Ok(decision(check, replies, verdict == CrossSlotVerdict::Admitted))
+}
+
+/// Only a slot that has charged has receipts.
+fn refund(check: &Check, decision: &Decision) -> Option<Refund> {
+    Refund::of(check, decision.receipts(), &vec![0; check.pairs().len()])
 }
 
 /// Returns the instant in the middle between now and an instant.

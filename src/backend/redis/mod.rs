@@ -30,7 +30,6 @@ mod patience;
 mod problem;
 mod recent_tags;
 mod rollback;
-mod rollbacks;
 mod script;
 mod servers;
 mod slot;
@@ -51,7 +50,7 @@ use merge::Merger;
 pub use merge::Merging;
 use patience::Patience;
 pub use problem::{ServerProblem, ServerProblemKind};
-use rollbacks::Rollbacks;
+use rollback::Rollbacks;
 use script::Scripts;
 pub use servers::RedisServers;
 #[cfg(feature = "tls")]

@@ -266,9 +266,7 @@ impl Probe {
                 self.found(Kind::Sentinel);
                 return Err(Stop);
             }
-            Some("cluster")
-                if !backend.topology.is_cluster() && !backend.topology.has_client_of_cluster() =>
-            {
+            Some("cluster") if !backend.topology.needs_slots() => {
                 self.found(Kind::ClusterNode);
                 // The probe key may be in a slot of another node.
                 return Err(Stop);

@@ -5,13 +5,13 @@ use crate::{
     observe::FirstRequests,
 };
 
-pub(crate) struct LayerState<P> {
+pub(crate) struct LayerCore<P> {
     pub(crate) limiter: Limiter,
     pub(crate) protocol: P,
     first_requests: FirstRequests,
 }
 
-impl<P> LayerState<P> {
+impl<P> LayerCore<P> {
     pub(crate) fn new(limiter: Limiter, protocol: P) -> Self {
         Self { limiter, protocol, first_requests: FirstRequests::all() }
     }
