@@ -51,7 +51,7 @@ impl Namespace {
     }
 
     /// Returns the one value that all limiters of this process share, if they have this store and this namespace.
-    pub(crate) fn in_store(self, store: &str) -> Self {
+    pub(crate) fn in_store(&self, store: &str) -> Self {
         type StoreNamespaces = HashMap<(Box<str>, Box<str>), Weak<Named>>;
         static ALL: Lock<Option<StoreNamespaces>> = Lock::new(None);
         let mut shared = ALL.lock();
@@ -63,8 +63,9 @@ impl Namespace {
         if let Some(known) = shared.get(&key).and_then(Weak::upgrade) {
             return Self(known);
         }
-        shared.insert(key, Arc::downgrade(&self.0));
-        self
+        let new = Self::named(self.as_str());
+        shared.insert(key, Arc::downgrade(&new.0));
+        new
     }
 
     /// Returns this namespace in a store without a name, which equals no other store.
@@ -169,6 +170,19 @@ mod tests {
             );
         }
         Namespace::new("shop:eu-1").unwrap();
+    }
+
+    #[test]
+    fn namespaces_of_two_stores_differ() {
+        let [one, other, unnamed] = [
+            Namespace::default().in_store("the first store"),
+            Namespace::default().in_store("the second store"),
+            Namespace::default().in_unnamed_store(),
+        ];
+        assert!(one == other && one == unnamed, "they have the same name");
+        for (a, b) in [(&one, &other), (&one, &unnamed), (&one, &Namespace::default())] {
+            assert!(!a.is_in_same_store(b), "two stores must share no known denials");
+        }
     }
 
     #[test]

@@ -392,7 +392,7 @@ async fn limiter_without_http_distinguishes_outcomes() {
     }
     let nothing = Limiter::builder(MemoryBackend::new()).without_policies().outage(OutageRule::FailOpen);
     let verdict = nothing.build().unwrap().admit(alice()).await;
-    assert!(matches!(verdict, Err(Rejection::Unavailable(_))), "{verdict:?}");
+    assert!(matches!(verdict, Err(Rejection::Misconfigured(_))), "{verdict:?}");
 }
 
 #[tokio::test]
