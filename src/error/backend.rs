@@ -148,7 +148,7 @@ impl Reason {
             Self::ForeignValue => ("foreign_value", "a key contains a foreign value"),
             Self::BrokenReply => ("broken_reply", "the reply of the store cannot be read"),
             Self::Unsupported => ("unsupported", "the backend can only charge"),
-            Self::Misconfigured => ("misconfigured", "the check has no valid pairs"),
+            Self::Misconfigured => ("misconfigured", "the check has no valid key or pairs"),
             Self::Overloaded => ("overloaded", "overloaded: too many checks in flight"),
             Self::Other => ("other", "the store failed"),
         }

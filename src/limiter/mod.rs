@@ -78,7 +78,7 @@ impl Limiter {
     /// Charges the cost, if every policy has room for it. A policy costs 1 unit if the cost does not name it.
     ///
     /// A denial is no error: read [`Decision::is_admitted`](crate::Decision::is_admitted), or use [`admit`](Self::admit). An exempt draft
-    /// is admitted without a status.
+    /// is admitted without a status. If the draft [reserves](Draft::reserve), the check is a plain charge: use [`reserve`](Self::reserve).
     pub fn check(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Decision, BackendError>> {
         self.decide_draft(draft.into_draft(), Purpose::Charge)
     }
@@ -97,7 +97,14 @@ impl Limiter {
     ///
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn reserve(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Reservation, Rejection>> {
-        let admitting = self.start(draft.into_draft().map(Draft::reserve));
+        let admitting = match draft.into_draft() {
+            // Such a backend is asked for no reservation, whatever the outage rule is.
+            Ok(draft) if !draft.is_exempt() && !self.can_settle() => {
+                let error = BackendError::new(Reason::Unsupported);
+                Some(NowOrLater::now(Err(Rejection::Unavailable(error))))
+            }
+            draft => self.start(draft.map(Draft::reserve)),
+        };
         LimiterFuture(match admitting {
             Some(NowOrLater::Now(outcome)) => NowOrLater::Now(outcome.map(reserved)),
             Some(NowOrLater::Later(outcome)) => {

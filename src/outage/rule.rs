@@ -37,8 +37,8 @@ pub enum OutageRule {
     /// In a cluster, the charges of a check across slots stay in the slots that have answered, so that their limits still fill.
     ///
     /// If the store cannot decide only this check, the layer rejects the request. This applies to the
-    /// [reasons](crate::backend::Reason::is_of_one_check) `CrossSlot`, `Full`, `ForeignValue` and `Unsupported`. Otherwise, a
-    /// client could avoid its limit, for example by filling its own log.
+    /// [reasons](crate::backend::Reason::is_of_one_check) `CrossSlot`, `Full`, `ForeignValue`, `Unsupported` and
+    /// `Misconfigured`. Otherwise, a client could avoid its limit, for example by filling its own log.
     FailOpen,
     /// Decides by this share of every quota, in the memory of this process.
     ///

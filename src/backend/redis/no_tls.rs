@@ -19,6 +19,11 @@ impl Tls {
         Ok(())
     }
 
+    /// Returns no error, because there are no settings.
+    pub(super) fn validate_unused(&self) -> Result<(), ConfigError> {
+        Ok(())
+    }
+
     /// Returns how to connect to a server without TLS.
     pub(super) fn apply(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
         Ok(info)

@@ -178,7 +178,7 @@ impl RedisServers {
                 tls.validate(&nodes)?;
                 Topology::cluster(&nodes, tls)
             }
-            Servers::Own(topology) => return tls.validate([]).and(topology),
+            Servers::Own(topology) => return tls.validate_unused().and(topology),
         };
         topology.map_err(|error| ConfigError::RedisUrl { reason: reason_without_url(&error) })
     }

@@ -58,6 +58,11 @@ impl Tls {
         self
     }
 
+    /// Returns an error if there are settings, because the backend does not make the connections.
+    pub(super) fn validate_unused(&self) -> Result<(), ConfigError> {
+        if self.is_custom() { Err(invalid(NEEDS_URL)) } else { Ok(()) }
+    }
+
     fn is_custom(&self) -> bool {
         !self.authorities.is_empty() || self.client.is_some()
     }
@@ -67,9 +72,8 @@ impl Tls {
         if !self.is_custom() {
             return Ok(());
         }
-        let mut urls = urls.into_iter().peekable();
-        if urls.peek().is_none() || !urls.all(|url| is_tls(url)) {
-            return Err(invalid("certificates need a URL that begins with rediss://"));
+        if !urls.into_iter().all(|url| is_tls(url)) {
+            return Err(invalid(NEEDS_URL));
         }
         let mut trusted = RootCertStore::empty();
         if !self.authorities.is_empty() {
@@ -122,6 +126,8 @@ fn certificates(pem: &[u8], what: &str) -> Result<Vec<CertificateDer<'static>>, 
     }
     Ok(all)
 }
+
+const NEEDS_URL: &str = "certificates need a URL that begins with rediss://";
 
 fn invalid(reason: impl Into<String>) -> ConfigError {
     ConfigError::RedisTls { reason: reason.into() }
