@@ -3,8 +3,8 @@
 use tower_sliding_window::{ConfigError, Limiter};
 
 fn mistake(limiter: Limiter) -> Result<(), ConfigError> {
-    limiter.check("alice"); //~ mismatched types
-    //~ note: expected `PartitionKey`, found `&str`
+    limiter.check("alice"); //~ `&str` does not state what to check
+    //~ note: return `PartitionKey::new("tenant", value)`
     Ok(())
 }
 
