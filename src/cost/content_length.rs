@@ -36,7 +36,7 @@ pub struct ByContentLength {
 /// Returns [`ConfigError::InvalidValue`] for 0 bytes.
 pub fn by_content_length(bytes_per_unit: u64) -> Result<ByContentLength, ConfigError> {
     if bytes_per_unit == 0 {
-        let range = format_args!("1 to {}", u64::MAX);
+        let range = format!("1 to {}", u64::MAX);
         return Err(ConfigError::invalid_value("cost by content length:", "0 bytes per quota unit", range));
     }
     Ok(ByContentLength { bytes_per_unit, otherwise: 1 })

@@ -98,7 +98,7 @@ impl DenyCacheConfig {
         let Self { max_age, max_entries } = self;
         let text = "1 ms to 60 s; `.deny_cache(None)` disables the cache";
         ConfigError::check_range("deny cache: max_age", max_age, MAX_AGE, text)?;
-        let text = format_args!("1 to {}", MAX_ENTRIES.end());
+        let text = format!("1 to {}", MAX_ENTRIES.end());
         ConfigError::check_range("deny cache: max_entries", max_entries, MAX_ENTRIES, text)
     }
 }

@@ -72,7 +72,7 @@ impl Breaker {
 
     pub(crate) fn validate(self) -> Result<(), ConfigError> {
         let Self { failures, open_for } = self;
-        let text = format_args!("1 to {}; `.breaker(None)` disables the breaker", FAILURES.end());
+        let text = format!("1 to {}; `.breaker(None)` disables the breaker", FAILURES.end());
         ConfigError::check_range("circuit breaker: failures", failures, FAILURES, text)?;
         ConfigError::check_range("circuit breaker: open_for", open_for, OPEN_FOR, "1 ms to 1 h")
     }

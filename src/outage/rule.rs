@@ -65,8 +65,8 @@ impl Share {
     ///
     /// Returns [`ConfigError::InvalidValue`] if the number is 0.
     pub fn among(processes: u32) -> Result<Self, ConfigError> {
-        let range = format_args!("1 to {}", u32::MAX);
-        let error = || ConfigError::invalid_value("share among", "0 processes", range);
+        let error =
+            || ConfigError::invalid_value("share among", "0 processes", format_args!("1 to {}", u32::MAX));
         NonZeroU32::new(processes).map(Self).ok_or_else(error)
     }
 

@@ -142,11 +142,12 @@ impl Policy {
     /// [`ConfigError::InvalidPolicy`] unless the quota is 1 to 2^32-1 units and the window is 1 ms to 366 days.
     pub fn new(name: &str, quota: u32, window: Duration) -> Result<Self, ConfigError> {
         ConfigError::check_name("policy name", name)?;
-        let valid = format_args!("1 to {} quota units", u32::MAX);
-        let no_quota = || ConfigError::invalid_policy(name, "quota", quota, valid);
+        let no_quota = || {
+            ConfigError::invalid_policy(name, "quota", quota, format_args!("1 to {} quota units", u32::MAX))
+        };
         let quota = NonZeroU32::new(quota).ok_or_else(no_quota)?;
         if !(MIN_WINDOW..=MAX_WINDOW).contains(&window) {
-            let given = format_args!("{window:?}");
+            let given = format!("{window:?}");
             return Err(ConfigError::invalid_policy(name, "window", given, "1 ms to 366 days"));
         }
         // At most 366 days, or 3.2e13 microseconds. A longer window never admits too much.
@@ -218,7 +219,7 @@ impl Policy {
         let kept = u64::from(quota) * u64::from(100_u32.saturating_sub(percent)) / 100;
         // Not more than the quota was.
         let kept = NonZeroU32::new(kept as u32);
-        let given = format_args!("{percent} percent of {quota} units");
+        let given = format!("{percent} percent of {quota} units");
         let valid = "0 to 99 percent and leave at least one unit";
         let invalid = || ConfigError::invalid_policy(self.name(), "headroom of", given, valid);
         let kept = kept.ok_or_else(invalid)?;
@@ -256,8 +257,8 @@ impl Policy {
     }
 
     fn invalid_lease(&self, lease: Lease) -> ConfigError {
-        let given = format_args!("{} units", lease.units());
-        let valid = format_args!("1 to {} quota units, and the algorithm must be sliding buckets", u32::MAX);
+        let given = format!("{} units", lease.units());
+        let valid = format!("1 to {} quota units, and the algorithm must be sliding buckets", u32::MAX);
         ConfigError::invalid_policy(self.name(), "lease of", given, valid)
     }
 

@@ -28,7 +28,7 @@ pub(super) fn properties(
         && precision.subsec_nanos().is_multiple_of(1_000)
         && window.as_micros().div_ceil(precision.as_micros()) <= u128::from(MAX_BUCKETS);
     if !is_possible {
-        let valid = format_args!(
+        let valid = format!(
             "1 ms to the window of {window:?}, in whole microseconds, with at most {MAX_BUCKETS} buckets in a window"
         );
         return Err(ConfigError::invalid_policy(name, "precision", format_args!("{precision:?}"), valid));
