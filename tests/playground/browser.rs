@@ -130,19 +130,42 @@ impl Browser {
         text.as_str().unwrap_or_else(|| panic!("no element {selector}")).to_owned()
     }
 
-    /// Clicks on an element with the mouse.
+    /// Clicks on an element with the mouse. Clicks again if the element moved away below the mouse.
     pub fn click(&mut self, selector: &str) {
+        let start = Instant::now();
+        while !self.try_to_click(selector) {
+            assert!(start.elapsed() < PATIENCE, "no click reaches {selector}");
+        }
+    }
+
+    /// Returns whether the element has seen the click.
+    fn try_to_click(&mut self, selector: &str) -> bool {
+        // Two frames without a move: the page has done what the last input began.
         let middle = self.eval(&format!(
-            "(() => {{ const element = document.querySelector({selector:?}); \
+            "(async () => {{ const element = document.querySelector({selector:?}); \
+               const frame = () => new Promise(done => requestAnimationFrame(done)); \
+               const place = () => {{ const {{ x, y, width, height }} = element.getBoundingClientRect(); \
+                 return [x + width / 2, y + height / 2]; }}; \
                element.scrollIntoView({{ block: 'center', behavior: 'instant' }}); \
-               const {{ x, y, width, height }} = element.getBoundingClientRect(); \
-               return [x + width / 2, y + height / 2]; }})()"
+               for (let last = ''; last !== String(place()); await frame()) last = String(place()); \
+               globalThis.clickSeen = false; \
+               element.addEventListener('click', () => globalThis.clickSeen = true, {{ capture: true, once: true }}); \
+               return place(); }})()"
         ));
         for kind in ["mousePressed", "mouseReleased"] {
             let event =
                 json!({ "type": kind, "x": middle[0], "y": middle[1], "button": "left", "clickCount": 1 });
             self.call("Input.dispatchMouseEvent", event);
         }
+        // The browser may handle the click later.
+        let start = Instant::now();
+        while self.eval("globalThis.clickSeen") != true {
+            if start.elapsed() > Duration::from_secs(2) {
+                return false;
+            }
+            sleep(Duration::from_millis(5));
+        }
+        true
     }
 
     /// Replaces the text of an input field with the keyboard.
