@@ -1,14 +1,14 @@
 //! An example as a child process, which ends with its test, even if the test panics.
 
 use std::{
-    collections::HashMap,
+    collections::BTreeMap,
     ffi::OsStr,
     fs,
     io::{BufRead, BufReader, Read},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     thread::sleep,
     time::{Duration, Instant},
 };
@@ -193,10 +193,11 @@ fn is_running(process: u32) -> bool {
 /// Cargo builds the examples only if it tests the whole workspace. Otherwise this function builds the example, in the same folder,
 /// with the same profile and the features of the workspace.
 fn program(name: &str) -> PathBuf {
-    static PROGRAMS: Mutex<Option<HashMap<String, PathBuf>>> = Mutex::new(None);
-    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
-    let programs = programs.get_or_insert_default();
-    programs.entry(name.to_owned()).or_insert_with(|| build(name)).clone()
+    static PROGRAMS: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
+    // A test that starts a program again does not wait until another test has built another one.
+    let program =
+        PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default().clone();
+    program.get_or_init(|| build(name)).clone()
 }
 
 fn build(name: &str) -> PathBuf {
