@@ -324,11 +324,8 @@ impl<'a> Transaction<'a> {
 
     async fn replies_of(&mut self, waits_for: fn(&Slot<'_>) -> bool, end: Option<Instant>) {
         let replies = poll_fn(|cx| self.poll_replies(cx, waits_for));
-        match end {
-            // `None` means that the end has come.
-            Some(end) => until(end, replies).await.unwrap_or_default(),
-            None => replies.await,
-        }
+        // `None` means that the end has come.
+        until(end, replies).await.unwrap_or_default()
     }
 
     /// Returns whether a slot has replied, and none that has replied denies.

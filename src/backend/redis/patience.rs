@@ -82,11 +82,7 @@ pub(super) async fn with_patience(
 ) -> RedisResult<Value> {
     is_pending.store(true, Ordering::Relaxed);
     let mut reply = pin!(reply);
-    let in_time = match deadline {
-        Some(deadline) => until(deadline, &mut reply).await,
-        None => Some(reply.as_mut().await),
-    };
-    let reply = match in_time {
+    let reply = match until(deadline, &mut reply).await {
         Some(reply) => reply,
         None => {
             if let Some(pass) = pass {

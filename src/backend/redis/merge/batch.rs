@@ -120,13 +120,10 @@ impl PendingReply {
         let (caller, reply) = oneshot::channel();
         let mut state = batch.0.lock();
         let report = pass.take_report();
-        state.end_of_wait = state.end_of_wait.max(pass.deadline());
-        let checks = &mut state.checks;
-        if checks.report.is_none() {
-            checks.report = report;
-        }
+        state.end_of_wait = state.end_of_wait.max(pass.deadline);
         state.time.add(time);
         let checks = &mut state.checks;
+        checks.report = checks.report.take().or(report);
         checks.calls.push(call);
         checks.callers.push(caller);
         let is_full = checks.calls.len() >= MAX_CHECKS;
@@ -152,12 +149,12 @@ impl Drop for Unanswered<'_> {
         // Under the lock, a check is either removed from the call or counted.
         let mut state = self.pending.batch.0.lock();
         self.pending.reply.close();
-        if self.pass.has_timed_out() {
-            state.end_of_wait = self.pass.deadline();
+        if self.pass.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            state.end_of_wait = self.pass.deadline;
         }
         if state.is_written {
             self.count.fetch_add(1, Ordering::Relaxed);
-            state.permits.extend(self.pass.take_permit());
+            state.permits.extend(self.pass.permit.take());
         }
     }
 }

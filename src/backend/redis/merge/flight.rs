@@ -124,11 +124,7 @@ impl Flight {
                 if replies.has_decided
                     && let Some(report) = checks.report.take()
                 {
-                    report.answered(if replies.has_charged {
-                        ServerAnswer::Works
-                    } else {
-                        ServerAnswer::Reads
-                    });
+                    report.answered(ServerAnswer::from_write(replies.has_charged));
                 }
                 // The server may have become a replica, which rejects only the checks that write.
                 for error in replies.of_checks.iter().filter_map(|reply| reply.as_ref().err()) {
