@@ -28,10 +28,7 @@ pub(crate) async fn before<T>(
 
 /// Runs a future until an instant, if there is one. Returns `None` if the instant comes first, and the future has not ended after the
 /// [last turns](LAST_TURNS) either. Outside tokio, the instant has no effect.
-pub(crate) async fn until<T>(
-    end: impl Into<Option<Instant>>,
-    future: impl Future<Output = T>,
-) -> Option<T> {
+pub(crate) async fn until<T>(end: impl Into<Option<Instant>>, future: impl Future<Output = T>) -> Option<T> {
     // Without a runtime there is no timer, and creating one would panic.
     let end = end.into().filter(|_| tokio::runtime::Handle::try_current().is_ok());
     let Some(end) = end else { return Some(future.await) };

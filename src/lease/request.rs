@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{runtime::Handle, sync::watch, time::Instant};
 
-use super::table::{Learned, Leases, Request, Step};
+use super::table::{Leases, Request, Step};
 use crate::{
     check::{Check, Pair, Purpose},
     decision::{Decided, Decision, Status},
@@ -84,7 +84,7 @@ impl LeaseMiss {
             // Outside a runtime, nothing bounds the wait.
             if matches!(step, Step::Wait(_))
                 && Handle::try_current().is_ok()
-                && let Some(_place) = leases.permit_to_wait()
+                && let Ok(_permit) = leases.waits.try_acquire()
             {
                 let started = Instant::now();
                 while let Step::Wait(request) = step {
@@ -135,13 +135,9 @@ impl InFlight {
             unanswered => return unanswered,
         };
         self.progress = RequestProgress::Ended;
-        let Some(Learned { held, timers }) =
-            self.leases.learn(&self.check, &decision, Some((&self.request, sent)))
-        else {
-            return Ok(decision);
-        };
-        for due in timers {
-            self.leases.schedule(due);
+        let (held, timers) = self.leases.learn(&self.check, &decision, Some((&self.request, sent)));
+        for (at, pair) in timers {
+            self.leases.schedule(at, pair);
         }
         Ok(for_caller(&self.check, &decision, &held))
     }
