@@ -151,9 +151,9 @@ pub const BUGS: &[Bug] = &[
         changes: &[
             (
                 CLUSTER,
-                "Server::new(self.nodes.target(address), self.protection.clone(), format!(\"{host}:{port}\"))",
+                "Server::new((self.target)(address), self.protection.clone(), format!(\"{host}:{port}\"))",
                 "let server =
-                     Server::new(self.nodes.target(address), self.protection.clone(), format!(\"{host}:{port}\"));
+                     Server::new((self.target)(address), self.protection.clone(), format!(\"{host}:{port}\"));
                  if PLANTED { server.with_guard(&self.guard) } else { server }",
             ),
             // Otherwise, the first node that leaves would disable the circuit breaker of all.

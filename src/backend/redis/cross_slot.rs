@@ -63,6 +63,9 @@ const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before a rollback is sent again to a busy server.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
+/// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
+pub(super) const REFUND_PAIRS: usize = 4;
+
 /// How long after the deadline of its check a late reply may come.
 const LATE_REPLY: Duration = Duration::from_secs(1);
 
@@ -83,9 +86,8 @@ impl RedisBackend {
             }
             Purpose::Overage => {
                 // An overage is charged in every slot that can be reached.
-                let calls = slots.iter().map(|pairs| {
-                    let part = check.part(pairs, Purpose::Overage);
-                    async move { self.check_in_slot(&part, Patience::Caller).await }
+                let calls = slots.iter().map(async |pairs| {
+                    self.check_in_slot(&check.part(pairs, Purpose::Overage), Patience::Caller).await
                 });
                 let replies = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 return Ok(decision(check, slots.iter().zip(&replies), true));
@@ -117,10 +119,8 @@ impl RedisBackend {
         refund: &Refund,
         slots: &[Vec<usize>],
     ) -> Result<u64, BackendError> {
-        let calls = slots.iter().map(|pairs| {
-            let part = refund.part(pairs);
-            async move { self.refund_in_slot(&part).await }
-        });
+        let calls = slots.iter().flat_map(|pairs| pairs.chunks(REFUND_PAIRS));
+        let calls = calls.map(async |pairs| self.refund_in_slot(&refund.part(pairs)).await);
         let instants = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(instants.into_iter().max().unwrap_or_default())
     }
@@ -131,10 +131,8 @@ impl RedisBackend {
         check: &Check,
         slots: &[Vec<usize>],
     ) -> Result<(), BackendError> {
-        let calls = slots.iter().map(|pairs| {
-            let part = check.part(pairs, check.purpose());
-            async move { self.reset_in_slot(&part).await }
-        });
+        let calls =
+            slots.iter().map(async |pairs| self.reset_in_slot(&check.part(pairs, check.purpose())).await);
         join_all(calls).await.into_iter().collect()
     }
 

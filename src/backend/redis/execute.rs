@@ -21,7 +21,7 @@ use super::{
     merge::{GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
-    topology::{Connection, Node, ServerState, Topology},
+    topology::{Cluster, Connection, Node, ServerState, Topology},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -165,8 +165,8 @@ impl RedisBackend {
     ) -> Result<Value, BackendError> {
         let Operation { slot, deadline, wait, .. } = operation;
         let mut node = match self.topology.connected_owner(slot) {
-            Some(node) => node,
-            None => Box::pin(self.owner(slot, wait)).await?,
+            Ok(node) => node,
+            Err(cluster) => Box::pin(owner(cluster, slot, wait)).await?,
         };
         let mut failed: Option<Arc<ServerState>> = None;
         let mut last_error = BackendError::new(Reason::Other);
@@ -304,30 +304,31 @@ impl RedisBackend {
         Ok((node, error))
     }
 
-    /// Returns the node that has the keys of a slot. Looking it up needs a pass of its own.
-    async fn owner(&self, slot: u16, wait: Option<CheckWait<'_>>) -> Result<Node, BackendError> {
-        if let Some(node) = self.topology.known_owner(slot).await.map_err(unavailable)? {
-            return Ok(node);
-        }
-        let guard = self.topology.look_up_guard();
-        let pass = wait.map(|wait| guard.enter(wait.deadline)).transpose()?;
-        let looked_up = by_deadline(wait, self.topology.owner(slot)).await;
-        match (looked_up.and_then(|owner| owner.map_err(unavailable)), pass) {
-            (Ok(owner), Some(pass)) => {
-                pass.answered(ServerAnswer::Works);
-                Ok(owner)
-            }
-            (Err(error), Some(pass)) => Err(pass.failed(error)),
-            (owner, None) => owner,
-        }
-    }
-
     /// Returns the error of a check of this slot that got no reply in time.
     pub(super) fn timeout(&self, slot: u16) -> BackendError {
         match self.topology.connected_owner(slot) {
-            Some(node) => node.guard().timeout(),
-            None => BackendError::new(Reason::Timeout),
+            Ok(node) => node.guard().timeout(),
+            Err(_) => BackendError::new(Reason::Timeout),
         }
+    }
+}
+
+/// Returns the node of a cluster that has the keys of a slot. Looking it up needs a pass of its own.
+async fn owner(cluster: &Cluster, slot: u16, wait: Option<CheckWait<'_>>) -> Result<Node, BackendError> {
+    if let Some(server) = cluster.known_owner(slot).await.map_err(unavailable)? {
+        return Ok(Node::new(server));
+    }
+    let pass = wait.map(|wait| cluster.guard().enter(wait.deadline)).transpose()?;
+    let owner = by_deadline(wait, cluster.owner(slot)).await;
+    match (owner.and_then(|owner| owner.map_err(unavailable)), pass) {
+        (Ok(owner), pass) => {
+            if let Some(pass) = pass {
+                pass.answered(ServerAnswer::Works);
+            }
+            Ok(Node::new(owner))
+        }
+        (Err(error), Some(pass)) => Err(pass.failed(error)),
+        (Err(error), None) => Err(error),
     }
 }
 

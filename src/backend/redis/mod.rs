@@ -44,6 +44,7 @@ mod url;
 mod verify;
 
 pub use connect::RedisBackendBuilder;
+use cross_slot::REFUND_PAIRS;
 pub use error::ConnectError;
 use keys::KeyNames;
 use merge::Merger;
@@ -268,9 +269,6 @@ impl RedisBackend {
     }
 }
 
-/// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
-const REFUND_PAIRS: usize = 4;
-
 impl Backend for RedisBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let keys = || check.pairs().iter().map(|pair| &pair.key);
@@ -290,21 +288,14 @@ impl Backend for RedisBackend {
 
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let keys = || refund.pairs().iter().map(|pair| &pair.key);
-        let in_calls = |slots: &[Vec<usize>]| {
-            slots
-                .iter()
-                .flat_map(|pairs| pairs.chunks(REFUND_PAIRS))
-                .map(<[usize]>::to_vec)
-                .collect::<Vec<_>>()
-        };
         let count = refund.pairs().len();
         let outcome = match self.slots(keys()) {
-            Some(slots) => return self.refund_in_slots(refund, &in_calls(&slots)).await,
+            Some(slots) => return self.refund_in_slots(refund, &slots).await,
             None if count <= REFUND_PAIRS => self.refund_in_slot(refund).await,
-            None => self.refund_in_slots(refund, &in_calls(&[(0..count).collect()])).await,
+            None => self.refund_in_slots(refund, &[(0..count).collect()]).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => self.refund_in_slots(refund, &in_calls(&slots)).await,
+            Some(slots) => self.refund_in_slots(refund, &slots).await,
             None => outcome,
         }
     }

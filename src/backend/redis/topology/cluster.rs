@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, io, mem,
+    io, mem,
     sync::Arc,
     time::Duration,
 };
@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    endpoint::{Address, Endpoint},
+    endpoint::Address,
     server::{Server, Target},
     server_state::ServerState,
     slot_map::{self, SlotReport, Slots},
@@ -60,29 +60,16 @@ pub(crate) struct Cluster(Arc<ClusterInner>);
 struct ClusterInner {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
-    nodes: Nodes,
+    /// The kind of the cluster, and the addresses of these nodes.
+    name: String,
+    has_streams: bool,
+    /// Returns how to connect to the node at an address.
+    target: Box<dyn Fn(&Address) -> Target + Send + Sync>,
     protection: Arc<SharedProtection>,
     /// The guard of the look-ups of slots without a known owner.
     guard: Arc<Guard>,
     refreshes: SingleFlight<()>,
     state: Lock<ClusterState>,
-}
-
-/// How to connect to the nodes.
-pub(super) enum Nodes {
-    /// As to this server, apart from the address.
-    Endpoint(Box<Endpoint>),
-    /// Over streams that the caller opens.
-    Streams(Box<dyn Fn(&Address) -> Target + Send + Sync>),
-}
-
-impl Nodes {
-    fn target(&self, address: &Address) -> Target {
-        match self {
-            Self::Endpoint(endpoint) => Target::Endpoint(Box::new(endpoint.with_address(address))),
-            Self::Streams(streams) => streams(address),
-        }
-    }
 }
 
 #[derive(Default)]
@@ -100,34 +87,37 @@ struct ClusterState {
     refresh_error: Option<RedisError>,
 }
 
-/// Returns the name of a cluster: the addresses of the nodes that the caller has named.
-fn name(seeds: &[Address], nodes: &Nodes) -> String {
-    let kind = match nodes {
-        Nodes::Endpoint(_) => "cluster",
-        Nodes::Streams(_) => "cluster over custom streams",
-    };
-    seeds.iter().fold(kind.to_owned(), |name, (host, port)| name + &format!(" {host}:{port}"))
-}
-
-impl fmt::Display for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(&self.0.seeds, &self.0.nodes))
-    }
-}
-
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
+    /// Returns a cluster. `target` returns how to connect to a node, which is over streams of the caller if `has_streams`.
+    pub(super) fn new(
+        seeds: Vec<Address>,
+        has_streams: bool,
+        target: impl Fn(&Address) -> Target + Send + Sync + 'static,
+    ) -> Self {
+        let kind = if has_streams { "cluster over custom streams" } else { "cluster" };
+        let name = seeds.iter().fold(kind.to_owned(), |name, (host, port)| name + &format!(" {host}:{port}"));
         let protection = Arc::<SharedProtection>::default();
-        let guard = Guard::new(protection.clone(), name(&seeds, &nodes));
-        let refreshes = SingleFlight::new(REFRESH_TIMEOUT);
-        Self(Arc::new(ClusterInner { seeds, nodes, protection, guard, refreshes, state: Lock::default() }))
+        Self(Arc::new(ClusterInner {
+            guard: Guard::new(protection.clone(), name.as_str()),
+            seeds,
+            name,
+            has_streams,
+            target: Box::new(target),
+            protection,
+            refreshes: SingleFlight::new(REFRESH_TIMEOUT),
+            state: Lock::default(),
+        }))
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.0.name
     }
 
     pub(super) fn has_streams(&self) -> bool {
-        matches!(self.0.nodes, Nodes::Streams(_))
+        self.0.has_streams
     }
 
-    pub(super) fn guard(&self) -> &Arc<Guard> {
+    pub(crate) fn guard(&self) -> &Arc<Guard> {
         &self.0.guard
     }
 
@@ -185,7 +175,7 @@ impl Cluster {
     }
 
     /// Returns the owner of a slot, as far as it is known.
-    pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
+    pub(crate) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
         let Some(server) = self.0.state.lock().owner(slot) else { return Ok(None) };
         if !server.is_connected() {
             // Another node may have taken over its slots.
@@ -195,7 +185,7 @@ impl Cluster {
     }
 
     /// Returns the owner of a slot. If it is not known, looks it up.
-    pub(super) async fn owner(&self, slot: u16) -> RedisResult<Server> {
+    pub(crate) async fn owner(&self, slot: u16) -> RedisResult<Server> {
         if let Some(server) = self.known_owner(slot).await? {
             return Ok(server);
         }
@@ -281,7 +271,7 @@ impl ClusterInner {
     fn server_in(&self, state: &mut ClusterState, address: &Address) -> Server {
         let new = || {
             let (host, port) = address;
-            Server::new(self.nodes.target(address), self.protection.clone(), format!("{host}:{port}"))
+            Server::new((self.target)(address), self.protection.clone(), format!("{host}:{port}"))
         };
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
@@ -492,13 +482,13 @@ fn parse(address: &str, host: Option<&str>) -> Option<Address> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::tls::Tls;
+    use crate::backend::redis::{tls::Tls, topology::endpoint::Endpoint};
 
     /// A node that is out of date names the old owner, which has refused a command.
     #[test]
     fn redirect_to_refused_node_leaves_the_map() {
         let endpoint = Endpoint::from_url("redis://127.0.0.1/", &Tls::default()).unwrap();
-        let cluster = Cluster::new(Vec::new(), Nodes::Endpoint(Box::new(endpoint)));
+        let cluster = Cluster::new(Vec::new(), false, move |_| Target::Endpoint(Box::new(endpoint.clone())));
         let [old, new] = ["old", "new"].map(|host| (host.to_owned(), 6379));
         cluster.0.move_slot(7, &new);
         cluster.0.state.lock().refused.insert(old.clone(), Instant::now());

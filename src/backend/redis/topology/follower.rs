@@ -96,7 +96,7 @@ struct WatchedSentinel {
 impl Board {
     /// Watches all known Sentinels. Never ends.
     async fn watch_all(self: Arc<Self>) {
-        for info in self.sentinels.named() {
+        for info in &self.sentinels.named {
             self.state.lock().push(WatchedSentinel::new(info.clone(), None));
         }
         let (mut watches, mut started, mut events) = (JoinSet::new(), 0, self.events.subscribe());
@@ -128,7 +128,7 @@ impl Board {
         let Some(info) = self.state.lock().get(index).map(|watched| watched.info.clone()) else {
             return Ok(());
         };
-        let service = self.sentinels.service();
+        let service = &self.sentinels.service;
         tls::prepare(info.addr());
         let client = Client::open(info)?;
         let Ok(connection) = timeout(TIMEOUT, client.get_multiplexed_async_connection()).await else {
@@ -196,7 +196,7 @@ impl Board {
         for (id, address) in reports {
             let Some(info) = self.sentinels.at(&address) else { continue };
             let is_known = |watched: &WatchedSentinel| watched.is(&id) || watched.info.addr() == info.addr();
-            let max_known = self.sentinels.named().len() + MAX_DISCOVERED;
+            let max_known = self.sentinels.named.len() + MAX_DISCOVERED;
             match state.iter().position(|watched| watched.discovered.as_ref() == Some(&id)) {
                 // It has moved.
                 Some(moved) => state[moved].info = info,
@@ -205,7 +205,7 @@ impl Board {
             }
         }
         let counting = state.iter().filter(|watched| watched.discovered.is_some() && watched.counts(state));
-        self.sentinels.discover(counting.map(|watched| watched.info.clone()).collect());
+        *self.sentinels.discovered.lock() = counting.map(|watched| watched.info.clone()).collect();
         state.len() > before
     }
 }

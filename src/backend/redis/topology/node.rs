@@ -25,7 +25,7 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    pub(super) fn new(server: Server) -> Self {
+    pub(crate) fn new(server: Server) -> Self {
         Self::Server { server, is_asking: false }
     }
 
@@ -72,7 +72,7 @@ impl Connection {
     pub(crate) async fn send(&self, command: &Cmd, now: Instant) -> RedisResult<Value> {
         match self {
             Self::Server(connection) => connection.send(command, now).await,
-            Self::External(connection) => connection.send(command).await,
+            Self::External(connection) => connection.commands.send(command).await,
         }
     }
 

@@ -26,12 +26,12 @@ const ANSWER_WAIT: Duration = Duration::from_millis(300);
 /// Several Sentinels, and the service name under which they monitor the primary.
 pub(super) struct Sentinels {
     /// The Sentinels that the caller has named.
-    named: Vec<ConnectionInfo>,
-    /// Other Sentinels, which the named ones have reported.
-    discovered: Lock<Vec<ConnectionInfo>>,
-    service: String,
+    pub(super) named: Vec<ConnectionInfo>,
+    /// Other Sentinels that answer, which the named ones have reported.
+    pub(super) discovered: Lock<Vec<ConnectionInfo>>,
+    pub(super) service: String,
     /// How to connect to the primary. The Sentinels supply its address.
-    primary: Endpoint,
+    pub(super) primary: Endpoint,
 }
 
 /// The primary by the answer of one Sentinel.
@@ -54,32 +54,9 @@ pub(super) struct SentinelAnswer {
 }
 
 impl Sentinels {
-    pub(super) fn new(named: Vec<ConnectionInfo>, service: String, primary: Endpoint) -> Self {
-        Self { named, discovered: Lock::default(), service, primary }
-    }
-
-    pub(super) fn service(&self) -> &str {
-        &self.service
-    }
-
-    /// Returns how to connect to the primary, without its current address.
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.primary
-    }
-
-    /// Returns the Sentinels that the caller has named.
-    pub(super) fn named(&self) -> &[ConnectionInfo] {
-        &self.named
-    }
-
     /// Returns how to connect to another Sentinel: as to the first one, apart from the address.
     pub(super) fn at(&self, address: &Address) -> Option<ConnectionInfo> {
         self.named.first().map(|first| with_address(first, address))
-    }
-
-    /// Records the other Sentinels that answer.
-    pub(super) fn discover(&self, others: Vec<ConnectionInfo>) {
-        *self.discovered.lock() = others;
     }
 
     /// Returns the servers that may be the primary, the most probable first. The caller verifies their roles.

@@ -73,7 +73,7 @@ pub(super) enum Target {
 }
 
 /// Opens streams to the server and starts the protocol on them.
-pub(super) trait Streams: Send + Sync {
+pub(crate) trait Streams: Send + Sync {
     fn connect(&self, config: AsyncConnectionConfig) -> Connecting;
 }
 
@@ -81,7 +81,7 @@ type Connecting = Pin<Box<dyn Future<Output = RedisResult<(MultiplexedConnection
 
 /// A task that runs as long as a connection can move bytes. It is aborted with the last clone of the connection; otherwise a
 /// stream that accepts no more bytes would keep it forever.
-pub(super) struct Driver(AbortHandle);
+pub(crate) struct Driver(AbortHandle);
 
 impl Driver {
     /// Returns a task beside the one that moves the bytes, if the client crate owns that one. It ends with their runtime.
@@ -149,7 +149,7 @@ impl Target {
     pub(super) fn endpoint(&self) -> Option<&Endpoint> {
         match self {
             Self::Endpoint(endpoint) => Some(endpoint),
-            Self::Sentinels(sentinels) => Some(sentinels.endpoint()),
+            Self::Sentinels(sentinels) => Some(&sentinels.primary),
             Self::Streams(_) => None,
         }
     }
@@ -160,7 +160,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Endpoint(endpoint) => write!(f, "{}", endpoint.info.addr()),
-            Self::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service()),
+            Self::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service),
             Self::Streams(_) => f.write_str("custom streams"),
         }
     }
@@ -330,19 +330,17 @@ impl ConnectionState {
 impl ServerInner {
     /// Drops a connection that is lost. A newer one stays.
     fn disconnect(&self, lost: &Arc<ServerState>) {
-        let mut state = self.state.lock();
-        if matches!(&*state, ConnectionState::Connected(connection) if Arc::ptr_eq(connection.server(), lost))
-        {
-            *state = ConnectionState::Disconnected;
-        }
+        self.disconnect_if(|opened| Arc::ptr_eq(&opened.state, lost));
     }
 
     /// Drops a connection to another server than the primary. The next check connects to the primary.
     fn follow(&self, primary: &Address) {
+        self.disconnect_if(|opened| opened.address.as_ref().is_some_and(|address| address != primary));
+    }
+
+    fn disconnect_if(&self, is_unusable: impl FnOnce(&OpenConnection) -> bool) {
         let mut state = self.state.lock();
-        let is_other = |address: &Address| address != primary;
-        if matches!(&*state, ConnectionState::Connected(connection) if connection.opened.address.as_ref().is_some_and(is_other))
-        {
+        if matches!(&*state, ConnectionState::Connected(connection) if is_unusable(&connection.opened)) {
             *state = ConnectionState::Disconnected;
         }
     }
