@@ -32,6 +32,7 @@
 //! back the other slots with every request, and does not starve those who share them.
 
 use std::{
+    collections::BTreeMap,
     future::poll_fn,
     mem,
     sync::{
@@ -427,33 +428,31 @@ fn decision<'a, P: AsRef<[usize]>>(
     replies: impl Iterator<Item = (P, &'a Decision)>,
     is_charged: bool,
 ) -> Decision {
-    let mut pairs: Vec<Option<(Status, Receipt)>> = vec![None; check.pairs().len()];
+    let mut pairs: BTreeMap<usize, (Status, Receipt)> = BTreeMap::new();
     let mut at_micros = 0;
     for (indices, decision) in replies {
         at_micros = at_micros.max(decision.at_micros());
         for (n, status) in decision.indexed_statuses() {
             let Some(index) = indices.as_ref().get(n) else { continue };
-            let (Some(place), Some(pair)) = (pairs.get_mut(*index), check.pairs().get(*index)) else {
-                continue;
-            };
+            let Some(pair) = check.pairs().get(*index) else { continue };
             // The status of a slot that admits includes the charge, which is rolled back. A shadow pair that denies has none.
             let status = if decision.is_admitted() && !is_charged && status.retry_after().is_zero() {
                 without_charge(status, pair)
             } else {
                 status.clone()
             };
-            *place = Some((status, decision.receipts().get(n).copied().unwrap_or(Receipt::NO_CHARGE)));
+            let receipt = decision.receipts().get(n).copied().unwrap_or(Receipt::NO_CHARGE);
+            pairs.insert(*index, (status, receipt));
         }
     }
-    let known: Vec<usize> = (0..pairs.len()).filter(|i| pairs[*i].is_some()).collect();
+    let known: Vec<usize> = pairs.keys().copied().collect();
     // A shadow pair without a status has no receipt that is known.
-    let receipt =
-        |pair: &Option<(Status, Receipt)>| pair.as_ref().map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
+    let receipt = |index| pairs.get(&index).map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
     let receipts: Vec<Receipt> = match check.purpose() {
-        Purpose::Reserve if is_charged => pairs.iter().map(receipt).collect(),
+        Purpose::Reserve if is_charged => (0..check.pairs().len()).map(receipt).collect(),
         _ => Vec::new(),
     };
-    let statuses = pairs.into_iter().flatten().map(|(status, _)| status).collect();
+    let statuses = pairs.into_values().map(|(status, _)| status).collect();
     Decision::divided(at_micros, statuses, receipts, check, known)
 }
 

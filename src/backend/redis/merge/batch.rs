@@ -1,7 +1,6 @@
 //! A batch: the checks of one merged call, and how each of them waits for its reply.
 
 use std::{
-    iter::zip,
     mem,
     sync::{
         Arc,
@@ -50,9 +49,7 @@ struct BatchState {
 /// Checks whose callers wait.
 #[derive(Default)]
 pub(super) struct Checks {
-    pub(super) calls: Vec<Call>,
-    /// One for each call.
-    pub(super) callers: Vec<Caller>,
+    pub(super) waiting: Vec<(Call, Caller)>,
     /// The right to report the outcome of the call.
     pub(super) report: Option<CallReport>,
 }
@@ -92,10 +89,9 @@ impl Batch {
     pub(super) fn write(&self) -> Checks {
         let mut state = self.0.lock();
         state.is_written = true;
-        let Checks { calls, callers, report } = mem::take(&mut state.checks);
-        let waiting = zip(calls, callers).filter(|(_, caller)| !caller.is_closed());
-        let (calls, callers) = waiting.unzip();
-        Checks { calls, callers, report }
+        let mut checks = mem::take(&mut state.checks);
+        checks.waiting.retain(|(_, caller)| !caller.is_closed());
+        checks
     }
 
     /// Returns the checks, if the call was not written.
@@ -124,9 +120,8 @@ impl PendingReply {
         state.time.add(time);
         let checks = &mut state.checks;
         checks.report = checks.report.take().or(report);
-        checks.calls.push(call);
-        checks.callers.push(caller);
-        let is_full = checks.calls.len() >= MAX_CHECKS;
+        checks.waiting.push((call, caller));
+        let is_full = checks.waiting.len() >= MAX_CHECKS;
         drop(state);
         (Self { batch: batch.clone(), reply }, is_full)
     }
