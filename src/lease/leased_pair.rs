@@ -39,7 +39,7 @@ pub(super) struct LeasedPair {
     /// came too late.
     request: Option<(watch::Sender<bool>, LocalMicros)>,
     /// The number of successive answers that came after the end of their bucket.
-    late: u32,
+    pub(super) late: u32,
     /// Whether the task that returns units looks at this pair later.
     is_scheduled: bool,
     paused_until: LocalMicros,
@@ -128,11 +128,6 @@ impl LeasedPair {
         if has_ended { self.give_back() } else { None }
     }
 
-    /// Returns whether the lease has room for this cost. Call it after [`begin_use`](Self::begin_use).
-    pub(super) fn has_room(&self, cost: u32) -> bool {
-        self.held.as_ref().is_some_and(|held| cost <= held.units)
-    }
-
     /// Grants units of the lease. Returns the status of the pair, the receipt, and the instant in microseconds of the store's clock,
     /// as a lower bound. Call it after [`begin_use`](Self::begin_use). If the lease has no room, grants nothing.
     #[inline]
@@ -202,11 +197,6 @@ impl LeasedPair {
     #[must_use]
     pub(super) fn end_request(&mut self) -> Option<watch::Sender<bool>> {
         self.request.take().map(|(ended, _)| ended)
-    }
-
-    /// Returns whether the last answer came too late for a lease.
-    pub(super) fn is_late(&self) -> bool {
-        self.late > 0
     }
 
     /// Leases nothing for a while, after a lease request without a valid answer.

@@ -180,7 +180,7 @@ impl Leases {
                     let answer = LeaseAnswer { key, decision, status, receipt, units, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
-                    if let Some(ended) = ended.as_ref().filter(|_| entry.is_late()) {
+                    if let Some(ended) = ended.as_ref().filter(|_| entry.late > 0) {
                         // Its end wakes those who wait. Until then, nothing does, because the lock is held.
                         ended.send_if_modified(|is_late| {
                             *is_late = true;
@@ -318,7 +318,7 @@ impl Shard {
                 continue;
             };
             leftovers.extend(entry.begin_use(policy, now));
-            has_room &= entry.has_room(*cost);
+            has_room &= *cost <= entry.units();
         }
         if !has_room {
             return None;

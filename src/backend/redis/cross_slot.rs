@@ -77,14 +77,10 @@ impl RedisBackend {
         check: &Check,
         slots: &[Vec<usize>],
     ) -> Result<Decision, BackendError> {
-        match check.purpose() {
+        let purpose = match check.purpose() {
             // A lease has one partition key, and so one slot.
-            Purpose::Charge | Purpose::Reserve | Purpose::Lease => {}
-            Purpose::Peek => {
-                let mut peek = Transaction::start(self, check, slots, Purpose::Peek);
-                peek.replies(check.deadline()).await;
-                return peek.end(check);
-            }
+            Purpose::Charge | Purpose::Reserve | Purpose::Lease => Purpose::Reserve,
+            Purpose::Peek => Purpose::Peek,
             Purpose::Overage => {
                 // An overage is charged in every slot that can be reached.
                 let calls = slots.iter().map(async |pairs| {
@@ -93,10 +89,11 @@ impl RedisBackend {
                 let replies = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 return Ok(decision(check, slots.iter().zip(&replies), true));
             }
-        }
+        };
         let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
-        if check.hints().recently_denied.may_contain_any() && !enforced.is_empty() {
+        let is_charge = purpose == Purpose::Reserve;
+        if check.hints().recently_denied.may_contain_any() && is_charge && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
             // A slot that does not reply must leave time for the charge, if the others admit.
@@ -109,7 +106,7 @@ impl RedisBackend {
             }
             return peek.end(check);
         }
-        let mut transaction = Transaction::start(self, check, slots, Purpose::Reserve);
+        let mut transaction = Transaction::start(self, check, slots, purpose);
         transaction.replies(check.deadline()).await;
         transaction.end(check)
     }

@@ -80,11 +80,9 @@ impl Rollbacks {
     fn write_off(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut in_progress = self.in_progress.lock();
-        let is_over = |state: &RollbackState| state.end + GRACE <= now;
-        let over: Vec<u64> =
-            in_progress.rollbacks.iter().filter(|(_, state)| is_over(state)).map(|(id, _)| *id).collect();
-        let lost =
-            over.into_iter().filter_map(|id| in_progress.remove(id)).filter(|state| state.is_charged).count();
+        let over = in_progress.rollbacks.extract_if(|_, state| state.end + GRACE <= now);
+        let lost = over.filter(|(_, state)| state.is_charged).count();
+        in_progress.charged -= lost;
         let next = in_progress.rollbacks.values().map(|state| state.end + GRACE).min();
         drop(in_progress);
         for _ in 0..lost {

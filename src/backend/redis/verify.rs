@@ -18,6 +18,7 @@ use super::{
     eviction::{eviction_policy, info_field},
     patience::Patience,
     problem::ServerProblemKind as Kind,
+    topology::Topology,
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -146,10 +147,15 @@ impl RedisBackend {
 
     /// Returns a random key of each primary, so that processes that verify at the same time do not share a key.
     fn probe_keys(&self) -> BTreeMap<String, PartitionKey> {
-        let (mut keys, servers) = (BTreeMap::new(), self.topology.primaries());
+        let random_key =
+            || PartitionKey::new("verify", RandomState::new().build_hasher().finish().to_be_bytes());
+        let Topology::Cluster(cluster) = &self.topology else {
+            return [(self.topology.to_string(), random_key())].into();
+        };
+        let (mut keys, servers) = (BTreeMap::new(), cluster.primaries());
         for _ in 0..MAX_DRAWS {
-            let key = PartitionKey::new("verify", RandomState::new().build_hasher().finish().to_be_bytes());
-            if let Some(server) = self.topology.primary_of(self.names.slot(&key)) {
+            let key = random_key();
+            if let Some(server) = cluster.primary_of(self.names.slot(&key)) {
                 keys.entry(server).or_insert(key);
             }
             if keys.len() >= servers {

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::select_ok;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, pipe};
 use tokio::{
     runtime::Handle,
@@ -145,27 +146,18 @@ impl Cluster {
             }
             state.servers.values().cloned().collect()
         };
-        let mut outcome = Ok(());
-        let mut attempts: JoinSet<RedisResult<()>> =
-            servers.into_iter().map(|server| async move { server.connection().await.map(drop) }).collect();
-        while let Some(attempt) = attempts.join_next().await {
-            match attempt {
-                Ok(Ok(())) => return Ok(()),
-                Ok(error) => outcome = error,
-                // The runtime is shutting down.
-                Err(error) => outcome = Err(io::Error::other(error).into()),
-            }
-        }
-        outcome
+        // There are slots, so there are owners.
+        let attempts = servers.iter().map(|server| Box::pin(server.connection()));
+        select_ok(attempts).await.map(drop)
     }
 
     /// Returns the number of nodes that own slots.
-    pub(super) fn primaries(&self) -> usize {
+    pub(crate) fn primaries(&self) -> usize {
         self.0.state.lock().servers.len()
     }
 
     /// Returns the address of the owner of a slot, as far as it is known.
-    pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
+    pub(crate) fn primary_of(&self, slot: u16) -> Option<String> {
         self.0.state.lock().address(slot).map(|(host, port)| format!("{host}:{port}"))
     }
 
@@ -204,7 +196,7 @@ impl Cluster {
     ) -> Option<RedisResult<Server>> {
         let is = |kind: ServerErrorKind| error.kind() == kind.into();
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
-            let host = self.0.state.lock().host(slot);
+            let host = self.0.state.lock().address(slot).map(|(host, _)| host.clone());
             let address = error.redirect_node().and_then(|(address, _)| parse(address, host.as_deref()))?;
             if is(ServerErrorKind::Ask) {
                 return Some(Ok(self.0.server(&address)));
@@ -348,7 +340,7 @@ impl ClusterInner {
         let has_owners = slot_map::is_complete(&state.slots);
         // A subscriber of the events may read the state.
         drop(state);
-        removed.iter().for_each(|server| server.guard().retire());
+        removed.values().for_each(|server| server.guard().retire());
         if has_owners {
             // Without a look-up, no check would close the breaker of the look-ups.
             self.guard.answered();
@@ -378,7 +370,7 @@ impl ClusterInner {
         state: &mut ClusterState,
         reports: &[(Address, SlotReport)],
         started: Instant,
-    ) -> Vec<Server> {
+    ) -> BTreeMap<Address, Server> {
         for (node, report) in reports {
             if report.is_ok == Some(true) && state.refused.get(node).is_some_and(|refused| *refused < started)
             {
@@ -399,7 +391,7 @@ impl ClusterInner {
             let unknown = reports.iter().filter(|(_, report)| !needs_two || report.is_ok.is_none());
             believed = unknown.map(|(_, report)| report).collect();
             if believed.is_empty() {
-                return Vec::new();
+                return BTreeMap::new();
             }
         }
         let has_refused = |owner: &Address| needs_two || state.has_refused(owner);
@@ -409,13 +401,12 @@ impl ClusterInner {
         let servers = mem::take(&mut state.servers);
         let (servers, removed) = servers.into_iter().partition(|(address, _)| state.is_owner(address));
         state.servers = servers;
-        let removed: BTreeMap<_, _> = removed;
         let owners: Vec<Address> = state.slots.iter().map(|(_, owner)| owner.clone()).collect();
         for owner in &owners {
             self.server_in(state, owner);
         }
         state.refresh_error = None;
-        removed.into_values().collect()
+        removed
     }
 }
 
@@ -451,10 +442,6 @@ impl ClusterState {
                 "no cluster node has the slot of this key",
             ))
         })
-    }
-
-    fn host(&self, slot: u16) -> Option<String> {
-        self.address(slot).map(|(host, _)| host.clone())
     }
 }
 

@@ -115,22 +115,6 @@ impl Topology {
         }
     }
 
-    /// Returns the number of primaries with slots, as far as they are known.
-    pub(super) fn primaries(&self) -> usize {
-        match self {
-            Self::Server(_) | Self::External(_) => 1,
-            Self::Cluster(cluster) => cluster.primaries(),
-        }
-    }
-
-    /// Returns the address of the primary of a slot, without user and password. None if it is not known.
-    pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
-        match self {
-            Self::Server(_) | Self::External(_) => Some(self.to_string()),
-            Self::Cluster(cluster) => cluster.primary_of(slot),
-        }
-    }
-
     /// Returns whether a check of several keys may need several calls, because this is a cluster.
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self, Self::Cluster(_))

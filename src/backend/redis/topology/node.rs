@@ -85,7 +85,7 @@ impl Connection {
 
     /// Returns whether each command needs ASKING before it.
     pub(crate) fn is_asking(&self) -> bool {
-        matches!(self, Self::Server(connection) if connection.is_asking())
+        matches!(self, Self::Server(connection) if connection.is_asking)
     }
 
     /// Returns the state of the server at the other end.

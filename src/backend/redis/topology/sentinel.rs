@@ -68,13 +68,16 @@ impl Sentinels {
             self.named.iter().cloned().chain(self.discovered.lock().iter().cloned()).collect();
         let query = |sentinel: &ConnectionInfo| query_once(sentinel.clone(), self.service.clone());
         let mut queries: JoinSet<RedisResult<SentinelAnswer>> = known.iter().map(query).collect();
-        let (mut answers, mut known, mut end) = (Vec::<SentinelAnswer>::new(), known.len(), None);
+        let (mut answers, mut end) = (Vec::<SentinelAnswer>::new(), None);
         let mut failure = RedisError::from((
             ErrorKind::MasterNameNotFoundBySentinel,
             "no Sentinel has a primary that is up",
         ));
         loop {
-            if let Some(primary) = agreed(&candidates(&answers), known) {
+            let candidates = candidates(&answers);
+            // One Sentinel may have several addresses.
+            let repeated = answers.len() - candidates.len();
+            if let Some(primary) = agreed(&candidates, known.len() - repeated) {
                 return Ok(vec![self.primary.with_address(&primary.address)]);
             }
             let answer = match end {
@@ -82,10 +85,6 @@ impl Sentinels {
                 None => Ok(queries.join_next().await),
             };
             match answer {
-                // One Sentinel may have several addresses.
-                Ok(Some(Ok(Ok(answer)))) if answers.iter().any(|other| other.has_same_id(&answer)) => {
-                    known -= 1
-                }
                 Ok(Some(Ok(Ok(answer)))) => {
                     answers.push(answer);
                     end.get_or_insert(Instant::now() + ANSWER_WAIT);
@@ -105,10 +104,6 @@ impl Sentinels {
 }
 
 impl SentinelAnswer {
-    fn has_same_id(&self, other: &Self) -> bool {
-        self.id.is_some() && self.id == other.id
-    }
-
     /// Reads the replies to the commands of [`query`]. Only the first one is needed.
     fn read(replies: Vec<RedisResult<Value>>) -> RedisResult<Self> {
         let mut replies = replies.into_iter();

@@ -3,8 +3,8 @@
 use std::{
     fmt,
     future::pending,
-    hash::{DefaultHasher, Hash, Hasher},
-    io, mem,
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    io,
     pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
@@ -130,7 +130,7 @@ enum ConnectionState {
 pub(crate) struct ServerConnection {
     opened: Arc<OpenConnection>,
     /// Whether to send ASKING before each command: the slot is being migrated to this server.
-    is_asking: bool,
+    pub(super) is_asking: bool,
 }
 
 /// An open connection, which its clones share.
@@ -236,10 +236,6 @@ impl ServerConnection {
     /// Returns the same connection, for a slot that is being migrated to this server or not.
     pub(super) fn with_asking(self, is_asking: bool) -> Self {
         Self { is_asking, ..self }
-    }
-
-    pub(super) fn is_asking(&self) -> bool {
-        self.is_asking
     }
 
     /// Returns the state of the server at the other end.
@@ -398,22 +394,18 @@ impl ServerInner {
 
     /// Opens a connection to the first of these servers that confirms that it is a primary.
     async fn open_primary(self: &Arc<Self>, candidates: Vec<Endpoint>) -> RedisResult<ServerConnection> {
-        let mut outcome = Err(timed_out());
         let mut candidates = candidates.into_iter().peekable();
-        let mut is_first = true;
+        let mut first_error = None;
         while let Some(candidate) = candidates.next() {
             // The last one has all the time that is left.
             let limit = if candidates.peek().is_some() { ROLE_TIMEOUT } else { CONNECT_TIMEOUT };
             let opened = timeout(limit, self.open_confirmed(&candidate)).await;
-            let opened = opened.unwrap_or_else(|_| Err(timed_out()));
-            if opened.is_ok() || mem::take(&mut is_first) {
-                outcome = opened;
-            }
-            if outcome.is_ok() {
-                break;
+            match opened.unwrap_or_else(|_| Err(timed_out())) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => first_error = first_error.or(Some(error)),
             }
         }
-        outcome
+        Err(first_error.unwrap_or_else(timed_out))
     }
 
     async fn open_confirmed(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
@@ -480,9 +472,7 @@ fn timed_out() -> RedisError {
 /// Returns the pause after a failed attempt. It is random, because many processes lose the same server at the same time.
 fn backoff(attempt: Duration) -> Duration {
     // No two attempts take the same number of nanoseconds, but in a simulated network an attempt always takes the same.
-    let mut hasher = DefaultHasher::new();
-    attempt.hash(&mut hasher);
-    let random = hasher.finish() % 1_024;
+    let random = BuildHasherDefault::<DefaultHasher>::new().hash_one(attempt) % 1_024;
     RECONNECT_PAUSE / 2 + RECONNECT_PAUSE / 2 * random as u32 / 1_024
 }
 
