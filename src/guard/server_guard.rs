@@ -28,15 +28,15 @@ const CROWD: usize = 64;
 
 /// The guard of one server, or of a backend that is guarded as a whole.
 pub(crate) struct Guard {
-    protection: Arc<SharedProtection>,
+    pub(crate) protection: Arc<SharedProtection>,
     circuit: Circuit,
     in_flight: AtomicUsize,
-    events: ServerEvents,
+    pub(crate) events: ServerEvents,
 }
 
 /// A check in flight.
 pub(crate) struct Pass {
-    guard: Arc<Guard>,
+    pub(crate) guard: Arc<Guard>,
     /// `None` if the call that contains this check has it.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "dropping it releases the place"))]
     pub(crate) permit: Option<Permit>,
@@ -73,12 +73,6 @@ impl Guard {
         Self { protection, circuit, in_flight: AtomicUsize::new(0), events }
     }
 
-    /// Adds the settings of a limiter to those that this guard shares.
-    #[cfg(feature = "redis")]
-    pub(crate) fn protect(&self, protection: Protection) {
-        self.protection.add(protection);
-    }
-
     /// Returns the guard of a whole backend.
     pub(crate) fn of_backend(protection: Protection, store: &str) -> Arc<Self> {
         let shared = SharedProtection::default();
@@ -91,12 +85,6 @@ impl Guard {
     pub(crate) fn breaker(&self) -> Option<ServerBreaker> {
         let (breaker, _) = self.protection.breaker();
         breaker.map(|_| self.circuit.breaker(self.events.server()))
-    }
-
-    /// Warns that the server is a node of a cluster, and redirects some checks to servers that the backend does not know.
-    #[cfg(feature = "redis")]
-    pub(crate) fn reject_cluster_node(&self) {
-        self.events.cluster_node();
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
@@ -216,12 +204,6 @@ impl Guard {
 }
 
 impl Pass {
-    /// Returns whether this check is in flight at this guard.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_of(&self, guard: &Arc<Guard>) -> bool {
-        Arc::ptr_eq(&self.guard, guard)
-    }
-
     /// Ends the check with its outcome, and returns the outcome for the caller.
     pub(crate) fn decided(
         self,

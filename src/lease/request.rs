@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, sync::watch, time::Instant};
+use tokio::{runtime::Handle, time::Instant};
 
 use super::table::{Leases, Request, Step};
 use crate::{
@@ -87,8 +87,11 @@ impl LeaseMiss {
                 && let Ok(_permit) = leases.waits.try_acquire()
             {
                 let started = Instant::now();
-                while let Step::Wait(request) = step {
-                    let is_late = has_ended_late(request, started + deadline / WAIT).await;
+                while let Step::Wait(mut request) = step {
+                    // The only change is the end.
+                    let has_ended = until(started + deadline / WAIT, request.changed()).await.is_some();
+                    // If its answer came after the end of its bucket, another check asks for the units of the next one.
+                    let is_late = has_ended && *request.borrow();
                     if let Some(decision) = leases.grant(&check) {
                         let granted = Ok(decision);
                         leases.events.decided(&check, &granted, None);
@@ -156,13 +159,6 @@ impl Drop for InFlight {
             self.leases.events.leased(LeasedUnits::Lost, units);
         }
     }
-}
-
-/// Waits for the end of a lease request, at most until this instant. Returns whether its answer came after the end of its bucket: then
-/// another check asks for the units of the next one.
-async fn has_ended_late(mut request: watch::Receiver<bool>, at_most: Instant) -> bool {
-    // The only change is the end.
-    until(at_most, request.changed()).await.is_some() && *request.borrow()
 }
 
 /// Returns whether a check may take and use leases: it charges, all its pairs are leased, and they have one partition key.

@@ -44,7 +44,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
 
 use super::{
     RedisBackend,
@@ -255,12 +258,6 @@ impl<'a> Slot<'a> {
     fn is_shadow(&self) -> bool {
         self.part.is_shadow()
     }
-
-    /// Returns the error of this slot if it has not replied by the deadline.
-    fn timeout(&self, backend: &RedisBackend) -> BackendError {
-        let key = self.part.pairs().first().map(|pair| &pair.key);
-        key.map_or_else(|| BackendError::new(Reason::Timeout), |key| backend.timeout(backend.names.slot(key)))
-    }
 }
 
 /// A check in progress. If it is dropped before its end, its charges are rolled back.
@@ -357,8 +354,11 @@ impl<'a> Transaction<'a> {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
                 let is_shadow = slot.is_shadow();
-                if let (true, SlotState::Asked(late)) = (is_shadow, slot.state) {
-                    late.wait_in_background(check.deadline());
+                if let (true, SlotState::Asked(late)) = (is_shadow, slot.state)
+                    && let (Some(deadline), Ok(runtime)) = (check.deadline(), Handle::try_current())
+                {
+                    // The circuit breaker learns of a server that hangs.
+                    runtime.spawn(until(deadline, late.reply));
                 }
             }
         }
@@ -390,7 +390,7 @@ fn result(
         let needed = slots.iter().filter(|slot| are_shadows || !slot.is_shadow());
         let errors = needed.filter_map(|slot| match &slot.state {
             SlotState::Unknown(error) => Some(error.clone()),
-            SlotState::Asked(_) => Some(slot.timeout(backend)),
+            SlotState::Asked(_) => Some(backend.timeout(&slot.part)),
             SlotState::Charged(_) | SlotState::Denied(_) => None,
         });
         // An overload comes first, and then an error of this check alone: no outage rule, or not every one, may admit the check.

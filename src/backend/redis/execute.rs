@@ -293,7 +293,7 @@ impl RedisBackend {
         let mut error = unavailable(error);
         let Some(node) = redirect else { return Err(error) };
         let node = node.map_err(unavailable)?;
-        if let Some(pass) = pass.take_if(|pass| !pass.is_of(node.guard())) {
+        if let Some(pass) = pass.take_if(|pass| !Arc::ptr_eq(&pass.guard, node.guard())) {
             if has_moved {
                 // A node that redirects has answered.
                 pass.answered(ServerAnswer::Reads);
@@ -304,12 +304,11 @@ impl RedisBackend {
         Ok((node, error))
     }
 
-    /// Returns the error of a check of this slot that got no reply in time.
-    pub(super) fn timeout(&self, slot: u16) -> BackendError {
-        match self.topology.connected_owner(slot) {
-            Ok(node) => node.guard().timeout(),
-            Err(_) => BackendError::new(Reason::Timeout),
-        }
+    /// Returns the error of a check in one slot that got no reply in time.
+    pub(super) fn timeout(&self, check: &Check) -> BackendError {
+        let slot = check.pairs().first().map(|pair| self.names.slot(&pair.key));
+        let node = slot.and_then(|slot| self.topology.connected_owner(slot).ok());
+        node.map_or_else(|| BackendError::new(Reason::Timeout), |node| node.guard().timeout())
     }
 }
 

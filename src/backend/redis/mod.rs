@@ -205,7 +205,7 @@ impl RedisBackend {
     /// Returns the number of rollbacks in a cluster that may have failed: the backend received no confirmation, or the runtime
     /// ended first. The charges of such a check may stand until their windows have passed. Clones share the count.
     pub fn lost_rollbacks(&self) -> u64 {
-        self.rollbacks.lost()
+        self.rollbacks.lost.load(Ordering::Relaxed)
     }
 
     /// Returns the number of checks that were sent and got no reply: the deadline passed, the connection was lost, or the caller
@@ -261,9 +261,7 @@ impl RedisBackend {
         outcome: &Result<T, BackendError>,
         keys: impl ExactSizeIterator<Item = &'a PartitionKey>,
     ) -> Option<Vec<Vec<usize>>> {
-        if !outcome.as_ref().is_err_and(|error| error.reason() == Reason::CrossSlot) {
-            return None;
-        }
+        outcome.as_ref().err().filter(|error| error.reason() == Reason::CrossSlot)?;
         self.is_cluster.store(true, Ordering::Relaxed);
         self.slots(keys)
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use redis::{RedisResult, Value};
-use tokio::{runtime::Handle, time::Instant};
+use tokio::time::Instant;
 
 use super::error::is_reply;
 use crate::{
@@ -48,15 +48,6 @@ pub(super) struct Late {
     pub(super) reply: Pin<Box<dyn Future<Output = Result<Decision, BackendError>> + Send>>,
     /// Whether a command was sent that has no reply yet.
     pub(super) is_pending: Arc<AtomicBool>,
-}
-
-impl Late {
-    /// Waits for the reply until the deadline, in the background, so that the circuit breaker learns of a server that hangs.
-    pub(super) fn wait_in_background(self, deadline: Option<Instant>) {
-        if let (Some(deadline), Ok(runtime)) = (deadline, Handle::try_current()) {
-            runtime.spawn(until(deadline, self.reply));
-        }
-    }
 }
 
 /// Runs a step before anything is sent. A check that waits for late replies does not wait for such a step.

@@ -37,7 +37,7 @@ pub(super) struct Rollbacks {
     pub(super) in_progress: Lock<InProgress>,
     /// Notified when a rollback ends.
     ended: Notify,
-    lost: AtomicU64,
+    pub(super) lost: AtomicU64,
     events: Throttle,
 }
 
@@ -60,10 +60,6 @@ pub(super) struct RollbackState {
 }
 
 impl Rollbacks {
-    pub(super) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
-    }
-
     /// Waits until no rollback is in progress. A rollback that is not driven is written off after its end.
     pub(super) async fn drain(&self) {
         loop {

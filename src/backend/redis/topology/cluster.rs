@@ -436,12 +436,9 @@ impl ClusterState {
 
     /// Returns why a slot has no known owner: the last refresh has failed, or no node has the slot.
     fn owner_error(&self) -> RedisError {
-        self.refresh_error.clone().unwrap_or_else(|| {
-            RedisError::from((
-                ErrorKind::ClusterConnectionNotFound,
-                "no cluster node has the slot of this key",
-            ))
-        })
+        let text = "no cluster node has the slot of this key";
+        let no_owner = || RedisError::from((ErrorKind::ClusterConnectionNotFound, text));
+        self.refresh_error.clone().unwrap_or_else(no_owner)
     }
 }
 

@@ -195,7 +195,10 @@ impl Board {
             .collect();
         for (id, address) in reports {
             let Some(info) = self.sentinels.at(&address) else { continue };
-            let is_known = |watched: &WatchedSentinel| watched.is(&id) || watched.info.addr() == info.addr();
+            let is_known = |watched: &WatchedSentinel| {
+                let answered = watched.answer.as_ref().and_then(|answer| answer.id.as_ref());
+                answered == Some(&id) || watched.info.addr() == info.addr()
+            };
             let max_known = self.sentinels.named.len() + MAX_DISCOVERED;
             match state.iter().position(|watched| watched.discovered.as_ref() == Some(&id)) {
                 // It has moved.
@@ -213,11 +216,6 @@ impl Board {
 impl WatchedSentinel {
     fn new(info: ConnectionInfo, discovered: Option<String>) -> Self {
         Self { info, discovered, was_queried: false, has_answered: false, answer: None }
-    }
-
-    fn is(&self, id: &str) -> bool {
-        let answered = self.answer.as_ref().and_then(|answer| answer.id.as_deref());
-        answered == Some(id) || self.discovered.as_deref() == Some(id)
     }
 
     /// Returns whether a majority contains this Sentinel: the caller has named it, or it has answered, and another one considers it

@@ -127,7 +127,7 @@ impl Topology {
 
     /// Adds the settings of a limiter to the protection of all servers.
     pub(super) fn protect(&self, protection: Protection) {
-        self.look_up_guard().protect(protection);
+        self.look_up_guard().protection.add(protection);
     }
 
     /// Returns the circuit breaker of each server.
@@ -171,7 +171,8 @@ impl Topology {
     ) -> Option<RedisResult<Node>> {
         let has_moved = error.kind() == ServerErrorKind::Moved.into();
         if has_moved && !self.needs_slots() {
-            self.look_up_guard().reject_cluster_node();
+            // Some checks are redirected to servers that the backend does not know.
+            self.look_up_guard().events.cluster_node();
         }
         match self {
             Self::Server(server) => requires_reconnect(error).then(|| Ok(Node::new(server.clone()))),

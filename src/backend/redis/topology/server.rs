@@ -306,11 +306,8 @@ async fn ask(mut connection: MultiplexedConnection, command: &Cmd) -> RedisResul
     let mut replies = replies.into_iter().map(Value::extract_error);
     let missing = || Err(RedisError::from((ErrorKind::Parse, "no reply")));
     let (asking, reply) = (replies.next().unwrap_or_else(missing), replies.next().unwrap_or_else(missing));
-    match reply {
-        // If ASKING fails, the command is redirected again. The reason is the first error.
-        Err(_) => asking.and(reply),
-        reply => reply,
-    }
+    // If ASKING fails, the command is redirected again. The reason is the first error.
+    reply.or_else(|error| asking.and(Err(error)))
 }
 
 impl ConnectionState {
