@@ -160,13 +160,11 @@ impl Circuit {
     /// Returns the permission to ask the store, or the error while the breaker is open.
     pub(super) fn enter(&self) -> Result<CircuitTicket, BackendError> {
         let state = self.0.lock();
-        let probe = match &state.open {
-            None => None,
-            Some(open) => {
-                let probe = (Instant::now() >= open.until).then(|| open.probes.start()).flatten();
-                Some(probe.ok_or_else(|| open.error.clone().unasked("circuit breaker is open"))?)
-            }
+        let probe = |open: &Open| {
+            let probe = (Instant::now() >= open.until).then(|| open.probes.start()).flatten();
+            probe.ok_or_else(|| open.error.clone().unasked("circuit breaker is open"))
         };
+        let probe = state.open.as_ref().map(probe).transpose()?;
         Ok(CircuitTicket { epoch: state.epoch, probe })
     }
 

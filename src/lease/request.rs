@@ -55,11 +55,10 @@ impl Leases {
             return LeaseLookup::Bypass;
         }
         let is_leasable = is_leasable(check);
-        let granted = if is_leasable { self.grant(check) } else { None };
-        granted.map_or_else(
-            || LeaseLookup::Miss(LeaseMiss { leases: self.clone(), is_leasable }),
-            LeaseLookup::Granted,
-        )
+        if is_leasable && let Some(decision) = self.grant(check) {
+            return LeaseLookup::Granted(decision);
+        }
+        LeaseLookup::Miss(LeaseMiss { leases: self.clone(), is_leasable })
     }
 }
 

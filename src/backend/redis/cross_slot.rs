@@ -208,11 +208,12 @@ enum CrossSlotVerdict {
 impl CrossSlotVerdict {
     /// Returns the result of a check whose deadline has passed or whose slots have all replied.
     fn of(slots: &[Slot<'_>]) -> Self {
-        if slots.iter().all(Slot::is_shadow) {
+        if slots.iter().all(|slot| slot.part.is_shadow()) {
             let has_replied = slots.iter().any(|slot| matches!(slot.state, SlotState::Charged(_)));
             return if has_replied { Self::Admitted } else { Self::Unavailable };
         }
-        let has = |is: fn(&SlotState) -> bool| slots.iter().any(|slot| !slot.is_shadow() && is(&slot.state));
+        let has =
+            |is: fn(&SlotState) -> bool| slots.iter().any(|slot| !slot.part.is_shadow() && is(&slot.state));
         if has(|state| matches!(state, SlotState::Denied(_))) {
             Self::Denied
         } else if has(|state| matches!(state, SlotState::Asked(_) | SlotState::Unknown(_))) {
@@ -252,11 +253,6 @@ impl<'a> Slot<'a> {
             backend.check_in_slot(&asked, patience).await
         });
         Self { pairs, part, state: SlotState::Asked(Late { reply, is_pending }) }
-    }
-
-    /// Returns whether all pairs are shadows.
-    fn is_shadow(&self) -> bool {
-        self.part.is_shadow()
     }
 }
 
@@ -306,10 +302,10 @@ impl<'a> Transaction<'a> {
     /// Waits for the replies of all slots until an instant. For those of shadow slots, waits until half of the time has passed, if
     /// there are other slots.
     async fn replies(&mut self, end: Option<Instant>) {
-        let shadows = self.slots.iter().filter(|slot| slot.is_shadow()).count();
+        let shadows = self.slots.iter().filter(|slot| slot.part.is_shadow()).count();
         if (1..self.slots.len()).contains(&shadows) {
             self.replies_of(|_| true, half_until(end)).await;
-            self.replies_of(|slot| !slot.is_shadow(), end).await;
+            self.replies_of(|slot| !slot.part.is_shadow(), end).await;
         } else {
             self.replies_of(|_| true, end).await;
         }
@@ -353,7 +349,7 @@ impl<'a> Transaction<'a> {
         if !is_rejected && verdict.keeps(check.hints().fails_open) {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
-                let is_shadow = slot.is_shadow();
+                let is_shadow = slot.part.is_shadow();
                 if let (true, SlotState::Asked(late)) = (is_shadow, slot.state)
                     && let (Some(deadline), Ok(runtime)) = (check.deadline(), Handle::try_current())
                 {
@@ -386,8 +382,8 @@ fn result(
     slots: &[Slot<'_>],
 ) -> Result<Decision, BackendError> {
     if verdict == CrossSlotVerdict::Unavailable {
-        let are_shadows = slots.iter().all(Slot::is_shadow);
-        let needed = slots.iter().filter(|slot| are_shadows || !slot.is_shadow());
+        let are_shadows = slots.iter().all(|slot| slot.part.is_shadow());
+        let needed = slots.iter().filter(|slot| are_shadows || !slot.part.is_shadow());
         let errors = needed.filter_map(|slot| match &slot.state {
             SlotState::Unknown(error) => Some(error.clone()),
             SlotState::Asked(_) => Some(backend.timeout(&slot.part)),

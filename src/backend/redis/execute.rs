@@ -318,16 +318,14 @@ async fn owner(cluster: &Cluster, slot: u16, wait: Option<CheckWait<'_>>) -> Res
         return Ok(Node::new(server));
     }
     let pass = wait.map(|wait| cluster.guard().enter(wait.deadline)).transpose()?;
-    let owner = by_deadline(wait, cluster.owner(slot)).await;
-    match (owner.and_then(|owner| owner.map_err(unavailable)), pass) {
-        (Ok(owner), pass) => {
-            if let Some(pass) = pass {
-                pass.answered(ServerAnswer::Works);
-            }
-            Ok(Node::new(owner))
+    let looked_up = by_deadline(wait, cluster.owner(slot)).await;
+    match (looked_up.and_then(|owner| owner.map(Node::new).map_err(unavailable)), pass) {
+        (Ok(owner), Some(pass)) => {
+            pass.answered(ServerAnswer::Works);
+            Ok(owner)
         }
         (Err(error), Some(pass)) => Err(pass.failed(error)),
-        (Err(error), None) => Err(error),
+        (owner, None) => owner,
     }
 }
 

@@ -61,13 +61,11 @@ pub(crate) struct Cluster(Arc<ClusterInner>);
 struct ClusterInner {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
-    /// The kind of the cluster, and the addresses of these nodes.
-    name: String,
     has_streams: bool,
     /// Returns how to connect to the node at an address.
     target: Box<dyn Fn(&Address) -> Target + Send + Sync>,
     protection: Arc<SharedProtection>,
-    /// The guard of the look-ups of slots without a known owner.
+    /// The guard of the look-ups of slots without a known owner. Its name has the addresses of the nodes that the caller has named.
     guard: Arc<Guard>,
     refreshes: SingleFlight<()>,
     state: Lock<ClusterState>,
@@ -99,19 +97,14 @@ impl Cluster {
         let name = seeds.iter().fold(kind.to_owned(), |name, (host, port)| name + &format!(" {host}:{port}"));
         let protection = Arc::<SharedProtection>::default();
         Self(Arc::new(ClusterInner {
-            guard: Guard::new(protection.clone(), name.as_str()),
+            guard: Guard::new(protection.clone(), name),
             seeds,
-            name,
             has_streams,
             target: Box::new(target),
             protection,
             refreshes: SingleFlight::new(REFRESH_TIMEOUT),
             state: Lock::default(),
         }))
-    }
-
-    pub(super) fn name(&self) -> &str {
-        &self.0.name
     }
 
     pub(super) fn has_streams(&self) -> bool {
@@ -222,9 +215,8 @@ impl Cluster {
     /// Starts a refresh of the slots, unless one is in progress or has started within [`REFRESH_INTERVAL`]. If `waits`, waits
     /// for the refresh in progress.
     async fn refresh(&self, waits: bool) -> RedisResult<()> {
-        let runtime = Handle::try_current().map_err(|_| {
-            RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
-        })?;
+        let runtime = Handle::try_current()
+            .map_err(|_| (ErrorKind::Client, "missing tokio runtime: a connection needs one"))?;
         for _ in 0..MAX_REFRESHES {
             let waiter = {
                 let mut state = self.0.state.lock();

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    endpoint::Address,
+    endpoint::{Address, with_address},
     sentinel::{SentinelAnswer, Sentinels, agreed, candidates, query},
 };
 use crate::{backend::redis::tls, lock::Lock};
@@ -194,7 +194,9 @@ impl Board {
             .flat_map(|answer| answer.others.clone())
             .collect();
         for (id, address) in reports {
-            let Some(info) = self.sentinels.at(&address) else { continue };
+            // As to the first one, apart from the address.
+            let Some(first) = self.sentinels.named.first() else { continue };
+            let info = with_address(first, &address);
             let is_known = |watched: &WatchedSentinel| {
                 let answered = watched.answer.as_ref().and_then(|answer| answer.id.as_ref());
                 answered == Some(&id) || watched.info.addr() == info.addr()

@@ -71,10 +71,7 @@ impl Topology {
         let sentinels = sentinels.iter().map(|url| connection_info(url, tls));
         let sentinels = sentinels.collect::<RedisResult<Vec<_>>>()?;
         if sentinels.is_empty() {
-            return Err(RedisError::from((
-                ErrorKind::EmptySentinelList,
-                "missing Sentinel: give at least one URL",
-            )));
+            return Err((ErrorKind::EmptySentinelList, "missing Sentinel: give at least one URL").into());
         }
         let sentinels = Sentinels { named: sentinels, discovered: Lock::default(), service, primary };
         Ok(Self::from_target(Target::Sentinels(Arc::new(sentinels))))
@@ -193,8 +190,7 @@ impl Topology {
                 let database = server.target().endpoint()?.info.redis_settings().db();
                 Some(format!("redis {self}/{database}"))
             }
-            Self::Cluster(cluster) if cluster.has_streams() => None,
-            Self::Cluster(_) => Some(format!("redis {self}")),
+            Self::Cluster(cluster) => (!cluster.has_streams()).then(|| format!("redis {self}")),
             Self::External(_) => None,
         }
     }
@@ -203,10 +199,6 @@ impl Topology {
 /// Writes the address, without user and password.
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Server(server) => server.target().fmt(f),
-            Self::Cluster(cluster) => f.write_str(cluster.name()),
-            Self::External(_) => f.write_str("custom connection"),
-        }
+        f.write_str(self.look_up_guard().events.server())
     }
 }

@@ -41,7 +41,8 @@ impl Node {
     pub(crate) fn open_connection(&self) -> Option<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                Some(Connection::Server(server.open_connection()?.with_asking(*is_asking)))
+                let connection = server.open_connection()?;
+                Some(Connection::Server(ServerConnection { is_asking: *is_asking, ..connection }))
             }
             Self::External(connection) => Some(Connection::External(connection.clone())),
         }
@@ -51,7 +52,8 @@ impl Node {
     pub(crate) async fn connection(&self) -> RedisResult<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                Ok(Connection::Server(server.connection().await?.with_asking(*is_asking)))
+                let connection = server.connection().await?;
+                Ok(Connection::Server(ServerConnection { is_asking: *is_asking, ..connection }))
             }
             Self::External(connection) => Ok(Connection::External(connection.clone())),
         }
@@ -91,7 +93,7 @@ impl Connection {
     /// Returns the state of the server at the other end.
     pub(crate) fn server(&self) -> &Arc<ServerState> {
         match self {
-            Self::Server(connection) => connection.server(),
+            Self::Server(connection) => &connection.opened.state,
             Self::External(connection) => &connection.server,
         }
     }

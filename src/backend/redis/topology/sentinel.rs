@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::endpoint::{Address, Endpoint, with_address};
+use super::endpoint::{Address, Endpoint};
 use crate::{backend::redis::tls, lock::Lock};
 
 /// After the first answer, the backend waits at most this long for the other Sentinels.
@@ -54,11 +54,6 @@ pub(super) struct SentinelAnswer {
 }
 
 impl Sentinels {
-    /// Returns how to connect to another Sentinel: as to the first one, apart from the address.
-    pub(super) fn at(&self, address: &Address) -> Option<ConnectionInfo> {
-        self.named.first().map(|first| with_address(first, address))
-    }
-
     /// Returns the servers that may be the primary, the most probable first. The caller verifies their roles.
     ///
     /// All Sentinels are queried at once, and one that hangs does not delay the others: the answers are enough if most Sentinels
@@ -69,10 +64,8 @@ impl Sentinels {
         let query = |sentinel: &ConnectionInfo| query_once(sentinel.clone(), self.service.clone());
         let mut queries: JoinSet<RedisResult<SentinelAnswer>> = known.iter().map(query).collect();
         let (mut answers, mut end) = (Vec::<SentinelAnswer>::new(), None);
-        let mut failure = RedisError::from((
-            ErrorKind::MasterNameNotFoundBySentinel,
-            "no Sentinel has a primary that is up",
-        ));
+        let mut failure: RedisError =
+            (ErrorKind::MasterNameNotFoundBySentinel, "no Sentinel has a primary that is up").into();
         loop {
             let candidates = candidates(&answers);
             // One Sentinel may have several addresses.

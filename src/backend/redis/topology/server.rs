@@ -83,18 +83,6 @@ type Connecting = Pin<Box<dyn Future<Output = RedisResult<(MultiplexedConnection
 /// stream that accepts no more bytes would keep it forever.
 pub(crate) struct Driver(AbortHandle);
 
-impl Driver {
-    /// Returns a task beside the one that moves the bytes, if the client crate owns that one. It ends with their runtime.
-    fn companion() -> Self {
-        Self(tokio::spawn(pending::<()>()).abort_handle())
-    }
-
-    /// Returns whether the connection can move no more bytes.
-    fn is_gone(&self) -> bool {
-        self.0.is_finished()
-    }
-}
-
 impl Drop for Driver {
     fn drop(&mut self) {
         self.0.abort();
@@ -128,15 +116,16 @@ enum ConnectionState {
 /// A connection to a server. Its state identifies it among the earlier and later connections to the same server.
 #[derive(Clone)]
 pub(crate) struct ServerConnection {
-    opened: Arc<OpenConnection>,
+    pub(super) opened: Arc<OpenConnection>,
     /// Whether to send ASKING before each command: the slot is being migrated to this server.
     pub(super) is_asking: bool,
 }
 
 /// An open connection, which its clones share.
-struct OpenConnection {
+pub(super) struct OpenConnection {
     connection: MultiplexedConnection,
-    state: Arc<ServerState>,
+    /// The state of the server at the other end.
+    pub(super) state: Arc<ServerState>,
     server: Weak<ServerInner>,
     /// The address, or `None` for the caller's streams and a Unix socket.
     address: Option<Address>,
@@ -191,7 +180,7 @@ impl Server {
 
     /// Returns whether this state is the one of the connection.
     pub(super) fn has_state(&self, state: &Arc<ServerState>) -> bool {
-        matches!(&*self.0.state.lock(), ConnectionState::Connected(connection) if Arc::ptr_eq(connection.server(), state))
+        matches!(&*self.0.state.lock(), ConnectionState::Connected(connection) if Arc::ptr_eq(&connection.opened.state, state))
     }
 
     /// Returns the connection, or `None` if there is none.
@@ -201,9 +190,8 @@ impl Server {
 
     /// Returns the connection. If there is none, connects, or waits for the attempt in progress.
     pub(super) async fn connection(&self) -> RedisResult<ServerConnection> {
-        let runtime = Handle::try_current().map_err(|_| {
-            RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
-        })?;
+        let runtime = Handle::try_current()
+            .map_err(|_| (ErrorKind::Client, "missing tokio runtime: a connection needs one"))?;
         for _ in 0..MAX_ATTEMPTS {
             let waiter = {
                 let state = self.0.state.lock();
@@ -233,16 +221,6 @@ impl Server {
 }
 
 impl ServerConnection {
-    /// Returns the same connection, for a slot that is being migrated to this server or not.
-    pub(super) fn with_asking(self, is_asking: bool) -> Self {
-        Self { is_asking, ..self }
-    }
-
-    /// Returns the state of the server at the other end.
-    pub(super) fn server(&self) -> &Arc<ServerState> {
-        &self.opened.state
-    }
-
     /// Sends a command once, now.
     pub(super) async fn send(&self, command: &Cmd, now: Instant) -> RedisResult<Value> {
         let mut connection = self.opened.connection.clone();
@@ -314,7 +292,7 @@ impl ConnectionState {
     /// Returns the connection, unless the runtime that moved its bytes has shut down.
     fn connection(&self) -> Option<&ServerConnection> {
         match self {
-            Self::Connected(connection) if !connection.opened.driver.is_gone() => Some(connection),
+            Self::Connected(connection) if !connection.opened.driver.0.is_finished() => Some(connection),
             _ => None,
         }
     }
@@ -421,7 +399,9 @@ impl ServerInner {
         let is_resp3 = endpoint.info.redis_settings().protocol().supports_resp3();
         let (state, config) = self.configure(is_resp3);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(self.initialize(state, endpoint.address().ok(), connection, Driver::companion()).await)
+        // The client crate owns the task that moves the bytes. A task beside it ends with their runtime, too.
+        let driver = Driver(tokio::spawn(pending::<()>()).abort_handle());
+        Ok(self.initialize(state, endpoint.address().ok(), connection, driver).await)
     }
 
     /// Returns an empty server state, and a configuration that disconnects this state when the connection is lost.
