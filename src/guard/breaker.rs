@@ -132,6 +132,7 @@ pub(crate) enum ServerAnswer {
 }
 
 impl ServerAnswer {
+    /// Returns what an answer shows, by whether the store has written.
     pub(crate) fn from_write(has_written: bool) -> Self {
         if has_written { Self::Works } else { Self::Reads }
     }
@@ -180,8 +181,9 @@ impl Circuit {
         ServerBreaker { is_available, ..ServerBreaker::new(server, state) }
     }
 
-    /// Records the outcome of a check: the answer of the store, or a failure. A check without an outcome drops its ticket. The settings have the deadline of a check: if the server has answered no check for so
-    /// long, failures open the breaker. Returns what the operator must know.
+    /// Records the outcome of a check: the answer of the store, or a failure. A check without an outcome drops its ticket. The settings
+    /// have the deadline of a check: if the server has answered no check for so long, failures open the breaker. Returns what the
+    /// operator must know.
     pub(super) fn leave(
         &self,
         ticket: CircuitTicket,
