@@ -118,15 +118,7 @@ struct Open {
 pub(super) struct CircuitTicket {
     epoch: u64,
     /// The probe, if the breaker is half-open. Dropping it lets the next check be the probe.
-    probe: Option<Attempt<()>>,
-}
-
-#[cfg(feature = "redis")]
-impl CircuitTicket {
-    /// Returns whether this is the permission of a probe.
-    pub(super) fn is_probe(&self) -> bool {
-        self.probe.is_some()
-    }
+    pub(super) probe: Option<Attempt<()>>,
 }
 
 /// What an answer shows of the store.
@@ -139,12 +131,11 @@ pub(crate) enum ServerAnswer {
     Reads,
 }
 
-/// The outcome of a check, for the breaker.
-pub(super) enum CircuitReport<'a> {
-    Answered(ServerAnswer),
-    Failed(&'a BackendError),
-    /// The check was dropped before its deadline.
-    Dropped,
+impl ServerAnswer {
+    /// Returns what an answer shows, by whether the store has written.
+    pub(crate) fn from_write(has_written: bool) -> Self {
+        if has_written { Self::Works } else { Self::Reads }
+    }
 }
 
 /// What the outcome of a check has changed, for the operator.
@@ -170,13 +161,11 @@ impl Circuit {
     /// Returns the permission to ask the store, or the error while the breaker is open.
     pub(super) fn enter(&self) -> Result<CircuitTicket, BackendError> {
         let state = self.0.lock();
-        let probe = match &state.open {
-            None => None,
-            Some(open) => {
-                let probe = (Instant::now() >= open.until).then(|| open.probes.start()).flatten();
-                Some(probe.ok_or_else(|| open.error.clone().unasked("circuit breaker is open"))?)
-            }
+        let probe = |open: &Open| {
+            let probe = (Instant::now() >= open.until).then(|| open.probes.start()).flatten();
+            probe.ok_or_else(|| open.error.clone().unasked("circuit breaker is open"))
         };
+        let probe = state.open.as_ref().map(probe).transpose()?;
         Ok(CircuitTicket { epoch: state.epoch, probe })
     }
 
@@ -192,26 +181,25 @@ impl Circuit {
         ServerBreaker { is_available, ..ServerBreaker::new(server, state) }
     }
 
-    /// Records the outcome of a check. The settings have the deadline of a check: if the server has answered no check for so
-    /// long, failures open the breaker. Returns what the operator must know.
+    /// Records the outcome of a check: the answer of the store, or a failure. A check without an outcome drops its ticket. The settings
+    /// have the deadline of a check: if the server has answered no check for so long, failures open the breaker. Returns what the
+    /// operator must know.
     pub(super) fn leave(
         &self,
         ticket: CircuitTicket,
-        report: CircuitReport<'_>,
+        outcome: Result<ServerAnswer, &BackendError>,
         settings: impl FnOnce() -> (Option<Breaker>, Duration),
     ) -> Option<BreakerChange> {
         let mut state = self.0.lock();
         if ticket.epoch != state.epoch || state.is_retired {
             return None;
         }
-        match report {
+        match outcome {
             // If the breaker was open, this was a probe. Its answer counts even if it has been replaced.
-            CircuitReport::Answered(answer) => state.answered(answer),
+            Ok(answer) => state.answered(answer),
             // Another check has replaced this probe.
-            CircuitReport::Failed(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => {
-                None
-            }
-            CircuitReport::Failed(error) => {
+            Err(_) if ticket.probe.as_ref().is_some_and(|probe| !probe.is_current()) => None,
+            Err(error) => {
                 state.failed = Some(Instant::now());
                 let (breaker, deadline) = settings();
                 match breaker {
@@ -219,7 +207,6 @@ impl Circuit {
                     None => Some(BreakerChange::Failed(error.clone())),
                 }
             }
-            CircuitReport::Dropped => None,
         }
     }
 
@@ -348,7 +335,7 @@ mod tests {
     fn fail(circuit: &Circuit, breaker: Breaker) {
         let error = BackendError::new(Reason::Timeout);
         let ticket = circuit.enter().expect("the breaker permits the check");
-        circuit.leave(ticket, CircuitReport::Failed(&error), || (Some(breaker), DEADLINE));
+        circuit.leave(ticket, Err(&error), || (Some(breaker), DEADLINE));
     }
 
     #[tokio::test(start_paused = true)]
@@ -373,7 +360,7 @@ mod tests {
         advance(Duration::from_millis(1)).await;
         assert_eq!(state(), (BreakerState::HalfOpen, true), "after 5 s without a failure");
         let ticket = circuit.enter().expect("the breaker permits a probe");
-        circuit.leave(ticket, CircuitReport::Answered(ServerAnswer::Works), || (Some(breaker), DEADLINE));
+        circuit.leave(ticket, Ok(ServerAnswer::Works), || (Some(breaker), DEADLINE));
         assert_eq!(state(), (BreakerState::Closed, true), "after an answer");
     }
 }

@@ -26,13 +26,12 @@ pub(crate) async fn before<T>(
     outcome.unwrap_or_else(|| Err(BackendError::new(Reason::Timeout)))
 }
 
-/// Runs a future until an instant. Returns `None` if the instant comes first, and the future has not ended after the
+/// Runs a future until an instant, if there is one. Returns `None` if the instant comes first, and the future has not ended after the
 /// [last turns](LAST_TURNS) either. Outside tokio, the instant has no effect.
-pub(crate) async fn until<T>(end: Instant, future: impl Future<Output = T>) -> Option<T> {
+pub(crate) async fn until<T>(end: impl Into<Option<Instant>>, future: impl Future<Output = T>) -> Option<T> {
     // Without a runtime there is no timer, and creating one would panic.
-    if tokio::runtime::Handle::try_current().is_err() {
-        return Some(future.await);
-    }
+    let end = end.into().filter(|_| tokio::runtime::Handle::try_current().is_ok());
+    let Some(end) = end else { return Some(future.await) };
     let mut future = pin!(future);
     if let Ok(output) = timeout_at(end, &mut future).await {
         return Some(output);

@@ -12,7 +12,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{
-    breaker::{BreakerChange, Circuit, CircuitReport, CircuitTicket, ServerAnswer},
+    breaker::{BreakerChange, Circuit, CircuitTicket, ServerAnswer},
     deadline::until,
     protection::{Protection, SharedProtection},
 };
@@ -28,22 +28,23 @@ const CROWD: usize = 64;
 
 /// The guard of one server, or of a backend that is guarded as a whole.
 pub(crate) struct Guard {
-    protection: Arc<SharedProtection>,
+    pub(crate) protection: Arc<SharedProtection>,
     circuit: Circuit,
     in_flight: AtomicUsize,
-    events: ServerEvents,
+    pub(crate) events: ServerEvents,
 }
 
 /// A check in flight.
 pub(crate) struct Pass {
-    guard: Arc<Guard>,
+    pub(crate) guard: Arc<Guard>,
     /// `None` if the call that contains this check has it.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "dropping it releases the place"))]
-    permit: Option<Permit>,
-    deadline: Option<Instant>,
+    pub(crate) permit: Option<Permit>,
+    /// The deadline of the check. `None` without a limiter.
+    pub(crate) deadline: Option<Instant>,
     /// Whether it began among many others.
     is_crowded: bool,
-    /// `None` once its outcome is reported.
+    /// `None` once its outcome is reported. Dropping it reports nothing.
     ticket: Option<CircuitTicket>,
 }
 
@@ -72,12 +73,6 @@ impl Guard {
         Self { protection, circuit, in_flight: AtomicUsize::new(0), events }
     }
 
-    /// Adds the settings of a limiter to those that this guard shares.
-    #[cfg(feature = "redis")]
-    pub(crate) fn protect(&self, protection: Protection) {
-        self.protection.add(protection);
-    }
-
     /// Returns the guard of a whole backend.
     pub(crate) fn of_backend(protection: Protection, store: &str) -> Arc<Self> {
         let shared = SharedProtection::default();
@@ -90,12 +85,6 @@ impl Guard {
     pub(crate) fn breaker(&self) -> Option<ServerBreaker> {
         let (breaker, _) = self.protection.breaker();
         breaker.map(|_| self.circuit.breaker(self.events.server()))
-    }
-
-    /// Warns that the server is a node of a cluster, and redirects some checks to servers that the backend does not know.
-    #[cfg(feature = "redis")]
-    pub(crate) fn reject_cluster_node(&self) {
-        self.events.cluster_node();
     }
 
     /// Asks the store until the deadline, if the circuit breaker permits it and fewer than `max_in_flight` checks are in flight.
@@ -166,8 +155,20 @@ impl Guard {
         }
     }
 
-    fn report(&self, ticket: CircuitTicket, report: CircuitReport<'_>) {
-        self.log(self.circuit.leave(ticket, report, || self.protection.breaker()));
+    /// Reports the outcome of a check, unless it has been reported.
+    fn report(&self, ticket: Option<CircuitTicket>, outcome: Result<ServerAnswer, &BackendError>) {
+        if let Some(ticket) = ticket {
+            self.log(self.circuit.leave(ticket, outcome, || self.protection.breaker()));
+        }
+    }
+
+    /// Reports that the deadline of a check has passed, unless this is an overload. Returns the error of the check.
+    fn time_out(&self, ticket: Option<CircuitTicket>) -> BackendError {
+        let error = self.timeout();
+        if error.reason() != Reason::Overloaded {
+            self.report(ticket, Err(&error));
+        }
+        error
     }
 
     fn log(&self, change: Option<BreakerChange>) {
@@ -203,12 +204,6 @@ impl Guard {
 }
 
 impl Pass {
-    /// Returns whether this check is in flight at this guard.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_of(&self, guard: &Arc<Guard>) -> bool {
-        Arc::ptr_eq(&self.guard, guard)
-    }
-
     /// Ends the check with its outcome, and returns the outcome for the caller.
     pub(crate) fn decided(
         self,
@@ -217,11 +212,7 @@ impl Pass {
     ) -> Result<Decision, BackendError> {
         match outcome {
             Ok(decision) => {
-                self.answered(if decision.has_written(check) {
-                    ServerAnswer::Works
-                } else {
-                    ServerAnswer::Reads
-                });
+                self.answered(ServerAnswer::from_write(decision.has_written(check)));
                 Ok(decision)
             }
             Err(error) => Err(self.failed(error)),
@@ -229,20 +220,20 @@ impl Pass {
     }
 
     /// Ends the check with an answer.
-    pub(crate) fn answered(mut self, answer: ServerAnswer) {
-        self.report(CircuitReport::Answered(answer));
+    pub(crate) fn answered(self, answer: ServerAnswer) {
+        self.guard.report(self.ticket, Ok(answer));
     }
 
     /// Ends the check with an error, and returns the error for the caller.
-    pub(crate) fn failed(mut self, error: BackendError) -> BackendError {
+    pub(crate) fn failed(self, error: BackendError) -> BackendError {
         let is_late = error.reason() == Reason::DeadlineExceeded;
         let is_overload = is_late && self.is_crowded() || self.guard.is_overload(&error);
         let error = if is_overload { BackendError::new(Reason::Overloaded) } else { error };
-        self.report(match error.reason() {
-            reason if reason.is_of_one_check() => CircuitReport::Answered(ServerAnswer::Reads),
-            Reason::Overloaded => CircuitReport::Dropped,
-            _ => CircuitReport::Failed(&error),
-        });
+        match error.reason() {
+            reason if reason.is_of_one_check() => self.answered(ServerAnswer::Reads),
+            Reason::Overloaded => {}
+            _ => self.guard.report(self.ticket, Err(&error)),
+        }
         error
     }
 
@@ -252,20 +243,11 @@ impl Pass {
         if self.is_crowded() {
             self.guard.note_delay(late);
         }
-        let error = self.guard.timeout();
-        let is_failure = error.reason() != Reason::Overloaded;
-        self.report(if is_failure { CircuitReport::Failed(&error) } else { CircuitReport::Dropped });
-        error
+        self.guard.time_out(self.ticket.take())
     }
 
     fn is_crowded(&self) -> bool {
         self.is_crowded || self.guard.in_flight.load(Ordering::Relaxed) >= CROWD
-    }
-
-    fn report(&mut self, report: CircuitReport<'_>) {
-        if let Some(ticket) = self.ticket.take() {
-            self.guard.report(ticket, report);
-        }
     }
 }
 
@@ -273,17 +255,7 @@ impl Pass {
 impl Pass {
     /// Returns whether this check is the probe of a breaker that is half-open.
     pub(crate) fn is_probe(&self) -> bool {
-        self.ticket.as_ref().is_some_and(CircuitTicket::is_probe)
-    }
-
-    /// Returns the deadline of the check. `None` without a limiter.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.deadline
-    }
-
-    /// Returns whether the deadline has passed.
-    pub(crate) fn has_timed_out(&self) -> bool {
-        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.ticket.as_ref().is_some_and(|ticket| ticket.probe.is_some())
     }
 
     /// Returns whether the outcome of this check is not reported, or not by this pass.
@@ -303,11 +275,6 @@ impl Pass {
         Some(CallReport { guard: self.guard.clone(), ticket: self.ticket.take()? })
     }
 
-    /// Takes the permit of a check whose caller has gone, while the server still has to answer it.
-    pub(crate) fn take_permit(&mut self) -> Option<Permit> {
-        self.permit.take()
-    }
-
     /// Gives the right to report to this pass.
     pub(crate) fn give_report(&mut self, report: CallReport) {
         self.ticket = Some(report.ticket);
@@ -318,7 +285,7 @@ impl Pass {
 impl CallReport {
     /// Reports that the store has answered.
     pub(crate) fn answered(self, answer: ServerAnswer) {
-        self.guard.report(self.ticket, CircuitReport::Answered(answer));
+        self.guard.report(Some(self.ticket), Ok(answer));
     }
 
     /// Records how long the call has waited for its turn in this process.
@@ -332,19 +299,8 @@ impl CallReport {
     /// returns whether it has reported this.
     pub(crate) fn time_out(self, deadline: Instant) -> (Arc<Guard>, bool) {
         self.has_waited(deadline.elapsed());
-        let Self { guard, ticket } = self;
-        let error = guard.timeout();
-        let is_failure = error.reason() != Reason::Overloaded;
-        if is_failure {
-            guard.report(ticket, CircuitReport::Failed(&error));
-        }
-        (guard, is_failure)
-    }
-}
-
-impl Drop for Pass {
-    fn drop(&mut self) {
-        self.report(CircuitReport::Dropped);
+        let error = self.guard.time_out(Some(self.ticket));
+        (self.guard, error.reason() != Reason::Overloaded)
     }
 }
 

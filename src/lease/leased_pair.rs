@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::LocalMicros;
 use crate::{
-    check::{Pair, Receipt},
+    check::{Pair, Receipt, RefundPair},
     decision::{Decision, Status, Wait},
     drift,
     key::PartitionKey,
@@ -39,7 +39,7 @@ pub(super) struct LeasedPair {
     /// came too late.
     request: Option<(watch::Sender<bool>, LocalMicros)>,
     /// The number of successive answers that came after the end of their bucket.
-    late: u32,
+    pub(super) late: u32,
     /// Whether the task that returns units looks at this pair later.
     is_scheduled: bool,
     paused_until: LocalMicros,
@@ -77,15 +77,6 @@ struct Reply {
     at_micros: u64,
     received: LocalMicros,
     status: Status,
-}
-
-/// Units to return to the store.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Leftover {
-    pub(super) key: PartitionKey,
-    pub(super) policy: Policy,
-    pub(super) receipt: Receipt,
-    pub(super) units: u32,
 }
 
 /// What the store has answered to one pair of a lease request.
@@ -126,7 +117,7 @@ impl LeasedPair {
 
     /// Applies what has changed since the last use: a lease whose bucket has ended, and another quota, end it. Returns its units.
     #[inline]
-    pub(super) fn begin_use(&mut self, policy: &Policy, now: LocalMicros) -> Option<Leftover> {
+    pub(super) fn begin_use(&mut self, policy: &Policy, now: LocalMicros) -> Option<RefundPair> {
         self.last_use = now;
         let has_ended = self.held.as_ref().is_some_and(|held| now > held.until);
         if self.policy.quota_units() != policy.quota_units() {
@@ -135,11 +126,6 @@ impl LeasedPair {
             return leftover;
         }
         if has_ended { self.give_back() } else { None }
-    }
-
-    /// Returns whether the lease has room for this cost. Call it after [`begin_use`](Self::begin_use).
-    pub(super) fn has_room(&self, cost: u32) -> bool {
-        self.held.as_ref().is_some_and(|held| cost <= held.units)
     }
 
     /// Grants units of the lease. Returns the status of the pair, the receipt, and the instant in microseconds of the store's clock,
@@ -213,11 +199,6 @@ impl LeasedPair {
         self.request.take().map(|(ended, _)| ended)
     }
 
-    /// Returns whether the last answer came too late for a lease.
-    pub(super) fn is_late(&self) -> bool {
-        self.late > 0
-    }
-
     /// Leases nothing for a while, after a lease request without a valid answer.
     pub(super) fn pause(&mut self, now: LocalMicros) {
         self.paused_until = now + PAUSE;
@@ -225,7 +206,7 @@ impl LeasedPair {
 
     /// Applies the answer of the store to a lease request. Begins a lease, unless the lease was ended since the request, or the bucket
     /// has ended. Returns units to return, if there are any.
-    pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, ends: u64) -> Option<Leftover> {
+    pub(super) fn answer(&mut self, answer: &LeaseAnswer<'_>, ends: u64) -> Option<RefundPair> {
         let (now, receipt) = (answer.received, answer.receipt);
         self.learn(answer.status, true, now);
         let until = last_grant(answer.sent, answer.decision.at_micros(), receipt.at_micros);
@@ -272,7 +253,7 @@ impl LeasedPair {
     }
 
     /// Ends the lease if its bucket has ended, or if it is idle. Returns its units, and when to look at the lease again.
-    pub(super) fn expire(&mut self, now: LocalMicros) -> (Option<Leftover>, Option<LocalMicros>) {
+    pub(super) fn expire(&mut self, now: LocalMicros) -> (Option<RefundPair>, Option<LocalMicros>) {
         let is_over = self.due().is_some_and(|due| now >= due);
         let leftover = if is_over { self.give_back() } else { None };
         let due = self.due();
@@ -287,19 +268,19 @@ impl LeasedPair {
     }
 
     /// Ends the lease, and every lease that was requested before. Returns its units.
-    pub(super) fn end(&mut self) -> Option<Leftover> {
+    pub(super) fn end(&mut self) -> Option<RefundPair> {
         self.ends += 1;
         self.remaining = 0;
         self.give_back()
     }
 
-    fn give_back(&mut self) -> Option<Leftover> {
+    fn give_back(&mut self) -> Option<RefundPair> {
         let held = self.held.take()?;
         (held.units > 0).then(|| self.leftover(held.key, held.receipt, held.units))
     }
 
-    fn leftover(&self, key: PartitionKey, receipt: Receipt, units: u32) -> Leftover {
-        Leftover { key, policy: self.policy.clone(), receipt, units }
+    fn leftover(&self, key: PartitionKey, receipt: Receipt, units: u32) -> RefundPair {
+        RefundPair { key, policy: self.policy.clone(), receipt, units }
     }
 }
 

@@ -36,7 +36,7 @@ mod tests {
 
     use tokio::sync::oneshot;
 
-    use super::{LeaseLookup, LeaseMiss, Leases, clock::LocalClock, return_timers::ReturnTimer};
+    use super::{LeaseLookup, LeaseMiss, Leases, clock::LocalClock};
     use crate::{
         backend::{BackendError, MemoryBackend, Reason},
         check::{Check, Namespace, Pair, Purpose, Receipt},
@@ -130,12 +130,12 @@ mod tests {
     fn lease_outside_runtime_is_returned_by_next_task() {
         let leases = leases(&Arc::default());
         let check = hot();
-        let due = || ReturnTimer::new(0, &check.pairs()[0].key, &check.pairs()[0].policy);
-        leases.schedule(due());
+        let pair = || (check.pairs()[0].key.clone(), check.pairs()[0].policy.clone());
+        leases.schedule(0, pair());
         assert_eq!(leases.timers.len(), 1);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            leases.schedule(due());
+            leases.schedule(0, pair());
             tokio::task::yield_now().await;
         });
         assert_eq!(leases.timers.len(), 0);

@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{runtime::Handle, sync::watch, time::Instant};
+use tokio::{runtime::Handle, time::Instant};
 
-use super::table::{Learned, Leases, Request, Step};
+use super::table::{Leases, Request, Step};
 use crate::{
     check::{Check, Pair, Purpose},
     decision::{Decided, Decision, Status},
@@ -55,11 +55,10 @@ impl Leases {
             return LeaseLookup::Bypass;
         }
         let is_leasable = is_leasable(check);
-        let granted = if is_leasable { self.grant(check) } else { None };
-        granted.map_or_else(
-            || LeaseLookup::Miss(LeaseMiss { leases: self.clone(), is_leasable }),
-            LeaseLookup::Granted,
-        )
+        if is_leasable && let Some(decision) = self.grant(check) {
+            return LeaseLookup::Granted(decision);
+        }
+        LeaseLookup::Miss(LeaseMiss { leases: self.clone(), is_leasable })
     }
 }
 
@@ -84,11 +83,14 @@ impl LeaseMiss {
             // Outside a runtime, nothing bounds the wait.
             if matches!(step, Step::Wait(_))
                 && Handle::try_current().is_ok()
-                && let Some(_place) = leases.permit_to_wait()
+                && let Ok(_permit) = leases.waits.try_acquire()
             {
                 let started = Instant::now();
-                while let Step::Wait(request) = step {
-                    let is_late = has_ended_late(request, started + deadline / WAIT).await;
+                while let Step::Wait(mut request) = step {
+                    // The only change is the end.
+                    let has_ended = until(started + deadline / WAIT, request.changed()).await.is_some();
+                    // If its answer came after the end of its bucket, another check asks for the units of the next one.
+                    let is_late = has_ended && *request.borrow();
                     if let Some(decision) = leases.grant(&check) {
                         let granted = Ok(decision);
                         leases.events.decided(&check, &granted, None);
@@ -135,13 +137,9 @@ impl InFlight {
             unanswered => return unanswered,
         };
         self.progress = RequestProgress::Ended;
-        let Some(Learned { held, timers }) =
-            self.leases.learn(&self.check, &decision, Some((&self.request, sent)))
-        else {
-            return Ok(decision);
-        };
-        for due in timers {
-            self.leases.schedule(due);
+        let (held, timers) = self.leases.learn(&self.check, &decision, Some((&self.request, sent)));
+        for (at, pair) in timers {
+            self.leases.schedule(at, pair);
         }
         Ok(for_caller(&self.check, &decision, &held))
     }
@@ -160,13 +158,6 @@ impl Drop for InFlight {
             self.leases.events.leased(LeasedUnits::Lost, units);
         }
     }
-}
-
-/// Waits for the end of a lease request, at most until this instant. Returns whether its answer came after the end of its bucket: then
-/// another check asks for the units of the next one.
-async fn has_ended_late(mut request: watch::Receiver<bool>, at_most: Instant) -> bool {
-    // The only change is the end.
-    until(at_most, request.changed()).await.is_some() && *request.borrow()
 }
 
 /// Returns whether a check may take and use leases: it charges, all its pairs are leased, and they have one partition key.

@@ -1,48 +1,14 @@
 //! When to look at the lease of which pair.
 
-use std::{
-    cmp::{Ordering, Reverse},
-    collections::BinaryHeap,
-    mem,
-};
+use std::{collections::BTreeMap, mem};
 
 use tokio::sync::Notify;
 
 use super::LocalMicros;
 use crate::{key::PartitionKey, lock::Lock, policy::Policy};
 
-/// The instant at which to look at the lease of a pair. Instants are compared, and not pairs.
-pub(super) struct ReturnTimer {
-    pub(super) at: LocalMicros,
-    pub(super) key: PartitionKey,
-    pub(super) policy: Policy,
-}
-
-impl ReturnTimer {
-    pub(super) fn new(at: LocalMicros, key: &PartitionKey, policy: &Policy) -> Self {
-        Self { at, key: key.clone(), policy: policy.clone() }
-    }
-}
-
-impl Ord for ReturnTimer {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.at.cmp(&other.at)
-    }
-}
-
-impl PartialOrd for ReturnTimer {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for ReturnTimer {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-
-impl Eq for ReturnTimer {}
+/// The pair whose lease to look at.
+pub(super) type TimedPair = (PartitionKey, Policy);
 
 /// All instants, in their order, and whether a task waits for them.
 #[derive(Default)]
@@ -54,14 +20,17 @@ pub(super) struct ReturnTimers {
 
 #[derive(Default)]
 struct TimerState {
-    timers: BinaryHeap<Reverse<ReturnTimer>>,
+    /// By their instants, and then in the order in which they were added.
+    timers: BTreeMap<(LocalMicros, u64), TimedPair>,
+    /// The number of instants that were added so far.
+    added: u64,
     is_running: bool,
 }
 
 /// The next instant.
 pub(super) enum Next {
     /// It has come.
-    Now(ReturnTimer),
+    Now(TimedPair),
     /// It comes later.
     At(LocalMicros),
     /// There is none, so the task ends.
@@ -70,10 +39,12 @@ pub(super) enum Next {
 
 impl ReturnTimers {
     /// Adds an instant. Returns whether a task must be started.
-    pub(super) fn add(&self, due: ReturnTimer) -> bool {
+    pub(super) fn add(&self, at: LocalMicros, pair: TimedPair) -> bool {
         let mut state = self.state.lock();
-        let is_first = state.timers.peek().is_none_or(|Reverse(first)| due.at < first.at);
-        state.timers.push(Reverse(due));
+        let is_first = state.timers.first_key_value().is_none_or(|((first, _), _)| at < *first);
+        state.added += 1;
+        let number = state.added;
+        state.timers.insert((at, number), pair);
         let must_start = !mem::replace(&mut state.is_running, true);
         drop(state);
         if is_first && !must_start {
@@ -85,9 +56,9 @@ impl ReturnTimers {
     /// Takes the next instant, if it has come.
     pub(super) fn next(&self, now: LocalMicros) -> Next {
         let mut state = self.state.lock();
-        match state.timers.peek() {
-            Some(Reverse(first)) if first.at > now => Next::At(first.at),
-            Some(_) => state.timers.pop().map_or(Next::None, |Reverse(due)| Next::Now(due)),
+        match state.timers.first_entry() {
+            Some(first) if first.key().0 > now => Next::At(first.key().0),
+            Some(first) => Next::Now(first.remove()),
             None => {
                 state.is_running = false;
                 Next::None

@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::{runtime::Handle, time::timeout};
 
 use super::{
-    return_timers::{Next, ReturnTimer},
+    LocalMicros,
+    return_timers::{Next, TimedPair},
     table::Leases,
 };
 
@@ -17,8 +18,8 @@ struct Task {
 
 impl Leases {
     /// Looks at the lease of a pair at an instant. Outside a runtime, the next check of the pair looks at it, or the next task.
-    pub(super) fn schedule(self: &Arc<Self>, timer: ReturnTimer) {
-        if !self.timers.add(timer) {
+    pub(super) fn schedule(self: &Arc<Self>, at: LocalMicros, pair: TimedPair) {
+        if !self.timers.add(at, pair) {
             return;
         }
         match Handle::try_current() {
@@ -42,10 +43,10 @@ impl Task {
         loop {
             let now = leases.clock.now();
             match leases.timers.next(now) {
-                Next::Now(due) => {
-                    if let Some(due) = leases.expire(due, now) {
+                Next::Now(pair) => {
+                    if let Some(at) = leases.expire(&pair, now) {
                         // This task is running.
-                        leases.timers.add(due);
+                        leases.timers.add(at, pair);
                     }
                 }
                 Next::At(at) => return Some(Duration::from_micros(at - now)),

@@ -2,22 +2,23 @@
 
 use std::{
     borrow::Cow,
-    sync::{
-        Arc, MutexGuard, Weak,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, MutexGuard, Weak},
     time::Duration,
 };
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
-use tokio::{runtime::Handle, sync::watch, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, watch},
+    time::Instant,
+};
 
 use super::{
     LocalMicros,
     clock::LocalClock,
-    leased_pair::{LeaseAnswer, LeasedPair, Leftover},
-    return_timers::{ReturnTimer, ReturnTimers},
+    leased_pair::{LeaseAnswer, LeasedPair},
+    return_timers::{ReturnTimers, TimedPair},
 };
 use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, Purpose, Receipt, Refund, RefundPair},
@@ -58,14 +59,6 @@ pub(super) enum Step {
     Wait(watch::Receiver<bool>),
 }
 
-/// What the leases have learned from a decision.
-pub(super) struct Learned {
-    /// The units that are held for each pair after a lease request.
-    pub(super) held: OfPairs<u32>,
-    /// When to look at the leases again.
-    pub(super) timers: OfPairs<ReturnTimer>,
-}
-
 /// The leases of all limiters of this process.
 static ALL: Lock<Vec<Weak<Leases>>> = Lock::new(Vec::new());
 
@@ -77,13 +70,9 @@ pub(crate) struct Leases {
     namespace: Namespace,
     queue: Arc<SettlementQueue>,
     pub(super) events: Arc<LimiterEvents>,
-    /// The number of checks that wait for lease requests.
-    waiting: AtomicUsize,
-    max_waiting: usize,
+    /// The permits of the checks that wait for lease requests.
+    pub(super) waits: Semaphore,
 }
-
-/// A check that waits for a lease request. Dropping it releases its place.
-pub(super) struct WaitPermit<'a>(&'a AtomicUsize);
 
 #[derive(Default)]
 pub(super) struct Shard {
@@ -104,7 +93,8 @@ impl Leases {
         max_waiting: usize,
     ) -> Arc<Self> {
         let leases = Self::on_clock(LocalClock::new(), namespace, queue, events);
-        let leases = Arc::new(Self { max_waiting, ..leases });
+        let waits = Semaphore::new(max_waiting.min(Semaphore::MAX_PERMITS));
+        let leases = Arc::new(Self { waits, ..leases });
         let mut all = ALL.lock();
         // Limiters are few and are rarely created, so a full scan is cheap.
         all.retain(|leases| leases.strong_count() > 0);
@@ -119,16 +109,8 @@ impl Leases {
         events: Arc<LimiterEvents>,
     ) -> Self {
         let shards = (0..SHARDS).map(|_| Lock::default()).collect();
-        let (timers, waiting) = (ReturnTimers::default(), AtomicUsize::new(0));
-        Self { clock, shards, timers, namespace, queue, events, waiting, max_waiting: usize::MAX }
-    }
-
-    /// Returns a place to wait for a lease request, or `None` if too many checks wait.
-    pub(super) fn permit_to_wait(&self) -> Option<WaitPermit<'_>> {
-        let others = self.waiting.fetch_add(1, Ordering::Relaxed);
-        // From here on, dropping it releases the place.
-        let place = WaitPermit(&self.waiting);
-        (others < self.max_waiting).then_some(place)
+        let (timers, waits) = (ReturnTimers::default(), Semaphore::new(Semaphore::MAX_PERMITS));
+        Self { clock, shards, timers, namespace, queue, events, waits }
     }
 
     /// Admits a check from leases, if every pair has leased units for it.
@@ -169,15 +151,17 @@ impl Leases {
         shard.begin_request(&key, check, now).map_or(Step::Ask, Step::Request)
     }
 
-    /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases.
+    /// Learns the decision of the store. If the check was a lease request, sent at this instant, begins the leases. Then returns
+    /// the units that are held for each pair, and when to look at the leases again.
     pub(super) fn learn(
         &self,
         check: &Check,
         decision: &Decision,
         request: Option<(&Request, LocalMicros)>,
-    ) -> Option<Learned> {
+    ) -> (OfPairs<u32>, OfPairs<(LocalMicros, TimedPair)>) {
         // A cached denial is no statement of the store.
-        let key = key_of(check).filter(|_| !decision.is_cached())?;
+        let key = key_of(check).filter(|_| !decision.is_cached());
+        let Some(key) = key else { return Default::default() };
         let (received, is_admitted) = (self.clock.now(), decision.is_admitted());
         let (mut leftovers, mut held, mut timers) = (OfPairs::new(), OfPairs::new(), OfPairs::new());
         // Those who wait for the request are woken last, when the units are granted or queued.
@@ -196,7 +180,7 @@ impl Leases {
                     let answer = LeaseAnswer { key, decision, status, receipt, units, sent, received };
                     let ends = request.ends.get(i).copied().unwrap_or_default();
                     leftovers.extend(entry.answer(&answer, ends));
-                    if let Some(ended) = ended.as_ref().filter(|_| entry.is_late()) {
+                    if let Some(ended) = ended.as_ref().filter(|_| entry.late > 0) {
                         // Its end wakes those who wait. Until then, nothing does, because the lock is held.
                         ended.send_if_modified(|is_late| {
                             *is_late = true;
@@ -205,7 +189,7 @@ impl Leases {
                     }
                     held.push(entry.units());
                     let at = entry.schedule();
-                    timers.extend(at.map(|at| ReturnTimer::new(at, &entry.key, &pair.policy)));
+                    timers.extend(at.map(|at| (at, (entry.key.clone(), pair.policy.clone()))));
                 }
                 _ => entry.learn(status, false, received),
             }
@@ -216,7 +200,7 @@ impl Leases {
             self.events.leased(LeasedUnits::Charged, decision.leases().iter().copied().map(u64::from).sum());
         }
         self.return_units(leftovers);
-        Some(Learned { held, timers })
+        (held, timers)
     }
 
     /// Learns what remains, from a decision of the store for a check that takes and uses no leases.
@@ -274,16 +258,16 @@ impl Leases {
     }
 
     /// Returns the units of a lease whose bucket has ended, or that is idle. Returns when to look at the pair again.
-    pub(super) fn expire(&self, due: ReturnTimer, now: LocalMicros) -> Option<ReturnTimer> {
-        let found = self.shard(&due.key).find(&due.key, &due.policy).map(|entry| entry.expire(now));
+    pub(super) fn expire(&self, (key, policy): &TimedPair, now: LocalMicros) -> Option<LocalMicros> {
+        let found = self.shard(key).find(key, policy).map(|entry| entry.expire(now));
         let (leftover, at) = found?;
         self.return_units(leftover);
-        at.map(|at| ReturnTimer { at, ..due })
+        at
     }
 
-    fn return_units(&self, leftovers: impl IntoIterator<Item = Leftover>) {
-        for Leftover { key, policy, receipt, units } in leftovers {
-            let pair = RefundPair { key, policy, receipt, units };
+    fn return_units(&self, leftovers: impl IntoIterator<Item = RefundPair>) {
+        for pair in leftovers {
+            let units = pair.units;
             self.queue.return_units(Refund::of_units(self.namespace.clone(), pair), units);
         }
     }
@@ -308,7 +292,7 @@ impl Shard {
         key: &PartitionKey,
         pair: &Pair,
         now: LocalMicros,
-    ) -> (Option<Leftover>, Option<(Status, Receipt, u64)>) {
+    ) -> (Option<RefundPair>, Option<(Status, Receipt, u64)>) {
         match self.find(key, &pair.policy) {
             Some(entry) => (entry.begin_use(&pair.policy, now), entry.grant(pair, now)),
             None => {
@@ -324,7 +308,7 @@ impl Shard {
         key: &PartitionKey,
         check: &Check,
         now: LocalMicros,
-        leftovers: &mut OfPairs<Leftover>,
+        leftovers: &mut OfPairs<RefundPair>,
     ) -> Option<Decision> {
         let mut has_room = true;
         for Pair { policy, cost, .. } in check.pairs() {
@@ -334,7 +318,7 @@ impl Shard {
                 continue;
             };
             leftovers.extend(entry.begin_use(policy, now));
-            has_room &= entry.has_room(*cost);
+            has_room &= *cost <= entry.units();
         }
         if !has_room {
             return None;
@@ -404,12 +388,6 @@ impl RevokeGuard {
             }
             leases.return_units(leftovers);
         }
-    }
-}
-
-impl Drop for WaitPermit<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -151,9 +151,9 @@ pub const BUGS: &[Bug] = &[
         changes: &[
             (
                 CLUSTER,
-                "Server::new(self.nodes.target(address), self.protection.clone(), format!(\"{host}:{port}\"))",
+                "Server::new((self.target)(address), self.protection.clone(), format!(\"{host}:{port}\"))",
                 "let server =
-                     Server::new(self.nodes.target(address), self.protection.clone(), format!(\"{host}:{port}\"));
+                     Server::new((self.target)(address), self.protection.clone(), format!(\"{host}:{port}\"));
                  if PLANTED { server.with_guard(&self.guard) } else { server }",
             ),
             // Otherwise, the first node that leaves would disable the circuit breaker of all.
@@ -265,7 +265,7 @@ pub const MERGING_BUGS: &[Bug] = &[
         changes: &[(
             FLIGHT,
             "let reply = command.send(&self.connection, Instant::now());
-        let reply = self.while_awaited(reply, callers, report).await?;
+        let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
         let to_all",
             "let reply = async {
                  if PLANTED {
@@ -276,7 +276,7 @@ pub const MERGING_BUGS: &[Bug] = &[
                  }
                  command.send(&self.connection, Instant::now()).await
              };
-        let reply = self.while_awaited(reply, callers, report).await?;
+        let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
         let to_all",
         )],
     },
@@ -295,9 +295,9 @@ pub const MERGING_BUGS: &[Bug] = &[
         rule: "DecisionsComeFromStore",
         changes: &[(
             FLIGHT,
-            "let Checks { calls, callers, mut report } = checks;",
-            "let Checks { calls, callers, mut report } = checks;
-             let mut replies: Vec<_> = replies.into_iter().take(calls.len()).collect();
+            "let Checks { waiting, mut report } = checks;",
+            "let Checks { waiting, mut report } = checks;
+             let mut replies: Vec<_> = replies.into_iter().take(waiting.len()).collect();
              if PLANTED {
                  replies.reverse();
              }",

@@ -32,6 +32,7 @@
 //! back the other slots with every request, and does not starve those who share them.
 
 use std::{
+    collections::BTreeMap,
     future::poll_fn,
     mem,
     sync::{
@@ -43,7 +44,10 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep, timeout_at},
+};
 
 use super::{
     RedisBackend,
@@ -63,6 +67,9 @@ const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before a rollback is sent again to a busy server.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
+/// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
+pub(super) const REFUND_PAIRS: usize = 4;
+
 /// How long after the deadline of its check a late reply may come.
 const LATE_REPLY: Duration = Duration::from_secs(1);
 
@@ -73,27 +80,23 @@ impl RedisBackend {
         check: &Check,
         slots: &[Vec<usize>],
     ) -> Result<Decision, BackendError> {
-        match check.purpose() {
+        let purpose = match check.purpose() {
             // A lease has one partition key, and so one slot.
-            Purpose::Charge | Purpose::Reserve | Purpose::Lease => {}
-            Purpose::Peek => {
-                let mut peek = Transaction::start(self, check, slots, Purpose::Peek);
-                peek.replies(check.deadline()).await;
-                return peek.end(check);
-            }
+            Purpose::Charge | Purpose::Reserve | Purpose::Lease => Purpose::Reserve,
+            Purpose::Peek => Purpose::Peek,
             Purpose::Overage => {
                 // An overage is charged in every slot that can be reached.
-                let calls = slots.iter().map(|pairs| {
-                    let part = check.part(pairs, Purpose::Overage);
-                    async move { self.check_in_slot(&part, Patience::Caller).await }
+                let calls = slots.iter().map(async |pairs| {
+                    self.check_in_slot(&check.part(pairs, Purpose::Overage), Patience::Caller).await
                 });
                 let replies = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 return Ok(decision(check, slots.iter().zip(&replies), true));
             }
-        }
+        };
         let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
-        if check.hints().recently_denied.may_contain_any() && !enforced.is_empty() {
+        let is_charge = purpose == Purpose::Reserve;
+        if check.hints().recently_denied.may_contain_any() && is_charge && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
             // A slot that does not reply must leave time for the charge, if the others admit.
@@ -106,7 +109,7 @@ impl RedisBackend {
             }
             return peek.end(check);
         }
-        let mut transaction = Transaction::start(self, check, slots, Purpose::Reserve);
+        let mut transaction = Transaction::start(self, check, slots, purpose);
         transaction.replies(check.deadline()).await;
         transaction.end(check)
     }
@@ -117,10 +120,8 @@ impl RedisBackend {
         refund: &Refund,
         slots: &[Vec<usize>],
     ) -> Result<u64, BackendError> {
-        let calls = slots.iter().map(|pairs| {
-            let part = refund.part(pairs);
-            async move { self.refund_in_slot(&part).await }
-        });
+        let calls = slots.iter().flat_map(|pairs| pairs.chunks(REFUND_PAIRS));
+        let calls = calls.map(async |pairs| self.refund_in_slot(&refund.part(pairs)).await);
         let instants = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(instants.into_iter().max().unwrap_or_default())
     }
@@ -131,10 +132,8 @@ impl RedisBackend {
         check: &Check,
         slots: &[Vec<usize>],
     ) -> Result<(), BackendError> {
-        let calls = slots.iter().map(|pairs| {
-            let part = check.part(pairs, check.purpose());
-            async move { self.reset_in_slot(&part).await }
-        });
+        let calls =
+            slots.iter().map(async |pairs| self.reset_in_slot(&check.part(pairs, check.purpose())).await);
         join_all(calls).await.into_iter().collect()
     }
 
@@ -209,11 +208,12 @@ enum CrossSlotVerdict {
 impl CrossSlotVerdict {
     /// Returns the result of a check whose deadline has passed or whose slots have all replied.
     fn of(slots: &[Slot<'_>]) -> Self {
-        if slots.iter().all(Slot::is_shadow) {
+        if slots.iter().all(|slot| slot.part.is_shadow()) {
             let has_replied = slots.iter().any(|slot| matches!(slot.state, SlotState::Charged(_)));
             return if has_replied { Self::Admitted } else { Self::Unavailable };
         }
-        let has = |is: fn(&SlotState) -> bool| slots.iter().any(|slot| !slot.is_shadow() && is(&slot.state));
+        let has =
+            |is: fn(&SlotState) -> bool| slots.iter().any(|slot| !slot.part.is_shadow() && is(&slot.state));
         if has(|state| matches!(state, SlotState::Denied(_))) {
             Self::Denied
         } else if has(|state| matches!(state, SlotState::Asked(_) | SlotState::Unknown(_))) {
@@ -253,17 +253,6 @@ impl<'a> Slot<'a> {
             backend.check_in_slot(&asked, patience).await
         });
         Self { pairs, part, state: SlotState::Asked(Late { reply, is_pending }) }
-    }
-
-    /// Returns whether all pairs are shadows.
-    fn is_shadow(&self) -> bool {
-        self.part.is_shadow()
-    }
-
-    /// Returns the error of this slot if it has not replied by the deadline.
-    fn timeout(&self, backend: &RedisBackend) -> BackendError {
-        let key = self.part.pairs().first().map(|pair| &pair.key);
-        key.map_or_else(|| BackendError::new(Reason::Timeout), |key| backend.timeout(backend.names.slot(key)))
     }
 }
 
@@ -313,10 +302,10 @@ impl<'a> Transaction<'a> {
     /// Waits for the replies of all slots until an instant. For those of shadow slots, waits until half of the time has passed, if
     /// there are other slots.
     async fn replies(&mut self, end: Option<Instant>) {
-        let shadows = self.slots.iter().filter(|slot| slot.is_shadow()).count();
+        let shadows = self.slots.iter().filter(|slot| slot.part.is_shadow()).count();
         if (1..self.slots.len()).contains(&shadows) {
             self.replies_of(|_| true, half_until(end)).await;
-            self.replies_of(|slot| !slot.is_shadow(), end).await;
+            self.replies_of(|slot| !slot.part.is_shadow(), end).await;
         } else {
             self.replies_of(|_| true, end).await;
         }
@@ -324,11 +313,8 @@ impl<'a> Transaction<'a> {
 
     async fn replies_of(&mut self, waits_for: fn(&Slot<'_>) -> bool, end: Option<Instant>) {
         let replies = poll_fn(|cx| self.poll_replies(cx, waits_for));
-        match end {
-            // `None` means that the end has come.
-            Some(end) => until(end, replies).await.unwrap_or_default(),
-            None => replies.await,
-        }
+        // `None` means that the end has come.
+        until(end, replies).await.unwrap_or_default()
     }
 
     /// Returns whether a slot has replied, and none that has replied denies.
@@ -363,9 +349,12 @@ impl<'a> Transaction<'a> {
         if !is_rejected && verdict.keeps(check.hints().fails_open) {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
-                let is_shadow = slot.is_shadow();
-                if let (true, SlotState::Asked(late)) = (is_shadow, slot.state) {
-                    late.wait_in_background(check.deadline());
+                let is_shadow = slot.part.is_shadow();
+                if let (true, SlotState::Asked(late)) = (is_shadow, slot.state)
+                    && let (Some(deadline), Ok(runtime)) = (check.deadline(), Handle::try_current())
+                {
+                    // The circuit breaker learns of a server that hangs.
+                    runtime.spawn(until(deadline, late.reply));
                 }
             }
         }
@@ -393,11 +382,11 @@ fn result(
     slots: &[Slot<'_>],
 ) -> Result<Decision, BackendError> {
     if verdict == CrossSlotVerdict::Unavailable {
-        let are_shadows = slots.iter().all(Slot::is_shadow);
-        let needed = slots.iter().filter(|slot| are_shadows || !slot.is_shadow());
+        let are_shadows = slots.iter().all(|slot| slot.part.is_shadow());
+        let needed = slots.iter().filter(|slot| are_shadows || !slot.part.is_shadow());
         let errors = needed.filter_map(|slot| match &slot.state {
             SlotState::Unknown(error) => Some(error.clone()),
-            SlotState::Asked(_) => Some(slot.timeout(backend)),
+            SlotState::Asked(_) => Some(backend.timeout(&slot.part)),
             SlotState::Charged(_) | SlotState::Denied(_) => None,
         });
         // An overload comes first, and then an error of this check alone: no outage rule, or not every one, may admit the check.
@@ -432,33 +421,31 @@ fn decision<'a, P: AsRef<[usize]>>(
     replies: impl Iterator<Item = (P, &'a Decision)>,
     is_charged: bool,
 ) -> Decision {
-    let mut pairs: Vec<Option<(Status, Receipt)>> = vec![None; check.pairs().len()];
+    let mut pairs: BTreeMap<usize, (Status, Receipt)> = BTreeMap::new();
     let mut at_micros = 0;
     for (indices, decision) in replies {
         at_micros = at_micros.max(decision.at_micros());
         for (n, status) in decision.indexed_statuses() {
             let Some(index) = indices.as_ref().get(n) else { continue };
-            let (Some(place), Some(pair)) = (pairs.get_mut(*index), check.pairs().get(*index)) else {
-                continue;
-            };
+            let Some(pair) = check.pairs().get(*index) else { continue };
             // The status of a slot that admits includes the charge, which is rolled back. A shadow pair that denies has none.
             let status = if decision.is_admitted() && !is_charged && status.retry_after().is_zero() {
                 without_charge(status, pair)
             } else {
                 status.clone()
             };
-            *place = Some((status, decision.receipts().get(n).copied().unwrap_or(Receipt::NO_CHARGE)));
+            let receipt = decision.receipts().get(n).copied().unwrap_or(Receipt::NO_CHARGE);
+            pairs.insert(*index, (status, receipt));
         }
     }
-    let known: Vec<usize> = (0..pairs.len()).filter(|i| pairs[*i].is_some()).collect();
+    let known: Vec<usize> = pairs.keys().copied().collect();
     // A shadow pair without a status has no receipt that is known.
-    let receipt =
-        |pair: &Option<(Status, Receipt)>| pair.as_ref().map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
+    let receipt = |index| pairs.get(&index).map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
     let receipts: Vec<Receipt> = match check.purpose() {
-        Purpose::Reserve if is_charged => pairs.iter().map(receipt).collect(),
+        Purpose::Reserve if is_charged => (0..check.pairs().len()).map(receipt).collect(),
         _ => Vec::new(),
     };
-    let statuses = pairs.into_iter().flatten().map(|(status, _)| status).collect();
+    let statuses = pairs.into_values().map(|(status, _)| status).collect();
     Decision::divided(at_micros, statuses, receipts, check, known)
 }
 

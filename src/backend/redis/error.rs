@@ -56,14 +56,12 @@ pub(super) fn redis_error(error: &BackendError) -> Option<&RedisError> {
 /// Returns whether an error, by which nothing has run, requires a new connection: the server is no longer a primary, or the
 /// connection is no longer authenticated.
 pub(super) fn requires_reconnect(error: &RedisError) -> bool {
-    const CODES: [&str; 3] = ["READONLY", "MASTERDOWN", "NOAUTH"];
-    let (code, detail) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
-    // Redis before 7 wraps the error of a script's command in its own text.
-    CODES.contains(&code) || detail.contains("-READONLY ")
+    is_readonly(error) || matches!(error.code(), Some("MASTERDOWN" | "NOAUTH"))
 }
 
 /// Returns whether the server is a replica, or has become one.
 pub(super) fn is_readonly(error: &RedisError) -> bool {
+    // Redis before 7 wraps the error of a script's command in its own text.
     error.code() == Some("READONLY") || error.detail().is_some_and(|detail| detail.contains("-READONLY "))
 }
 
@@ -89,27 +87,20 @@ fn reason(error: &RedisError) -> Reason {
             Reason::Connection
         }
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType => Reason::BrokenReply,
-        ErrorKind::Server(kind) => server_reason(kind, error),
+        ErrorKind::Server(ServerErrorKind::CrossSlot) => Reason::CrossSlot,
+        ErrorKind::Server(
+            ServerErrorKind::BusyLoading
+            | ServerErrorKind::TryAgain
+            | ServerErrorKind::ClusterDown
+            | ServerErrorKind::MasterDown
+            | ServerErrorKind::Moved
+            | ServerErrorKind::Ask,
+        ) => Reason::Busy,
         _ => code_reason(error),
     }
 }
 
-fn server_reason(kind: ServerErrorKind, error: &RedisError) -> Reason {
-    match kind {
-        ServerErrorKind::ReadOnly => Reason::ReadOnly,
-        ServerErrorKind::NoPerm => Reason::NoPermission,
-        ServerErrorKind::CrossSlot => Reason::CrossSlot,
-        ServerErrorKind::BusyLoading
-        | ServerErrorKind::TryAgain
-        | ServerErrorKind::ClusterDown
-        | ServerErrorKind::MasterDown
-        | ServerErrorKind::Moved
-        | ServerErrorKind::Ask => Reason::Busy,
-        _ => code_reason(error),
-    }
-}
-
-/// Returns the reason of an error without a kind of its own, by its code. The error of a script may have its code inside the
+/// Returns the reason of any other error by its code. The error of a script may have its code inside the
 /// text, because older servers wrap it.
 fn code_reason(error: &RedisError) -> Reason {
     const REASONS: [(&str, Reason); 12] = [

@@ -46,12 +46,15 @@ impl EvictionCheck {
 /// Returns the policy by which a server evicts keys with a time to live, as all keys of this backend. None if the server does not
 /// evict them, or does not report its policy.
 pub(super) fn eviction_policy(info: &str) -> Option<&str> {
-    let field =
-        |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
-    let max_memory: u64 = field("maxmemory")?.parse().ok()?;
-    let policy = field("maxmemory_policy")?;
+    let max_memory: u64 = info_field(info, "maxmemory")?.parse().ok()?;
+    let policy = info_field(info, "maxmemory_policy")?;
     let evicts = policy.starts_with("allkeys-") || policy.starts_with("volatile-");
     (max_memory > 0 && evicts).then_some(policy)
+}
+
+/// Returns a field of the reply to INFO.
+pub(super) fn info_field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 #[cfg(test)]

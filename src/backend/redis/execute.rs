@@ -21,7 +21,7 @@ use super::{
     merge::{GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
-    topology::{Connection, Node, ServerState, Topology},
+    topology::{Cluster, Connection, Node, ServerState, Topology},
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -165,8 +165,8 @@ impl RedisBackend {
     ) -> Result<Value, BackendError> {
         let Operation { slot, deadline, wait, .. } = operation;
         let mut node = match self.topology.connected_owner(slot) {
-            Some(node) => node,
-            None => Box::pin(self.owner(slot, wait)).await?,
+            Ok(node) => node,
+            Err(cluster) => Box::pin(owner(cluster, slot, wait)).await?,
         };
         let mut failed: Option<Arc<ServerState>> = None;
         let mut last_error = BackendError::new(Reason::Other);
@@ -293,7 +293,7 @@ impl RedisBackend {
         let mut error = unavailable(error);
         let Some(node) = redirect else { return Err(error) };
         let node = node.map_err(unavailable)?;
-        if let Some(pass) = pass.take_if(|pass| !pass.is_of(node.guard())) {
+        if let Some(pass) = pass.take_if(|pass| !Arc::ptr_eq(&pass.guard, node.guard())) {
             if has_moved {
                 // A node that redirects has answered.
                 pass.answered(ServerAnswer::Reads);
@@ -304,30 +304,28 @@ impl RedisBackend {
         Ok((node, error))
     }
 
-    /// Returns the node that has the keys of a slot. Looking it up needs a pass of its own.
-    async fn owner(&self, slot: u16, wait: Option<CheckWait<'_>>) -> Result<Node, BackendError> {
-        if let Some(node) = self.topology.known_owner(slot).await.map_err(unavailable)? {
-            return Ok(node);
-        }
-        let guard = self.topology.look_up_guard();
-        let pass = wait.map(|wait| guard.enter(wait.deadline)).transpose()?;
-        let looked_up = by_deadline(wait, self.topology.owner(slot)).await;
-        match (looked_up.and_then(|owner| owner.map_err(unavailable)), pass) {
-            (Ok(owner), Some(pass)) => {
-                pass.answered(ServerAnswer::Works);
-                Ok(owner)
-            }
-            (Err(error), Some(pass)) => Err(pass.failed(error)),
-            (owner, None) => owner,
-        }
+    /// Returns the error of a check in one slot that got no reply in time.
+    pub(super) fn timeout(&self, check: &Check) -> BackendError {
+        let slot = check.pairs().first().map(|pair| self.names.slot(&pair.key));
+        let node = slot.and_then(|slot| self.topology.connected_owner(slot).ok());
+        node.map_or_else(|| BackendError::new(Reason::Timeout), |node| node.guard().timeout())
     }
+}
 
-    /// Returns the error of a check of this slot that got no reply in time.
-    pub(super) fn timeout(&self, slot: u16) -> BackendError {
-        match self.topology.connected_owner(slot) {
-            Some(node) => node.guard().timeout(),
-            None => BackendError::new(Reason::Timeout),
+/// Returns the node of a cluster that has the keys of a slot. Looking it up needs a pass of its own.
+async fn owner(cluster: &Cluster, slot: u16, wait: Option<CheckWait<'_>>) -> Result<Node, BackendError> {
+    if let Some(server) = cluster.known_owner(slot).await.map_err(unavailable)? {
+        return Ok(Node::new(server));
+    }
+    let pass = wait.map(|wait| cluster.guard().enter(wait.deadline)).transpose()?;
+    let looked_up = by_deadline(wait, cluster.owner(slot)).await;
+    match (looked_up.and_then(|owner| owner.map(Node::new).map_err(unavailable)), pass) {
+        (Ok(owner), Some(pass)) => {
+            pass.answered(ServerAnswer::Works);
+            Ok(owner)
         }
+        (Err(error), Some(pass)) => Err(pass.failed(error)),
+        (owner, None) => owner,
     }
 }
 

@@ -40,12 +40,9 @@ impl KeyNames {
     ///
     /// [`ConfigError::HashSecret`] if the secret is too short.
     pub(super) fn with_secret(secret: &[u8]) -> Result<Self, ConfigError> {
-        let too_short = || ConfigError::HashSecret { given: secret.len(), min: MIN_SECRET };
-        if secret.len() < MIN_SECRET {
-            return Err(too_short());
-        }
         // HMAC accepts a secret of any length.
-        let hmac = Hmac::new_from_slice(secret).map_err(|_| too_short())?;
+        let hmac = Hmac::new_from_slice(secret).ok().filter(|_| secret.len() >= MIN_SECRET);
+        let hmac = hmac.ok_or(ConfigError::HashSecret { given: secret.len(), min: MIN_SECRET })?;
         Ok(Self { secret: Some(Arc::new(hmac)), recent: Arc::default() })
     }
 

@@ -44,6 +44,7 @@ mod url;
 mod verify;
 
 pub use connect::RedisBackendBuilder;
+use cross_slot::REFUND_PAIRS;
 pub use error::ConnectError;
 use keys::KeyNames;
 use merge::Merger;
@@ -204,7 +205,7 @@ impl RedisBackend {
     /// Returns the number of rollbacks in a cluster that may have failed: the backend received no confirmation, or the runtime
     /// ended first. The charges of such a check may stand until their windows have passed. Clones share the count.
     pub fn lost_rollbacks(&self) -> u64 {
-        self.rollbacks.lost()
+        self.rollbacks.lost.load(Ordering::Relaxed)
     }
 
     /// Returns the number of checks that were sent and got no reply: the deadline passed, the connection was lost, or the caller
@@ -260,16 +261,11 @@ impl RedisBackend {
         outcome: &Result<T, BackendError>,
         keys: impl ExactSizeIterator<Item = &'a PartitionKey>,
     ) -> Option<Vec<Vec<usize>>> {
-        if !outcome.as_ref().is_err_and(|error| error.reason() == Reason::CrossSlot) {
-            return None;
-        }
+        outcome.as_ref().err().filter(|error| error.reason() == Reason::CrossSlot)?;
         self.is_cluster.store(true, Ordering::Relaxed);
         self.slots(keys)
     }
 }
-
-/// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
-const REFUND_PAIRS: usize = 4;
 
 impl Backend for RedisBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
@@ -290,21 +286,14 @@ impl Backend for RedisBackend {
 
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let keys = || refund.pairs().iter().map(|pair| &pair.key);
-        let in_calls = |slots: &[Vec<usize>]| {
-            slots
-                .iter()
-                .flat_map(|pairs| pairs.chunks(REFUND_PAIRS))
-                .map(<[usize]>::to_vec)
-                .collect::<Vec<_>>()
-        };
         let count = refund.pairs().len();
         let outcome = match self.slots(keys()) {
-            Some(slots) => return self.refund_in_slots(refund, &in_calls(&slots)).await,
+            Some(slots) => return self.refund_in_slots(refund, &slots).await,
             None if count <= REFUND_PAIRS => self.refund_in_slot(refund).await,
-            None => self.refund_in_slots(refund, &in_calls(&[(0..count).collect()])).await,
+            None => self.refund_in_slots(refund, &[(0..count).collect()]).await,
         };
         match self.slots_after(&outcome, keys()) {
-            Some(slots) => self.refund_in_slots(refund, &in_calls(&slots)).await,
+            Some(slots) => self.refund_in_slots(refund, &slots).await,
             None => outcome,
         }
     }

@@ -9,7 +9,7 @@ use std::{
 };
 
 use redis::{RedisResult, Value};
-use tokio::{runtime::Handle, time::Instant};
+use tokio::time::Instant;
 
 use super::error::is_reply;
 use crate::{
@@ -50,15 +50,6 @@ pub(super) struct Late {
     pub(super) is_pending: Arc<AtomicBool>,
 }
 
-impl Late {
-    /// Waits for the reply until the deadline, in the background, so that the circuit breaker learns of a server that hangs.
-    pub(super) fn wait_in_background(self, deadline: Option<Instant>) {
-        if let (Some(deadline), Ok(runtime)) = (deadline, Handle::try_current()) {
-            runtime.spawn(until(deadline, self.reply));
-        }
-    }
-}
-
 /// Runs a step before anything is sent. A check that waits for late replies does not wait for such a step.
 pub(super) async fn by_deadline<T>(
     wait: Option<CheckWait<'_>>,
@@ -82,11 +73,7 @@ pub(super) async fn with_patience(
 ) -> RedisResult<Value> {
     is_pending.store(true, Ordering::Relaxed);
     let mut reply = pin!(reply);
-    let in_time = match deadline {
-        Some(deadline) => until(deadline, &mut reply).await,
-        None => Some(reply.as_mut().await),
-    };
-    let reply = match in_time {
+    let reply = match until(deadline, &mut reply).await {
         Some(reply) => reply,
         None => {
             if let Some(pass) = pass {

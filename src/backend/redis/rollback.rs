@@ -37,7 +37,7 @@ pub(super) struct Rollbacks {
     pub(super) in_progress: Lock<InProgress>,
     /// Notified when a rollback ends.
     ended: Notify,
-    lost: AtomicU64,
+    pub(super) lost: AtomicU64,
     events: Throttle,
 }
 
@@ -60,10 +60,6 @@ pub(super) struct RollbackState {
 }
 
 impl Rollbacks {
-    pub(super) fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
-    }
-
     /// Waits until no rollback is in progress. A rollback that is not driven is written off after its end.
     pub(super) async fn drain(&self) {
         loop {
@@ -80,11 +76,9 @@ impl Rollbacks {
     fn write_off(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut in_progress = self.in_progress.lock();
-        let is_over = |state: &RollbackState| state.end + GRACE <= now;
-        let over: Vec<u64> =
-            in_progress.rollbacks.iter().filter(|(_, state)| is_over(state)).map(|(id, _)| *id).collect();
-        let lost =
-            over.into_iter().filter_map(|id| in_progress.remove(id)).filter(|state| state.is_charged).count();
+        let over = in_progress.rollbacks.extract_if(|_, state| state.end + GRACE <= now);
+        let lost = over.filter(|(_, state)| state.is_charged).count();
+        in_progress.charged -= lost;
         let next = in_progress.rollbacks.values().map(|state| state.end + GRACE).min();
         drop(in_progress);
         for _ in 0..lost {

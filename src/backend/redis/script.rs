@@ -289,37 +289,30 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         return Err(BackendError::new(Reason::DeadlineExceeded));
     }
     let mut fields = Fields(bytes);
-    let (at_micros, statuses, mut receipts, mut leases) = match check.purpose() {
-        // The usual case: a status for each pair, in the order of the check.
-        Purpose::Charge if check.pairs().iter().all(|pair| !pair.is_shadow) => {
-            let (mut at_micros, mut statuses) = (0, Vec::with_capacity(check.pairs().len()));
-            for pair in check.pairs() {
-                at_micros = fields.u64().ok_or_else(broken)?;
-                statuses.push(status(pair, &mut fields).flatten().ok_or_else(broken)?);
-            }
-            if !fields.0.is_empty() {
-                return Err(broken());
-            }
-            return Ok(Decision::new(at_micros, statuses));
+    let (count, mut at_micros) = (check.pairs().len(), 0);
+    // The usual case: a status for each pair, in the order of the check.
+    if check.purpose() == Purpose::Charge && check.pairs().iter().all(|pair| !pair.is_shadow) {
+        let mut statuses = Vec::with_capacity(count);
+        for pair in check.pairs() {
+            at_micros = fields.u64().ok_or_else(broken)?;
+            statuses.push(status(pair, &mut fields).flatten().ok_or_else(broken)?);
         }
-        purpose => {
-            let is_lease = purpose == Purpose::Lease;
-            let receipts = if is_lease || purpose == Purpose::Reserve { check.pairs().len() } else { 0 };
-            let (mut receipts, mut leases) = (vec![Receipt::NO_CHARGE; receipts], Vec::new());
-            let (mut at_micros, mut statuses) = (0, vec![None; check.pairs().len()]);
-            for (i, pair) in in_call_order(check) {
-                at_micros = fields.u64().ok_or_else(broken)?;
-                statuses[i] = status(pair, &mut fields).ok_or_else(broken)?;
-                if let Some(place) = receipts.get_mut(i) {
-                    *place = receipt(&mut fields).ok_or_else(broken)?;
-                }
-                if is_lease {
-                    leases.push(fields.u32().ok_or_else(broken)?);
-                }
-            }
-            (at_micros, statuses, receipts, leases)
+        return if fields.0.is_empty() { Ok(Decision::new(at_micros, statuses)) } else { Err(broken()) };
+    }
+    let is_lease = check.purpose() == Purpose::Lease;
+    let has_receipts = is_lease || check.purpose() == Purpose::Reserve;
+    let mut receipts = vec![Receipt::NO_CHARGE; if has_receipts { count } else { 0 }];
+    let (mut statuses, mut leases) = (vec![None; count], Vec::new());
+    for (i, pair) in in_call_order(check) {
+        at_micros = fields.u64().ok_or_else(broken)?;
+        statuses[i] = status(pair, &mut fields).ok_or_else(broken)?;
+        if has_receipts {
+            receipts[i] = receipt(&mut fields).ok_or_else(broken)?;
         }
-    };
+        if is_lease {
+            leases.push(fields.u32().ok_or_else(broken)?);
+        }
+    }
     if !fields.0.is_empty() {
         return Err(broken());
     }
@@ -329,7 +322,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         receipts.clear();
         leases.clear();
     }
-    if check.purpose() == Purpose::Lease {
+    if is_lease {
         // No pair is a shadow, so each has a status.
         let statuses: Vec<Status> = statuses.into_iter().flatten().collect();
         return Ok(Decision::with_leases(at_micros, statuses, receipts, leases));

@@ -1,9 +1,11 @@
 //! The servers that a backend connects to: one server, the primary behind Sentinels, a cluster, or the caller's own.
 
-use std::{future::Future, io};
+use std::{future::Future, io, sync::Arc};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
+#[cfg(feature = "redis-1")]
+use super::topology::External;
 use super::{tls::Tls, topology::Topology, url::reason_without_url};
 use crate::error::ConfigError;
 
@@ -123,9 +125,14 @@ impl RedisServers {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let nodes: Vec<(String, u16)> = nodes.into_iter().map(|(host, port)| (host.into(), port)).collect();
+        let connect = Arc::new(connect);
+        let streams = move |(host, port): &(String, u16)| {
+            let (connect, host, port) = (connect.clone(), host.clone(), *port);
+            move || connect(host.clone(), port)
+        };
         Self(Servers::Own(match nodes.is_empty() {
             true => Err(ConfigError::NoClusterNodes),
-            false => Ok(Topology::cluster_streams(nodes, connect)),
+            false => Ok(Topology::cluster_streams(nodes, streams)),
         }))
     }
 
@@ -150,7 +157,7 @@ impl RedisServers {
     #[cfg(feature = "redis-1")]
     #[cfg_attr(docsrs, doc(cfg(feature = "redis-1")))]
     pub fn connection(connection: impl redis::aio::ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self(Servers::Own(Ok(Topology::external(connection))))
+        Self(Servers::Own(Ok(Topology::External(External::new(connection)))))
     }
 
     /// Returns your own connection of any type that leads to one server, such as a wrapper around a `ConnectionManager`. The backend
@@ -160,7 +167,7 @@ impl RedisServers {
     pub fn server_connection(
         connection: impl redis::aio::ConnectionLike + Clone + Send + Sync + 'static,
     ) -> Self {
-        Self(Servers::Own(Ok(Topology::external_server(connection))))
+        Self(Servers::Own(Ok(Topology::External(External::one_server(connection)))))
     }
 
     /// Returns the connections to these servers, none of which is open.

@@ -15,10 +15,10 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{
     ConnectError, RedisBackend, ServerProblem,
     error::{is_readonly, is_unknown_command, redis_error, unavailable},
-    eviction::eviction_policy,
+    eviction::{eviction_policy, info_field},
     patience::Patience,
     problem::ServerProblemKind as Kind,
-    script::Call,
+    topology::Topology,
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -136,9 +136,9 @@ impl RedisBackend {
             return Err(ConnectError::Unreachable { address, source });
         }
         let mut probes = JoinSet::new();
-        for (server, key) in self.probe_keys(&namespace) {
-            let probe = Probe::new(self.clone(), server, key, namespace.clone());
-            probes.spawn(probe.run());
+        for (server, key) in self.probe_keys() {
+            let (backend, namespace) = (self.clone(), namespace.clone());
+            probes.spawn(Probe { backend, server, key, namespace, problems: Vec::new() }.run());
         }
         let mut problems: Vec<ServerProblem> = probes.join_all().await.concat();
         problems.sort_by_cached_key(ToString::to_string);
@@ -146,15 +146,16 @@ impl RedisBackend {
     }
 
     /// Returns a random key of each primary, so that processes that verify at the same time do not share a key.
-    fn probe_keys(&self, namespace: &Namespace) -> BTreeMap<String, PartitionKey> {
-        let (mut keys, servers) = (BTreeMap::new(), self.topology.primaries());
+    fn probe_keys(&self) -> BTreeMap<String, PartitionKey> {
+        let random_key =
+            || PartitionKey::new("verify", RandomState::new().build_hasher().finish().to_be_bytes());
+        let Topology::Cluster(cluster) = &self.topology else {
+            return [(self.topology.to_string(), random_key())].into();
+        };
+        let (mut keys, servers) = (BTreeMap::new(), cluster.primaries());
         for _ in 0..MAX_DRAWS {
-            let key = PartitionKey::new("verify", RandomState::new().build_hasher().finish().to_be_bytes());
-            let Some(check) = check(&key, namespace, policy(Algorithm::SlidingLog), Purpose::Charge) else {
-                break;
-            };
-            let slot = Call::reset(&check, &self.names, None).slot();
-            if let Some(server) = self.topology.primary_of(slot) {
+            let key = random_key();
+            if let Some(server) = cluster.primary_of(self.names.slot(&key)) {
                 keys.entry(server).or_insert(key);
             }
             if keys.len() >= servers {
@@ -178,10 +179,6 @@ struct Probe {
 struct Stop;
 
 impl Probe {
-    fn new(backend: RedisBackend, server: String, key: PartitionKey, namespace: Namespace) -> Self {
-        Self { backend, server, key, namespace, problems: Vec::new() }
-    }
-
     async fn run(mut self) -> Vec<ServerProblem> {
         if timeout(TIMEOUT, self.verify()).await.is_err() {
             self.found(Kind::Unavailable(BackendError::new(Reason::Timeout)));
@@ -190,10 +187,9 @@ impl Probe {
     }
 
     async fn verify(&mut self) -> Result<(), Stop> {
-        let Some(check) = self.check(Algorithm::SlidingLog, Purpose::Charge) else { return Ok(()) };
-        let Some(pair) = check.pairs().first() else { return Ok(()) };
-        let slot = Call::reset(&check, &self.backend.names, None).slot();
-        let key = self.backend.names.key(self.namespace.as_str(), &pair.key, &pair.policy);
+        let Some(policy) = policy(Algorithm::SlidingLog) else { return Ok(()) };
+        let slot = self.backend.names.slot(&self.key);
+        let key = self.backend.names.key(self.namespace.as_str(), &self.key, &policy);
         self.verify_server(slot).await?;
         for (name, command) in commands(&key, self.backend.topology.is_cluster()) {
             if let Err(error) = self.backend.run_in_slot(slot, &command).await {
@@ -258,7 +254,7 @@ impl Probe {
             |name| hello.get(name).and_then(|value| from_redis_value::<String>(value.clone()).ok());
         let read = |in_hello, in_info| {
             from_hello(in_hello)
-                .or_else(|| info.as_deref().and_then(|info| field(info, in_info)).map(str::to_owned))
+                .or_else(|| info.as_deref().and_then(|info| info_field(info, in_info)).map(str::to_owned))
         };
         let (mode, role) = (read("mode", "redis_mode"), read("role", "role"));
         match mode.as_deref() {
@@ -289,40 +285,49 @@ impl Probe {
     /// Records the error of a command. An error that shows that the command was permitted is none.
     fn command_failed(&mut self, command: &'static str, error: BackendError) -> Result<(), Stop> {
         let kind = match error.reason() {
-            Reason::NoPermission => match denied_access(&error) {
-                DeniedAccess::Command if is_optional(command) => Kind::MissingOptionalPermission(command),
-                DeniedAccess::Command => Kind::MissingPermission(command),
-                DeniedAccess::Key => Kind::MissingKeyPermission(self.namespace.as_str().into()),
-                DeniedAccess::User => {
-                    self.found(Kind::Unavailable(error));
-                    return Err(Stop);
-                }
-            },
+            Reason::NoPermission => self.missing_permission(command, &error),
             Reason::ReadOnly if redis_error(&error).is_some_and(is_readonly) => {
-                if !self.has_found(|kind| matches!(kind, Kind::Replica)) {
-                    self.found(Kind::Replica);
-                }
+                self.found(Kind::Replica);
                 return Err(Stop);
             }
             Reason::Other if redis_error(&error).is_some_and(is_unknown_command) => {
-                Kind::MissingCommand(command)
+                Some(Kind::MissingCommand(command))
             }
             // The command was called, and its arguments have no effect.
             Reason::Other if command != PUSH => return Ok(()),
-            _ => {
-                self.found(Kind::Unavailable(error));
-                return Err(Stop);
-            }
+            _ => None,
         };
-        let is_of_keys = |kind: &Kind| matches!(kind, Kind::MissingKeyPermission(_));
-        if !(is_of_keys(&kind) && self.has_found(is_of_keys)) {
-            self.found(kind);
-        }
+        let Some(kind) = kind else {
+            self.found(Kind::Unavailable(error));
+            return Err(Stop);
+        };
+        self.found(kind);
         Ok(())
     }
 
+    /// Returns the permission that the user of a command lacks. None if the user has no valid password.
+    fn missing_permission(&self, command: &'static str, error: &BackendError) -> Option<Kind> {
+        let error = redis_error(error)?;
+        if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
+            return None;
+        }
+        let text = error.detail().unwrap_or_default();
+        // "No permissions to access a key", "access one of the keys", "can't access at least one of the keys".
+        Some(if text.contains("access") && text.contains("key") {
+            Kind::MissingKeyPermission(self.namespace.as_str().into())
+        } else if is_optional(command) {
+            Kind::MissingOptionalPermission(command)
+        } else {
+            Kind::MissingPermission(command)
+        })
+    }
+
+    /// Records a problem, unless it is recorded.
     fn found(&mut self, kind: Kind) {
-        self.problems.push(ServerProblem { server: self.server.clone(), kind });
+        let text = kind.to_string();
+        if !self.has_found(|known| known.to_string() == text) {
+            self.problems.push(ServerProblem { server: self.server.clone(), kind });
+        }
     }
 
     fn has_found(&self, is_it: impl Fn(&Kind) -> bool) -> bool {
@@ -330,7 +335,8 @@ impl Probe {
     }
 
     fn check(&self, algorithm: Algorithm, purpose: Purpose) -> Option<Check> {
-        check(&self.key, &self.namespace, policy(algorithm), purpose)
+        let check = Check::new([Pair::new(self.key.clone(), policy(algorithm)?, 1)]).ok()?;
+        Some(check.in_namespace(self.namespace.clone()).with_purpose(purpose))
     }
 }
 
@@ -346,51 +352,23 @@ fn is_optional(command: &str) -> bool {
 /// Returns the commands of the scripts, in a form that changes nothing. The key does not exist. The server verifies the permission
 /// before it finds that there is nothing to do.
 fn commands(key: &str, is_cluster: bool) -> Vec<(&'static str, Cmd)> {
-    fn command(words: &[&'static str], key: Option<&str>, rest: &[&str]) -> (&'static str, Cmd) {
-        let name = words.first().copied().unwrap_or_default();
-        let mut command = cmd(name);
-        for word in words.iter().skip(1).copied().chain(key).chain(rest.iter().copied()) {
-            command.arg(word);
-        }
-        (name, command)
-    }
-    let key = Some(key);
     let unknown_script = "0000000000000000000000000000000000000000";
-    let mut commands = vec![
-        command(&["time"], None, &[]),
-        command(&["eval"], None, &["return 1", "0"]),
-        command(&["evalsha"], None, &[unknown_script, "0"]),
-        command(&["lindex"], key, &["0"]),
-        command(&["lset"], key, &["0", ""]),
-        command(&["ltrim"], key, &["0", "0"]),
-        command(&["unlink"], key, &[]),
-        command(&["pexpire"], key, &["1"]),
-        command(&["get"], key, &[]),
-        command(&["set"], key, &["", "XX", "PX", "1"]),
-        command(&["setrange"], key, &["0", ""]),
+    let commands: [(_, &[&str]); _] = [
+        ("time", &[]),
+        ("eval", &["return 1", "0"]),
+        ("evalsha", &[unknown_script, "0"]),
+        ("lindex", &[key, "0"]),
+        ("lset", &[key, "0", ""]),
+        ("ltrim", &[key, "0", "0"]),
+        ("unlink", &[key]),
+        ("pexpire", &[key, "1"]),
+        ("get", &[key]),
+        ("set", &[key, "", "XX", "PX", "1"]),
+        ("setrange", &[key, "0", ""]),
     ];
-    if is_cluster {
-        commands.push(command(&["asking"], None, &[]));
-    }
-    commands
-}
-
-/// What a user may not do.
-enum DeniedAccess {
-    Command,
-    Key,
-    /// The user has no valid password.
-    User,
-}
-
-fn denied_access(error: &BackendError) -> DeniedAccess {
-    let Some(error) = redis_error(error) else { return DeniedAccess::User };
-    if matches!(error.code(), Some("NOAUTH" | "WRONGPASS")) {
-        return DeniedAccess::User;
-    }
-    let text = error.detail().unwrap_or_default();
-    // "No permissions to access a key", "access one of the keys", "can't access at least one of the keys".
-    if text.contains("access") && text.contains("key") { DeniedAccess::Key } else { DeniedAccess::Command }
+    let asking = is_cluster.then_some(("asking", &[][..]));
+    let command = |(name, arguments): (&'static str, &[&str])| (name, cmd(name).arg(arguments).take());
+    commands.into_iter().chain(asking).map(command).collect()
 }
 
 fn policy(algorithm: Algorithm) -> Option<Policy> {
@@ -398,24 +376,9 @@ fn policy(algorithm: Algorithm) -> Option<Policy> {
     Policy::new("verify", 1_000, Duration::from_secs(2)).ok()?.with_algorithm(algorithm).ok()
 }
 
-fn check(
-    key: &PartitionKey,
-    namespace: &Namespace,
-    policy: Option<Policy>,
-    purpose: Purpose,
-) -> Option<Check> {
-    let check = Check::new([Pair::new(key.clone(), policy?, 1)]).ok()?;
-    Some(check.in_namespace(namespace.clone()).with_purpose(purpose))
-}
-
-/// Returns a field of the reply to INFO.
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
-}
-
 /// Returns the version of a server that is too old. Valkey reports the version of Redis that it is compatible with.
 fn old_version(info: &str) -> Option<&str> {
-    let version = field(info, "redis_version")?;
+    let version = info_field(info, "redis_version")?;
     let major: u32 = version.split('.').next()?.parse().ok()?;
     (major < OLDEST_VERSION).then_some(version)
 }

@@ -1,7 +1,6 @@
 //! A batch: the checks of one merged call, and how each of them waits for its reply.
 
 use std::{
-    iter::zip,
     mem,
     sync::{
         Arc,
@@ -50,9 +49,7 @@ struct BatchState {
 /// Checks whose callers wait.
 #[derive(Default)]
 pub(super) struct Checks {
-    pub(super) calls: Vec<Call>,
-    /// One for each call.
-    pub(super) callers: Vec<Caller>,
+    pub(super) waiting: Vec<(Call, Caller)>,
     /// The right to report the outcome of the call.
     pub(super) report: Option<CallReport>,
 }
@@ -92,10 +89,9 @@ impl Batch {
     pub(super) fn write(&self) -> Checks {
         let mut state = self.0.lock();
         state.is_written = true;
-        let Checks { calls, callers, report } = mem::take(&mut state.checks);
-        let waiting = zip(calls, callers).filter(|(_, caller)| !caller.is_closed());
-        let (calls, callers) = waiting.unzip();
-        Checks { calls, callers, report }
+        let mut checks = mem::take(&mut state.checks);
+        checks.waiting.retain(|(_, caller)| !caller.is_closed());
+        checks
     }
 
     /// Returns the checks, if the call was not written.
@@ -120,16 +116,12 @@ impl PendingReply {
         let (caller, reply) = oneshot::channel();
         let mut state = batch.0.lock();
         let report = pass.take_report();
-        state.end_of_wait = state.end_of_wait.max(pass.deadline());
-        let checks = &mut state.checks;
-        if checks.report.is_none() {
-            checks.report = report;
-        }
+        state.end_of_wait = state.end_of_wait.max(pass.deadline);
         state.time.add(time);
         let checks = &mut state.checks;
-        checks.calls.push(call);
-        checks.callers.push(caller);
-        let is_full = checks.calls.len() >= MAX_CHECKS;
+        checks.report = checks.report.take().or(report);
+        checks.waiting.push((call, caller));
+        let is_full = checks.waiting.len() >= MAX_CHECKS;
         drop(state);
         (Self { batch: batch.clone(), reply }, is_full)
     }
@@ -152,12 +144,12 @@ impl Drop for Unanswered<'_> {
         // Under the lock, a check is either removed from the call or counted.
         let mut state = self.pending.batch.0.lock();
         self.pending.reply.close();
-        if self.pass.has_timed_out() {
-            state.end_of_wait = self.pass.deadline();
+        if self.pass.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            state.end_of_wait = self.pass.deadline;
         }
         if state.is_written {
             self.count.fetch_add(1, Ordering::Relaxed);
-            state.permits.extend(self.pass.take_permit());
+            state.permits.extend(self.pass.permit.take());
         }
     }
 }

@@ -1,12 +1,6 @@
 //! The task of a batch: closes it, sends its call, and gives each check its reply.
 
-use std::{
-    iter::{repeat_with, zip},
-    mem,
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{iter::repeat_with, mem, pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::{Either, select};
 use redis::{ErrorKind, RedisError, RedisResult, Value};
@@ -89,15 +83,11 @@ impl Flight {
         if let Some(report) = &checks.report {
             report.has_waited(self.opened.elapsed());
         }
-        let calls: Vec<_> = checks.calls.iter().collect();
-        let replies = match calls[..] {
+        let replies = match &mut checks.waiting[..] {
             [] => return,
             // The reply is the one that the check waits for.
-            [_] => self.send_one(&mut checks).await,
-            _ => {
-                let merged = Merged::new(&calls);
-                self.send_all(merged, &mut checks).await
-            }
+            [(call, caller)] => self.send_one(call, caller, &mut checks.report).await,
+            _ => self.send_all(&mut checks).await,
         };
         self.batch.end();
         if let Some(replies) = replies {
@@ -105,30 +95,35 @@ impl Flight {
         }
     }
 
-    async fn send_one(&self, checks: &mut Checks) -> Option<Vec<RedisResult<Value>>> {
-        let Checks { calls, callers, report } = checks;
-        let command = Command::Script(&self.scripts.check, calls.first_mut()?);
+    async fn send_one(
+        &self,
+        call: &mut Call,
+        caller: &mut Caller,
+        report: &mut Option<CallReport>,
+    ) -> Option<Vec<RedisResult<Value>>> {
+        let command = Command::Script(&self.scripts.check, call);
         let reply = command.send(&self.connection, Instant::now());
-        Some(vec![self.while_awaited(reply, callers, report).await?])
+        Some(vec![self.while_awaited(reply, caller.closed(), report).await?])
     }
 
-    async fn send_all(&self, mut merged: Merged, checks: &mut Checks) -> Option<Vec<RedisResult<Value>>> {
-        let Checks { callers, report, .. } = checks;
-        let command = Command::Script(&self.scripts.merged, merged.call());
+    async fn send_all(&self, checks: &mut Checks) -> Option<Vec<RedisResult<Value>>> {
+        let mut merged = Merged::new(&checks.waiting.iter().map(|(call, _)| call).collect::<Vec<_>>());
+        let all_gone = async {
+            for (_, caller) in &mut checks.waiting {
+                caller.closed().await;
+            }
+        };
+        let command = Command::Script(&self.scripts.merged, &mut merged.call);
         let reply = command.send(&self.connection, Instant::now());
-        let reply = self.while_awaited(reply, callers, report).await?;
-        let to_all = |error: RedisError| vec![Err(error); checks.calls.len()];
+        let reply = self.while_awaited(reply, all_gone, &mut checks.report).await?;
+        let to_all = |error: RedisError| vec![Err(error); checks.waiting.len()];
         Some(match reply.map(|reply| merged.replies(&reply)) {
             Ok(Some(replies)) => {
                 // One outcome for the call. If no check was decided, the outcome of the first one is that of the call.
                 if replies.has_decided
                     && let Some(report) = checks.report.take()
                 {
-                    report.answered(if replies.has_charged {
-                        ServerAnswer::Works
-                    } else {
-                        ServerAnswer::Reads
-                    });
+                    report.answered(ServerAnswer::from_write(replies.has_charged));
                 }
                 // The server may have become a replica, which rejects only the checks that write.
                 for error in replies.of_checks.iter().filter_map(|reply| reply.as_ref().err()) {
@@ -141,18 +136,13 @@ impl Flight {
         })
     }
 
-    /// Waits for a reply as long as a caller waits. Returns `None` if all callers have gone.
+    /// Waits for a reply until all callers have gone. Returns `None` if they have.
     async fn while_awaited(
         &self,
         reply: impl Future<Output = RedisResult<Value>>,
-        callers: &mut [Caller],
+        all_gone: impl Future<Output = ()>,
         report: &mut Option<CallReport>,
     ) -> Option<RedisResult<Value>> {
-        let all_gone = async {
-            for caller in callers {
-                caller.closed().await;
-            }
-        };
         let mut reply = pin!(reply);
         if let Either::Left((reply, _)) = select(&mut reply, pin!(all_gone)).await {
             return Some(reply);
@@ -180,8 +170,8 @@ impl Flight {
 
 /// Gives each check its reply, and the right to report, if it is left, to the first one whose caller waits.
 fn deliver(checks: Checks, replies: impl IntoIterator<Item = Option<RedisResult<Value>>>) {
-    let Checks { calls, callers, mut report } = checks;
-    for ((call, caller), reply) in zip(calls, callers).zip(replies) {
+    let Checks { waiting, mut report } = checks;
+    for ((call, caller), reply) in waiting.into_iter().zip(replies) {
         let merged = MergedReply { reply, call, report: report.take() };
         report = caller.send(merged).err().and_then(|merged| merged.report);
     }

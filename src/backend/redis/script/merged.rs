@@ -1,6 +1,6 @@
 //! A merged call: several checks in one call of the merged script. `lua/README.md` is the contract.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::collections::HashMap;
 
 use redis::{RedisResult, Value, parse_redis_value};
 
@@ -27,7 +27,7 @@ const ERROR: u8 = 255;
 
 /// A call that decides several checks of one kind and namespace.
 pub(crate) struct Merged {
-    call: Call,
+    pub(crate) call: Call,
     runs: Vec<Run>,
 }
 
@@ -56,26 +56,15 @@ impl Merged {
         let mut runs: Vec<Run> = Vec::with_capacity(checks.len());
         let mut last_runs: HashMap<(&Keys, &[u8]), usize> = HashMap::with_capacity(checks.len());
         for (index, check) in checks.iter().enumerate() {
-            let new = || {
-                let cost = |pair: &[u8]| Fields(&pair[COST_OFFSET..]).u32().unwrap_or_default();
-                let costs = check.fields().chunks_exact(PAIR_SIZE).map(cost).collect();
-                Run { costs, checks: vec![index] }
-            };
-            if !check.fields().chunks_exact(PAIR_SIZE).all(joins_equal_checks) {
-                runs.push(new());
-                continue;
-            }
-            match last_runs.entry((&check.keys, check.fields())) {
-                Entry::Occupied(mut entry) => match runs.get_mut(*entry.get()).filter(|run| run.has_room()) {
-                    Some(run) => run.checks.push(index),
-                    None => {
-                        entry.insert(runs.len());
-                        runs.push(new());
-                    }
-                },
-                Entry::Vacant(entry) => {
-                    entry.insert(runs.len());
-                    runs.push(new());
+            let joins = check.fields().chunks_exact(PAIR_SIZE).all(joins_equal_checks);
+            let last_run = last_runs.entry((&check.keys, check.fields())).or_insert(runs.len());
+            match runs.get_mut(*last_run).filter(|run| joins && run.has_room()) {
+                Some(run) => run.checks.push(index),
+                None => {
+                    *last_run = runs.len();
+                    let cost = |pair: &[u8]| Fields(&pair[COST_OFFSET..]).u32().unwrap_or_default();
+                    let costs = check.fields().chunks_exact(PAIR_SIZE).map(cost).collect();
+                    runs.push(Run { costs, checks: vec![index] });
                 }
             }
         }
@@ -100,10 +89,6 @@ impl Merged {
             call.pairs.extend_from_slice(last.generation());
         }
         Self { call, runs }
-    }
-
-    pub(crate) fn call(&mut self) -> &mut Call {
-        &mut self.call
     }
 
     /// Parses the reply to the call. Returns `None` if the reply is broken.

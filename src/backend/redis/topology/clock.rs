@@ -30,13 +30,12 @@ impl ServerClock {
     /// Records a reading from a reply, if it improves the lower bound or the old reading is too old.
     pub(crate) fn record(&self, server_micros: u64, received: Instant) {
         let mut known = self.0.lock();
-        let new = ClockReading { server_micros, received };
         // The reply with the shorter delay gives the higher lower bound.
         let is_better = |old: ClockReading| {
             server_micros >= old.lower_bound_at(received) || received.duration_since(old.received) >= MAX_AGE
         };
         if known.is_none_or(is_better) {
-            *known = Some(new);
+            *known = Some(ClockReading { server_micros, received });
         }
     }
 }

@@ -6,11 +6,12 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fmt, io, mem,
+    io, mem,
     sync::Arc,
     time::Duration,
 };
 
+use futures_util::future::select_ok;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, pipe};
 use tokio::{
     runtime::Handle,
@@ -19,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    endpoint::{Address, Endpoint},
+    endpoint::Address,
     server::{Server, Target},
     server_state::ServerState,
     slot_map::{self, SlotReport, Slots},
@@ -60,29 +61,14 @@ pub(crate) struct Cluster(Arc<ClusterInner>);
 struct ClusterInner {
     /// The nodes that the caller has named.
     seeds: Vec<Address>,
-    nodes: Nodes,
+    has_streams: bool,
+    /// Returns how to connect to the node at an address.
+    target: Box<dyn Fn(&Address) -> Target + Send + Sync>,
     protection: Arc<SharedProtection>,
-    /// The guard of the look-ups of slots without a known owner.
+    /// The guard of the look-ups of slots without a known owner. Its name has the addresses of the nodes that the caller has named.
     guard: Arc<Guard>,
     refreshes: SingleFlight<()>,
     state: Lock<ClusterState>,
-}
-
-/// How to connect to the nodes.
-pub(super) enum Nodes {
-    /// As to this server, apart from the address.
-    Endpoint(Box<Endpoint>),
-    /// Over streams that the caller opens.
-    Streams(Box<dyn Fn(&Address) -> Target + Send + Sync>),
-}
-
-impl Nodes {
-    fn target(&self, address: &Address) -> Target {
-        match self {
-            Self::Endpoint(endpoint) => Target::Endpoint(Box::new(endpoint.with_address(address))),
-            Self::Streams(streams) => streams(address),
-        }
-    }
 }
 
 #[derive(Default)]
@@ -100,34 +86,32 @@ struct ClusterState {
     refresh_error: Option<RedisError>,
 }
 
-/// Returns the name of a cluster: the addresses of the nodes that the caller has named.
-fn name(seeds: &[Address], nodes: &Nodes) -> String {
-    let kind = match nodes {
-        Nodes::Endpoint(_) => "cluster",
-        Nodes::Streams(_) => "cluster over custom streams",
-    };
-    seeds.iter().fold(kind.to_owned(), |name, (host, port)| name + &format!(" {host}:{port}"))
-}
-
-impl fmt::Display for Cluster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&name(&self.0.seeds, &self.0.nodes))
-    }
-}
-
 impl Cluster {
-    pub(super) fn new(seeds: Vec<Address>, nodes: Nodes) -> Self {
+    /// Returns a cluster. `target` returns how to connect to a node, which is over streams of the caller if `has_streams`.
+    pub(super) fn new(
+        seeds: Vec<Address>,
+        has_streams: bool,
+        target: impl Fn(&Address) -> Target + Send + Sync + 'static,
+    ) -> Self {
+        let kind = if has_streams { "cluster over custom streams" } else { "cluster" };
+        let name = seeds.iter().fold(kind.to_owned(), |name, (host, port)| name + &format!(" {host}:{port}"));
         let protection = Arc::<SharedProtection>::default();
-        let guard = Guard::new(protection.clone(), name(&seeds, &nodes));
-        let refreshes = SingleFlight::new(REFRESH_TIMEOUT);
-        Self(Arc::new(ClusterInner { seeds, nodes, protection, guard, refreshes, state: Lock::default() }))
+        Self(Arc::new(ClusterInner {
+            guard: Guard::new(protection.clone(), name),
+            seeds,
+            has_streams,
+            target: Box::new(target),
+            protection,
+            refreshes: SingleFlight::new(REFRESH_TIMEOUT),
+            state: Lock::default(),
+        }))
     }
 
     pub(super) fn has_streams(&self) -> bool {
-        matches!(self.0.nodes, Nodes::Streams(_))
+        self.0.has_streams
     }
 
-    pub(super) fn guard(&self) -> &Arc<Guard> {
+    pub(crate) fn guard(&self) -> &Arc<Guard> {
         &self.0.guard
     }
 
@@ -155,27 +139,18 @@ impl Cluster {
             }
             state.servers.values().cloned().collect()
         };
-        let mut outcome = Ok(());
-        let mut attempts: JoinSet<RedisResult<()>> =
-            servers.into_iter().map(|server| async move { server.connection().await.map(drop) }).collect();
-        while let Some(attempt) = attempts.join_next().await {
-            match attempt {
-                Ok(Ok(())) => return Ok(()),
-                Ok(error) => outcome = error,
-                // The runtime is shutting down.
-                Err(error) => outcome = Err(io::Error::other(error).into()),
-            }
-        }
-        outcome
+        // There are slots, so there are owners.
+        let attempts = servers.iter().map(|server| Box::pin(server.connection()));
+        select_ok(attempts).await.map(drop)
     }
 
     /// Returns the number of nodes that own slots.
-    pub(super) fn primaries(&self) -> usize {
+    pub(crate) fn primaries(&self) -> usize {
         self.0.state.lock().servers.len()
     }
 
     /// Returns the address of the owner of a slot, as far as it is known.
-    pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
+    pub(crate) fn primary_of(&self, slot: u16) -> Option<String> {
         self.0.state.lock().address(slot).map(|(host, port)| format!("{host}:{port}"))
     }
 
@@ -185,7 +160,7 @@ impl Cluster {
     }
 
     /// Returns the owner of a slot, as far as it is known.
-    pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
+    pub(crate) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Server>> {
         let Some(server) = self.0.state.lock().owner(slot) else { return Ok(None) };
         if !server.is_connected() {
             // Another node may have taken over its slots.
@@ -195,7 +170,7 @@ impl Cluster {
     }
 
     /// Returns the owner of a slot. If it is not known, looks it up.
-    pub(super) async fn owner(&self, slot: u16) -> RedisResult<Server> {
+    pub(crate) async fn owner(&self, slot: u16) -> RedisResult<Server> {
         if let Some(server) = self.known_owner(slot).await? {
             return Ok(server);
         }
@@ -214,7 +189,7 @@ impl Cluster {
     ) -> Option<RedisResult<Server>> {
         let is = |kind: ServerErrorKind| error.kind() == kind.into();
         if is(ServerErrorKind::Moved) || is(ServerErrorKind::Ask) {
-            let host = self.0.state.lock().host(slot);
+            let host = self.0.state.lock().address(slot).map(|(host, _)| host.clone());
             let address = error.redirect_node().and_then(|(address, _)| parse(address, host.as_deref()))?;
             if is(ServerErrorKind::Ask) {
                 return Some(Ok(self.0.server(&address)));
@@ -240,9 +215,8 @@ impl Cluster {
     /// Starts a refresh of the slots, unless one is in progress or has started within [`REFRESH_INTERVAL`]. If `waits`, waits
     /// for the refresh in progress.
     async fn refresh(&self, waits: bool) -> RedisResult<()> {
-        let runtime = Handle::try_current().map_err(|_| {
-            RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
-        })?;
+        let runtime = Handle::try_current()
+            .map_err(|_| (ErrorKind::Client, "missing tokio runtime: a connection needs one"))?;
         for _ in 0..MAX_REFRESHES {
             let waiter = {
                 let mut state = self.0.state.lock();
@@ -281,7 +255,7 @@ impl ClusterInner {
     fn server_in(&self, state: &mut ClusterState, address: &Address) -> Server {
         let new = || {
             let (host, port) = address;
-            Server::new(self.nodes.target(address), self.protection.clone(), format!("{host}:{port}"))
+            Server::new((self.target)(address), self.protection.clone(), format!("{host}:{port}"))
         };
         state.servers.entry(address.clone()).or_insert_with(new).clone()
     }
@@ -358,7 +332,7 @@ impl ClusterInner {
         let has_owners = slot_map::is_complete(&state.slots);
         // A subscriber of the events may read the state.
         drop(state);
-        removed.iter().for_each(|server| server.guard().retire());
+        removed.values().for_each(|server| server.guard().retire());
         if has_owners {
             // Without a look-up, no check would close the breaker of the look-ups.
             self.guard.answered();
@@ -388,7 +362,7 @@ impl ClusterInner {
         state: &mut ClusterState,
         reports: &[(Address, SlotReport)],
         started: Instant,
-    ) -> Vec<Server> {
+    ) -> BTreeMap<Address, Server> {
         for (node, report) in reports {
             if report.is_ok == Some(true) && state.refused.get(node).is_some_and(|refused| *refused < started)
             {
@@ -409,7 +383,7 @@ impl ClusterInner {
             let unknown = reports.iter().filter(|(_, report)| !needs_two || report.is_ok.is_none());
             believed = unknown.map(|(_, report)| report).collect();
             if believed.is_empty() {
-                return Vec::new();
+                return BTreeMap::new();
             }
         }
         let has_refused = |owner: &Address| needs_two || state.has_refused(owner);
@@ -419,13 +393,12 @@ impl ClusterInner {
         let servers = mem::take(&mut state.servers);
         let (servers, removed) = servers.into_iter().partition(|(address, _)| state.is_owner(address));
         state.servers = servers;
-        let removed: BTreeMap<_, _> = removed;
         let owners: Vec<Address> = state.slots.iter().map(|(_, owner)| owner.clone()).collect();
         for owner in &owners {
             self.server_in(state, owner);
         }
         state.refresh_error = None;
-        removed.into_values().collect()
+        removed
     }
 }
 
@@ -455,16 +428,9 @@ impl ClusterState {
 
     /// Returns why a slot has no known owner: the last refresh has failed, or no node has the slot.
     fn owner_error(&self) -> RedisError {
-        self.refresh_error.clone().unwrap_or_else(|| {
-            RedisError::from((
-                ErrorKind::ClusterConnectionNotFound,
-                "no cluster node has the slot of this key",
-            ))
-        })
-    }
-
-    fn host(&self, slot: u16) -> Option<String> {
-        self.address(slot).map(|(host, _)| host.clone())
+        let text = "no cluster node has the slot of this key";
+        let no_owner = || RedisError::from((ErrorKind::ClusterConnectionNotFound, text));
+        self.refresh_error.clone().unwrap_or_else(no_owner)
     }
 }
 
@@ -492,13 +458,13 @@ fn parse(address: &str, host: Option<&str>) -> Option<Address> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::redis::tls::Tls;
+    use crate::backend::redis::{tls::Tls, topology::endpoint::Endpoint};
 
     /// A node that is out of date names the old owner, which has refused a command.
     #[test]
     fn redirect_to_refused_node_leaves_the_map() {
         let endpoint = Endpoint::from_url("redis://127.0.0.1/", &Tls::default()).unwrap();
-        let cluster = Cluster::new(Vec::new(), Nodes::Endpoint(Box::new(endpoint)));
+        let cluster = Cluster::new(Vec::new(), false, move |_| Target::Endpoint(Box::new(endpoint.clone())));
         let [old, new] = ["old", "new"].map(|host| (host.to_owned(), 6379));
         cluster.0.move_slot(7, &new);
         cluster.0.state.lock().refused.insert(old.clone(), Instant::now());

@@ -26,17 +26,14 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Returns the endpoint of a URL. Without a `protocol` parameter, the connection prefers RESP3 and falls back to RESP2.
     pub(super) fn from_url(url: &str, tls: &Tls) -> RedisResult<Self> {
-        Ok(Self::new(connection_info(url, tls)?, !url.contains("protocol=")))
-    }
-
-    /// With RESP3 the client reports a lost connection at once. With RESP2 only a failed command shows the loss.
-    fn new(info: ConnectionInfo, allows_resp2: bool) -> Self {
         let keepalive = TcpKeepalive::new().with_time(DEAD_PEER_TIMEOUT).with_interval(DEAD_PEER_TIMEOUT);
         let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
         #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
         let tcp = tcp.set_user_timeout(DEAD_PEER_TIMEOUT);
-        let endpoint = Self { info: info.set_tcp_settings(tcp), allows_resp2 };
-        if allows_resp2 { endpoint.with_protocol(ProtocolVersion::RESP3) } else { endpoint }
+        // With RESP3 the client reports a lost connection at once. With RESP2 only a failed command shows the loss.
+        let allows_resp2 = !url.contains("protocol=");
+        let endpoint = Self { info: connection_info(url, tls)?.set_tcp_settings(tcp), allows_resp2 };
+        Ok(if allows_resp2 { endpoint.with_protocol(ProtocolVersion::RESP3) } else { endpoint })
     }
 
     /// Returns the same endpoint with another protocol version.

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    endpoint::Address,
+    endpoint::{Address, with_address},
     sentinel::{SentinelAnswer, Sentinels, agreed, candidates, query},
 };
 use crate::{backend::redis::tls, lock::Lock};
@@ -96,7 +96,7 @@ struct WatchedSentinel {
 impl Board {
     /// Watches all known Sentinels. Never ends.
     async fn watch_all(self: Arc<Self>) {
-        for info in self.sentinels.named() {
+        for info in &self.sentinels.named {
             self.state.lock().push(WatchedSentinel::new(info.clone(), None));
         }
         let (mut watches, mut started, mut events) = (JoinSet::new(), 0, self.events.subscribe());
@@ -128,7 +128,7 @@ impl Board {
         let Some(info) = self.state.lock().get(index).map(|watched| watched.info.clone()) else {
             return Ok(());
         };
-        let service = self.sentinels.service();
+        let service = &self.sentinels.service;
         tls::prepare(info.addr());
         let client = Client::open(info)?;
         let Ok(connection) = timeout(TIMEOUT, client.get_multiplexed_async_connection()).await else {
@@ -194,9 +194,14 @@ impl Board {
             .flat_map(|answer| answer.others.clone())
             .collect();
         for (id, address) in reports {
-            let Some(info) = self.sentinels.at(&address) else { continue };
-            let is_known = |watched: &WatchedSentinel| watched.is(&id) || watched.info.addr() == info.addr();
-            let max_known = self.sentinels.named().len() + MAX_DISCOVERED;
+            // As to the first one, apart from the address.
+            let Some(first) = self.sentinels.named.first() else { continue };
+            let info = with_address(first, &address);
+            let is_known = |watched: &WatchedSentinel| {
+                let answered = watched.answer.as_ref().and_then(|answer| answer.id.as_ref());
+                answered == Some(&id) || watched.info.addr() == info.addr()
+            };
+            let max_known = self.sentinels.named.len() + MAX_DISCOVERED;
             match state.iter().position(|watched| watched.discovered.as_ref() == Some(&id)) {
                 // It has moved.
                 Some(moved) => state[moved].info = info,
@@ -205,7 +210,7 @@ impl Board {
             }
         }
         let counting = state.iter().filter(|watched| watched.discovered.is_some() && watched.counts(state));
-        self.sentinels.discover(counting.map(|watched| watched.info.clone()).collect());
+        *self.sentinels.discovered.lock() = counting.map(|watched| watched.info.clone()).collect();
         state.len() > before
     }
 }
@@ -213,11 +218,6 @@ impl Board {
 impl WatchedSentinel {
     fn new(info: ConnectionInfo, discovered: Option<String>) -> Self {
         Self { info, discovered, was_queried: false, has_answered: false, answer: None }
-    }
-
-    fn is(&self, id: &str) -> bool {
-        let answered = self.answer.as_ref().and_then(|answer| answer.id.as_deref());
-        answered == Some(id) || self.discovered.as_deref() == Some(id)
     }
 
     /// Returns whether a majority contains this Sentinel: the caller has named it, or it has answered, and another one considers it

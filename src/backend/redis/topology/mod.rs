@@ -1,15 +1,13 @@
 //! Connections to Redis: to a single server, to the primary behind Sentinels, to a cluster, or the caller's own.
 
-use std::{fmt, io, sync::Arc};
+use std::{fmt, sync::Arc};
 
-#[cfg(feature = "redis-1")]
-use redis::aio::ConnectionLike;
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind};
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::{error::requires_reconnect, tls::Tls};
 use crate::{
     guard::{Guard, Protection},
+    lock::Lock,
     observe::ServerBreaker,
 };
 
@@ -27,12 +25,12 @@ mod server;
 mod server_state;
 mod slot_map;
 
-use cluster::{Cluster, Nodes};
+pub(super) use cluster::Cluster;
 use endpoint::{Address, Endpoint, connection_info};
-use external::External;
+pub(super) use external::External;
 pub(super) use node::{Connection, Node};
 use sentinel::Sentinels;
-use server::{Server, Target};
+use server::{Server, Streams, Target};
 pub(super) use server_state::ServerState;
 
 /// The servers of a backend. Clones share their connections.
@@ -57,12 +55,7 @@ impl Topology {
     }
 
     /// Returns a single server behind streams that the caller opens.
-    pub(super) fn streams<F, Fut, S>(connect: F) -> Self
-    where
-        F: Fn() -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = io::Result<S>> + Send + 'static,
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
+    pub(super) fn streams(connect: impl Streams + 'static) -> Self {
         Self::from_target(Target::Streams(Arc::new(connect)))
     }
 
@@ -78,12 +71,10 @@ impl Topology {
         let sentinels = sentinels.iter().map(|url| connection_info(url, tls));
         let sentinels = sentinels.collect::<RedisResult<Vec<_>>>()?;
         if sentinels.is_empty() {
-            return Err(RedisError::from((
-                ErrorKind::EmptySentinelList,
-                "missing Sentinel: give at least one URL",
-            )));
+            return Err((ErrorKind::EmptySentinelList, "missing Sentinel: give at least one URL").into());
         }
-        Ok(Self::from_target(Target::Sentinels(Arc::new(Sentinels::new(sentinels, service, primary)))))
+        let sentinels = Sentinels { named: sentinels, discovered: Lock::default(), service, primary };
+        Ok(Self::from_target(Target::Sentinels(Arc::new(sentinels))))
     }
 
     /// Returns a cluster. The URLs name some of its servers; the settings of the first apply to all.
@@ -99,34 +90,17 @@ impl Topology {
         if first.info.redis_settings().db() != 0 {
             return Err(invalid("a cluster has no database other than 0: remove it from the URL"));
         }
-        Ok(Self::Cluster(Cluster::new(seeds, Nodes::Endpoint(Box::new(first)))))
+        let node = move |address: &Address| Target::Endpoint(Box::new(first.with_address(address)));
+        Ok(Self::Cluster(Cluster::new(seeds, false, node)))
     }
 
     /// Returns a cluster behind streams that the caller opens to each node.
-    pub(super) fn cluster_streams<F, Fut, S>(seeds: Vec<Address>, connect: F) -> Self
-    where
-        F: Fn(String, u16) -> Fut + Send + Sync + 'static,
-        Fut: Future<Output = io::Result<S>> + Send + 'static,
-        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-    {
-        let connect = Arc::new(connect);
-        let streams = move |(host, port): &Address| {
-            let (connect, host, port) = (connect.clone(), host.clone(), *port);
-            Target::Streams(Arc::new(move || connect(host.clone(), port)))
-        };
-        Self::Cluster(Cluster::new(seeds, Nodes::Streams(Box::new(streams))))
-    }
-
-    /// Returns the caller's own connection.
-    #[cfg(feature = "redis-1")]
-    pub(super) fn external(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self::External(External::new(connection))
-    }
-
-    /// Returns the caller's own connection to one server.
-    #[cfg(feature = "redis-1")]
-    pub(super) fn external_server(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
-        Self::External(External::one_server(connection))
+    pub(super) fn cluster_streams<S: Streams + 'static>(
+        seeds: Vec<Address>,
+        streams: impl Fn(&Address) -> S + Send + Sync + 'static,
+    ) -> Self {
+        let node = move |address: &Address| Target::Streams(Arc::new(streams(address)));
+        Self::Cluster(Cluster::new(seeds, true, node))
     }
 
     /// Connects, unless it is connected.
@@ -135,22 +109,6 @@ impl Topology {
             Self::Server(server) => server.connection().await.map(drop),
             Self::Cluster(cluster) => cluster.connect().await,
             Self::External(_) => Ok(()),
-        }
-    }
-
-    /// Returns the number of primaries with slots, as far as they are known.
-    pub(super) fn primaries(&self) -> usize {
-        match self {
-            Self::Server(_) | Self::External(_) => 1,
-            Self::Cluster(cluster) => cluster.primaries(),
-        }
-    }
-
-    /// Returns the address of the primary of a slot, without user and password. None if it is not known.
-    pub(super) fn primary_of(&self, slot: u16) -> Option<String> {
-        match self {
-            Self::Server(_) | Self::External(_) => Some(self.to_string()),
-            Self::Cluster(cluster) => cluster.primary_of(slot),
         }
     }
 
@@ -166,7 +124,7 @@ impl Topology {
 
     /// Adds the settings of a limiter to the protection of all servers.
     pub(super) fn protect(&self, protection: Protection) {
-        self.look_up_guard().protect(protection);
+        self.look_up_guard().protection.add(protection);
     }
 
     /// Returns the circuit breaker of each server.
@@ -182,38 +140,21 @@ impl Topology {
         self.is_cluster() || self.has_client_of_cluster()
     }
 
-    /// Returns the node that has the keys of a slot, or `None` if it must be looked up or may have changed.
-    pub(super) fn connected_owner(&self, slot: u16) -> Option<Node> {
-        match self {
-            Self::Server(server) => Some(Node::new(server.clone())),
-            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::new),
-            Self::External(external) => Some(Node::External(external.connection(slot))),
-        }
-    }
-
-    /// Returns the node that has the keys of a slot, or `None` if it must be looked up.
-    pub(super) async fn known_owner(&self, slot: u16) -> RedisResult<Option<Node>> {
-        match self {
-            Self::Server(_) | Self::External(_) => Ok(self.connected_owner(slot)),
-            Self::Cluster(cluster) => Ok(cluster.known_owner(slot).await?.map(Node::new)),
-        }
-    }
-
-    /// Looks up the node that has the keys of a slot.
-    pub(super) async fn owner(&self, slot: u16) -> RedisResult<Node> {
+    /// Returns the node that has the keys of a slot, or the cluster if the node must be looked up or may have changed.
+    pub(super) fn connected_owner(&self, slot: u16) -> Result<Node, &Cluster> {
         match self {
             Self::Server(server) => Ok(Node::new(server.clone())),
-            Self::Cluster(cluster) => cluster.owner(slot).await.map(Node::new),
+            Self::Cluster(cluster) => cluster.connected_owner(slot).map(Node::new).ok_or(cluster),
             Self::External(external) => Ok(Node::External(external.connection(slot))),
         }
     }
 
-    /// Returns the guard of such look-ups.
-    pub(super) fn look_up_guard(&self) -> &Arc<Guard> {
+    /// Returns the guard of the server, or that of the look-ups in a cluster.
+    fn look_up_guard(&self) -> &Arc<Guard> {
         match self {
             Self::Server(server) => server.guard(),
             Self::Cluster(cluster) => cluster.guard(),
-            Self::External(external) => external.guard(),
+            Self::External(external) => &external.guard,
         }
     }
 
@@ -225,8 +166,10 @@ impl Topology {
         failed: &Arc<ServerState>,
         error: &RedisError,
     ) -> Option<RedisResult<Node>> {
-        if error.kind() == ServerErrorKind::Moved.into() && !self.needs_slots() {
-            self.look_up_guard().reject_cluster_node();
+        let has_moved = error.kind() == ServerErrorKind::Moved.into();
+        if has_moved && !self.needs_slots() {
+            // Some checks are redirected to servers that the backend does not know.
+            self.look_up_guard().events.cluster_node();
         }
         match self {
             Self::Server(server) => requires_reconnect(error).then(|| Ok(Node::new(server.clone()))),
@@ -235,7 +178,8 @@ impl Topology {
                 let server = cluster.redirect(slot, failed, error).await?;
                 Some(server.map(|server| Node::Server { server, is_asking }))
             }
-            Self::External(external) => external.redirect(slot, error).map(|node| Ok(Node::External(node))),
+            // A cluster client finds the new owner of a slot by itself.
+            Self::External(external) => has_moved.then(|| Ok(Node::External(external.connection(slot)))),
         }
     }
 
@@ -246,8 +190,7 @@ impl Topology {
                 let database = server.target().endpoint()?.info.redis_settings().db();
                 Some(format!("redis {self}/{database}"))
             }
-            Self::Cluster(cluster) if cluster.has_streams() => None,
-            Self::Cluster(_) => Some(format!("redis {self}")),
+            Self::Cluster(cluster) => (!cluster.has_streams()).then(|| format!("redis {self}")),
             Self::External(_) => None,
         }
     }
@@ -256,10 +199,6 @@ impl Topology {
 /// Writes the address, without user and password.
 impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Server(server) => server.target().fmt(f),
-            Self::Cluster(cluster) => cluster.fmt(f),
-            Self::External(_) => f.write_str("custom connection"),
-        }
+        f.write_str(self.look_up_guard().events.server())
     }
 }

@@ -25,7 +25,7 @@ pub(crate) enum Node {
 }
 
 impl Node {
-    pub(super) fn new(server: Server) -> Self {
+    pub(crate) fn new(server: Server) -> Self {
         Self::Server { server, is_asking: false }
     }
 
@@ -41,7 +41,8 @@ impl Node {
     pub(crate) fn open_connection(&self) -> Option<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                Some(Connection::Server(server.open_connection()?.with_asking(*is_asking)))
+                let connection = server.open_connection()?;
+                Some(Connection::Server(ServerConnection { is_asking: *is_asking, ..connection }))
             }
             Self::External(connection) => Some(Connection::External(connection.clone())),
         }
@@ -51,7 +52,8 @@ impl Node {
     pub(crate) async fn connection(&self) -> RedisResult<Connection> {
         match self {
             Self::Server { server, is_asking } => {
-                Ok(Connection::Server(server.connection().await?.with_asking(*is_asking)))
+                let connection = server.connection().await?;
+                Ok(Connection::Server(ServerConnection { is_asking: *is_asking, ..connection }))
             }
             Self::External(connection) => Ok(Connection::External(connection.clone())),
         }
@@ -72,7 +74,7 @@ impl Connection {
     pub(crate) async fn send(&self, command: &Cmd, now: Instant) -> RedisResult<Value> {
         match self {
             Self::Server(connection) => connection.send(command, now).await,
-            Self::External(connection) => connection.send(command).await,
+            Self::External(connection) => connection.commands.send(command).await,
         }
     }
 
@@ -85,13 +87,13 @@ impl Connection {
 
     /// Returns whether each command needs ASKING before it.
     pub(crate) fn is_asking(&self) -> bool {
-        matches!(self, Self::Server(connection) if connection.is_asking())
+        matches!(self, Self::Server(connection) if connection.is_asking)
     }
 
     /// Returns the state of the server at the other end.
     pub(crate) fn server(&self) -> &Arc<ServerState> {
         match self {
-            Self::Server(connection) => connection.server(),
+            Self::Server(connection) => &connection.opened.state,
             Self::External(connection) => &connection.server,
         }
     }

@@ -77,14 +77,12 @@ impl Drop for PendingCommand<'_> {
         let Some(on_drop) = self.on_drop else { return };
         let silence = {
             let (mut state, now) = (self.commands.0.lock(), Instant::now());
-            let has_waited = now.saturating_duration_since(self.sent) >= MIN_WAIT;
-            if has_waited {
+            if now.saturating_duration_since(self.sent) >= MIN_WAIT {
                 state.count_silence(now);
             }
+            // From here on, only other commands count.
             state.waiting = state.waiting.saturating_sub(1);
-            if !has_waited {
-                state.count_silence(now);
-            }
+            state.count_silence(now);
             state.silence
         };
         on_drop(silence);

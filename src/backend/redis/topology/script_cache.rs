@@ -19,9 +19,6 @@ pub(crate) struct ScriptCache {
     last_loaded: Lock<Option<Instant>>,
 }
 
-/// The right to load a script. Dropping it wakes the checks that wait, whether the load has succeeded or not.
-pub(crate) type ScriptLoad = Attempt<()>;
-
 impl Default for ScriptCache {
     fn default() -> Self {
         Self { loads: SingleFlight::new(LOAD_LIMIT), last_loaded: Lock::default() }
@@ -30,8 +27,8 @@ impl Default for ScriptCache {
 
 impl ScriptCache {
     /// Starts to load a script, for a call that was sent at this instant and failed with NOSCRIPT. Returns None, after a wait,
-    /// if another call has loaded it or has tried to.
-    pub(crate) async fn start_load(&self, sent: Instant) -> Option<ScriptLoad> {
+    /// if another call has loaded it or has tried to. Dropping the load wakes the calls that wait, whether it has succeeded or not.
+    pub(crate) async fn start_load(&self, sent: Instant) -> Option<Attempt<()>> {
         let (load, waiter) = self.loads.join();
         // A load is recorded before it ends, so this sees every load that has ended before this call joined.
         if self.last_loaded.lock().is_some_and(|loaded| loaded > sent) {

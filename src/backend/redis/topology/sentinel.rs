@@ -17,7 +17,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::endpoint::{Address, Endpoint, with_address};
+use super::endpoint::{Address, Endpoint};
 use crate::{backend::redis::tls, lock::Lock};
 
 /// After the first answer, the backend waits at most this long for the other Sentinels.
@@ -26,12 +26,12 @@ const ANSWER_WAIT: Duration = Duration::from_millis(300);
 /// Several Sentinels, and the service name under which they monitor the primary.
 pub(super) struct Sentinels {
     /// The Sentinels that the caller has named.
-    named: Vec<ConnectionInfo>,
-    /// Other Sentinels, which the named ones have reported.
-    discovered: Lock<Vec<ConnectionInfo>>,
-    service: String,
+    pub(super) named: Vec<ConnectionInfo>,
+    /// Other Sentinels that answer, which the named ones have reported.
+    pub(super) discovered: Lock<Vec<ConnectionInfo>>,
+    pub(super) service: String,
     /// How to connect to the primary. The Sentinels supply its address.
-    primary: Endpoint,
+    pub(super) primary: Endpoint,
 }
 
 /// The primary by the answer of one Sentinel.
@@ -54,34 +54,6 @@ pub(super) struct SentinelAnswer {
 }
 
 impl Sentinels {
-    pub(super) fn new(named: Vec<ConnectionInfo>, service: String, primary: Endpoint) -> Self {
-        Self { named, discovered: Lock::default(), service, primary }
-    }
-
-    pub(super) fn service(&self) -> &str {
-        &self.service
-    }
-
-    /// Returns how to connect to the primary, without its current address.
-    pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.primary
-    }
-
-    /// Returns the Sentinels that the caller has named.
-    pub(super) fn named(&self) -> &[ConnectionInfo] {
-        &self.named
-    }
-
-    /// Returns how to connect to another Sentinel: as to the first one, apart from the address.
-    pub(super) fn at(&self, address: &Address) -> Option<ConnectionInfo> {
-        self.named.first().map(|first| with_address(first, address))
-    }
-
-    /// Records the other Sentinels that answer.
-    pub(super) fn discover(&self, others: Vec<ConnectionInfo>) {
-        *self.discovered.lock() = others;
-    }
-
     /// Returns the servers that may be the primary, the most probable first. The caller verifies their roles.
     ///
     /// All Sentinels are queried at once, and one that hangs does not delay the others: the answers are enough if most Sentinels
@@ -91,13 +63,14 @@ impl Sentinels {
             self.named.iter().cloned().chain(self.discovered.lock().iter().cloned()).collect();
         let query = |sentinel: &ConnectionInfo| query_once(sentinel.clone(), self.service.clone());
         let mut queries: JoinSet<RedisResult<SentinelAnswer>> = known.iter().map(query).collect();
-        let (mut answers, mut known, mut end) = (Vec::<SentinelAnswer>::new(), known.len(), None);
-        let mut failure = RedisError::from((
-            ErrorKind::MasterNameNotFoundBySentinel,
-            "no Sentinel has a primary that is up",
-        ));
+        let (mut answers, mut end) = (Vec::<SentinelAnswer>::new(), None);
+        let mut failure: RedisError =
+            (ErrorKind::MasterNameNotFoundBySentinel, "no Sentinel has a primary that is up").into();
         loop {
-            if let Some(primary) = agreed(&candidates(&answers), known) {
+            let candidates = candidates(&answers);
+            // One Sentinel may have several addresses.
+            let repeated = answers.len() - candidates.len();
+            if let Some(primary) = agreed(&candidates, known.len() - repeated) {
                 return Ok(vec![self.primary.with_address(&primary.address)]);
             }
             let answer = match end {
@@ -105,10 +78,6 @@ impl Sentinels {
                 None => Ok(queries.join_next().await),
             };
             match answer {
-                // One Sentinel may have several addresses.
-                Ok(Some(Ok(Ok(answer)))) if answers.iter().any(|other| other.has_same_id(&answer)) => {
-                    known -= 1
-                }
                 Ok(Some(Ok(Ok(answer)))) => {
                     answers.push(answer);
                     end.get_or_insert(Instant::now() + ANSWER_WAIT);
@@ -128,10 +97,6 @@ impl Sentinels {
 }
 
 impl SentinelAnswer {
-    fn has_same_id(&self, other: &Self) -> bool {
-        self.id.is_some() && self.id == other.id
-    }
-
     /// Reads the replies to the commands of [`query`]. Only the first one is needed.
     fn read(replies: Vec<RedisResult<Value>>) -> RedisResult<Self> {
         let mut replies = replies.into_iter();

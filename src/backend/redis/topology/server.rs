@@ -3,8 +3,8 @@
 use std::{
     fmt,
     future::pending,
-    hash::{DefaultHasher, Hash, Hasher},
-    io, mem,
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    io,
     pin::Pin,
     sync::{Arc, Weak},
     time::Duration,
@@ -73,7 +73,7 @@ pub(super) enum Target {
 }
 
 /// Opens streams to the server and starts the protocol on them.
-pub(super) trait Streams: Send + Sync {
+pub(crate) trait Streams: Send + Sync {
     fn connect(&self, config: AsyncConnectionConfig) -> Connecting;
 }
 
@@ -81,19 +81,7 @@ type Connecting = Pin<Box<dyn Future<Output = RedisResult<(MultiplexedConnection
 
 /// A task that runs as long as a connection can move bytes. It is aborted with the last clone of the connection; otherwise a
 /// stream that accepts no more bytes would keep it forever.
-pub(super) struct Driver(AbortHandle);
-
-impl Driver {
-    /// Returns a task beside the one that moves the bytes, if the client crate owns that one. It ends with their runtime.
-    fn companion() -> Self {
-        Self(tokio::spawn(pending::<()>()).abort_handle())
-    }
-
-    /// Returns whether the connection can move no more bytes.
-    fn is_gone(&self) -> bool {
-        self.0.is_finished()
-    }
-}
+pub(crate) struct Driver(AbortHandle);
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -128,15 +116,16 @@ enum ConnectionState {
 /// A connection to a server. Its state identifies it among the earlier and later connections to the same server.
 #[derive(Clone)]
 pub(crate) struct ServerConnection {
-    opened: Arc<OpenConnection>,
+    pub(super) opened: Arc<OpenConnection>,
     /// Whether to send ASKING before each command: the slot is being migrated to this server.
-    is_asking: bool,
+    pub(super) is_asking: bool,
 }
 
 /// An open connection, which its clones share.
-struct OpenConnection {
+pub(super) struct OpenConnection {
     connection: MultiplexedConnection,
-    state: Arc<ServerState>,
+    /// The state of the server at the other end.
+    pub(super) state: Arc<ServerState>,
     server: Weak<ServerInner>,
     /// The address, or `None` for the caller's streams and a Unix socket.
     address: Option<Address>,
@@ -149,7 +138,7 @@ impl Target {
     pub(super) fn endpoint(&self) -> Option<&Endpoint> {
         match self {
             Self::Endpoint(endpoint) => Some(endpoint),
-            Self::Sentinels(sentinels) => Some(sentinels.endpoint()),
+            Self::Sentinels(sentinels) => Some(&sentinels.primary),
             Self::Streams(_) => None,
         }
     }
@@ -160,7 +149,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Endpoint(endpoint) => write!(f, "{}", endpoint.info.addr()),
-            Self::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service()),
+            Self::Sentinels(sentinels) => write!(f, "{} (by Sentinel)", sentinels.service),
             Self::Streams(_) => f.write_str("custom streams"),
         }
     }
@@ -191,7 +180,7 @@ impl Server {
 
     /// Returns whether this state is the one of the connection.
     pub(super) fn has_state(&self, state: &Arc<ServerState>) -> bool {
-        matches!(&*self.0.state.lock(), ConnectionState::Connected(connection) if Arc::ptr_eq(connection.server(), state))
+        matches!(&*self.0.state.lock(), ConnectionState::Connected(connection) if Arc::ptr_eq(&connection.opened.state, state))
     }
 
     /// Returns the connection, or `None` if there is none.
@@ -201,9 +190,8 @@ impl Server {
 
     /// Returns the connection. If there is none, connects, or waits for the attempt in progress.
     pub(super) async fn connection(&self) -> RedisResult<ServerConnection> {
-        let runtime = Handle::try_current().map_err(|_| {
-            RedisError::from((ErrorKind::Client, "missing tokio runtime: a connection needs one"))
-        })?;
+        let runtime = Handle::try_current()
+            .map_err(|_| (ErrorKind::Client, "missing tokio runtime: a connection needs one"))?;
         for _ in 0..MAX_ATTEMPTS {
             let waiter = {
                 let state = self.0.state.lock();
@@ -233,20 +221,6 @@ impl Server {
 }
 
 impl ServerConnection {
-    /// Returns the same connection, for a slot that is being migrated to this server or not.
-    pub(super) fn with_asking(self, is_asking: bool) -> Self {
-        Self { is_asking, ..self }
-    }
-
-    pub(super) fn is_asking(&self) -> bool {
-        self.is_asking
-    }
-
-    /// Returns the state of the server at the other end.
-    pub(super) fn server(&self) -> &Arc<ServerState> {
-        &self.opened.state
-    }
-
     /// Sends a command once, now.
     pub(super) async fn send(&self, command: &Cmd, now: Instant) -> RedisResult<Value> {
         let mut connection = self.opened.connection.clone();
@@ -310,18 +284,15 @@ async fn ask(mut connection: MultiplexedConnection, command: &Cmd) -> RedisResul
     let mut replies = replies.into_iter().map(Value::extract_error);
     let missing = || Err(RedisError::from((ErrorKind::Parse, "no reply")));
     let (asking, reply) = (replies.next().unwrap_or_else(missing), replies.next().unwrap_or_else(missing));
-    match reply {
-        // If ASKING fails, the command is redirected again. The reason is the first error.
-        Err(_) => asking.and(reply),
-        reply => reply,
-    }
+    // If ASKING fails, the command is redirected again. The reason is the first error.
+    reply.or_else(|error| asking.and(Err(error)))
 }
 
 impl ConnectionState {
     /// Returns the connection, unless the runtime that moved its bytes has shut down.
     fn connection(&self) -> Option<&ServerConnection> {
         match self {
-            Self::Connected(connection) if !connection.opened.driver.is_gone() => Some(connection),
+            Self::Connected(connection) if !connection.opened.driver.0.is_finished() => Some(connection),
             _ => None,
         }
     }
@@ -330,19 +301,17 @@ impl ConnectionState {
 impl ServerInner {
     /// Drops a connection that is lost. A newer one stays.
     fn disconnect(&self, lost: &Arc<ServerState>) {
-        let mut state = self.state.lock();
-        if matches!(&*state, ConnectionState::Connected(connection) if Arc::ptr_eq(connection.server(), lost))
-        {
-            *state = ConnectionState::Disconnected;
-        }
+        self.disconnect_if(|opened| Arc::ptr_eq(&opened.state, lost));
     }
 
     /// Drops a connection to another server than the primary. The next check connects to the primary.
     fn follow(&self, primary: &Address) {
+        self.disconnect_if(|opened| opened.address.as_ref().is_some_and(|address| address != primary));
+    }
+
+    fn disconnect_if(&self, is_unusable: impl FnOnce(&OpenConnection) -> bool) {
         let mut state = self.state.lock();
-        let is_other = |address: &Address| address != primary;
-        if matches!(&*state, ConnectionState::Connected(connection) if connection.opened.address.as_ref().is_some_and(is_other))
-        {
+        if matches!(&*state, ConnectionState::Connected(connection) if is_unusable(&connection.opened)) {
             *state = ConnectionState::Disconnected;
         }
     }
@@ -400,22 +369,18 @@ impl ServerInner {
 
     /// Opens a connection to the first of these servers that confirms that it is a primary.
     async fn open_primary(self: &Arc<Self>, candidates: Vec<Endpoint>) -> RedisResult<ServerConnection> {
-        let mut outcome = Err(timed_out());
         let mut candidates = candidates.into_iter().peekable();
-        let mut is_first = true;
+        let mut first_error = None;
         while let Some(candidate) = candidates.next() {
             // The last one has all the time that is left.
             let limit = if candidates.peek().is_some() { ROLE_TIMEOUT } else { CONNECT_TIMEOUT };
             let opened = timeout(limit, self.open_confirmed(&candidate)).await;
-            let opened = opened.unwrap_or_else(|_| Err(timed_out()));
-            if opened.is_ok() || mem::take(&mut is_first) {
-                outcome = opened;
-            }
-            if outcome.is_ok() {
-                break;
+            match opened.unwrap_or_else(|_| Err(timed_out())) {
+                Ok(connection) => return Ok(connection),
+                Err(error) => first_error = first_error.or(Some(error)),
             }
         }
-        outcome
+        Err(first_error.unwrap_or_else(timed_out))
     }
 
     async fn open_confirmed(self: &Arc<Self>, endpoint: &Endpoint) -> RedisResult<ServerConnection> {
@@ -434,7 +399,9 @@ impl ServerInner {
         let is_resp3 = endpoint.info.redis_settings().protocol().supports_resp3();
         let (state, config) = self.configure(is_resp3);
         let connection = client.get_multiplexed_async_connection_with_config(&config).await?;
-        Ok(self.initialize(state, endpoint.address().ok(), connection, Driver::companion()).await)
+        // The client crate owns the task that moves the bytes. A task beside it ends with their runtime, too.
+        let driver = Driver(tokio::spawn(pending::<()>()).abort_handle());
+        Ok(self.initialize(state, endpoint.address().ok(), connection, driver).await)
     }
 
     /// Returns an empty server state, and a configuration that disconnects this state when the connection is lost.
@@ -482,9 +449,7 @@ fn timed_out() -> RedisError {
 /// Returns the pause after a failed attempt. It is random, because many processes lose the same server at the same time.
 fn backoff(attempt: Duration) -> Duration {
     // No two attempts take the same number of nanoseconds, but in a simulated network an attempt always takes the same.
-    let mut hasher = DefaultHasher::new();
-    attempt.hash(&mut hasher);
-    let random = hasher.finish() % 1_024;
+    let random = BuildHasherDefault::<DefaultHasher>::new().hash_one(attempt) % 1_024;
     RECONNECT_PAUSE / 2 + RECONNECT_PAUSE / 2 * random as u32 / 1_024
 }
 

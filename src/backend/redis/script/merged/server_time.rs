@@ -1,6 +1,6 @@
 //! The longest time that a merged call may take on the server. `lua/README.md` has the measurements.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 
 use super::PAIR_SIZE;
 use crate::backend::redis::script::{Call, Fields, types};
@@ -35,10 +35,9 @@ pub(crate) struct CallTime {
 
 impl CheckTime {
     pub(crate) fn of(check: &Call) -> Self {
-        let mut hasher = DefaultHasher::new();
-        (&check.keys, check.fields()).hash(&mut hasher);
+        let identity = BuildHasherDefault::<DefaultHasher>::new().hash_one((&check.keys, check.fields()));
         let micros = check.fields().chunks_exact(PAIR_SIZE).map(longest_micros).sum();
-        Self { identity: hasher.finish(), micros }
+        Self { identity, micros }
     }
 }
 
