@@ -19,10 +19,9 @@ pub struct Limit {
     key: Arc<dyn KeyExtractor>,
     cost: Arc<dyn CostFunction>,
     missing_key: MissingKey,
-    policies: Vec<Policy>,
+    /// The policies of every request.
+    policies: Option<Policies>,
     selectors: Vec<Arc<dyn PolicySelector>>,
-    /// The policies as a set, made once by [`sealed`](Self::sealed).
-    set: Option<Policies>,
 }
 
 /// Limits by this key in addition to the layer's first key: by user *and* by address *and* by route.
@@ -44,9 +43,8 @@ pub fn limit(key: impl KeyExtractor) -> Limit {
         key: Arc::new(key),
         cost: Arc::new(1),
         missing_key: MissingKey::default(),
-        policies: Vec::new(),
+        policies: None,
         selectors: Vec::new(),
-        set: None,
     }
 }
 
@@ -69,9 +67,8 @@ impl IntoLimit for Limit {
 impl Limit {
     /// Adds a policy for this key. All policies of a layer need different names, and one request is checked against at most
     /// [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policies.push(policy);
-        self
+    pub fn policy(self, policy: Policy) -> Self {
+        Self { policies: joined(self.policies, policy.into()), ..self }
     }
 
     /// Chooses further policies for this key by the request. Several selectors add their policies.
@@ -106,7 +103,7 @@ impl Limit {
     }
 
     pub(crate) fn own_policies(&self) -> &[Policy] {
-        &self.policies
+        self.policies.as_ref().map_or(&[], Policies::as_slice)
     }
 
     pub(crate) fn counts_by_peer(&self) -> bool {
@@ -118,13 +115,7 @@ impl Limit {
     }
 
     pub(crate) fn without_policies(self) -> Self {
-        Self { policies: Vec::new(), ..self }
-    }
-
-    /// Makes the set of policies once for all requests.
-    pub(crate) fn sealed(self) -> Self {
-        let set = (!self.policies.is_empty()).then(|| Policies::unchecked(self.policies.clone()));
-        Self { set, ..self }
+        Self { policies: None, ..self }
     }
 
     /// Compares the constant costs of this limit with the quotas of these policies and with the size of a sliding log, and the names of
@@ -179,15 +170,19 @@ impl Limit {
     /// Returns the policies of a request, or `None` if there are none.
     #[inline]
     fn choose(&self, head: &Head<'_>) -> Option<Policies> {
-        if self.selectors.is_empty() { self.set.clone() } else { self.choose_by(head) }
+        if self.selectors.is_empty() { self.policies.clone() } else { self.choose_by(head) }
     }
 
     fn choose_by(&self, head: &Head<'_>) -> Option<Policies> {
         let chosen = self.selectors.iter().filter_map(|selector| selector.select(head));
-        chosen.fold(self.set.clone(), |policies, chosen| match policies {
-            None => Some(chosen),
-            Some(policies) => Some(Policies::unchecked([policies.as_slice(), chosen.as_slice()].concat())),
-        })
+        chosen.fold(self.policies.clone(), joined)
+    }
+}
+
+fn joined(policies: Option<Policies>, more: Policies) -> Option<Policies> {
+    match policies {
+        None => Some(more),
+        Some(policies) => Some(Policies::unchecked([policies.as_slice(), more.as_slice()].concat())),
     }
 }
 
@@ -212,17 +207,11 @@ fn check_costs(
             return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
         }
     }
-    for name in costs.names() {
-        if let Some(names) = names
-            && !names.contains(&name)
-        {
-            let known = names.iter().map(|&name| name.to_owned()).collect();
-            return Err(ConfigError::CostWithoutPolicy {
-                requests: requests(),
-                name: name.to_owned(),
-                known,
-            });
-        }
+    if let Some(names) = names
+        && let Some(name) = costs.names().find(|name| !names.contains(name))
+    {
+        let (name, known) = (name.to_owned(), names.iter().map(|&name| name.to_owned()).collect());
+        return Err(ConfigError::CostWithoutPolicy { requests: requests(), name, known });
     }
     Ok(())
 }
@@ -236,6 +225,6 @@ fn check_estimates(costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError
 
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limit").field("policies", &self.policies).finish_non_exhaustive()
+        f.debug_struct("Limit").field("policies", &self.own_policies()).finish_non_exhaustive()
     }
 }

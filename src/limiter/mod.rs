@@ -36,7 +36,7 @@ mod wait;
 mod waiters;
 
 pub use build::LimiterBuilder;
-pub(crate) use draft::Against;
+pub(crate) use draft::{Against, Reserve};
 pub use draft::{Draft, IntoDraft};
 pub use future::LimiterFuture;
 pub use inner::Limiter;
