@@ -274,7 +274,12 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     }
 }
 
-struct KeyClosure<F>(F);
+#[derive(Clone)]
+struct KeyClosure<F> {
+    key: F,
+    /// What a request without the key lacks.
+    missing: String,
+}
 
 #[diagnostic::do_not_recommend]
 impl<F, K> KeyExtractor for KeyClosure<F>
@@ -283,7 +288,11 @@ where
     K: IntoKey,
 {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        (self.0)(head).into_key()
+        (self.key)(head).into_key()
+    }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        self.missing.clone()
     }
 }
 
@@ -302,5 +311,5 @@ where
     F: Fn(&Head<'_>) -> K + Send + Sync + 'static,
     K: IntoKey,
 {
-    KeyClosure(key)
+    KeyClosure { key, missing: String::new() }
 }
