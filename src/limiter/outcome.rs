@@ -67,11 +67,7 @@ impl Admission {
 
     /// Returns the error of the store, or `None` if there was none.
     pub fn error(&self) -> Option<&BackendError> {
-        match &self.basis {
-            Basis::Store(_) | Basis::Exempt => None,
-            Basis::Local(local) => Some(local.error()),
-            Basis::Unchecked(unchecked) => Some(unchecked.error()),
-        }
+        self.local().map(LocalDecision::error).or_else(|| self.unchecked().map(Unchecked::error))
     }
 
     /// Returns the reservation, if the request is a reservation.
