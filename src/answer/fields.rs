@@ -42,12 +42,15 @@ pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
         None => lines(decision),
     };
     // Some clients read only one line of a list field.
-    for (name, line) in [(RATELIMIT_POLICY, policies), (RATELIMIT, limits)] {
-        if let Some(line) = line
-            && headers.append(&name, line)
-        {
-            join_lines(headers, name);
-        }
+    if let Some(policies) = policies
+        && headers.append(RATELIMIT_POLICY, policies)
+    {
+        join_lines(headers, RATELIMIT_POLICY);
+    }
+    if let Some(limits) = limits
+        && headers.append(RATELIMIT, limits)
+    {
+        join_lines(headers, RATELIMIT);
     }
 }
 
@@ -106,6 +109,7 @@ fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &
     }
 }
 
+/// Returns the value of a header that is a number.
 fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
     headers.get(name)?.to_str().ok()?.parse().ok()
 }

@@ -110,6 +110,8 @@ const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#qu
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
 fn problem(rejection: &Rejection) -> (StatusCode, Vec<u8>) {
+    let unavailable =
+        |detail| (StatusCode::SERVICE_UNAVAILABLE, Some(REDUCED_CAPACITY), "Service unavailable", detail);
     let text;
     let (status, kind, title, detail) = match rejection {
         Rejection::Denied(decision) => {
@@ -122,18 +124,10 @@ fn problem(rejection: &Rejection) -> (StatusCode, Vec<u8>) {
             let wait = Wait::For(next_try(*at_least));
             return (StatusCode::TOO_MANY_REQUESTS, denial(wait, std::iter::empty()));
         }
-        Rejection::TooManyWaiting { .. } => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            Some(REDUCED_CAPACITY),
-            "Service unavailable",
-            "Too many requests wait for their rate limit.",
-        ),
-        Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            Some(REDUCED_CAPACITY),
-            "Service unavailable",
-            "The rate limit of the request could not be checked.",
-        ),
+        Rejection::TooManyWaiting { .. } => unavailable("Too many requests wait for their rate limit."),
+        Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => {
+            unavailable("The rate limit of the request could not be checked.")
+        }
         Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
             (StatusCode::INTERNAL_SERVER_ERROR, None, "Internal server error", "")
         }
