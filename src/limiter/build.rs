@@ -50,11 +50,8 @@ pub struct LimiterBuilder {
 /// The largest settlement queue. It bounds the memory, at 100 bytes and more per settlement.
 const MAX_QUEUE: usize = 1 << 20;
 
-/// The largest bound of checks in flight. As many requests are held in memory.
-const MAX_IN_FLIGHT: usize = 1 << 20;
-
-/// The largest bound of waiting requests. As many are held in memory.
-const MAX_WAITING: usize = 1 << 20;
+/// The largest bound of checks in flight, and of waiting requests. As many requests are held in memory.
+const MAX_REQUESTS: usize = 1 << 20;
 
 impl Limiter {
     /// The default deadline of a check: 100 ms.
@@ -308,9 +305,9 @@ impl LimiterBuilder {
             |name, given, max| ConfigError::check_range(name, given, 1..=max, format_args!("1 to {max}"));
         max("settlement_queue", settlement_queue, MAX_QUEUE)?;
         self.breaker.map_or(Ok(()), Breaker::validate)?;
-        max("max_in_flight", max_in_flight, MAX_IN_FLIGHT)?;
-        max("max_waiting", self.max_waiting, MAX_WAITING)?;
-        max("max_waiting_per_key", self.max_waiting_per_key, MAX_WAITING)?;
+        max("max_in_flight", max_in_flight, MAX_REQUESTS)?;
+        max("max_waiting", self.max_waiting, MAX_REQUESTS)?;
+        max("max_waiting_per_key", self.max_waiting_per_key, MAX_REQUESTS)?;
         // NaN is in no range.
         let fractions = f64::MIN_POSITIVE..=1.0;
         ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;

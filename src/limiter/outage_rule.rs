@@ -48,7 +48,7 @@ impl Terms {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
                 let reservation = self.reserve.map(|_| limiter.uncharged(check));
-                Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
+                Ok(Admission { basis: Basis::Unchecked(Unchecked(error)), reservation })
             }
             OutageRule::LocalFallback(share) if error.reason() != Reason::Overloaded => {
                 self.decided_locally(limiter, &check, share, error)
@@ -73,7 +73,7 @@ impl Terms {
                         (limiter.0.queue.clone(), Charged::Local(fallback.memory().clone()));
                     Reservation::new(queue, check, decision.clone(), charged, reserve.unsettled)
                 });
-                Ok(Admission { basis: Basis::Local(LocalDecision::new(decision, error)), reservation })
+                Ok(Admission { basis: Basis::Local(LocalDecision { decision, error }), reservation })
             }
             Ok(None) => Err(Rejection::LocalFallbackDenied(error)),
             Err(_) => {

@@ -169,13 +169,10 @@ impl std::error::Error for Rejection {
 /// Returns the outcome of a request of a layer, for its metrics. `None` is an exempt request.
 pub(crate) fn request_outcome(outcome: Option<&AdmitResult>) -> RequestOutcome {
     match outcome {
-        None => RequestOutcome::Exempt,
-        Some(Ok(admission)) => match admission.basis {
-            Basis::Exempt => RequestOutcome::Exempt,
-            Basis::Store(_) => RequestOutcome::Admitted,
-            Basis::Local(_) => RequestOutcome::LocalFallback,
-            Basis::Unchecked(_) => RequestOutcome::Unchecked,
-        },
+        None | Some(Ok(Admission { basis: Basis::Exempt, .. })) => RequestOutcome::Exempt,
+        Some(Ok(Admission { basis: Basis::Store(_), .. })) => RequestOutcome::Admitted,
+        Some(Ok(Admission { basis: Basis::Local(_), .. })) => RequestOutcome::LocalFallback,
+        Some(Ok(Admission { basis: Basis::Unchecked(_), .. })) => RequestOutcome::Unchecked,
         Some(Err(rejection)) => match rejection {
             Rejection::Denied(_) | Rejection::WaitTooLong { .. } => RequestOutcome::Denied,
             Rejection::Unavailable(_)

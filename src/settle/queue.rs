@@ -28,6 +28,7 @@ use crate::{
     check::{Invalidation, Refund},
     error::{BackendError, Reason},
     lock::Lock,
+    now_or_later::NowOrLater,
     observe::{LeasedUnits, LimiterEvents},
 };
 
@@ -142,7 +143,7 @@ impl SettlementQueue {
         let confirmation = Some(Confirmation::Settlement(confirmation));
         let (change, deadline, queue) = (Some(change), Instant::now() + DEADLINE, self.clone());
         self.enqueue(Job { change, invalidation, deadline, begun: outcome, confirmation, queue });
-        Settlement::waiting(settled)
+        Settlement(NowOrLater::Later(settled))
     }
 
     /// Returns leased units to the place of their charge.

@@ -56,15 +56,11 @@ pub enum Settled {
 
 /// The future of [`Reservation::settle`](crate::Reservation::settle). It resolves to the result. The settlement proceeds even if
 /// this future is dropped.
-pub struct Settlement(NowOrLater<Result<Settled, RecvError>, Receiver<Settled>>);
+pub struct Settlement(pub(super) NowOrLater<Result<Settled, RecvError>, Receiver<Settled>>);
 
 impl Settlement {
     pub(super) fn now(settled: Settled) -> Self {
         Self(NowOrLater::now(Ok(settled)))
-    }
-
-    pub(super) fn waiting(confirmation: Receiver<Settled>) -> Self {
-        Self(NowOrLater::Later(confirmation))
     }
 }
 
