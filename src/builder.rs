@@ -14,7 +14,7 @@ use crate::{
     head::{Head, ResponseHead},
     key::{self, KeyExtractor, MissingKey, PartitionKey},
     layer::RateLimitLayer,
-    limit::{IntoLimit, Limit, limit},
+    limit::{CostRules, IntoLimit, Limit, limit},
     limiter::{IntoDraft, Limiter, LimiterBuilder, Rejection, Reserve},
     outage::{Breaker, OutageRule},
     policy::{Policies, Policy, PolicySelector, distinct},
@@ -594,8 +594,9 @@ impl Builder {
         // A layer that settles makes every request a reservation.
         let settles = settle.is_some();
         let clamps = settles && (*clamps || limiter.clamps_estimates());
-        self.first.check_costs(&first, names, settles, clamps)?;
-        others.iter().try_for_each(|limit| limit.check_costs(limit.own_policies(), names, settles, clamps))
+        let rules = CostRules { names, settles, clamps };
+        self.first.check_costs(&first, &rules)?;
+        others.iter().try_for_each(|limit| limit.check_costs(limit.own_policies(), &rules))
     }
 
     fn into_http(mut self, limiter: &Limiter) -> Http {

@@ -91,7 +91,7 @@ impl RateLimitLayer {
     /// `tower::util::option_layer(limits)`, for `axum::serve` around a limited `Router`, and for boxed services that name
     /// `Response<Body>`.
     pub fn same_body(&self) -> RateLimitLayer<SameBody> {
-        RateLimitLayer::new(self.0.limiter.clone(), self.0.protocol.same_body())
+        RateLimitLayer::new(self.0.limiter.clone(), SameBody(self.0.protocol.clone()))
     }
 }
 

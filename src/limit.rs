@@ -24,6 +24,16 @@ pub struct Limit {
     selectors: Vec<Arc<dyn PolicySelector>>,
 }
 
+/// What a layer requires of the constant costs of its limits.
+pub(crate) struct CostRules<'a> {
+    /// The names that a cost may have: those of all policies of the layer. `None` if the policies depend on the request.
+    pub(crate) names: Option<&'a [&'a str]>,
+    /// Whether a cost is an estimate, which must not be 0.
+    pub(crate) settles: bool,
+    /// Whether a cost may be above a quota.
+    pub(crate) clamps: bool,
+}
+
 /// Limits by this key in addition to the layer's first key: by user *and* by address *and* by route.
 ///
 /// ```
@@ -118,23 +128,16 @@ impl Limit {
         Self { policies: None, ..self }
     }
 
-    /// Compares the constant costs of this limit with the quotas of these policies and with the size of a sliding log, and the names of
-    /// the costs with `names`, the names of all policies of the layer. `names` is `None` if the policies depend on the request. If the
-    /// layer `settles`, a cost is an estimate, which must not be 0. If `clamps`, a cost may be above a quota.
-    pub(crate) fn check_costs(
-        &self,
-        policies: &[Policy],
-        names: Option<&[&str]>,
-        settles: bool,
-        clamps: bool,
-    ) -> Result<(), ConfigError> {
+    /// Compares the constant costs of this limit with the quotas of these policies and with the size of a sliding log, and with the rules
+    /// of the layer.
+    pub(crate) fn check_costs(&self, policies: &[Policy], rules: &CostRules<'_>) -> Result<(), ConfigError> {
         let mut checked = Ok(());
         self.cost.constants(&mut |requests, costs| {
             if checked.is_ok() {
-                checked = check_costs(requests, costs, policies, names, clamps);
+                checked = rules.check(requests, costs, policies);
             }
             // Some routes may be free.
-            if checked.is_ok() && settles && requests.is_empty() {
+            if checked.is_ok() && rules.settles && requests.is_empty() {
                 checked = check_estimates(costs, policies);
             }
         });
@@ -162,7 +165,11 @@ impl Limit {
     #[inline]
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         match self.key.extract(head) {
-            Ok(None) => self.missing_key.apply(|| self.key.missing(head)),
+            Ok(None) => match &self.missing_key {
+                MissingKey::Shared(key) => Ok(Some(key.clone())),
+                MissingKey::Exempt => Ok(None),
+                MissingKey::Reject => Err(KeyError::Missing { what: self.key.missing(head) }),
+            },
             extracted => extracted,
         }
     }
@@ -186,34 +193,31 @@ fn joined(policies: Option<Policies>, more: Policies) -> Option<Policies> {
     }
 }
 
-fn check_costs(
-    requests: &str,
-    costs: &Costs,
-    policies: &[Policy],
-    names: Option<&[&str]>,
-    clamps: bool,
-) -> Result<(), ConfigError> {
-    let requests = || requests.to_owned();
-    for policy in policies {
-        let (cost, quota) = (cost_of(policy, costs), policy.quota_units());
-        if cost > quota && !clamps {
-            let policy = policy.name().to_owned();
-            return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
+impl CostRules<'_> {
+    /// Compares these costs with these policies. Returns the first mistake.
+    fn check(&self, requests: &str, costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError> {
+        let requests = || requests.to_owned();
+        for policy in policies {
+            let (cost, quota) = (cost_of(policy, costs), policy.quota_units());
+            if cost > quota && !self.clamps {
+                let policy = policy.name().to_owned();
+                return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
+            }
+            let charges = quota.checked_div(cost).unwrap_or(0);
+            let max = policy.properties().max_charges;
+            if charges > max {
+                let policy = policy.name().to_owned();
+                return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
+            }
         }
-        let charges = quota.checked_div(cost).unwrap_or(0);
-        let max = policy.properties().max_charges;
-        if charges > max {
-            let policy = policy.name().to_owned();
-            return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
+        if let Some(names) = self.names
+            && let Some(name) = costs.names().find(|name| !names.contains(name))
+        {
+            let (name, known) = (name.to_owned(), names.iter().map(|&name| name.to_owned()).collect());
+            return Err(ConfigError::CostWithoutPolicy { requests: requests(), name, known });
         }
+        Ok(())
     }
-    if let Some(names) = names
-        && let Some(name) = costs.names().find(|name| !names.contains(name))
-    {
-        let (name, known) = (name.to_owned(), names.iter().map(|&name| name.to_owned()).collect());
-        return Err(ConfigError::CostWithoutPolicy { requests: requests(), name, known });
-    }
-    Ok(())
 }
 
 /// Returns an error if the estimate of all requests is 0 for a policy, or for all policies that may be chosen.

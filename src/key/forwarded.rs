@@ -216,12 +216,12 @@ mod tests {
         let mut headers = HeaderMap::new();
         for line in lines {
             let name = HeaderName::try_from(header.name()).unwrap();
-            headers.append(name, HeaderValue::from_str(line).unwrap());
+            headers.append(name, line.parse().unwrap());
         }
         let mut found = Vec::new();
         let walked = header.walk(&headers, |address| {
             found.push(address.to_string());
-            ControlFlow::Continue(())
+            true
         });
         walked.map(|()| found).map_err(|error| error.to_string())
     }

@@ -343,10 +343,9 @@ impl<'de> Visitor<'de> for TierVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Tier, E> {
-        if text == UNLIMITED {
-            Ok(Tier::Unlimited)
-        } else {
-            Err(E::invalid_value(Unexpected::Str(text), &self))
+        match text {
+            UNLIMITED => Ok(Tier::Unlimited),
+            _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
         }
     }
 

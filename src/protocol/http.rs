@@ -70,13 +70,9 @@ pub(crate) struct HttpOptions {
 /// [`Http`] for services that keep their body type, which must be `From<Bytes>`. See
 /// [`RateLimitLayer::same_body`](crate::RateLimitLayer::same_body).
 #[derive(Clone, Debug)]
-pub struct SameBody(Http);
+pub struct SameBody(pub(crate) Http);
 
 impl Http {
-    pub(crate) fn same_body(&self) -> SameBody {
-        SameBody(self.clone())
-    }
-
     // The draft is changed in its place: to move it costs more than to change it.
     #[inline]
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
