@@ -119,6 +119,7 @@ impl Builder {
         Self { first: change(self.first), unplanned: self.unplanned.or(Some(method)), ..self }
     }
 
+    /// Changes the options of the protocol.
     fn option(mut self, set: impl FnOnce(&mut HttpOptions)) -> Self {
         set(&mut self.options);
         self
@@ -616,6 +617,7 @@ impl Builder {
         self.options.plan.is_some() || self.first.chooses_policies()
     }
 
+    /// Returns all limits of the layer.
     fn limits(&self) -> impl Iterator<Item = &Limit> {
         iter::once(&self.first).chain(&self.options.others)
     }

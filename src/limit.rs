@@ -186,6 +186,7 @@ impl Limit {
     }
 }
 
+/// Returns these policies together.
 fn joined(policies: Option<Policies>, more: Policies) -> Option<Policies> {
     match policies {
         None => Some(more),

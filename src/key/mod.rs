@@ -268,6 +268,7 @@ impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     }
 }
 
+/// A closure as a key extractor.
 #[derive(Clone)]
 struct KeyClosure<F> {
     key: F,

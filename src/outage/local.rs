@@ -28,8 +28,8 @@ impl LocalFallback {
         &self.0
     }
 
-    /// Decides a check by this share of every quota, after this error of the store. If `clamps`, a cost above the share is clamped
-    /// to it.
+    /// Decides a check by this share of every quota. If `clamps`, a cost above the share is clamped to it. Returns the decision and
+    /// the check that was charged, `None` if the share has no room, and an error if the memory could not decide.
     pub(crate) fn decide(
         &self,
         check: &Check,
