@@ -1,6 +1,6 @@
 //! The builder of a layer for HTTP. Its calls come in any order.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, iter, sync::Arc, time::Duration};
 
 use tower_layer::Layer;
 
@@ -12,13 +12,13 @@ use crate::{
     deny_cache::DenyCacheConfig,
     error::ConfigError,
     head::{Head, ResponseHead},
-    key::{self, KeyError, KeyExtractor, MissingKey, PartitionKey},
+    key::{self, KeyExtractor, MissingKey, PartitionKey},
     layer::RateLimitLayer,
-    limit::{IntoLimit, Limit, limit},
-    limiter::{Draft, IntoDraft, Limiter, LimiterBuilder, Rejection},
+    limit::{CostRules, IntoLimit, Limit, limit},
+    limiter::{IntoDraft, Limiter, LimiterBuilder, Rejection, Reserve},
     outage::{Breaker, OutageRule},
     policy::{Policies, Policy, PolicySelector, distinct},
-    protocol::{HeadFn, Http, Peers, Plan, RejectFn, SettleFn},
+    protocol::{HeadFn, Http, HttpOptions, Peers},
     settle::Unsettled,
 };
 
@@ -38,18 +38,7 @@ pub struct Builder {
     /// A method that has no effect together with `plan_by`.
     unplanned: Option<&'static str>,
     first: Limit,
-    plan: Option<HeadFn<Result<Draft, KeyError>>>,
-    others: Vec<Limit>,
-    exempt: Option<HeadFn<bool>>,
-    shadow: Option<HeadFn<bool>>,
-    enforce_percent: u32,
-    outage: Option<OutageRule>,
-    outage_by: Option<HeadFn<OutageRule>>,
-    settle: Option<SettleFn>,
-    unsettled: Option<Unsettled>,
-    clamps: bool,
-    reject: Option<RejectFn>,
-    answer: Option<Arc<dyn Answer>>,
+    options: HttpOptions,
     dialect: Option<Dialect>,
     max_jitter: Option<Duration>,
 }
@@ -104,34 +93,19 @@ impl RateLimitLayer {
     /// The policies of a shared limiter apply in addition to those of the layer. Set its settings, such as its deadline, with
     /// [`Limiter::builder`].
     pub fn builder(backend_or_limiter: impl IntoSource) -> Builder {
-        Builder::new(backend_or_limiter.into_source())
-    }
-}
-
-impl Builder {
-    fn new(limiter: Source) -> Self {
-        Self {
-            limiter,
+        Builder {
+            limiter: backend_or_limiter.into_source(),
             has_key: false,
             unplanned: None,
             first: limit(key::from_fn(|_| None::<PartitionKey>)),
-            plan: None,
-            others: Vec::new(),
-            exempt: None,
-            shadow: None,
-            enforce_percent: 100,
-            outage: None,
-            outage_by: None,
-            settle: None,
-            unsettled: None,
-            clamps: false,
-            reject: None,
-            answer: None,
+            options: HttpOptions::default(),
             dialect: None,
             max_jitter: None,
         }
     }
+}
 
+impl Builder {
     fn limiter(self, method: &'static str, change: impl FnOnce(LimiterBuilder) -> LimiterBuilder) -> Self {
         let limiter = match self.limiter {
             Source::Own(builder) => Source::Own(Box::new(change(*builder))),
@@ -143,6 +117,12 @@ impl Builder {
     /// Changes the first limit, which `plan_by` would replace.
     fn first(self, method: &'static str, change: impl FnOnce(Limit) -> Limit) -> Self {
         Self { first: change(self.first), unplanned: self.unplanned.or(Some(method)), ..self }
+    }
+
+    /// Changes the options of the protocol.
+    fn option(mut self, set: impl FnOnce(&mut HttpOptions)) -> Self {
+        set(&mut self.options);
+        self
     }
 
     /// Sets the partition key: whose usage this limit counts.
@@ -212,9 +192,8 @@ impl Builder {
 
     /// Adds a further limit, with a key, policies and a cost of its own; see [`limit`]. All limits of a layer are one check: it
     /// is admitted if all policies have room, and then all are charged.
-    pub fn also(mut self, limit: impl IntoLimit) -> Self {
-        self.others.push(limit.into_limit());
-        self
+    pub fn also(self, limit: impl IntoLimit) -> Self {
+        self.option(|options| options.others.push(limit.into_limit()))
     }
 
     /// Plans the check of a request by a closure, in place of `key`, `missing_key`, `cost` and `policies`. Use it for explicit
@@ -249,13 +228,13 @@ impl Builder {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn plan_by<T: IntoDraft>(self, plan: impl Fn(&Head<'_>) -> T + Send + Sync + 'static) -> Self {
-        Self { plan: Some(Arc::new(move |head| plan(head).into_draft())), ..self }
+        self.option(|options| options.plan = Some(Arc::new(move |head| plan(head).into_draft())))
     }
 
     /// Exempts the requests for which the closure returns true: they pass uncounted by all limits of the layer. If it is called
     /// several times, each closure exempts requests.
     pub fn exempt(self, exempt: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
-        Self { exempt: Some(either(self.exempt, exempt)), ..self }
+        self.option(|options| options.exempt = Some(either(options.exempt.take(), exempt)))
     }
 
     /// Puts all policies of the layer in shadow mode: the layer counts requests, and rejects none. This includes the policies of a
@@ -299,7 +278,7 @@ impl Builder {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn shadow_by(self, is_shadow: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
-        Self { shadow: Some(either(self.shadow, is_shadow)), ..self }
+        self.option(|options| options.shadow = Some(either(options.shadow.take(), is_shadow)))
     }
 
     /// Enforces the policies of the layer for this percentage of the partition keys, 0 to 100. For all other keys, the policies are in
@@ -322,7 +301,7 @@ impl Builder {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn enforce_percent(self, percent: u32) -> Self {
-        Self { enforce_percent: percent, ..self }
+        self.option(|options| options.enforce_percent = Some(percent))
     }
 
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
@@ -341,7 +320,7 @@ impl Builder {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn outage(self, rule: OutageRule) -> Self {
-        Self { outage: Some(rule), ..self }
+        self.option(|options| options.outage = Some(rule))
     }
 
     /// Sets the outage rule by a closure, which the layer calls for every request that it checks. It replaces the rule of
@@ -363,7 +342,7 @@ impl Builder {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn outage_by(self, rule: impl Fn(&Head<'_>) -> OutageRule + Send + Sync + 'static) -> Self {
-        Self { outage_by: Some(Arc::new(rule)), ..self }
+        self.option(|options| options.outage_by = Some(Arc::new(rule)))
     }
 
     /// Settles every charge: replaces it by the amount used, which the closure returns for the response. The cost is then an
@@ -402,7 +381,7 @@ impl Builder {
         self,
         used: impl Fn(&ResponseHead<'_>) -> U + Send + Sync + 'static,
     ) -> Self {
-        Self { settle: Some(Arc::new(move |response| used(response).into_used())), ..self }
+        self.option(|options| options.settle = Some(Arc::new(move |response| used(response).into_used())))
     }
 
     /// Sets what happens to the charge of a [reservation](crate::Reservation) that is dropped unsettled, for example because the
@@ -430,14 +409,14 @@ impl Builder {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn unsettled(self, rule: Unsettled) -> Self {
-        Self { unsettled: Some(rule), ..self }
+        self.option(|options| options.unsettled = Some(rule))
     }
 
     /// Clamps the estimate of a [reservation](crate::Reservation) to the quota of each policy, for all limits of the layer; see
     /// [`LimiterBuilder::clamp_estimates`]. A request is a reservation if the layer [settles](Self::settle_by), or if its draft
     /// [reserves](crate::protocol::Draft::reserve). For all other requests, a cost above a quota is never admitted.
     pub fn clamp_estimates(self) -> Self {
-        Self { clamps: true, ..self }
+        self.option(|options| options.clamps = true)
     }
 
     /// Builds the responses of rejected requests by a closure. The layer adds the header fields and the extension.
@@ -470,13 +449,15 @@ impl Builder {
         self,
         reject: impl Fn(&Rejection, &Head<'_>) -> A + Send + Sync + 'static,
     ) -> Self {
-        Self { reject: Some(Arc::new(move |rejection, head| reject(rejection, head).into_answer())), ..self }
+        self.option(|options| {
+            options.reject = Some(Arc::new(move |rejection, head| reject(rejection, head).into_answer()));
+        })
     }
 
     /// Sets the responses to rejected requests, and the header fields. The default is [`ProblemDetails`]. Use `answer::Grpc` or
     /// `answer::HttpOrGrpc` (feature `tonic`) for tonic.
     pub fn answer(self, answer: impl Answer) -> Self {
-        Self { answer: Some(Arc::new(answer)), ..self }
+        self.option(|options| options.answer = Some(Arc::new(answer)))
     }
 
     /// Sets the dialect of the rate limit fields of all responses. The default is [`Dialect::Draft11`], or the fields of an
@@ -541,7 +522,7 @@ impl Builder {
         self.check_parts()?;
         let limiter = match &self.limiter {
             Source::Own(builder) => {
-                let limiter = self.own_limiter((**builder).clone())?;
+                let limiter = self.own_limiter(builder)?;
                 // They are those of the limiter now.
                 self.first = self.first.without_policies();
                 limiter
@@ -559,46 +540,37 @@ impl Builder {
 
     /// Checks the parts that do not depend on the limiter.
     fn check_parts(&self) -> Result<(), ConfigError> {
-        let text = "0 to 100 percent of the partition keys";
-        ConfigError::check_range("enforce_percent", self.enforce_percent, 0..=100, text)?;
-        match (&self.plan, self.unplanned) {
+        let (percent, text) = (self.options.enforce_percent, "0 to 100 percent of the partition keys");
+        ConfigError::check_range("enforce_percent", percent.unwrap_or(100), 0..=100, text)?;
+        match (&self.options.plan, self.unplanned) {
             (None, _) if !self.has_key => return Err(ConfigError::NoKey),
             (Some(_), Some(method)) => return Err(ConfigError::PlanAndPart { method }),
             _ => {}
         }
-        if self.others.iter().any(|limit| limit.own_policies().is_empty() && !limit.chooses_policies()) {
+        let lacks_policies = |limit: &Limit| limit.own_policies().is_empty() && !limit.chooses_policies();
+        if self.options.others.iter().any(lacks_policies) {
             return Err(ConfigError::LimitWithoutPolicy);
         }
         Ok(())
     }
 
     /// Builds the limiter of this layer alone.
-    fn own_limiter(&self, mut builder: LimiterBuilder) -> Result<Limiter, ConfigError> {
-        for policy in self.first.own_policies() {
-            builder = builder.policy(policy.clone());
-        }
-        if self.may_lack_policies() {
-            builder = builder.without_policies();
-        }
-        if self.settle.is_some() {
-            builder = builder.settling();
-        }
-        if let Some(rule) = self.unsettled {
-            builder = builder.unsettled(rule);
-        }
-        if self.clamps {
-            builder = builder.clamp_estimates();
-        }
-        if let Some(rule) = self.outage {
-            builder = builder.outage(rule);
-        }
-        builder.others(self.further_policies().cloned()).build()
+    fn own_limiter(&self, builder: &LimiterBuilder) -> Result<Limiter, ConfigError> {
+        let HttpOptions { settle, unsettled, clamps, outage, .. } = &self.options;
+        let mut builder = builder.clone();
+        builder.policies = self.first.own_policies().to_vec();
+        builder.others = self.further_policies().cloned().collect();
+        builder.needs_policies = !self.may_lack_policies();
+        builder.settles = settle.is_some();
+        builder.rule = outage.unwrap_or_default();
+        builder.reserve = Reserve { unsettled: unsettled.unwrap_or_default(), clamps: *clamps };
+        builder.build()
     }
 
     /// Checks whether a limiter that several layers share suits this layer.
     fn check_shared(&self, limiter: &Limiter) -> Result<(), ConfigError> {
         let first = self.first.own_policies();
-        if self.plan.is_some() && !first.is_empty() {
+        if self.options.plan.is_some() && !first.is_empty() {
             return Err(ConfigError::PlanAndPart { method: "policy" });
         }
         let own = limiter.policies().iter().chain(first);
@@ -606,7 +578,7 @@ impl Builder {
             return Err(ConfigError::NoPolicies { max: MAX_PAIRS });
         }
         distinct(&own.chain(self.further_policies()).cloned().collect::<Vec<_>>())?;
-        if self.settle.is_some() && !limiter.can_settle() {
+        if self.options.settle.is_some() && !limiter.can_settle() {
             return Err(ConfigError::CannotSettle);
         }
         Ok(())
@@ -614,57 +586,45 @@ impl Builder {
 
     /// Compares the constant costs with the policies. A plan has no constant costs.
     fn check_costs(&self, limiter: &Limiter) -> Result<(), ConfigError> {
-        if self.plan.is_some() {
-            return Ok(());
-        }
+        let HttpOptions { plan: None, others, settle, clamps, .. } = &self.options else { return Ok(()) };
         let first: Vec<Policy> =
             limiter.policies().iter().chain(self.first.own_policies()).cloned().collect();
         let names: Vec<&str> = first.iter().chain(self.further_policies()).map(Policy::name).collect();
-        let is_chosen = self.first.chooses_policies() || self.others.iter().any(Limit::chooses_policies);
+        let is_chosen = self.limits().any(Limit::chooses_policies);
         let names = (!is_chosen).then_some(&*names);
         // A layer that settles makes every request a reservation.
-        let settles = self.settle.is_some();
-        let clamps = settles && (self.clamps || limiter.clamps_estimates());
-        self.first.check_costs(&first, names, settles, clamps)?;
-        self.others
-            .iter()
-            .try_for_each(|limit| limit.check_costs(limit.own_policies(), names, settles, clamps))
+        let settles = settle.is_some();
+        let clamps = settles && (*clamps || limiter.clamps_estimates());
+        let rules = CostRules { names, settles, clamps };
+        self.first.check_costs(&first, &rules)?;
+        others.iter().try_for_each(|limit| limit.check_costs(limit.own_policies(), &rules))
     }
 
-    fn into_http(self, limiter: &Limiter) -> Http {
-        let answer = match (self.dialect, self.max_jitter) {
-            (None, None) => self.answer,
-            (dialect, max_jitter) => Some(Arc::new(WithFields {
-                answer: self.answer.unwrap_or_else(|| Arc::new(ProblemDetails)),
-                dialect: dialect.unwrap_or_default(),
-                max_jitter: max_jitter.unwrap_or_default(),
-            }) as Arc<dyn Answer>),
-        };
-        let counts_by_peer = self.first.counts_by_peer() || self.others.iter().any(Limit::counts_by_peer);
-        Http {
-            plan: self.plan.map_or_else(|| Plan::Limit(self.first.sealed()), Plan::By),
-            peers: counts_by_peer.then(|| Arc::new(Peers::new(limiter.clone()))),
-            others: self.others.into_iter().map(Limit::sealed).collect(),
-            exempt: self.exempt,
-            shadow: self.shadow,
-            enforce_percent: self.enforce_percent,
-            outage: self.outage,
-            outage_by: self.outage_by,
-            settle: self.settle,
-            unsettled: self.unsettled,
-            clamps: self.clamps,
-            reject: self.reject,
-            answer,
+    fn into_http(mut self, limiter: &Limiter) -> Http {
+        if self.dialect.is_some() || self.max_jitter.is_some() {
+            self.options.answer = Some(Arc::new(WithFields {
+                answer: self.options.answer.unwrap_or_else(|| Arc::new(ProblemDetails)),
+                dialect: self.dialect.unwrap_or_default(),
+                max_jitter: self.max_jitter.unwrap_or_default(),
+            }));
         }
+        let counts_by_peer = self.limits().any(Limit::counts_by_peer);
+        let peers = counts_by_peer.then(|| Arc::new(Peers::new(limiter.clone())));
+        Http { first: self.first, peers, options: self.options }
     }
 
     fn may_lack_policies(&self) -> bool {
-        self.plan.is_some() || self.first.chooses_policies()
+        self.options.plan.is_some() || self.first.chooses_policies()
+    }
+
+    /// Returns all limits of the layer.
+    fn limits(&self) -> impl Iterator<Item = &Limit> {
+        iter::once(&self.first).chain(&self.options.others)
     }
 
     /// Returns the policies of the further limits.
     fn further_policies(&self) -> impl Iterator<Item = &Policy> {
-        self.others.iter().flat_map(Limit::own_policies)
+        self.options.others.iter().flat_map(Limit::own_policies)
     }
 }
 

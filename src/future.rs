@@ -13,7 +13,7 @@ use tower_service::Service;
 
 use crate::{
     layer_core::LayerCore,
-    limiter::{Admission, Rejection},
+    limiter::{Admission, Admitting, Rejection},
     protocol::{Http, Protocol},
     when_denied::{DenyAtOnce, WhenDenied},
 };
@@ -41,7 +41,7 @@ pin_project! {
     #[project = ProgressProj]
     enum Progress<S, Req, F, P, T> {
         /// The check is in progress. The ready inner service and the request are kept, until they are taken.
-        Checking { admitting: LimiterFuture<Result<Admission, Rejection>>, kept: Option<(S, Req)>, core: Arc<LayerCore<P>> },
+        Checking { admitting: Admitting, kept: Option<(S, Req)>, core: Arc<LayerCore<P>> },
         /// The inner service runs.
         Running {
             #[pin]
@@ -66,12 +66,7 @@ where
         Self { progress: Progress::Running { running: future, core, admission } }
     }
 
-    pub(crate) fn checking(
-        admitting: LimiterFuture<Result<Admission, Rejection>>,
-        inner: S,
-        request: Req,
-        core: Arc<LayerCore<P>>,
-    ) -> Self {
+    pub(crate) fn checking(admitting: Admitting, inner: S, request: Req, core: Arc<LayerCore<P>>) -> Self {
         Self { progress: Progress::Checking { admitting, kept: Some((inner, request)), core } }
     }
 

@@ -58,11 +58,8 @@ impl<'a> Head<'a> {
     }
 
     /// Returns the same head, whose lookups are kept.
-    pub(crate) fn with_lookups<'b>(&self, lookups: &'b Lookups) -> Head<'b>
-    where
-        'a: 'b,
-    {
-        Head { lookups: Some(lookups), ..*self }
+    pub(crate) fn with_lookups(self, lookups: &'a Lookups) -> Self {
+        Self { lookups: Some(lookups), ..self }
     }
 
     /// Returns the value that the first lookup by this identifier has returned for the request.

@@ -12,7 +12,7 @@ use tower_service::Service;
 use crate::{
     future::ResponseFuture,
     layer_core::LayerCore,
-    limiter::{Limiter, LimiterFuture},
+    limiter::Limiter,
     now_or_later::NowOrLater,
     protocol::{AnyProtocol, Fits, Http, Protocol, SameBody},
     when_denied::{DenyAtOnce, WhenDenied},
@@ -91,7 +91,7 @@ impl RateLimitLayer {
     /// `tower::util::option_layer(limits)`, for `axum::serve` around a limited `Router`, and for boxed services that name
     /// `Response<Body>`.
     pub fn same_body(&self) -> RateLimitLayer<SameBody> {
-        RateLimitLayer::new(self.0.limiter.clone(), self.0.protocol.same_body())
+        RateLimitLayer::new(self.0.limiter.clone(), SameBody(self.0.protocol.clone()))
     }
 }
 
@@ -99,7 +99,7 @@ impl<S, P: Fits<S>> Layer<S> for RateLimitLayer<P> {
     type Service = RateLimit<S, P>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, self.0.clone(), DenyAtOnce)
+        RateLimit { inner, shared: self.0.clone(), when_denied: DenyAtOnce }
     }
 }
 
@@ -120,15 +120,9 @@ impl<P> fmt::Debug for RateLimitLayer<P> {
 /// It is ready when the inner service is. The inner service receives the admitted requests, and no others. `W` states what happens to
 /// denied ones.
 pub struct RateLimit<S, P = Http, W = DenyAtOnce> {
-    inner: S,
-    shared: Arc<LayerCore<P>>,
-    when_denied: W,
-}
-
-impl<S, P, W> RateLimit<S, P, W> {
-    pub(crate) fn new(inner: S, shared: Arc<LayerCore<P>>, when_denied: W) -> Self {
-        Self { inner, shared, when_denied }
-    }
+    pub(crate) inner: S,
+    pub(crate) shared: Arc<LayerCore<P>>,
+    pub(crate) when_denied: W,
 }
 
 impl<S: Clone, P, W> RateLimit<S, P, W> {
@@ -158,13 +152,13 @@ where
 
     fn call(&mut self, mut request: Req) -> Self::Future {
         let LayerCore { limiter, protocol, .. } = &*self.shared;
-        let outcome = match self.when_denied.start(limiter, protocol.plan(&request)) {
+        let outcome = match limiter.start(protocol.plan(&request), self.when_denied.at_most()) {
             None => {
                 self.shared.responded(None, || protocol.route(&request));
                 return ResponseFuture::running(self.inner.call(request), self.shared.clone(), None);
             }
             // Decided at once: the ready service need not be moved into the future, which saves a clone.
-            Some(LimiterFuture(NowOrLater::Now(Some(outcome)))) => outcome,
+            Some(NowOrLater::Now(Some(outcome))) => outcome,
             Some(admitting) => {
                 let inner = self.take_ready();
                 return ResponseFuture::checking(admitting, inner, request, self.shared.clone());

@@ -1,7 +1,8 @@
 //! The state that all clones of a layer and of its services share.
 
 use crate::{
-    limiter::{Admission, Limiter, Rejection},
+    decision::Decision,
+    limiter::{AdmitResult, Limiter, request_outcome},
     observe::FirstRequests,
 };
 
@@ -21,10 +22,10 @@ impl<P> LayerCore<P> {
     #[inline]
     pub(crate) fn responded<'a>(
         &self,
-        outcome: Option<&Result<Admission, Rejection>>,
+        outcome: Option<&AdmitResult>,
         route: impl FnOnce() -> Option<&'a str>,
     ) {
-        self.limiter.responded(outcome, route);
+        self.limiter.events().responded(request_outcome(outcome), route);
         if self.first_requests.show(|| is_free(outcome)) {
             self.limiter.events().limits_nothing(self.limiter.policies());
         }
@@ -32,12 +33,8 @@ impl<P> LayerCore<P> {
 }
 
 /// Returns whether the outcome of a request is the same for any quota: it is exempt, or costs 0.
-fn is_free(outcome: Option<&Result<Admission, Rejection>>) -> bool {
-    match outcome {
-        None => true,
-        Some(Ok(admission)) => admission
-            .decision()
-            .is_some_and(|decision| decision.statuses().iter().all(|status| status.cost() == 0)),
-        Some(Err(_)) => false,
-    }
+fn is_free(outcome: Option<&AdmitResult>) -> bool {
+    let is_free = |decision: &Decision| decision.statuses().iter().all(|status| status.cost() == 0);
+    outcome
+        .is_none_or(|outcome| matches!(outcome, Ok(admission) if admission.decision().is_some_and(is_free)))
 }

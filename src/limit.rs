@@ -19,10 +19,19 @@ pub struct Limit {
     key: Arc<dyn KeyExtractor>,
     cost: Arc<dyn CostFunction>,
     missing_key: MissingKey,
-    policies: Vec<Policy>,
+    /// The policies of every request.
+    policies: Option<Policies>,
     selectors: Vec<Arc<dyn PolicySelector>>,
-    /// The policies as a set, made once by [`sealed`](Self::sealed).
-    set: Option<Policies>,
+}
+
+/// What a layer requires of the constant costs of its limits.
+pub(crate) struct CostRules<'a> {
+    /// The names that a cost may have: those of all policies of the layer. `None` if the policies depend on the request.
+    pub(crate) names: Option<&'a [&'a str]>,
+    /// Whether a cost is an estimate, which must not be 0.
+    pub(crate) settles: bool,
+    /// Whether a cost may be above a quota.
+    pub(crate) clamps: bool,
 }
 
 /// Limits by this key in addition to the layer's first key: by user *and* by address *and* by route.
@@ -44,9 +53,8 @@ pub fn limit(key: impl KeyExtractor) -> Limit {
         key: Arc::new(key),
         cost: Arc::new(1),
         missing_key: MissingKey::default(),
-        policies: Vec::new(),
+        policies: None,
         selectors: Vec::new(),
-        set: None,
     }
 }
 
@@ -69,9 +77,8 @@ impl IntoLimit for Limit {
 impl Limit {
     /// Adds a policy for this key. All policies of a layer need different names, and one request is checked against at most
     /// [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies.
-    pub fn policy(mut self, policy: Policy) -> Self {
-        self.policies.push(policy);
-        self
+    pub fn policy(self, policy: Policy) -> Self {
+        Self { policies: joined(self.policies, policy.into()), ..self }
     }
 
     /// Chooses further policies for this key by the request. Several selectors add their policies.
@@ -106,7 +113,7 @@ impl Limit {
     }
 
     pub(crate) fn own_policies(&self) -> &[Policy] {
-        &self.policies
+        self.policies.as_ref().map_or(&[], Policies::as_slice)
     }
 
     pub(crate) fn counts_by_peer(&self) -> bool {
@@ -118,32 +125,19 @@ impl Limit {
     }
 
     pub(crate) fn without_policies(self) -> Self {
-        Self { policies: Vec::new(), ..self }
+        Self { policies: None, ..self }
     }
 
-    /// Makes the set of policies once for all requests.
-    pub(crate) fn sealed(self) -> Self {
-        let set = (!self.policies.is_empty()).then(|| Policies::unchecked(self.policies.clone()));
-        Self { set, ..self }
-    }
-
-    /// Compares the constant costs of this limit with the quotas of these policies and with the size of a sliding log, and the names of
-    /// the costs with `names`, the names of all policies of the layer. `names` is `None` if the policies depend on the request. If the
-    /// layer `settles`, a cost is an estimate, which must not be 0. If `clamps`, a cost may be above a quota.
-    pub(crate) fn check_costs(
-        &self,
-        policies: &[Policy],
-        names: Option<&[&str]>,
-        settles: bool,
-        clamps: bool,
-    ) -> Result<(), ConfigError> {
+    /// Compares the constant costs of this limit with the quotas of these policies and with the size of a sliding log, and with the rules
+    /// of the layer.
+    pub(crate) fn check_costs(&self, policies: &[Policy], rules: &CostRules<'_>) -> Result<(), ConfigError> {
         let mut checked = Ok(());
         self.cost.constants(&mut |requests, costs| {
             if checked.is_ok() {
-                checked = check_costs(requests, costs, policies, names, clamps);
+                checked = rules.check(requests, costs, policies);
             }
             // Some routes may be free.
-            if checked.is_ok() && settles && requests.is_empty() {
+            if checked.is_ok() && rules.settles && requests.is_empty() {
                 checked = check_estimates(costs, policies);
             }
         });
@@ -171,7 +165,11 @@ impl Limit {
     #[inline]
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
         match self.key.extract(head) {
-            Ok(None) => self.missing_key.apply(|| self.key.missing(head)),
+            Ok(None) => match &self.missing_key {
+                MissingKey::Shared(key) => Ok(Some(key.clone())),
+                MissingKey::Exempt => Ok(None),
+                MissingKey::Reject => Err(KeyError::Missing { what: self.key.missing(head) }),
+            },
             extracted => extracted,
         }
     }
@@ -179,52 +177,48 @@ impl Limit {
     /// Returns the policies of a request, or `None` if there are none.
     #[inline]
     fn choose(&self, head: &Head<'_>) -> Option<Policies> {
-        if self.selectors.is_empty() { self.set.clone() } else { self.choose_by(head) }
+        if self.selectors.is_empty() { self.policies.clone() } else { self.choose_by(head) }
     }
 
     fn choose_by(&self, head: &Head<'_>) -> Option<Policies> {
         let chosen = self.selectors.iter().filter_map(|selector| selector.select(head));
-        chosen.fold(self.set.clone(), |policies, chosen| match policies {
-            None => Some(chosen),
-            Some(policies) => Some(Policies::unchecked([policies.as_slice(), chosen.as_slice()].concat())),
-        })
+        chosen.fold(self.policies.clone(), joined)
     }
 }
 
-fn check_costs(
-    requests: &str,
-    costs: &Costs,
-    policies: &[Policy],
-    names: Option<&[&str]>,
-    clamps: bool,
-) -> Result<(), ConfigError> {
-    let requests = || requests.to_owned();
-    for policy in policies {
-        let (cost, quota) = (cost_of(policy, costs), policy.quota_units());
-        if cost > quota && !clamps {
-            let policy = policy.name().to_owned();
-            return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
-        }
-        let charges = quota.checked_div(cost).unwrap_or(0);
-        let max = policy.properties().max_charges;
-        if charges > max {
-            let policy = policy.name().to_owned();
-            return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
-        }
+/// Returns these policies together.
+fn joined(policies: Option<Policies>, more: Policies) -> Option<Policies> {
+    match policies {
+        None => Some(more),
+        Some(policies) => Some(Policies::unchecked([policies.as_slice(), more.as_slice()].concat())),
     }
-    for name in costs.names() {
-        if let Some(names) = names
-            && !names.contains(&name)
+}
+
+impl CostRules<'_> {
+    /// Compares these costs with these policies. Returns the first mistake.
+    fn check(&self, requests: &str, costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError> {
+        let requests = || requests.to_owned();
+        for policy in policies {
+            let (cost, quota) = (cost_of(policy, costs), policy.quota_units());
+            if cost > quota && !self.clamps {
+                let policy = policy.name().to_owned();
+                return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
+            }
+            let charges = quota.checked_div(cost).unwrap_or(0);
+            let max = policy.properties().max_charges;
+            if charges > max {
+                let policy = policy.name().to_owned();
+                return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
+            }
+        }
+        if let Some(names) = self.names
+            && let Some(name) = costs.names().find(|name| !names.contains(name))
         {
-            let known = names.iter().map(|&name| name.to_owned()).collect();
-            return Err(ConfigError::CostWithoutPolicy {
-                requests: requests(),
-                name: name.to_owned(),
-                known,
-            });
+            let (name, known) = (name.to_owned(), names.iter().map(|&name| name.to_owned()).collect());
+            return Err(ConfigError::CostWithoutPolicy { requests: requests(), name, known });
         }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Returns an error if the estimate of all requests is 0 for a policy, or for all policies that may be chosen.
@@ -236,6 +230,6 @@ fn check_estimates(costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError
 
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Limit").field("policies", &self.policies).finish_non_exhaustive()
+        f.debug_struct("Limit").field("policies", &self.own_policies()).finish_non_exhaustive()
     }
 }

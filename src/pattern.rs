@@ -23,8 +23,8 @@ impl<'a> Pattern<'a> {
 
     /// Returns whether the pattern contains `{name}` or `{*name}`.
     pub(crate) fn has_parameter(self, name: &str) -> bool {
-        let segments = || self.0.split('/');
-        segments()
+        self.0
+            .split('/')
             .any(|segment| segment.contains(&format!("{{{name}}}")) || segment == format!("{{*{name}}}"))
     }
 

@@ -79,7 +79,7 @@ impl<S, P> Layer<S> for WaitLayer<P> {
     type Service = RateLimit<S, P, WaitAtMost>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::new(inner, self.shared.clone(), self.wait)
+        RateLimit { inner, shared: self.shared.clone(), when_denied: self.wait }
     }
 }
 

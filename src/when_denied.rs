@@ -1,11 +1,8 @@
 //! What a service does with a denied request: it rejects the request, or lets it wait.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, time::Duration};
 
-use crate::{
-    key::KeyError,
-    limiter::{Admission, Draft, Limiter, LimiterFuture, Rejection},
-};
+use crate::limiter::Rejection;
 
 /// What a [`RateLimit`](crate::RateLimit) service does with a denied request. It is sealed: no other type implements it.
 pub trait WhenDenied: Sealed {
@@ -17,12 +14,8 @@ pub trait WhenDenied: Sealed {
 }
 
 pub trait Sealed {
-    /// Starts the check of a request. Returns `None` if the request is exempt.
-    fn start(
-        &self,
-        limiter: &Limiter,
-        draft: Result<Draft, KeyError>,
-    ) -> Option<LimiterFuture<Result<Admission, Rejection>>>;
+    /// Returns how long a denied request may wait. `None` rejects it at once.
+    fn at_most(&self) -> Option<Duration>;
 }
 
 /// Rejects a denied request at once, as [`RateLimitLayer`](crate::RateLimitLayer) does.
@@ -43,12 +36,8 @@ impl WhenDenied for DenyAtOnce {
 
 impl Sealed for DenyAtOnce {
     #[inline]
-    fn start(
-        &self,
-        limiter: &Limiter,
-        draft: Result<Draft, KeyError>,
-    ) -> Option<LimiterFuture<Result<Admission, Rejection>>> {
-        limiter.start(draft).map(LimiterFuture)
+    fn at_most(&self) -> Option<Duration> {
+        None
     }
 }
 
@@ -61,20 +50,17 @@ impl WhenDenied for WaitAtMost {
 }
 
 impl Sealed for WaitAtMost {
-    fn start(
-        &self,
-        limiter: &Limiter,
-        draft: Result<Draft, KeyError>,
-    ) -> Option<LimiterFuture<Result<Admission, Rejection>>> {
-        limiter.start_waiting(draft, self.0).map(LimiterFuture)
+    fn at_most(&self) -> Option<Duration> {
+        Some(self.0)
     }
 }
 
 /// The error of a service of a [`WaitLayer`](crate::wait::WaitLayer): the request was rejected, or the inner service has failed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(transparent)]
 pub enum WaitError<E> {
     /// The limit rejects the request. The inner service has not received it.
-    Rejected(Rejection),
+    Rejected(#[from] Rejection),
     /// The inner service has failed.
     Inner(E),
 }
@@ -82,10 +68,8 @@ pub enum WaitError<E> {
 impl<E> WaitError<E> {
     /// Returns the rejection, or `None` if the inner service has failed.
     pub fn rejection(&self) -> Option<&Rejection> {
-        match self {
-            Self::Rejected(rejection) => Some(rejection),
-            Self::Inner(_) => None,
-        }
+        let Self::Rejected(rejection) = self else { return None };
+        Some(rejection)
     }
 
     /// Returns the rejection or the inner error as a boxed error. Add `.map_err(WaitError::into_boxed)` to a
@@ -98,30 +82,6 @@ impl<E> WaitError<E> {
         match self {
             Self::Rejected(rejection) => rejection.into(),
             Self::Inner(error) => error.into(),
-        }
-    }
-}
-
-impl<E> From<Rejection> for WaitError<E> {
-    fn from(rejection: Rejection) -> Self {
-        Self::Rejected(rejection)
-    }
-}
-
-impl<E: fmt::Display> fmt::Display for WaitError<E> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rejected(rejection) => rejection.fmt(f),
-            Self::Inner(error) => error.fmt(f),
-        }
-    }
-}
-
-impl<E: Error> Error for WaitError<E> {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::Rejected(rejection) => rejection.source(),
-            Self::Inner(error) => error.source(),
         }
     }
 }

@@ -77,14 +77,10 @@ impl Dialect {
     pub(super) fn add(self, decision: &Decision, headers: &mut HeaderMap, max_jitter: Duration) {
         match self {
             Self::Draft11 => fields::add_draft_11(headers, decision),
-            Self::XRateLimit(Reset::Seconds) => {
-                fields::add_legacy(headers, decision, fields::whole_seconds);
-            }
+            Self::XRateLimit(Reset::Seconds) => fields::add_legacy(headers, decision, Duration::ZERO),
             Self::XRateLimit(Reset::UnixTime) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                fields::add_legacy(headers, decision, |after| {
-                    fields::whole_seconds(now.saturating_add(after))
-                });
+                fields::add_legacy(headers, decision, now);
             }
             Self::XRateLimitByPolicy => fields::add_by_policy(headers, decision),
             Self::Off => {}

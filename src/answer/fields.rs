@@ -10,16 +10,13 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{Entry, RETRY_AFTER},
-};
+use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use sfv::{KeyRef, ListSerializer, StringRef};
 use smallvec::SmallVec;
 
 use crate::{
     decision::{Decision, Status, Wait},
-    policy::{Member, Policy},
+    policy::{Policy, PolicyText},
 };
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
@@ -40,7 +37,7 @@ pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
         // The usual case. Its members are the whole lines.
         Some(status) => {
             let line = Bytes::from(concatenate(limit(status, &mut Default::default())));
-            (Some(member(status.policy()).policy.clone()), HeaderValue::from_maybe_shared(line).ok())
+            (Some(text(status.policy()).policy.clone()), HeaderValue::from_maybe_shared(line).ok())
         }
         None => lines(decision),
     };
@@ -60,7 +57,7 @@ pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
 /// Returns the lines of any decision. A line without members is `None`.
 fn lines(decision: &Decision) -> (Option<HeaderValue>, Option<HeaderValue>) {
     let (mut policies, mut limits) = (Line::new(), Line::new());
-    decision.shown_policies().for_each(|policy| extend(&mut policies, &[member(policy).policy.as_bytes()]));
+    decision.shown_policies().for_each(|policy| extend(&mut policies, &[text(policy).policy.as_bytes()]));
     decision.shown_statuses().for_each(|status| extend(&mut limits, &limit(status, &mut Default::default())));
     let value = |line: Line| HeaderValue::from_bytes(&line).ok().filter(|_| !line.is_empty());
     (value(policies), value(limits))
@@ -68,11 +65,12 @@ fn lines(decision: &Decision) -> (Option<HeaderValue>, Option<HeaderValue>) {
 
 /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `reset` formats the time
 /// until nothing is used.
-pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, reset: impl Fn(Duration) -> u64) {
+pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, now: Duration) {
     let limits_most =
         |status: &&Status| (status.retry_after(), Reverse(status.remaining()), status.reset_after());
     if let Some(status) = decision.shown_statuses().max_by_key(limits_most) {
-        add_unless_smaller(headers, LEGACY, status, reset(status.reset_after()).into());
+        let reset = whole_seconds(now.saturating_add(status.reset_after()));
+        add_unless_smaller(headers, LEGACY, status, reset.into());
     }
 }
 
@@ -96,26 +94,24 @@ pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, max_
     let seconds = whole_seconds(wait.saturating_add(random_up_to(max_jitter)));
     // One allocation. `HeaderValue::from(u64)` needs two.
     let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(seconds)) else { return };
-    match headers.entry(RETRY_AFTER) {
-        Entry::Vacant(entry) => drop(entry.insert(value)),
-        Entry::Occupied(mut entry) => {
-            let current = entry.get().to_str().ok().and_then(|value| value.parse().ok());
-            if current.is_none_or(|current: u64| current < seconds) {
-                entry.insert(value);
-            }
-        }
+    if number(headers, &RETRY_AFTER).is_none_or(|current| current < seconds) {
+        headers.insert(RETRY_AFTER, value);
     }
 }
 
 /// Sets the fields of a limit, its remaining quota and its reset, unless the response has the fields of a smaller remaining quota.
 fn add_unless_smaller(headers: &mut HeaderMap, names: [HeaderName; 3], status: &Status, reset: HeaderValue) {
     let [limit, remaining, reset_name] = names;
-    let current = headers.get(&remaining).and_then(|value| value.to_str().ok()?.parse().ok());
-    if current.is_none_or(|current: u64| u64::from(status.remaining()) < current) {
+    if number(headers, &remaining).is_none_or(|current| u64::from(status.remaining()) < current) {
         headers.insert(limit, status.policy().quota_units().into());
         headers.insert(remaining, status.remaining().into());
         headers.insert(reset_name, reset);
     }
+}
+
+/// Returns the value of a header that is a number.
+fn number(headers: &HeaderMap, name: &HeaderName) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
 }
 
 /// Returns a random time of at most `max`.
@@ -139,9 +135,9 @@ fn duration(wait: Duration) -> String {
     }
 }
 
-/// Returns `"burst";q=10;w=1` and `"burst";r=`. `w` is omitted if the window is not a whole number of seconds.
-fn member(policy: &Policy) -> &Member {
-    policy.member(|| {
+/// Returns `"burst";q=10;w=1`, `"burst";r=` and `"burst"`. `w` is omitted if the window is not a whole number of seconds.
+pub(super) fn text(policy: &Policy) -> &PolicyText {
+    policy.text(|| {
         let (mut list, mut name_only) = (ListSerializer::new(), ListSerializer::new());
         // This cannot fail: names are printable ASCII, as RFC 9651 requires for a String.
         if let Ok(name) = StringRef::from_str(policy.name()) {
@@ -156,16 +152,17 @@ fn member(policy: &Policy) -> &Member {
         }
         let member = list.finish().and_then(|member| HeaderValue::try_from(member).ok());
         let name = name_only.finish().unwrap_or_default();
-        Member {
+        PolicyText {
             policy: member.unwrap_or(HeaderValue::from_static("")),
             limit_start: [name.as_bytes(), b";r="].concat().into(),
+            json_name: serde_json::to_vec(policy.name()).unwrap_or_default().into(),
         }
     })
 }
 
 /// Returns the parts of `"burst";r=7;t=1`: within `t` seconds, the client can use no more than `r`.
 fn limit<'a>(status: &'a Status, digits: &'a mut [itoa::Buffer; 2]) -> [&'a [u8]; 4] {
-    let start = &member(status.policy()).limit_start;
+    let start = &text(status.policy()).limit_start;
     let [remaining, seconds] = digits;
     let remaining = remaining.format(status.remaining()).as_bytes();
     match u32::try_from(whole_seconds(status.next_after())) {

@@ -1,7 +1,5 @@
 //! Answers over gRPC: a status in one HEADERS frame, without a body.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use http::{Response, header};
 use tonic::{Code, Status, metadata::MetadataMap};
@@ -46,16 +44,11 @@ impl Answer for Grpc {
     }
 }
 
-impl HttpOrGrpc {
-    fn answer(head: &Head<'_>) -> &'static dyn Answer {
-        let content_type = head.headers.get(header::CONTENT_TYPE);
-        if content_type.is_some_and(|value| is_grpc(value.as_bytes())) { &Grpc } else { &ProblemDetails }
-    }
-}
-
 impl Answer for HttpOrGrpc {
     fn reject(&self, rejection: &Rejection, head: &Head<'_>) -> Response<Bytes> {
-        Self::answer(head).reject(rejection, head)
+        let content_type = head.headers.get(header::CONTENT_TYPE);
+        let is_grpc = content_type.is_some_and(|value| is_grpc(value.as_bytes()));
+        if is_grpc { Grpc.reject(rejection, head) } else { ProblemDetails.reject(rejection, head) }
     }
 }
 
@@ -101,18 +94,13 @@ fn exhausted(wait: Wait, mut details: ErrorDetails) -> Status {
     let pushback = match wait {
         Wait::For(wait) => {
             details.set_retry_info(Some(wait));
-            whole_millis(wait) as i64
+            wait.as_micros().div_ceil(1_000) as i64
         }
         // Instructs the client not to retry.
         Wait::Never => -1,
     };
     metadata.insert("grpc-retry-pushback-ms", pushback.into());
     Status::with_error_details_and_metadata(Code::ResourceExhausted, advice(wait), details, metadata)
-}
-
-/// Whole milliseconds, rounded up.
-fn whole_millis(wait: Duration) -> u64 {
-    wait.as_micros().div_ceil(1_000) as u64
 }
 
 #[cfg(test)]

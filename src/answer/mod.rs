@@ -23,8 +23,6 @@ mod dialect;
 mod fields;
 #[cfg(feature = "tonic")]
 mod grpc;
-#[cfg(feature = "axum")]
-mod into_response;
 mod problem;
 mod repeated;
 
@@ -136,28 +134,18 @@ impl IntoAnswer for axum::response::Response {
 
 /// Returns the bytes of a complete body, and nothing for a stream.
 #[cfg(feature = "axum")]
-fn complete(mut body: axum::body::Body) -> Bytes {
+fn complete(body: axum::body::Body) -> Bytes {
     use std::{
-        pin::Pin,
+        pin::pin,
         task::{Context, Poll, Waker},
     };
 
-    use bytes::{Buf, BufMut, BytesMut};
-    use http_body::Body;
-
-    if body.size_hint().exact().is_none() {
+    if http_body::Body::size_hint(&body).exact().is_none() {
         return Bytes::new();
     }
-    let (mut bytes, mut cx) = (BytesMut::new(), Context::from_waker(Waker::noop()));
-    loop {
-        match Pin::new(&mut body).poll_frame(&mut cx) {
-            Poll::Ready(None) => return bytes.freeze(),
-            Poll::Ready(Some(Ok(frame))) => {
-                if let Ok(mut data) = frame.into_data() {
-                    bytes.put(data.copy_to_bytes(data.remaining()));
-                }
-            }
-            Poll::Ready(Some(Err(_))) | Poll::Pending => return Bytes::new(),
-        }
+    let bytes = pin!(axum::body::to_bytes(body, usize::MAX));
+    match bytes.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Ok(bytes)) => bytes,
+        Poll::Ready(Err(_)) | Poll::Pending => Bytes::new(),
     }
 }

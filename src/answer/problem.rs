@@ -64,6 +64,29 @@ impl Answer for ProblemDetails {
     }
 }
 
+/// The response of a layer with default settings: that of [`ProblemDetails`], with the fields of
+/// [`Dialect::Draft11`](Dialect::Draft11) and the extension. So a handler may return the rejection of its own
+/// [`Limiter`](crate::Limiter) as its error.
+///
+/// ```
+/// use axum::extract::State;
+/// use tower_sliding_window::{Limiter, PartitionKey, Rejection};
+///
+/// async fn export(State(exports): State<Limiter>) -> Result<&'static str, Rejection> {
+///     let _admission = exports.admit(PartitionKey::new("user", "alice")).await?;
+///     Ok("exported")
+/// }
+/// ```
+#[cfg(feature = "axum")]
+#[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
+impl axum::response::IntoResponse for Rejection {
+    fn into_response(self) -> axum::response::Response {
+        let mut response = ProblemDetails::complete(&self).map(axum::body::Body::from);
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
 /// A problem details body (RFC 9457).
 #[derive(Serialize)]
 struct Body<'a> {
@@ -87,30 +110,24 @@ const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#qu
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
 fn problem(rejection: &Rejection) -> (StatusCode, Vec<u8>) {
+    let unavailable =
+        |detail| (StatusCode::SERVICE_UNAVAILABLE, Some(REDUCED_CAPACITY), "Service unavailable", detail);
     let text;
     let (status, kind, title, detail) = match rejection {
         Rejection::Denied(decision) => {
             return (
                 StatusCode::TOO_MANY_REQUESTS,
-                denial(decision.retry_after(), shown(decision.violated())),
+                denial(decision.retry_after(), decision.violated().filter(|policy| !policy.is_hidden())),
             );
         }
         Rejection::WaitTooLong { at_least } => {
             let wait = Wait::For(next_try(*at_least));
             return (StatusCode::TOO_MANY_REQUESTS, denial(wait, std::iter::empty()));
         }
-        Rejection::TooManyWaiting { .. } => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            Some(REDUCED_CAPACITY),
-            "Service unavailable",
-            "Too many requests wait for their rate limit.",
-        ),
-        Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            Some(REDUCED_CAPACITY),
-            "Service unavailable",
-            "The rate limit of the request could not be checked.",
-        ),
+        Rejection::TooManyWaiting { .. } => unavailable("Too many requests wait for their rate limit."),
+        Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => {
+            unavailable("The rate limit of the request could not be checked.")
+        }
         Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
             (StatusCode::INTERNAL_SERVER_ERROR, None, "Internal server error", "")
         }
@@ -129,7 +146,6 @@ pub(super) fn next_try(at_least: Duration) -> Duration {
 
 /// Returns the body of a 429. The parts that do not change are serialized once: under an attack, most responses are denials.
 fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8> {
-    const LIST: &[u8] = b",\"violated-policies\":[";
     /// The body up to the text of its detail.
     static START: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let status = StatusCode::TOO_MANY_REQUESTS.as_u16();
@@ -141,30 +157,15 @@ fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8>
     });
     let mut digits = itoa::Buffer::new();
     let [before, seconds, after] = advice_parts(wait, &mut digits);
-    let mut violated = violated.map(json_name);
     // The detail contains no character that JSON escapes.
-    match (violated.next(), violated.next()) {
-        (None, _) => fields::concatenate([&START, before, seconds, after, b"\"}"]),
-        // The usual case.
-        (Some(name), None) => fields::concatenate([&START, before, seconds, after, b"\"", LIST, name, b"]}"]),
-        (Some(first), Some(second)) => {
-            let mut parts = SmallVec::<[&[u8]; 24]>::new();
-            parts.extend([&START, before, seconds, after, b"\"", LIST, first, b",", second]);
-            violated.for_each(|name| parts.extend([b",", name]));
-            parts.push(b"]}");
-            fields::concatenate(parts)
-        }
+    let mut parts: SmallVec<[&[u8]; 24]> = SmallVec::from_slice(&[&START, before, seconds, after, b"\""]);
+    let mut separator: &[u8] = b",\"violated-policies\":[";
+    for policy in violated {
+        parts.extend([separator, &fields::text(policy).json_name]);
+        separator = b",";
     }
-}
-
-/// Returns the policies that a response may name.
-fn shown<'a>(policies: impl Iterator<Item = &'a Policy>) -> impl Iterator<Item = &'a Policy> {
-    policies.filter(|policy| !policy.is_hidden())
-}
-
-/// Returns the name of a policy as JSON.
-fn json_name(policy: &Policy) -> &[u8] {
-    policy.json_name(|| serde_json::to_vec(policy.name()).unwrap_or_default().into())
+    parts.push(if separator == b"," { b"]}" } else { b"}" });
+    fields::concatenate(parts)
 }
 
 /// Returns a sentence about the wait of a denial, in ASCII without quotation marks.

@@ -18,17 +18,14 @@ const ENTRIES: usize = 64;
 type Repeated = Option<(Decision, Response<Bytes>)>;
 
 thread_local! {
-    /// Empty until the first denial.
-    static RECENT: RefCell<Vec<Repeated>> = const { RefCell::new(Vec::new()) };
+    /// Made at the first denial.
+    static RECENT: RefCell<Vec<Repeated>> = RefCell::new(vec![None; ENTRIES]);
 }
 
 /// Returns the response to a denial: a copy of an earlier one with the same text, or the one that `build` returns.
 pub(super) fn response(decision: &Decision, build: impl Fn() -> Response<Bytes>) -> Response<Bytes> {
     let repeated = RECENT.try_with(|entries| {
         let mut entries = entries.try_borrow_mut().ok()?;
-        if entries.is_empty() {
-            entries.resize_with(ENTRIES, || None);
-        }
         let entry = entries.get_mut(index(decision))?;
         match entry {
             Some((known, response)) if has_same_text(known, decision) => Some(response.clone()),

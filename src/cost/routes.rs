@@ -140,8 +140,7 @@ impl RouteCosts {
     /// Returns [`ConfigError::InvalidRoute`] unless both names consist of ASCII letters, digits, `_` and `.`, or if the cost is
     /// already set.
     pub fn grpc(self, service: &str, method: &str, cost: impl CostFunction) -> Result<Self, ConfigError> {
-        let route = grpc_route(service, Some(method))?;
-        self.route(&route, cost)
+        self.route(&grpc_route(service, Some(method))?, cost)
     }
 
     /// Sets the cost of calls of all methods of a gRPC service that have no cost of their own.
@@ -150,8 +149,7 @@ impl RouteCosts {
     ///
     /// Returns the errors of [`grpc`](Self::grpc).
     pub fn grpc_service(self, service: &str, cost: impl CostFunction) -> Result<Self, ConfigError> {
-        let route = grpc_route(service, None)?;
-        self.route(&route, cost)
+        self.route(&grpc_route(service, None)?, cost)
     }
 
     /// Sets the cost of all other requests: quota units, 0 to 2^32-1, [`Costs`], or another [`CostFunction`]. The default is 1.

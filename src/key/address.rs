@@ -57,12 +57,10 @@ pub(super) struct AddressGroups {
 impl AddressGroups {
     /// Groups IPv6 addresses by a prefix of this many bits.
     pub(super) fn with_ipv6_prefix(self, prefix: u8) -> Result<Self, ConfigError> {
-        let is_valid = (1..=128).contains(&prefix);
-        if is_valid {
-            Ok(Self { ipv6_prefix: prefix, ..self })
-        } else {
-            Err(ConfigError::invalid_value("IPv6 prefix", format_args!("/{prefix}"), "/1 to /128"))
+        if !(1..=128).contains(&prefix) {
+            return Err(ConfigError::invalid_value("IPv6 prefix", format_args!("/{prefix}"), "/1 to /128"));
         }
+        Ok(Self { ipv6_prefix: prefix, ..self })
     }
 
     /// Groups the addresses of this prefix by the IPv4 address that they embed.

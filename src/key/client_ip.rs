@@ -1,6 +1,6 @@
 //! The address of the client, as trusted proxies report it.
 
-use std::{net::IpAddr, ops::ControlFlow, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
 use super::{
     KeyError, KeyExtractor, PartitionKey,
@@ -124,11 +124,7 @@ impl TrustedProxies {
                 }
                 self.header.walk(head.headers, |address| {
                     client = Some(address);
-                    if networks.contains(address) {
-                        ControlFlow::Continue(())
-                    } else {
-                        ControlFlow::Break(())
-                    }
+                    networks.contains(address)
                 })?;
             }
             Trust::Hops(hops) => {
@@ -137,7 +133,7 @@ impl TrustedProxies {
                 self.header.walk(head.headers, |address| {
                     client = Some(address);
                     entries += 1;
-                    if entries < hops { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                    entries < hops
                 })?;
                 if (1..hops).contains(&entries) {
                     return Err(self.header.malformed("it has fewer entries than there are trusted proxies"));

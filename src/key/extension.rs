@@ -1,15 +1,7 @@
 //! The key that an earlier layer has left in the request's extensions.
 
-use std::marker::PhantomData;
-
-use super::{KeyError, KeyExtractor, PartitionKey};
+use super::{KeyClosure, KeyExtractor, PartitionKey};
 use crate::head::Head;
-
-struct Extension<T, F> {
-    kind: Box<str>,
-    value: F,
-    extension: PhantomData<fn(&T)>,
-}
 
 /// Counts by a value that an earlier layer has verified and left in the request's extensions: a user, a tenant.
 ///
@@ -40,22 +32,11 @@ where
     F: Fn(&T) -> V + Send + Sync + 'static,
     V: AsRef<[u8]>,
 {
-    Extension { kind: kind.into(), value, extension: PhantomData }
-}
-
-impl<T, F, V> KeyExtractor for Extension<T, F>
-where
-    T: Clone + Send + Sync + 'static,
-    F: Fn(&T) -> V + Send + Sync + 'static,
-    V: AsRef<[u8]>,
-{
-    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let value = head.extension::<T>().map(&self.value);
-        let value = value.filter(|value| !value.as_ref().is_empty());
-        Ok(value.map(|value| PartitionKey::new(&self.kind, value)))
-    }
-
-    fn missing(&self, _head: &Head<'_>) -> String {
-        format!("extension {:?}", self.kind)
-    }
+    let missing = format!("extension {kind:?}");
+    let kind = kind.to_owned();
+    let key = move |head: &Head<'_>| {
+        let value = head.extension::<T>().map(&value).filter(|value| !value.as_ref().is_empty());
+        value.map(|value| PartitionKey::new(&kind, value))
+    };
+    KeyClosure { key, missing }
 }

@@ -1,11 +1,8 @@
 //! The headers in which proxies report the address of the client.
 
-use std::{
-    net::{IpAddr, Ipv6Addr, SocketAddr},
-    ops::ControlFlow,
-};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName};
 
 use super::KeyError;
 
@@ -91,20 +88,20 @@ impl ForwardedHeader {
         matches!(self, Self::XForwardedFor | Self::Forwarded)
     }
 
-    /// Calls `each` with the addresses of all lines of the header, in canonical form, from right to left, until it breaks. It
+    /// Calls `each` with the addresses of all lines of the header, in canonical form, from right to left, as long as it returns true. It
     /// reads no entry further to the left: a client can write anything there.
     pub(super) fn walk(
         &self,
         headers: &HeaderMap,
-        mut each: impl FnMut(IpAddr) -> ControlFlow<()>,
+        mut each: impl FnMut(IpAddr) -> bool,
     ) -> Result<(), KeyError> {
-        let mut lines = headers.get_all(self.name()).iter();
-        if !self.is_list() && headers.get_all(self.name()).iter().nth(1).is_some() {
+        let lines = headers.get_all(self.name());
+        if !self.is_list() && lines.iter().nth(1).is_some() {
             return Err(self.malformed("the header occurs more than once"));
         }
-        while let Some(line) = lines.next_back() {
-            let line = self.text(line)?;
-            let flow = match self {
+        for line in lines.iter().rev() {
+            let line = line.to_str().map_err(|_| self.malformed("it is not visible ASCII"))?;
+            let goes_on = match self {
                 Self::XForwardedFor => self.walk_entries(line.rsplit(',').map(node), &mut each),
                 Self::Forwarded => {
                     let elements = elements(line).ok_or_else(|| self.malformed("it violates RFC 7239"))?;
@@ -118,7 +115,7 @@ impl ForwardedHeader {
                 }
                 _ => self.walk_entries([node(line)], &mut each),
             }?;
-            if flow.is_break() {
+            if !goes_on {
                 break;
             }
         }
@@ -128,19 +125,15 @@ impl ForwardedHeader {
     fn walk_entries(
         &self,
         entries: impl IntoIterator<Item = Option<IpAddr>>,
-        each: &mut impl FnMut(IpAddr) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, KeyError> {
+        each: &mut impl FnMut(IpAddr) -> bool,
+    ) -> Result<bool, KeyError> {
         for entry in entries {
             let address = entry.ok_or_else(|| self.malformed("an entry is not an IP address"))?;
-            if each(address).is_break() {
-                return Ok(ControlFlow::Break(()));
+            if !each(address) {
+                return Ok(false);
             }
         }
-        Ok(ControlFlow::Continue(()))
-    }
-
-    fn text<'a>(&self, line: &'a HeaderValue) -> Result<&'a str, KeyError> {
-        line.to_str().map_err(|_| self.malformed("it is not visible ASCII"))
+        Ok(true)
     }
 
     pub(super) fn malformed(&self, why: &str) -> KeyError {
@@ -223,12 +216,12 @@ mod tests {
         let mut headers = HeaderMap::new();
         for line in lines {
             let name = HeaderName::try_from(header.name()).unwrap();
-            headers.append(name, HeaderValue::from_str(line).unwrap());
+            headers.append(name, line.parse().unwrap());
         }
         let mut found = Vec::new();
         let walked = header.walk(&headers, |address| {
             found.push(address.to_string());
-            ControlFlow::Continue(())
+            true
         });
         walked.map(|()| found).map_err(|error| error.to_string())
     }

@@ -1,6 +1,6 @@
 //! The rule for requests without a key.
 
-use super::{KeyError, PartitionKey};
+use super::PartitionKey;
 
 /// The rule for a request that has no key of the kind that a limit counts by.
 ///
@@ -19,16 +19,4 @@ pub enum MissingKey {
     Exempt,
     /// The request shares this key with all other requests that have none.
     Shared(PartitionKey),
-}
-
-impl MissingKey {
-    /// Applies the rule to a request without a key: returns the key that counts, or `None` if the request is exempt. `what` returns
-    /// what the request lacks.
-    pub(crate) fn apply(&self, what: impl FnOnce() -> String) -> Result<Option<PartitionKey>, KeyError> {
-        match self {
-            Self::Shared(key) => Ok(Some(key.clone())),
-            Self::Exempt => Ok(None),
-            Self::Reject => Err(KeyError::Missing { what: what() }),
-        }
-    }
 }

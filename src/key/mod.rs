@@ -116,7 +116,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        Or { first: self, second: other }
+        Or(self, other)
     }
 
     /// Uses both keys together: a user *at* an address. A request that lacks one of them has no key.
@@ -124,7 +124,7 @@ pub trait KeyExtractor: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        And { first: self, second: other }
+        And(self, other)
     }
 }
 
@@ -226,55 +226,55 @@ impl<K: KeyExtractor + ?Sized> KeyExtractor for Arc<K> {
 }
 
 /// One key, or else another.
-struct Or<A, B> {
-    first: A,
-    second: B,
-}
+struct Or<A, B>(A, B);
 
 /// Two keys together.
-struct And<A, B> {
-    first: A,
-    second: B,
-}
+struct And<A, B>(A, B);
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for Or<A, B> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        match self.first.extract(head)? {
+        match self.0.extract(head)? {
             Some(key) => Ok(Some(key)),
-            None => self.second.extract(head),
+            None => self.1.extract(head),
         }
     }
 
     fn missing(&self, head: &Head<'_>) -> String {
-        let mut names = vec![self.first.missing(head), self.second.missing(head)];
+        let mut names = vec![self.0.missing(head), self.1.missing(head)];
         names.retain(|name| !name.is_empty());
         names.join(" or ")
     }
 
     fn is_peer_address(&self) -> bool {
-        self.first.is_peer_address() || self.second.is_peer_address()
+        self.0.is_peer_address() || self.1.is_peer_address()
     }
 }
 
 impl<A: KeyExtractor, B: KeyExtractor> KeyExtractor for And<A, B> {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        let Some(first) = self.first.extract(head)? else { return Ok(None) };
-        Ok(self.second.extract(head)?.map(|second| first.and(&second)))
+        let Some(first) = self.0.extract(head)? else { return Ok(None) };
+        Ok(self.1.extract(head)?.map(|second| first.and(&second)))
     }
 
     fn missing(&self, head: &Head<'_>) -> String {
-        match self.first.extract(head) {
-            Ok(None) => self.first.missing(head),
-            _ => self.second.missing(head),
+        match self.0.extract(head) {
+            Ok(None) => self.0.missing(head),
+            _ => self.1.missing(head),
         }
     }
 
     fn is_peer_address(&self) -> bool {
-        self.first.is_peer_address() || self.second.is_peer_address()
+        self.0.is_peer_address() || self.1.is_peer_address()
     }
 }
 
-struct KeyClosure<F>(F);
+/// A closure as a key extractor.
+#[derive(Clone)]
+struct KeyClosure<F> {
+    key: F,
+    /// What a request without the key lacks.
+    missing: String,
+}
 
 #[diagnostic::do_not_recommend]
 impl<F, K> KeyExtractor for KeyClosure<F>
@@ -283,7 +283,11 @@ where
     K: IntoKey,
 {
     fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        (self.0)(head).into_key()
+        (self.key)(head).into_key()
+    }
+
+    fn missing(&self, _head: &Head<'_>) -> String {
+        self.missing.clone()
     }
 }
 
@@ -302,5 +306,5 @@ where
     F: Fn(&Head<'_>) -> K + Send + Sync + 'static,
     K: IntoKey,
 {
-    KeyClosure(key)
+    KeyClosure { key, missing: String::new() }
 }

@@ -78,10 +78,9 @@ impl Repr {
     fn new(fields: [&[u8]; 4]) -> Self {
         let mut buffer = [0; MAX_INLINE];
         // The length is at most `MAX_INLINE`.
-        match concatenate(&mut buffer, fields)
-            .map(|length| (length, NonZeroU8::MIN.saturating_add(length as u8)))
-        {
-            Some((length, end)) => {
+        match concatenate(&mut buffer, fields) {
+            Some(length) => {
+                let end = NonZeroU8::MIN.saturating_add(length as u8);
                 Self::Inline(Inline { hash: hash(buffer.get(..length).unwrap_or_default()), buffer, end })
             }
             None => Self::shared(fields),

@@ -2,16 +2,8 @@
 
 use http::Method;
 
-use super::{KeyError, KeyExtractor, PartitionKey};
+use super::{KeyClosure, KeyExtractor, PartitionKey};
 use crate::head::Head;
-
-/// The method as the key.
-#[derive(Clone)]
-struct RequestMethod;
-
-/// One key for all requests.
-#[derive(Clone)]
-struct Constant(PartitionKey);
 
 /// Counts by the method of the request.
 ///
@@ -28,7 +20,7 @@ struct Constant(PartitionKey);
 /// # Ok::<(), tower_sliding_window::key::KeyError>(())
 /// ```
 pub fn method() -> impl KeyExtractor + Clone {
-    RequestMethod
+    KeyClosure { key: |head: &Head<'_>| PartitionKey::method(head.method), missing: String::new() }
 }
 
 /// Counts all requests together, under a key of this kind and value: a global limit.
@@ -48,13 +40,8 @@ pub fn method() -> impl KeyExtractor + Clone {
 ///
 /// In a Redis cluster, all of these requests reach one slot.
 pub fn constant<V: AsRef<[u8]>>(kind: &str, value: V) -> impl KeyExtractor + Clone + use<V> {
-    Constant(PartitionKey::new(kind, value))
-}
-
-impl KeyExtractor for RequestMethod {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        Ok(Some(PartitionKey::method(head.method)))
-    }
+    let key = PartitionKey::new(kind, value);
+    KeyClosure { key: move |_: &Head<'_>| key.clone(), missing: String::new() }
 }
 
 /// Returns the name of a method in its key.
@@ -71,10 +58,4 @@ pub(super) fn method_name(method: &Method) -> &str {
         Method::PATCH,
     ];
     if METHODS.contains(method) { method.as_str() } else { "other" }
-}
-
-impl KeyExtractor for Constant {
-    fn extract(&self, _head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
-        Ok(Some(self.0.clone()))
-    }
 }

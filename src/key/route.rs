@@ -7,11 +7,6 @@ use percent_encoding::percent_decode_str;
 use super::{KeyError, KeyExtractor, PartitionKey, kinds};
 use crate::{error::ConfigError, head::Head, pattern::Pattern};
 
-/// The route that axum has matched, as the key.
-#[cfg(feature = "axum")]
-#[derive(Clone)]
-struct MatchedRoute;
-
 /// Counts by the route that axum has matched, such as `/users/{id}`: one key for all users, unlike the path.
 ///
 /// The extractor reads axum's `MatchedPath`. Add the layer with `Router::layer`, `Router::route_layer` or `MethodRouter::layer`.
@@ -35,19 +30,11 @@ struct MatchedRoute;
 #[cfg(feature = "axum")]
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 pub fn matched_route() -> impl KeyExtractor + Clone {
-    MatchedRoute
-}
-
-#[cfg(feature = "axum")]
-impl KeyExtractor for MatchedRoute {
-    fn extract(&self, head: &Head<'_>) -> Result<Option<PartitionKey>, KeyError> {
+    let key = |head: &Head<'_>| {
         let route = head.extensions.get::<axum::extract::MatchedPath>();
-        Ok(route.map(|route| PartitionKey::matched_route(route.as_str())))
-    }
-
-    fn missing(&self, _head: &Head<'_>) -> String {
-        "matched route".to_owned()
-    }
+        route.map(|route| PartitionKey::matched_route(route.as_str()))
+    };
+    super::KeyClosure { key, missing: "matched route".to_owned() }
 }
 
 /// A parameter of the path as the key. Returned by [`path_param`].

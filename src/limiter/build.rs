@@ -25,17 +25,17 @@ use crate::{
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build`"]
 pub struct LimiterBuilder {
-    policies: Vec<Policy>,
+    pub(crate) policies: Vec<Policy>,
     /// Policies of a layer's further limits, which are validated with those of the limiter.
-    others: Vec<Policy>,
-    needs_policies: bool,
-    settles: bool,
+    pub(crate) others: Vec<Policy>,
+    pub(crate) needs_policies: bool,
+    pub(crate) settles: bool,
     namespace: Option<String>,
     region: Option<String>,
     deadline: Duration,
     settlement_queue: usize,
-    rule: OutageRule,
-    reserve: Reserve,
+    pub(crate) rule: OutageRule,
+    pub(crate) reserve: Reserve,
     breaker: Option<Breaker>,
     max_in_flight: usize,
     max_waiting: usize,
@@ -50,11 +50,8 @@ pub struct LimiterBuilder {
 /// The largest settlement queue. It bounds the memory, at 100 bytes and more per settlement.
 const MAX_QUEUE: usize = 1 << 20;
 
-/// The largest bound of checks in flight. As many requests are held in memory.
-const MAX_IN_FLIGHT: usize = 1 << 20;
-
-/// The largest bound of waiting requests. As many are held in memory.
-const MAX_WAITING: usize = 1 << 20;
+/// The largest bound of checks in flight, and of waiting requests. As many requests are held in memory.
+const MAX_REQUESTS: usize = 1 << 20;
 
 impl Limiter {
     /// The default deadline of a check: 100 ms.
@@ -79,37 +76,33 @@ impl Limiter {
 
     /// Returns a builder for a limiter over this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
-        LimiterBuilder::new(backend)
-    }
-}
-
-impl LimiterBuilder {
-    fn new(backend: impl Backend) -> Self {
         let memory = (&backend as &dyn Any).downcast_ref::<MemoryBackend>();
         let pair_backend = memory.map(|memory| Arc::new(memory.clone()) as Arc<dyn PairBackend>);
-        Self {
+        LimiterBuilder {
             policies: Vec::new(),
             others: Vec::new(),
             needs_policies: true,
             settles: false,
             namespace: None,
             region: None,
-            deadline: Limiter::DEFAULT_DEADLINE,
-            settlement_queue: Limiter::DEFAULT_SETTLEMENT_QUEUE,
+            deadline: Self::DEFAULT_DEADLINE,
+            settlement_queue: Self::DEFAULT_SETTLEMENT_QUEUE,
             rule: OutageRule::default(),
             reserve: Reserve::default(),
             breaker: Some(Breaker::default()),
-            max_in_flight: Limiter::DEFAULT_MAX_IN_FLIGHT,
-            max_waiting: Limiter::DEFAULT_MAX_WAITING,
-            max_waiting_per_key: Limiter::DEFAULT_MAX_WAITING_PER_KEY,
-            near_limit: Limiter::DEFAULT_NEAR_LIMIT,
+            max_in_flight: Self::DEFAULT_MAX_IN_FLIGHT,
+            max_waiting: Self::DEFAULT_MAX_WAITING,
+            max_waiting_per_key: Self::DEFAULT_MAX_WAITING_PER_KEY,
+            near_limit: Self::DEFAULT_NEAR_LIMIT,
             deny_cache: Some(DenyCacheConfig::default()),
             memory: None,
             pair_backend,
             backend: Arc::new(backend),
         }
     }
+}
 
+impl LimiterBuilder {
     /// Adds a policy. There may be up to [`MAX_PAIRS`] policies, with different names. Their order has no effect except on
     /// the order of statuses and header fields.
     pub fn policy(mut self, policy: Policy) -> Self {
@@ -119,16 +112,14 @@ impl LimiterBuilder {
 
     /// Builds a limiter without policies of its own. Each check states its policies: by [pairs](crate::backend::Pair) or by a
     /// [`Draft`](crate::protocol::Draft).
-    pub fn without_policies(mut self) -> Self {
-        self.needs_policies = false;
-        self
+    pub fn without_policies(self) -> Self {
+        Self { needs_policies: false, ..self }
     }
 
     /// Sets the namespace, which separates two applications on one store: 1 to 64 printable ASCII characters without `{`, `}`
     /// and space. The default is `"tsw"`.
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = Some(namespace.into());
-        self
+    pub fn namespace(self, namespace: impl Into<String>) -> Self {
+        Self { namespace: Some(namespace.into()), ..self }
     }
 
     /// Makes the name of a region a part of every key: 1 to 64 printable ASCII characters. By default, keys have no region.
@@ -136,9 +127,8 @@ impl LimiterBuilder {
     /// If several regions share one store, each region then counts for itself: a client has the whole quota in *every* region.
     /// Without a region, all of them count together, exactly. [The guide](crate::guide::keys#region-as-part-of-every-key) compares
     /// both. The methods of the limiter add the region to the keys that they take.
-    pub fn region(mut self, region: impl Into<String>) -> Self {
-        self.region = Some(region.into());
-        self
+    pub fn region(self, region: impl Into<String>) -> Self {
+        Self { region: Some(region.into()), ..self }
     }
 
     /// Sets the deadline of a check: 1 ms to 60 s. The default is [`DEFAULT_DEADLINE`](Limiter::DEFAULT_DEADLINE). If the
@@ -149,25 +139,22 @@ impl LimiterBuilder {
     /// [`BackendError`]: crate::backend::BackendError
     /// [`Reason::Timeout`]: crate::backend::Reason::Timeout
     /// [`Reason::Overloaded`]: crate::backend::Reason::Overloaded
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
-        self
+    pub fn deadline(self, deadline: Duration) -> Self {
+        Self { deadline, ..self }
     }
 
     /// Sets how many settlements may wait for a backend that does not answer at once: 1 to 2^20. The default is
     /// [`DEFAULT_SETTLEMENT_QUEUE`](Limiter::DEFAULT_SETTLEMENT_QUEUE). If the queue is full, a settlement is lost: the charge
     /// stands, and the limiter [counts](Limiter::lost_settlements) the loss. As many settlements are in progress at once as checks
     /// may be [in flight](Self::max_in_flight).
-    pub fn settlement_queue(mut self, settlements: usize) -> Self {
-        self.settlement_queue = settlements;
-        self
+    pub fn settlement_queue(self, settlements: usize) -> Self {
+        Self { settlement_queue: settlements, ..self }
     }
 
     /// Sets what happens to the charge of a [reservation](crate::Reservation) that is dropped unsettled. The default is
     /// [`Unsettled::Keep`]: the charge stands. Plain checks are not affected.
-    pub fn unsettled(mut self, rule: Unsettled) -> Self {
-        self.reserve.unsettled = rule;
-        self
+    pub fn unsettled(self, rule: Unsettled) -> Self {
+        Self { reserve: Reserve { unsettled: rule, ..self.reserve }, ..self }
     }
 
     /// Clamps the cost of a [reservation](crate::Reservation) to the quota of each policy. By default, an estimate above a quota
@@ -179,9 +166,8 @@ impl LimiterBuilder {
     ///
     /// Plain checks are not affected: a cost above a quota is never admitted. Use this method only if a client can be charged
     /// afterwards for what it has used, and if a handler bounds what one request may use.
-    pub fn clamp_estimates(mut self) -> Self {
-        self.reserve.clamps = true;
-        self
+    pub fn clamp_estimates(self) -> Self {
+        Self { reserve: Reserve { clamps: true, ..self.reserve }, ..self }
     }
 
     /// Sets the outage rule: what happens to a request if the backend makes no decision. The default is to
@@ -189,16 +175,14 @@ impl LimiterBuilder {
     ///
     /// Layers, [`Limiter::admit`], [`Limiter::wait`] and [`Limiter::reserve`] apply the rule. All other methods of a limiter return the
     /// decision of the backend or a [`BackendError`](crate::backend::BackendError).
-    pub fn outage(mut self, rule: OutageRule) -> Self {
-        self.rule = rule;
-        self
+    pub fn outage(self, rule: OutageRule) -> Self {
+        Self { rule, ..self }
     }
 
     /// Configures the circuit breaker. The default is [`Breaker::default`]. `None` disables it: every check asks the store. If
     /// limiters share a `RedisBackend`, the strictest settings of all of them apply, also after one of them is dropped.
-    pub fn breaker(mut self, breaker: impl Into<Option<Breaker>>) -> Self {
-        self.breaker = breaker.into();
-        self
+    pub fn breaker(self, breaker: impl Into<Option<Breaker>>) -> Self {
+        Self { breaker: breaker.into(), ..self }
     }
 
     /// Sets how many checks may be in flight: 1 to 2^20. The default is
@@ -209,9 +193,8 @@ impl LimiterBuilder {
     /// after the last caller of its call. `RedisBackend` counts
     /// the checks of each server; in a cluster, each slot of a check counts. Checks that wait for a [lease](crate::guide::leases) of units
     /// have a bound of their own, of the same number: further checks ask the store.
-    pub fn max_in_flight(mut self, checks: usize) -> Self {
-        self.max_in_flight = checks;
-        self
+    pub fn max_in_flight(self, checks: usize) -> Self {
+        Self { max_in_flight: checks, ..self }
     }
 
     /// Sets how many requests may [wait](Limiter::wait) at the same time, for all keys: 1 to 2^20. The default is
@@ -221,9 +204,8 @@ impl LimiterBuilder {
     /// A request whose queue is empty asks the store in any case. If the store denies it and it has no room to wait, it is
     /// rejected with [`Rejection::Denied`](crate::Rejection::Denied). So requests of one key never prevent those of another key
     /// that has room.
-    pub fn max_waiting(mut self, requests: usize) -> Self {
-        self.max_waiting = requests;
-        self
+    pub fn max_waiting(self, requests: usize) -> Self {
+        Self { max_waiting: requests, ..self }
     }
 
     /// Sets how many requests of one key may [wait](Limiter::wait) at the same time: 1 to 2^20. The default is
@@ -233,9 +215,8 @@ impl LimiterBuilder {
     /// The bound applies to each queue: one key and its policies, or several keys that are checked together. The request that
     /// asks the store counts too. A bound above [`max_waiting`](Self::max_waiting) has no effect. If all requests have the same
     /// key, set both to the same number.
-    pub fn max_waiting_per_key(mut self, requests: usize) -> Self {
-        self.max_waiting_per_key = requests;
-        self
+    pub fn max_waiting_per_key(self, requests: usize) -> Self {
+        Self { max_waiting_per_key: requests, ..self }
     }
 
     /// Sets the fraction of a quota that counts as near the limit: above 0, and at most 1. The default is
@@ -245,9 +226,8 @@ impl LimiterBuilder {
     /// in use afterwards. [`Stats::near_limit`](crate::observe::Stats::near_limit) and the
     /// [metrics](crate::guide::observability) count these checks. The fraction changes no decision and no response. For one
     /// decision, see [`Status::is_near`](crate::Status::is_near).
-    pub fn near_limit(mut self, fraction: f64) -> Self {
-        self.near_limit = fraction;
-        self
+    pub fn near_limit(self, fraction: f64) -> Self {
+        Self { near_limit: fraction, ..self }
     }
 
     /// Configures the deny cache. The default is [`DenyCacheConfig::default`]. `None` disables it: every check asks the store. Then a
@@ -256,9 +236,8 @@ impl LimiterBuilder {
     ///
     /// The cache has no effect for a backend that answers at once, or whose [denials do not
     /// hold](Backend::denials_hold).
-    pub fn deny_cache(mut self, cache: impl Into<Option<DenyCacheConfig>>) -> Self {
-        self.deny_cache = cache.into();
-        self
+    pub fn deny_cache(self, cache: impl Into<Option<DenyCacheConfig>>) -> Self {
+        Self { deny_cache: cache.into(), ..self }
     }
 
     /// Sets the memory of the [local fallback](OutageRule::LocalFallback). Use it to choose the bound on partition keys, to share
@@ -267,21 +246,8 @@ impl LimiterBuilder {
     ///
     /// At its bound on keys, it behaves as the backend does: see
     /// [Bound on partition keys](MemoryBackend#bound-on-partition-keys).
-    pub fn local_memory(mut self, memory: MemoryBackend) -> Self {
-        self.memory = Some(memory);
-        self
-    }
-
-    /// Adds policies of a layer's further limits. They are validated with those of the limiter and do not belong to it.
-    pub(crate) fn others(mut self, policies: impl IntoIterator<Item = Policy>) -> Self {
-        self.others.extend(policies);
-        self
-    }
-
-    /// Requires a backend that can change a charge.
-    pub(crate) fn settling(mut self) -> Self {
-        self.settles = true;
-        self
+    pub fn local_memory(self, memory: MemoryBackend) -> Self {
+        Self { memory: Some(memory), ..self }
     }
 
     /// Builds the limiter.
@@ -339,9 +305,9 @@ impl LimiterBuilder {
             |name, given, max| ConfigError::check_range(name, given, 1..=max, format_args!("1 to {max}"));
         max("settlement_queue", settlement_queue, MAX_QUEUE)?;
         self.breaker.map_or(Ok(()), Breaker::validate)?;
-        max("max_in_flight", max_in_flight, MAX_IN_FLIGHT)?;
-        max("max_waiting", self.max_waiting, MAX_WAITING)?;
-        max("max_waiting_per_key", self.max_waiting_per_key, MAX_WAITING)?;
+        max("max_in_flight", max_in_flight, MAX_REQUESTS)?;
+        max("max_waiting", self.max_waiting, MAX_REQUESTS)?;
+        max("max_waiting_per_key", self.max_waiting_per_key, MAX_REQUESTS)?;
         // NaN is in no range.
         let fractions = f64::MIN_POSITIVE..=1.0;
         ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;

@@ -91,16 +91,12 @@ impl Limiter {
         if has_pairs_only_from_parts {
             distinct(&all.iter().map(|pair| pair.policy.clone()).collect::<Vec<_>>())?;
         }
-        self.check_for_pairs(all).map(Some)
-    }
-
-    fn check_for_pairs(&self, mut pairs: Vec<Pair>) -> Result<Check, ConfigError> {
         let LimiterSettings { namespace, region, .. } = &self.0.settings;
         if let Some(region) = region {
-            for pair in &mut pairs {
+            for pair in &mut all {
                 pair.key = region.and(&pair.key);
             }
         }
-        Ok(Check::new(pairs)?.in_namespace(namespace.clone()))
+        Ok(Some(Check::new(all)?.in_namespace(namespace.clone())))
     }
 }

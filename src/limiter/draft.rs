@@ -1,5 +1,7 @@
 //! What to check for one request, before it is a check.
 
+use std::mem;
+
 use crate::{
     check::{MAX_PAIRS, Pair},
     cost::{Costs, IntoCosts},
@@ -146,13 +148,8 @@ impl Draft {
     pub fn and(mut self, other: Self) -> Self {
         self.outage = other.outage.or(self.outage);
         self.reserves |= other.reserves;
-        let first = match &self.first {
-            None => {
-                self.first = other.first;
-                None
-            }
-            Some(_) => other.first,
-        };
+        let first =
+            if self.first.is_some() { other.first } else { mem::replace(&mut self.first, other.first) };
         if first.is_some() || other.rest.is_some() {
             let rest = self.rest.get_or_insert_default();
             let others = other.rest.map(|rest| *rest).unwrap_or_default();
@@ -189,22 +186,16 @@ impl Draft {
     }
 
     pub(crate) fn is_exempt(&self) -> bool {
-        self.first.is_none() && self.others().is_empty() && self.pairs_only().is_empty()
-    }
-
-    fn others(&self) -> &[Part] {
-        self.rest.as_ref().map_or(&[], |rest| &rest.others)
-    }
-
-    /// Returns the pairs that belong to no part.
-    fn pairs_only(&self) -> &[Pair] {
-        self.rest.as_ref().map_or(&[], |rest| &rest.pairs)
+        let is_empty = |rest: &Rest| rest.others.is_empty() && rest.pairs.is_empty();
+        self.first.is_none() && self.rest.as_deref().is_none_or(is_empty)
     }
 
     /// Returns whether all pairs of this draft are shadows, whatever its policies are.
     pub(super) fn is_shadow(&self) -> bool {
-        self.first.iter().chain(self.others()).all(|part| part.is_shadow)
-            && self.pairs_only().iter().all(|pair| pair.is_shadow)
+        let is_shadow = |rest: &Rest| {
+            rest.others.iter().all(|part| part.is_shadow) && rest.pairs.iter().all(|pair| pair.is_shadow)
+        };
+        self.first.iter().all(|part| part.is_shadow) && self.rest.as_deref().is_none_or(is_shadow)
     }
 }
 

@@ -5,11 +5,8 @@ use std::{error::Error, time::Duration};
 use tokio::time::Instant;
 
 use self::{
-    draft::Part,
-    future::Admitting,
     inner::{LimiterInner, LimiterSettings},
     outage_rule::Terms,
-    outcome::AdmitResult,
 };
 use crate::{
     check::{Check, Invalidation, Purpose},
@@ -18,10 +15,10 @@ use crate::{
     guard::before,
     key::KeyError,
     lease::RevokeGuard,
-    now_or_later::{BoxFuture, NowOrLater},
+    now_or_later::NowOrLater,
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
-    settle::{Charged, Reservation, Unsettled},
+    settle::Reservation,
 };
 
 mod build;
@@ -36,12 +33,13 @@ mod wait;
 mod waiters;
 
 pub use build::LimiterBuilder;
-pub(crate) use draft::Against;
+pub(crate) use draft::{Against, Reserve};
 pub use draft::{Draft, IntoDraft};
+pub(crate) use future::Admitting;
 pub use future::LimiterFuture;
 pub use inner::Limiter;
-pub(crate) use outcome::Basis;
 pub use outcome::{Admission, Rejection};
+pub(crate) use outcome::{AdmitResult, Basis, request_outcome};
 
 /// # What to check
 ///
@@ -103,7 +101,7 @@ impl Limiter {
                 let error = BackendError::new(Reason::Unsupported);
                 Some(NowOrLater::now(Err(Rejection::Unavailable(error))))
             }
-            draft => self.start(draft.map(Draft::reserve)),
+            draft => self.start(draft.map(Draft::reserve), None),
         };
         LimiterFuture(match admitting {
             Some(NowOrLater::Now(outcome)) => NowOrLater::Now(outcome.map(reserved)),
@@ -112,14 +110,7 @@ impl Limiter {
             }
             None => {
                 let check = Check::empty(self.0.settings.namespace.clone());
-                let (queue, decision) = (self.0.queue.clone(), Decision::new(0, []));
-                NowOrLater::now(Ok(Reservation::new(
-                    queue,
-                    check,
-                    decision,
-                    Charged::Nothing,
-                    Unsettled::Keep,
-                )))
+                NowOrLater::now(Ok(self.uncharged(check)))
             }
         })
     }
@@ -131,7 +122,7 @@ impl Limiter {
     ///
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn admit(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Admission, Rejection>> {
-        LimiterFuture(self.start(draft.into_draft()).unwrap_or_else(exempt))
+        LimiterFuture(self.start(draft.into_draft(), None).unwrap_or_else(exempt))
     }
 
     /// Charges as [`admit`](Self::admit) does. If the request is denied, sleeps until the instant at which it fits, at most
@@ -178,7 +169,7 @@ impl Limiter {
         draft: impl IntoDraft,
         at_most: Duration,
     ) -> LimiterFuture<Result<Admission, Rejection>> {
-        LimiterFuture(self.start_waiting(draft.into_draft(), at_most).unwrap_or_else(exempt))
+        LimiterFuture(self.start(draft.into_draft(), Some(at_most)).unwrap_or_else(exempt))
     }
 
     /// Returns how many requests [wait](Self::wait) now, or are asked for in the queue of their key.
@@ -319,8 +310,7 @@ impl Limiter {
         purpose: Purpose,
     ) -> LimiterFuture<Result<Decision, BackendError>> {
         if let Ok(draft) = &draft
-            && let Some(Part { key, costs, is_shadow, .. }) = draft.usual_part()
-            && let Some(decision) = self.decide_pair_now(key, costs, *is_shadow, purpose)
+            && let Some(decision) = self.decide_pair_now(draft, purpose)
         {
             return LimiterFuture(NowOrLater::now(Ok(decision)));
         }
@@ -333,13 +323,18 @@ impl Limiter {
         })
     }
 
-    /// Starts the check of a draft, and applies the outage rule. Returns `None` if the draft is exempt.
+    /// Starts the check of a draft, and applies the outage rule. Lets a denied request wait for `at_most`. Returns `None` if the draft
+    /// is exempt.
     #[inline]
-    pub(crate) fn start(&self, draft: Result<Draft, KeyError>) -> Option<Admitting> {
-        if let Ok(draft) = &draft
-            && let Some(Part { key, costs, is_shadow, .. }) = draft.usual_part()
+    pub(crate) fn start(
+        &self,
+        draft: Result<Draft, KeyError>,
+        at_most: Option<Duration>,
+    ) -> Option<Admitting> {
+        if at_most.is_none()
+            && let Ok(draft) = &draft
             && !draft.reserves
-            && let Some(decision) = self.decide_pair_now(key, costs, *is_shadow, Purpose::Charge)
+            && let Some(decision) = self.decide_pair_now(draft, Purpose::Charge)
         {
             return Some(NowOrLater::now(if decision.is_admitted() {
                 Ok(Admission::from_decision(decision, self.0.settings.namespace.clone()))
@@ -347,48 +342,28 @@ impl Limiter {
                 Err(Rejection::Denied(decision))
             }));
         }
-        self.prepare(draft).map(|prepared| match prepared {
-            Ok((check, terms)) => self.admit_check(check, terms),
-            Err(rejection) => NowOrLater::now(Err(rejection)),
-        })
-    }
-
-    /// Starts the check of a draft as [`start`](Self::start) does, and waits until it is admitted.
-    pub(crate) fn start_waiting(
-        &self,
-        draft: Result<Draft, KeyError>,
-        at_most: Duration,
-    ) -> Option<Admitting> {
-        self.prepare(draft).map(|prepared| match prepared {
-            Ok((check, terms)) => {
-                let waiting: BoxFuture<AdmitResult> =
-                    Box::pin(wait::wait(self.clone(), check, terms, at_most));
-                NowOrLater::Later(waiting)
-            }
-            Err(rejection) => NowOrLater::now(Err(rejection)),
-        })
+        match self.prepare(draft) {
+            Ok(None) => None,
+            Ok(Some((check, terms))) => Some(match at_most {
+                None => self.admit_check(check, terms),
+                Some(at_most) => NowOrLater::Later(Box::pin(wait::wait(self.clone(), check, terms, at_most))),
+            }),
+            Err(rejection) => Some(NowOrLater::now(Err(rejection))),
+        }
     }
 
     /// Returns the check of a draft, and its terms. Returns `None` if the draft is exempt.
-    fn prepare(&self, draft: Result<Draft, KeyError>) -> Option<Result<(Check, Terms), Rejection>> {
-        let draft = match draft {
-            Ok(draft) => draft,
-            Err(error) => return Some(Err(self.reject_key(error))),
-        };
+    fn prepare(&self, draft: Result<Draft, KeyError>) -> Result<Option<(Check, Terms)>, Rejection> {
+        let draft = draft.map_err(|error| self.reject_key(error))?;
         let LimiterSettings { rule, reserve, .. } = self.0.settings;
         let (rule, reserve) = (draft.outage.unwrap_or(rule), draft.reserve_terms(reserve));
-        match self.check_to_admit(draft) {
-            Ok(check) => {
-                let mut check = check?;
-                if reserve.is_some_and(|reserve| reserve.clamps) {
-                    check.clamp();
-                }
-                let is_shadow = check.is_shadow();
-                let rule = if is_shadow { OutageRule::FailOpen } else { rule };
-                Some(Ok((check, Terms { rule, is_shadow, reserve })))
-            }
-            Err(rejection) => Some(Err(rejection)),
+        let Some(mut check) = self.check_to_admit(draft)? else { return Ok(None) };
+        if reserve.is_some_and(|reserve| reserve.clamps) {
+            check.clamp();
         }
+        let is_shadow = check.is_shadow();
+        let rule = if is_shadow { OutageRule::FailOpen } else { rule };
+        Ok(Some((check, Terms { rule, is_shadow, reserve })))
     }
 
     /// Rejects a request without a key that can be read.
@@ -397,15 +372,6 @@ impl Limiter {
             self.0.events.misconfigured(&error);
         }
         Rejection::Key(error)
-    }
-
-    /// Counts the outcome of a request of a layer. `None` is an exempt request. `route` returns its matched route.
-    pub(crate) fn responded<'a>(
-        &self,
-        outcome: Option<&Result<Admission, Rejection>>,
-        route: impl FnOnce() -> Option<&'a str>,
-    ) {
-        self.0.events.responded(outcome::request_outcome(outcome), route);
     }
 }
 

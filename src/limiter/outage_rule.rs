@@ -9,7 +9,7 @@ use crate::{
     check::Check,
     decision::{Decided, Decision},
     error::{BackendError, Reason},
-    outage::{FallbackOutcome, OutageRule, Share, Unchecked},
+    outage::{LocalDecision, OutageRule, Share, Unchecked},
     settle::{Charged, Reservation, Unsettled},
 };
 
@@ -47,10 +47,8 @@ impl Terms {
     fn undecided(self, limiter: &Limiter, check: Check, error: BackendError) -> AdmitResult {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
-                let (queue, none) = (limiter.0.queue.clone(), Decision::new(0, []));
-                let unchecked = |_| Reservation::new(queue, check, none, Charged::Nothing, Unsettled::Keep);
-                let reservation = self.reserve.map(unchecked);
-                Ok(Admission { basis: Basis::Unchecked(Unchecked::new(error)), reservation })
+                let reservation = self.reserve.map(|_| limiter.uncharged(check));
+                Ok(Admission { basis: Basis::Unchecked(Unchecked(error)), reservation })
             }
             OutageRule::LocalFallback(share) if error.reason() != Reason::Overloaded => {
                 self.decided_locally(limiter, &check, share, error)
@@ -67,20 +65,29 @@ impl Terms {
         error: BackendError,
     ) -> AdmitResult {
         let fallback = &limiter.0.local_fallback;
-        match fallback.decide(check, share, self.reserve.is_some_and(|reserve| reserve.clamps), &error) {
-            FallbackOutcome::Admitted(local, check) => {
+        let clamps = self.reserve.is_some_and(|reserve| reserve.clamps);
+        match fallback.decide(check, share, clamps) {
+            Ok(Some((decision, check))) => {
                 let reservation = self.reserve.map(|reserve| {
-                    let charged = Charged::Local(fallback.memory().clone());
-                    let (queue, decision) = (limiter.0.queue.clone(), local.decision().clone());
-                    Reservation::new(queue, check, decision, charged, reserve.unsettled)
+                    let (queue, charged) =
+                        (limiter.0.queue.clone(), Charged::Local(fallback.memory().clone()));
+                    Reservation::new(queue, check, decision.clone(), charged, reserve.unsettled)
                 });
-                Ok(Admission { basis: Basis::Local(local), reservation })
+                Ok(Admission { basis: Basis::Local(LocalDecision { decision, error }), reservation })
             }
-            FallbackOutcome::Denied => Err(Rejection::LocalFallbackDenied(error)),
-            FallbackOutcome::Unavailable => {
+            Ok(None) => Err(Rejection::LocalFallbackDenied(error)),
+            Err(_) => {
                 limiter.events().local_memory_full();
                 Err(Rejection::Unavailable(error))
             }
         }
+    }
+}
+
+impl Limiter {
+    /// Returns the reservation of a request for which nothing was charged.
+    pub(super) fn uncharged(&self, check: Check) -> Reservation {
+        let (queue, decision) = (self.0.queue.clone(), Decision::new(0, []));
+        Reservation::new(queue, check, decision, Charged::Nothing, Unsettled::Keep)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::waiters::WaitRefused;
 use crate::{
     check::Namespace,
     decision::{Decision, Wait},
@@ -50,35 +49,25 @@ impl Admission {
 
     /// Returns the decision of the store, or `None` if the store has not decided.
     pub fn decision(&self) -> Option<&Decision> {
-        match &self.basis {
-            Basis::Store(decision) => Some(decision),
-            Basis::Local(_) | Basis::Unchecked(_) | Basis::Exempt => None,
-        }
+        let Basis::Store(decision) = &self.basis else { return None };
+        Some(decision)
     }
 
     /// Returns the decision of the local fallback, if it has admitted the request.
     pub fn local(&self) -> Option<&LocalDecision> {
-        match &self.basis {
-            Basis::Local(local) => Some(local),
-            Basis::Store(_) | Basis::Unchecked(_) | Basis::Exempt => None,
-        }
+        let Basis::Local(local) = &self.basis else { return None };
+        Some(local)
     }
 
     /// Returns the mark of a request that was admitted without a check.
     pub fn unchecked(&self) -> Option<&Unchecked> {
-        match &self.basis {
-            Basis::Unchecked(unchecked) => Some(unchecked),
-            Basis::Store(_) | Basis::Local(_) | Basis::Exempt => None,
-        }
+        let Basis::Unchecked(unchecked) = &self.basis else { return None };
+        Some(unchecked)
     }
 
     /// Returns the error of the store, or `None` if there was none.
     pub fn error(&self) -> Option<&BackendError> {
-        match &self.basis {
-            Basis::Store(_) | Basis::Exempt => None,
-            Basis::Local(local) => Some(local.error()),
-            Basis::Unchecked(unchecked) => Some(unchecked.error()),
-        }
+        self.local().map(LocalDecision::error).or_else(|| self.unchecked().map(Unchecked::error))
     }
 
     /// Returns the reservation, if the request is a reservation.
@@ -124,30 +113,17 @@ pub enum Rejection {
     Misconfigured(Arc<ConfigError>),
 }
 
-impl From<WaitRefused> for Rejection {
-    fn from(refused: WaitRefused) -> Self {
-        match refused {
-            WaitRefused::TooLong { at_least } => Self::WaitTooLong { at_least },
-            WaitRefused::TooMany { max, is_per_key } => Self::TooManyWaiting { max, is_per_key },
-        }
-    }
-}
-
 impl Rejection {
     /// Returns the decision of a denial.
     pub fn decision(&self) -> Option<&Decision> {
-        match self {
-            Self::Denied(decision) => Some(decision),
-            _ => None,
-        }
+        let Self::Denied(decision) = self else { return None };
+        Some(decision)
     }
 
     /// Returns the error of the backend, if it made no decision.
     pub fn error(&self) -> Option<&BackendError> {
-        match self {
-            Self::Unavailable(error) | Self::LocalFallbackDenied(error) => Some(error),
-            _ => None,
-        }
+        let (Self::Unavailable(error) | Self::LocalFallbackDenied(error)) = self else { return None };
+        Some(error)
     }
 }
 
@@ -191,15 +167,12 @@ impl std::error::Error for Rejection {
 }
 
 /// Returns the outcome of a request of a layer, for its metrics. `None` is an exempt request.
-pub(super) fn request_outcome(outcome: Option<&AdmitResult>) -> RequestOutcome {
+pub(crate) fn request_outcome(outcome: Option<&AdmitResult>) -> RequestOutcome {
     match outcome {
-        None => RequestOutcome::Exempt,
-        Some(Ok(admission)) => match admission.basis {
-            Basis::Exempt => RequestOutcome::Exempt,
-            Basis::Store(_) => RequestOutcome::Admitted,
-            Basis::Local(_) => RequestOutcome::LocalFallback,
-            Basis::Unchecked(_) => RequestOutcome::Unchecked,
-        },
+        None | Some(Ok(Admission { basis: Basis::Exempt, .. })) => RequestOutcome::Exempt,
+        Some(Ok(Admission { basis: Basis::Store(_), .. })) => RequestOutcome::Admitted,
+        Some(Ok(Admission { basis: Basis::Local(_), .. })) => RequestOutcome::LocalFallback,
+        Some(Ok(Admission { basis: Basis::Unchecked(_), .. })) => RequestOutcome::Unchecked,
         Some(Err(rejection)) => match rejection {
             Rejection::Denied(_) | Rejection::WaitTooLong { .. } => RequestOutcome::Denied,
             Rejection::Unavailable(_)

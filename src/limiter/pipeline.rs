@@ -5,18 +5,17 @@ use std::{ops::ControlFlow, time::Duration};
 use tokio::time::Instant;
 
 use super::{
+    draft::{Draft, Part},
     future::Admitting,
     inner::{Limiter, LimiterInner, LimiterSettings},
     outage_rule::Terms,
 };
 use crate::{
     check::{Check, Hints, PairRef, Purpose, RecentlyDenied},
-    cost::Costs,
     decision::{Decided, Decision},
     deny_cache::{CacheLookup, CacheMiss},
     error::{BackendError, Reason},
     guard::before,
-    key::PartitionKey,
     lease::{LeaseLookup, LeaseMiss},
     now_or_later::{BoxFuture, NowOrLater},
     observe,
@@ -129,16 +128,11 @@ impl Limiter {
         }
     }
 
-    /// Decides a check of one key as [`decide`](Self::decide) does, if the limiter has one policy and no region, and the backend is a
+    /// Decides the usual draft as [`decide`](Self::decide) does, if the limiter has one policy and no region, and the backend is a
     /// memory with room for the key. Otherwise returns `None`, and nothing was charged. This usual check needs no list of pairs.
     #[inline]
-    pub(super) fn decide_pair_now(
-        &self,
-        key: &PartitionKey,
-        costs: &Costs,
-        is_shadow: bool,
-        purpose: Purpose,
-    ) -> Option<Decision> {
+    pub(super) fn decide_pair_now(&self, draft: &Draft, purpose: Purpose) -> Option<Decision> {
+        let Part { key, costs, is_shadow, .. } = draft.usual_part()?;
         let LimiterInner {
             settings: LimiterSettings { policies, namespace, region: None, .. },
             pair_backend: Some(backend),
@@ -150,7 +144,7 @@ impl Limiter {
         };
         let [policy] = &policies[..] else { return None };
         let cost = cost_of(policy, costs);
-        let pair = PairRef { key, policy, cost, is_shadow: is_shadow || policy.is_shadow() };
+        let pair = PairRef { key, policy, cost, is_shadow: *is_shadow || policy.is_shadow() };
         let decision = backend.check_pair_now(namespace, pair, purpose)?;
         events.unknown_policies(costs, policies);
         if purpose != Purpose::Peek {

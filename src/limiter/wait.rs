@@ -38,11 +38,10 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
             Wait::For(wait) => wakes_at(wait, end),
             Wait::Never => None,
         };
-        let Some(at) = at else { return Err(Rejection::Denied(denied)) };
-        if !ticket.sleeps_until(at) {
-            return Err(Rejection::Denied(denied));
+        match at {
+            Some(at) if ticket.sleeps_until(at) => sleep_until(at).await,
+            _ => return Err(Rejection::Denied(denied)),
         }
-        sleep_until(at).await;
         ticket.asks();
     }
 }

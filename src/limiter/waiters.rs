@@ -8,6 +8,7 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
+use super::outcome::Rejection;
 use crate::{check::Check, guard::until, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// All queues of a limiter. An empty queue is removed.
@@ -68,15 +69,6 @@ pub(super) struct QueueTicket {
     woken: Option<oneshot::Receiver<Wakeup>>,
 }
 
-/// Why a request may not wait, or waits no longer.
-#[derive(Debug)]
-pub(super) enum WaitRefused {
-    /// Its turn cannot come before its end. The duration is a lower bound of the wait.
-    TooLong { at_least: Duration },
-    /// This many requests wait already: with its pairs, or in all queues.
-    TooMany { max: usize, is_per_key: bool },
-}
-
 impl Waiters {
     pub(super) fn new(max: usize, max_per_key: usize) -> Arc<Self> {
         Arc::new(Self { max, max_per_key, queues: Lock::default() })
@@ -98,7 +90,7 @@ impl Waiters {
         self: &Arc<Self>,
         check: &Check,
         end: Option<Instant>,
-    ) -> Result<QueueTicket, WaitRefused> {
+    ) -> Result<QueueTicket, Rejection> {
         // No request waits for a shadow pair.
         let pairs = || check.pairs().iter().filter(|pair| !pair.is_shadow);
         let key: QueueKey =
@@ -108,16 +100,16 @@ impl Waiters {
         let (mut wake, mut woken) = (None, None);
         if let Some(queue) = queues.by_key.get(&key) {
             if queue.entries.len() >= self.max_per_key {
-                return Err(WaitRefused::TooMany { max: self.max_per_key, is_per_key: true });
+                return Err(Rejection::TooManyWaiting { max: self.max_per_key, is_per_key: true });
             }
             if queues.waiting >= self.max {
-                return Err(WaitRefused::TooMany { max: self.max, is_per_key: false });
+                return Err(Rejection::TooManyWaiting { max: self.max, is_per_key: false });
             }
             let now = Instant::now();
             let units = queue.units.iter().zip(&costs).map(|(units, (cost, _))| units + u64::from(*cost));
             queue
                 .admits_before(end, now, units, &costs)
-                .map_err(|at_least| WaitRefused::TooLong { at_least })?;
+                .map_err(|at_least| Rejection::WaitTooLong { at_least })?;
             let channel = oneshot::channel();
             (wake, woken) = (Some(channel.0), Some(channel.1));
         }
@@ -178,7 +170,7 @@ fn subtract(units: &mut [u64], costs: &[(u32, Policy)]) {
 
 impl QueueTicket {
     /// Waits until it is the turn of this entry, at most until `end`.
-    pub(super) async fn turn(&mut self, end: Option<Instant>) -> Result<(), WaitRefused> {
+    pub(super) async fn turn(&mut self, end: Option<Instant>) -> Result<(), Rejection> {
         let Some(woken) = self.woken.take() else { return Ok(()) };
         let woken = match end {
             Some(end) => until(end, woken).await,
@@ -186,9 +178,9 @@ impl QueueTicket {
         };
         match woken {
             Some(Ok(Wakeup::Turn)) => Ok(()),
-            Some(Ok(Wakeup::TooLong(at_least))) => Err(WaitRefused::TooLong { at_least }),
+            Some(Ok(Wakeup::TooLong(at_least))) => Err(Rejection::WaitTooLong { at_least }),
             // The sender is dropped only with this ticket.
-            Some(Err(_)) | None => Err(WaitRefused::TooLong { at_least: self.least_wait() }),
+            Some(Err(_)) | None => Err(Rejection::WaitTooLong { at_least: self.least_wait() }),
         }
     }
 
@@ -342,7 +334,7 @@ mod tests {
         let waiters = Waiters::new(3, 2);
         let join = |user| match waiters.join(&check(user, 1), None) {
             Ok(ticket) => Ok(ticket),
-            Err(WaitRefused::TooMany { max, is_per_key }) => Err((max, is_per_key)),
+            Err(Rejection::TooManyWaiting { max, is_per_key }) => Err((max, is_per_key)),
             Err(rejection) => panic!("{rejection:?}"),
         };
         let first = join("a").unwrap();
@@ -377,11 +369,11 @@ mod tests {
             "the third entry still fits in the quota at 5 s"
         );
         let outcome = tickets[1].turn(in_seconds(2)).await;
-        let Err(WaitRefused::TooLong { at_least }) = outcome else { panic!("{outcome:?}") };
+        let Err(Rejection::WaitTooLong { at_least }) = outcome else { panic!("{outcome:?}") };
         assert_eq!(at_least, 5 * SECOND);
         // With its own, 15 units are needed, so it needs a second window.
         let outcome = waiters.join(&check("a", 4), in_seconds(5)).err();
-        let Some(WaitRefused::TooLong { at_least }) = outcome else { panic!("{outcome:?}") };
+        let Some(Rejection::WaitTooLong { at_least }) = outcome else { panic!("{outcome:?}") };
         assert_eq!(at_least, 6 * SECOND);
         assert!(waiters.join(&check("a", 4), in_seconds(6)).is_ok());
         assert!(waiters.join(&check("b", 4), in_seconds(0)).is_ok(), "another key has another queue");

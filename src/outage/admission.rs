@@ -10,22 +10,18 @@ use crate::{
 /// It is in the extensions of the request, in place of a [`Decision`], and in those of the response. In nested layers, it states
 /// that at least one layer could not check.
 #[derive(Clone, Debug)]
-pub struct Unchecked(BackendError);
+pub struct Unchecked(pub(crate) BackendError);
 
 /// A request that the [local fallback](crate::OutageRule::LocalFallback) has admitted.
 ///
 /// It is in the extensions of the request, in place of a [`Decision`], and in those of the response.
 #[derive(Clone, Debug)]
 pub struct LocalDecision {
-    decision: Decision,
-    error: BackendError,
+    pub(crate) decision: Decision,
+    pub(crate) error: BackendError,
 }
 
 impl Unchecked {
-    pub(crate) fn new(error: BackendError) -> Self {
-        Self(error)
-    }
-
     /// Returns the error of the store.
     pub fn error(&self) -> &BackendError {
         &self.0
@@ -38,10 +34,6 @@ impl Unchecked {
 }
 
 impl LocalDecision {
-    pub(crate) fn new(decision: Decision, error: BackendError) -> Self {
-        Self { decision, error }
-    }
-
     /// Returns the local decision. The quota of its policies is the share of this process, and its statuses apply to this
     /// process only. It omits a pair of cost 0, and a shadow pair, whose share is 0.
     pub fn decision(&self) -> &Decision {

@@ -5,28 +5,18 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use super::{LocalDecision, Share};
+use super::Share;
 use crate::{
     backend::DynBackend,
     check::{Check, Pair},
     decision::Decision,
-    error::BackendError,
+    error::{BackendError, Reason},
 };
 
 /// The memory of the local fallback. It is created by the first local decision.
 pub(crate) struct LocalFallback(LazyLock<Arc<dyn DynBackend>, CreateMemory>);
 
 type CreateMemory = Box<dyn FnOnce() -> Arc<dyn DynBackend> + Send>;
-
-/// The result of a local decision.
-pub(crate) enum FallbackOutcome {
-    /// The check was charged in the memory.
-    Admitted(LocalDecision, Check),
-    /// The share has no room.
-    Denied,
-    /// The memory could not decide.
-    Unavailable,
-}
 
 impl LocalFallback {
     /// `memory` creates the memory.
@@ -38,30 +28,24 @@ impl LocalFallback {
         &self.0
     }
 
-    /// Decides a check by this share of every quota, after this error of the store. If `clamps`, a cost above the share is clamped
-    /// to it.
+    /// Decides a check by this share of every quota. If `clamps`, a cost above the share is clamped to it. Returns the decision and
+    /// the check that was charged, `None` if the share has no room, and an error if the memory could not decide.
     pub(crate) fn decide(
         &self,
         check: &Check,
         share: Share,
         clamps: bool,
-        error: &BackendError,
-    ) -> FallbackOutcome {
-        let Some(mut check) = shared(check, share) else { return FallbackOutcome::Denied };
+    ) -> Result<Option<(Decision, Check)>, BackendError> {
+        let Some(mut check) = shared(check, share) else { return Ok(None) };
         if clamps {
             check.clamp();
         }
-        if check.pairs().is_empty() {
+        let decision = match check.pairs() {
             // All costs are 0, except those of shadow pairs.
-            return FallbackOutcome::Admitted(LocalDecision::new(Decision::new(0, []), error.clone()), check);
-        }
-        match self.memory().check_now(&check) {
-            Some(Ok(decision)) if decision.is_admitted() => {
-                FallbackOutcome::Admitted(LocalDecision::new(decision, error.clone()), check)
-            }
-            Some(Ok(_)) => FallbackOutcome::Denied,
-            Some(Err(_)) | None => FallbackOutcome::Unavailable,
-        }
+            [] => Decision::new(0, []),
+            _ => self.memory().check_now(&check).unwrap_or_else(|| Err(BackendError::new(Reason::Other)))?,
+        };
+        Ok(decision.is_admitted().then_some((decision, check)))
     }
 }
 

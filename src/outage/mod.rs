@@ -10,7 +10,7 @@ mod readiness;
 mod rule;
 
 pub use admission::{LocalDecision, Unchecked};
-pub(crate) use local::{FallbackOutcome, LocalFallback};
+pub(crate) use local::LocalFallback;
 pub use readiness::Readiness;
 pub use rule::{OutageRule, Share};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::properties::{Expiry, Properties, RedisProperties};
+use super::properties::{Properties, RedisProperties};
 use crate::error::ConfigError;
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
@@ -15,11 +15,5 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 
 /// Returns the properties of a policy. Any window is possible.
 pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
-    Ok(Properties {
-        bucket_micros: None,
-        max_charges: u32::MAX,
-        quotas_in_window: 2,
-        expiry: Expiry::InOrder,
-        redis: &REDIS,
-    })
+    Ok(Properties { quotas_in_window: 2, ..Properties::new(&REDIS) })
 }

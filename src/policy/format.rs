@@ -98,16 +98,10 @@ impl PolicyFields<'_> {
     }
 
     fn validate<E: Error>(&self) -> Result<(), E> {
-        match self.policy() {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                let text = error.to_string();
-                let unnamed = format!("policy {UNNAMED:?}: ");
-                let text =
-                    if self.name.is_none() { text.strip_prefix(&unnamed) } else { None }.unwrap_or(&text);
-                Err(E::custom(text))
-            }
-        }
+        let Err(error) = self.policy() else { return Ok(()) };
+        let (text, unnamed) = (error.to_string(), format!("policy {UNNAMED:?}: "));
+        let without_name = text.strip_prefix(&unnamed).filter(|_| self.name.is_none());
+        Err(E::custom(without_name.unwrap_or(&text)))
     }
 
     /// Returns an error about these fields.
@@ -119,12 +113,7 @@ impl PolicyFields<'_> {
     }
 }
 
-/// Reads one policy of a list.
-struct PolicySeed<'a> {
-    earlier: &'a [Policy],
-}
-
-impl<'de> DeserializeSeed<'de> for PolicySeed<'_> {
+impl<'de> DeserializeSeed<'de> for PolicyFields<'_> {
     type Value = Policy;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Policy, D::Error> {
@@ -132,30 +121,29 @@ impl<'de> DeserializeSeed<'de> for PolicySeed<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for PolicySeed<'_> {
+impl<'de> Visitor<'de> for PolicyFields<'_> {
     type Value = Policy;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a policy: `name`, `quota`, `window`, and optional fields")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Policy, A::Error> {
-        let mut fields = PolicyFields { earlier: self.earlier, ..PolicyFields::default() };
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Policy, A::Error> {
         let mut is_read = [false; PolicyField::NAMES.len()];
         while let Some(field) = map.next_key::<PolicyField>()? {
             if mem::replace(&mut is_read[field as usize], true) {
-                return Err(fields.error(format_args!("field `{}` occurs twice", field.name())));
+                return Err(self.error(format_args!("field `{}` occurs twice", field.name())));
             }
-            map.next_value_seed(FieldValue { field, fields: &mut fields })?;
+            map.next_value_seed(FieldValue { field, fields: &mut self })?;
         }
         for field in [PolicyField::Name, PolicyField::Quota, PolicyField::Window] {
             if !is_read[field as usize] {
-                return Err(fields.error(format_args!("missing field `{}`", field.name())));
+                return Err(self.error(format_args!("missing field `{}`", field.name())));
             }
         }
         // Now the algorithm is known, also if it has not been read. It must be one that can be leased.
-        fields.algorithm.get_or_insert_default();
-        fields.policy().map_err(A::Error::custom)
+        self.algorithm.get_or_insert_default();
+        self.policy().map_err(A::Error::custom)
     }
 }
 
@@ -184,14 +172,11 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_, '_> {
 
 impl FieldValue<'_, '_> {
     fn quota<E: Error>(self, given: impl Copy + fmt::Display + TryInto<u32>) -> Result<(), E> {
-        match given.try_into() {
-            Ok(quota) => self.fields.quota = Some(quota),
-            Err(_) => {
-                return Err(self
-                    .fields
-                    .error(format_args!("quota {given}: it must be 1 to {} quota units", u32::MAX)));
-            }
-        }
+        let Ok(quota) = given.try_into() else {
+            let text = format_args!("quota {given}: it must be 1 to {} quota units", u32::MAX);
+            return Err(self.fields.error(text));
+        };
+        self.fields.quota = Some(quota);
         self.fields.validate()
     }
 }
@@ -220,16 +205,14 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
         let Self { field, fields } = self;
         match field {
             PolicyField::Name => fields.name = Some(text.to_owned()),
-            PolicyField::Window => match length(text) {
-                Ok(window) => fields.window = Some(window),
-                Err(reason) => return Err(fields.error(format_args!("window {text:?}: {reason}"))),
-            },
-            PolicyField::Headroom => match percentage(text) {
-                Some(percent) => fields.headroom = Some(percent),
-                None => {
-                    return Err(fields.error(format_args!("headroom {text:?}: it must be {PERCENTAGE}")));
-                }
-            },
+            PolicyField::Window => {
+                let invalid = |reason| fields.error(format_args!("window {text:?}: {reason}"));
+                fields.window = Some(length(text).map_err(invalid)?);
+            }
+            PolicyField::Headroom => {
+                let invalid = || fields.error(format_args!("headroom {text:?}: it must be {PERCENTAGE}"));
+                fields.headroom = Some(percentage(text).ok_or_else(invalid)?);
+            }
             PolicyField::Algorithm => {
                 fields.algorithm = Some(Algorithm::deserialize(text.into_deserializer())?);
             }
@@ -256,16 +239,11 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
 
     fn visit_bool<E: Error>(self, given: bool) -> Result<(), E> {
         match self.field {
-            PolicyField::Hidden => {
-                self.fields.is_hidden = given;
-                Ok(())
-            }
-            PolicyField::Shadow => {
-                self.fields.is_shadow = given;
-                Ok(())
-            }
-            _ => Err(E::invalid_type(Unexpected::Bool(given), &self)),
+            PolicyField::Hidden => self.fields.is_hidden = given,
+            PolicyField::Shadow => self.fields.is_shadow = given,
+            _ => return Err(E::invalid_type(Unexpected::Bool(given), &self)),
         }
+        Ok(())
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
@@ -275,21 +253,20 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
                 if map.next_key::<IgnoredAny>()?.is_some() {
                     return Err(self.fields.error("algorithm: it must be one algorithm"));
                 }
-                self.fields.validate()
             }
             PolicyField::Lease => {
                 let form = LeaseForm::deserialize(MapAccessDeserializer::new(&mut map))?;
                 self.fields.lease = Some(Lease::up_to(form.up_to));
-                self.fields.validate()
             }
-            _ => Err(A::Error::invalid_type(Unexpected::Map, &self)),
+            _ => return Err(A::Error::invalid_type(Unexpected::Map, &self)),
         }
+        self.fields.validate()
     }
 }
 
 impl<'de> Deserialize<'de> for Policy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        PolicySeed { earlier: &[] }.deserialize(deserializer)
+        PolicyFields::default().deserialize(deserializer)
     }
 }
 
@@ -330,7 +307,9 @@ impl<'de> Visitor<'de> for PoliciesVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Policies, A::Error> {
         let mut policies = Vec::new();
-        while let Some(policy) = list.next_element_seed(PolicySeed { earlier: &policies })? {
+        while let Some(policy) =
+            list.next_element_seed(PolicyFields { earlier: &policies, ..PolicyFields::default() })?
+        {
             policies.push(policy);
         }
         if policies.is_empty() {
@@ -364,10 +343,9 @@ impl<'de> Visitor<'de> for TierVisitor {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Tier, E> {
-        if text == UNLIMITED {
-            Ok(Tier::Unlimited)
-        } else {
-            Err(E::invalid_value(Unexpected::Str(text), &self))
+        match text {
+            UNLIMITED => Ok(Tier::Unlimited),
+            _ => Err(E::invalid_value(Unexpected::Str(text), &self)),
         }
     }
 
@@ -376,7 +354,7 @@ impl<'de> Visitor<'de> for TierVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Tier, A::Error> {
-        PolicySeed { earlier: &[] }.visit_map(map).map(Tier::from)
+        PolicyFields::default().visit_map(map).map(Tier::from)
     }
 }
 

@@ -97,10 +97,8 @@ pub struct Policy(Arc<PolicyData>);
 struct PolicyData {
     settings: PolicySettings,
     warned: AtomicBool,
-    /// The policy in header fields, made when it is first needed.
-    member: OnceLock<Member>,
-    /// The name as JSON, made when it is first needed.
-    json_name: OnceLock<Box<[u8]>>,
+    /// The policy in responses, made when it is first needed.
+    text: OnceLock<PolicyText>,
 }
 
 #[derive(Clone)]
@@ -116,12 +114,14 @@ struct PolicySettings {
     lease: Option<Lease>,
 }
 
-/// The parts of header fields that do not change.
-pub(crate) struct Member {
+/// The parts of responses that do not change.
+pub(crate) struct PolicyText {
     /// The member of `RateLimit-Policy`.
     pub(crate) policy: HeaderValue,
     /// The start of the member of `RateLimit`, up to the remaining quota.
     pub(crate) limit_start: Box<[u8]>,
+    /// The name as JSON.
+    pub(crate) json_name: Box<[u8]>,
 }
 
 impl Policy {
@@ -166,12 +166,7 @@ impl Policy {
     }
 
     fn from_settings(settings: PolicySettings) -> Self {
-        Self(Arc::new(PolicyData {
-            settings,
-            warned: AtomicBool::new(false),
-            member: OnceLock::new(),
-            json_name: OnceLock::new(),
-        }))
+        Self(Arc::new(PolicyData { settings, warned: AtomicBool::new(false), text: OnceLock::new() }))
     }
 
     /// Returns this policy with changed settings.
@@ -390,14 +385,9 @@ impl Policy {
                 && self.name() == other.name())
     }
 
-    /// Returns this policy in header fields. The first call makes it.
-    pub(crate) fn member(&self, make: impl FnOnce() -> Member) -> &Member {
-        self.0.member.get_or_init(make)
-    }
-
-    /// Returns the name as JSON. The first call makes it.
-    pub(crate) fn json_name(&self, make: impl FnOnce() -> Box<[u8]>) -> &[u8] {
-        self.0.json_name.get_or_init(make)
+    /// Returns this policy in responses. The first call makes it.
+    pub(crate) fn text(&self, make: impl FnOnce() -> PolicyText) -> &PolicyText {
+        self.0.text.get_or_init(make)
     }
 
     /// Returns true for the first call on any clone, for a warning that is logged once.

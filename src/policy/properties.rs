@@ -16,6 +16,19 @@ pub(crate) struct Properties {
     pub(crate) redis: &'static RedisProperties,
 }
 
+impl Properties {
+    /// The properties of a type whose charges leave after one window, in their order.
+    pub(super) fn new(redis: &'static RedisProperties) -> Self {
+        Self {
+            bucket_micros: None,
+            max_charges: u32::MAX,
+            quotas_in_window: 1,
+            expiry: Expiry::InOrder,
+            redis,
+        }
+    }
+}
+
 /// What Redis needs to know of a type.
 #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the Redis backend needs them"))]
 pub(crate) struct RedisProperties {

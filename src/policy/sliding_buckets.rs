@@ -33,13 +33,7 @@ pub(super) fn properties(
         );
         return Err(ConfigError::invalid_policy(name, "precision", format_args!("{precision:?}"), valid));
     }
-    Ok(Properties {
-        bucket_micros,
-        max_charges: u32::MAX,
-        quotas_in_window: 1,
-        expiry: Expiry::ByBucket,
-        redis: &REDIS,
-    })
+    Ok(Properties { bucket_micros, expiry: Expiry::ByBucket, ..Properties::new(&REDIS) })
 }
 
 /// The precision in a file.

@@ -15,11 +15,5 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 
 /// Returns the properties of a policy. Any window is possible.
 pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
-    Ok(Properties {
-        bucket_micros: None,
-        max_charges: u32::MAX,
-        quotas_in_window: 2,
-        expiry: Expiry::Gradual,
-        redis: &REDIS,
-    })
+    Ok(Properties { quotas_in_window: 2, expiry: Expiry::Gradual, ..Properties::new(&REDIS) })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::properties::{Expiry, Properties, RedisProperties};
+use super::properties::{Properties, RedisProperties};
 use crate::error::ConfigError;
 
 /// The largest number of charges in a sliding log.
@@ -18,11 +18,5 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 
 /// Returns the properties of a policy. Any window is possible.
 pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
-    Ok(Properties {
-        bucket_micros: None,
-        max_charges: MAX_CHARGES,
-        quotas_in_window: 1,
-        expiry: Expiry::InOrder,
-        redis: &REDIS,
-    })
+    Ok(Properties { max_charges: MAX_CHARGES, ..Properties::new(&REDIS) })
 }

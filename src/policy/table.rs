@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fmt, mem,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
 };
 
 use super::{
@@ -145,13 +145,9 @@ impl PolicyTable {
         Self::from_entries(mem::replace(&mut *self.write(), entries))
     }
 
-    pub(super) fn entries(&self) -> Arc<TierEntries> {
-        self.read().clone()
-    }
-
     // No code that holds the lock can panic or wait.
-    fn read(&self) -> RwLockReadGuard<'_, Arc<TierEntries>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn entries(&self) -> Arc<TierEntries> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Arc<TierEntries>> {

@@ -20,10 +20,8 @@ pub enum Tier {
 impl Tier {
     /// Returns the policies of this tier, or `None` if it is unlimited.
     pub fn policies(&self) -> Option<&Policies> {
-        match self {
-            Self::Limited(policies) => Some(policies),
-            Self::Unlimited => None,
-        }
+        let Self::Limited(policies) = self else { return None };
+        Some(policies)
     }
 }
 

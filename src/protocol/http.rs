@@ -40,14 +40,23 @@ pub(crate) type RejectFn = Arc<dyn Fn(&Rejection, &Head<'_>) -> Response<Bytes> 
 /// of the outermost layer. A layer replaces a value of the same kind only. List fields are joined, and the larger `Retry-After` is kept.
 #[derive(Clone)]
 pub struct Http {
-    pub(crate) plan: Plan,
-    pub(crate) others: Vec<Limit>,
+    /// Its policies are added to those of the limiter.
+    pub(crate) first: Limit,
     /// `None` if no limit counts by the address of the peer.
     pub(crate) peers: Option<Arc<Peers>>,
+    pub(crate) options: HttpOptions,
+}
+
+/// What the builder of a layer may add to its first limit.
+#[derive(Clone, Default)]
+pub(crate) struct HttpOptions {
+    /// Replaces the first limit.
+    pub(crate) plan: Option<HeadFn<Result<Draft, KeyError>>>,
+    pub(crate) others: Vec<Limit>,
     pub(crate) exempt: Option<HeadFn<bool>>,
     pub(crate) shadow: Option<HeadFn<bool>>,
-    /// For this percentage of the partition keys, limits are enforced.
-    pub(crate) enforce_percent: u32,
+    /// For this percentage of the partition keys, limits are enforced. `None` for all keys.
+    pub(crate) enforce_percent: Option<u32>,
     pub(crate) outage: Option<OutageRule>,
     pub(crate) outage_by: Option<HeadFn<OutageRule>>,
     pub(crate) settle: Option<SettleFn>,
@@ -58,36 +67,24 @@ pub struct Http {
     pub(crate) answer: Option<Arc<dyn Answer>>,
 }
 
-/// The first limit of a layer.
-#[derive(Clone)]
-pub(crate) enum Plan {
-    /// Its policies are added to those of the limiter.
-    Limit(Limit),
-    By(HeadFn<Result<Draft, KeyError>>),
-}
-
 /// [`Http`] for services that keep their body type, which must be `From<Bytes>`. See
 /// [`RateLimitLayer::same_body`](crate::RateLimitLayer::same_body).
 #[derive(Clone, Debug)]
-pub struct SameBody(Http);
+pub struct SameBody(pub(crate) Http);
 
 impl Http {
-    pub(crate) fn same_body(&self) -> SameBody {
-        SameBody(self.clone())
-    }
-
     // The draft is changed in its place: to move it costs more than to change it.
     #[inline]
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {
-        let is_exempt = self.exempt.as_ref().is_some_and(|exempt| exempt(head));
+        let is_exempt = self.options.exempt.as_ref().is_some_and(|exempt| exempt(head));
         if !is_exempt && let Some(peers) = &self.peers {
             peers.count(head.headers);
         }
-        let is_shadow = !is_exempt && self.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
-        let mut draft = match &self.plan {
+        let is_shadow = !is_exempt && self.options.shadow.as_ref().is_some_and(|is_shadow| is_shadow(head));
+        let mut draft = match &self.options.plan {
             _ if is_exempt => Ok(Draft::exempt()),
-            Plan::Limit(limit) => limit.draft_with_limiter(head),
-            Plan::By(plan) => plan(head),
+            None => self.first.draft_with_limiter(head),
+            Some(plan) => plan(head),
         };
         if let Err(error) = draft {
             draft = or_uncounted(error, is_shadow);
@@ -104,31 +101,32 @@ impl Http {
     /// Adds the further limits, and the rules of this layer.
     #[inline]
     fn complete(&self, draft: &mut Draft, head: &Head<'_>, is_shadow: bool) -> Result<(), KeyError> {
-        for limit in &self.others {
+        for limit in &self.options.others {
             let other = limit.draft(head).or_else(|error| or_uncounted(error, is_shadow))?;
             *draft = mem::take(draft).and(other);
         }
         if is_shadow {
             draft.shadow_where(|_| true);
-        } else if self.enforce_percent < 100 {
-            draft.shadow_where(|key| u32::from(key.percentile()) >= self.enforce_percent);
+        } else if let Some(percent @ ..100) = self.options.enforce_percent {
+            draft.shadow_where(|key| u32::from(key.percentile()) >= percent);
         }
         if !draft.is_exempt() {
+            let HttpOptions { outage, outage_by, settle, unsettled, clamps, .. } = &self.options;
             if draft.outage.is_none() {
-                draft.outage = self.outage_by.as_ref().map(|rule| rule(head)).or(self.outage);
+                draft.outage = outage_by.as_ref().map(|rule| rule(head)).or(*outage);
             }
-            draft.reserves |= self.settle.is_some();
-            (draft.unsettled, draft.clamps) = (self.unsettled, self.clamps);
+            draft.reserves |= settle.is_some();
+            (draft.unsettled, draft.clamps) = (*unsettled, *clamps);
         }
         Ok(())
     }
 
     fn answer(&self) -> &dyn Answer {
-        self.answer.as_deref().unwrap_or(&ProblemDetails)
+        self.options.answer.as_deref().unwrap_or(&ProblemDetails)
     }
 
     fn rejected(&self, head: &Head<'_>, rejection: Rejection) -> Response<Bytes> {
-        let mut response = match (&self.reject, &self.answer) {
+        let mut response = match (&self.options.reject, &self.options.answer) {
             (None, None) => ProblemDetails::complete(&rejection),
             (reject, _) => {
                 let built = reject.as_ref().map(|reject| reject(&rejection, head));
@@ -143,8 +141,9 @@ impl Http {
         response
     }
 
-    fn responded<B>(&self, response: &mut Response<B>, admission: &Admission) {
-        if let (Some(reservation), Some(settle)) = (admission.reservation(), &self.settle)
+    fn responded<B>(&self, response: &mut Response<B>, admission: Option<&Admission>) {
+        let Some(admission) = admission else { return };
+        if let (Some(reservation), Some(settle)) = (admission.reservation(), &self.options.settle)
             && let Some(used) = settle(&ResponseHead::from(&*response))
         {
             // It proceeds in the background and does not delay the response.
@@ -217,9 +216,7 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
     }
 
     fn respond(&self, mut response: Response<RB>, admission: Option<&Admission>) -> Self::Response {
-        if let Some(admission) = admission {
-            self.responded(&mut response, admission);
-        }
+        self.responded(&mut response, admission);
         response.map(LimitedBody::inner)
     }
 }
@@ -244,9 +241,7 @@ impl<B, RB: From<Bytes>, E> Protocol<Request<B>, Response<RB>, E> for SameBody {
     }
 
     fn respond(&self, mut response: Response<RB>, admission: Option<&Admission>) -> Response<RB> {
-        if let Some(admission) = admission {
-            self.0.responded(&mut response, admission);
-        }
+        self.0.responded(&mut response, admission);
         response
     }
 }

@@ -11,7 +11,7 @@ mod peer;
 
 pub use body::LimitedBody;
 pub use by::{AsError, By, RejectWith, SettleBy, by};
-pub(crate) use http::{HeadFn, Plan, RejectFn, SettleFn};
+pub(crate) use http::{HeadFn, HttpOptions};
 pub use http::{Http, SameBody};
 pub(crate) use peer::Peers;
 

@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use crate::{
     backend::DynBackend,
     check::{Check, Refund},
-    decision::Decision,
     error::{BackendError, Reason},
     guard::before,
 };
@@ -24,17 +23,19 @@ pub(super) struct Change {
     pub(super) overage: Option<Check>,
 }
 
+/// The latest instant of the changes, in microseconds.
+pub(super) type ChangedAt = Result<u64, BackendError>;
+
 /// The result of a change.
 pub(super) struct Changed {
     /// Whether the refund is made, even if the overage is not.
     pub(super) is_refunded: bool,
-    /// The latest instant of the changes, in microseconds.
-    pub(super) at: Result<u64, BackendError>,
+    pub(super) at: ChangedAt,
 }
 
 impl Change {
     /// Makes the changes that need no waiting, and removes them. Returns the latest instant of these changes, or 0 if there were none.
-    pub(super) fn make_now(&mut self, backend: &dyn DynBackend) -> Result<u64, BackendError> {
+    pub(super) fn make_now(&mut self, backend: &dyn DynBackend) -> ChangedAt {
         let mut at = Ok(0);
         if let Some(refund) = self.refund.take() {
             match backend.refund_now(&refund) {
@@ -44,7 +45,7 @@ impl Change {
         }
         if let Some(overage) = self.overage.take() {
             match backend.check_now(&overage) {
-                Some(charged) => at = latest(at, instant(charged)),
+                Some(charged) => at = latest(at, charged.map(|decision| decision.at_micros())),
                 None => self.overage = Some(overage),
             }
         }
@@ -62,7 +63,8 @@ impl Change {
         };
         let charged = async {
             let Some(overage) = self.overage else { return Ok(0) };
-            instant(before(deadline, backend.check(&overage.with_deadline(deadline))).await)
+            let charged = before(deadline, backend.check(&overage.with_deadline(deadline))).await;
+            charged.map(|decision| decision.at_micros())
         };
         // The overage is charged even if the refund fails or hangs.
         let (refunded, charged) = both(refunded, charged).await;
@@ -77,15 +79,8 @@ impl Changed {
 }
 
 /// Returns the later of two instants in microseconds, or the first error.
-pub(super) fn latest(
-    one: Result<u64, BackendError>,
-    other: Result<u64, BackendError>,
-) -> Result<u64, BackendError> {
+pub(super) fn latest(one: ChangedAt, other: ChangedAt) -> ChangedAt {
     Ok(one?.max(other?))
-}
-
-fn instant(charged: Result<Decision, BackendError>) -> Result<u64, BackendError> {
-    charged.map(|decision| decision.at_micros())
 }
 
 /// Runs two futures at the same time.

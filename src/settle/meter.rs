@@ -81,7 +81,8 @@ impl Reservation {
     pub fn meter(&self) -> Meter {
         let mut meters = self.0.meters.lock();
         let counters = meters.upgrade().unwrap_or_else(|| {
-            let counters = Arc::new(MeterCounters::new(self.clone()));
+            let sums = self.0.check.pairs().iter().map(|_| AtomicU64::new(0)).collect();
+            let counters = Arc::new(MeterCounters { reservation: self.clone(), sums });
             *meters = Arc::downgrade(&counters);
             counters
         });
@@ -182,16 +183,11 @@ impl Meter {
 
     fn warn_of_unknown(&self, units: &Costs) {
         let held = &self.0.reservation.0;
-        held.queue.events().unknown_policies(units, held.check.pairs().iter().map(|pair| &pair.policy));
+        held.queue.events.unknown_policies(units, held.check.pairs().iter().map(|pair| &pair.policy));
     }
 }
 
 impl MeterCounters {
-    fn new(reservation: Reservation) -> Self {
-        let sums = reservation.0.check.pairs().iter().map(|_| AtomicU64::new(0)).collect();
-        Self { reservation, sums }
-    }
-
     /// Returns the pairs of the reservation, each with its counter.
     fn pairs(&self) -> impl Iterator<Item = (&Pair, &AtomicU64)> {
         self.reservation.0.check.pairs().iter().zip(&self.sums)

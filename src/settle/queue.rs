@@ -28,6 +28,7 @@ use crate::{
     check::{Invalidation, Refund},
     error::{BackendError, Reason},
     lock::Lock,
+    now_or_later::NowOrLater,
     observe::{LeasedUnits, LimiterEvents},
 };
 
@@ -50,7 +51,7 @@ pub(crate) struct SettlementQueue {
     /// Notified whenever a worker ends.
     idle: Notify,
     lost: AtomicU64,
-    events: Arc<LimiterEvents>,
+    pub(super) events: Arc<LimiterEvents>,
 }
 
 #[derive(Default)]
@@ -109,10 +110,6 @@ impl SettlementQueue {
         })
     }
 
-    pub(super) fn events(&self) -> &LimiterEvents {
-        &self.events
-    }
-
     pub(crate) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -132,7 +129,7 @@ impl SettlementQueue {
 
     /// Applies the changes that need no waiting, and queues the rest.
     pub(super) fn settle(self: &Arc<Self>, mut change: Change) -> Settlement {
-        let mut invalidation = self.invalidate(change.refund.as_ref());
+        let mut invalidation = change.refund.as_ref().map(Self::invalidate);
         let outcome = change.make_now(&*self.backend);
         if let Some(mut done) = invalidation.take_if(|_| change.refund.is_none())
             && outcome.is_ok()
@@ -146,35 +143,27 @@ impl SettlementQueue {
         let confirmation = Some(Confirmation::Settlement(confirmation));
         let (change, deadline, queue) = (Some(change), Instant::now() + DEADLINE, self.clone());
         self.enqueue(Job { change, invalidation, deadline, begun: outcome, confirmation, queue });
-        Settlement::waiting(settled)
+        Settlement(NowOrLater::Later(settled))
     }
 
     /// Returns leased units to the place of their charge.
     pub(crate) fn return_units(self: &Arc<Self>, refund: Refund, units: u32) {
-        let invalidation = self.invalidate(Some(&refund));
+        let invalidation = Some(Self::invalidate(&refund));
         let (change, begun) = (Some(Change { refund: Some(refund), overage: None }), Ok(0));
         let (deadline, queue) = (Instant::now() + DEADLINE, self.clone());
         let confirmation = Some(Confirmation::Returned(units));
         self.enqueue(Job { change, invalidation, deadline, begun, confirmation, queue });
     }
 
-    /// Settles a charge in the memory of the local fallback.
-    pub(super) fn settle_at_once(&self, memory: &dyn DynBackend, mut change: Change) -> Settlement {
-        Settlement::now(self.settled(change.make_now(memory)))
-    }
-
     /// Invalidates the denials of pairs that receive a refund. If the store then makes no decision, they hold until the refund is made.
-    fn invalidate(&self, refund: Option<&Refund>) -> Option<Invalidation> {
-        let refund = refund?;
-        Some(Invalidation::suspend(
-            refund.scope(),
-            refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)),
-        ))
+    fn invalidate(refund: &Refund) -> Invalidation {
+        let pairs = refund.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+        Invalidation::suspend(refund.scope(), pairs)
     }
 
-    fn enqueue(self: &Arc<Self>, job: Job) {
+    fn enqueue(self: &Arc<Self>, mut job: Job) {
         let Ok(runtime) = Handle::try_current() else {
-            return job.fail(failed("a settlement that waits needs a tokio runtime"));
+            return job.confirm(Changed::failed(failed("a settlement that waits needs a tokio runtime")));
         };
         let mut waiting = self.waiting.lock();
         let (jobs, bound) = match job.confirmation {
@@ -183,7 +172,7 @@ impl SettlementQueue {
         };
         if jobs.len() >= bound {
             drop(waiting);
-            return job.fail(BackendError::new(Reason::Full));
+            return job.confirm(Changed::failed(BackendError::new(Reason::Full)));
         }
         jobs.push_back(job);
         let worker = (waiting.workers < self.max_workers).then(|| {
@@ -205,15 +194,11 @@ impl SettlementQueue {
                 Settled::Done { at_micros }
             }
             Err(error) => {
-                self.lose(&error);
+                let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
+                self.events.settlement_lost(lost, &error);
                 Settled::Lost(error)
             }
         }
-    }
-
-    fn lose(&self, error: &BackendError) {
-        let lost = self.lost.fetch_add(1, Ordering::Relaxed) + 1;
-        self.events.settlement_lost(lost, error);
     }
 }
 
@@ -266,10 +251,6 @@ impl Job {
         });
         let changed = changed.await;
         self.confirm(changed);
-    }
-
-    fn fail(mut self, error: BackendError) {
-        self.confirm(Changed::failed(error));
     }
 
     fn confirm(&mut self, Changed { is_refunded, at }: Changed) {

@@ -128,7 +128,7 @@ impl Reservation {
     pub fn settle(&self, used: impl IntoCosts) -> Settlement {
         let used = used.into_costs();
         self.settle_pairs(|pairs| {
-            self.0.queue.events().unknown_policies(&used, pairs.iter().map(|pair| &pair.policy));
+            self.0.queue.events.unknown_policies(&used, pairs.iter().map(|pair| &pair.policy));
             pairs.iter().map(|pair| used.amount(pair.policy.name()).unwrap_or(pair.cost)).collect()
         })
     }
@@ -155,13 +155,13 @@ impl ReservedCharge {
         };
         let used: &[u32] =
             &check.pairs().iter().zip(decision.receipts()).zip(used).map(amount).collect::<Vec<_>>();
-        let change =
+        let mut change =
             Change { refund: Refund::of(check, decision.receipts(), used), overage: check.overage(used) };
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(queue.settled(Ok(decision.at_micros())));
         }
         match charged {
-            Charged::Local(memory) => queue.settle_at_once(&**memory, change),
+            Charged::Local(memory) => Settlement::now(queue.settled(change.make_now(&**memory))),
             Charged::Store | Charged::Nothing => queue.settle(change),
         }
     }

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{Receiver, error::RecvError};
 
 use crate::{
     error::{BackendError, Reason},
@@ -56,30 +56,15 @@ pub enum Settled {
 
 /// The future of [`Reservation::settle`](crate::Reservation::settle). It resolves to the result. The settlement proceeds even if
 /// this future is dropped.
-pub struct Settlement(NowOrLater<Settled, QueuedSettlement>);
-
-/// A settlement in the queue.
-struct QueuedSettlement(oneshot::Receiver<Settled>);
+pub struct Settlement(pub(super) NowOrLater<Result<Settled, RecvError>, Receiver<Settled>>);
 
 impl Settlement {
     pub(super) fn now(settled: Settled) -> Self {
-        Self(NowOrLater::now(settled))
-    }
-
-    pub(super) fn waiting(confirmation: oneshot::Receiver<Settled>) -> Self {
-        Self(NowOrLater::Later(QueuedSettlement(confirmation)))
+        Self(NowOrLater::now(Ok(settled)))
     }
 }
 
 impl Future for Settlement {
-    type Output = Settled;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Settled> {
-        Pin::new(&mut self.0).poll(cx)
-    }
-}
-
-impl Future for QueuedSettlement {
     type Output = Settled;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Settled> {
