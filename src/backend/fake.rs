@@ -51,13 +51,11 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct FakeBackend(Arc<Lock<FakeScript>>);
 
 /// A scripted answer of a [`FakeBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub enum FakeAnswer {
     /// Admits. The remaining quota is the quota less the cost.
     Admit,
@@ -75,7 +73,6 @@ pub enum FakeAnswer {
 /// A check that a [`FakeBackend`] has recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct RecordedCheck {
     /// The namespace.
     pub namespace: String,
@@ -88,7 +85,6 @@ pub struct RecordedCheck {
 /// A refund that a [`FakeBackend`] has recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct RecordedRefund {
     /// The namespace.
     pub namespace: String,

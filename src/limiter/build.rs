@@ -301,7 +301,7 @@ impl LimiterBuilder {
         let name = format!("{name}, namespace {}", namespace.as_str());
         let protection = Protection::new(self.breaker, deadline, max_in_flight);
         let guard = (!backend.protect(protection)).then(|| Guard::of_backend(protection, &name));
-        let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
+        let lifetime = store.as_deref().and_then(|store| observe::new_limits(store, &namespace, &all, &name));
         let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
         // Limiters with one store and one namespace share their counts.
         let namespace = match &store {

@@ -156,7 +156,6 @@ impl MemoryBackend {
 }
 
 #[cfg(feature = "test-util")]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 impl MemoryBackend {
     /// Returns an empty backend of the same size, on a clock that the test moves.
     ///
