@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey, RecentlyDenied},
-    decision::Decision,
+    decision::{Decision, PartialSource},
     lock::Lock,
 };
 
@@ -273,12 +273,11 @@ impl Stripe {
 /// Builds the denial of a check from the pairs that deny it.
 pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: CacheMicros) -> Decision {
     let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
-    let statuses = denied.iter().map(|denied| denied.entry.status(denied.pair, &denied.found, now));
-    let mut known = [false; MAX_PAIRS];
-    for (known, pair) in known.iter_mut().zip(check.pairs()) {
-        *known = denied.iter().any(|denied| std::ptr::eq(denied.pair, pair));
-    }
-    Decision::cached(at_micros, statuses.collect(), check, known)
+    let statuses = check.pairs().iter().map(|pair| {
+        let denied = denied.iter().find(|denied| std::ptr::eq(denied.pair, pair))?;
+        Some(denied.entry.status(pair, &denied.found, now))
+    });
+    Decision::partial(PartialSource::Cache, at_micros, statuses, Vec::new(), check)
 }
 
 impl KnownDenials for DenyCache {
@@ -327,7 +326,7 @@ mod tests {
         tokio::time::advance(SECOND / 2).await;
         assert!(denials.repeat(&check("a")).is_none());
         assert!(was_denied("a") && !was_denied("b"));
-        drop(Invalidation::remove(&denials.namespace, [(&pair.key, &pair.policy)].into_iter()));
+        drop(Invalidation::begin(&denials.namespace, [(&pair.key, &pair.policy)].into_iter(), true));
         assert!(was_denied("a"));
         tokio::time::advance(SECOND / 2).await;
         assert!(!was_denied("a"));
@@ -345,7 +344,7 @@ mod tests {
         };
         let invalidate = |check: &Check| {
             let pair = &check.pairs()[0];
-            drop(Invalidation::remove(&denials.namespace, [(&pair.key, &pair.policy)].into_iter()));
+            drop(Invalidation::begin(&denials.namespace, [(&pair.key, &pair.policy)].into_iter(), true));
         };
         let hash = |check: &Check| denials.stripe(&PairKey::new(&check.pairs()[0].key, &policy)).1;
         let mut of_one_stripe = (0..).map(check).filter(|check| hash(check) % STRIPES as u64 == 0);

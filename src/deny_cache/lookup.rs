@@ -88,7 +88,7 @@ impl SentCheck {
         let decision = match outcome {
             Ok(decision) => decision,
             // The charges of this check are kept, because no denial was known when it was sent.
-            Err(error) if check.hints().fails_open => return Err(error),
+            Err(error) if check.hints.fails_open => return Err(error),
             Err(error) => return denials.repeat(check).ok_or(error),
         };
         for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| pair.cost > 0) {

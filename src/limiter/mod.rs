@@ -111,7 +111,7 @@ impl Limiter {
                 NowOrLater::Later(Box::pin(async move { reserved(outcome.await) }))
             }
             None => {
-                let check = Check::empty(self.0.settings.namespace.clone());
+                let check = Check::from_valid_pairs(self.0.settings.namespace.clone(), Default::default());
                 let (queue, decision) = (self.0.queue.clone(), Decision::new(0, []));
                 NowOrLater::now(Ok(Reservation::new(
                     queue,
@@ -206,7 +206,7 @@ impl Limiter {
                 NowOrLater::Later(Box::pin(async move {
                     let _revoked = RevokeGuard::new(check.clone());
                     let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-                    let _invalidation = Invalidation::remove(check.scope(), pairs);
+                    let _invalidation = Invalidation::begin(check.scope(), pairs, true);
                     let deadline = Instant::now() + deadline;
                     before(deadline, backend.reset(&check.clone().with_deadline(deadline))).await
                 }))

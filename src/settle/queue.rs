@@ -166,10 +166,8 @@ impl SettlementQueue {
     /// Invalidates the denials of pairs that receive a refund. If the store then makes no decision, they hold until the refund is made.
     fn invalidate(&self, refund: Option<&Refund>) -> Option<Invalidation> {
         let refund = refund?;
-        Some(Invalidation::suspend(
-            refund.scope(),
-            refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)),
-        ))
+        let pairs = refund.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+        Some(Invalidation::begin(refund.scope(), pairs, false))
     }
 
     fn enqueue(self: &Arc<Self>, job: Job) {

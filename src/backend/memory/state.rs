@@ -16,7 +16,7 @@ use super::{
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
     check::{Check, MAX_PAIRS, Namespace, PairRef, Purpose, Receipt, Refund},
-    decision::{Decision, Status},
+    decision::{Decision, PartialSource, Status},
     key::PartitionKey,
     lock::Lock,
 };
@@ -258,5 +258,5 @@ fn decision(
         return Decision::with_receipts(clock, statuses, receipts);
     }
     let statuses = statuses.into_iter().zip(is_known).map(|(status, is_known)| is_known.then_some(status));
-    Decision::partial(clock, statuses.collect(), receipts, check)
+    Decision::partial(PartialSource::Backend, clock, statuses, receipts, check)
 }

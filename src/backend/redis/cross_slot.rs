@@ -53,7 +53,7 @@ use super::{
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund},
-    decision::{Decision, Status},
+    decision::{Decision, PartialSource, Status},
     guard::until,
 };
 
@@ -93,7 +93,7 @@ impl RedisBackend {
         }
         let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
-        if check.hints().recently_denied.may_contain_any() && !enforced.is_empty() {
+        if check.hints.recently_denied.may_contain_any() && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
             // A slot that does not reply must leave time for the charge, if the others admit.
@@ -292,7 +292,7 @@ impl<'a> Transaction<'a> {
                 slot.state = SlotState::Unknown(BackendError::new(Reason::Timeout));
             }
         }
-        let denied = check.hints().recently_denied;
+        let denied = check.hints.recently_denied;
         let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.contains(*pair));
         self.charge(check, was_denied).await;
         if CrossSlotVerdict::of(&self.slots) != CrossSlotVerdict::Denied {
@@ -360,7 +360,7 @@ impl<'a> Transaction<'a> {
         let result = result(self.backend, verdict, check, &self.slots);
         // An error that is no outage rejects the check, also to fail open.
         let is_rejected = result.as_ref().is_err_and(|error| !error.reason().is_outage());
-        if !is_rejected && verdict.keeps(check.hints().fails_open) {
+        if !is_rejected && verdict.keeps(check.hints.fails_open) {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
                 let is_shadow = slot.is_shadow();
@@ -450,7 +450,6 @@ fn decision<'a, P: AsRef<[usize]>>(
             *place = Some((status, decision.receipts().get(n).copied().unwrap_or(Receipt::NO_CHARGE)));
         }
     }
-    let known: Vec<usize> = (0..pairs.len()).filter(|i| pairs[*i].is_some()).collect();
     // A shadow pair without a status has no receipt that is known.
     let receipt =
         |pair: &Option<(Status, Receipt)>| pair.as_ref().map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
@@ -458,8 +457,8 @@ fn decision<'a, P: AsRef<[usize]>>(
         Purpose::Reserve if is_charged => pairs.iter().map(receipt).collect(),
         _ => Vec::new(),
     };
-    let statuses = pairs.into_iter().flatten().map(|(status, _)| status).collect();
-    Decision::divided(at_micros, statuses, receipts, check, known)
+    let statuses = pairs.into_iter().map(|pair| pair.map(|(status, _)| status));
+    Decision::partial(PartialSource::Slots, at_micros, statuses, receipts, check)
 }
 
 /// Returns the status of a pair without the charge that it includes. Its `reset_after` is then an upper bound.
