@@ -1,6 +1,6 @@
 //! The bound on the number of partition keys: idle keys are removed, and then other keys are evicted.
 
-use std::{hash::BuildHasher, sync::atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use super::{
     shard::{KeyShard, SHARDS},
@@ -145,7 +145,6 @@ impl MemoryState {
 
     /// Returns a random number below a bound. Clients cannot predict it.
     fn random(&self, below: usize) -> usize {
-        let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);
-        self.hasher.hash_one(drawn) as usize % below.max(1)
+        self.generations.draw() as usize % below.max(1)
     }
 }

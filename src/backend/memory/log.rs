@@ -88,23 +88,13 @@ impl<R: Recording> Log<R> {
     fn newest_ordinal(&self) -> u32 {
         let Some(newest) = self.records.newest() else { return 0 };
         let others = self.records.len() - 1;
-        let is_earlier = |index: usize| self.records.get(index).is_none_or(|record| record.at < newest.at);
-        // Few records have the same instant: the search begins at the newest one, and its steps grow.
-        let mut step = 1;
-        while step <= others && !is_earlier(others - step) {
-            step *= 2;
-        }
-        let (mut low, mut first) = (others.saturating_sub(step), others - step / 2);
-        while low < first {
-            let middle = low + (first - low) / 2;
-            if is_earlier(middle) {
-                low = middle + 1;
-            } else {
-                first = middle;
-            }
+        // The usual case: the charge before it is older.
+        let last = others.checked_sub(1).and_then(|last| self.records.get(last));
+        if last.is_none_or(|last| last.at < newest.at) {
+            return 0;
         }
         // At most 2^20.
-        (others - first) as u32
+        (others - self.records.partition_point(|at| at < newest.at)) as u32
     }
 
     /// Drops expired records. If nothing is used, a generation begins.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     backend::generation::Generations,
-    check::{Check, Namespace, Pair, PairRef, Purpose, Receipt, RefundPair},
+    check::{Check, Namespace, Pair, PairRef, Purpose, Receipt},
     decision::Status,
     key::PartitionKey,
     lock::Lock,
@@ -21,28 +21,16 @@ use crate::{
 pub(super) const SHARDS: usize = 64;
 
 /// Some of the partition keys of a memory backend.
+#[derive(Default)]
 pub(super) struct KeyShard {
     /// A map with indices, so that a random key is found without a search.
     partitions: KeyMap<Partition>,
     /// The instant of the next inspection of every partition: at the latest when it is idle. The inspection updates this instant,
     /// so that a charge need not.
     due: DueKeys,
-    /// No key is due before this instant. `u64::MAX` if there is no key.
-    first_due: u64,
-}
-
-impl Default for KeyShard {
-    fn default() -> Self {
-        Self { partitions: KeyMap::default(), due: DueKeys::default(), first_due: u64::MAX }
-    }
 }
 
 impl KeyShard {
-    /// Returns the count of a pair, if it is stored.
-    pub(super) fn count(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&AnyCount> {
-        self.partitions.find(key)?.count(check.scope(), policy).map(|pair| &pair.count)
-    }
-
     /// Returns the index of a partition key, if it is stored.
     #[inline]
     pub(super) fn seek(&mut self, key: &PartitionKey) -> Option<usize> {
@@ -70,7 +58,6 @@ impl KeyShard {
         let due = count.idle_at();
         self.partitions.push(key.clone(), Partition::One(count));
         self.due.push(due);
-        self.first_due = self.first_due.min(due);
     }
 
     /// Charges a pair, and stores it if it is new.
@@ -92,25 +79,9 @@ impl KeyShard {
         receipt
     }
 
-    /// Refunds units of a pair.
-    pub(super) fn refund(
-        &mut self,
-        key: &PartitionKey,
-        namespace: &Namespace,
-        pair: &RefundPair,
-        clock: u64,
-    ) {
-        let Some(partition) = self.partitions.find_mut(key) else { return };
-        if let Some(stored) = partition.count_mut(namespace, &pair.policy) {
-            stored.count.refund(clock, &pair.policy, pair.receipt, pair.units);
-        }
-    }
-
-    /// Removes the usage of a pair.
-    pub(super) fn reset(&mut self, key: &PartitionKey, namespace: &Namespace, policy: &Policy) {
-        if let Some(partition) = self.partitions.find_mut(key) {
-            partition.remove(namespace, policy);
-        }
+    /// Returns the counts of a partition key, if it is stored.
+    pub(super) fn partition_mut(&mut self, key: &PartitionKey) -> Option<&mut Partition> {
+        self.partitions.find_mut(key)
     }
 
     /// Returns whether a partition key is stored.
@@ -121,7 +92,7 @@ impl KeyShard {
     /// Inspects up to `max` partition keys that are due, and removes those that are idle at `now`. Returns how many were removed.
     #[inline]
     pub(super) fn remove_idle(&mut self, now: u64, max: usize) -> usize {
-        if self.first_due > now { 0 } else { self.remove_due(now, max) }
+        if self.first_due() > now { 0 } else { self.remove_due(now, max) }
     }
 
     #[cold]
@@ -152,10 +123,7 @@ impl KeyShard {
         partition.remove_idle(now);
         let idle_at = partition.idle_at();
         match idle_at {
-            Some(idle_at) => {
-                self.due.set(key, idle_at);
-                self.update_first_due();
-            }
+            Some(idle_at) => self.due.set(key, idle_at),
             None => self.remove(key),
         }
         idle_at.is_none()
@@ -165,16 +133,12 @@ impl KeyShard {
     fn remove(&mut self, key: usize) {
         self.partitions.swap_remove(key);
         self.due.swap_remove(key);
-        self.update_first_due();
-    }
-
-    fn update_first_due(&mut self) {
-        self.first_due = self.due.first().map_or(u64::MAX, |(due, _)| due);
     }
 
     /// Returns the earliest instant at which a partition key is due, or `u64::MAX` if there is none.
+    #[inline]
     pub(super) fn first_due(&self) -> u64 {
-        self.first_due
+        self.due.first().map_or(u64::MAX, |(due, _)| due)
     }
 
     /// Returns up to `max` partition keys, each with its largest share of a quota in use at `now`. If there are more keys, chooses
@@ -270,24 +234,13 @@ impl<'a> LockedShards<'a> {
     /// Reads the usage of the pairs of a check.
     pub(super) fn read<'c>(&'c self, check: &'c Check, clock: u64) -> Vec<PairReading<'c>> {
         let read = |(i, pair): (usize, &'c Pair)| {
-            let count = self.shard(i).count(&self.keys[i], check, &pair.policy);
-            let count = count.unwrap_or_else(|| AnyCount::empty(&pair.policy));
+            let partition = self.shard(i).partitions.find(&self.keys[i]);
+            let stored = partition.and_then(|partition| partition.count(check.scope(), &pair.policy));
+            let count = stored.map_or_else(|| AnyCount::empty(&pair.policy), |stored| &stored.count);
             let (pair, reading) = (pair.borrowed(), count.read(clock, &pair.policy));
             PairReading { pair, fits: check.purpose() == Purpose::Overage || reading.admits(pair), reading }
         };
         check.pairs().iter().enumerate().map(read).collect()
-    }
-
-    /// Charges a pair. Returns the receipt.
-    pub(super) fn charge(
-        &mut self,
-        pair: usize,
-        check: &Check,
-        clock: u64,
-        generations: &Generations,
-    ) -> Receipt {
-        let (shard, key) = self.shard_mut(pair);
-        shard.charge(key, check, &check.pairs()[pair], clock, generations)
     }
 
     /// Returns whether the partition key of a shadow pair is not stored, and no enforcing pair of the check stores it.
