@@ -101,7 +101,7 @@ pub(crate) enum PartialSource {
     /// A backend, which cannot decide some shadow pairs.
     Backend,
     /// The slots of a cluster, at several instants of several clocks. A denial may have the statuses of some pairs only.
-    #[cfg(feature = "redis")]
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
     Slots,
     /// The deny cache, with statuses for the pairs that are known to deny.
     Cache,
@@ -388,11 +388,7 @@ impl Decision {
 
     /// Returns whether the check was decided at several instants of several clocks.
     pub(crate) fn is_divided(&self) -> bool {
-        match self.0.origin {
-            #[cfg(feature = "redis")]
-            Origin::Partial { source: PartialSource::Slots, .. } => true,
-            _ => false,
-        }
+        matches!(self.0.origin, Origin::Partial { source: PartialSource::Slots, .. })
     }
 
     /// Returns whether every pair of this check that must have a status has one.

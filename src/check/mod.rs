@@ -31,38 +31,18 @@ pub struct Check {
 type Pairs = SmallVec<[Pair; 1]>;
 
 /// What a backend may need to know of a check that it cannot decide in one call.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Hints {
     /// Whether the request is admitted if the backend makes no decision. Then the charges of a part of the check do no harm.
     pub(crate) fails_open: bool,
     /// For each pair, whether the store has denied it a moment ago. `None` if this is not known.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
-    pub(crate) recently_denied: RecentlyDenied,
+    pub(crate) recently_denied: Option<[bool; MAX_PAIRS]>,
 }
 
-/// For each pair of a check, whether the store has denied it a moment ago.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RecentlyDenied(
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a cluster has several slots"))]
-    pub(crate) Option<[bool; MAX_PAIRS]>,
-);
-
-impl Default for RecentlyDenied {
+impl Default for Hints {
     fn default() -> Self {
-        Self(Some([false; MAX_PAIRS]))
-    }
-}
-
-#[cfg(feature = "redis")]
-impl RecentlyDenied {
-    /// Returns whether a pair of the check may have been denied.
-    pub(crate) fn may_contain_any(self) -> bool {
-        self.0.is_none_or(|denied| denied.contains(&true))
-    }
-
-    /// Returns whether the pair with this index was denied.
-    pub(crate) fn contains(self, index: usize) -> bool {
-        self.0.is_some_and(|denied| denied.get(index) == Some(&true))
+        Self { fails_open: false, recently_denied: Some([false; MAX_PAIRS]) }
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
     revalidation::Permission,
 };
 use crate::{
-    check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey, RecentlyDenied},
+    check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey},
     decision::{Decision, PartialSource},
     lock::Lock,
 };
@@ -189,18 +189,18 @@ impl DenyCache {
 
     /// Returns, for each pair of a check, whether the store has denied it in a check that was sent within the last maximum age,
     /// even if the wait has passed since, or the denial is invalidated. Not known if the deny cache is off.
-    pub(crate) fn recently_denied(&self, check: &Check) -> RecentlyDenied {
+    pub(crate) fn recently_denied(&self, check: &Check) -> Option<[bool; MAX_PAIRS]> {
         if self.max_age == 0 {
-            return RecentlyDenied(None);
+            return None;
         }
         let mut denied = [false; MAX_PAIRS];
-        let Some(now) = self.now() else { return RecentlyDenied(Some(denied)) };
+        let Some(now) = self.now() else { return Some(denied) };
         for (denied, pair) in denied.iter_mut().zip(check.pairs()) {
             let may_deny = pair.cost > 0 && !pair.is_shadow;
             let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy)).filter(|_| may_deny);
             *denied = entry.is_some_and(|entry| now < entry.last_denied() + self.max_age);
         }
-        RecentlyDenied(Some(denied))
+        Some(denied)
     }
 
     /// Invalidates one entry, and every denial that was asked for before.
@@ -317,7 +317,7 @@ mod tests {
         };
         let asked = check("a");
         let pair = &asked.pairs()[0];
-        let was_denied = |key| denials.recently_denied(&check(key)).0.unwrap().contains(&true);
+        let was_denied = |key| denials.recently_denied(&check(key)).unwrap().contains(&true);
         assert!(!was_denied("a"));
         let wait = SECOND / 10;
         let status = Status::new(pair, 0, Wait::For(wait), wait, wait);

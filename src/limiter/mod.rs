@@ -241,7 +241,7 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.0.events.counters().stats(self.lost_settlements(), self.breakers())
+        self.0.events.counters.stats(self.lost_settlements(), self.breakers())
     }
 
     /// Returns whether the store decides the checks of this limiter now, or the [`OutageRule`] applies. Use it in a readiness probe.
@@ -297,7 +297,7 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn most_denied(&self, max: usize) -> Vec<DeniedKey> {
-        self.0.events.counters().most_denied(max)
+        self.0.events.counters.most_denied(max)
     }
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end

@@ -10,7 +10,7 @@ use super::{
     outage_rule::Terms,
 };
 use crate::{
-    check::{Check, Hints, PairRef, Purpose, RecentlyDenied},
+    check::{Check, Hints, PairRef, Purpose},
     cost::Costs,
     decision::{Decided, Decision},
     deny_cache::{CacheLookup, CacheMiss},
@@ -125,7 +125,7 @@ impl Limiter {
         let is_denied = || deny_cache.is_some_and(|cache| cache.repeat(check).is_some());
         Hints {
             fails_open: fails_open && !is_denied(),
-            recently_denied: deny_cache.map_or(RecentlyDenied(None), |cache| cache.recently_denied(check)),
+            recently_denied: deny_cache.and_then(|cache| cache.recently_denied(check)),
         }
     }
 

@@ -73,7 +73,7 @@ pub(crate) struct LimiterEvents {
     settlement_lost: Throttle,
     /// The fraction of a quota that counts as near the limit.
     near_limit: f64,
-    counters: LimiterCounters,
+    pub(crate) counters: LimiterCounters,
     metrics: LimiterMetrics,
 }
 
@@ -116,11 +116,6 @@ impl LimiterEvents {
     /// server.
     pub(crate) fn misconfigured_shadow(&self, error: &dyn Error) {
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
-    }
-
-    /// Returns the counters of the checks.
-    pub(crate) fn counters(&self) -> &LimiterCounters {
-        &self.counters
     }
 
     /// Counts the outcome of a check. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at

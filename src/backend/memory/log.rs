@@ -227,17 +227,13 @@ impl UsageReading for LogReading<'_> {
         // Usually, one unit must expire. If more than the quota is used, so must the units beyond it.
         let beyond = (used + added).saturating_sub(quota);
         let next = if used > beyond { self.expires_at(beyond + 1) } else { newest };
-        let reset = if added > 0 { newest } else { self.newest_expires_at() };
+        let last = || self.records.newest().map_or(self.span.now, |last| last.at + self.window);
+        let reset = if added > 0 { newest } else { last() };
         Forecast { used: used + added, next, reset }
     }
 }
 
 impl LogReading<'_> {
-    /// Returns the instant at which the newest record, which holds units, has expired.
-    fn newest_expires_at(&self) -> u64 {
-        self.records.newest().map_or(self.span.now, |newest| newest.at + self.window)
-    }
-
     /// Returns the instant at which `units` of the usage have expired.
     #[inline(always)]
     fn expires_at(&self, units: u64) -> u64 {

@@ -120,7 +120,7 @@ impl KeyShard {
     fn inspect(&mut self, key: usize, now: u64) -> bool {
         let Some(partition) = self.partitions.value_mut(key) else { return false };
         // An idle policy must not stay because another policy of the same key is in use.
-        partition.remove_idle(now);
+        partition.retain(|count| count.idle_at() > now);
         let idle_at = partition.idle_at();
         match idle_at {
             Some(idle_at) => self.due.set(key, idle_at),

@@ -93,7 +93,7 @@ impl RedisBackend {
         }
         let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
-        if check.hints.recently_denied.may_contain_any() && !enforced.is_empty() {
+        if check.hints.recently_denied.is_none_or(|denied| denied.contains(&true)) && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
             // A slot that does not reply must leave time for the charge, if the others admit.
@@ -292,8 +292,8 @@ impl<'a> Transaction<'a> {
                 slot.state = SlotState::Unknown(BackendError::new(Reason::Timeout));
             }
         }
-        let denied = check.hints.recently_denied;
-        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.contains(*pair));
+        let denied = check.hints.recently_denied.unwrap_or_default();
+        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
         self.charge(check, was_denied).await;
         if CrossSlotVerdict::of(&self.slots) != CrossSlotVerdict::Denied {
             let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
