@@ -169,10 +169,8 @@ impl FakeBackend {
 impl Backend for FakeBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let outcome = self.0.lock().next(check);
-        match outcome {
-            Some(outcome) => outcome,
-            None => std::future::pending().await,
-        }
+        let Some(outcome) = outcome else { return std::future::pending().await };
+        outcome
     }
 
     /// Answers at once, except for a hang. A test without a hang needs no runtime with a timer.
@@ -190,10 +188,8 @@ impl Backend for FakeBackend {
 
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let outcome = self.0.lock().refund(refund);
-        match outcome {
-            Some(outcome) => outcome,
-            None => std::future::pending().await,
-        }
+        let Some(outcome) = outcome else { return std::future::pending().await };
+        outcome
     }
 
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {

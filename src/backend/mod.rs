@@ -22,7 +22,7 @@ pub(crate) mod memory;
 pub(crate) mod redis;
 
 pub use crate::error::{BackendError, Reason};
-pub(crate) use erased::{DynBackend, PairBackend};
+pub(crate) use erased::DynBackend;
 pub use memory::{MemoryBackend, WhenFull};
 
 pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};

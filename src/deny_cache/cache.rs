@@ -1,10 +1,9 @@
 //! The entries of a deny cache.
 
 use std::{
-    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, MutexGuard, OnceLock, Weak,
+        Arc, MutexGuard, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -110,8 +109,7 @@ impl DenyCache {
             horizon: AtomicU64::new(0),
             waits_end: AtomicU64::new(0),
         });
-        let known: Weak<dyn KnownDenials> = Arc::downgrade(&(denials.clone() as Arc<dyn KnownDenials>));
-        denials.namespace.add_known_denials(known);
+        denials.namespace.add_known_denials(Arc::<Self>::downgrade(&denials));
         denials
     }
 
@@ -283,12 +281,6 @@ pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: CacheMicros) -
 impl KnownDenials for DenyCache {
     fn invalidate(&self, pair: &PairKey, is_certain: bool) {
         self.replace(pair, if is_certain { CachedPair::invalidated } else { CachedPair::expired });
-    }
-}
-
-impl fmt::Debug for DenyCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DenyCache").finish_non_exhaustive()
     }
 }
 

@@ -8,7 +8,7 @@ use super::{
     waiters::Waiters,
 };
 use crate::{
-    backend::{Backend, DynBackend, MemoryBackend, PairBackend},
+    backend::{Backend, DynBackend, MemoryBackend},
     check::{MAX_PAIRS, Namespace},
     deny_cache::{DenyCache, DenyCacheConfig},
     error::ConfigError,
@@ -43,7 +43,7 @@ pub struct LimiterBuilder {
     near_limit: f64,
     deny_cache: Option<DenyCacheConfig>,
     memory: Option<MemoryBackend>,
-    pair_backend: Option<Arc<dyn PairBackend>>,
+    pair_backend: Option<MemoryBackend>,
     backend: Arc<dyn DynBackend>,
 }
 
@@ -85,8 +85,7 @@ impl Limiter {
 
 impl LimiterBuilder {
     fn new(backend: impl Backend) -> Self {
-        let memory = (&backend as &dyn Any).downcast_ref::<MemoryBackend>();
-        let pair_backend = memory.map(|memory| Arc::new(memory.clone()) as Arc<dyn PairBackend>);
+        let pair_backend = (&backend as &dyn Any).downcast_ref::<MemoryBackend>().cloned();
         Self {
             policies: Vec::new(),
             others: Vec::new(),

@@ -120,11 +120,19 @@ impl LimiterMetrics {
             self.policies.with(status.policy().name(), |policy| {
                 let has_room = status.retry_after().is_zero();
                 match (is_admitted, has_room) {
-                    (true, true) => policy.admitted(status, is_near(status)),
+                    (true, true) => {
+                        policy.admitted.count(1);
+                        policy.charged_units.count(status.cost().into());
+                        if is_near(status) {
+                            policy.near_limit.count(1);
+                        }
+                    }
                     // Only a shadow policy denies an admitted check.
                     (true, false) => policy.shadow_denied.count(1),
-                    (false, false) if !status.is_shadow() => policy.denied(decision.is_cached()),
-                    (false, _) => {}
+                    (false, false) if status.is_shadow() => {}
+                    (false, false) if decision.is_cached() => policy.denied_from_cache.count(1),
+                    (false, false) => policy.denied.count(1),
+                    (false, true) => {}
                 }
             });
         }
@@ -193,19 +201,6 @@ impl PolicyMetrics {
         for counter in denials.into_iter().chain([&self.admitted, &self.charged_units, &self.near_limit]) {
             drop(counter.counter());
         }
-    }
-
-    fn admitted(&self, status: &Status, is_near: bool) {
-        self.admitted.count(1);
-        self.charged_units.count(status.cost().into());
-        if is_near {
-            self.near_limit.count(1);
-        }
-    }
-
-    fn denied(&self, is_cached: bool) {
-        let counter = if is_cached { &self.denied_from_cache } else { &self.denied };
-        counter.count(1);
     }
 }
 

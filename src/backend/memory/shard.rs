@@ -24,19 +24,13 @@ pub(super) const SHARDS: usize = 64;
 #[derive(Default)]
 pub(super) struct KeyShard {
     /// A map with indices, so that a random key is found without a search.
-    partitions: KeyMap<Partition>,
+    pub(super) partitions: KeyMap<Partition>,
     /// The instant of the next inspection of every partition: at the latest when it is idle. The inspection updates this instant,
     /// so that a charge need not.
     due: DueKeys,
 }
 
 impl KeyShard {
-    /// Returns the index of a partition key, if it is stored.
-    #[inline]
-    pub(super) fn seek(&mut self, key: &PartitionKey) -> Option<usize> {
-        self.partitions.seek(key)
-    }
-
     /// Returns the count of a pair whose partition key has this index, if the count is stored.
     #[inline]
     pub(super) fn count_mut(
@@ -69,7 +63,7 @@ impl KeyShard {
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        let (index, namespace, pair) = (self.seek(key), check.scope(), pair.borrowed());
+        let (index, namespace, pair) = (self.partitions.seek(key), check.scope(), pair.borrowed());
         if let Some(count) = index.and_then(|index| self.count_mut(index, namespace, pair.policy)) {
             return count.charge(pair, clock, generations);
         }
@@ -77,11 +71,6 @@ impl KeyShard {
         let receipt = count.charge(pair, clock, generations);
         self.insert(index, key, count);
         receipt
-    }
-
-    /// Returns the counts of a partition key, if it is stored.
-    pub(super) fn partition_mut(&mut self, key: &PartitionKey) -> Option<&mut Partition> {
-        self.partitions.find_mut(key)
     }
 
     /// Returns whether a partition key is stored.
@@ -206,10 +195,6 @@ impl<'a> LockedShards<'a> {
         indices.dedup();
         let guards = indices.into_iter().map(|index| (index, shards[index].lock())).collect();
         Self { guards, keys }
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &KeyShard> {
-        self.guards.iter().map(|(_, shard)| &**shard)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut KeyShard> {

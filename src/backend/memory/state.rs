@@ -111,7 +111,7 @@ impl MemoryState {
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let single = Single { pair, purpose, clock, generations: &self.generations };
-        let (index, mut new) = (shard.seek(&key), None);
+        let (index, mut new) = (shard.partitions.seek(&key), None);
         let stored = index.and_then(|index| shard.count_mut(index, namespace, pair.policy));
         let count = stored.unwrap_or_else(|| new.insert(PairCount::new(namespace, pair)));
         let SingleDecision { decision, is_charged } = count.decide(&single)?;
@@ -177,7 +177,7 @@ impl MemoryState {
             }
         }
         if new_keys > 0 && purpose != Purpose::Peek {
-            locked.iter().for_each(|shard| self.note_due(shard));
+            locked.iter_mut().for_each(|shard| self.note_due(shard));
         }
         Ok(DecisionAttempt::Decided(decision(check, clock, statuses, receipts, &is_known)))
     }
@@ -217,7 +217,7 @@ impl MemoryState {
         let clock = self.clock.now_micros();
         for (i, pair) in pairs.iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            if let Some(partition) = shard.partition_mut(key) {
+            if let Some(partition) = shard.partitions.find_mut(key) {
                 change(partition, pair, clock);
             }
             self.remove_if_idle(shard, key, clock);
