@@ -160,8 +160,7 @@ impl DenyCache {
     pub(super) fn admitted(&self, pair: &Pair, decision: &Decision, was_known: bool) {
         let Some(now) = self.now_before(&self.waits_end) else { return };
         let pair_key = PairKey::new(&pair.key, &pair.policy);
-        let is_later =
-            |entry: &CachedPair| !decision.is_divided() && entry.at_micros() < decision.at_micros();
+        let is_later = |entry: &CachedPair| !decision.is_divided() && entry.newest.at < decision.at_micros();
         let contradicts = |entry: Arc<CachedPair>| {
             (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
         };
@@ -196,7 +195,7 @@ impl DenyCache {
         for (denied, pair) in denied.iter_mut().zip(check.pairs()) {
             let may_deny = pair.cost > 0 && !pair.is_shadow;
             let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy)).filter(|_| may_deny);
-            *denied = entry.is_some_and(|entry| now < entry.last_denied() + self.max_age);
+            *denied = entry.is_some_and(|entry| now < entry.newest.sent + self.max_age);
         }
         Some(denied)
     }
@@ -270,7 +269,7 @@ impl Stripe {
 
 /// Builds the denial of a check from the pairs that deny it.
 pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: CacheMicros) -> Decision {
-    let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
+    let at_micros = denied.iter().map(|denied| denied.entry.newest.at).max().unwrap_or_default();
     let statuses = check.pairs().iter().map(|pair| {
         let denied = denied.iter().find(|denied| std::ptr::eq(denied.pair, pair))?;
         Some(denied.entry.status(pair, &denied.found, now))

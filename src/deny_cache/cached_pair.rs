@@ -51,7 +51,7 @@ pub(super) struct Usage {
     /// The send time of the check. The store has decided later, so the denial holds at least for its wait from here.
     pub(super) sent: CacheMicros,
     /// The store's clock.
-    at: u64,
+    pub(super) at: u64,
     next: u64,
     reset: u64,
     /// The units that are used, at least.
@@ -66,7 +66,7 @@ pub(super) struct Usage {
 /// has passed, and denies only if the store makes no decision.
 pub(super) struct CachedPair {
     /// The usage as of the newest denial.
-    newest: Usage,
+    pub(super) newest: Usage,
     known: Box<[Known]>,
     is_invalidated: bool,
     pub(super) revalidation: Arc<RevalidationLimiter>,
@@ -254,11 +254,6 @@ impl CachedPair {
         Self { newest: self.newest, known, is_invalidated, revalidation: self.revalidation.clone() }
     }
 
-    /// Returns when the store was last asked with the result that it denied the pair.
-    pub(super) fn last_denied(&self) -> CacheMicros {
-        self.newest.sent
-    }
-
     /// Returns the known waits after a newer denial.
     fn known_after(&self, new: &Denial, now: CacheMicros, max_age: u64) -> Vec<Known> {
         let verdict = self.evidence(new, now);
@@ -385,10 +380,6 @@ impl CachedPair {
             Duration::from_micros(next),
             Duration::from_micros(reset.max(wait)),
         )
-    }
-
-    pub(super) fn at_micros(&self) -> u64 {
-        self.newest.at
     }
 
     /// Returns when all known waits have passed.

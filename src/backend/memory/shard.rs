@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use super::{
-    any_count::{AnyCount, AnyReading, status},
+    any_count::{AnyCount, AnyReading},
     due::DueKeys,
     key_map::KeyMap,
     partition::{PairCount, Partition},
@@ -11,7 +11,6 @@ use super::{
 use crate::{
     backend::generation::Generations,
     check::{Check, Namespace, Pair, PairRef, Purpose, Receipt},
-    decision::Status,
     key::PartitionKey,
     lock::Lock,
     policy::Policy,
@@ -174,13 +173,6 @@ pub(super) struct PairReading<'a> {
     pub(super) reading: AnyReading<'a>,
     /// Whether the cost fits into the quota, or is charged even if it does not.
     pub(super) fits: bool,
-}
-
-impl PairReading<'_> {
-    /// Returns the status of the pair after the verdict of the check.
-    pub(super) fn status(&self, is_admitted: bool) -> Status {
-        status(&*self.reading, self.pair, self.fits, is_admitted && self.fits)
-    }
 }
 
 impl<'a> LockedShards<'a> {

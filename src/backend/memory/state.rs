@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    any_count::{Single, SingleDecision},
+    any_count::{Single, SingleDecision, status},
     clock::Clock,
     partition::{PairCount, Partition},
     shard::{KeyShard, LockedShards, PairReading, SHARDS, shard_of},
@@ -142,7 +142,10 @@ impl MemoryState {
 
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
-        let statuses: Vec<Status> = readings.iter().map(|reading| reading.status(is_admitted)).collect();
+        let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
+            status(&**reading, *pair, *fits, is_admitted && *fits)
+        };
+        let statuses: Vec<Status> = readings.iter().map(status_of).collect();
         if !is_admitted {
             return Ok(DecisionAttempt::Decided(Decision::new(clock, statuses)));
         }
@@ -179,7 +182,14 @@ impl MemoryState {
         if new_keys > 0 && purpose != Purpose::Peek {
             locked.iter_mut().for_each(|shard| self.note_due(shard));
         }
-        Ok(DecisionAttempt::Decided(decision(check, clock, statuses, receipts, &is_known)))
+        let decision = if is_known.contains(&false) {
+            let known = statuses.into_iter().zip(is_known);
+            let known = known.map(|(status, is_known)| is_known.then_some(status));
+            Decision::partial(PartialSource::Backend, clock, known, receipts, check)
+        } else {
+            Decision::with_receipts(clock, statuses, receipts)
+        };
+        Ok(DecisionAttempt::Decided(decision))
     }
 
     /// Refunds units, each to its own charge. Returns the instant.
@@ -247,19 +257,4 @@ impl MemoryState {
     pub(super) fn idle_since(&self, clock: u64) -> u64 {
         clock.saturating_sub(self.keep_idle)
     }
-}
-
-/// Returns the decision of an admitted check. The pairs that are not known have no status.
-fn decision(
-    check: &Check,
-    clock: u64,
-    statuses: Vec<Status>,
-    receipts: Vec<Receipt>,
-    is_known: &[bool; MAX_PAIRS],
-) -> Decision {
-    if is_known.iter().all(|is_known| *is_known) {
-        return Decision::with_receipts(clock, statuses, receipts);
-    }
-    let statuses = statuses.into_iter().zip(is_known).map(|(status, is_known)| is_known.then_some(status));
-    Decision::partial(PartialSource::Backend, clock, statuses, receipts, check)
 }
