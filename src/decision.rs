@@ -81,17 +81,9 @@ pub(crate) type Statuses = SmallVec<[Status; 1]>;
 enum Origin {
     /// A backend, at one instant of one clock, with a status for every pair.
     Backend,
-    /// A backend, with statuses for some pairs, or at several instants.
+    /// A source that may not have a status for every pair.
     Partial {
-        /// The policies of the check.
-        listed: Box<[Listed]>,
-        /// The indices of the pairs that have a status.
-        known: Box<[usize]>,
-        /// Whether there were several instants of several clocks: one for each slot of a cluster.
-        is_divided: bool,
-    },
-    /// The deny cache, with statuses for the pairs that are known to deny.
-    Cache {
+        source: PartialSource,
         /// The policies of the check.
         listed: Box<[Listed]>,
         /// For each pair, whether it has a status.
@@ -101,6 +93,18 @@ enum Origin {
     Leasing(Box<[u32]>),
     /// This process, from units that it has leased, with a status for every pair.
     Lease,
+}
+
+/// The source of a decision that may not have a status for every pair.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PartialSource {
+    /// A backend, which cannot decide some shadow pairs.
+    Backend,
+    /// The slots of a cluster, at several instants of several clocks. A denial may have the statuses of some pairs only.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
+    Slots,
+    /// The deny cache, with statuses for the pairs that are known to deny.
+    Cache,
 }
 
 /// A policy of a check, and whether its pair is a shadow.
@@ -187,46 +191,27 @@ impl Decision {
         Self::of(Origin::Lease, at_micros, statuses, receipts)
     }
 
-    /// Creates the decision of a check across several slots. A denial may have the statuses of some pairs only: of those that
-    /// are `known`.
-    #[cfg(feature = "redis")]
-    pub(crate) fn divided(
-        at_micros: u64,
-        statuses: Vec<Status>,
-        receipts: Vec<Receipt>,
-        check: &Check,
-        known: Vec<usize>,
-    ) -> Self {
-        let origin = Origin::Partial { listed: listed(check), known: known.into(), is_divided: true };
-        Self::of(origin, at_micros, statuses.into(), receipts.into())
-    }
-
-    /// Creates the decision of a check without the statuses of some shadow pairs, which the backend cannot decide. `statuses` has
-    /// `None` for these pairs.
+    /// Creates the decision of a check from a source that may not have a status for every pair. `statuses` has `None` for the others.
     pub(crate) fn partial(
+        source: PartialSource,
         at_micros: u64,
-        statuses: Vec<Option<Status>>,
+        statuses: impl IntoIterator<Item = Option<Status>>,
         receipts: Vec<Receipt>,
         check: &Check,
     ) -> Self {
-        let known: Vec<usize> = (0..statuses.len()).filter(|i| statuses[*i].is_some()).collect();
-        let statuses: Vec<Status> = statuses.into_iter().flatten().collect();
-        if known.len() == check.pairs().len() {
-            return Self::with_receipts(at_micros, statuses, receipts);
+        let pairs = check.pairs();
+        let (mut known, mut stated) = ([false; MAX_PAIRS], Statuses::with_capacity(pairs.len()));
+        for (known, status) in known.iter_mut().zip(statuses) {
+            *known = status.is_some();
+            stated.extend(status);
         }
-        let origin = Origin::Partial { listed: listed(check), known: known.into(), is_divided: false };
-        Self::of(origin, at_micros, statuses.into(), receipts.into())
-    }
-
-    /// Creates a denial of this check from the deny cache: the statuses of the pairs that are `known` to deny.
-    pub(crate) fn cached(
-        at_micros: u64,
-        statuses: Box<[Status]>,
-        check: &Check,
-        known: [bool; MAX_PAIRS],
-    ) -> Self {
-        let origin = Origin::Cache { listed: listed(check), known };
-        Self::of(origin, at_micros, statuses.into_vec().into(), [].into())
+        let origin = if source == PartialSource::Backend && stated.len() == pairs.len() {
+            Origin::Backend
+        } else {
+            let listed = |pair: &Pair| Listed { policy: pair.policy.clone(), is_shadow: pair.is_shadow };
+            Origin::Partial { source, listed: pairs.iter().map(listed).collect(), known }
+        };
+        Self::of(origin, at_micros, stated, receipts.into())
     }
 
     #[inline]
@@ -383,7 +368,7 @@ impl Decision {
     /// Returns whether this is a denial from the deny cache; see [`DenyCacheConfig`](crate::outage::DenyCacheConfig) for what it
     /// contains. An admission is never cached.
     pub fn is_cached(&self) -> bool {
-        matches!(self.0.origin, Origin::Cache { .. })
+        matches!(self.0.origin, Origin::Partial { source: PartialSource::Cache, .. })
     }
 
     /// Returns whether this process has admitted the check from [leased units](crate::Policy::leased), which the store had charged
@@ -403,7 +388,7 @@ impl Decision {
 
     /// Returns whether the check was decided at several instants of several clocks.
     pub(crate) fn is_divided(&self) -> bool {
-        matches!(self.0.origin, Origin::Partial { is_divided: true, .. })
+        matches!(self.0.origin, Origin::Partial { source: PartialSource::Slots, .. })
     }
 
     /// Returns whether every pair of this check that must have a status has one.
@@ -411,9 +396,8 @@ impl Decision {
     pub(crate) fn is_complete(&self, check: &Check) -> bool {
         match &self.0.origin {
             Origin::Partial { known, .. } => {
-                let needs = |(i, pair): (usize, &Pair)| !pair.is_shadow && !known.contains(&i);
-                known.len() == self.0.statuses.len()
-                    && !(self.is_admitted() && check.pairs().iter().enumerate().any(needs))
+                let lacks = |(pair, is_known): (&Pair, &bool)| !pair.is_shadow && !is_known;
+                !(self.is_admitted() && check.pairs().iter().zip(known).any(lacks))
             }
             _ => self.0.statuses.len() == check.pairs().len(),
         }
@@ -421,14 +405,11 @@ impl Decision {
 
     /// Returns the statuses, each with the index of its pair.
     pub(crate) fn indexed_statuses(&self) -> impl Iterator<Item = (usize, &Status)> {
-        self.0.statuses.iter().enumerate().filter_map(|(i, status)| {
-            let index = match &self.0.origin {
-                Origin::Partial { known, .. } => *known.get(i)?,
-                Origin::Cache { known, .. } => (0..MAX_PAIRS).filter(|pair| known[*pair]).nth(i)?,
-                Origin::Backend | Origin::Leasing(_) | Origin::Lease => i,
-            };
-            Some((index, status))
-        })
+        let known = match self.0.origin {
+            Origin::Partial { known, .. } => known,
+            Origin::Backend | Origin::Leasing(_) | Origin::Lease => [true; MAX_PAIRS],
+        };
+        (0..MAX_PAIRS).filter(move |index| known[*index]).zip(self.statuses())
     }
 
     /// Returns the pairs of this check that have a status, each with its status.
@@ -455,15 +436,10 @@ impl Decision {
     /// Returns all policies of a check that may not have a status for every pair. Empty if every pair has a status.
     pub(crate) fn listed_apart(&self) -> &[Listed] {
         match &self.0.origin {
-            Origin::Cache { listed, .. } | Origin::Partial { listed, .. } => listed,
+            Origin::Partial { listed, .. } => listed,
             Origin::Backend | Origin::Leasing(_) | Origin::Lease => &[],
         }
     }
-}
-
-fn listed(check: &Check) -> Box<[Listed]> {
-    let listed = |pair: &Pair| Listed { policy: pair.policy.clone(), is_shadow: pair.is_shadow };
-    check.pairs().iter().map(listed).collect()
 }
 
 impl fmt::Debug for Decision {
@@ -637,7 +613,9 @@ mod tests {
         let check =
             Check::new([pair(), Pair::new(PartitionKey::new("user", "b"), pair().policy, 1).shadow()]);
         let check = check.unwrap();
-        let decision = |statuses: [Option<Status>; 2]| Decision::partial(0, statuses.into(), vec![], &check);
+        let decision = |statuses: [Option<Status>; 2]| {
+            Decision::partial(PartialSource::Backend, 0, statuses, vec![], &check)
+        };
         let of_shadow = Status::new(&check.pairs()[1], 0, Wait::ZERO, Duration::ZERO, Duration::ZERO);
         assert!(decision([Some(status(Wait::ZERO)), Some(of_shadow.clone())]).is_complete(&check));
         assert!(decision([Some(status(Wait::ZERO)), None]).is_complete(&check));

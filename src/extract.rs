@@ -11,7 +11,7 @@ use http::{Extensions, StatusCode, header, request::Parts};
 use crate::{
     backend::Reason,
     decision::Decision,
-    observe::MissingValue,
+    observe::{self, Throttle},
     outage::{LocalDecision, Unchecked},
     settle::Reservation,
 };
@@ -65,14 +65,15 @@ impl NoDecision {
 
 impl IntoResponse for NoDecision {
     fn into_response(self) -> Response {
-        static UNDECIDED: MissingValue = MissingValue::new();
-        static UNCHECKED: MissingValue = MissingValue::new();
-        static LOCAL_FALLBACK: MissingValue = MissingValue::new();
-        match self.0 {
-            Cause::Undecided => UNDECIDED.warn(&self),
-            Cause::Unchecked(_) => UNCHECKED.warn(&self),
-            Cause::LocalFallback(_) => LOCAL_FALLBACK.warn(&self),
-        }
+        static UNDECIDED: Throttle = Throttle::per_minute(1);
+        static UNCHECKED: Throttle = Throttle::per_minute(1);
+        static LOCAL_FALLBACK: Throttle = Throttle::per_minute(1);
+        let throttle = match self.0 {
+            Cause::Undecided => &UNDECIDED,
+            Cause::Unchecked(_) => &UNCHECKED,
+            Cause::LocalFallback(_) => &LOCAL_FALLBACK,
+        };
+        observe::missing_value(&self, throttle);
         server_error()
     }
 }
@@ -110,8 +111,8 @@ pub struct NoReservation;
 
 impl IntoResponse for NoReservation {
     fn into_response(self) -> Response {
-        static UNCOUNTED: MissingValue = MissingValue::new();
-        UNCOUNTED.warn(&self);
+        static UNCOUNTED: Throttle = Throttle::per_minute(1);
+        observe::missing_value(&self, &UNCOUNTED);
         server_error()
     }
 }

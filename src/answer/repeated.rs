@@ -77,6 +77,7 @@ mod tests {
     use crate::{
         answer::{Answer, Dialect, ProblemDetails},
         check::{Check, Pair},
+        decision::PartialSource,
         head::Head,
         key::PartitionKey,
         limiter::Rejection,
@@ -128,10 +129,9 @@ mod tests {
         ]);
         let mut decisions: Vec<Decision> = lists.map(|statuses| Decision::new(0, statuses)).collect();
         let check = |second: Pair| Check::new([of_plain.clone(), second]).unwrap();
-        let mut known = [false; crate::check::MAX_PAIRS];
-        known[0] = true;
         for second in [of_other.clone(), of_other.shadow(), pair(&hidden)] {
-            decisions.push(Decision::cached(0, [denied.clone()].into(), &check(second), known));
+            let statuses = [Some(denied.clone()), None];
+            decisions.push(Decision::partial(PartialSource::Cache, 0, statuses, vec![], &check(second)));
         }
         let request = http::Request::new(());
         let mut responses = Vec::new();

@@ -4,7 +4,7 @@ use std::{future::Future, pin::Pin};
 
 use super::Backend;
 use crate::{
-    check::{Check, Namespace, Pair, PairRef, Purpose, Refund},
+    check::{Check, Pair, Purpose, Refund},
     decision::Decision,
     error::{BackendError, Reason},
     guard::Protection,
@@ -27,12 +27,6 @@ pub(crate) trait DynBackend: Send + Sync {
     fn breakers(&self) -> Vec<ServerBreaker>;
     fn drain(&self) -> Borrowing<'_, ()>;
     fn store(&self) -> Option<String>;
-}
-
-/// A backend that decides a check of one pair at once, without a copy of the pair.
-pub(crate) trait PairBackend: Send + Sync {
-    /// Returns `None` if there is no room for the record of the pair or its key. Then nothing was charged.
-    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision>;
 }
 
 impl<B: Backend> DynBackend for B {

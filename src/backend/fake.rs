@@ -51,13 +51,11 @@ use crate::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct FakeBackend(Arc<Lock<FakeScript>>);
 
 /// A scripted answer of a [`FakeBackend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub enum FakeAnswer {
     /// Admits. The remaining quota is the quota less the cost.
     Admit,
@@ -75,7 +73,6 @@ pub enum FakeAnswer {
 /// A check that a [`FakeBackend`] has recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct RecordedCheck {
     /// The namespace.
     pub namespace: String,
@@ -88,7 +85,6 @@ pub struct RecordedCheck {
 /// A refund that a [`FakeBackend`] has recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 pub struct RecordedRefund {
     /// The namespace.
     pub namespace: String,
@@ -173,10 +169,8 @@ impl FakeBackend {
 impl Backend for FakeBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
         let outcome = self.0.lock().next(check);
-        match outcome {
-            Some(outcome) => outcome,
-            None => std::future::pending().await,
-        }
+        let Some(outcome) = outcome else { return std::future::pending().await };
+        outcome
     }
 
     /// Answers at once, except for a hang. A test without a hang needs no runtime with a timer.
@@ -194,10 +188,8 @@ impl Backend for FakeBackend {
 
     async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
         let outcome = self.0.lock().refund(refund);
-        match outcome {
-            Some(outcome) => outcome,
-            None => std::future::pending().await,
-        }
+        let Some(outcome) = outcome else { return std::future::pending().await };
+        outcome
     }
 
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {

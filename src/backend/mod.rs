@@ -22,7 +22,7 @@ pub(crate) mod memory;
 pub(crate) mod redis;
 
 pub use crate::error::{BackendError, Reason};
-pub(crate) use erased::{DynBackend, PairBackend};
+pub(crate) use erased::DynBackend;
 pub use memory::{MemoryBackend, WhenFull};
 
 pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundPair};
@@ -66,6 +66,7 @@ pub use crate::check::{Check, MAX_PAIRS, Pair, Purpose, Receipt, Refund, RefundP
     label = "expected a backend, such as `MemoryBackend::new()` or a `RedisBackend`",
     note = "if the value is a `Result`, add `?`; if it is a future, add `.await`"
 )]
+#[expect(unused_variables, reason = "the defaults need no arguments")]
 pub trait Backend: Send + Sync + 'static {
     /// Decides a check, and charges it if all pairs admit.
     ///
@@ -80,7 +81,6 @@ pub trait Backend: Send + Sync + 'static {
     /// Decides at once, for backends that never wait. Returns `None` if this backend must wait. A limiter calls this method
     /// first, and calls [`check`](Self::check) only after `None`. If it returns `None`, it must have charged nothing.
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
-        let _ = check;
         None
     }
 
@@ -101,14 +101,12 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// Returns a [`BackendError`] with a reason if it may not have been applied.
     fn refund(&self, refund: &Refund) -> impl Future<Output = Result<u64, BackendError>> + Send {
-        let _ = refund;
         async { Err(BackendError::new(Reason::Unsupported)) }
     }
 
     /// Refunds units at once, for backends that never wait. Returns `None` if this backend must wait, and then it must have
     /// changed nothing. A limiter calls this method first, and calls [`refund`](Self::refund) only after `None`.
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {
-        let _ = refund;
         None
     }
 
@@ -118,7 +116,6 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// Returns a [`BackendError`] with a reason if it may not have been applied.
     fn reset(&self, pairs: &Check) -> impl Future<Output = Result<(), BackendError>> + Send {
-        let _ = pairs;
         async { Err(BackendError::new(Reason::Unsupported)) }
     }
 
@@ -146,7 +143,6 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// A backend around another one may pass this call on to it.
     fn protect(&self, protection: Protection) -> bool {
-        let _ = protection;
         false
     }
 

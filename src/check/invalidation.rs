@@ -14,30 +14,16 @@ pub(crate) struct Invalidation {
 }
 
 impl Invalidation {
-    /// Removes the denials of these pairs, now and at its end.
-    pub(crate) fn remove<'a>(
+    /// Removes the denials of these pairs, now and at its end. Unless the change is certain, they hold if the store makes no decision,
+    /// until the change is [made](Self::made).
+    pub(crate) fn begin<'a>(
         namespace: &Namespace,
         pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-    ) -> Self {
-        Self::begin(namespace, pairs, true)
-    }
-
-    /// Lets the denials of these pairs hold only if the store makes no decision, until the change is [made](Self::made).
-    pub(crate) fn suspend<'a>(
-        namespace: &Namespace,
-        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-    ) -> Self {
-        Self::begin(namespace, pairs, false)
-    }
-
-    fn begin<'a>(
-        namespace: &Namespace,
-        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
-        is_made: bool,
+        is_certain: bool,
     ) -> Self {
         // A limiter that is built later may learn a denial while the change is in progress. Only a store that never waits has none.
         let pairs = pairs.map(|(key, policy)| PairKey::new(key, policy)).collect();
-        let invalidation = Self { namespace: namespace.clone(), pairs, is_made };
+        let invalidation = Self { namespace: namespace.clone(), pairs, is_made: is_certain };
         invalidation.invalidate();
         invalidation
     }

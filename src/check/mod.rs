@@ -18,51 +18,31 @@ pub use crate::policy::MAX_PAIRS;
 ///
 /// A check is admitted as a whole or not at all. [Shadow pairs](Pair::shadow) do not take part in the verdict: an admitted check
 /// charges those that have room.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     namespace: Namespace,
-    purpose: Purpose,
-    deadline: Option<Instant>,
+    pub(crate) purpose: Purpose,
+    pub(crate) deadline: Option<Instant>,
     pairs: Pairs,
-    hints: Hints,
+    pub(crate) hints: Hints,
 }
 
 /// The pairs of a check. One pair needs no memory of the heap.
 type Pairs = SmallVec<[Pair; 1]>;
 
 /// What a backend may need to know of a check that it cannot decide in one call.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Hints {
     /// Whether the request is admitted if the backend makes no decision. Then the charges of a part of the check do no harm.
     pub(crate) fails_open: bool,
     /// For each pair, whether the store has denied it a moment ago. `None` if this is not known.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
-    pub(crate) recently_denied: RecentlyDenied,
+    pub(crate) recently_denied: Option<[bool; MAX_PAIRS]>,
 }
 
-/// For each pair of a check, whether the store has denied it a moment ago.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct RecentlyDenied(
-    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a cluster has several slots"))]
-    pub(crate) Option<[bool; MAX_PAIRS]>,
-);
-
-impl Default for RecentlyDenied {
+impl Default for Hints {
     fn default() -> Self {
-        Self(Some([false; MAX_PAIRS]))
-    }
-}
-
-#[cfg(feature = "redis")]
-impl RecentlyDenied {
-    /// Returns whether a pair of the check may have been denied.
-    pub(crate) fn may_contain_any(self) -> bool {
-        self.0.is_none_or(|denied| denied.contains(&true))
-    }
-
-    /// Returns whether the pair with this index was denied.
-    pub(crate) fn contains(self, index: usize) -> bool {
-        self.0.is_some_and(|denied| denied.get(index) == Some(&true))
+        Self { fails_open: false, recently_denied: Some([false; MAX_PAIRS]) }
     }
 }
 
@@ -216,7 +196,7 @@ impl Check {
                 return Err(ConfigError::DuplicatePair { policy: pair.policy.name().to_owned() });
             }
         }
-        Ok(Self::from_pairs(Namespace::default(), pairs.into_vec().into()))
+        Ok(Self::from_valid_pairs(Namespace::default(), pairs.into_vec().into()))
     }
 
     /// Returns the same check with another purpose.
@@ -233,11 +213,6 @@ impl Check {
         self.with_purpose(Purpose::Lease)
     }
 
-    #[inline]
-    pub(crate) fn set_purpose(&mut self, purpose: Purpose) {
-        self.purpose = purpose;
-    }
-
     /// Returns the same check with a deadline. If the deadline is exceeded, a backend must not charge the check, and returns
     /// [`Reason::DeadlineExceeded`](crate::backend::Reason::DeadlineExceeded), if it can. A limiter sets the deadline of every
     /// check that it waits for.
@@ -246,38 +221,12 @@ impl Check {
         Self { deadline: deadline.into(), ..self }
     }
 
-    /// Creates the check of an exempt request, which no backend receives.
-    pub(crate) fn empty(namespace: Namespace) -> Self {
-        Self::from_pairs(namespace, Pairs::new())
-    }
-
-    /// Creates a check of one pair.
+    /// Creates a check of 1 to [`MAX_PAIRS`] different pairs, which were validated when the limiter was built. No backend receives
+    /// the check of an exempt request, which has no pair.
     #[inline]
-    pub(crate) fn with_pair(namespace: Namespace, pair: Pair) -> Self {
-        Self::from_pairs(namespace, Pairs::from_buf([pair]))
-    }
-
-    /// Creates a check of 1 to [`MAX_PAIRS`] different pairs, which were validated when the limiter was built.
-    pub(crate) fn from_valid_pairs(namespace: Namespace, pairs: impl Iterator<Item = Pair>) -> Self {
-        Self::from_pairs(namespace, pairs.collect())
-    }
-
-    #[inline]
-    fn from_pairs(namespace: Namespace, pairs: Pairs) -> Self {
+    pub(crate) fn from_valid_pairs(namespace: Namespace, pairs: Pairs) -> Self {
         debug_assert!(pairs.len() <= MAX_PAIRS);
         Self { namespace, purpose: Purpose::default(), deadline: None, pairs, hints: Hints::default() }
-    }
-
-    pub(crate) fn set_deadline(&mut self, deadline: Instant) {
-        self.deadline = Some(deadline);
-    }
-
-    pub(crate) fn set_hints(&mut self, hints: Hints) {
-        self.hints = hints;
-    }
-
-    pub(crate) fn hints(&self) -> Hints {
-        self.hints
     }
 
     /// Returns whether the pairs have different partition keys.
@@ -298,9 +247,8 @@ impl Check {
     }
 
     /// Returns the same check with other pairs.
-    pub(crate) fn with_pairs(&self, pairs: Box<[Pair]>) -> Self {
-        let Self { purpose, deadline, hints, .. } = *self;
-        Self { namespace: self.namespace.clone(), purpose, deadline, pairs: pairs.into_vec().into(), hints }
+    pub(crate) fn with_pairs(&self, pairs: Pairs) -> Self {
+        Self { namespace: self.namespace.clone(), pairs, ..*self }
     }
 
     pub(crate) fn in_namespace(self, namespace: Namespace) -> Self {
@@ -341,8 +289,8 @@ impl Check {
     /// Returns a check of the pairs with these indices.
     #[cfg(feature = "redis")]
     pub(crate) fn part(&self, pairs: &[usize], purpose: Purpose) -> Self {
-        let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned().collect();
-        Self { namespace: self.namespace.clone(), purpose, deadline: self.deadline, pairs, hints: self.hints }
+        let pairs = pairs.iter().filter_map(|i| self.pairs.get(*i)).cloned();
+        self.with_pairs(pairs.collect()).with_purpose(purpose)
     }
 
     /// Returns the charge of the units that were used beyond the cost of an admitted check, or `None` if there are none.
@@ -350,12 +298,13 @@ impl Check {
     /// A shadow pair that was not charged has no overage: for such a pair, pass its cost as the amount used.
     pub fn overage(&self, used: &[u32]) -> Option<Self> {
         let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
-        let pairs: Box<[Pair]> =
+        let pairs: Pairs =
             pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();
-        if pairs.is_empty() {
-            return None;
-        }
-        Some(Self { purpose: Purpose::Overage, deadline: None, ..self.with_pairs(pairs) })
+        (!pairs.is_empty()).then(|| Self {
+            purpose: Purpose::Overage,
+            deadline: None,
+            ..self.with_pairs(pairs)
+        })
     }
 }
 
@@ -418,17 +367,13 @@ impl Refund {
 }
 
 /// Hints do not change what is checked.
-impl PartialEq for Check {
-    fn eq(&self, other: &Self) -> bool {
-        let Self { namespace, purpose, deadline, pairs, hints: _ } = self;
-        *namespace == other.namespace
-            && *purpose == other.purpose
-            && *deadline == other.deadline
-            && *pairs == other.pairs
+impl PartialEq for Hints {
+    fn eq(&self, _: &Self) -> bool {
+        true
     }
 }
 
-impl Eq for Check {}
+impl Eq for Hints {}
 
 #[cfg(test)]
 mod tests {

@@ -21,7 +21,7 @@ struct Named {
 }
 
 /// The denials that a limiter knows.
-pub(crate) trait KnownDenials: std::fmt::Debug + Send + Sync {
+pub(crate) trait KnownDenials: Send + Sync {
     /// Learns that units of a pair may have been returned. If this is certain, its denials are removed. Otherwise they hold only if the
     /// store makes no decision.
     fn invalidate(&self, pair: &PairKey, is_certain: bool);

@@ -1,10 +1,9 @@
 //! The entries of a deny cache.
 
 use std::{
-    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::{
-        Arc, MutexGuard, OnceLock, Weak,
+        Arc, MutexGuard, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -19,8 +18,8 @@ use super::{
     revalidation::Permission,
 };
 use crate::{
-    check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey, RecentlyDenied},
-    decision::Decision,
+    check::{Check, KnownDenials, MAX_PAIRS, Namespace, Pair, PairKey},
+    decision::{Decision, PartialSource},
     lock::Lock,
 };
 
@@ -110,8 +109,7 @@ impl DenyCache {
             horizon: AtomicU64::new(0),
             waits_end: AtomicU64::new(0),
         });
-        let known: Weak<dyn KnownDenials> = Arc::downgrade(&(denials.clone() as Arc<dyn KnownDenials>));
-        denials.namespace.add_known_denials(known);
+        denials.namespace.add_known_denials(Arc::<Self>::downgrade(&denials));
         denials
     }
 
@@ -162,8 +160,7 @@ impl DenyCache {
     pub(super) fn admitted(&self, pair: &Pair, decision: &Decision, was_known: bool) {
         let Some(now) = self.now_before(&self.waits_end) else { return };
         let pair_key = PairKey::new(&pair.key, &pair.policy);
-        let is_later =
-            |entry: &CachedPair| !decision.is_divided() && entry.at_micros() < decision.at_micros();
+        let is_later = |entry: &CachedPair| !decision.is_divided() && entry.newest.at < decision.at_micros();
         let contradicts = |entry: Arc<CachedPair>| {
             (was_known || is_later(&entry)) && entry.find(room(pair), now, ANY_AGE).is_some()
         };
@@ -189,18 +186,18 @@ impl DenyCache {
 
     /// Returns, for each pair of a check, whether the store has denied it in a check that was sent within the last maximum age,
     /// even if the wait has passed since, or the denial is invalidated. Not known if the deny cache is off.
-    pub(crate) fn recently_denied(&self, check: &Check) -> RecentlyDenied {
+    pub(crate) fn recently_denied(&self, check: &Check) -> Option<[bool; MAX_PAIRS]> {
         if self.max_age == 0 {
-            return RecentlyDenied(None);
+            return None;
         }
         let mut denied = [false; MAX_PAIRS];
-        let Some(now) = self.now() else { return RecentlyDenied(Some(denied)) };
+        let Some(now) = self.now() else { return Some(denied) };
         for (denied, pair) in denied.iter_mut().zip(check.pairs()) {
             let may_deny = pair.cost > 0 && !pair.is_shadow;
             let entry = self.entries.get(&PairKey::new(&pair.key, &pair.policy)).filter(|_| may_deny);
-            *denied = entry.is_some_and(|entry| now < entry.last_denied() + self.max_age);
+            *denied = entry.is_some_and(|entry| now < entry.newest.sent + self.max_age);
         }
-        RecentlyDenied(Some(denied))
+        Some(denied)
     }
 
     /// Invalidates one entry, and every denial that was asked for before.
@@ -272,24 +269,17 @@ impl Stripe {
 
 /// Builds the denial of a check from the pairs that deny it.
 pub(super) fn decision(check: &Check, denied: &[Denied<'_>], now: CacheMicros) -> Decision {
-    let at_micros = denied.iter().map(|denied| denied.entry.at_micros()).max().unwrap_or_default();
-    let statuses = denied.iter().map(|denied| denied.entry.status(denied.pair, &denied.found, now));
-    let mut known = [false; MAX_PAIRS];
-    for (known, pair) in known.iter_mut().zip(check.pairs()) {
-        *known = denied.iter().any(|denied| std::ptr::eq(denied.pair, pair));
-    }
-    Decision::cached(at_micros, statuses.collect(), check, known)
+    let at_micros = denied.iter().map(|denied| denied.entry.newest.at).max().unwrap_or_default();
+    let statuses = check.pairs().iter().map(|pair| {
+        let denied = denied.iter().find(|denied| std::ptr::eq(denied.pair, pair))?;
+        Some(denied.entry.status(pair, &denied.found, now))
+    });
+    Decision::partial(PartialSource::Cache, at_micros, statuses, Vec::new(), check)
 }
 
 impl KnownDenials for DenyCache {
     fn invalidate(&self, pair: &PairKey, is_certain: bool) {
         self.replace(pair, if is_certain { CachedPair::invalidated } else { CachedPair::expired });
-    }
-}
-
-impl fmt::Debug for DenyCache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DenyCache").finish_non_exhaustive()
     }
 }
 
@@ -318,7 +308,7 @@ mod tests {
         };
         let asked = check("a");
         let pair = &asked.pairs()[0];
-        let was_denied = |key| denials.recently_denied(&check(key)).0.unwrap().contains(&true);
+        let was_denied = |key| denials.recently_denied(&check(key)).unwrap().contains(&true);
         assert!(!was_denied("a"));
         let wait = SECOND / 10;
         let status = Status::new(pair, 0, Wait::For(wait), wait, wait);
@@ -327,7 +317,7 @@ mod tests {
         tokio::time::advance(SECOND / 2).await;
         assert!(denials.repeat(&check("a")).is_none());
         assert!(was_denied("a") && !was_denied("b"));
-        drop(Invalidation::remove(&denials.namespace, [(&pair.key, &pair.policy)].into_iter()));
+        drop(Invalidation::begin(&denials.namespace, [(&pair.key, &pair.policy)].into_iter(), true));
         assert!(was_denied("a"));
         tokio::time::advance(SECOND / 2).await;
         assert!(!was_denied("a"));
@@ -345,7 +335,7 @@ mod tests {
         };
         let invalidate = |check: &Check| {
             let pair = &check.pairs()[0];
-            drop(Invalidation::remove(&denials.namespace, [(&pair.key, &pair.policy)].into_iter()));
+            drop(Invalidation::begin(&denials.namespace, [(&pair.key, &pair.policy)].into_iter(), true));
         };
         let hash = |check: &Check| denials.stripe(&PairKey::new(&check.pairs()[0].key, &policy)).1;
         let mut of_one_stripe = (0..).map(check).filter(|check| hash(check) % STRIPES as u64 == 0);

@@ -51,7 +51,7 @@ pub(super) struct Usage {
     /// The send time of the check. The store has decided later, so the denial holds at least for its wait from here.
     pub(super) sent: CacheMicros,
     /// The store's clock.
-    at: u64,
+    pub(super) at: u64,
     next: u64,
     reset: u64,
     /// The units that are used, at least.
@@ -66,7 +66,7 @@ pub(super) struct Usage {
 /// has passed, and denies only if the store makes no decision.
 pub(super) struct CachedPair {
     /// The usage as of the newest denial.
-    newest: Usage,
+    pub(super) newest: Usage,
     known: Box<[Known]>,
     is_invalidated: bool,
     pub(super) revalidation: Arc<RevalidationLimiter>,
@@ -158,14 +158,15 @@ impl Denial {
         }
     }
 
-    /// Returns the waits that this denial states: that of its cost, and that of the quota as a cost.
-    fn known(&self) -> impl Iterator<Item = Known> + use<> {
+    /// Returns the waits that this denial states: that of its cost, and that of the quota as a cost. If another denial is newer, they are
+    /// lower bounds, and no later denial confirms them.
+    fn known(&self, is_newest: bool) -> impl Iterator<Item = Known> + use<> {
         let Usage { sent, at, reset, .. } = self.usage;
         let known = |room, wait| Known {
             room,
-            is_exact: true,
-            bounds_usage: self.charges_delay_reset(),
-            is_current: true,
+            is_exact: is_newest,
+            bounds_usage: is_newest && self.charges_delay_reset(),
+            is_current: is_newest,
             is_proven: true,
             until: sent + wait,
             ends_at: at.saturating_add(wait),
@@ -191,7 +192,7 @@ impl CachedPair {
         let revalidation =
             old.map_or_else(|| RevalidationLimiter::new(new.usage.sent), |old| old.revalidation.clone());
         let Some(old) = old.filter(|old| !old.is_invalidated) else {
-            let known = new.known().collect();
+            let known = new.known(true).collect();
             return Some(Self { newest: new.usage, known, is_invalidated: false, revalidation });
         };
         let is_late = old.newest.sent > new.usage.sent;
@@ -205,13 +206,9 @@ impl CachedPair {
         };
         known.retain(|known| known.holds(now, ANY_AGE));
         for old in known.iter_mut().filter(|known| !known.holds(now, max_age)) {
-            // No later denial confirms it.
-            (old.is_exact, old.bounds_usage, old.is_current) = (false, false, false);
+            *old = old.unconfirmable();
         }
-        for mut new in new.known() {
-            new.is_current = !is_late;
-            new.is_exact = !is_late;
-            new.bounds_usage &= !is_late;
+        for new in new.known(!is_late) {
             let same = known.iter_mut().find(|known| known.room == new.room);
             match same {
                 Some(same) if same.asked > new.asked => {}
@@ -249,24 +246,12 @@ impl CachedPair {
 
     /// Returns the entry with denials that hold only if the store makes no decision.
     pub(super) fn expired(&self) -> Self {
-        let expired = |known: &Known| Known {
-            is_exact: false,
-            bounds_usage: false,
-            is_current: false,
-            confirmed: 0,
-            ..*known
-        };
-        let known = self.known.iter().map(expired).collect();
+        let known = self.known.iter().map(|known| Known { confirmed: 0, ..known.unconfirmable() }).collect();
         self.with_waits(known, self.is_invalidated)
     }
 
     fn with_waits(&self, known: Box<[Known]>, is_invalidated: bool) -> Self {
         Self { newest: self.newest, known, is_invalidated, revalidation: self.revalidation.clone() }
-    }
-
-    /// Returns when the store was last asked with the result that it denied the pair.
-    pub(super) fn last_denied(&self) -> CacheMicros {
-        self.newest.sent
     }
 
     /// Returns the known waits after a newer denial.
@@ -397,10 +382,6 @@ impl CachedPair {
         )
     }
 
-    pub(super) fn at_micros(&self) -> u64 {
-        self.newest.at
-    }
-
     /// Returns when all known waits have passed.
     pub(super) fn waits_end(&self) -> CacheMicros {
         self.known.iter().map(|known| known.until).max().unwrap_or_default()
@@ -418,6 +399,11 @@ fn refresh_age(max_age: u64) -> u64 {
 }
 
 impl Known {
+    /// Returns the wait as a lower bound that no later denial confirms.
+    fn unconfirmable(self) -> Self {
+        Self { is_exact: false, bounds_usage: false, is_current: false, ..self }
+    }
+
     fn holds(&self, now: CacheMicros, max_age: u64) -> bool {
         now < self.until && now < self.confirmed + max_age
     }

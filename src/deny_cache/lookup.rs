@@ -45,10 +45,11 @@ impl DenyCache {
         if !matches!(check.purpose(), Purpose::Charge | Purpose::Reserve) {
             return CacheLookup::Bypass;
         }
-        let Some(now) = self.now() else { return CacheLookup::Miss(CacheMiss::new(self.clone(), None)) };
+        let miss = |permission| CacheLookup::Miss(CacheMiss { denials: self.clone(), permission });
+        let Some(now) = self.now() else { return miss(None) };
         let denied = self.denied(check, now, self.max_age);
         if denied.is_empty() {
-            return CacheLookup::Miss(CacheMiss::new(self.clone(), None));
+            return miss(None);
         }
         let asks = |denied: &Denied<'_>| denied.entry.revalidation.clone();
         // One entry that needs no refresh is enough for the verdict. The wait is the longest, so it needs those of all pairs.
@@ -58,18 +59,14 @@ impl DenyCache {
             let unknown = denied.iter().filter(|denied| !denied.found.is_exact);
             Permission::to_ask(unknown.map(asks).collect(), now, self.max_age)
         };
-        if permission.is_some() {
-            return CacheLookup::Miss(CacheMiss::new(self.clone(), permission));
+        match permission {
+            Some(_) => miss(permission),
+            None => CacheLookup::Hit(decision(check, &denied, now)),
         }
-        CacheLookup::Hit(decision(check, &denied, now))
     }
 }
 
 impl CacheMiss {
-    pub(super) fn new(denials: Arc<DenyCache>, permission: Option<Permission>) -> Self {
-        Self { denials, permission }
-    }
-
     /// Marks that the check is sent now, or later: a denial is valid from here on.
     pub(crate) fn send(self, now: Instant) -> SentCheck {
         let invalidations = self.denials.invalidations();
@@ -88,7 +85,7 @@ impl SentCheck {
         let decision = match outcome {
             Ok(decision) => decision,
             // The charges of this check are kept, because no denial was known when it was sent.
-            Err(error) if check.hints().fails_open => return Err(error),
+            Err(error) if check.hints.fails_open => return Err(error),
             Err(error) => return denials.repeat(check).ok_or(error),
         };
         for (pair, status) in decision.statuses_of(check).filter(|(pair, _)| pair.cost > 0) {

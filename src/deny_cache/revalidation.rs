@@ -15,7 +15,6 @@ const SECOND: u64 = 1_000_000;
 /// The asks of one pair. All successive entries of the pair share them.
 pub(super) struct RevalidationLimiter(Lock<Recent>);
 
-#[derive(Default)]
 struct Recent {
     is_asking: bool,
     /// The last asks, in any order. The instant 0 is long past.
@@ -28,9 +27,7 @@ pub(super) struct Permission(Vec<Arc<RevalidationLimiter>>);
 impl RevalidationLimiter {
     /// Creates the asks of a pair whose first one was sent at `now`.
     pub(super) fn new(now: CacheMicros) -> Arc<Self> {
-        let asks = Self(Lock::default());
-        asks.record(now);
-        Arc::new(asks)
+        Arc::new(Self(Lock::new(Recent { is_asking: false, at: [now, 0, 0, 0] })))
     }
 
     /// Records an ask that needed no permission, because no cached denial answered the check.
@@ -66,14 +63,9 @@ impl Recent {
 impl Permission {
     /// Permits a refresh of all these pairs, unless an ask of one of them is in progress.
     pub(super) fn to_refresh(all: Vec<Arc<RevalidationLimiter>>, now: CacheMicros) -> Option<Self> {
-        let mut permission = Self(Vec::with_capacity(all.len()));
-        for asks in all {
-            if !asks.start(now, None) {
-                return None;
-            }
-            permission.0.push(asks);
-        }
-        Some(permission)
+        let wanted = all.len();
+        let permission = Self(all.into_iter().take_while(|asks| asks.start(now, None)).collect());
+        (permission.0.len() == wanted).then_some(permission)
     }
 
     /// Permits an ask for those of these pairs whose rate allows it: four in a second, or in `max_age` if that is shorter.

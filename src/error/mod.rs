@@ -209,7 +209,6 @@ pub enum ConfigError {
 
     /// The hash secret is too short. The text does not contain it.
     #[cfg(feature = "redis")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error(
         "hash secret of {given} bytes: it must have at least {min} random bytes, for example from `openssl rand -hex 32`"
     )]
@@ -223,7 +222,6 @@ pub enum ConfigError {
 
     /// The URL of a Redis server cannot be parsed. The text does not contain it, because it may contain a password.
     #[cfg(feature = "redis")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("{reason}; a Redis URL looks like redis://[user:password@]host[:port][/database]")]
     #[non_exhaustive]
     RedisUrl {
@@ -233,13 +231,11 @@ pub enum ConfigError {
 
     /// A cluster has no node to connect to.
     #[cfg(feature = "redis")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("missing cluster node: give the host and the port of at least one node")]
     NoClusterNodes,
 
     /// The TLS settings of a Redis connection are invalid.
     #[cfg(feature = "redis")]
-    #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
     #[error("TLS to Redis: {reason}")]
     #[non_exhaustive]
     RedisTls {

@@ -61,7 +61,7 @@ mod tests {
         let policy = policy.with_algorithm(Algorithm::SlidingBuckets { precision: SECOND }).unwrap();
         let policy = policy.leased(Lease::up_to(50)).unwrap();
         let pair = Pair::new(PartitionKey::new("user", "alice"), policy, 1);
-        Check::from_valid_pairs(Namespace::default(), [pair].into_iter())
+        Check::from_valid_pairs(Namespace::default(), [pair].into())
     }
 
     /// Admits a check in the middle of a bucket of a second, with all units that it asks for.

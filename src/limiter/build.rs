@@ -8,7 +8,7 @@ use super::{
     waiters::Waiters,
 };
 use crate::{
-    backend::{Backend, DynBackend, MemoryBackend, PairBackend},
+    backend::{Backend, DynBackend, MemoryBackend},
     check::{MAX_PAIRS, Namespace},
     deny_cache::{DenyCache, DenyCacheConfig},
     error::ConfigError,
@@ -43,7 +43,7 @@ pub struct LimiterBuilder {
     near_limit: f64,
     deny_cache: Option<DenyCacheConfig>,
     memory: Option<MemoryBackend>,
-    pair_backend: Option<Arc<dyn PairBackend>>,
+    pair_backend: Option<MemoryBackend>,
     backend: Arc<dyn DynBackend>,
 }
 
@@ -76,8 +76,7 @@ impl Limiter {
 
     /// Returns a builder for a limiter over this backend.
     pub fn builder(backend: impl Backend) -> LimiterBuilder {
-        let memory = (&backend as &dyn Any).downcast_ref::<MemoryBackend>();
-        let pair_backend = memory.map(|memory| Arc::new(memory.clone()) as Arc<dyn PairBackend>);
+        let pair_backend = (&backend as &dyn Any).downcast_ref::<MemoryBackend>().cloned();
         LimiterBuilder {
             policies: Vec::new(),
             others: Vec::new(),
@@ -267,7 +266,7 @@ impl LimiterBuilder {
         let name = format!("{name}, namespace {}", namespace.as_str());
         let protection = Protection::new(self.breaker, deadline, max_in_flight);
         let guard = (!backend.protect(protection)).then(|| Guard::of_backend(protection, &name));
-        let lifetime = store.as_deref().map(|store| observe::new_limits(store, &namespace, &all, &name));
+        let lifetime = store.as_deref().and_then(|store| observe::new_limits(store, &namespace, &all, &name));
         let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
         // Limiters with one store and one namespace share their counts.
         let namespace = match &store {

@@ -57,11 +57,12 @@ impl Limiter {
         let namespace = namespace.clone();
         match &policies[..] {
             [policy] => {
-                Check::with_pair(namespace, Pair::for_policy(key, policy, &costs).shadow_if(is_shadow))
+                let pair = Pair::for_policy(key, policy, &costs).shadow_if(is_shadow);
+                Check::from_valid_pairs(namespace, [pair].into())
             }
             policies => {
                 let pairs = Pair::for_policies(&key, policies, &costs).map(|pair| pair.shadow_if(is_shadow));
-                Check::from_valid_pairs(namespace, pairs)
+                Check::from_valid_pairs(namespace, pairs.collect())
             }
         }
     }

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use super::{draft::Reserve, waiters::Waiters};
 use crate::{
-    backend::{DynBackend, PairBackend},
+    backend::{DynBackend, MemoryBackend},
     check::Namespace,
     deny_cache::DenyCache,
     guard::Guard,
@@ -43,7 +43,7 @@ pub(super) struct LimiterInner {
     pub(super) settings: LimiterSettings,
     pub(super) backend: Arc<dyn DynBackend>,
     /// The backend, if it decides one pair without a copy of it.
-    pub(super) pair_backend: Option<Arc<dyn PairBackend>>,
+    pub(super) pair_backend: Option<MemoryBackend>,
     pub(super) queue: Arc<SettlementQueue>,
     /// `None` if the backend protects its servers itself.
     pub(super) guard: Option<Arc<Guard>>,

@@ -109,7 +109,7 @@ impl Limiter {
                 NowOrLater::Later(Box::pin(async move { reserved(outcome.await) }))
             }
             None => {
-                let check = Check::empty(self.0.settings.namespace.clone());
+                let check = Check::from_valid_pairs(self.0.settings.namespace.clone(), Default::default());
                 NowOrLater::now(Ok(self.uncharged(check)))
             }
         })
@@ -197,7 +197,7 @@ impl Limiter {
                 NowOrLater::Later(Box::pin(async move {
                     let _revoked = RevokeGuard::new(check.clone());
                     let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-                    let _invalidation = Invalidation::remove(check.scope(), pairs);
+                    let _invalidation = Invalidation::begin(check.scope(), pairs, true);
                     let deadline = Instant::now() + deadline;
                     before(deadline, backend.reset(&check.clone().with_deadline(deadline))).await
                 }))
@@ -232,7 +232,7 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        self.0.events.counters().stats(self.lost_settlements(), self.breakers())
+        self.0.events.counters.stats(self.lost_settlements(), self.breakers())
     }
 
     /// Returns whether the store decides the checks of this limiter now, or the [`OutageRule`] applies. Use it in a readiness probe.
@@ -288,7 +288,7 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn most_denied(&self, max: usize) -> Vec<DeniedKey> {
-        self.0.events.counters().most_denied(max)
+        self.0.events.counters.most_denied(max)
     }
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end

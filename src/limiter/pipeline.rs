@@ -11,7 +11,7 @@ use super::{
     outage_rule::Terms,
 };
 use crate::{
-    check::{Check, Hints, PairRef, Purpose, RecentlyDenied},
+    check::{Check, Hints, PairRef, Purpose},
     decision::{Decided, Decision},
     deny_cache::{CacheLookup, CacheMiss},
     error::{BackendError, Reason},
@@ -27,7 +27,7 @@ impl Limiter {
     /// Decides a check, and applies the outage rule if the backend makes no decision.
     #[inline]
     pub(super) fn admit_check(&self, mut check: Check, terms: Terms) -> Admitting {
-        check.set_purpose(if terms.reserve.is_some() { Purpose::Reserve } else { Purpose::Charge });
+        check.purpose = if terms.reserve.is_some() { Purpose::Reserve } else { Purpose::Charge };
         let fails_open = terms.rule == OutageRule::FailOpen;
         self.decide(check, fails_open, move |limiter, check, decided| terms.outcome(limiter, check, decided))
     }
@@ -48,7 +48,7 @@ impl Limiter {
         let (limiter, deadline) = (self.clone(), self.0.settings.deadline);
         NowOrLater::Later(Box::pin(async move {
             if check.has_several_keys() {
-                check.set_hints(limiter.hints(&check, fails_open));
+                check.hints = limiter.hints(&check, fails_open);
             }
             let decided = match lease {
                 None => limiter.ask(&mut check, deadline, miss).await,
@@ -102,7 +102,7 @@ impl Limiter {
         let started = Instant::now();
         let sent = miss.map(|miss| miss.send(started));
         let deadline = started + deadline;
-        check.set_deadline(deadline);
+        check.deadline = Some(deadline);
         let asked = backend.check(check);
         let decided = match guard {
             Some(guard) => guard.clone().ask(check, deadline, asked).await,
@@ -124,7 +124,7 @@ impl Limiter {
         let is_denied = || deny_cache.is_some_and(|cache| cache.repeat(check).is_some());
         Hints {
             fails_open: fails_open && !is_denied(),
-            recently_denied: deny_cache.map_or(RecentlyDenied(None), |cache| cache.recently_denied(check)),
+            recently_denied: deny_cache.and_then(|cache| cache.recently_denied(check)),
         }
     }
 

@@ -5,14 +5,7 @@ use std::{collections::HashMap, sync::Weak};
 use crate::{check::Namespace, lock::Lock, policy::Policy};
 
 /// The policies of all limiters, by store, namespace and name.
-static LIMITS: Lock<Option<HashMap<PolicyId, Limits>>> = Lock::new(None);
-
-#[derive(PartialEq, Eq, Hash)]
-struct PolicyId {
-    store: String,
-    namespace: String,
-    name: String,
-}
+static LIMITS: Lock<Option<HashMap<[String; 3], Limits>>> = Lock::new(None);
 
 #[derive(Default)]
 struct Limits {
@@ -37,8 +30,8 @@ pub(super) fn register(
     });
     let mut conflicts = Vec::new();
     for policy in policies {
-        let [store, namespace, name] = [store, namespace.as_str(), policy.name()].map(str::to_owned);
-        let entry = limits.entry(PolicyId { store, namespace, name }).or_default();
+        let id = [store, namespace.as_str(), policy.name()].map(str::to_owned);
+        let entry = limits.entry(id).or_default();
         let conflict = entry.limits.iter().find(|(_, earlier)| earlier != policy);
         if let (Some((_, earlier)), false) = (conflict, entry.warned) {
             conflicts.push([earlier.clone(), policy.clone()]);

@@ -3,17 +3,18 @@
 //! No event contains a partition key, a password, or the URL of a server.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
-#[cfg(any(feature = "redis", feature = "tracing"))]
+#[cfg(feature = "redis")]
 use std::fmt;
 use std::{error::Error, time::Duration};
 
+#[cfg(feature = "tracing")]
+use crate::decision::Wait;
 use crate::{
     check::PairRef,
     decision::{Decision, Status},
     error::BackendError,
+    policy::Policy,
 };
-#[cfg(feature = "tracing")]
-use crate::{decision::Wait, policy::Policy};
 
 // The target is part of the documentation. The default target would be the path of this module.
 macro_rules! event {
@@ -30,15 +31,10 @@ fn cause(error: &BackendError) -> Option<String> {
 }
 
 #[cfg(feature = "tracing")]
-struct WaitText(Wait);
-
-#[cfg(feature = "tracing")]
-impl fmt::Display for WaitText {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Wait::For(wait) => write!(f, "{wait:?}"),
-            Wait::Never => f.write_str("never"),
-        }
+fn wait_text(wait: Wait) -> String {
+    match wait {
+        Wait::For(wait) => format!("{wait:?}"),
+        Wait::Never => "never".to_owned(),
     }
 }
 
@@ -113,7 +109,7 @@ pub(super) fn denied(decision: &Decision) {
         debug,
         policy = decision.longest_wait().map(|status| status.policy().name()),
         cost = decision.longest_wait().map(Status::cost),
-        wait = decision.longest_wait().map(|status| tracing::field::display(WaitText(status.retry_after()))),
+        wait = decision.longest_wait().map(|status| tracing::field::display(wait_text(status.retry_after()))),
         cached = decision.is_cached(),
         "denied",
     );
@@ -124,29 +120,24 @@ pub(super) fn shadow_denied(status: &Status) {
         debug,
         policy = status.policy().name(),
         cost = status.cost(),
-        wait = %WaitText(status.retry_after()),
+        wait = %wait_text(status.retry_after()),
         "shadow policy would have denied an admitted check",
     );
 }
 
 pub(super) fn cost_above_quota(pair: PairRef<'_>) {
-    if pair.is_shadow {
-        event!(
-            warn,
-            policy = pair.policy.name(),
-            cost = pair.cost,
-            quota = pair.policy.quota_units(),
-            "the cost of a request is above the quota of a shadow policy: the policy would never admit it",
-        );
+    let problem = if pair.is_shadow {
+        "the cost of a request is above the quota of a shadow policy: the policy would never admit it"
     } else {
-        event!(
-            warn,
-            policy = pair.policy.name(),
-            cost = pair.cost,
-            quota = pair.policy.quota_units(),
-            "the cost of a request is above the quota: it can never be admitted",
-        );
-    }
+        "the cost of a request is above the quota: it can never be admitted"
+    };
+    event!(
+        warn,
+        policy = pair.policy.name(),
+        cost = pair.cost,
+        quota = pair.policy.quota_units(),
+        "{problem}",
+    );
 }
 
 pub(super) fn unknown_policy(name: &str) {
@@ -229,7 +220,6 @@ pub(crate) fn problem_at_start(problem: &dyn fmt::Display) {
     event!(warn, "{problem}");
 }
 
-#[cfg(feature = "tracing")]
 pub(super) fn conflicting_policies(earlier: &Policy, new: &Policy) {
     event!(
         warn,
@@ -240,7 +230,6 @@ pub(super) fn conflicting_policies(earlier: &Policy, new: &Policy) {
     );
 }
 
-#[cfg(feature = "tracing")]
 pub(super) fn dropped_again(store: &str, dropped: u32) {
     event!(
         warn,
@@ -251,7 +240,6 @@ pub(super) fn dropped_again(store: &str, dropped: u32) {
     );
 }
 
-#[cfg(feature = "tracing")]
 pub(super) fn charged_twice(namespace: &str, policy: &Policy) {
     event!(
         warn,

@@ -14,15 +14,6 @@ pub(crate) enum LeasedUnits {
 }
 
 impl LeasedUnits {
-    pub(super) const ALL: [Self; 4] = [Self::Charged, Self::Granted, Self::Returned, Self::Lost];
-
-    #[cfg_attr(not(feature = "metrics"), expect(dead_code, reason = "only the metrics have labels"))]
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Charged => "charged",
-            Self::Granted => "granted",
-            Self::Returned => "returned",
-            Self::Lost => "lost",
-        }
-    }
+    /// The names, in the order of the variants.
+    pub(super) const NAMES: [&'static str; 4] = ["charged", "granted", "returned", "lost"];
 }

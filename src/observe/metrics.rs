@@ -71,7 +71,7 @@ pub(super) struct LimiterMetrics {
     settled: Series,
     lost_settlements: Series,
     /// By the discriminant of what happened to the units.
-    leased: Vec<Series>,
+    leased: [Series; LeasedUnits::NAMES.len()],
 }
 
 /// The metrics of one policy.
@@ -86,7 +86,7 @@ struct PolicyMetrics {
 }
 
 /// The requests of one route, by the discriminant of the outcome.
-struct RequestMetrics(Vec<Series>);
+struct RequestMetrics([Series; RequestOutcome::NAMES.len()]);
 
 impl LimiterMetrics {
     pub(super) fn new(policies: &[Policy]) -> Self {
@@ -103,21 +103,14 @@ impl LimiterMetrics {
             deny_cache_hits: Series::new(DENY_CACHE_HITS, vec![]),
             settled: settlements("done"),
             lost_settlements: settlements("lost"),
-            leased: LeasedUnits::ALL
-                .iter()
-                .map(|units| Series::new(LEASED_UNITS, vec![label("outcome", units.name())]))
-                .collect(),
+            leased: LeasedUnits::NAMES.map(|name| Series::new(LEASED_UNITS, vec![label("outcome", name)])),
         };
-        metrics.register();
-        metrics
-    }
-
-    /// Registers what an alert may ask for, so that it is 0 and not absent before its first value.
-    fn register(&self) {
-        self.policies.known().for_each(PolicyMetrics::register);
-        for counter in [&self.deny_cache_hits, &self.settled, &self.lost_settlements] {
+        // An alert may ask for these. Registered, they are 0 and not absent before their first values.
+        metrics.policies.known().for_each(PolicyMetrics::register);
+        for counter in [&metrics.deny_cache_hits, &metrics.settled, &metrics.lost_settlements] {
             drop(counter.counter());
         }
+        metrics
     }
 
     /// Counts the decision of a check that is not a peek.
@@ -127,11 +120,19 @@ impl LimiterMetrics {
             self.policies.with(status.policy().name(), |policy| {
                 let has_room = status.retry_after().is_zero();
                 match (is_admitted, has_room) {
-                    (true, true) => policy.admitted(status, is_near(status)),
+                    (true, true) => {
+                        policy.admitted.count(1);
+                        policy.charged_units.count(status.cost().into());
+                        if is_near(status) {
+                            policy.near_limit.count(1);
+                        }
+                    }
                     // Only a shadow policy denies an admitted check.
                     (true, false) => policy.shadow_denied.count(1),
-                    (false, false) if !status.is_shadow() => policy.denied(decision.is_cached()),
-                    (false, _) => {}
+                    (false, false) if status.is_shadow() => {}
+                    (false, false) if decision.is_cached() => policy.denied_from_cache.count(1),
+                    (false, false) => policy.denied.count(1),
+                    (false, true) => {}
                 }
             });
         }
@@ -196,43 +197,19 @@ impl PolicyMetrics {
     }
 
     fn register(&self) {
-        let Self {
-            admitted,
-            denied,
-            denied_from_cache,
-            shadow_denied,
-            unavailable,
-            charged_units,
-            near_limit,
-        } = self;
-        for counter in
-            [admitted, denied, denied_from_cache, shadow_denied, unavailable, charged_units, near_limit]
-        {
+        let denials = [&self.denied, &self.denied_from_cache, &self.shadow_denied, &self.unavailable];
+        for counter in denials.into_iter().chain([&self.admitted, &self.charged_units, &self.near_limit]) {
             drop(counter.counter());
         }
-    }
-
-    fn admitted(&self, status: &Status, is_near: bool) {
-        self.admitted.count(1);
-        self.charged_units.count(status.cost().into());
-        if is_near {
-            self.near_limit.count(1);
-        }
-    }
-
-    fn denied(&self, is_cached: bool) {
-        let counter = if is_cached { &self.denied_from_cache } else { &self.denied };
-        counter.count(1);
     }
 }
 
 impl RequestMetrics {
     fn new(route: Option<SharedString>) -> Self {
-        let series = |outcome: RequestOutcome| {
-            let route = route.clone().map(|route| label("route", route));
-            Series::new(REQUESTS, [label("outcome", outcome.name())].into_iter().chain(route).collect())
-        };
-        Self(RequestOutcome::ALL.into_iter().map(series).collect())
+        let route = route.map(|route| label("route", route));
+        Self(RequestOutcome::NAMES.map(|outcome| {
+            Series::new(REQUESTS, [label("outcome", outcome)].into_iter().chain(route.clone()).collect())
+        }))
     }
 
     fn count(&self, outcome: RequestOutcome) {

@@ -21,9 +21,7 @@ use crate::{
     policy::Policy,
 };
 
-#[cfg(feature = "tracing")]
 mod conflicts;
-#[cfg(feature = "tracing")]
 mod double_charges;
 mod events;
 mod first_requests;
@@ -31,8 +29,6 @@ mod leased;
 mod lifetime;
 #[cfg_attr(not(feature = "metrics"), path = "no_metrics.rs")]
 mod metrics;
-#[cfg(feature = "axum")]
-mod missing_value;
 mod outcome;
 #[cfg(feature = "metrics")]
 mod series;
@@ -48,21 +44,14 @@ pub(crate) use leased::LeasedUnits;
 pub(crate) use lifetime::{Lifetime, new_limits};
 use metrics::LimiterMetrics;
 #[cfg(feature = "metrics")]
-#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 pub use metrics::describe_metrics;
 pub(crate) use metrics::evicted;
-#[cfg(feature = "axum")]
-pub(crate) use missing_value::MissingValue;
 pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
 pub use server_breaker::{BreakerState, ServerBreaker};
 use stats::LimiterCounters;
 pub use stats::{DeniedKey, Stats};
-pub(crate) use throttle::IS_LOGGED;
-#[cfg(feature = "redis")]
-pub(crate) use throttle::Throttle;
-#[cfg(not(feature = "redis"))]
-use throttle::Throttle;
+pub(crate) use throttle::{IS_LOGGED, Throttle};
 
 /// Warns once per policy and its clones about a cost above the quota: such a request can never be admitted, which is a mistake in
 /// the configuration.
@@ -84,7 +73,7 @@ pub(crate) struct LimiterEvents {
     settlement_lost: Throttle,
     /// The fraction of a quota that counts as near the limit.
     near_limit: f64,
-    counters: LimiterCounters,
+    pub(crate) counters: LimiterCounters,
     metrics: LimiterMetrics,
 }
 
@@ -120,22 +109,13 @@ impl LimiterEvents {
 
     /// Warns, at most once per minute, about a request that is rejected because of a mistake in the server.
     pub(crate) fn misconfigured(&self, error: &dyn Error) {
-        if let Some(unlogged) = self.misconfigured.pass() {
-            events::misconfigured(error, unlogged);
-        }
+        self.misconfigured.log(|unlogged| events::misconfigured(error, unlogged));
     }
 
     /// Warns, at most once per minute, about a request that a layer in shadow mode passes uncounted because of a mistake in the
     /// server.
     pub(crate) fn misconfigured_shadow(&self, error: &dyn Error) {
-        if let Some(unlogged) = self.misconfigured.pass() {
-            events::misconfigured_shadow(error, unlogged);
-        }
-    }
-
-    /// Returns the counters of the checks.
-    pub(crate) fn counters(&self) -> &LimiterCounters {
-        &self.counters
+        self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
     /// Counts the outcome of a check. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at
@@ -157,10 +137,8 @@ impl LimiterEvents {
                     self.counters.unavailable(error);
                     self.metrics.unavailable(check, error);
                 }
-                if error.reason() == Reason::Full
-                    && let Some(unlogged) = self.full.pass()
-                {
-                    events::full(&self.store, error, unlogged);
+                if error.reason() == Reason::Full {
+                    self.full.log(|unlogged| events::full(&self.store, error, unlogged));
                 }
             }
         }
@@ -193,9 +171,7 @@ impl LimiterEvents {
 
     /// Warns, at most once per minute, that the memory of the local fallback is full.
     pub(crate) fn local_memory_full(&self) {
-        if let Some(unlogged) = self.local_memory_full.pass() {
-            events::local_memory_full(&self.store, unlogged);
-        }
+        self.local_memory_full.log(|unlogged| events::local_memory_full(&self.store, unlogged));
     }
 
     /// Warns that a layer with these policies has limited none of its first requests.
@@ -230,9 +206,7 @@ impl LimiterEvents {
     /// Counts a lost settlement. Warns, at most once per minute, about lost settlements: the number so far, and the last error.
     pub(crate) fn settlement_lost(&self, lost: u64, error: &BackendError) {
         self.metrics.settlement_lost();
-        if let Some(unlogged) = self.settlement_lost.pass() {
-            events::settlement_lost(lost, error, unlogged);
-        }
+        self.settlement_lost.log(|unlogged| events::settlement_lost(lost, error, unlogged));
     }
 }
 
@@ -241,20 +215,22 @@ fn names(policies: &[Policy]) -> String {
     policies.iter().map(Policy::name).collect::<Vec<_>>().join(", ")
 }
 
+/// Warns that a handler needs what its request does not have.
+#[cfg(feature = "axum")]
+pub(crate) fn missing_value(error: &dyn Error, throttle: &Throttle) {
+    throttle.log(|unlogged| events::missing_value(error, unlogged));
+}
+
 /// Counts a lost rollback: charges of a denied or failed check stand in a slot of a cluster. Warns about it, if the throttle
 /// permits. `lost` is the number of lost rollbacks so far.
 #[cfg(feature = "redis")]
 pub(crate) fn lost_rollback(lost: u64, error: &BackendError, throttle: &Throttle) {
     metrics::rollback_lost();
-    if let Some(unlogged) = throttle.pass() {
-        events::lost_rollback(lost, error, unlogged);
-    }
+    throttle.log(|unlogged| events::lost_rollback(lost, error, unlogged));
 }
 
 /// Warns, once for each policy in a namespace of a store, that two nested layers charge the same pair of a key and a policy.
-#[cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 pub(crate) fn charged_twice(place: &Namespace, policy: &Policy) {
-    #[cfg(feature = "tracing")]
     if double_charges::is_first(place, policy) {
         events::charged_twice(place.as_str(), policy);
     }

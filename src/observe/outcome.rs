@@ -24,29 +24,15 @@ pub(crate) enum RequestOutcome {
 
 #[cfg(feature = "metrics")]
 impl RequestOutcome {
-    /// All outcomes, in the order of their discriminants.
-    pub(super) const ALL: [Self; 8] = [
-        Self::Admitted,
-        Self::LocalFallback,
-        Self::Unchecked,
-        Self::Exempt,
-        Self::Denied,
-        Self::Unavailable,
-        Self::InvalidKey,
-        Self::Misconfigured,
+    /// The values of the label, in the order of the variants.
+    pub(super) const NAMES: [&'static str; 8] = [
+        "admitted",
+        "local_fallback",
+        "unchecked",
+        "exempt",
+        "denied",
+        "unavailable",
+        "invalid_key",
+        "misconfigured",
     ];
-
-    /// Returns the value of the label.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Admitted => "admitted",
-            Self::LocalFallback => "local_fallback",
-            Self::Unchecked => "unchecked",
-            Self::Exempt => "exempt",
-            Self::Denied => "denied",
-            Self::Unavailable => "unavailable",
-            Self::InvalidKey => "invalid_key",
-            Self::Misconfigured => "misconfigured",
-        }
-    }
 }

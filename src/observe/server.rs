@@ -89,23 +89,17 @@ impl ServerEvents {
             Reason::OutOfMemory => &self.out_of_memory,
             _ => &self.failed,
         };
-        if let Some(unlogged) = throttle.pass() {
-            events::check_failed(&self.server, error, unlogged);
-        }
+        throttle.log(|unlogged| events::check_failed(&self.server, error, unlogged));
     }
 
     /// Warns, at most once per minute, that too many checks are in flight.
     pub(crate) fn overloaded(&self, max_in_flight: usize) {
-        if let Some(unlogged) = self.overloaded.pass() {
-            events::overloaded(&self.server, max_in_flight, unlogged);
-        }
+        self.overloaded.log(|unlogged| events::overloaded(&self.server, max_in_flight, unlogged));
     }
 
     /// Warns, at most once per minute, that the server is a node of a cluster, and the backend is not one of a cluster.
     #[cfg(feature = "redis")]
     pub(crate) fn cluster_node(&self) {
-        if let Some(unlogged) = self.cluster_node.pass() {
-            events::cluster_node(&self.server, unlogged);
-        }
+        self.cluster_node.log(|unlogged| events::cluster_node(&self.server, unlogged));
     }
 }

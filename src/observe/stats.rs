@@ -78,7 +78,7 @@ pub(crate) struct LimiterCounters {
     denied_from_cache: AtomicU64,
     near_limit: AtomicU64,
     settlements: AtomicU64,
-    leased: [AtomicU64; LeasedUnits::ALL.len()],
+    leased: [AtomicU64; LeasedUnits::NAMES.len()],
     reasons: [AtomicU64; Reason::ALL.len()],
     denied_keys: Lock<Sketch>,
 }

@@ -18,7 +18,6 @@ pub(crate) struct Throttle {
     state: Lock<Logged>,
 }
 
-#[derive(Default)]
 struct Logged {
     /// The first logged event of the current minute.
     began: Option<Instant>,
@@ -28,12 +27,19 @@ struct Logged {
 
 impl Throttle {
     /// Returns a throttle that passes this number of events per minute.
-    pub(crate) fn per_minute(max: u32) -> Self {
-        Self { max, state: Lock::default() }
+    pub(crate) const fn per_minute(max: u32) -> Self {
+        Self { max, state: Lock::new(Logged { began: None, logged: 0, unlogged: 0 }) }
+    }
+
+    /// Logs an event, unless this minute has its events already. The event states how many were not logged since the last one.
+    pub(crate) fn log(&self, event: impl FnOnce(u64)) {
+        if let Some(unlogged) = self.pass() {
+            event(unlogged);
+        }
     }
 
     /// Returns the number of events that were not logged since the last one that was, or `None` if this one must not be logged.
-    pub(crate) fn pass(&self) -> Option<u64> {
+    pub(super) fn pass(&self) -> Option<u64> {
         if !IS_LOGGED {
             return None;
         }

@@ -158,7 +158,7 @@ impl SettlementQueue {
     /// Invalidates the denials of pairs that receive a refund. If the store then makes no decision, they hold until the refund is made.
     fn invalidate(refund: &Refund) -> Invalidation {
         let pairs = refund.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-        Invalidation::suspend(refund.scope(), pairs)
+        Invalidation::begin(refund.scope(), pairs, false)
     }
 
     fn enqueue(self: &Arc<Self>, mut job: Job) {

@@ -31,8 +31,8 @@ pub const BUGS: &[Bug] = &[
         rule: "PeeksAfterDenial",
         changes: &[(
             CROSS_SLOT,
-            "if check.hints().recently_denied.may_contain_any() &&",
-            "if check.hints().recently_denied.may_contain_any() && !PLANTED &&",
+            "if check.hints.recently_denied.is_none_or(|denied| denied.contains(&true)) &&",
+            "if check.hints.recently_denied.is_none_or(|denied| denied.contains(&true)) && !PLANTED &&",
         )],
     },
     Bug {

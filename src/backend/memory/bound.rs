@@ -1,6 +1,6 @@
 //! The bound on the number of partition keys: idle keys are removed, and then other keys are evicted.
 
-use std::{hash::BuildHasher, sync::atomic::Ordering};
+use std::sync::atomic::Ordering;
 
 use super::{
     shard::{KeyShard, SHARDS},
@@ -64,9 +64,11 @@ impl MemoryState {
         let own: Vec<PartitionKey> =
             check.pairs().iter().map(|pair| pair.key.bounded().into_owned()).collect();
         let mut sample: Vec<(f64, usize, PartitionKey)> = Vec::with_capacity(SAMPLED_KEYS);
+        // Clients cannot predict it.
+        let random = |below: usize| self.generations.draw() as usize % below;
         let mut left = SAMPLED_KEYS;
         for shard in (shard..SHARDS).chain(0..shard) {
-            for (key, share) in self.shards[shard].lock().sample(left, clock, |below| self.random(below)) {
+            for (key, share) in self.shards[shard].lock().sample(left, clock, random) {
                 left -= 1;
                 let is_sampled = sample.iter().any(|(_, _, sampled)| sampled == key);
                 if share < MAX_EVICTED_SHARE && !is_sampled && !own.contains(key) {
@@ -141,11 +143,5 @@ impl MemoryState {
         if due < self.next_due.load(Ordering::Relaxed) {
             self.next_due.fetch_min(due, Ordering::Relaxed);
         }
-    }
-
-    /// Returns a random number below a bound. Clients cannot predict it.
-    fn random(&self, below: usize) -> usize {
-        let drawn = self.drawn.fetch_add(1, Ordering::Relaxed);
-        self.hasher.hash_one(drawn) as usize % below.max(1)
     }
 }

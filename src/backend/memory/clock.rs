@@ -47,7 +47,6 @@ mod manual {
     ///
     /// It starts at Unix time 1,000,000,000 s. It may be set to any instant below 2^51 microseconds (the year 2041).
     #[derive(Clone, Debug)]
-    #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     pub struct ManualClock(Arc<AtomicU64>);
 
     impl ManualClock {

@@ -88,23 +88,13 @@ impl<R: Recording> Log<R> {
     fn newest_ordinal(&self) -> u32 {
         let Some(newest) = self.records.newest() else { return 0 };
         let others = self.records.len() - 1;
-        let is_earlier = |index: usize| self.records.get(index).is_none_or(|record| record.at < newest.at);
-        // Few records have the same instant: the search begins at the newest one, and its steps grow.
-        let mut step = 1;
-        while step <= others && !is_earlier(others - step) {
-            step *= 2;
-        }
-        let (mut low, mut first) = (others.saturating_sub(step), others - step / 2);
-        while low < first {
-            let middle = low + (first - low) / 2;
-            if is_earlier(middle) {
-                low = middle + 1;
-            } else {
-                first = middle;
-            }
+        // The usual case: the charge before it is older.
+        let last = others.checked_sub(1).and_then(|last| self.records.get(last));
+        if last.is_none_or(|last| last.at < newest.at) {
+            return 0;
         }
         // At most 2^20.
-        (others - first) as u32
+        (others - self.records.partition_point(|at| at < newest.at)) as u32
     }
 
     /// Drops expired records. If nothing is used, a generation begins.
@@ -237,17 +227,13 @@ impl UsageReading for LogReading<'_> {
         // Usually, one unit must expire. If more than the quota is used, so must the units beyond it.
         let beyond = (used + added).saturating_sub(quota);
         let next = if used > beyond { self.expires_at(beyond + 1) } else { newest };
-        let reset = if added > 0 { newest } else { self.newest_expires_at() };
+        let last = || self.records.newest().map_or(self.span.now, |last| last.at + self.window);
+        let reset = if added > 0 { newest } else { last() };
         Forecast { used: used + added, next, reset }
     }
 }
 
 impl LogReading<'_> {
-    /// Returns the instant at which the newest record, which holds units, has expired.
-    fn newest_expires_at(&self) -> u64 {
-        self.records.newest().map_or(self.span.now, |newest| newest.at + self.window)
-    }
-
     /// Returns the instant at which `units` of the usage have expired.
     #[inline(always)]
     fn expires_at(&self, units: u64) -> u64 {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::{
-    backend::{Backend, BackendError, PairBackend},
+    backend::{Backend, BackendError},
     check::{Check, Namespace, PairRef, Purpose, Refund},
     decision::Decision,
     error::ConfigError,
@@ -149,6 +149,18 @@ impl MemoryBackend {
         self.0.evicted_units.load(Ordering::Relaxed)
     }
 
+    /// Decides a check of one pair, without a copy of the pair. Returns `None` if there is no room for the record of the pair or its
+    /// key. Then nothing was charged.
+    #[inline]
+    pub(crate) fn check_pair_now(
+        &self,
+        namespace: &Namespace,
+        pair: PairRef<'_>,
+        purpose: Purpose,
+    ) -> Option<Decision> {
+        self.0.decide_single(namespace, pair, purpose)
+    }
+
     #[cfg(feature = "test-util")]
     fn rejects_when_full(&self) -> bool {
         self.0.rejects_when_full.load(Ordering::Relaxed)
@@ -156,7 +168,6 @@ impl MemoryBackend {
 }
 
 #[cfg(feature = "test-util")]
-#[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
 impl MemoryBackend {
     /// Returns an empty backend of the same size, on a clock that the test moves.
     ///
@@ -179,13 +190,6 @@ impl MemoryBackend {
     #[must_use]
     pub fn keep_idle_for(self, time: Duration) -> Self {
         Self::build(self.0.max_keys, self.0.clock.clone(), time, self.rejects_when_full())
-    }
-}
-
-impl PairBackend for MemoryBackend {
-    #[inline]
-    fn check_pair_now(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision> {
-        self.0.decide_single(namespace, pair, purpose)
     }
 }
 

@@ -53,12 +53,7 @@ impl Partition {
         self.retain(|count| !count.is_of(namespace, policy));
     }
 
-    /// Removes the counts that are idle at `now`.
-    pub(super) fn remove_idle(&mut self, now: u64) {
-        self.retain(|count| count.idle_at() > now);
-    }
-
-    fn retain(&mut self, is_kept: impl Fn(&PairCount) -> bool) {
+    pub(super) fn retain(&mut self, is_kept: impl Fn(&PairCount) -> bool) {
         if !self.counts().iter().all(&is_kept) {
             let mut counts = self.take();
             counts.retain(is_kept);

@@ -3,15 +3,14 @@
 use std::sync::MutexGuard;
 
 use super::{
-    any_count::{AnyCount, AnyReading, status},
+    any_count::{AnyCount, AnyReading},
     due::DueKeys,
     key_map::KeyMap,
     partition::{PairCount, Partition},
 };
 use crate::{
     backend::generation::Generations,
-    check::{Check, Namespace, Pair, PairRef, Purpose, Receipt, RefundPair},
-    decision::Status,
+    check::{Check, Namespace, Pair, PairRef, Purpose, Receipt},
     key::PartitionKey,
     lock::Lock,
     policy::Policy,
@@ -21,34 +20,16 @@ use crate::{
 pub(super) const SHARDS: usize = 64;
 
 /// Some of the partition keys of a memory backend.
+#[derive(Default)]
 pub(super) struct KeyShard {
     /// A map with indices, so that a random key is found without a search.
-    partitions: KeyMap<Partition>,
+    pub(super) partitions: KeyMap<Partition>,
     /// The instant of the next inspection of every partition: at the latest when it is idle. The inspection updates this instant,
     /// so that a charge need not.
     due: DueKeys,
-    /// No key is due before this instant. `u64::MAX` if there is no key.
-    first_due: u64,
-}
-
-impl Default for KeyShard {
-    fn default() -> Self {
-        Self { partitions: KeyMap::default(), due: DueKeys::default(), first_due: u64::MAX }
-    }
 }
 
 impl KeyShard {
-    /// Returns the count of a pair, if it is stored.
-    pub(super) fn count(&self, key: &PartitionKey, check: &Check, policy: &Policy) -> Option<&AnyCount> {
-        self.partitions.find(key)?.count(check.scope(), policy).map(|pair| &pair.count)
-    }
-
-    /// Returns the index of a partition key, if it is stored.
-    #[inline]
-    pub(super) fn seek(&mut self, key: &PartitionKey) -> Option<usize> {
-        self.partitions.seek(key)
-    }
-
     /// Returns the count of a pair whose partition key has this index, if the count is stored.
     #[inline]
     pub(super) fn count_mut(
@@ -70,7 +51,6 @@ impl KeyShard {
         let due = count.idle_at();
         self.partitions.push(key.clone(), Partition::One(count));
         self.due.push(due);
-        self.first_due = self.first_due.min(due);
     }
 
     /// Charges a pair, and stores it if it is new.
@@ -82,7 +62,7 @@ impl KeyShard {
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        let (index, namespace, pair) = (self.seek(key), check.scope(), pair.borrowed());
+        let (index, namespace, pair) = (self.partitions.seek(key), check.scope(), pair.borrowed());
         if let Some(count) = index.and_then(|index| self.count_mut(index, namespace, pair.policy)) {
             return count.charge(pair, clock, generations);
         }
@@ -90,27 +70,6 @@ impl KeyShard {
         let receipt = count.charge(pair, clock, generations);
         self.insert(index, key, count);
         receipt
-    }
-
-    /// Refunds units of a pair.
-    pub(super) fn refund(
-        &mut self,
-        key: &PartitionKey,
-        namespace: &Namespace,
-        pair: &RefundPair,
-        clock: u64,
-    ) {
-        let Some(partition) = self.partitions.find_mut(key) else { return };
-        if let Some(stored) = partition.count_mut(namespace, &pair.policy) {
-            stored.count.refund(clock, &pair.policy, pair.receipt, pair.units);
-        }
-    }
-
-    /// Removes the usage of a pair.
-    pub(super) fn reset(&mut self, key: &PartitionKey, namespace: &Namespace, policy: &Policy) {
-        if let Some(partition) = self.partitions.find_mut(key) {
-            partition.remove(namespace, policy);
-        }
     }
 
     /// Returns whether a partition key is stored.
@@ -121,7 +80,7 @@ impl KeyShard {
     /// Inspects up to `max` partition keys that are due, and removes those that are idle at `now`. Returns how many were removed.
     #[inline]
     pub(super) fn remove_idle(&mut self, now: u64, max: usize) -> usize {
-        if self.first_due > now { 0 } else { self.remove_due(now, max) }
+        if self.first_due() > now { 0 } else { self.remove_due(now, max) }
     }
 
     #[cold]
@@ -149,13 +108,10 @@ impl KeyShard {
     fn inspect(&mut self, key: usize, now: u64) -> bool {
         let Some(partition) = self.partitions.value_mut(key) else { return false };
         // An idle policy must not stay because another policy of the same key is in use.
-        partition.remove_idle(now);
+        partition.retain(|count| count.idle_at() > now);
         let idle_at = partition.idle_at();
         match idle_at {
-            Some(idle_at) => {
-                self.due.set(key, idle_at);
-                self.update_first_due();
-            }
+            Some(idle_at) => self.due.set(key, idle_at),
             None => self.remove(key),
         }
         idle_at.is_none()
@@ -165,16 +121,12 @@ impl KeyShard {
     fn remove(&mut self, key: usize) {
         self.partitions.swap_remove(key);
         self.due.swap_remove(key);
-        self.update_first_due();
-    }
-
-    fn update_first_due(&mut self) {
-        self.first_due = self.due.first().map_or(u64::MAX, |(due, _)| due);
     }
 
     /// Returns the earliest instant at which a partition key is due, or `u64::MAX` if there is none.
+    #[inline]
     pub(super) fn first_due(&self) -> u64 {
-        self.first_due
+        self.due.first().map_or(u64::MAX, |(due, _)| due)
     }
 
     /// Returns up to `max` partition keys, each with its largest share of a quota in use at `now`. If there are more keys, chooses
@@ -223,13 +175,6 @@ pub(super) struct PairReading<'a> {
     pub(super) fits: bool,
 }
 
-impl PairReading<'_> {
-    /// Returns the status of the pair after the verdict of the check.
-    pub(super) fn status(&self, is_admitted: bool) -> Status {
-        status(&*self.reading, self.pair, self.fits, is_admitted && self.fits)
-    }
-}
-
 impl<'a> LockedShards<'a> {
     /// Locks the shards of these keys.
     pub(super) fn new<'k>(
@@ -242,10 +187,6 @@ impl<'a> LockedShards<'a> {
         indices.dedup();
         let guards = indices.into_iter().map(|index| (index, shards[index].lock())).collect();
         Self { guards, keys }
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &KeyShard> {
-        self.guards.iter().map(|(_, shard)| &**shard)
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut KeyShard> {
@@ -270,24 +211,13 @@ impl<'a> LockedShards<'a> {
     /// Reads the usage of the pairs of a check.
     pub(super) fn read<'c>(&'c self, check: &'c Check, clock: u64) -> Vec<PairReading<'c>> {
         let read = |(i, pair): (usize, &'c Pair)| {
-            let count = self.shard(i).count(&self.keys[i], check, &pair.policy);
-            let count = count.unwrap_or_else(|| AnyCount::empty(&pair.policy));
+            let partition = self.shard(i).partitions.find(&self.keys[i]);
+            let stored = partition.and_then(|partition| partition.count(check.scope(), &pair.policy));
+            let count = stored.map_or_else(|| AnyCount::empty(&pair.policy), |stored| &stored.count);
             let (pair, reading) = (pair.borrowed(), count.read(clock, &pair.policy));
             PairReading { pair, fits: check.purpose() == Purpose::Overage || reading.admits(pair), reading }
         };
         check.pairs().iter().enumerate().map(read).collect()
-    }
-
-    /// Charges a pair. Returns the receipt.
-    pub(super) fn charge(
-        &mut self,
-        pair: usize,
-        check: &Check,
-        clock: u64,
-        generations: &Generations,
-    ) -> Receipt {
-        let (shard, key) = self.shard_mut(pair);
-        shard.charge(key, check, &check.pairs()[pair], clock, generations)
     }
 
     /// Returns whether the partition key of a shadow pair is not stored, and no enforcing pair of the check stores it.

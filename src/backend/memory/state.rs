@@ -2,21 +2,20 @@
 
 use std::{
     array,
-    hash::RandomState,
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
 use super::{
-    any_count::{Single, SingleDecision},
+    any_count::{Single, SingleDecision, status},
     clock::Clock,
-    partition::PairCount,
+    partition::{PairCount, Partition},
     shard::{KeyShard, LockedShards, PairReading, SHARDS, shard_of},
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
     check::{Check, MAX_PAIRS, Namespace, PairRef, Purpose, Receipt, Refund},
-    decision::{Decision, Status},
+    decision::{Decision, PartialSource, Status},
     key::PartitionKey,
     lock::Lock,
 };
@@ -37,14 +36,11 @@ pub(super) struct MemoryState {
     pub(super) rejects_when_full: AtomicBool,
     pub(super) shards: [Lock<KeyShard>; SHARDS],
     /// Makes random numbers.
-    pub(super) hasher: RandomState,
     pub(super) generations: Generations,
     /// The number of partition keys in all shards, and of those that are about to be added.
     pub(super) keys: AtomicUsize,
     /// No partition key is due before this instant.
     pub(super) next_due: AtomicU64,
-    /// How many random numbers were drawn.
-    pub(super) drawn: AtomicU64,
     pub(super) evicted_keys: AtomicU64,
     pub(super) evicted_units: AtomicU64,
 }
@@ -79,11 +75,9 @@ impl MemoryState {
             keep_idle: keep_idle.as_micros() as u64,
             rejects_when_full: AtomicBool::new(rejects_when_full),
             shards: array::from_fn(|_| Lock::default()),
-            hasher: RandomState::new(),
             generations: Generations::new(),
             keys: AtomicUsize::new(0),
             next_due: AtomicU64::new(u64::MAX),
-            drawn: AtomicU64::new(0),
             evicted_keys: AtomicU64::new(0),
             evicted_units: AtomicU64::new(0),
         }
@@ -117,32 +111,18 @@ impl MemoryState {
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let single = Single { pair, purpose, clock, generations: &self.generations };
-        let (index, mut new) = (shard.seek(&key), None);
+        let (index, mut new) = (shard.partitions.seek(&key), None);
         let stored = index.and_then(|index| shard.count_mut(index, namespace, pair.policy));
         let count = stored.unwrap_or_else(|| new.insert(PairCount::new(namespace, pair)));
         let SingleDecision { decision, is_charged } = count.decide(&single)?;
         if is_charged && let Some(count) = new {
-            self.store(count, &mut shard, index, &key, purpose)?;
+            self.reserve(usize::from(index.is_none()), purpose, &mut 0).ok()?;
+            if purpose != Purpose::Peek {
+                shard.insert(index, &key, count);
+                self.note_due(&shard);
+            }
         }
         Some(decision)
-    }
-
-    /// Stores the count of a charged pair, unless it was charged by a peek. Its partition key has this index, or none if it is new.
-    /// Returns `None` if there is no room for the key.
-    fn store(
-        &self,
-        count: PairCount,
-        shard: &mut KeyShard,
-        index: Option<usize>,
-        key: &PartitionKey,
-        purpose: Purpose,
-    ) -> Option<()> {
-        self.reserve(usize::from(index.is_none()), purpose, &mut 0).ok()?;
-        if purpose != Purpose::Peek {
-            shard.insert(index, key, count);
-            self.note_due(shard);
-        }
-        Some(())
     }
 
     /// Decides a check. `room` is the room for new partition keys that evictions have made for it, and then what is left of it.
@@ -162,7 +142,10 @@ impl MemoryState {
 
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
-        let statuses: Vec<Status> = readings.iter().map(|reading| reading.status(is_admitted)).collect();
+        let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
+            status(&**reading, *pair, *fits, is_admitted && *fits)
+        };
+        let statuses: Vec<Status> = readings.iter().map(status_of).collect();
         if !is_admitted {
             return Ok(DecisionAttempt::Decided(Decision::new(clock, statuses)));
         }
@@ -188,38 +171,68 @@ impl MemoryState {
         let mut receipts = Vec::new();
         for (i, is_charged) in is_charged[..pairs.len()].iter().enumerate() {
             let charge = *is_charged && purpose != Purpose::Peek;
-            let receipt = charge.then(|| locked.charge(i, check, clock, &self.generations));
+            let receipt = charge.then(|| {
+                let (shard, key) = locked.shard_mut(i);
+                shard.charge(key, check, &pairs[i], clock, &self.generations)
+            });
             if purpose == Purpose::Reserve {
                 receipts.push(receipt.unwrap_or(Receipt::NO_CHARGE));
             }
         }
         if new_keys > 0 && purpose != Purpose::Peek {
-            locked.iter().for_each(|shard| self.note_due(shard));
+            locked.iter_mut().for_each(|shard| self.note_due(shard));
         }
-        Ok(DecisionAttempt::Decided(decision(check, clock, statuses, receipts, &is_known)))
+        let decision = if is_known.contains(&false) {
+            let known = statuses.into_iter().zip(is_known);
+            let known = known.map(|(status, is_known)| is_known.then_some(status));
+            Decision::partial(PartialSource::Backend, clock, known, receipts, check)
+        } else {
+            Decision::with_receipts(clock, statuses, receipts)
+        };
+        Ok(DecisionAttempt::Decided(decision))
     }
 
     /// Refunds units, each to its own charge. Returns the instant.
     pub(super) fn refund(&self, refund: &Refund) -> u64 {
-        let mut locked = LockedShards::new(&self.shards, refund.pairs().iter().map(|pair| &pair.key));
-        let clock = self.clock.now_micros();
-        for (i, pair) in refund.pairs().iter().enumerate() {
-            let (shard, key) = locked.shard_mut(i);
-            shard.refund(key, refund.scope(), pair, clock);
-            self.remove_if_idle(shard, key, clock);
-        }
-        clock
+        self.change(
+            refund.pairs(),
+            |pair| &pair.key,
+            |partition, pair, clock| {
+                if let Some(stored) = partition.count_mut(refund.scope(), &pair.policy) {
+                    stored.count.refund(clock, &pair.policy, pair.receipt, pair.units);
+                }
+            },
+        )
     }
 
     /// Removes the usage of some pairs.
     pub(super) fn reset(&self, pairs: &Check) {
-        let mut locked = LockedShards::new(&self.shards, pairs.pairs().iter().map(|pair| &pair.key));
+        self.change(
+            pairs.pairs(),
+            |pair| &pair.key,
+            |partition, pair, _| {
+                partition.remove(pairs.scope(), &pair.policy);
+            },
+        );
+    }
+
+    /// Changes the counts of the stored keys of these pairs, at one instant. Returns the instant.
+    fn change<P>(
+        &self,
+        pairs: &[P],
+        key: fn(&P) -> &PartitionKey,
+        change: impl Fn(&mut Partition, &P, u64),
+    ) -> u64 {
+        let mut locked = LockedShards::new(&self.shards, pairs.iter().map(key));
         let clock = self.clock.now_micros();
-        for (i, pair) in pairs.pairs().iter().enumerate() {
+        for (i, pair) in pairs.iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            shard.reset(key, pairs.scope(), &pair.policy);
+            if let Some(partition) = shard.partitions.find_mut(key) {
+                change(partition, pair, clock);
+            }
             self.remove_if_idle(shard, key, clock);
         }
+        clock
     }
 
     #[inline]
@@ -244,19 +257,4 @@ impl MemoryState {
     pub(super) fn idle_since(&self, clock: u64) -> u64 {
         clock.saturating_sub(self.keep_idle)
     }
-}
-
-/// Returns the decision of an admitted check. The pairs that are not known have no status.
-fn decision(
-    check: &Check,
-    clock: u64,
-    statuses: Vec<Status>,
-    receipts: Vec<Receipt>,
-    is_known: &[bool; MAX_PAIRS],
-) -> Decision {
-    if is_known.iter().all(|is_known| *is_known) {
-        return Decision::with_receipts(clock, statuses, receipts);
-    }
-    let statuses = statuses.into_iter().zip(is_known).map(|(status, is_known)| is_known.then_some(status));
-    Decision::partial(clock, statuses.collect(), receipts, check)
 }

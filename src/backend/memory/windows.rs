@@ -62,7 +62,8 @@ impl<const CARRIES: bool> Count for Windows<CARRIES> {
 
     fn charge(&mut self, reading: WindowsReading<CARRIES>, cost: u32, generations: &Generations) {
         let WindowsReading { now, current, previous, .. } = reading.charged(u64::from(cost));
-        let generation = if reading.is_unused() { generations.draw() } else { self.generation };
+        let generation =
+            if (reading.current, reading.previous) == (0, 0) { generations.draw() } else { self.generation };
         *self = Self { generation, last: now, current, previous };
     }
 
@@ -138,10 +139,6 @@ impl<const CARRIES: bool> UsageReading for WindowsReading<CARRIES> {
 impl<const CARRIES: bool> WindowsReading<CARRIES> {
     fn charged(&self, units: u64) -> Self {
         Self { current: (self.current + units).min(MAX_USED), ..*self }
-    }
-
-    fn is_unused(&self) -> bool {
-        self.current == 0 && self.previous == 0
     }
 
     /// Returns when the part of `sum` that counts has fallen to `units`, in the calendar window from `start`. None if it does not

@@ -57,7 +57,7 @@ use super::{
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund},
-    decision::{Decision, Status},
+    decision::{Decision, PartialSource, Status},
     guard::until,
 };
 
@@ -96,7 +96,8 @@ impl RedisBackend {
         let (shadows, enforced): (Vec<&Vec<usize>>, Vec<_>) =
             slots.iter().partition(|pairs| check.part(pairs, check.purpose()).is_shadow());
         let is_charge = purpose == Purpose::Reserve;
-        if check.hints().recently_denied.may_contain_any() && is_charge && !enforced.is_empty() {
+        let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true));
+        if is_charge && may_be_denied && !enforced.is_empty() {
             // A shadow slot denies nothing.
             let mut peek = Transaction::start(self, check, enforced, Purpose::Peek);
             // A slot that does not reply must leave time for the charge, if the others admit.
@@ -281,8 +282,8 @@ impl<'a> Transaction<'a> {
                 slot.state = SlotState::Unknown(BackendError::new(Reason::Timeout));
             }
         }
-        let denied = check.hints().recently_denied;
-        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.contains(*pair));
+        let denied = check.hints.recently_denied.unwrap_or_default();
+        let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
         self.charge(check, was_denied).await;
         if CrossSlotVerdict::of(&self.slots) != CrossSlotVerdict::Denied {
             let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
@@ -346,7 +347,7 @@ impl<'a> Transaction<'a> {
         let result = result(self.backend, verdict, check, &self.slots);
         // An error that is no outage rejects the check, also to fail open.
         let is_rejected = result.as_ref().is_err_and(|error| !error.reason().is_outage());
-        if !is_rejected && verdict.keeps(check.hints().fails_open) {
+        if !is_rejected && verdict.keeps(check.hints.fails_open) {
             for slot in self.slots.drain(..) {
                 // Dropping a slot that has not replied counts it as unanswered.
                 let is_shadow = slot.part.is_shadow();
@@ -438,15 +439,14 @@ fn decision<'a, P: AsRef<[usize]>>(
             pairs.insert(*index, (status, receipt));
         }
     }
-    let known: Vec<usize> = pairs.keys().copied().collect();
     // A shadow pair without a status has no receipt that is known.
     let receipt = |index| pairs.get(&index).map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
     let receipts: Vec<Receipt> = match check.purpose() {
         Purpose::Reserve if is_charged => (0..check.pairs().len()).map(receipt).collect(),
         _ => Vec::new(),
     };
-    let statuses = pairs.into_values().map(|(status, _)| status).collect();
-    Decision::divided(at_micros, statuses, receipts, check, known)
+    let statuses = (0..check.pairs().len()).map(|index| pairs.remove(&index).map(|(status, _)| status));
+    Decision::partial(PartialSource::Slots, at_micros, statuses, receipts, check)
 }
 
 /// Returns the status of a pair without the charge that it includes. Its `reset_after` is then an upper bound.

@@ -142,7 +142,7 @@ impl Rollback {
         };
         // From here on, dropping it ends it.
         let charged = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-        let invalidation = Invalidation::remove(check.scope(), charged);
+        let invalidation = Invalidation::begin(check.scope(), charged, true);
         Some(Self { rollbacks: rollbacks.clone(), id, check, invalidation: Some(invalidation) })
     }
 }

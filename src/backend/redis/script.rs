@@ -13,7 +13,7 @@ use super::keys::{KeyNames, Keys};
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
-    decision::{Decision, Status, Wait},
+    decision::{Decision, PartialSource, Status, Wait},
 };
 
 pub(super) mod merged;
@@ -327,7 +327,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         let statuses: Vec<Status> = statuses.into_iter().flatten().collect();
         return Ok(Decision::with_leases(at_micros, statuses, receipts, leases));
     }
-    Ok(Decision::partial(at_micros, statuses, receipts, check))
+    Ok(Decision::partial(PartialSource::Backend, at_micros, statuses, receipts, check))
 }
 
 /// Parses the reply to a refund or a reset: the clock reading, in microseconds.
