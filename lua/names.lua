@@ -32,13 +32,8 @@ ANY_UNITS = 0, 0
 -- In a search for units: the instant, which does not matter.
 ANY_INSTANT = 0
 
--- Types of policies. ARGV has the number of a type in the upper 3 bits of a field of 48 bits, and the parameter of the
--- type in
--- the lower 45 bits.
-SLIDING_LOG = 0
-SLIDING_BUCKETS = 1
-SLIDING_COUNTER = 2
-FIXED_WINDOW = 3
+-- ARGV has the number of a type of policy in the upper 3 bits of a field of 48 bits, and the parameter of the type in the
+-- lower 45 bits. types.lua and refund.lua have the numbers.
 TYPE_UNIT = 35184372088832
 
 -- ARGV of a check: the deadline with the fields of the first pair, the fields of a pair, their size, and the size of

@@ -17,11 +17,11 @@ local function refund_from(i)
   if i > #KEYS then return end
   local typed_parameter = parse(TYPE_FORMAT, ARGV[1], CLOCK_SIZE + TYPE_OFFSET + REFUND_SIZE * (i - 1))
   local pair_type = (typed_parameter - typed_parameter % TYPE_UNIT) / TYPE_UNIT
-  -- The table of types.
-  if pair_type == SLIDING_LOG then return refund_log(i, refund_from)
-  elseif pair_type == SLIDING_BUCKETS then return refund_log(i, refund_from)
-  elseif pair_type == SLIDING_COUNTER then return refund_calendar(i, 2, refund_from)
-  elseif pair_type == FIXED_WINDOW then return refund_calendar(i, 1, refund_from)
+  -- The table of types, with the numbers of types.lua: sliding log, sliding buckets, sliding counter, fixed window.
+  if pair_type == 0 then return refund_log(i, refund_from)
+  elseif pair_type == 1 then return refund_log(i, refund_from)
+  elseif pair_type == 2 then return refund_calendar(i, 2, refund_from)
+  elseif pair_type == 3 then return refund_calendar(i, 1, refund_from)
   else error('unknown type of a policy: ' .. pair_type) end
 end
 

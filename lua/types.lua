@@ -9,9 +9,9 @@
 -- full. It returns this outcome with the pair and those after it, and their statuses.
 return function(pair_type)
   -- Only the functions of this type are created, because each one costs about one percent of a check.
-  if pair_type == SLIDING_LOG then return INCLUDE 'sliding_log.lua'
-  elseif pair_type == SLIDING_BUCKETS then return INCLUDE 'sliding_buckets.lua'
-  elseif pair_type == SLIDING_COUNTER then return INCLUDE 'sliding_counter.lua'
-  elseif pair_type == FIXED_WINDOW then return INCLUDE 'fixed_window.lua'
+  if pair_type == 0 then return INCLUDE 'sliding_log.lua'
+  elseif pair_type == 1 then return INCLUDE 'sliding_buckets.lua'
+  elseif pair_type == 2 then return INCLUDE 'sliding_counter.lua'
+  elseif pair_type == 3 then return INCLUDE 'fixed_window.lua'
   else error('unknown type of a policy: ' .. pair_type) end
 end

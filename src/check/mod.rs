@@ -12,7 +12,7 @@ mod pairs;
 pub(crate) use invalidation::Invalidation;
 pub(crate) use namespace::{KnownDenials, Namespace, PairKey};
 
-pub use crate::policy::MAX_PAIRS;
+pub use crate::policy::policies::MAX_PAIRS;
 
 /// One request against one or more pairs of a partition key and a policy, with one cost for each.
 ///

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use crate::{
     error::{BackendError, ConfigError, Reason},
     lock::Lock,
-    observe::{BreakerState, ServerBreaker},
+    observe::server_breaker::{BreakerState, ServerBreaker},
     single_flight::{Attempt, SingleFlight},
 };
 

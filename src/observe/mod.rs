@@ -33,7 +33,7 @@ mod outcome;
 #[cfg(feature = "metrics")]
 mod series;
 mod server;
-mod server_breaker;
+pub(crate) mod server_breaker;
 mod stats;
 mod throttle;
 
@@ -48,7 +48,7 @@ pub use metrics::describe_metrics;
 pub(crate) use metrics::evicted;
 pub(crate) use outcome::RequestOutcome;
 pub(crate) use server::ServerEvents;
-pub use server_breaker::{BreakerState, ServerBreaker};
+pub(crate) use server_breaker::ServerBreaker;
 use stats::LimiterCounters;
 pub use stats::{DeniedKey, Stats};
 pub(crate) use throttle::{IS_LOGGED, Throttle};

@@ -17,5 +17,5 @@ pub use rule::{OutageRule, Share};
 pub use crate::{
     deny_cache::DenyCacheConfig,
     guard::{Breaker, Protection},
-    observe::{BreakerState, ServerBreaker},
+    observe::server_breaker::{BreakerState, ServerBreaker},
 };

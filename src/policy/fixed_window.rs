@@ -7,6 +7,7 @@ use crate::error::ConfigError;
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
     number: 3,
+    script: ("fixed_window.lua", include_str!("../../lua/fixed_window.lua")),
     key_letters: b"qrtvwx",
     joins_equal_checks: true,
     max_records: |_, _, _| 1,

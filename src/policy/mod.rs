@@ -19,7 +19,7 @@ mod format;
 mod lease;
 #[cfg(feature = "serde")]
 mod length;
-mod policies;
+pub(crate) mod policies;
 mod properties;
 mod selector;
 mod table;
@@ -27,7 +27,8 @@ mod tier;
 mod types;
 
 pub use lease::Lease;
-pub use policies::{MAX_PAIRS, Policies};
+pub(crate) use policies::MAX_PAIRS;
+pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
 #[cfg(feature = "redis")]
 pub(crate) use properties::RedisProperties;

@@ -7,6 +7,7 @@ use crate::error::ConfigError;
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
     number: 2,
+    script: ("sliding_counter.lua", include_str!("../../lua/sliding_counter.lua")),
     key_letters: b"jklnop",
     joins_equal_checks: false,
     max_records: |_, _, _| 1,

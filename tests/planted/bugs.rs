@@ -31,8 +31,8 @@ pub const BUGS: &[Bug] = &[
         rule: "PeeksAfterDenial",
         changes: &[(
             CROSS_SLOT,
-            "if check.hints.recently_denied.is_none_or(|denied| denied.contains(&true)) &&",
-            "if check.hints.recently_denied.is_none_or(|denied| denied.contains(&true)) && !PLANTED &&",
+            "let may_be_denied = check.hints.recently_denied.is_none_or(|denied| denied.contains(&true));",
+            "let may_be_denied = !PLANTED && check.hints.recently_denied.is_none_or(|denied| denied.contains(&true));",
         )],
     },
     Bug {

@@ -14,6 +14,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, PartialSource, Status, Wait},
+    policy::REDIS_TYPES,
 };
 
 pub(super) mod merged;
@@ -38,13 +39,17 @@ macro_rules! files {
     };
 }
 
-/// The files of the scripts: their names and texts.
+/// The files of the scripts, beside that of each type of policy: their names and texts.
 const FILES: &[(&str, &str)] = files![
     "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "decide.lua" "decide_next.lua" "find_record.lua"
-    "find_waits_log.lua" "fixed_window.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "read_calendar.lua" "read_log.lua"
-    "refund.lua" "refund_calendar.lua" "refund_log.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "sliding_buckets.lua"
-    "sliding_counter.lua" "sliding_log.lua" "types.lua"
+    "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
+    "refund_calendar.lua" "refund_log.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
 ];
+
+/// Returns all files: their names and texts.
+fn files() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+    REDIS_TYPES.iter().map(|redis_type| &redis_type.script).chain(FILES)
+}
 
 /// The scripts, with one clock.
 pub(super) struct Scripts {
@@ -109,7 +114,7 @@ impl Script {
 /// function begins with `return`, which its text leaves out.
 fn with_included(file: &str, clock: &str) -> String {
     let file = if file == CLOCK { clock } else { file };
-    let source = FILES.iter().find(|(name, _)| *name == file).map_or("", |(_, source)| source);
+    let source = files().find(|(name, _)| *name == file).map_or("", |(_, source)| source);
     let mut text = String::new();
     for mut line in source.lines().filter(|line| !line.trim_start().starts_with("--")) {
         while let Some((before, included)) = line.split_once("INCLUDE '") {
@@ -446,7 +451,7 @@ mod tests {
                 ["check.lua", "merged.lua", "refund.lua", "reset.lua"].map(|file| with_included(file, clock))
             })
             .collect();
-        for (name, _) in FILES {
+        for (name, _) in files() {
             let included = with_included(name, CLOCK);
             assert!(!included.is_empty() && text.contains(included.trim()), "{name}");
             let files = included.split("INCLUDE").count();
