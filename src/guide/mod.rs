@@ -28,6 +28,17 @@
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
+//!
+//! To try an example, paste it into a function that returns `Result<(), Box<dyn std::error::Error>>`. The `use` lines of an
+//! example name its crates. Most of them need:
+//!
+//! ```sh
+//! cargo add tower-sliding-window --features axum
+//! cargo add axum http
+//! cargo add tokio --features full
+//! cargo add tower --features util
+//! cargo add serde --features derive
+//! ```
 
 // Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
 // the charts, and `tests/pictures` makes the picture of the outage.
