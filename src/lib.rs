@@ -34,7 +34,8 @@
 //!
 //! # Guarantees
 //!
-//! - **Never too many.** No interval as long as the window contains more than the quota, wherever the interval begins.
+//! - **Never too many.** No interval as long as the window contains more than the quota, wherever the interval begins, with
+//!   [these exceptions](#exceptions).
 //! - **Never too few.** The sliding log, the default, denies a request only if the request would exceed the quota.
 //! - **Exact wait.** If there are no other charges, the same cost is admitted after the wait of a denial, and denied one
 //!   microsecond earlier. A [cached denial](outage::DenyCacheConfig) states a lower bound. For a cost above the quota, no wait
@@ -45,6 +46,25 @@
 //!
 //! For other algorithms, see [`guide::algorithms`]; for keys in several slots of a Redis cluster, see [`guide::cluster`]. If
 //! a client disconnects during the check of its request, the charge may stand.
+//!
+//! ## Exceptions
+//!
+//! More than the quota may be used in one window in the following cases:
+//!
+//! - **Lost data.** A key that the store has lost starts from zero: Redis has [evicted](guide::cluster#eviction-use-noeviction) or flushed it,
+//!   or a [failover](guide::cluster#failover) has lost the last charges. A [`MemoryBackend`] at its
+//!   [bound](MemoryBackend#bound-on-partition-keys) evicts keys that use less than half of their quotas.
+//! - **Settled amounts above the estimate.** The [difference](guide::settling#choose-an-estimate) is charged beyond the quota, because the
+//!   client has already used it.
+//! - **Outage rules.** [Fail open](OutageRule::FailOpen) admits without a count. The
+//!   [local fallback](guide::outages#local-fallback-how-much-is-admitted) grants up to another quota.
+//! - **Leased units.** If the clock of Redis is stepped, data is lost, or another process resets the key, the
+//!   [units leased](guide::leases#never-too-many-and-its-exceptions) at that moment may exceed the quota.
+//! - **Clock steps.** If the clock of Redis jumps forward, units leave the window earlier by this step. If it is set back by more than one
+//!   window, the key [starts from zero](guide::algorithms#edge-cases-lost-keys-clock-steps-odd-windows).
+//! - **Changes and resets.** A [changed](guide::policies#change-a-policy-at-run-time) name, window or algorithm, and a
+//!   [reset](Limiter::reset), start from zero.
+//! - **Other algorithms.** The sliding counter and the fixed window [admit more](guide::algorithms#guarantees-and-storage) by design.
 //!
 //! # Backends: in memory or Redis
 //!
@@ -77,7 +97,8 @@
 //! | What does a client see, also over gRPC? What does a handler see? | [`guide::responses`], [`guide::grpc`] | [`Dialect`](answer::Dialect), [`Rejection`], [`Decision`], [`Http`](protocol::Http#extensions) |
 //! | How do I try a limit first? How do I test my service? | [`guide::rollout`], [`guide::testing`] | [`Policy::shadow`], `FakeBackend`, `ManualClock` |
 //! | Why does my limit admit every request? | [`guide::limits_nothing`] | |
-//! | How do I limit a job? How does an outgoing call wait for its limit? | [`guide::waiting`] | [`Limiter`], [`by`], [`WaitLayer`](wait::WaitLayer) |
+//! | How does an outgoing call wait for its limit? | [`guide::waiting`] | [`Limiter::wait`], [`WaitLayer`](wait::WaitLayer) |
+//! | How do I limit a worker, a cron run or a synchronous caller? | [`guide::jobs`] | [`RateLimitLayer::new`], [`by`], [`Limiter`] |
 //! | How do I look up or reset a usage, or limit a WebSocket? | [`guide::cookbook`] | [`Limiter::peek`], [`Limiter::reset`] |
 //! | Is this the right crate? How do I migrate to it? | [`guide::alternatives`], [`guide::migration`] | |
 //!

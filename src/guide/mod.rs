@@ -18,6 +18,7 @@
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
 //! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
+//! | How do I limit a worker, a cron run or a synchronous caller? | [`jobs`] |
 //! | Why does my limit admit every request? | [`limits_nothing`] |
 //! | How many decisions can one Redis make? What do I do with a hot key? | [`capacity`] |
 //! | How do I test a limited service? | [`testing`] |
@@ -27,6 +28,17 @@
 //!
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
+//!
+//! To try an example, paste it into a function that returns `Result<(), Box<dyn std::error::Error>>`. The `use` lines of an
+//! example name its crates. Most of them need:
+//!
+//! ```sh
+//! cargo add tower-sliding-window --features axum
+//! cargo add axum http
+//! cargo add tokio --features full
+//! cargo add tower --features util
+//! cargo add serde --features derive
+//! ```
 
 // Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
 // the charts, and `tests/pictures` makes the picture of the outage.
@@ -70,6 +82,9 @@ pub mod deployment {}
     doc = "gRPC: the [page](https://docs.rs/tower-sliding-window/latest/tower_sliding_window/guide/grpc/) needs the feature `tonic`."
 )]
 pub mod grpc {}
+
+#[doc = include_str!("jobs.md")]
+pub mod jobs {}
 
 #[doc = include_str!("keys.md")]
 pub mod keys {}
