@@ -153,7 +153,7 @@ fn page_rejects_comparison_out_of_range() {
     assert_eq!(answer.status, 415);
 }
 
-fn post(runtime: &tokio::runtime::Runtime, example: &Example, path: &str, body: &str) -> (u16, String) {
+pub fn post(runtime: &tokio::runtime::Runtime, example: &Example, path: &str, body: &str) -> (u16, String) {
     let headers = [("content-type", "application/json")];
     let answer = runtime.block_on(request_with_body(example.address(), "POST", path, &headers, body));
     (answer.status, answer.body)

@@ -1,6 +1,7 @@
 // The comparison: makes a trace, asks the program what each counter decides, and draws the answer.
 
 import { drawLane, seconds } from "./chart.js";
+import { ask, invalid, textOf } from "./errors.js";
 
 const HINTS = {
   edge: "A burst ends just before the edge of a calendar window. The same burst begins just after it.",
@@ -63,6 +64,12 @@ export function startComparison(liveTrace) {
     return { window: value("window"), quota: value("quota"), cost: value("cost"), burst, rate: value("rate"), precision: value("precision") };
   }
 
+  /** Sets the range of the precision, which depends on the window: a window has at most 4096 buckets. */
+  function bound(precision, window) {
+    precision.min = Math.max(0.001, Math.ceil((window / 4096) * 1000) / 1000);
+    precision.max = Math.max(precision.min, window);
+  }
+
   function draw() {
     if (!shown) return;
     shown.lanes.forEach((lane, index) => {
@@ -117,18 +124,20 @@ export function startComparison(liveTrace) {
     form.elements.cost.closest("label").hidden = kind === "live";
     document.querySelector("#pattern-hint").textContent = HINTS[kind];
     const given = settings();
+    const number = ++asked;
+    bound(form.elements.precision, given.window);
+    error.textContent = invalid(form);
+    if (error.textContent) return;
     const trace = kind === "live" ? liveTrace(given.window) : pattern(kind, given);
     const body = {
       policy: { name: "compare", quota: given.quota, window: `${Math.round(given.window * 1000)}ms` },
       precision_ms: Math.round(given.precision * 1000),
       trace: trace.map(([at, cost]) => [Math.round(at * 1e6), cost]),
     };
-    const number = ++asked;
-    const response = await fetch("api/compare", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-    const text = await response.text();
+    const [response, text] = await ask("api/compare", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
     // A later question has its own answer.
     if (number !== asked) return;
-    error.textContent = response.ok ? "" : text.replace(/^Failed to deserialize[^:]*: /, "");
+    error.textContent = response.ok ? "" : text;
     if (response.ok) show(JSON.parse(text), body.trace.map(([at, cost]) => [at / 1e6, cost]), given);
   }
 
@@ -136,13 +145,13 @@ export function startComparison(liveTrace) {
     list.ariaBusy = "true";
     const answered = compare();
     const number = asked;
-    answered.catch((failure) => { error.textContent = `The program does not answer: ${failure.message}`; })
+    answered.catch((failure) => { error.textContent = textOf(failure); })
       .finally(() => { if (number === asked) list.ariaBusy = "false"; });
   }
 
   form.addEventListener("input", (event) => {
     // The burst follows the quota until the user sets it.
-    if (event.target.name === "quota") form.elements.burst.value = Math.max(1, Math.floor(form.elements.quota.value / form.elements.cost.value));
+    if (event.target.name === "quota" && event.target.validity.valid && form.elements.cost.validity.valid) form.elements.burst.value = Math.max(1, Math.floor(form.elements.quota.value / form.elements.cost.value));
     update();
   });
   form.addEventListener("submit", (event) => event.preventDefault());

@@ -1,6 +1,7 @@
 // The limited service: sends requests to it, and shows its responses.
 
 import { drawLive } from "./chart.js";
+import { ask, textOf } from "./errors.js";
 import { startOutage } from "./outage.js";
 import { startPolicies } from "./policies.js";
 
@@ -13,8 +14,6 @@ const LONGEST_WAIT = 60;
 
 const $ = (selector) => document.querySelector(selector);
 const now = () => performance.now() / 1000;
-/** Sends a request to the program. */
-const ask = (path, options) => fetch(path, options).catch((error) => { throw new Error(`The program does not answer: ${error.message}`); });
 const sleep = (time) => new Promise((done) => setTimeout(done, Math.max(0, time * 1000)));
 
 /** Returns the items of a RateLimit field: the name, the remaining units, and the seconds until they grow. */
@@ -68,8 +67,7 @@ export function startLive(changed) {
     inFlight += 1;
     try {
       // Otherwise the browser sends equal requests one after another, because the response to one may answer the next.
-      const response = await ask(path, { headers: { "x-api-key": key }, cache: "no-store" });
-      const body = await response.text();
+      const [response, body] = await ask(path, { headers: { "x-api-key": key }, cache: "no-store" });
       // Otherwise it belongs to the counting before.
       if (request.restarts === restarts) record(response, body, request);
       return response;
@@ -122,9 +120,9 @@ export function startLive(changed) {
   }
 
   async function burstsAcrossEdge() {
-    const response = await ask("api/clock");
+    const [response, text] = await ask("api/clock");
     if (!response.ok) return status("The backend does not tell its time. Start it first.");
-    const { at_micros } = await response.json();
+    const { at_micros } = JSON.parse(text);
     const begin = at_micros / 1e6 - now();
     const { window, name } = policies.all()[0];
     const size = Number(form.elements.burst.value);
@@ -154,7 +152,7 @@ export function startLive(changed) {
       const rate = Math.min(100, Math.max(0.2, Number(form.elements.rate.value) || 0.2));
       // After a pause of the browser, the stream does not catch up. It pauses while the form is invalid.
       const due = form.checkValidity() ? Math.min(Math.floor((now() - begun) * rate) + 1 - sent, 20) : 0;
-      for (let i = 0; i < due && inFlight < 100; i += 1) send().catch((error) => status(error.message));
+      for (let i = 0; i < due && inFlight < 100; i += 1) send().catch((error) => status(textOf(error)));
       sent = Math.floor((now() - begun) * rate) + 1;
     }, 50);
   }
@@ -173,9 +171,10 @@ export function startLive(changed) {
         await policies.ready();
         await action(button);
       } catch (error) {
-        status(error.message);
+        status(textOf(error));
+      } finally {
+        button.removeAttribute("aria-busy");
       }
-      button.removeAttribute("aria-busy");
     });
   }
 

@@ -1,5 +1,7 @@
 // The table of policies, and the outage rule: what the layer enforces.
 
+import { ask, invalid, Problem, textOf } from "./errors.js";
+
 const MAX = 4;
 const ALGORITHMS = { "sliding-log": "sliding log", "sliding-buckets": "sliding buckets", "sliding-counter": "sliding counter", "fixed-window": "fixed window" };
 
@@ -29,10 +31,12 @@ export function startPolicies(restarted) {
     const labelled = (text, control) => element("label", {}, [text, control]);
     const options = Object.entries(ALGORITHMS).map(([value, text]) => element("option", { value, textContent: text, selected: value === algorithm }));
     const remove = element("button", { type: "button", className: "quiet remove", textContent: "Remove" });
+    const seconds = element("input", { type: "number", value: window, min: 0.001, max: 31622400, step: "any", required: true, className: "window" });
+    seconds.dataset.name = "window in seconds";
     const row = element("li", {}, [
-      labelled("Name", element("input", { type: "text", value: name, maxLength: 64, required: true, className: "name", autocomplete: "off", spellcheck: false })),
+      labelled("Name", element("input", { type: "text", value: name, maxLength: 64, required: true, pattern: "[ -~]+", title: "1 to 64 printable ASCII characters", className: "name", autocomplete: "off", spellcheck: false })),
       labelled("Quota", element("input", { type: "number", value: quota, min: 1, max: 4294967295, required: true, className: "quota" })),
-      labelled("Seconds", element("input", { type: "number", value: window, min: 0.001, max: 31622400, step: "any", required: true, className: "window" })),
+      labelled("Seconds", seconds),
       labelled("Algorithm", element("select", { className: "algorithm" }, options)),
       remove,
     ]);
@@ -61,24 +65,26 @@ export function startPolicies(restarted) {
     return given;
   }
 
-  /** Sends the settings to the program. Its error is that of the crate. */
-  async function send(given, restart) {
+  /** Sends the settings to the program, unless a field has a problem. An error of the program is that of the crate. */
+  async function send(given, problem, restart) {
+    $("#limits-error").textContent = problem;
+    accepted = !problem;
+    if (problem) return;
     const milliseconds = (time) => `${Math.round(time * 1000)}ms`;
     const body = {
       policies: given.map(({ name, quota, window, algorithm }) => ({
         name,
         quota,
         window: milliseconds(window),
-        algorithm: algorithm === "sliding-buckets" ? { [algorithm]: { precision: milliseconds(window / 10) } } : algorithm,
+        algorithm: algorithm === "sliding-buckets" ? { [algorithm]: { precision: milliseconds(Math.max(window / 10, 0.001)) } } : algorithm,
       })),
       outage: form.elements.outage.value,
       processes: Number(form.elements.processes.value),
       restart,
       page: PAGE,
     };
-    const response = await fetch("api/limits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-    const text = await response.text();
-    $("#limits-error").textContent = response.ok ? "" : text.replace(/^Failed to deserialize[^:]*: /, "");
+    const [response, text] = await ask("api/limits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+    $("#limits-error").textContent = response.ok ? "" : text;
     accepted = response.ok;
     if (!accepted) return;
     policies = given;
@@ -89,8 +95,8 @@ export function startPolicies(restarted) {
   function apply(restart) {
     clearTimeout(timer);
     timer = null;
-    const given = read();
-    applied = applied.then(() => send(given, restart)).catch((error) => { $("#limits-error").textContent = `The program does not answer: ${error.message}`; });
+    const [given, problem] = [read(), invalid(form)];
+    applied = applied.then(() => send(given, problem, restart)).catch((error) => { $("#limits-error").textContent = textOf(error); });
     return applied;
   }
 
@@ -146,7 +152,7 @@ export function startPolicies(restarted) {
     /** Resolves when the settings of the page are in force. Fails if they are invalid. */
     async ready() {
       await (timer === null ? applied : apply(false));
-      if (!accepted) throw new Error("The policies of this page are not in force. Correct them first.");
+      if (!accepted) throw new Problem("The policies of this page are not in force. Correct them first.");
     },
   };
 }
