@@ -2,6 +2,7 @@
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 mod browser;
+mod outage;
 mod page;
 mod user_mistakes;
 

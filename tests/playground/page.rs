@@ -48,7 +48,7 @@ impl Page {
     }
 
     /// Sets the size of a burst, sends it, and waits for its result. Returns the status line below the buttons.
-    fn send_burst(&mut self, size: u32) -> String {
+    pub fn send_burst(&mut self, size: u32) -> String {
         self.browser.fill("#send-form [name=burst]", &size.to_string());
         self.click_and_wait("#send-burst")
     }
@@ -236,6 +236,18 @@ fn status_line_is_that_of_its_own_request() {
     assert_eq!(page.click_and_wait("#send-burst"), "10 of 10 admitted.");
     release(&mut page);
     page.browser.until("document.querySelector('#send-status').textContent === 'Rejected with status 429.'");
+    page.assert_clean();
+}
+
+#[test]
+fn worst_window_is_that_of_one_key() {
+    let mut page = Page::open(None, 1280);
+    page.browser.fill("#policies .window", "600");
+    assert_eq!(page.send_burst(10), "10 of 10 admitted.");
+    page.browser.fill("#send-form [name=key]", "bob");
+    assert_eq!(page.send_burst(10), "10 of 10 admitted.");
+    page.browser.until("document.querySelector('#tile-admitted').textContent === '20'");
+    assert!(page.browser.text("#meters").ends_with("worst window: 10"), "{}", page.browser.text("#meters"));
     page.assert_clean();
 }
 

@@ -22,14 +22,22 @@ function limits(field) {
   return new Map([...items].map(([, name, r, t]) => [name.replace(/\\(.)/g, "$1"), { remaining: Number(r), next: t && Number(t) }]));
 }
 
-/** Returns the most units that any window has, by the times of the backend. */
-function worst(charges, window) {
-  const sorted = [...charges].sort((a, b) => a[0] - b[0]);
-  let [most, units, first] = [0, 0, 0];
-  for (const [at, cost] of sorted) {
-    units += cost;
-    while (sorted[first][0] + window <= at) units -= sorted[first++][1];
-    most = Math.max(most, units);
+const NO_UNITS = { all: 0, usage: 0, local: 0, unchecked: 0 };
+
+/** Returns the most units that one API key has in any window, by the times of the backend: `all`, and those of each kind. */
+function worst(admissions, window) {
+  const sorted = [...admissions].sort((a, b) => a.decided - b.decided);
+  let most = NO_UNITS;
+  for (const key of new Set(sorted.map((event) => event.key))) {
+    const charges = sorted.filter((event) => event.key === key);
+    const units = { ...NO_UNITS };
+    const add = ({ cost, kind }, sign) => { for (const name of ["all", kind]) units[name] += sign * cost; };
+    let first = 0;
+    for (const charge of charges) {
+      add(charge, 1);
+      while (charges[first].decided + window <= charge.decided) add(charges[first++], -1);
+      if (units.all > most.all) most = { ...units };
+    }
   }
   return most;
 }
@@ -47,7 +55,7 @@ export function startLive(changed) {
   let dirty = true;
   const wires = {};
   const status = (text) => { $("#send-status").textContent = text; };
-  const policies = startPolicies(clear);
+  const policies = startPolicies(clear, () => { dirty = true; });
   const outage = startOutage(policies.haveBeenInForce);
 
   function clear() {
@@ -106,7 +114,7 @@ export function startLive(changed) {
     const advertised = response.headers.get("retry-after");
     if (isLatest) wait = advertised;
     counts[kind] += 1;
-    events.push({ at: received, decided: at, kind, cost: request.cost, remaining, wait: Number(advertised ?? 0), admitted });
+    events.push({ at: received, decided: at, kind, key: request.key, cost: request.cost, remaining, wait: Number(advertised ?? 0), admitted });
     if (events.length > KEPT) events = events.slice(-KEPT);
     outage.saw(kind, answer.error);
     dirty = true;
@@ -204,12 +212,15 @@ export function startLive(changed) {
   document.querySelectorAll("[name=wire]").forEach((radio) => radio.addEventListener("change", () => { dirty = true; }));
 
   function render() {
-    $("#tile-admitted").textContent = counts.usage + counts.local + counts.unchecked;
-    $("#tile-rejected").textContent = counts.denied + counts.unavailable;
-    $("#tile-outage").textContent = counts.local + counts.unchecked + counts.unavailable;
+    // Each response is in one of the three tiles.
+    $("#tile-admitted").textContent = counts.usage;
+    $("#tile-rejected").textContent = counts.denied;
+    const admitted = counts.local + counts.unchecked;
+    $("#tile-outage").textContent = admitted + counts.unavailable;
+    $("#tile-outage-parts").textContent = `${admitted} admitted, ${counts.unavailable} rejected with 503`;
     $("#tile-wait").textContent = wait === null ? "–" : `${wait} s`;
-    const charges = events.filter((event) => event.admitted).map((event) => [event.decided, event.cost]);
-    policies.show((policy) => worst(charges, policy.window));
+    const admissions = events.filter((event) => event.admitted);
+    policies.show((policy) => worst(admissions, policy.window));
     showWire(wires[$("[name=wire]:checked").value]);
     const shown = events.filter((event) => event.at > now() - SPAN);
     const title = `The last ${SPAN} s: ${shown.filter((event) => event.admitted).length} requests admitted, ${shown.filter((event) => !event.admitted).length} rejected.`;

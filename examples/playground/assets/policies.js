@@ -13,11 +13,19 @@ function element(tag, properties = {}, children = []) {
   return created;
 }
 
+/** Returns who admitted units without the backend, in a window that has more than the quota. */
+function reason({ all, local, unchecked }) {
+  const parts = [];
+  if (local) parts.push(`the local fallback admitted ${local}`);
+  if (unchecked) parts.push(`fail open admitted ${unchecked} unchecked`);
+  return parts.length ? `: of these ${all}, ${parts.join(", and ")}` : "";
+}
+
 /** The number of this page. The program repeats the number of the page whose policies are in force. */
 export const PAGE = `${Date.now()}-${Math.random()}`;
 
-/** Starts the table. Calls `restarted` when counting starts from zero. */
-export function startPolicies(restarted) {
+/** Starts the table. Calls `restarted` when counting starts from zero, and `accepts` when policies are in force. */
+export function startPolicies(restarted, accepts) {
   const form = $("#limits-form");
   const rows = $("#policies");
   /** The policies in force. Those of the table may be invalid, or not sent yet. */
@@ -90,6 +98,7 @@ export function startPolicies(restarted) {
     policies = given;
     haveBeenInForce = true;
     if (restart) restarted();
+    accepts();
   }
 
   function apply(restart) {
@@ -121,7 +130,7 @@ export function startPolicies(restarted) {
       const most = worst(policy);
       const facts = [`${known ? known.remaining : quota} of ${quota} left`];
       if (known?.next && known.remaining < quota) facts.push(`more in ${known.next} s`);
-      facts.push(most > quota ? `worst window: ${most}, ${most - quota} over the quota` : `worst window: ${most}`);
+      facts.push(most.all > quota ? `worst window: ${most.all}, ${most.all - quota} over the quota${reason(most)}` : `worst window: ${most.all}`);
       if (policy.rejections) facts.push(`has rejected ${policy.rejections}`);
       row.classList.toggle("rejects", Boolean(policy.rejects));
       row.querySelector(".name").textContent = policy.name;
