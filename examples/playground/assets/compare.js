@@ -5,17 +5,17 @@ import { ask, invalid, textOf } from "./errors.js";
 
 const HINTS = {
   edge: "A burst ends just before the edge of a calendar window. The same burst begins just after it.",
-  early: "The first request comes one window earlier. So the counter of INCREX, which begins with it, ends between the bursts.",
+  early: "A request comes about one window earlier. So the counter of INCREX, which begins with it, ends between the bursts.",
   apart: "The second burst ends just before the next edge, when little is left of the previous window. This is the worst case of two counters.",
   steady: "A constant rate for three windows. Above the quota for one window, each counter must deny a part of it.",
-  live: "The requests that you have sent below, at the times at which the backend decided them.",
+  live: "The requests that you have sent, at the times at which the backend decided them.",
 };
 const NOTES = {
   "sliding log": "exact",
   "sliding buckets": "never over the quota",
   "sliding counter": "approximate, two counters",
   "fixed window": "exact within a calendar window",
-  INCREX: "simulation: a window from the first request",
+  INCREX: "simulation: from the first request",
   "two counters": "simulation: the usual script",
 };
 
@@ -27,7 +27,7 @@ export function pattern(kind, { window, quota, cost, burst, rate }) {
   const [first, second] = [burstFrom(-window * 0.07, window * 0.06), burstFrom(unit * 0.15, unit * 0.75)];
   switch (kind) {
     case "early":
-      return [[-window, cost], ...first.slice(1), ...second];
+      return [[-window * 1.005, cost], ...first, ...second];
     case "apart":
       // The second burst ends within one window of the first request. Less than one unit of the first burst is left then.
       return [...burstFrom(-unit * 0.25, unit * 0.25), ...burstFrom(window - unit * 0.55, unit * 0.25)];
@@ -39,6 +39,8 @@ export function pattern(kind, { window, quota, cost, burst, rate }) {
       return [...first, ...second];
   }
 }
+
+const verdict = (lane) => (lane.over > 0 ? `${lane.over} over the quota` : "within the quota");
 
 /** Returns a sentence that states which counters exceed the quota. */
 function headline(lanes, quota, window) {
@@ -97,22 +99,35 @@ export function startComparison(liveTrace) {
     shown = { lanes, from, to, top, quota, window };
     list.replaceChildren(...lanes.map((lane) => card(lane)));
     document.querySelector("#compare-result").textContent = headline(lanes, quota, window);
+    document.querySelector("#totals-title").textContent = `The most units that each counter admits in any ${seconds(window)}. The quota is ${quota}.`;
+    document.querySelector("#totals").replaceChildren(...lanes.map((lane) => total(lane)));
     draw();
+  }
+
+  /** Returns what a counter admits, in short. */
+  function total(lane) {
+    const item = document.createElement("li");
+    item.className = lane.over > 0 ? "exceeds" : "within";
+    item.dataset.total = lane.name;
+    const parts = { counter: lane.name, most: lane.worst.units, over: verdict(lane), all: `${lane.admitted} in all` };
+    for (const [name, text] of Object.entries(parts)) {
+      item.append(Object.assign(document.createElement("span"), { className: name, textContent: text }), " ");
+    }
+    return item;
   }
 
   function card(lane) {
     const item = document.createElement("li");
     item.className = "lane";
     item.dataset.counter = lane.name;
-    const badge = lane.over > 0 ? ["exceeds", `${lane.over} over the quota`] : ["within", "within the quota"];
     const wait = !lane.firstDenied ? "–" : lane.firstDenied.wait === null ? "not stated" : seconds(lane.firstDenied.wait / 1e6);
-    item.innerHTML = `<div class="lane-head"><h3></h3><span class="note"></span><span class="badge ${badge[0]}"></span></div>
+    item.innerHTML = `<div class="lane-head"><h3></h3><span class="note"></span><span class="badge ${lane.over > 0 ? "exceeds" : "within"}"></span></div>
       <div class="plot"></div>
       <dl><div><dt>Admitted</dt><dd data-value="admitted"></dd></div><div><dt>Denied</dt><dd data-value="denied"></dd></div>
       <div><dt>Worst window</dt><dd data-value="worst"></dd></div><div><dt>First wait</dt><dd data-value="wait"></dd></div></dl>`;
     item.querySelector("h3").textContent = lane.name;
     item.querySelector(".note").textContent = NOTES[lane.name] ?? "";
-    item.querySelector(".badge").textContent = badge[1];
+    item.querySelector(".badge").textContent = verdict(lane);
     const values = { admitted: lane.admitted, denied: lane.denied, worst: lane.worst.units, wait };
     for (const [name, value] of Object.entries(values)) item.querySelector(`[data-value=${name}]`).textContent = value;
     return item;

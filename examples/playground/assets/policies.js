@@ -139,9 +139,8 @@ export function startPolicies(restarted, accepts) {
     });
   }
 
-  form.addEventListener("input", () => changed(250));
-  // These controls belong to the form, and are elsewhere in the page.
-  for (const control of form.elements) if (!form.contains(control)) control.addEventListener("input", () => changed(0));
+  // More characters may follow in a field.
+  form.addEventListener("input", (event) => changed(event.target.matches("[type=radio], select") ? 0 : 250));
   form.addEventListener("submit", (event) => event.preventDefault());
   $("#add-policy").addEventListener("click", () => {
     const names = ["sustained", "hourly", "daily", "monthly"].filter((name) => policies.every((policy) => policy.name !== name));
