@@ -5,12 +5,16 @@
 use std::time::Duration;
 
 use axum::{Json, http::StatusCode};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
+use serde_json::Value;
 use tower_sliding_window::{
     Algorithm, ConfigError, Limiter, MemoryBackend, PartitionKey, Policy, Wait, testing::ManualClock,
 };
 
-use crate::simulations::{Increx, Simulation, TwoCounters};
+use crate::{
+    body::{Body, whole},
+    simulations::{Increx, Simulation, TwoCounters},
+};
 
 /// The largest number of requests of a trace.
 const MAX_REQUESTS: usize = 5_000;
@@ -20,14 +24,31 @@ const MAX_TIME: i64 = 7 * 86_400 * 1_000_000;
 const MAX_WINDOW: Duration = Duration::from_secs(86_400);
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with the policy, the precision and the trace")]
 pub(crate) struct Comparison {
     /// The quota and the window.
     pub(crate) policy: Policy,
     /// The precision of the sliding buckets, in milliseconds.
-    pub(crate) precision_ms: u64,
+    #[serde(deserialize_with = "precision")]
+    pub(crate) precision_ms: u32,
     /// The time of each request in microseconds from the edge of a calendar window, and its cost.
+    #[serde(deserialize_with = "requests")]
     pub(crate) trace: Vec<(i64, u32)>,
+}
+
+fn precision<'de, D: Deserializer<'de>>(given: D) -> Result<u32, D::Error> {
+    whole("precision in milliseconds", &Value::deserialize(given)?, 1..=86_400_000)
+}
+
+fn requests<'de, D: Deserializer<'de>>(given: D) -> Result<Vec<(i64, u32)>, D::Error> {
+    let request = |(at, cost): (Value, Value)| {
+        let time = at.as_i64().filter(|at| (-MAX_TIME..=MAX_TIME).contains(at)).ok_or_else(|| {
+            let text = "enter a whole number within seven days of the edge";
+            D::Error::custom(format!("time {at} of a request, in microseconds: {text}"))
+        })?;
+        Ok((time, whole("cost", &cost, 0..=u32::MAX)?))
+    };
+    Vec::deserialize(given)?.into_iter().map(request).collect()
 }
 
 /// What a counter decides.
@@ -66,7 +87,7 @@ enum Counter {
 }
 
 pub(crate) async fn compare(
-    Json(comparison): Json<Comparison>,
+    Body(comparison): Body<Comparison>,
 ) -> Result<Json<Vec<Lane>>, (StatusCode, String)> {
     match comparison.run().await {
         Ok(lanes) => Ok(Json(lanes)),
@@ -78,13 +99,14 @@ impl Comparison {
     pub(crate) async fn run(mut self) -> Result<Vec<Lane>, String> {
         let window = self.policy.window().unwrap_or(Duration::MAX);
         if window > MAX_WINDOW {
-            return Err(format!("window {window:?}: it must be at most one day"));
+            let seconds = window.as_secs_f64();
+            return Err(format!(
+                "window of {seconds} s: it must be at most one day, 86400 s. Use a shorter one"
+            ));
         }
         if self.trace.len() > MAX_REQUESTS {
-            return Err(format!("{} requests: a trace must have at most {MAX_REQUESTS}", self.trace.len()));
-        }
-        if self.trace.iter().any(|(at, _)| !(-MAX_TIME..=MAX_TIME).contains(at)) {
-            return Err("the time of a request must be within seven days of the edge".to_owned());
+            let count = self.trace.len();
+            return Err(format!("{count} requests: a trace must have at most {MAX_REQUESTS}. Send fewer"));
         }
         self.trace.sort_by_key(|(at, _)| *at);
         let counters = self.counters().map_err(|error| error.to_string())?;
@@ -96,7 +118,7 @@ impl Comparison {
     }
 
     fn counters(&self) -> Result<Vec<(&'static str, Counter, ManualClock)>, ConfigError> {
-        let precision = Duration::from_millis(self.precision_ms);
+        let precision = Duration::from_millis(self.precision_ms.into());
         let mut counters = Vec::new();
         for (name, algorithm) in [
             ("sliding log", Algorithm::SlidingLog),

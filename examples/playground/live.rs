@@ -12,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use tower_sliding_window::{
@@ -21,7 +21,10 @@ use tower_sliding_window::{
     outage::{Breaker, LocalDecision, Share, Unchecked},
 };
 
-use crate::switch::{Mode, Switch};
+use crate::{
+    body::{Body, whole},
+    switch::{Mode, Switch},
+};
 
 /// The circuit breaker stays open for long enough to be seen. The default is 250 ms.
 const BREAKER: Breaker = Breaker::new(5, Duration::from_secs(2));
@@ -46,11 +49,12 @@ struct Limits {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with the policies and the outage rule")]
 pub(crate) struct Settings {
     policies: Policies,
     outage: Rule,
     /// The number of processes that share a quota in the local fallback.
+    #[serde(deserialize_with = "processes")]
     processes: u32,
     /// Whether counting starts from zero.
     restart: bool,
@@ -66,9 +70,13 @@ enum Rule {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "an object with the mode of the backend")]
 pub(crate) struct BackendSettings {
     mode: Mode,
+}
+
+fn processes<'de, D: Deserializer<'de>>(given: D) -> Result<u32, D::Error> {
+    whole("processes", &Value::deserialize(given)?, 1..=1_000)
 }
 
 impl Live {
@@ -151,7 +159,7 @@ pub(crate) async fn limited(State(live): State<Live>, request: Request) -> Respo
 /// Replaces the policies and the outage rule. Usage is kept unless the page asks for a restart.
 pub(crate) async fn set_limits(
     State(live): State<Live>,
-    Json(settings): Json<Settings>,
+    Body(settings): Body<Settings>,
 ) -> Result<(), (StatusCode, String)> {
     let bad_request = |error: ConfigError| (StatusCode::BAD_REQUEST, error.to_string());
     let rule = match settings.outage {
@@ -169,7 +177,7 @@ pub(crate) async fn set_limits(
 }
 
 /// Stops the backend, or starts it again.
-pub(crate) async fn set_backend(State(live): State<Live>, Json(settings): Json<BackendSettings>) {
+pub(crate) async fn set_backend(State(live): State<Live>, Body(settings): Body<BackendSettings>) {
     live.0.switch.set_mode(settings.mode);
 }
 

@@ -20,6 +20,7 @@
 //! cargo run --example playground -- charts src/guide/pictures    # makes the charts of the guide
 //! ```
 
+mod body;
 mod charts;
 mod compare;
 #[path = "../common/listen.rs"]

@@ -13,12 +13,13 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
 
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
     let (html, css, js) = ("text/html; charset=utf-8", "text/css", "text/javascript");
-    let files: [(&str, &str, &'static str); 8] = [
+    let files: [(&str, &str, &'static str); 9] = [
         ("/", html, include_str!("assets/index.html")),
         ("/style.css", css, include_str!("assets/style.css")),
         ("/app.js", js, include_str!("assets/app.js")),
         ("/chart.js", js, include_str!("assets/chart.js")),
         ("/compare.js", js, include_str!("assets/compare.js")),
+        ("/errors.js", js, include_str!("assets/errors.js")),
         ("/live.js", js, include_str!("assets/live.js")),
         ("/outage.js", js, include_str!("assets/outage.js")),
         ("/policies.js", js, include_str!("assets/policies.js")),

@@ -2,6 +2,9 @@
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 mod browser;
+mod contrast;
+mod first_view;
+mod outage;
 mod page;
 mod user_mistakes;
 

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     browser::Browser,
+    contrast::LOW_CONTRAST,
     example::process::{Example, run_example, run_with},
     http::wire::request_with_body,
     support::server::{Engine, Server},
@@ -40,7 +41,7 @@ impl Page {
     }
 
     /// Chooses a pattern of the comparison, and waits for its result.
-    fn choose_pattern(&mut self, pattern: &str) {
+    pub fn choose_pattern(&mut self, pattern: &str) {
         self.browser.click(&format!("[name=pattern][value={pattern}]"));
         self.browser
             .until(&format!("document.querySelector('[name=pattern]:checked').value === '{pattern}'"));
@@ -48,7 +49,7 @@ impl Page {
     }
 
     /// Sets the size of a burst, sends it, and waits for its result. Returns the status line below the buttons.
-    fn send_burst(&mut self, size: u32) -> String {
+    pub fn send_burst(&mut self, size: u32) -> String {
         self.browser.fill("#send-form [name=burst]", &size.to_string());
         self.click_and_wait("#send-burst")
     }
@@ -85,6 +86,7 @@ impl Page {
 fn comparison_counts_units_over_quota() {
     let mut page = Page::open(None, 1280);
     // One burst on each side of the edge of a calendar window.
+    page.choose_pattern("edge");
     let worst = [
         ("sliding log", 50),
         ("sliding buckets", 50),
@@ -98,7 +100,7 @@ fn comparison_counts_units_over_quota() {
         assert_eq!(page.number(counter, "worst"), units, "{counter}");
     }
     assert!(page.browser.text("#compare-result").contains("fixed window by 50"));
-    // The counter of INCREX begins with a request one window before the edge. The worst window does not contain this one.
+    // The counter of INCREX begins with a request about one window before the edge. The worst window does not contain this one.
     page.choose_pattern("early");
     let of_increx = (page.number("INCREX", "admitted"), page.number("INCREX", "worst"));
     assert_eq!(of_increx, (100, 99));
@@ -153,7 +155,7 @@ fn page_rejects_comparison_out_of_range() {
     assert_eq!(answer.status, 415);
 }
 
-fn post(runtime: &tokio::runtime::Runtime, example: &Example, path: &str, body: &str) -> (u16, String) {
+pub fn post(runtime: &tokio::runtime::Runtime, example: &Example, path: &str, body: &str) -> (u16, String) {
     let headers = [("content-type", "application/json")];
     let answer = runtime.block_on(request_with_body(example.address(), "POST", path, &headers, body));
     (answer.status, answer.body)
@@ -236,6 +238,18 @@ fn status_line_is_that_of_its_own_request() {
     assert_eq!(page.click_and_wait("#send-burst"), "10 of 10 admitted.");
     release(&mut page);
     page.browser.until("document.querySelector('#send-status').textContent === 'Rejected with status 429.'");
+    page.assert_clean();
+}
+
+#[test]
+fn worst_window_is_that_of_one_key() {
+    let mut page = Page::open(None, 1280);
+    page.browser.fill("#policies .window", "600");
+    assert_eq!(page.send_burst(10), "10 of 10 admitted.");
+    page.browser.fill("#send-form [name=key]", "bob");
+    assert_eq!(page.send_burst(10), "10 of 10 admitted.");
+    page.browser.until("document.querySelector('#tile-admitted').textContent === '20'");
+    assert!(page.browser.text("#meters").ends_with("worst window: 10"), "{}", page.browser.text("#meters"));
     page.assert_clean();
 }
 
@@ -364,6 +378,7 @@ fn page_works_by_keyboard() {
         assert!(reached.iter().any(|it| it == name), "{name}: {reached:?}");
     }
     // Arrow keys choose a pattern. The space bar and Enter press buttons.
+    page.choose_pattern("edge");
     page.browser.eval("document.querySelector('[name=pattern]:checked').focus()");
     page.browser.press("ArrowRight");
     page.browser
@@ -385,32 +400,6 @@ fn page_works_by_keyboard() {
     }
     page.assert_clean();
 }
-
-/// Returns the visible texts whose contrast is below 4.5 (WCAG AA), except those of disabled controls.
-const LOW_CONTRAST: &str = r#"(() => {
-  const channels = (color) => color.match(/[\d.]+/g).map(Number);
-  const luminance = (rgb) => rgb.slice(0, 3).map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const background = (element) => {
-    for (let it = element; it; it = it.parentElement) {
-      const color = channels(getComputedStyle(it).backgroundColor);
-      if (color.length < 4 || color[3] > 0) return color;
-    }
-    return [255, 255, 255];
-  };
-  const low = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || element.matches(":disabled, title, option") || !element.checkVisibility()) continue;
-    const style = getComputedStyle(element);
-    const color = element.closest("svg") ? style.fill : style.color;
-    const [a, b] = [luminance(channels(color)), luminance(background(element))].sort((a, b) => b - a);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) low.push(`${walker.currentNode.data.trim()}: ${ratio.toFixed(2)}`);
-  }
-  return low;
-})()"#;
 
 #[test]
 fn page_is_readable_on_phone_in_light_and_dark() {

@@ -9,7 +9,8 @@ use serde_json::json;
 
 use crate::{
     browser::Browser,
-    page::Page,
+    example::process::Example,
+    page::{Page, post},
     support::server::{Engine, Server},
 };
 
@@ -27,6 +28,92 @@ fn page_keeps_policies_in_force_after_invalid_input() {
     page.browser.fill("#policies .window", "10");
     assert_eq!(page.click_and_wait("#send-one"), "Admitted.");
     page.assert_clean();
+}
+
+#[test]
+fn errors_of_page_state_value_and_range() {
+    let mut page = Page::open(None, 1280);
+    page.browser.click("[name=pattern][value=edge]");
+    for (form, field, value, error) in [
+        ("compare", "[name=quota]", "0", "quota 0: enter a whole number from 1 to 2000."),
+        ("compare", "[name=quota]", "1.5", "quota 1.5: enter a whole number from 1 to 2000."),
+        ("compare", "[name=quota]", "", "quota has no value: enter a whole number from 1 to 2000."),
+        ("compare", "[name=window]", "172800", "window 172800: enter a number from 0.1 to 86400."),
+        ("compare", "[name=cost]", "-1", "cost -1: enter a whole number from 1 to 2000."),
+        ("compare", "[name=precision]", "20", "precision 20: enter a number from 0.003 to 10."),
+        (
+            "limits",
+            ".quota",
+            "5000000000",
+            "policy \"burst\": quota 5000000000: enter a whole number from 1 to 4294967295.",
+        ),
+        (
+            "limits",
+            ".window",
+            "0",
+            "policy \"burst\": window in seconds 0: enter a number from 0.001 to 31622400.",
+        ),
+        ("limits", ".name", "\u{e9}", "name \"\u{e9}\": enter 1 to 64 printable ASCII characters."),
+        ("limits", "[name=processes]", "1.5", "processes 1.5: enter a whole number from 1 to 1000."),
+    ] {
+        let input = format!("#{form}-form {field}");
+        let valid = page.browser.eval(&format!("document.querySelector({input:?}).value"));
+        page.browser.fill(&input, value);
+        page.browser.until(&format!("document.querySelector('#{form}-error').textContent !== ''"));
+        assert_eq!(page.browser.text(&format!("#{form}-error")), error, "{input}");
+        page.browser.fill(&input, valid.as_str().unwrap());
+        page.browser.until(&format!("document.querySelector('#{form}-error').textContent === ''"));
+    }
+    page.assert_clean();
+}
+
+#[test]
+fn errors_of_program_have_no_internals() {
+    let example = Example::of("playground", None);
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let limits = |change: &str, value: &str| {
+        let mut body = json!({
+            "policies": [{ "name": "burst", "quota": 10, "window": "10s" }],
+            "outage": "fail-closed", "processes": 2, "restart": false, "page": "",
+        });
+        let value = serde_json::from_str(value).unwrap();
+        *body.pointer_mut(change).unwrap() = value;
+        ("/api/limits", body.to_string())
+    };
+    let comparison = |change: &str, value: &str| {
+        let mut body = json!({
+            "policy": { "name": "compare", "quota": 5, "window": "10s" }, "precision_ms": 1_000, "trace": [[0, 1]],
+        });
+        *body.pointer_mut(change).unwrap() = serde_json::from_str(value).unwrap();
+        ("/api/compare", body.to_string())
+    };
+    // The value, and a part of what is allowed.
+    for ((path, body), value, allowed) in [
+        (limits("/processes", "1.5"), "processes 1.5", "from 1 to 1000"),
+        (limits("/processes", "0"), "processes 0", "from 1 to 1000"),
+        (limits("/policies/0/quota", "0"), "quota 0", "1 to 4294967295"),
+        (limits("/policies/0/quota", "1.5"), "1.5", "1 to 4294967295"),
+        (limits("/outage", "\"x\""), "`x`", "`fail-closed`, `fail-open`, `local-fallback`"),
+        (limits("", "1"), "1", "the policies and the outage rule"),
+        (comparison("/precision_ms", "null"), "null", "a whole number from 1"),
+        (comparison("/trace/0/1", "1.5"), "cost 1.5", "from 0 to 4294967295"),
+        (comparison("/trace/0/1", "-1"), "cost -1", "from 0 to 4294967295"),
+        (comparison("/trace/0/0", "604800000001"), "604800000001", "within seven days"),
+        (comparison("/trace/0/0", "0.5"), "0.5", "a whole number"),
+        (comparison("/policy/window", "\"2d\""), "172800 s", "at most one day"),
+        (comparison("", "1"), "1", "the policy, the precision and the trace"),
+        (("/api/backend", json!({ "mode": "x" }).to_string()), "`x`", "`running`, `refusing`, `hanging`"),
+        (("/api/backend", "{".to_owned()), "not JSON", "send JSON"),
+    ] {
+        let (status, error) = post(&runtime, &example, path, &body);
+        assert_eq!(status, 400, "{body}: {error}");
+        assert!(error.contains(value) && error.contains(allowed), "{body}: {error}");
+        for internal in
+            ["u32", "u64", "i64", "f64", "struct", "enum", "variant", "deserialize", "column", "::", "{"]
+        {
+            assert!(!error.contains(internal), "{internal}: {error}");
+        }
+    }
 }
 
 #[test]
@@ -116,7 +203,7 @@ fn page_reports_stopped_program() {
         );
         browser.until(&format!("!document.querySelector('{button}').ariaBusy"));
         let status = browser.text("#send-status");
-        assert!(status.starts_with("The program does not answer"), "{button} of {origin}: {status}");
+        assert_eq!(status, "The program does not answer. Start it again.", "{button} of {origin}");
     }
 }
 

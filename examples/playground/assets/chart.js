@@ -15,7 +15,7 @@ const round = (value) => Math.round(value * 10) / 10;
 /** Returns a length of time in seconds as a short text. */
 export function seconds(value) {
   const digits = Math.abs(value) >= 10 || Number.isInteger(value) ? 1 : 2;
-  return `${Number(value.toFixed(digits))} s`;
+  return `${Number(value.toFixed(digits))}\u00a0s`;
 }
 
 /** Returns about this many round values of a range, for the labels of an axis. */
@@ -75,8 +75,10 @@ export function drawLane(place, { from, to, quota, window, top, lane, title }) {
   const charges = lane.requests.filter((request) => request.admitted).map(({ at, cost }) => [at, cost]);
   const steps = usage(charges, window);
   parts.push(svg("path", { class: "s-area", d: area(steps, x, y, 0, quota) }));
+  const line = { x1: left, x2: width - right, y1: round(y(quota)), y2: round(y(quota)) };
+  parts.push(svg("line", { class: "s-halo", ...line }));
   parts.push(svg("path", { class: "s-over", d: area(steps, x, y, quota, Infinity) }));
-  parts.push(svg("line", { class: "s-quota", x1: left, x2: width - right, y1: round(y(quota)), y2: round(y(quota)) }));
+  parts.push(svg("line", { class: "s-quota", ...line }));
   parts.push(svg("line", { class: "s-axis", x1: left, x2: width - right, y1: floor, y2: floor }));
   for (const value of new Set([0, quota])) {
     parts.push(svg("text", { x: left - 6, y: round(y(value)) + 4, "text-anchor": "end" }, [String(value)]));
@@ -93,10 +95,10 @@ export function drawLane(place, { from, to, quota, window, top, lane, title }) {
   if (lane.worst.units > 0) {
     const exceeds = lane.over > 0 ? " exceeds" : "";
     const [start, end] = [round(x(lane.worst.from)), round(Math.min(x(lane.worst.from + window), width - right))];
-    const line = 11;
-    parts.push(svg("path", { class: `s-worst${exceeds}`, d: `M${start} ${line + 4}V${line - 4}M${start} ${line}H${end}M${end} ${line + 4}V${line - 4}` }));
+    const bracket = 11;
+    parts.push(svg("path", { class: `s-worst${exceeds}`, d: `M${start} ${bracket + 4}V${bracket - 4}M${start} ${bracket}H${end}M${end} ${bracket + 4}V${bracket - 4}` }));
     const middle = Math.min(Math.max((start + end) / 2, left + 60), width - 70);
-    const text = svg("text", { class: `t-worst${exceeds}`, x: middle, y: line - 4, "text-anchor": "middle" }, [`worst window: ${lane.worst.units}`]);
+    const text = svg("text", { class: `t-worst${exceeds}`, x: middle, y: bracket - 4, "text-anchor": "middle" }, [`worst window: ${lane.worst.units}`]);
     parts.push(text);
   }
   for (const at of ticks(from, to, Math.max(3, Math.min(8, width / 90)))) {
@@ -145,7 +147,10 @@ export function drawLive(place, { now, span, events, policies, title }) {
       for (const kind of kinds.filter((kind) => counts[kind] > 0)) {
         const size = unit(counts[kind], upwards);
         const y = upwards ? middle - offset - size : middle + offset;
-        parts.push(svg("rect", { class: `s-${kind}`, x: at, width: round(Math.max(column - 1.5, 1)), y: round(y), height: round(size) }));
+        // A gap separates the colours of a bar.
+        const gap = offset > 0 && size > 3 ? 1 : 0;
+        const bar = { x: at, width: round(Math.max(column - 1.5, 1)), y: round(upwards ? y : y + gap), height: round(size - gap) };
+        parts.push(svg("rect", { class: `s-${kind}`, ...bar }));
         offset += size;
       }
     }
@@ -162,7 +167,9 @@ export function drawLive(place, { now, span, events, policies, title }) {
       const point = `${round(x(event.at))} ${round(middle - share * height * 0.62)}`;
       path += path ? `H${point.split(" ")[0]}V${point.split(" ")[1]}` : `M${point}`;
     }
-    if (path) parts.push(svg("path", { class: `s-line p${index}`, d: `${path}H${width - right}` }));
+    for (const name of path ? ["s-halo", `s-line p${index}`] : []) {
+      parts.push(svg("path", { class: name, d: `${path}H${width - right}` }));
+    }
   });
   parts.push(svg("text", { x: width - right + 6, y: above + 8 }, ["100 %"]));
   parts.push(svg("text", { x: width - right + 6, y: round(middle) + 4 }, ["0 %"]));

@@ -1,20 +1,21 @@
 // The comparison: makes a trace, asks the program what each counter decides, and draws the answer.
 
 import { drawLane, seconds } from "./chart.js";
+import { ask, invalid, textOf } from "./errors.js";
 
 const HINTS = {
   edge: "A burst ends just before the edge of a calendar window. The same burst begins just after it.",
-  early: "The first request comes one window earlier. So the counter of INCREX, which begins with it, ends between the bursts.",
+  early: "A request comes about one window earlier. So the counter of INCREX, which begins with it, ends between the bursts.",
   apart: "The second burst ends just before the next edge, when little is left of the previous window. This is the worst case of two counters.",
   steady: "A constant rate for three windows. Above the quota for one window, each counter must deny a part of it.",
-  live: "The requests that you have sent below, at the times at which the backend decided them.",
+  live: "The requests that you have sent, at the times at which the backend decided them.",
 };
 const NOTES = {
   "sliding log": "exact",
   "sliding buckets": "never over the quota",
   "sliding counter": "approximate, two counters",
   "fixed window": "exact within a calendar window",
-  INCREX: "simulation: a window from the first request",
+  INCREX: "simulation: from the first request",
   "two counters": "simulation: the usual script",
 };
 
@@ -26,7 +27,7 @@ export function pattern(kind, { window, quota, cost, burst, rate }) {
   const [first, second] = [burstFrom(-window * 0.07, window * 0.06), burstFrom(unit * 0.15, unit * 0.75)];
   switch (kind) {
     case "early":
-      return [[-window, cost], ...first.slice(1), ...second];
+      return [[-window * 1.005, cost], ...first, ...second];
     case "apart":
       // The second burst ends within one window of the first request. Less than one unit of the first burst is left then.
       return [...burstFrom(-unit * 0.25, unit * 0.25), ...burstFrom(window - unit * 0.55, unit * 0.25)];
@@ -38,6 +39,8 @@ export function pattern(kind, { window, quota, cost, burst, rate }) {
       return [...first, ...second];
   }
 }
+
+const verdict = (lane) => (lane.over > 0 ? `${lane.over} over the quota` : "within the quota");
 
 /** Returns a sentence that states which counters exceed the quota. */
 function headline(lanes, quota, window) {
@@ -61,6 +64,12 @@ export function startComparison(liveTrace) {
     // A larger burst would be more than the program accepts.
     const burst = Math.min(Math.max(Math.floor(value("burst")), 1), 2500);
     return { window: value("window"), quota: value("quota"), cost: value("cost"), burst, rate: value("rate"), precision: value("precision") };
+  }
+
+  /** Sets the range of the precision, which depends on the window: a window has at most 4096 buckets. */
+  function bound(precision, window) {
+    precision.min = Math.max(0.001, Math.ceil((window / 4096) * 1000) / 1000);
+    precision.max = Math.max(precision.min, window);
   }
 
   function draw() {
@@ -90,22 +99,35 @@ export function startComparison(liveTrace) {
     shown = { lanes, from, to, top, quota, window };
     list.replaceChildren(...lanes.map((lane) => card(lane)));
     document.querySelector("#compare-result").textContent = headline(lanes, quota, window);
+    document.querySelector("#totals-title").textContent = `The most units that each counter admits in any ${seconds(window)}. The quota is ${quota}.`;
+    document.querySelector("#totals").replaceChildren(...lanes.map((lane) => total(lane)));
     draw();
+  }
+
+  /** Returns what a counter admits, in short. */
+  function total(lane) {
+    const item = document.createElement("li");
+    item.className = lane.over > 0 ? "exceeds" : "within";
+    item.dataset.total = lane.name;
+    const parts = { counter: lane.name, most: lane.worst.units, over: verdict(lane), all: `${lane.admitted} in all` };
+    for (const [name, text] of Object.entries(parts)) {
+      item.append(Object.assign(document.createElement("span"), { className: name, textContent: text }), " ");
+    }
+    return item;
   }
 
   function card(lane) {
     const item = document.createElement("li");
     item.className = "lane";
     item.dataset.counter = lane.name;
-    const badge = lane.over > 0 ? ["exceeds", `${lane.over} over the quota`] : ["within", "within the quota"];
     const wait = !lane.firstDenied ? "–" : lane.firstDenied.wait === null ? "not stated" : seconds(lane.firstDenied.wait / 1e6);
-    item.innerHTML = `<div class="lane-head"><h3></h3><span class="note"></span><span class="badge ${badge[0]}"></span></div>
+    item.innerHTML = `<div class="lane-head"><h3></h3><span class="note"></span><span class="badge ${lane.over > 0 ? "exceeds" : "within"}"></span></div>
       <div class="plot"></div>
       <dl><div><dt>Admitted</dt><dd data-value="admitted"></dd></div><div><dt>Denied</dt><dd data-value="denied"></dd></div>
       <div><dt>Worst window</dt><dd data-value="worst"></dd></div><div><dt>First wait</dt><dd data-value="wait"></dd></div></dl>`;
     item.querySelector("h3").textContent = lane.name;
     item.querySelector(".note").textContent = NOTES[lane.name] ?? "";
-    item.querySelector(".badge").textContent = badge[1];
+    item.querySelector(".badge").textContent = verdict(lane);
     const values = { admitted: lane.admitted, denied: lane.denied, worst: lane.worst.units, wait };
     for (const [name, value] of Object.entries(values)) item.querySelector(`[data-value=${name}]`).textContent = value;
     return item;
@@ -117,18 +139,20 @@ export function startComparison(liveTrace) {
     form.elements.cost.closest("label").hidden = kind === "live";
     document.querySelector("#pattern-hint").textContent = HINTS[kind];
     const given = settings();
+    const number = ++asked;
+    bound(form.elements.precision, given.window);
+    error.textContent = invalid(form);
+    if (error.textContent) return;
     const trace = kind === "live" ? liveTrace(given.window) : pattern(kind, given);
     const body = {
       policy: { name: "compare", quota: given.quota, window: `${Math.round(given.window * 1000)}ms` },
       precision_ms: Math.round(given.precision * 1000),
       trace: trace.map(([at, cost]) => [Math.round(at * 1e6), cost]),
     };
-    const number = ++asked;
-    const response = await fetch("api/compare", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-    const text = await response.text();
+    const [response, text] = await ask("api/compare", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
     // A later question has its own answer.
     if (number !== asked) return;
-    error.textContent = response.ok ? "" : text.replace(/^Failed to deserialize[^:]*: /, "");
+    error.textContent = response.ok ? "" : text;
     if (response.ok) show(JSON.parse(text), body.trace.map(([at, cost]) => [at / 1e6, cost]), given);
   }
 
@@ -136,13 +160,13 @@ export function startComparison(liveTrace) {
     list.ariaBusy = "true";
     const answered = compare();
     const number = asked;
-    answered.catch((failure) => { error.textContent = `The program does not answer: ${failure.message}`; })
+    answered.catch((failure) => { error.textContent = textOf(failure); })
       .finally(() => { if (number === asked) list.ariaBusy = "false"; });
   }
 
   form.addEventListener("input", (event) => {
     // The burst follows the quota until the user sets it.
-    if (event.target.name === "quota") form.elements.burst.value = Math.max(1, Math.floor(form.elements.quota.value / form.elements.cost.value));
+    if (event.target.name === "quota" && event.target.validity.valid && form.elements.cost.validity.valid) form.elements.burst.value = Math.max(1, Math.floor(form.elements.quota.value / form.elements.cost.value));
     update();
   });
   form.addEventListener("submit", (event) => event.preventDefault());

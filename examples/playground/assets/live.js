@@ -1,6 +1,7 @@
 // The limited service: sends requests to it, and shows its responses.
 
 import { drawLive } from "./chart.js";
+import { ask, textOf } from "./errors.js";
 import { startOutage } from "./outage.js";
 import { startPolicies } from "./policies.js";
 
@@ -13,8 +14,6 @@ const LONGEST_WAIT = 60;
 
 const $ = (selector) => document.querySelector(selector);
 const now = () => performance.now() / 1000;
-/** Sends a request to the program. */
-const ask = (path, options) => fetch(path, options).catch((error) => { throw new Error(`The program does not answer: ${error.message}`); });
 const sleep = (time) => new Promise((done) => setTimeout(done, Math.max(0, time * 1000)));
 
 /** Returns the items of a RateLimit field: the name, the remaining units, and the seconds until they grow. */
@@ -23,14 +22,22 @@ function limits(field) {
   return new Map([...items].map(([, name, r, t]) => [name.replace(/\\(.)/g, "$1"), { remaining: Number(r), next: t && Number(t) }]));
 }
 
-/** Returns the most units that any window has, by the times of the backend. */
-function worst(charges, window) {
-  const sorted = [...charges].sort((a, b) => a[0] - b[0]);
-  let [most, units, first] = [0, 0, 0];
-  for (const [at, cost] of sorted) {
-    units += cost;
-    while (sorted[first][0] + window <= at) units -= sorted[first++][1];
-    most = Math.max(most, units);
+const NO_UNITS = { all: 0, usage: 0, local: 0, unchecked: 0 };
+
+/** Returns the most units that one API key has in any window, by the times of the backend: `all`, and those of each kind. */
+function worst(admissions, window) {
+  const sorted = [...admissions].sort((a, b) => a.decided - b.decided);
+  let most = NO_UNITS;
+  for (const key of new Set(sorted.map((event) => event.key))) {
+    const charges = sorted.filter((event) => event.key === key);
+    const units = { ...NO_UNITS };
+    const add = ({ cost, kind }, sign) => { for (const name of ["all", kind]) units[name] += sign * cost; };
+    let first = 0;
+    for (const charge of charges) {
+      add(charge, 1);
+      while (charges[first].decided + window <= charge.decided) add(charges[first++], -1);
+      if (units.all > most.all) most = { ...units };
+    }
   }
   return most;
 }
@@ -48,7 +55,7 @@ export function startLive(changed) {
   let dirty = true;
   const wires = {};
   const status = (text) => { $("#send-status").textContent = text; };
-  const policies = startPolicies(clear);
+  const policies = startPolicies(clear, () => { dirty = true; });
   const outage = startOutage(policies.haveBeenInForce);
 
   function clear() {
@@ -68,8 +75,7 @@ export function startLive(changed) {
     inFlight += 1;
     try {
       // Otherwise the browser sends equal requests one after another, because the response to one may answer the next.
-      const response = await ask(path, { headers: { "x-api-key": key }, cache: "no-store" });
-      const body = await response.text();
+      const [response, body] = await ask(path, { headers: { "x-api-key": key }, cache: "no-store" });
       // Otherwise it belongs to the counting before.
       if (request.restarts === restarts) record(response, body, request);
       return response;
@@ -108,7 +114,7 @@ export function startLive(changed) {
     const advertised = response.headers.get("retry-after");
     if (isLatest) wait = advertised;
     counts[kind] += 1;
-    events.push({ at: received, decided: at, kind, cost: request.cost, remaining, wait: Number(advertised ?? 0), admitted });
+    events.push({ at: received, decided: at, kind, key: request.key, cost: request.cost, remaining, wait: Number(advertised ?? 0), admitted });
     if (events.length > KEPT) events = events.slice(-KEPT);
     outage.saw(kind, answer.error);
     dirty = true;
@@ -122,9 +128,9 @@ export function startLive(changed) {
   }
 
   async function burstsAcrossEdge() {
-    const response = await ask("api/clock");
+    const [response, text] = await ask("api/clock");
     if (!response.ok) return status("The backend does not tell its time. Start it first.");
-    const { at_micros } = await response.json();
+    const { at_micros } = JSON.parse(text);
     const begin = at_micros / 1e6 - now();
     const { window, name } = policies.all()[0];
     const size = Number(form.elements.burst.value);
@@ -154,7 +160,7 @@ export function startLive(changed) {
       const rate = Math.min(100, Math.max(0.2, Number(form.elements.rate.value) || 0.2));
       // After a pause of the browser, the stream does not catch up. It pauses while the form is invalid.
       const due = form.checkValidity() ? Math.min(Math.floor((now() - begun) * rate) + 1 - sent, 20) : 0;
-      for (let i = 0; i < due && inFlight < 100; i += 1) send().catch((error) => status(error.message));
+      for (let i = 0; i < due && inFlight < 100; i += 1) send().catch((error) => status(textOf(error)));
       sent = Math.floor((now() - begun) * rate) + 1;
     }, 50);
   }
@@ -173,9 +179,10 @@ export function startLive(changed) {
         await policies.ready();
         await action(button);
       } catch (error) {
-        status(error.message);
+        status(textOf(error));
+      } finally {
+        button.removeAttribute("aria-busy");
       }
-      button.removeAttribute("aria-busy");
     });
   }
 
@@ -205,12 +212,15 @@ export function startLive(changed) {
   document.querySelectorAll("[name=wire]").forEach((radio) => radio.addEventListener("change", () => { dirty = true; }));
 
   function render() {
-    $("#tile-admitted").textContent = counts.usage + counts.local + counts.unchecked;
-    $("#tile-rejected").textContent = counts.denied + counts.unavailable;
-    $("#tile-outage").textContent = counts.local + counts.unchecked + counts.unavailable;
+    // Each response is in one of the three tiles.
+    $("#tile-admitted").textContent = counts.usage;
+    $("#tile-rejected").textContent = counts.denied;
+    const admitted = counts.local + counts.unchecked;
+    $("#tile-outage").textContent = admitted + counts.unavailable;
+    $("#tile-outage-parts").textContent = `${admitted} admitted, ${counts.unavailable} rejected with 503`;
     $("#tile-wait").textContent = wait === null ? "–" : `${wait} s`;
-    const charges = events.filter((event) => event.admitted).map((event) => [event.decided, event.cost]);
-    policies.show((policy) => worst(charges, policy.window));
+    const admissions = events.filter((event) => event.admitted);
+    policies.show((policy) => worst(admissions, policy.window));
     showWire(wires[$("[name=wire]:checked").value]);
     const shown = events.filter((event) => event.at > now() - SPAN);
     const title = `The last ${SPAN} s: ${shown.filter((event) => event.admitted).length} requests admitted, ${shown.filter((event) => !event.admitted).length} rejected.`;

@@ -1,5 +1,6 @@
 // The switch of the backend, the circuit breaker, and the events of an outage.
 
+import { ask, textOf } from "./errors.js";
 import { PAGE } from "./policies.js";
 
 const $ = (selector) => document.querySelector(selector);
@@ -45,20 +46,20 @@ export function startOutage(haveBeenInForce) {
   async function poll() {
     // Until the program has accepted the policies of this page, it may have those of an earlier one.
     const isExpected = haveBeenInForce();
-    const response = await fetch("api/state");
+    const [response, text] = await ask("api/state");
     if (!response.ok) return;
-    const next = await response.json();
+    const next = JSON.parse(text);
     show(next, isExpected && next.page !== PAGE);
   }
 
   async function setMode(mode) {
-    await fetch("api/backend", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ mode }) });
+    await ask("api/backend", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ mode }) });
     lastActivity = performance.now();
     await poll();
   }
 
   const stopped = () => ($("#hang").checked ? "hanging" : "refusing");
-  const report = (error) => log(`The program does not answer: ${error.message}`);
+  const report = (error) => log(textOf(error));
   stop.addEventListener("click", () => setMode(state.mode === "running" ? stopped() : "running").catch(report));
   $("#hang").addEventListener("input", () => { if (state.mode !== "running") setMode(stopped()).catch(report); });
   poll().catch(report);

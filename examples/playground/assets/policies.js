@@ -1,5 +1,7 @@
 // The table of policies, and the outage rule: what the layer enforces.
 
+import { ask, invalid, Problem, textOf } from "./errors.js";
+
 const MAX = 4;
 const ALGORITHMS = { "sliding-log": "sliding log", "sliding-buckets": "sliding buckets", "sliding-counter": "sliding counter", "fixed-window": "fixed window" };
 
@@ -11,11 +13,19 @@ function element(tag, properties = {}, children = []) {
   return created;
 }
 
+/** Returns who admitted units without the backend, in a window that has more than the quota. */
+function reason({ all, local, unchecked }) {
+  const parts = [];
+  if (local) parts.push(`the local fallback admitted ${local}`);
+  if (unchecked) parts.push(`fail open admitted ${unchecked} unchecked`);
+  return parts.length ? `: of these ${all}, ${parts.join(", and ")}` : "";
+}
+
 /** The number of this page. The program repeats the number of the page whose policies are in force. */
 export const PAGE = `${Date.now()}-${Math.random()}`;
 
-/** Starts the table. Calls `restarted` when counting starts from zero. */
-export function startPolicies(restarted) {
+/** Starts the table. Calls `restarted` when counting starts from zero, and `accepts` when policies are in force. */
+export function startPolicies(restarted, accepts) {
   const form = $("#limits-form");
   const rows = $("#policies");
   /** The policies in force. Those of the table may be invalid, or not sent yet. */
@@ -29,10 +39,12 @@ export function startPolicies(restarted) {
     const labelled = (text, control) => element("label", {}, [text, control]);
     const options = Object.entries(ALGORITHMS).map(([value, text]) => element("option", { value, textContent: text, selected: value === algorithm }));
     const remove = element("button", { type: "button", className: "quiet remove", textContent: "Remove" });
+    const seconds = element("input", { type: "number", value: window, min: 0.001, max: 31622400, step: "any", required: true, className: "window" });
+    seconds.dataset.name = "window in seconds";
     const row = element("li", {}, [
-      labelled("Name", element("input", { type: "text", value: name, maxLength: 64, required: true, className: "name", autocomplete: "off", spellcheck: false })),
+      labelled("Name", element("input", { type: "text", value: name, maxLength: 64, required: true, pattern: "[ -~]+", title: "1 to 64 printable ASCII characters", className: "name", autocomplete: "off", spellcheck: false })),
       labelled("Quota", element("input", { type: "number", value: quota, min: 1, max: 4294967295, required: true, className: "quota" })),
-      labelled("Seconds", element("input", { type: "number", value: window, min: 0.001, max: 31622400, step: "any", required: true, className: "window" })),
+      labelled("Seconds", seconds),
       labelled("Algorithm", element("select", { className: "algorithm" }, options)),
       remove,
     ]);
@@ -61,36 +73,39 @@ export function startPolicies(restarted) {
     return given;
   }
 
-  /** Sends the settings to the program. Its error is that of the crate. */
-  async function send(given, restart) {
+  /** Sends the settings to the program, unless a field has a problem. An error of the program is that of the crate. */
+  async function send(given, problem, restart) {
+    $("#limits-error").textContent = problem;
+    accepted = !problem;
+    if (problem) return;
     const milliseconds = (time) => `${Math.round(time * 1000)}ms`;
     const body = {
       policies: given.map(({ name, quota, window, algorithm }) => ({
         name,
         quota,
         window: milliseconds(window),
-        algorithm: algorithm === "sliding-buckets" ? { [algorithm]: { precision: milliseconds(window / 10) } } : algorithm,
+        algorithm: algorithm === "sliding-buckets" ? { [algorithm]: { precision: milliseconds(Math.max(window / 10, 0.001)) } } : algorithm,
       })),
       outage: form.elements.outage.value,
       processes: Number(form.elements.processes.value),
       restart,
       page: PAGE,
     };
-    const response = await fetch("api/limits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-    const text = await response.text();
-    $("#limits-error").textContent = response.ok ? "" : text.replace(/^Failed to deserialize[^:]*: /, "");
+    const [response, text] = await ask("api/limits", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+    $("#limits-error").textContent = response.ok ? "" : text;
     accepted = response.ok;
     if (!accepted) return;
     policies = given;
     haveBeenInForce = true;
     if (restart) restarted();
+    accepts();
   }
 
   function apply(restart) {
     clearTimeout(timer);
     timer = null;
-    const given = read();
-    applied = applied.then(() => send(given, restart)).catch((error) => { $("#limits-error").textContent = `The program does not answer: ${error.message}`; });
+    const [given, problem] = [read(), invalid(form)];
+    applied = applied.then(() => send(given, problem, restart)).catch((error) => { $("#limits-error").textContent = textOf(error); });
     return applied;
   }
 
@@ -115,7 +130,7 @@ export function startPolicies(restarted) {
       const most = worst(policy);
       const facts = [`${known ? known.remaining : quota} of ${quota} left`];
       if (known?.next && known.remaining < quota) facts.push(`more in ${known.next} s`);
-      facts.push(most > quota ? `worst window: ${most}, ${most - quota} over the quota` : `worst window: ${most}`);
+      facts.push(most.all > quota ? `worst window: ${most.all}, ${most.all - quota} over the quota${reason(most)}` : `worst window: ${most.all}`);
       if (policy.rejections) facts.push(`has rejected ${policy.rejections}`);
       row.classList.toggle("rejects", Boolean(policy.rejects));
       row.querySelector(".name").textContent = policy.name;
@@ -124,9 +139,8 @@ export function startPolicies(restarted) {
     });
   }
 
-  form.addEventListener("input", () => changed(250));
-  // These controls belong to the form, and are elsewhere in the page.
-  for (const control of form.elements) if (!form.contains(control)) control.addEventListener("input", () => changed(0));
+  // More characters may follow in a field.
+  form.addEventListener("input", (event) => changed(event.target.matches("[type=radio], select") ? 0 : 250));
   form.addEventListener("submit", (event) => event.preventDefault());
   $("#add-policy").addEventListener("click", () => {
     const names = ["sustained", "hourly", "daily", "monthly"].filter((name) => policies.every((policy) => policy.name !== name));
@@ -146,7 +160,7 @@ export function startPolicies(restarted) {
     /** Resolves when the settings of the page are in force. Fails if they are invalid. */
     async ready() {
       await (timer === null ? applied : apply(false));
-      if (!accepted) throw new Error("The policies of this page are not in force. Correct them first.");
+      if (!accepted) throw new Problem("The policies of this page are not in force. Correct them first.");
     },
   };
 }
