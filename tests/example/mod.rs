@@ -9,6 +9,7 @@ mod outage;
 mod output;
 mod process;
 mod reload;
+mod replay;
 mod settlement;
 mod shutdown;
 mod startup_errors;

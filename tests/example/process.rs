@@ -192,7 +192,7 @@ fn is_running(process: u32) -> bool {
 ///
 /// Cargo builds the examples only if it tests the whole workspace. Otherwise this function builds the example, in the same folder,
 /// with the same profile and the features of the workspace.
-fn program(name: &str) -> PathBuf {
+pub fn program(name: &str) -> PathBuf {
     static PROGRAMS: Mutex<BTreeMap<String, Arc<OnceLock<PathBuf>>>> = Mutex::new(BTreeMap::new());
     // A test that starts a program again does not wait until another test has built another one.
     let program =
