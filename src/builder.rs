@@ -5,7 +5,7 @@ use std::{fmt, iter, sync::Arc, time::Duration};
 use tower_layer::Layer;
 
 use crate::{
-    answer::{Answer, Dialect, IntoAnswer, ProblemDetails, WithFields},
+    answer::{Answer, Dialect, IntoAnswer, ProblemDetails, RetryAfter, WithFields},
     backend::{Backend, memory::MemoryBackend},
     check::MAX_PAIRS,
     cost::{CostFunction, IntoCosts, IntoUsed},
@@ -40,7 +40,7 @@ pub struct Builder {
     first: Limit,
     options: HttpOptions,
     dialect: Option<Dialect>,
-    max_jitter: Option<Duration>,
+    retry_after: Option<RetryAfter>,
 }
 
 /// A [`Backend`] or a [`Limiter`]: what a layer is built over. Sealed.
@@ -100,7 +100,7 @@ impl RateLimitLayer {
             first: limit(key::from_fn(|_| None::<PartitionKey>)),
             options: HttpOptions::default(),
             dialect: None,
-            max_jitter: None,
+            retry_after: None,
         }
     }
 }
@@ -425,6 +425,8 @@ impl Builder {
     /// outage looked like a denial, clients would wait although they have not exceeded a limit. The closure returns an
     /// `http::Response` with a complete body. In axum (feature `axum`), add `.into_response()` to what a handler would return.
     ///
+    /// For the text of the body, use [`Rejection::client_text`]. The text of `Display` may name a [hidden](Policy::hidden) policy.
+    ///
     /// ```
     /// use std::time::Duration;
     /// use http::{Response, StatusCode};
@@ -498,7 +500,17 @@ impl Builder {
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
     pub fn retry_after_jitter(self, max: Duration) -> Self {
-        Self { max_jitter: Some(max), ..self }
+        let settings = RetryAfter { max_jitter: max, ..self.retry_after.unwrap_or_default() };
+        Self { retry_after: Some(settings), ..self }
+    }
+
+    /// Adds `retry-after-ms` to every denial that has `Retry-After`: the same wait in milliseconds, rounded up. The clients of OpenAI
+    /// and Anthropic prefer it, so they wait up to a second less. It has no standard. By default, no response has it.
+    ///
+    /// If an answer has [fields of its own](Answer::fields), this replaces them by those of the [`dialect`](Self::dialect).
+    pub fn retry_after_ms(self) -> Self {
+        let settings = RetryAfter { states_millis: true, ..self.retry_after.unwrap_or_default() };
+        Self { retry_after: Some(settings), ..self }
     }
 
     /// Builds the layer.
@@ -601,11 +613,11 @@ impl Builder {
     }
 
     fn into_http(mut self, limiter: &Limiter) -> Http {
-        if self.dialect.is_some() || self.max_jitter.is_some() {
+        if self.dialect.is_some() || self.retry_after.is_some() {
             self.options.answer = Some(Arc::new(WithFields {
                 answer: self.options.answer.unwrap_or_else(|| Arc::new(ProblemDetails)),
                 dialect: self.dialect.unwrap_or_default(),
-                max_jitter: self.max_jitter.unwrap_or_default(),
+                retry_after: self.retry_after.unwrap_or_default(),
             }));
         }
         let counts_by_peer = self.limits().any(Limit::counts_by_peer);

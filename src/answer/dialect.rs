@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 
-use super::fields;
+use super::{RetryAfter, fields};
 use crate::decision::Decision;
 
 /// The dialect of the rate limit fields of a response. Set it with [`Builder::dialect`](crate::Builder::dialect).
@@ -12,6 +12,9 @@ use crate::decision::Decision;
 /// | dialect | fields |
 /// | --- | --- |
 /// | [`Draft11`](Self::Draft11), the default | `RateLimit-Policy`, `RateLimit` |
+/// | [`DraftNext`](Self::DraftNext) | the same, in the form that the next draft will probably have |
+/// | [`Draft7`](Self::Draft7) | `RateLimit-Policy`, `RateLimit: limit=, remaining=, reset=` |
+/// | [`Draft6`](Self::Draft6) | `RateLimit-Policy`, `RateLimit-Limit`, `RateLimit-Remaining`, `RateLimit-Reset` |
 /// | [`XRateLimit`](Self::XRateLimit) | `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset` |
 /// | [`XRateLimitByPolicy`](Self::XRateLimitByPolicy) | `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`, `x-ratelimit-reset-requests`, and so on for every policy |
 /// | [`Off`](Self::Off) | none |
@@ -26,6 +29,22 @@ pub enum Dialect {
     /// `"burst";r=7;t=1` for every policy. `t` is [`next_after`](crate::Status::next_after).
     #[default]
     Draft11,
+    /// The fields of [`Draft11`](Self::Draft11) in the form that the next revision will probably have: `"burst";a=7;w=1;c=1` for
+    /// every policy. `a` are the available units (`r` of revision 11), `w` is the effective window (`t`), and `c` is the cost of this
+    /// request.
+    ///
+    /// **This dialect has no stable form.** It follows the next revision when it is published, in any release of this crate. Use it to
+    /// prepare a client.
+    DraftNext,
+    /// The fields of revision 7 of the draft: `RateLimit: limit=10, remaining=7, reset=1` for one policy, chosen as by
+    /// [`XRateLimit`](Self::XRateLimit), and `RateLimit-Policy: 10;w=1, 1000;w=3600` for every policy.
+    ///
+    /// `reset` is [`reset_after`](crate::Status::reset_after). `w` is required in this revision, so `RateLimit-Policy` leaves out a
+    /// policy whose window is not a whole number of seconds.
+    Draft7,
+    /// The fields of revision 6 of the draft: `RateLimit-Limit: 10`, `RateLimit-Remaining: 7` and `RateLimit-Reset: 1`, with the
+    /// values and the `RateLimit-Policy` of [`Draft7`](Self::Draft7).
+    Draft6,
     /// The legacy fields without a standard, for one policy: of a denial, the one with the longest wait, and otherwise the one
     /// with the smallest remaining quota.
     ///
@@ -70,13 +89,15 @@ impl Dialect {
     /// }
     /// ```
     pub fn add_fields(self, decision: &Decision, headers: &mut HeaderMap) {
-        self.add(decision, headers, Duration::ZERO);
+        self.add(decision, headers, RetryAfter::default());
     }
 
-    /// Adds the fields. `Retry-After` is longer by up to `max_jitter`.
-    pub(super) fn add(self, decision: &Decision, headers: &mut HeaderMap, max_jitter: Duration) {
+    pub(super) fn add(self, decision: &Decision, headers: &mut HeaderMap, retry_after: RetryAfter) {
         match self {
             Self::Draft11 => fields::add_draft_11(headers, decision),
+            Self::DraftNext => fields::add_draft_next(headers, decision),
+            Self::Draft7 => fields::add_draft_7(headers, decision),
+            Self::Draft6 => fields::add_draft_6(headers, decision),
             Self::XRateLimit(Reset::Seconds) => fields::add_legacy(headers, decision, Duration::ZERO),
             Self::XRateLimit(Reset::UnixTime) => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -86,7 +107,7 @@ impl Dialect {
             Self::Off => {}
         }
         if !decision.is_admitted() {
-            fields::add_retry_after(headers, decision, max_jitter);
+            fields::add_retry_after(headers, decision, retry_after);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The header fields of a decision. This is the only place where a wait is rounded.
 //!
-//! The formats are those of the IETF draft "RateLimit header fields for HTTP", revision 11, and of RFC 9110 for
+//! The formats are those of the IETF draft "RateLimit header fields for HTTP", revisions 6, 7 and 11, and of RFC 9110 for
 //! `Retry-After`. The legacy fields have no standard.
 
 use std::{
@@ -11,9 +11,10 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
-use sfv::{KeyRef, ListSerializer, StringRef};
+use sfv::{DictSerializer, KeyRef, ListSerializer, StringRef};
 use smallvec::SmallVec;
 
+use super::RetryAfter;
 use crate::{
     decision::{Decision, Status, Wait},
     policy::{Policy, PolicyText},
@@ -21,11 +22,19 @@ use crate::{
 
 const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const DRAFT_6: [HeaderName; 3] = [
+    HeaderName::from_static("ratelimit-limit"),
+    HeaderName::from_static("ratelimit-remaining"),
+    HeaderName::from_static("ratelimit-reset"),
+];
 const LEGACY: [HeaderName; 3] = [
     HeaderName::from_static("x-ratelimit-limit"),
     HeaderName::from_static("x-ratelimit-remaining"),
     HeaderName::from_static("x-ratelimit-reset"),
 ];
+
+/// What clients of language models prefer to `Retry-After`. It has no standard.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 
 /// A line of a list field of several policies. Most lines need no memory of the heap.
 type Line = SmallVec<[u8; 128]>;
@@ -41,17 +50,84 @@ pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
         }
         None => lines(decision),
     };
-    // Some clients read only one line of a list field.
-    if let Some(policies) = policies
-        && headers.append(RATELIMIT_POLICY, policies)
-    {
-        join_lines(headers, RATELIMIT_POLICY);
+    add_members(headers, RATELIMIT_POLICY, policies);
+    add_members(headers, RATELIMIT, limits);
+}
+
+/// Adds `RateLimit-Policy` of revision 11, and `RateLimit` in the form that the next revision will probably have.
+pub(super) fn add_draft_next(headers: &mut HeaderMap, decision: &Decision) {
+    let mut list = ListSerializer::new();
+    for status in decision.shown_statuses() {
+        // This cannot fail: names are printable ASCII, as RFC 9651 requires for a String.
+        let Ok(name) = StringRef::from_str(status.policy().name()) else { continue };
+        let member = list.bare_item(name).parameter(KeyRef::constant("a"), status.remaining());
+        let member = match u32::try_from(whole_seconds(status.next_after())) {
+            Ok(seconds) => member.parameter(KeyRef::constant("w"), seconds),
+            Err(_) => member,
+        };
+        let _ = member.parameter(KeyRef::constant("c"), status.cost());
     }
-    if let Some(limits) = limits
-        && headers.append(RATELIMIT, limits)
+    add_members(headers, RATELIMIT_POLICY, lines(decision).0);
+    add_members(headers, RATELIMIT, list.finish().and_then(|list| HeaderValue::try_from(list).ok()));
+}
+
+/// Adds `RateLimit` as a dictionary for the status that limits the client most, and `RateLimit-Policy` of that revision.
+pub(super) fn add_draft_7(headers: &mut HeaderMap, decision: &Decision) {
+    let remaining = |value: &HeaderValue| {
+        value.to_str().ok()?.split(", ").find_map(|member| member.strip_prefix("remaining=")?.parse().ok())
+    };
+    let current = headers.get(RATELIMIT).and_then(remaining);
+    if let Some(status) = most_limiting(decision)
+        && current.is_none_or(|current: u32| status.remaining() < current)
     {
-        join_lines(headers, RATELIMIT);
+        let mut fields = DictSerializer::new();
+        let _ = fields.bare_item(KeyRef::constant("limit"), status.policy().quota_units());
+        let _ = fields.bare_item(KeyRef::constant("remaining"), status.remaining());
+        let reset = whole_seconds(status.reset_after()).try_into().unwrap_or(u32::MAX);
+        let _ = fields.bare_item(KeyRef::constant("reset"), reset);
+        if let Some(value) = fields.finish().and_then(|fields| HeaderValue::try_from(fields).ok()) {
+            headers.insert(RATELIMIT, value);
+        }
     }
+    add_quota_policies(headers, decision);
+}
+
+/// Adds `RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most, and `RateLimit-Policy` of that
+/// revision.
+pub(super) fn add_draft_6(headers: &mut HeaderMap, decision: &Decision) {
+    if let Some(status) = most_limiting(decision) {
+        add_unless_smaller(headers, DRAFT_6, status, whole_seconds(status.reset_after()).into());
+    }
+    add_quota_policies(headers, decision);
+}
+
+/// Adds `RateLimit-Policy` of revisions 6 and 7: quotas, each with its window in seconds.
+fn add_quota_policies(headers: &mut HeaderMap, decision: &Decision) {
+    let mut list = ListSerializer::new();
+    for policy in decision.shown_policies() {
+        if let Some(seconds) = whole_window(policy) {
+            let _ = list.bare_item(policy.quota_units()).parameter(KeyRef::constant("w"), seconds);
+        }
+    }
+    add_members(headers, RATELIMIT_POLICY, list.finish().and_then(|list| HeaderValue::try_from(list).ok()));
+}
+
+/// Adds members to a list field. The members of nested layers are kept.
+fn add_members(headers: &mut HeaderMap, name: HeaderName, members: Option<HeaderValue>) {
+    if let Some(members) = members
+        && headers.append(&name, members)
+    {
+        // Some clients read only one line of a list field.
+        join_lines(headers, name);
+    }
+}
+
+/// Returns the status that limits the client most: of a denial, the one with the longest wait, and otherwise the one with the smallest
+/// remaining quota.
+fn most_limiting(decision: &Decision) -> Option<&Status> {
+    let limits_most =
+        |status: &&Status| (status.retry_after(), Reverse(status.remaining()), status.reset_after());
+    decision.shown_statuses().max_by_key(limits_most)
 }
 
 /// Returns the lines of any decision. A line without members is `None`.
@@ -66,9 +142,7 @@ fn lines(decision: &Decision) -> (Option<HeaderValue>, Option<HeaderValue>) {
 /// Adds `X-RateLimit-Limit`, `-Remaining` and `-Reset` for the status that limits the client most. `reset` formats the time
 /// until nothing is used.
 pub(super) fn add_legacy(headers: &mut HeaderMap, decision: &Decision, now: Duration) {
-    let limits_most =
-        |status: &&Status| (status.retry_after(), Reverse(status.remaining()), status.reset_after());
-    if let Some(status) = decision.shown_statuses().max_by_key(limits_most) {
+    if let Some(status) = most_limiting(decision) {
         let reset = whole_seconds(now.saturating_add(status.reset_after()));
         add_unless_smaller(headers, LEGACY, status, reset.into());
     }
@@ -87,15 +161,22 @@ pub(super) fn add_by_policy(headers: &mut HeaderMap, decision: &Decision) {
     }
 }
 
-/// Adds `Retry-After` to a denial, unless no wait helps or the field already has a larger value. A random time of at most
-/// `max_jitter` is added to the wait.
-pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, max_jitter: Duration) {
+/// Adds `Retry-After` to a denial, unless no wait helps or the field already has a larger value.
+pub(super) fn add_retry_after(headers: &mut HeaderMap, decision: &Decision, settings: RetryAfter) {
     let Wait::For(wait) = decision.retry_after() else { return };
-    let seconds = whole_seconds(wait.saturating_add(random_up_to(max_jitter)));
+    let wait = wait.saturating_add(random_up_to(settings.max_jitter));
+    set_if_larger(headers, RETRY_AFTER, whole_seconds(wait));
+    if settings.states_millis {
+        set_if_larger(headers, RETRY_AFTER_MS, whole_millis(wait));
+    }
+}
+
+fn set_if_larger(headers: &mut HeaderMap, name: HeaderName, value: u64) {
     // One allocation. `HeaderValue::from(u64)` needs two.
-    let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(seconds)) else { return };
-    if number(headers, &RETRY_AFTER).is_none_or(|current| current < seconds) {
-        headers.insert(RETRY_AFTER, value);
+    if number(headers, &name).is_none_or(|current| current < value)
+        && let Ok(value) = HeaderValue::from_str(itoa::Buffer::new().format(value))
+    {
+        headers.insert(name, value);
     }
 }
 
@@ -142,11 +223,8 @@ pub(super) fn text(policy: &Policy) -> &PolicyText {
         // This cannot fail: names are printable ASCII, as RFC 9651 requires for a String.
         if let Ok(name) = StringRef::from_str(policy.name()) {
             let member = list.bare_item(name).parameter(KeyRef::constant("q"), policy.quota_units());
-            if let Some(window) = policy.window()
-                && window.subsec_nanos() == 0
-            {
-                // At most 366 days.
-                let _ = member.parameter(KeyRef::constant("w"), window.as_secs() as u32);
+            if let Some(seconds) = whole_window(policy) {
+                let _ = member.parameter(KeyRef::constant("w"), seconds);
             }
             let _ = name_only.bare_item(name);
         }
@@ -158,6 +236,12 @@ pub(super) fn text(policy: &Policy) -> &PolicyText {
             json_name: serde_json::to_vec(policy.name()).unwrap_or_default().into(),
         }
     })
+}
+
+/// Returns the window in seconds, if it is a whole number of them.
+fn whole_window(policy: &Policy) -> Option<u32> {
+    // At most 366 days.
+    policy.window().filter(|window| window.subsec_nanos() == 0).map(|window| window.as_secs() as u32)
 }
 
 /// Returns the parts of `"burst";r=7;t=1`: within `t` seconds, the client can use no more than `r`.
@@ -196,6 +280,12 @@ fn join_lines(headers: &mut HeaderMap, name: HeaderName) {
     }
 }
 
+/// Rounds a wait up to whole milliseconds.
+pub(super) fn whole_millis(wait: Duration) -> u64 {
+    // At most 2^64-1, which is far beyond any wait.
+    u64::try_from(wait.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
 /// Rounds a wait up to whole seconds, so that a client never returns too early. A nonzero wait is at least 1.
 pub(super) fn whole_seconds(wait: Duration) -> u64 {
     wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0))
@@ -215,7 +305,7 @@ mod tests {
     fn fields(decision: &Decision, mut headers: HeaderMap) -> Vec<(String, String)> {
         add_draft_11(&mut headers, decision);
         if !decision.is_admitted() {
-            add_retry_after(&mut headers, decision, Duration::ZERO);
+            add_retry_after(&mut headers, decision, RetryAfter::default());
         }
         let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
         headers.iter().map(|(name, value)| (name.to_string(), text(value))).collect()

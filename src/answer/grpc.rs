@@ -7,7 +7,8 @@ use tonic_types::{ErrorDetails, QuotaViolation, StatusExt};
 
 use super::{
     Answer,
-    problem::{ProblemDetails, advice, next_try},
+    problem::ProblemDetails,
+    text::{advice, next_try},
 };
 use crate::{
     decision::{Decision, Wait},

@@ -5,6 +5,7 @@
 //! | answer | for |
 //! | --- | --- |
 //! | [`ProblemDetails`], the default | HTTP: a status and a problem+json body (RFC 9457) |
+//! | [`OpenAiError`] | HTTP: a status and the error object of the OpenAI API |
 //! | `Grpc` (feature `tonic`) | gRPC: a status in the headers |
 //! | `HttpOrGrpc` (feature `tonic`) | HTTP and gRPC on one port |
 //!
@@ -23,12 +24,15 @@ mod dialect;
 mod fields;
 #[cfg(feature = "tonic")]
 mod grpc;
+mod openai;
 mod problem;
 mod repeated;
+mod text;
 
 pub use dialect::{Dialect, Reset};
 #[cfg(feature = "tonic")]
 pub use grpc::{Grpc, HttpOrGrpc};
+pub use openai::OpenAiError;
 pub use problem::ProblemDetails;
 
 #[cfg(feature = "axum")]
@@ -63,12 +67,20 @@ impl<A: Answer + ?Sized> Answer for Arc<A> {
     }
 }
 
+/// The settings of `Retry-After`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RetryAfter {
+    /// The largest time that is added to the wait.
+    pub(crate) max_jitter: Duration,
+    /// Whether `retry-after-ms` states the same wait in milliseconds.
+    pub(crate) states_millis: bool,
+}
+
 /// An answer with other fields.
 pub(crate) struct WithFields<A> {
     pub(crate) answer: A,
     pub(crate) dialect: Dialect,
-    /// The largest time that is added to `Retry-After`.
-    pub(crate) max_jitter: Duration,
+    pub(crate) retry_after: RetryAfter,
 }
 
 impl<A: Answer> Answer for WithFields<A> {
@@ -77,7 +89,7 @@ impl<A: Answer> Answer for WithFields<A> {
     }
 
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
-        self.dialect.add(decision, headers, self.max_jitter);
+        self.dialect.add(decision, headers, self.retry_after);
     }
 }
 

@@ -1,17 +1,16 @@
 //! Answers over HTTP: a status and a problem details body (RFC 9457).
 
-use std::{sync::LazyLock, time::Duration};
+use std::sync::LazyLock;
 
 use bytes::Bytes;
-use http::{HeaderValue, Response, StatusCode, header};
+use http::{HeaderValue, Response, StatusCode};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::{Answer, Dialect, fields, repeated};
-use crate::{decision::Wait, head::Head, key::KeyError, limiter::Rejection, policy::Policy};
+use super::{Answer, Dialect, fields, repeated, text};
+use crate::{decision::Wait, head::Head, limiter::Rejection, policy::Policy};
 
 const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
-const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Answers over HTTP with a status and a problem+json body (RFC 9457). The default.
 ///
@@ -35,16 +34,7 @@ pub struct ProblemDetails;
 impl ProblemDetails {
     /// Builds the response of a rejected request, without the header fields of a decision.
     fn without_fields(rejection: &Rejection) -> Response<Bytes> {
-        let (status, body) = problem(rejection);
-        let mut response = Response::new(Bytes::from(body));
-        *response.status_mut() = status;
-        response.headers_mut().insert(header::CONTENT_TYPE, PROBLEM_JSON);
-        response.headers_mut().insert(header::CACHE_CONTROL, NO_STORE);
-        if let Rejection::WaitTooLong { at_least } = rejection {
-            let seconds = fields::whole_seconds(next_try(*at_least));
-            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
-        }
-        response
+        text::response(rejection, PROBLEM_JSON, problem(rejection))
     }
 
     /// Builds the complete response of a rejected request, as a layer without other settings does.
@@ -109,39 +99,18 @@ impl Body<'_> {
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
-fn problem(rejection: &Rejection) -> (StatusCode, Vec<u8>) {
-    let unavailable =
-        |detail| (StatusCode::SERVICE_UNAVAILABLE, Some(REDUCED_CAPACITY), "Service unavailable", detail);
-    let text;
-    let (status, kind, title, detail) = match rejection {
-        Rejection::Denied(decision) => {
-            return (
-                StatusCode::TOO_MANY_REQUESTS,
-                denial(decision.retry_after(), decision.violated().filter(|policy| !policy.is_hidden())),
-            );
-        }
-        Rejection::WaitTooLong { at_least } => {
-            let wait = Wait::For(next_try(*at_least));
-            return (StatusCode::TOO_MANY_REQUESTS, denial(wait, std::iter::empty()));
-        }
-        Rejection::TooManyWaiting { .. } => unavailable("Too many requests wait for their rate limit."),
-        Rejection::Unavailable(_) | Rejection::LocalFallbackDenied(_) => {
-            unavailable("The rate limit of the request could not be checked.")
-        }
-        Rejection::Key(KeyError::Misconfigured { .. }) | Rejection::Misconfigured(_) => {
-            (StatusCode::INTERNAL_SERVER_ERROR, None, "Internal server error", "")
-        }
-        Rejection::Key(error) => {
-            text = error.to_string();
-            (StatusCode::BAD_REQUEST, None, "Bad request", text.as_str())
-        }
+/// Returns the body of a response.
+fn problem(rejection: &Rejection) -> Vec<u8> {
+    if let Some(wait) = text::wait(rejection) {
+        return denial(wait, text::shown_violated(rejection));
+    }
+    let (status, detail) = (text::status(rejection), text::detail(rejection));
+    let (kind, title, detail) = match status {
+        StatusCode::SERVICE_UNAVAILABLE => (Some(REDUCED_CAPACITY), "Service unavailable", &*detail),
+        StatusCode::BAD_REQUEST => (None, "Bad request", &*detail),
+        _ => (None, "Internal server error", ""),
     };
-    (status, Body { kind, title, status: status.as_u16(), detail }.to_json())
-}
-
-/// Returns the wait that a response states instead of a lower bound, which may be zero.
-pub(super) fn next_try(at_least: Duration) -> Duration {
-    at_least.max(Duration::from_secs(1))
+    Body { kind, title, status: status.as_u16(), detail }.to_json()
 }
 
 /// Returns the body of a 429. The parts that do not change are serialized once: under an attack, most responses are denials.
@@ -149,14 +118,14 @@ fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8>
     /// The body up to the text of its detail.
     static START: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let status = StatusCode::TOO_MANY_REQUESTS.as_u16();
-        let body = Body { kind: Some(QUOTA_EXCEEDED), title: "Too many requests", status, detail: "" };
+        let body = Body { kind: Some(QUOTA_EXCEEDED), title: text::TOO_MANY_REQUESTS, status, detail: "" };
         let mut json = body.to_json();
         json.pop();
         json.extend_from_slice(b",\"detail\":\"");
         json
     });
     let mut digits = itoa::Buffer::new();
-    let [before, seconds, after] = advice_parts(wait, &mut digits);
+    let [before, seconds, after] = text::advice_parts(wait, &mut digits);
     // The detail contains no character that JSON escapes.
     let mut parts: SmallVec<[&[u8]; 24]> = SmallVec::from_slice(&[&START, before, seconds, after, b"\""]);
     let mut separator: &[u8] = b",\"violated-policies\":[";
@@ -168,21 +137,10 @@ fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8>
     fields::concatenate(parts)
 }
 
-/// Returns a sentence about the wait of a denial, in ASCII without quotation marks.
-#[cfg(feature = "tonic")]
-pub(super) fn advice(wait: Wait) -> String {
-    String::from_utf8(advice_parts(wait, &mut itoa::Buffer::new()).concat()).unwrap_or_default()
-}
-
-fn advice_parts(wait: Wait, digits: &mut itoa::Buffer) -> [&[u8]; 3] {
-    match wait {
-        Wait::Never => [b"This request costs more than the whole quota.", b"", b""],
-        Wait::For(wait) => [b"Try again in ", digits.format(fields::whole_seconds(wait)).as_bytes(), b" s."],
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::{
         check::Pair,
@@ -234,7 +192,7 @@ mod tests {
                 let expected = serde_json::to_string(&expected).unwrap();
                 // The second time, the names come from the policies.
                 for _ in 0..2 {
-                    let (_, body) = problem(&Rejection::Denied(decision.clone()));
+                    let body = problem(&Rejection::Denied(decision.clone()));
                     assert_eq!(String::from_utf8(body).unwrap(), expected);
                 }
             }

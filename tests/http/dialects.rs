@@ -9,7 +9,7 @@ use std::{
 use axum::{
     Router,
     extract::State,
-    http::{HeaderName, HeaderValue},
+    http::{HeaderName, HeaderValue, Response},
     response::IntoResponse,
     routing::get,
 };
@@ -18,7 +18,7 @@ use tower::{Service, ServiceBuilder, ServiceExt, retry, service_fn};
 use tower_http::cors::CorsLayer;
 use tower_sliding_window::{
     Algorithm, Builder, Costs, Limiter, MemoryBackend, PartitionKey, RateLimitLayer, Rejection, Wait,
-    answer::{Dialect, HttpOrGrpc, Reset},
+    answer::{Dialect, HttpOrGrpc, OpenAiError, Reset},
     backend::Reason,
     key::KeyError,
     testing::{
@@ -32,8 +32,11 @@ use super::{
     wire::{Answer, Site, request},
 };
 
-const DIALECTS: [Dialect; 5] = [
+const DIALECTS: [Dialect; 8] = [
     Dialect::Draft11,
+    Dialect::DraftNext,
+    Dialect::Draft7,
+    Dialect::Draft6,
     Dialect::XRateLimit(Reset::Seconds),
     Dialect::XRateLimit(Reset::UnixTime),
     Dialect::XRateLimitByPolicy,
@@ -118,6 +121,44 @@ async fn legacy_reset_as_unix_time_is_never_too_early() {
     }
 }
 
+/// The fields of the drafts before structured names of policies: two requests per second and five per minute, and one policy whose
+/// window these drafts cannot state.
+#[tokio::test]
+async fn early_drafts_state_most_limiting_policy() {
+    let limits =
+        |dialect| builder().policy(policy("millis", 9, Duration::from_millis(1_500))).dialect(dialect);
+    let policies = ("ratelimit-policy", "2;w=1, 5;w=60");
+    let site = serve(limits(Dialect::Draft6)).await;
+    let fields = |remaining| {
+        [("ratelimit-limit", "2"), policies, ("ratelimit-remaining", remaining), ("ratelimit-reset", "1")]
+    };
+    for remaining in ["1", "0"] {
+        assert_eq!(limit_fields(&site.get("/", &[ALICE]).await), fields(remaining), "admitted");
+    }
+    let denied = site.get("/", &[ALICE]).await;
+    assert_eq!(limit_fields(&denied), [&fields("0")[..], &[("retry-after", "1")]].concat(), "denied");
+
+    let site = serve(limits(Dialect::Draft7)).await;
+    for value in ["limit=2, remaining=1, reset=1", "limit=2, remaining=0, reset=1"] {
+        let answer = site.get("/", &[ALICE]).await;
+        assert_eq!(limit_fields(&answer), [("ratelimit", value), policies], "admitted");
+    }
+    let denied = site.get("/", &[ALICE]).await;
+    let value = ("ratelimit", "limit=2, remaining=0, reset=1");
+    assert_eq!(limit_fields(&denied), [value, policies, ("retry-after", "1")], "denied");
+}
+
+#[tokio::test]
+async fn next_draft_states_available_units_and_cost() {
+    let site = serve(builder().cost(2).dialect(Dialect::DraftNext)).await;
+    let admitted = site.get("/", &[ALICE]).await;
+    let policies = ("ratelimit-policy", r#""burst";q=2;w=1, "sustained";q=5;w=60"#);
+    let limits = ("ratelimit", r#""burst";a=0;w=1;c=2, "sustained";a=3;w=60;c=2"#);
+    assert_eq!(limit_fields(&admitted), [limits, policies]);
+    let denied = site.get("/", &[ALICE]).await;
+    assert_eq!(limit_fields(&denied), [limits, policies, ("retry-after", "1")]);
+}
+
 #[tokio::test]
 async fn fields_by_policy_state_requests_and_tokens() {
     let tokens = policy("tokens", 40_000, 6 * MINUTE);
@@ -182,7 +223,9 @@ async fn dialect_sets_metadata_over_grpc() {
 
 #[tokio::test]
 async fn nested_layers_keep_smaller_remaining_quota() {
-    for dialect in [Dialect::XRateLimit(Reset::Seconds), Dialect::XRateLimitByPolicy] {
+    for dialect in
+        [Dialect::XRateLimit(Reset::Seconds), Dialect::XRateLimitByPolicy, Dialect::Draft7, Dialect::Draft6]
+    {
         for (inner, outer) in [(3, 7), (7, 3)] {
             let layer = |quota| {
                 let builder = RateLimitLayer::builder(FakeBackend::admitting()).key(api_key());
@@ -190,9 +233,16 @@ async fn nested_layers_keep_smaller_remaining_quota() {
             };
             let app = Router::new().route("/", get(async || "")).layer(layer(inner)).layer(layer(outer));
             let answer = Site::serve(app).await.get("/", &[ALICE]).await;
-            let values: Vec<&str> = limit_fields(&answer).into_iter().map(|(_, value)| value).collect();
-            assert_eq!(values[..2], ["3", "2"], "{dialect:?} {answer:?}");
-            assert_eq!(values.len(), 3);
+            let fields = limit_fields(&answer).into_iter().filter(|(name, _)| *name != "ratelimit-policy");
+            let values: Vec<&str> = fields.map(|(_, value)| value).collect();
+            match dialect {
+                Dialect::Draft7 => assert_eq!(values, ["limit=3, remaining=2, reset=60"], "{answer:?}"),
+                _ => assert_eq!((&values[..2], values.len()), (&["3", "2"][..], 3), "{dialect:?} {answer:?}"),
+            }
+            if matches!(dialect, Dialect::Draft7 | Dialect::Draft6) {
+                let policies = format!("{inner};w=60, {outer};w=60");
+                assert_eq!(answer.header("ratelimit-policy"), Some(&*policies), "{dialect:?}");
+            }
         }
     }
 }
@@ -221,6 +271,18 @@ async fn hidden_policy_never_appears_in_response() {
                 assert!(!["bG9naW5z", "xvZ2luc", "sb2dpbn"].iter().any(|part| text.contains(part)), "{text}");
                 assert_ne!(answer.header("x-ratelimit-limit"), Some("1"));
             }
+        }
+        // The texts of other answers.
+        let texts: [fn(Builder) -> Builder; 2] = [
+            |builder| builder.answer(OpenAiError),
+            |builder| builder.rejection(|rejection, _| Response::new(rejection.client_text().into_owned())),
+        ];
+        for set in texts {
+            let site = serve(set(limits(9))).await;
+            site.get("/", &[ALICE]).await;
+            let denied = site.get("/", &[ALICE]).await;
+            assert!(denied.body.contains("Too many requests. Try again in 60 s."), "{denied:?}");
+            assert!(!format!("{denied:?}").contains("logins"), "{denied:?}");
         }
         // A visible policy is named beside the hidden one.
         let site = serve(limits(1)).await;
@@ -267,6 +329,43 @@ async fn jitter_only_lengthens_retry_after() {
     assert_eq!(never.await.get("/", &[ALICE]).await.header("retry-after"), None);
 }
 
+#[tokio::test]
+async fn retry_after_ms_states_same_wait_in_milliseconds() {
+    let wait = Duration::from_micros(1_500_001);
+    for (answer, seconds, millis) in [
+        (Deny(Wait::For(wait)), Some("2"), Some("1501")),
+        (Deny(Wait::Never), None, None),
+        (Admit, None, None),
+    ] {
+        let limits = RateLimitLayer::builder(FakeBackend::scripted([answer]))
+            .policy(policy("ten", 10, MINUTE))
+            .key(api_key())
+            .retry_after_ms();
+        let answer = serve(limits).await.get("/", &[ALICE]).await;
+        let waits = (answer.header("retry-after"), answer.header("retry-after-ms"));
+        assert_eq!(waits, (seconds, millis), "{answer:?}");
+        assert!(answer.header("ratelimit").is_some(), "the dialect is the default: {answer:?}");
+    }
+    // Both fields state the same random time.
+    let limits = RateLimitLayer::builder(FakeBackend::denying(wait))
+        .policy(policy("ten", 10, MINUTE))
+        .key(api_key())
+        .retry_after_ms()
+        .retry_after_jitter(10 * SECOND);
+    let site = serve(limits).await;
+    for _ in 0..20 {
+        let answer = site.get("/", &[ALICE]).await;
+        let [seconds, millis] = ["retry-after", "retry-after-ms"]
+            .map(|name| answer.header(name).and_then(|value| value.parse::<u64>().ok()).unwrap());
+        assert!((1_501..=11_501).contains(&millis), "{answer:?}");
+        assert_eq!(seconds, millis.div_ceil(1_000), "{answer:?}");
+    }
+    let default = serve(builder()).await;
+    for _ in 0..3 {
+        assert_eq!(default.get("/", &[ALICE]).await.header("retry-after-ms"), None, "only on request");
+    }
+}
+
 /// A script of another origin reads only the fields that CORS exposes: those of the table in the guide.
 #[tokio::test]
 async fn cors_exposes_every_field_of_each_dialect() {
@@ -280,8 +379,11 @@ async fn cors_exposes_every_field_of_each_dialect() {
         "x-ratelimit-reset-sustained",
     ];
     let legacy = ["retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"];
-    let exposed: [&[&'static str]; 5] =
-        [&["ratelimit", "ratelimit-policy", "retry-after"], &legacy, &legacy, &BY_POLICY, &["retry-after"]];
+    let structured = ["ratelimit", "ratelimit-policy", "retry-after"];
+    let draft_6 =
+        ["ratelimit-limit", "ratelimit-policy", "ratelimit-remaining", "ratelimit-reset", "retry-after"];
+    let exposed: [&[&'static str]; 8] =
+        [&structured, &structured, &structured, &draft_6, &legacy, &legacy, &BY_POLICY, &["retry-after"]];
     for (dialect, exposed) in DIALECTS.into_iter().zip(exposed) {
         let cors = CorsLayer::new()
             .allow_origin(HeaderValue::from_static("https://shop.example"))

@@ -10,9 +10,10 @@ use std::{
 use axum::{Json, Router, body::Body, response::IntoResponse, routing::get};
 use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
+use serde_json::json;
 use tower_sliding_window::{
     Builder, Decision, Head, RateLimitLayer, Rejection, Wait,
-    answer::Answer,
+    answer::{Answer, OpenAiError},
     backend::Reason,
     testing::{FakeAnswer, FakeBackend},
 };
@@ -212,5 +213,51 @@ async fn custom_answer_replaces_header_fields() {
         }
         let answer = site.get("/", &[]).await;
         assert_eq!((answer.status, answer.header("x-remaining")), (420, None));
+    }
+}
+
+/// The text for clients, and the error object that contains it, of each rejection. No text names the store, or the cause of its error.
+#[tokio::test]
+async fn client_text_and_error_object_state_rejection() {
+    let denial = |policy: &'static str, advice: &'static str| {
+        (429, format!("Too many requests. {advice}"), policy, json!("rate_limit_exceeded"))
+    };
+    let unchecked = "The rate limit of the request could not be checked.".to_owned();
+    for (decided, headers, (status, text, kind, code)) in [
+        (FakeAnswer::Deny(Wait::For(7 * SECOND)), &[ALICE][..], denial("ten", "Try again in 7 s.")),
+        (
+            FakeAnswer::Deny(Wait::Never),
+            &[ALICE],
+            denial("ten", "This request costs more than the whole quota."),
+        ),
+        (
+            FakeAnswer::Unavailable(Reason::Connection),
+            &[ALICE],
+            (503, unchecked, "server_error", json!(null)),
+        ),
+        (
+            FakeAnswer::Admit,
+            &[],
+            (
+                400,
+                r#"missing rate limit key: header "x-api-key" not found"#.to_owned(),
+                "invalid_request_error",
+                json!(null),
+            ),
+        ),
+    ] {
+        let site = site_with(FakeBackend::scripted([decided]), |builder| builder.answer(OpenAiError)).await;
+        let answer = site.get("/", headers).await;
+        let error = json!({ "message": text, "type": kind, "param": null, "code": code });
+        assert_eq!((answer.status, answer.json()), (status, json!({ "error": error })), "the error object");
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        assert_eq!(answer.header("cache-control"), Some("no-store"));
+        assert_eq!(answer.header("retry-after").is_some(), text.contains(" 7 s"), "{answer:?}");
+
+        let rejection: fn(&Rejection, &Head<'_>) -> Response<String> =
+            |rejection, _| Response::new(rejection.client_text().into_owned());
+        let backend = FakeBackend::scripted([decided]);
+        let site = site_with(backend, |builder| builder.rejection(rejection)).await;
+        assert_eq!(site.get("/", headers).await.body, text, "the text for clients");
     }
 }
