@@ -117,6 +117,30 @@ impl Default for AddressGroups {
     }
 }
 
+/// The loopback networks, `127.0.0.0/8` and `::1`: for a proxy on the same host.
+///
+/// Each process of the host that reaches the service chooses its own address, as each client in a trusted network does.
+pub const LOOPBACK_NETWORKS: &[&str] = &["127.0.0.0/8", "::1"];
+
+/// The private networks: `10.0.0.0/8`, `172.16.0.0/12`, `192.168.0.0/16` (RFC 1918) and the unique local addresses `fc00::/7`
+/// (RFC 4193).
+///
+/// As trusted proxies, they let each client in a private network choose its own address, such as another container, a
+/// colleague, or a device in a VPN. Use them if only proxies can connect to the service, and the addresses of the proxies are not
+/// known. Otherwise, state the addresses of the proxies.
+///
+/// ```
+/// use tower_sliding_window::key::{LOOPBACK_NETWORKS, PRIVATE_NETWORKS, TrustedProxies, client_ip};
+///
+/// let networks = [LOOPBACK_NETWORKS, PRIVATE_NETWORKS, &["192.0.2.10"]].concat();
+/// let by_client = client_ip().behind(TrustedProxies::networks(networks)?);
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+///
+/// The list contains neither [`LOOPBACK_NETWORKS`], nor link-local addresses (`169.254.0.0/16` and `fe80::/10`, which every host on
+/// the link has), nor the shared addresses of carriers and some clouds (`100.64.0.0/10`).
+pub const PRIVATE_NETWORKS: &[&str] = &["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "fc00::/7"];
+
 /// A list of networks: the parameter of methods that take several. It exists for its error message, and every iterator of texts
 /// implements it.
 #[diagnostic::on_unimplemented(

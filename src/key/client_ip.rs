@@ -25,7 +25,7 @@ pub struct ClientIp {
 /// use std::time::Duration;
 /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, key::{TrustedProxies, client_ip}};
 ///
-/// let proxies = TrustedProxies::networks(["10.0.0.0/8", "2001:db8::/32"])?;
+/// let proxies = TrustedProxies::networks(["192.0.2.10", "2001:db8:7::/48"])?;
 /// let limits = RateLimitLayer::builder(MemoryBackend::new())
 ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
 ///     .key(client_ip().behind(proxies))
@@ -65,6 +65,10 @@ impl TrustedProxies {
     /// If the peer is not in one of the networks, the client is the peer, and the header is ignored. Otherwise, the header is
     /// read from right to left. The client is the first address that is not in one of the networks, or the leftmost address if
     /// all of them are. From a header with one address, the client is this address.
+    ///
+    /// **A client in one of these networks chooses its own address**, and gets a new quota for each: state the addresses of the
+    /// proxies alone, if you know them. [`LOOPBACK_NETWORKS`](super::LOOPBACK_NETWORKS) and
+    /// [`PRIVATE_NETWORKS`](super::PRIVATE_NETWORKS) are lists for proxies of unknown addresses that alone can connect.
     ///
     /// # Errors
     ///
@@ -196,7 +200,7 @@ impl ClientIp {
     /// use std::time::Duration;
     /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, key::{TrustedProxies, client_ip}};
     ///
-    /// let client = client_ip().behind(TrustedProxies::networks(["10.0.0.0/8"])?);
+    /// let client = client_ip().behind(TrustedProxies::networks(["192.0.2.10"])?);
     /// let limits = RateLimitLayer::builder(MemoryBackend::new())
     ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
     ///     .exempt(client.clone().is_in(["192.0.2.0/24", "2001:db8:1::/48"])?)

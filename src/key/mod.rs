@@ -36,6 +36,7 @@ mod peer_ip;
 mod request;
 mod route;
 
+pub use address::{LOOPBACK_NETWORKS, PRIVATE_NETWORKS};
 pub use client_ip::{ClientIp, TrustedProxies, client_ip};
 pub use cookie::{Cookie, cookie};
 pub use extension::extension;

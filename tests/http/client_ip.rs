@@ -4,7 +4,9 @@ use axum::{Router, routing::get};
 use serde_json::json;
 use tower_sliding_window::{
     Builder, ConfigError, PartitionKey, RateLimitLayer, header,
-    key::{ClientIp, ForwardedHeader, MissingKey, TrustedProxies, client_ip},
+    key::{
+        ClientIp, ForwardedHeader, LOOPBACK_NETWORKS, MissingKey, PRIVATE_NETWORKS, TrustedProxies, client_ip,
+    },
     testing::FakeBackend,
 };
 
@@ -190,6 +192,44 @@ async fn network_walk_requires_peer_address() {
         let site = Site::serve_without_connect_info(app).await;
         assert_eq!(site.get("/", &[INVENTED]).await.status, status);
     }
+}
+
+/// The peer is on the loopback interface. The last address of the header is a proxy if the networks contain it, and else the client.
+#[tokio::test]
+async fn named_networks_contain_their_addresses_alone() {
+    let both = [LOOPBACK_NETWORKS, PRIVATE_NETWORKS].concat();
+    let loopback = ["127.0.0.1", "127.255.255.255", "::1"];
+    let ends_v4 =
+        ["10.0.0.0", "10.255.255.255", "172.16.0.0", "172.31.255.255", "192.168.0.0", "192.168.255.255"];
+    let ends_v6 = ["fc00::", "fdff:ffff::1", "::ffff:10.0.0.1"];
+    let beside_v4 =
+        ["9.255.255.255", "11.0.0.0", "172.15.255.255", "172.32.0.0", "192.167.255.255", "192.169.0.0"];
+    let others = ["fbff::1", "fe00::1", "::2", "169.254.1.1", "fe80::1", "100.64.0.1"];
+    for (networks, addresses, is_proxy) in [
+        (&both[..], &loopback[..], true),
+        (&both, &ends_v4, true),
+        (&both, &ends_v6, true),
+        (&both, &beside_v4, false),
+        (&both, &others, false),
+        (LOOPBACK_NETWORKS, &ends_v4, false),
+    ] {
+        for address in addresses {
+            let proxies = TrustedProxies::networks(networks).unwrap();
+            let behind = client_ip().behind(proxies).ipv6_prefix(128).unwrap();
+            let header = format!("203.0.113.7, {address}");
+            let client = if is_proxy { "203.0.113.7" } else { address };
+            assert_eq!(counted(behind, &[(XFF, &header)]).await, ip(client), "{networks:?}: {address}");
+        }
+    }
+}
+
+/// The peer is on the loopback interface, which is no private network.
+#[tokio::test]
+async fn private_networks_do_not_contain_loopback() {
+    let behind = client_ip().behind(networks(PRIVATE_NETWORKS));
+    assert_eq!(counted(behind, &[INVENTED]).await, ip("127.0.0.1"));
+    let behind = client_ip().behind(networks(LOOPBACK_NETWORKS));
+    assert_eq!(counted(behind, &[INVENTED]).await, ip("198.51.100.9"));
 }
 
 #[test]
