@@ -160,13 +160,13 @@ impl Decision {
         statuses: impl Into<Box<[Status]>>,
         receipts: impl Into<Box<[Receipt]>>,
     ) -> Self {
-        Self::of(Origin::Backend, at_micros, statuses.into().into_vec().into(), receipts.into())
+        Self::from_parts(Origin::Backend, at_micros, statuses.into().into_vec().into(), receipts.into())
     }
 
     /// Creates the decision of a check of one pair that is no reservation.
     #[inline]
-    pub(crate) fn of_one(at_micros: u64, status: Status) -> Self {
-        Self::of(Origin::Backend, at_micros, Statuses::from_buf([status]), [].into())
+    pub(crate) fn from_status(at_micros: u64, status: Status) -> Self {
+        Self::from_parts(Origin::Backend, at_micros, Statuses::from_buf([status]), [].into())
     }
 
     /// Creates the decision of a check whose purpose was [`Purpose::Lease`](crate::backend::Purpose::Lease). If it was admitted, with
@@ -178,7 +178,7 @@ impl Decision {
         receipts: impl Into<Box<[Receipt]>>,
         leases: impl Into<Box<[u32]>>,
     ) -> Self {
-        Self::of(
+        Self::from_parts(
             Origin::Leasing(leases.into()),
             at_micros,
             statuses.into().into_vec().into(),
@@ -188,7 +188,7 @@ impl Decision {
 
     /// Creates an admission from leased units.
     pub(crate) fn from_lease(at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
-        Self::of(Origin::Lease, at_micros, statuses, receipts)
+        Self::from_parts(Origin::Lease, at_micros, statuses, receipts)
     }
 
     /// Creates the decision of a check from a source that may not have a status for every pair. `statuses` has `None` for the others.
@@ -211,11 +211,11 @@ impl Decision {
             let listed = |pair: &Pair| Listed { policy: pair.policy.clone(), is_shadow: pair.is_shadow };
             Origin::Partial { source, listed: pairs.iter().map(listed).collect(), known }
         };
-        Self::of(origin, at_micros, stated, receipts.into())
+        Self::from_parts(origin, at_micros, stated, receipts.into())
     }
 
     #[inline]
-    fn of(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
+    fn from_parts(origin: Origin, at_micros: u64, statuses: Statuses, receipts: Box<[Receipt]>) -> Self {
         let (mut is_admitted, mut is_shadow_denied) = (true, false);
         for status in &statuses {
             let denies = !status.retry_after.is_zero();
@@ -463,11 +463,11 @@ impl Status {
         next_after: Duration,
         reset_after: Duration,
     ) -> Self {
-        Self::of(pair.borrowed(), remaining, retry_after, next_after, reset_after)
+        Self::from_parts(pair.borrowed(), remaining, retry_after, next_after, reset_after)
     }
 
     #[inline]
-    pub(crate) fn of(
+    pub(crate) fn from_parts(
         PairRef { key, policy, cost, is_shadow }: PairRef<'_>,
         remaining: u32,
         retry_after: Wait,

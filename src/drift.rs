@@ -5,6 +5,6 @@ const DRIFT: u64 = 2_000;
 
 /// Returns the shortest time that another clock may count while this one counts `micros`. Both are in microseconds.
 #[inline]
-pub(crate) fn at_least(micros: u64) -> u64 {
+pub(crate) fn min_elapsed_elsewhere(micros: u64) -> u64 {
     micros - micros.div_ceil(DRIFT)
 }

@@ -140,7 +140,7 @@ async fn call_every_script(url: &str) {
     let pair = Pair::new(PartitionKey::new("user", "alice"), policy, 2);
     let check = Check::new([pair]).unwrap().with_purpose(Purpose::Reserve);
     let decision = backend.check(&check).await.expect("a decision");
-    backend.refund(&Refund::of(&check, decision.receipts(), &[1]).unwrap()).await.expect("a refund");
+    backend.refund(&Refund::new(&check, decision.receipts(), &[1]).unwrap()).await.expect("a refund");
     backend.reset(&check).await.expect("a reset");
     let _ = backend.with_clock(&ManualClock::new()).check(&check).await.expect("a decision");
 }

@@ -311,7 +311,7 @@ impl Check {
 impl Refund {
     /// Returns the refund of an admitted [`Purpose::Reserve`] check of which each pair has used this many quota units, or `None`
     /// if there is nothing to refund. A shadow pair that was not charged receives none.
-    pub fn of(check: &Check, receipts: &[Receipt], used: &[u32]) -> Option<Self> {
+    pub fn new(check: &Check, receipts: &[Receipt], used: &[u32]) -> Option<Self> {
         let pairs = check.pairs.iter().zip(receipts).zip(used);
         let has_refund = |((pair, receipt), used): &((&Pair, &Receipt), &u32)| {
             **used < pair.cost && !pair.is_uncharged(receipt)
@@ -354,7 +354,7 @@ impl Refund {
     }
 
     /// Returns the refund of units of one charge.
-    pub(crate) fn of_units(namespace: Namespace, pair: RefundPair) -> Self {
+    pub(crate) fn from_pair(namespace: Namespace, pair: RefundPair) -> Self {
         Self { namespace, deadline: None, pairs: [pair].into() }
     }
 

@@ -13,7 +13,7 @@ pub struct BackendError(Arc<Failure>);
 struct Failure {
     reason: Reason,
     /// Why the store was not asked. `None` if it was.
-    unasked: Option<&'static str>,
+    not_sent: Option<&'static str>,
     source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
@@ -60,12 +60,12 @@ pub enum Reason {
 impl BackendError {
     /// Creates an error without a source.
     pub fn new(reason: Reason) -> Self {
-        Self(Arc::new(Failure { reason, unasked: None, source: None }))
+        Self(Arc::new(Failure { reason, not_sent: None, source: None }))
     }
 
     /// Creates an error with a source.
     pub fn with_source(reason: Reason, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self(Arc::new(Failure { reason, unasked: None, source: Some(Arc::from(source.into())) }))
+        Self(Arc::new(Failure { reason, not_sent: None, source: Some(Arc::from(source.into())) }))
     }
 
     /// Returns the reason.
@@ -76,12 +76,12 @@ impl BackendError {
     /// Returns false if the store was not asked, so that no charge can stand: too many checks were in flight, or the [`Breaker`](crate::outage::Breaker) was open. In that
     /// case, the reason is that of the failure that has opened it.
     pub fn was_asked(&self) -> bool {
-        self.0.unasked.is_none()
+        self.0.not_sent.is_none()
     }
 
     /// Marks the error of a check for which the store was not asked, for this reason.
-    pub(crate) fn unasked(mut self, why: &'static str) -> Self {
-        Arc::make_mut(&mut self.0).unasked = Some(why);
+    pub(crate) fn not_sent(mut self, why: &'static str) -> Self {
+        Arc::make_mut(&mut self.0).not_sent = Some(why);
         self
     }
 }
@@ -169,7 +169,7 @@ impl fmt::Debug for BackendError {
 impl fmt::Display for BackendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "no rate limit decision: {}", self.reason())?;
-        match (self.reason(), self.0.unasked) {
+        match (self.reason(), self.0.not_sent) {
             (Reason::Overloaded, None) => f.write_str(" (the store answers other checks)"),
             (Reason::Overloaded, Some(_)) | (_, None) => Ok(()),
             (_, Some(why)) => write!(f, " ({why})"),

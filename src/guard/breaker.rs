@@ -163,7 +163,7 @@ impl Circuit {
         let state = self.0.lock();
         let probe = |open: &Open| {
             let probe = (Instant::now() >= open.until).then(|| open.probes.start()).flatten();
-            probe.ok_or_else(|| open.error.clone().unasked("circuit breaker is open"))
+            probe.ok_or_else(|| open.error.clone().not_sent("circuit breaker is open"))
         };
         let probe = state.open.as_ref().map(probe).transpose()?;
         Ok(CircuitTicket { epoch: state.epoch, probe })

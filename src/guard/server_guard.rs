@@ -74,7 +74,7 @@ impl Guard {
     }
 
     /// Returns the guard of a whole backend.
-    pub(crate) fn of_backend(protection: Protection, store: &str) -> Arc<Self> {
+    pub(crate) fn for_backend(protection: Protection, store: &str) -> Arc<Self> {
         let shared = SharedProtection::default();
         shared.add(protection);
         // The name of such a store may have a number. Its breaker has no metrics unless it opens.
@@ -199,7 +199,7 @@ impl Guard {
             self.events.overloaded(max);
             Reason::Overloaded
         };
-        Err(BackendError::new(reason).unasked("too many checks in flight"))
+        Err(BackendError::new(reason).not_sent("too many checks in flight"))
     }
 }
 
@@ -319,7 +319,7 @@ mod tests {
     #[test]
     fn renewed_pass_keeps_its_place() {
         let settings = Protection::new(None, Duration::from_secs(1), 1);
-        let guard = Guard::of_backend(settings, "test");
+        let guard = Guard::for_backend(settings, "test");
         let mut pass = guard.enter(None).unwrap();
         drop(pass.take_report());
         // A check that is rejected occupies a place for a moment, too.

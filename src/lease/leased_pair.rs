@@ -137,7 +137,7 @@ impl LeasedPair {
         held.last_grant = now;
         self.granted.add(self.precision, now, pair.cost);
         // The server's clock has counted at least this.
-        let since = drift::at_least(now.saturating_sub(held.store.received));
+        let since = drift::min_elapsed_elsewhere(now.saturating_sub(held.store.received));
         let status = held.store.status_after(pair, held.lowest.saturating_add(held.units), since);
         Some((status, held.receipt, held.store.at_micros.saturating_add(since)))
     }
@@ -316,5 +316,5 @@ impl Reply {
 /// Returns the last local instant at which the server's clock has not reached the end of a bucket. The request was sent at `sent`, the
 /// script ran at `at`, and the bucket ends at `end` of the server's clock. The clocks may drift apart.
 fn last_grant(sent: LocalMicros, at: u64, end: u64) -> LocalMicros {
-    sent.saturating_add(drift::at_least(end.saturating_sub(at))).saturating_sub(1)
+    sent.saturating_add(drift::min_elapsed_elsewhere(end.saturating_sub(at))).saturating_sub(1)
 }

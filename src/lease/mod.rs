@@ -220,7 +220,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_check_is_woken_outside_lock() {
         for answer in
-            [Err(BackendError::new(Reason::Overloaded).unasked("too many checks in flight")), Ok(())]
+            [Err(BackendError::new(Reason::Overloaded).not_sent("too many checks in flight")), Ok(())]
         {
             let leases = leases(&Arc::default());
             let check = hot();

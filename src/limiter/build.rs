@@ -265,7 +265,7 @@ impl LimiterBuilder {
         let name = store.as_deref().unwrap_or("custom backend");
         let name = format!("{name}, namespace {}", namespace.as_str());
         let protection = Protection::new(self.breaker, deadline, max_in_flight);
-        let guard = (!backend.protect(protection)).then(|| Guard::of_backend(protection, &name));
+        let guard = (!backend.protect(protection)).then(|| Guard::for_backend(protection, &name));
         let lifetime = store.as_deref().and_then(|store| observe::new_limits(store, &namespace, &all, &name));
         let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
         // Limiters with one store and one namespace share their counts.

@@ -88,13 +88,13 @@ pub(crate) struct LimiterCounters {
 /// with more than one `KEPT`th of all denials is kept.
 #[derive(Default)]
 struct Sketch {
-    places: HashMap<PartitionKey, usize, BuildHasherDefault<KeyHasher>>,
+    indices: HashMap<PartitionKey, usize, BuildHasherDefault<KeyHasher>>,
     keys: Vec<DeniedKey>,
-    /// The keyed hash and the place of the kept key that was counted last. A key is often denied again.
+    /// The keyed hash and the index of the kept key that was counted last. A key is often denied again.
     last: Option<(u64, usize)>,
     /// No key has a smaller count: counts never fall.
     least: u64,
-    /// The place of the key that was replaced last. Under a flood of new keys, the next one has the least count.
+    /// The index of the key that was replaced last. Under a flood of new keys, the next one has the least count.
     replaced: usize,
 }
 
@@ -192,17 +192,17 @@ pub(super) fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option
 impl Sketch {
     fn count(&mut self, key: &PartitionKey) {
         let hash = key.hash_code();
-        let place = match self.last {
+        let index = match self.last {
             // A hash of 64 bits that equals that of the last key means the same key: a client cannot choose a collision.
-            Some((last, place)) if last == hash => place,
+            Some((last, index)) if last == hash => index,
             _ => {
                 let key = key.bounded();
-                let Some(&place) = self.places.get(&*key) else { return self.add(key.into_owned()) };
-                self.last = Some((hash, place));
-                place
+                let Some(&index) = self.indices.get(&*key) else { return self.add(key.into_owned()) };
+                self.last = Some((hash, index));
+                index
             }
         };
-        if let Some(kept) = self.keys.get_mut(place) {
+        if let Some(kept) = self.keys.get_mut(index) {
             kept.denials += 1;
         }
     }
@@ -213,29 +213,29 @@ impl Sketch {
         self.last = None;
         let new = DeniedKey { key: key.clone(), denials: 1, excess: 0 };
         if self.keys.len() < KEPT {
-            self.places.insert(key, self.keys.len());
+            self.indices.insert(key, self.keys.len());
             self.keys.push(new);
             return;
         }
-        let place = self.with_least(self.replaced).or_else(|| {
+        let index = self.with_least(self.replaced).or_else(|| {
             self.least = self.keys.iter().map(|kept| kept.denials).min().unwrap_or_default();
             self.with_least(0)
         });
-        if let Some(place) = place
-            && let Some(kept) = self.keys.get_mut(place)
+        if let Some(index) = index
+            && let Some(kept) = self.keys.get_mut(index)
         {
             let excess = kept.denials;
             let replaced = std::mem::replace(kept, DeniedKey { denials: excess + 1, excess, ..new });
-            self.places.remove(&replaced.key);
-            self.places.insert(key, place);
-            self.replaced = place;
+            self.indices.remove(&replaced.key);
+            self.indices.insert(key, index);
+            self.replaced = index;
         }
     }
 
-    /// Returns the place of a key with the least count, from this place on.
+    /// Returns the index of a key with the least count, from this index on.
     fn with_least(&self, from: usize) -> Option<usize> {
-        let mut places = from..self.keys.len();
-        places.find(|place| self.keys.get(*place).is_some_and(|kept| kept.denials <= self.least))
+        let mut indices = from..self.keys.len();
+        indices.find(|index| self.keys.get(*index).is_some_and(|kept| kept.denials <= self.least))
     }
 }
 
@@ -255,7 +255,7 @@ mod tests {
             let denied = PartitionKey::new("user", number.to_string().repeat(length));
             let key = denied.bounded().into_owned();
             let least = sketch.keys.iter().map(|kept| kept.denials).min().unwrap_or_default();
-            let (is_kept, is_full) = (sketch.places.contains_key(&key), sketch.keys.len() == KEPT);
+            let (is_kept, is_full) = (sketch.indices.contains_key(&key), sketch.keys.len() == KEPT);
             sketch.count(&denied);
             *counts.entry(key.clone()).or_default() += 1;
             if !is_kept {
@@ -267,7 +267,10 @@ mod tests {
             for kept in &sketch.keys {
                 assert!((kept.denials - kept.excess..=kept.denials).contains(&counts[&kept.key]));
             }
-            assert_eq!((sketch.places.len(), sketch.keys.len()), (sketch.keys.len(), counts.len().min(KEPT)));
+            assert_eq!(
+                (sketch.indices.len(), sketch.keys.len()),
+                (sketch.keys.len(), counts.len().min(KEPT))
+            );
         }
         assert!(counts.len() > 1_000 && sketch.least > 50, "{} keys, {}", counts.len(), sketch.least);
     }

@@ -15,9 +15,9 @@ pub(super) fn compare(next: Decision, decision: &Decision, extensions: &mut Exte
     }
     let Outer(mut outer) = extensions.remove().unwrap_or_default();
     outer.push(next);
-    if let Some(place) = decision.store() {
+    if let Some(store) = decision.store() {
         for policy in outer.iter().flat_map(|outer| decision.policies_charged_by(outer)) {
-            observe::charged_twice(place, policy);
+            observe::charged_twice(store, policy);
         }
     }
     extensions.insert(Outer(outer));

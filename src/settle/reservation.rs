@@ -156,7 +156,7 @@ impl ReservedCharge {
         let used: &[u32] =
             &check.pairs().iter().zip(decision.receipts()).zip(used).map(amount).collect::<Vec<_>>();
         let mut change =
-            Change { refund: Refund::of(check, decision.receipts(), used), overage: check.overage(used) };
+            Change { refund: Refund::new(check, decision.receipts(), used), overage: check.overage(used) };
         if change.refund.is_none() && change.overage.is_none() {
             return Settlement::now(queue.settled(Ok(decision.at_micros())));
         }

@@ -252,7 +252,7 @@ pub async fn refund_unused<B: Backend>(
     receipts: &[Receipt],
     used: &[u32],
 ) -> Result<(), TestCaseError> {
-    match Refund::of(check, receipts, used) {
+    match Refund::new(check, receipts, used) {
         Some(refund) => {
             let at = backend.refund(&refund).await.map_err(failed)?;
             require(at == now, "a refund returns its instant")

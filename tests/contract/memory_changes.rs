@@ -39,7 +39,7 @@ fn reserve(backend: &MemoryBackend, check: &Check) -> Vec<Receipt> {
 }
 
 fn settle(backend: &MemoryBackend, check: &Check, receipts: &[Receipt], used: u32) {
-    let refund = Refund::of(check, receipts, &[used]).unwrap();
+    let refund = Refund::new(check, receipts, &[used]).unwrap();
     backend.refund_now(&refund).expect("memory refunds at once").unwrap();
 }
 

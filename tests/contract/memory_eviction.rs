@@ -318,7 +318,7 @@ fn refunded_charge_makes_key_idle_earlier() {
     assert_eq!(charge(&backend, 0, &short, 1), Ok(true), "the key is stored");
     assert_eq!(charge(&backend, 1, &long, 1), Ok(true), "the bound has room");
     assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full), "both keys are busy");
-    let refund = Refund::of(&reserved, &receipts, &[0]).unwrap();
+    let refund = Refund::new(&reserved, &receipts, &[0]).unwrap();
     backend.refund_now(&refund).unwrap().unwrap();
     assert_eq!(charge(&backend, 2, &long, 1), Err(Reason::Full), "the short window has not passed");
     clock.advance(WINDOW);
@@ -337,7 +337,7 @@ fn refund_never_reaches_charge_after_eviction() {
         let receipts = backend.check_now(&reserved).unwrap().unwrap().receipts().to_vec();
         assert_eq!(charge(&backend, 1, &ten, 1), Ok(true), "{ten:?}: key 0 is evicted");
         assert_eq!(charge(&backend, 0, &ten, 3), Ok(true), "{ten:?}: key 1 is evicted");
-        backend.refund_now(&Refund::of(&reserved, &receipts, &[0]).unwrap()).unwrap().unwrap();
+        backend.refund_now(&Refund::new(&reserved, &receipts, &[0]).unwrap()).unwrap().unwrap();
         assert_eq!((used(&backend, 0, &ten), evicted(&backend)), (3, (2, 4)), "{ten:?}");
     }
 }

@@ -227,7 +227,7 @@ async fn later_denial_does_not_prove_wait_after_hidden_refund() {
 
 async fn refund(rig: &Rig, receipt: Receipt, cost: u32, units: u32) {
     let check = Check::new([Pair::new(alice(), rig.policy.clone(), cost)]).unwrap();
-    if let Some(refund) = Refund::of(&check, &[receipt], &[cost - units]) {
+    if let Some(refund) = Refund::new(&check, &[receipt], &[cost - units]) {
         rig.remote.now().refund(&refund).await.unwrap();
     }
 }

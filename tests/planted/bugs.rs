@@ -316,8 +316,8 @@ pub const LEASE_BUGS: &[Bug] = &[
         rule: "QuotaHolds",
         changes: &[(
             LEASED_PAIR,
-            "drift::at_least(end.saturating_sub(at))",
-            "drift::at_least(end.saturating_sub(at) + if PLANTED { 30_000 } else { 0 })",
+            "drift::min_elapsed_elsewhere(end.saturating_sub(at))",
+            "drift::min_elapsed_elsewhere(end.saturating_sub(at) + if PLANTED { 30_000 } else { 0 })",
         )],
     },
     Bug {

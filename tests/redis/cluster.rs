@@ -147,7 +147,7 @@ async fn refund_overage_and_reset_reach_every_slot() {
         let reserved = backend.check(&both).await.unwrap();
         assert_eq!(reserved.receipts().len(), 3, "{engine:?}");
         // The pairs of one slot are not adjacent in the check. Each pair gets its own refund.
-        let refund = Refund::of(&both, reserved.receipts(), &[2, 1, 0]).unwrap();
+        let refund = Refund::new(&both, reserved.receipts(), &[2, 1, 0]).unwrap();
         assert!(backend.refund(&refund).await.unwrap() > reserved.at_micros(), "{engine:?}");
         assert_eq!(remaining(&backend, &user, &ten).await, 8, "{engine:?}");
         assert_eq!(

@@ -111,7 +111,7 @@ async fn unknown_refund(backend: &RedisBackend, policies: &[Policy]) -> Refund {
     let now = peek(backend, policies, 0).await.at_micros();
     let receipt = Receipt { generation: 7, at_micros: now, ordinal: 0 };
     let receipts = vec![receipt; policies.len()];
-    Refund::of(&check(policies, 1, Purpose::Reserve), &receipts, &vec![0; policies.len()]).unwrap()
+    Refund::new(&check(policies, 1, Purpose::Reserve), &receipts, &vec![0; policies.len()]).unwrap()
 }
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn unknown_refunds_write_nothing() {
                 let before = State::of(&mut admin);
                 for ordinal in [1, 2, 1 << 20] {
                     let receipt = Receipt { ordinal, ..oldest.decision.receipts()[0] };
-                    backend.refund(&Refund::of(&oldest.check, &[receipt], &[0]).unwrap()).await.unwrap();
+                    backend.refund(&Refund::new(&oldest.check, &[receipt], &[0]).unwrap()).await.unwrap();
                     assert_eq!(State::of(&mut admin), before, "{engine:?}: {ordinal}");
                 }
             }
@@ -194,7 +194,7 @@ async fn unknown_refunds_write_nothing() {
                 refunded,
                 // The charge has expired.
                 oldest.refund(0),
-                Refund::of(&oldest.check, &[Receipt { generation: 7, ..receipt }], &[0]).unwrap(),
+                Refund::new(&oldest.check, &[Receipt { generation: 7, ..receipt }], &[0]).unwrap(),
             ];
             if policies[0].name() == "log" {
                 // No record has one of these ordinals or instants.
@@ -206,7 +206,7 @@ async fn unknown_refunds_write_nothing() {
                     Receipt { at_micros: receipt.at_micros + 1, ordinal: 0, ..receipt },
                     Receipt { at_micros: receipt.at_micros - window, ordinal: 0, ..receipt },
                 ] {
-                    refunds.push(Refund::of(&newest.check, &[receipt], &[0]).unwrap());
+                    refunds.push(Refund::new(&newest.check, &[receipt], &[0]).unwrap());
                 }
             }
             let before = State::of(&mut admin);

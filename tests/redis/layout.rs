@@ -130,7 +130,7 @@ async fn scripts_keep_every_bit_of_generation() {
             let policies = [policy];
             let refund = async |receipt: &Receipt| {
                 let charge = check(&policies, 3, Purpose::Reserve);
-                backend.refund(&Refund::of(&charge, &[*receipt], &[0]).unwrap()).await.unwrap();
+                backend.refund(&Refund::new(&charge, &[*receipt], &[0]).unwrap()).await.unwrap();
                 20 - peek(&backend, &policies, 0).await.statuses()[0].remaining()
             };
             let receipt = reserve(&backend, &policies, 3).await.decision.receipts()[0];

@@ -68,7 +68,7 @@ async fn equal_leases(engine: Engine) {
                     .iter()
                     .map(|pair| Pair::new(pair.key.clone(), pair.policy.clone(), 1))
                     .collect();
-                Refund::of(&Check::new(charged).unwrap(), decision.receipts(), &vec![0; pairs.len()])
+                Refund::new(&Check::new(charged).unwrap(), decision.receipts(), &vec![0; pairs.len()])
             };
             if check.pairs().iter().all(|pair| pair.cost > 0) {
                 redis.refund(&refund(&ours).unwrap()).await.unwrap();

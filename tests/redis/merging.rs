@@ -384,7 +384,7 @@ async fn receipts_of_equal_checks_refund_own_units() {
         let mut expected = 1_000 - 90;
         for (i, decision) in decisions.iter().enumerate() {
             let decision = decision.as_ref().unwrap();
-            let refund = Refund::of(&reserve, decision.receipts(), &[i as u32; 4]).unwrap();
+            let refund = Refund::new(&reserve, decision.receipts(), &[i as u32; 4]).unwrap();
             backend.refund(&refund).await.unwrap();
             expected += 10 - i as u32;
             let peek = super::rig::peek(&backend, &all, 0).await;

@@ -36,7 +36,7 @@ impl Reserved {
     /// Returns the refund of a reservation that used this many units of each pair.
     pub fn refund(&self, used: u32) -> Refund {
         let used = vec![used; self.check.pairs().len()];
-        Refund::of(&self.check, self.decision.receipts(), &used).expect("units to refund")
+        Refund::new(&self.check, self.decision.receipts(), &used).expect("units to refund")
     }
 }
 

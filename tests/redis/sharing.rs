@@ -149,7 +149,7 @@ async fn process_settles_reservation_of_another_process() {
         for reserved in &of_b {
             // The receipts are all that the other process needs.
             let receipts = reserved.decision.receipts().to_vec();
-            let refund = Refund::of(&reserved.check, &receipts, &[0; 4]).unwrap();
+            let refund = Refund::new(&reserved.check, &receipts, &[0; 4]).unwrap();
             a.refund(&refund).await.unwrap();
         }
         for backend in [&a, &b] {

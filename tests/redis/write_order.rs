@@ -163,7 +163,7 @@ impl Scenario {
         for step in 0..24 {
             if let Some(Reserved { decision, .. }) = reserved.get(3 * step) {
                 let check = rig::check(policies, 2, Purpose::Reserve);
-                let refund = Refund::of(&check, &decision.receipts()[index..=index], &[0]);
+                let refund = Refund::new(&check, &decision.receipts()[index..=index], &[0]);
                 backend.refund(&refund.unwrap()).await?;
             }
             decisions.push(backend.check(&rig::check(policies, 1, Purpose::Charge)).await?);

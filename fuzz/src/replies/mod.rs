@@ -182,7 +182,7 @@ async fn ask(conditions: Conditions, bits: u8, answer: &[u8]) {
         3 => Purpose::Overage,
         4 => {
             let receipts = vec![Receipt { generation: 1, at_micros: 2, ordinal: 3 }; check.pairs().len()];
-            let refund = Refund::of(&check, &receipts, &[0, 1, 0, 1]).expect("units to refund");
+            let refund = Refund::new(&check, &receipts, &[0, 1, 0, 1]).expect("units to refund");
             let refund = refund.with_deadline(conditions.deadline());
             if let Ok(at) = backend.refund(&refund).await {
                 assert!(has_number(&server.sent(), at), "no reply has the instant {at}");

@@ -149,7 +149,7 @@ impl Single<'_> {
             let receipt = if is_charged { count.receipt(instant) } else { Receipt::NO_CHARGE };
             Decision::with_receipts(clock, [status], [receipt])
         } else {
-            Decision::of_one(clock, status)
+            Decision::from_status(clock, status)
         };
         Some(SingleDecision { decision, is_charged })
     }
@@ -178,5 +178,5 @@ pub(super) fn status<R: UsageReading + ?Sized>(
         0 => (Duration::from_micros(pair.policy.window_micros()), Duration::ZERO),
         _ => (wait_until(after.next), wait_until(after.reset)),
     };
-    Status::of(pair, remaining, retry_after, next, reset)
+    Status::from_parts(pair, remaining, retry_after, next, reset)
 }

@@ -208,7 +208,7 @@ enum CrossSlotVerdict {
 
 impl CrossSlotVerdict {
     /// Returns the result of a check whose deadline has passed or whose slots have all replied.
-    fn of(slots: &[Slot<'_>]) -> Self {
+    fn from_slots(slots: &[Slot<'_>]) -> Self {
         if slots.iter().all(|slot| slot.part.is_shadow()) {
             let has_replied = slots.iter().any(|slot| matches!(slot.state, SlotState::Charged(_)));
             return if has_replied { Self::Admitted } else { Self::Unavailable };
@@ -285,7 +285,7 @@ impl<'a> Transaction<'a> {
         let denied = check.hints.recently_denied.unwrap_or_default();
         let was_denied = |slot: &Slot<'_>| slot.pairs.iter().any(|pair| denied.get(*pair) == Some(&true));
         self.charge(check, was_denied).await;
-        if CrossSlotVerdict::of(&self.slots) != CrossSlotVerdict::Denied {
+        if CrossSlotVerdict::from_slots(&self.slots) != CrossSlotVerdict::Denied {
             let asked = shadows.iter().map(|pairs| Slot::ask(self.backend, check, pairs, Purpose::Reserve));
             self.slots.extend(asked);
             self.charge(check, |slot| slot.part.purpose() == Purpose::Peek).await;
@@ -320,7 +320,7 @@ impl<'a> Transaction<'a> {
 
     /// Returns whether a slot has replied, and none that has replied denies.
     fn may_admit(&self) -> bool {
-        CrossSlotVerdict::of(&self.slots) != CrossSlotVerdict::Denied
+        CrossSlotVerdict::from_slots(&self.slots) != CrossSlotVerdict::Denied
             && self.slots.iter().any(|slot| matches!(slot.state, SlotState::Charged(_)))
     }
 
@@ -343,7 +343,7 @@ impl<'a> Transaction<'a> {
     }
 
     fn end(mut self, check: &Check) -> Result<Decision, BackendError> {
-        let verdict = CrossSlotVerdict::of(&self.slots);
+        let verdict = CrossSlotVerdict::from_slots(&self.slots);
         let result = result(self.backend, verdict, check, &self.slots);
         // An error that is no outage rejects the check, also to fail open.
         let is_rejected = result.as_ref().is_err_and(|error| !error.reason().is_outage());
@@ -407,7 +407,7 @@ fn result(
 
 /// Only a slot that has charged has receipts.
 fn refund(check: &Check, decision: &Decision) -> Option<Refund> {
-    Refund::of(check, decision.receipts(), &vec![0; check.pairs().len()])
+    Refund::new(check, decision.receipts(), &vec![0; check.pairs().len()])
 }
 
 /// Returns the instant in the middle between now and an instant.
@@ -494,7 +494,7 @@ mod tests {
             let part = |slot| if is_shadow(slot) { shadow.clone() } else { check.clone() };
             let slots =
                 [0, 1, 2].map(|slot| Slot { pairs: &[], part: part(slot), state: state(states[slot]) });
-            let verdict = CrossSlotVerdict::of(&slots);
+            let verdict = CrossSlotVerdict::from_slots(&slots);
             let enforced: Vec<usize> =
                 (0..3).filter(|slot| !is_shadow(*slot)).map(|slot| states[slot]).collect();
             let expected = match &enforced[..] {

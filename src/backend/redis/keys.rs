@@ -89,7 +89,7 @@ impl KeyNames {
 
     /// Returns the slot of a partition key.
     pub(super) fn slot(&self, partition: &PartitionKey) -> u16 {
-        slot::of_tag(self.tag(partition).as_bytes())
+        slot::from_tag(self.tag(partition).as_bytes())
     }
 
     /// Returns the indices of partition keys by slot, in the order of the first key of each slot.
@@ -106,11 +106,11 @@ impl KeyNames {
 
     fn hash(&self, partition: &PartitionKey) -> Tag {
         match &self.secret {
-            None => Tag::of(&Sha256::digest(partition.as_bytes()).into()),
+            None => Tag::from_hash(&Sha256::digest(partition.as_bytes()).into()),
             Some(hmac) => {
                 let mut mac = Hmac::clone(hmac);
                 mac.update(partition.as_bytes());
-                Tag::of(&mac.finalize().into_bytes().into())
+                Tag::from_hash(&mac.finalize().into_bytes().into())
             }
         }
     }
@@ -194,7 +194,7 @@ impl Keys {
 
     /// Returns the slot of the first key.
     pub(super) fn slot(&self) -> u16 {
-        self.first_tag.map_or(0, |tag| slot::of_tag(tag.as_bytes()))
+        self.first_tag.map_or(0, |tag| slot::from_tag(tag.as_bytes()))
     }
 }
 

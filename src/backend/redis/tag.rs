@@ -18,14 +18,14 @@ pub(super) struct Tag([u8; LENGTH]);
 
 impl Tag {
     /// Returns the tag of a hash.
-    pub(super) fn of(hash: &[u8; 32]) -> Self {
+    pub(super) fn from_hash(hash: &[u8; 32]) -> Self {
         let mut bits = hash.iter().take(16).fold(0, |bits: u128, byte| bits << 8 | u128::from(*byte));
         let mut text = [0; LENGTH];
         // From the last character, which has two bits of the hash and the version.
         let mut character = (bits as u8 & 3) << 4 | STORAGE_VERSION;
         bits >>= 2;
-        for place in text.iter_mut().rev() {
-            *place = CHARACTERS[usize::from(character)];
+        for byte in text.iter_mut().rev() {
+            *byte = CHARACTERS[usize::from(character)];
             character = bits as u8 & 63;
             bits >>= 6;
         }

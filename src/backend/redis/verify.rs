@@ -227,7 +227,7 @@ impl Probe {
         for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
             let Some(check) = self.check(algorithm, purpose) else { continue };
             let decision = backend.check_in_slot(&check, Patience::Caller).await?;
-            if let Some(refund) = Refund::of(&check, decision.receipts(), &[0]) {
+            if let Some(refund) = Refund::new(&check, decision.receipts(), &[0]) {
                 backend.refund_in_slot(&refund).await?;
             }
         }

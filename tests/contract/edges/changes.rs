@@ -299,7 +299,7 @@ edges! {
             let more = bench.build_check(&[("a", ten, 9)]);
             bench.move_clock(PRECISION as i64);
             assert!(bench.admits("a", ten, 2), "{ten:?}: the quota has room");
-            let refund = Refund::of(&more, &receipts, &[0]).unwrap();
+            let refund = Refund::new(&more, &receipts, &[0]).unwrap();
             bench.runtime.block_on(bench.backend.refund(&refund)).unwrap();
             let left = match ten.algorithm() {
                 Algorithm::SlidingLog | Algorithm::SlidingBuckets { .. } => 2,

@@ -79,7 +79,7 @@ impl<B: Backend> Bench<B> {
 
     /// Settles a reservation with the used units of each pair.
     fn settle(&self, (check, receipts): &(Check, Vec<Receipt>), used: &[u32]) {
-        if let Some(refund) = Refund::of(check, receipts, used) {
+        if let Some(refund) = Refund::new(check, receipts, used) {
             let at = self.runtime.block_on(self.backend.refund(&refund)).unwrap();
             assert_eq!(at, self.clock.now_micros(), "the instant of the refund");
         }

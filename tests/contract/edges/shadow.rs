@@ -152,7 +152,7 @@ edges! {
             let reservation = reserved(bench, bench.build_check(&pairs));
             assert_eq!(reservation.1[0], NO_CHARGE, "{one:?}: the shadow pair is not charged");
             assert_ne!(reservation.1[1], NO_CHARGE, "{one:?}: the enforcing pair is charged");
-            let refund = Refund::of(&reservation.0, &reservation.1, &[0, 0]).unwrap();
+            let refund = Refund::new(&reservation.0, &reservation.1, &[0, 0]).unwrap();
             assert_eq!(
                 refund.pairs().iter().map(|pair| pair.policy.name()).collect::<Vec<_>>(), ["five"],
                 "{one:?}: only the charged pair is refunded"

@@ -50,7 +50,7 @@ impl Merger {
         connection: &Connection,
         scripts: &Arc<Scripts>,
     ) -> PendingReply {
-        let (groups, time) = (&self.groups, CheckTime::of(call));
+        let (groups, time) = (&self.groups, CheckTime::from_call(call));
         let mut open = groups.open.lock();
         let (batch, is_new) = match open.get(&key).filter(|batch| batch.has_room(time)) {
             Some(batch) => (batch.clone(), false),

@@ -44,7 +44,7 @@ impl ClockReading {
     /// The server's clock is later than this, by the delay of the reply.
     fn lower_bound_at(self, instant: Instant) -> u64 {
         match instant.checked_duration_since(self.received) {
-            Some(later) => self.server_micros.saturating_add(drift::at_least(micros(later))),
+            Some(later) => self.server_micros.saturating_add(drift::min_elapsed_elsewhere(micros(later))),
             None => self.server_micros.saturating_sub(micros(self.received - instant)),
         }
     }

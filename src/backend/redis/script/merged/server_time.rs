@@ -34,7 +34,7 @@ pub(crate) struct CallTime {
 }
 
 impl CheckTime {
-    pub(crate) fn of(check: &Call) -> Self {
+    pub(crate) fn from_call(check: &Call) -> Self {
         let identity = BuildHasherDefault::<DefaultHasher>::new().hash_one((&check.keys, check.fields()));
         let micros = check.fields().chunks_exact(PAIR_SIZE).map(longest_micros).sum();
         Self { identity, micros }
