@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderMap;
 
-use super::{RetryAfter, fields};
+use super::fields::{self, RetryAfter};
 use crate::decision::Decision;
 
 /// The dialect of the rate limit fields of a response. Set it with [`Builder::dialect`](crate::Builder::dialect).

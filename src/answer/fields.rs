@@ -14,7 +14,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use sfv::{DictSerializer, KeyRef, ListSerializer, StringRef};
 use smallvec::SmallVec;
 
-use super::RetryAfter;
 use crate::{
     decision::{Decision, Status, Wait},
     policy::{Policy, PolicyText},
@@ -39,6 +38,15 @@ const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
 /// A line of a list field of several policies. Most lines need no memory of the heap.
 type Line = SmallVec<[u8; 128]>;
 
+/// The settings of `Retry-After`.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RetryAfter {
+    /// The largest time that is added to the wait.
+    pub(crate) max_jitter: Duration,
+    /// Whether `retry-after-ms` states the same wait in milliseconds.
+    pub(crate) states_millis: bool,
+}
+
 /// Adds `RateLimit-Policy` and `RateLimit`. The fields of nested layers are kept.
 #[inline]
 pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
@@ -50,8 +58,17 @@ pub(super) fn add_draft_11(headers: &mut HeaderMap, decision: &Decision) {
         }
         None => lines(decision),
     };
-    add_members(headers, RATELIMIT_POLICY, policies);
-    add_members(headers, RATELIMIT, limits);
+    // As `add_members`, without a clone of the names, because every response has these fields.
+    if let Some(policies) = policies
+        && headers.append(RATELIMIT_POLICY, policies)
+    {
+        join_lines(headers, RATELIMIT_POLICY);
+    }
+    if let Some(limits) = limits
+        && headers.append(RATELIMIT, limits)
+    {
+        join_lines(headers, RATELIMIT);
+    }
 }
 
 /// Adds `RateLimit-Policy` of revision 11, and `RateLimit` in the form that the next revision will probably have.

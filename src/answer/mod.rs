@@ -13,7 +13,7 @@
 //! fields. [`Builder::dialect`](crate::Builder::dialect) chooses other header fields. See
 //! [the guide](crate::guide::responses).
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, Response};
@@ -30,6 +30,7 @@ mod repeated;
 mod text;
 
 pub use dialect::{Dialect, Reset};
+pub(crate) use fields::RetryAfter;
 #[cfg(feature = "tonic")]
 pub use grpc::{Grpc, HttpOrGrpc};
 pub use openai::OpenAiError;
@@ -65,15 +66,6 @@ impl<A: Answer + ?Sized> Answer for Arc<A> {
     fn fields(&self, decision: &Decision, headers: &mut HeaderMap) {
         (**self).fields(decision, headers);
     }
-}
-
-/// The settings of `Retry-After`.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct RetryAfter {
-    /// The largest time that is added to the wait.
-    pub(crate) max_jitter: Duration,
-    /// Whether `retry-after-ms` states the same wait in milliseconds.
-    pub(crate) states_millis: bool,
 }
 
 /// An answer with other fields.

@@ -24,7 +24,7 @@ pub struct OpenAiError;
 
 /// The body.
 #[derive(Serialize)]
-struct Body<'a> {
+struct ErrorBody<'a> {
     error: ErrorObject<'a>,
 }
 
@@ -48,7 +48,7 @@ impl Answer for OpenAiError {
             _ => ("server_error", None),
         };
         let message = &rejection.client_text();
-        let body = Body { error: ErrorObject { message, kind, param: None, code } };
+        let body = ErrorBody { error: ErrorObject { message, kind, param: None, code } };
         // This cannot fail: the value contains no map, and a vector accepts every write.
         let body = serde_json::to_vec(&body).unwrap_or_default();
         text::response(rejection, HeaderValue::from_static("application/json"), body)

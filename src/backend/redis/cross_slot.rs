@@ -53,6 +53,7 @@ use super::{
     RedisBackend,
     patience::{Late, Patience},
     rollback::{Rollback, RollbackState},
+    script::REFUND_PAIRS,
 };
 use crate::{
     backend::{BackendError, Reason},
@@ -66,9 +67,6 @@ const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause before a rollback is sent again to a busy server.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
-
-/// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
-pub(super) const REFUND_PAIRS: usize = 4;
 
 /// How long after the deadline of its check a late reply may come.
 const LATE_REPLY: Duration = Duration::from_secs(1);

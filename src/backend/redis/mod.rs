@@ -44,7 +44,6 @@ mod url;
 mod verify;
 
 pub use connect::RedisBackendBuilder;
-use cross_slot::REFUND_PAIRS;
 pub use error::ConnectError;
 use keys::KeyNames;
 use merge::Merger;
@@ -52,7 +51,7 @@ pub use merge::Merging;
 use patience::Patience;
 pub use problem::{ServerProblem, ServerProblemKind};
 use rollback::Rollbacks;
-use script::Scripts;
+use script::{REFUND_PAIRS, Scripts};
 pub use servers::RedisServers;
 #[cfg(feature = "tls")]
 pub use tls::Tls;

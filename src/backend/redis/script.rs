@@ -26,6 +26,9 @@ const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
 /// The size of a generation in bytes.
 const GENERATION_SIZE: usize = 7;
 
+/// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
+pub(super) const REFUND_PAIRS: usize = 4;
+
 /// The definitions of the names in the other files.
 const NAMES: &str = include_str!("../../../lua/names.lua");
 /// The first part of each script, and what replaces it if the clock is injected.
