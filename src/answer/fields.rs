@@ -262,6 +262,7 @@ fn whole_window(policy: &Policy) -> Option<u32> {
 }
 
 /// Returns the parts of `"burst";r=7;t=1`: within `t` seconds, the client can use no more than `r`.
+#[inline]
 fn limit<'a>(status: &'a Status, digits: &'a mut [itoa::Buffer; 2]) -> [&'a [u8]; 4] {
     let start = &text(status.policy()).limit_start;
     let [remaining, seconds] = digits;
