@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     draft::{Against, Draft, Part, Rest},
     inner::{Limiter, LimiterSettings},
-    outcome::Rejection,
+    rejection::Rejection,
 };
 use crate::{
     check::{Check, MAX_PAIRS, Pair},

@@ -29,6 +29,7 @@ mod inner;
 mod outage_rule;
 mod outcome;
 mod pipeline;
+mod rejection;
 mod wait;
 mod waiters;
 
@@ -38,8 +39,9 @@ pub use draft::{Draft, IntoDraft};
 pub(crate) use future::Admitting;
 pub use future::LimiterFuture;
 pub use inner::Limiter;
-pub use outcome::{Admission, Rejection};
+pub use outcome::Admission;
 pub(crate) use outcome::{AdmitResult, Basis, request_outcome};
+pub use rejection::Rejection;
 
 /// # What to check
 ///

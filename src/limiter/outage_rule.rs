@@ -3,7 +3,8 @@
 use super::{
     draft::Reserve,
     inner::Limiter,
-    outcome::{Admission, AdmitResult, Basis, Rejection},
+    outcome::{Admission, AdmitResult, Basis},
+    rejection::Rejection,
 };
 use crate::{
     check::Check,

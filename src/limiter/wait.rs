@@ -7,11 +7,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{
-    inner::Limiter,
-    outage_rule::Terms,
-    outcome::{AdmitResult, Rejection},
-};
+use super::{inner::Limiter, outage_rule::Terms, outcome::AdmitResult, rejection::Rejection};
 use crate::{check::Check, decision::Wait};
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,

@@ -8,7 +8,7 @@ use std::{
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::outcome::Rejection;
+use super::rejection::Rejection;
 use crate::{check::Check, guard::until, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// All queues of a limiter. An empty queue is removed.
