@@ -104,10 +104,10 @@ fn quoted(text: &str) -> Option<(Cow<'_, str>, &str)> {
     if text[end..].starts_with('"') {
         return Some((text[..end].into(), &text[end + 1..]));
     }
-    let (mut value, mut rest) = (text[..end].as_bytes().to_vec(), &text[end..]);
+    let (mut value, mut rest) = (text.as_bytes()[..end].to_vec(), &text[end..]);
     loop {
         let next = rest.find(['"', '\\'])?;
-        value.extend_from_slice(rest[..next].as_bytes());
+        value.extend_from_slice(&rest.as_bytes()[..next]);
         let (mark, after) = rest[next..].split_at(1);
         if mark == "\"" {
             return Some((String::from_utf8_lossy(&value).into_owned().into(), after));

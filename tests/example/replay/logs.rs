@@ -167,7 +167,7 @@ fn json_line(random: &mut Random, at: u64, user: &str, address: &str, method: &s
     let time = match random.below(6) {
         0 => format!("\"{}\"", rfc3339(at)),
         1 => format!("{}.{:06}", at / SECOND, at % SECOND),
-        2 if at % 1_000 == 0 => (at / 1_000).to_string(),
+        2 if at.is_multiple_of(1_000) => (at / 1_000).to_string(),
         3 => format!("{at}"),
         4 => format!("{at}123"),
         5 => format!("\"{}.{:06}\"", at / SECOND, at % SECOND),
@@ -182,7 +182,8 @@ fn json_line(random: &mut Random, at: u64, user: &str, address: &str, method: &s
 /// Returns the year, the month and the day of a number of days since 1970.
 fn date(days: u64) -> (u64, u64, u64) {
     let (mut year, mut left) = (1970, days);
-    let is_leap = |year: u64| year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let is_leap =
+        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     while left >= 365 + u64::from(is_leap(year)) {
         left -= 365 + u64::from(is_leap(year));
         year += 1;
@@ -205,7 +206,7 @@ fn clock(micros: u64) -> String {
 pub fn rfc3339(at: u64) -> String {
     let (year, month, day) = date(at / SECOND / 86_400);
     let fraction = format!(".{:06}", at % SECOND);
-    let fraction = if at % SECOND == 0 { "" } else { fraction.trim_end_matches('0') };
+    let fraction = if at.is_multiple_of(SECOND) { "" } else { fraction.trim_end_matches('0') };
     format!("{year}-{month:02}-{day:02}T{}{fraction}Z", clock(at))
 }
 
