@@ -18,8 +18,9 @@ use serde::{
 };
 
 use super::{
-    Algorithm, Lease, MAX_PAIRS, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
+    Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
     length::{LENGTH, length, length_text},
+    policies::MAX_PAIRS,
     table::TierEntries,
 };
 use crate::error::ConfigError;
