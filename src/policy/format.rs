@@ -174,8 +174,8 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_, '_> {
 impl FieldValue<'_, '_> {
     fn quota<E: Error>(self, given: impl Copy + fmt::Display + TryInto<u32>) -> Result<(), E> {
         let Ok(quota) = given.try_into() else {
-            let text = format_args!("quota {given}: it must be 1 to {} quota units", u32::MAX);
-            return Err(self.fields.error(text));
+            let max = u32::MAX;
+            return Err(self.fields.error(format_args!("quota {given}: it must be 1 to {max} quota units")));
         };
         self.fields.quota = Some(quota);
         self.fields.validate()
