@@ -127,7 +127,8 @@ fn denial<'a>(wait: Wait, violated: impl Iterator<Item = &'a Policy>) -> Vec<u8>
     let mut digits = itoa::Buffer::new();
     let [before, seconds, after] = text::advice_parts(wait, &mut digits);
     // The detail contains no character that JSON escapes.
-    let mut parts: SmallVec<[&[u8]; 24]> = SmallVec::from_slice(&[&START, before, seconds, after, b"\""]);
+    let mut parts: SmallVec<[&[u8]; 24]> =
+        SmallVec::from_slice(&[START.as_slice(), before, seconds, after, b"\""]);
     let mut separator: &[u8] = b",\"violated-policies\":[";
     for policy in violated {
         parts.extend([separator, &fields::text(policy).json_name]);

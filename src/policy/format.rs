@@ -18,8 +18,9 @@ use serde::{
 };
 
 use super::{
-    Algorithm, Lease, MAX_PAIRS, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
+    Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
     length::{LENGTH, length, length_text},
+    policies::MAX_PAIRS,
     table::TierEntries,
 };
 use crate::error::ConfigError;
@@ -173,8 +174,8 @@ impl<'de> DeserializeSeed<'de> for FieldValue<'_, '_> {
 impl FieldValue<'_, '_> {
     fn quota<E: Error>(self, given: impl Copy + fmt::Display + TryInto<u32>) -> Result<(), E> {
         let Ok(quota) = given.try_into() else {
-            let text = format_args!("quota {given}: it must be 1 to {} quota units", u32::MAX);
-            return Err(self.fields.error(text));
+            let max = u32::MAX;
+            return Err(self.fields.error(format_args!("quota {given}: it must be 1 to {max} quota units")));
         };
         self.fields.quota = Some(quota);
         self.fields.validate()

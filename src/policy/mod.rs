@@ -27,7 +27,6 @@ mod tier;
 mod types;
 
 pub use lease::Lease;
-pub(crate) use policies::MAX_PAIRS;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
 #[cfg(feature = "redis")]

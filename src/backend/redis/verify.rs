@@ -353,7 +353,7 @@ fn is_optional(command: &str) -> bool {
 /// before it finds that there is nothing to do.
 fn commands(key: &str, is_cluster: bool) -> Vec<(&'static str, Cmd)> {
     let unknown_script = "0000000000000000000000000000000000000000";
-    let commands: [(_, &[&str]); _] = [
+    let commands: [(_, &[&str]); 11] = [
         ("time", &[]),
         ("eval", &["return 1", "0"]),
         ("evalsha", &[unknown_script, "0"]),
