@@ -129,6 +129,14 @@ MAX_CALENDAR_USED = 8589934591
 -- A sliding counter moves in at most 2^20 ticks per window.
 MAX_TICKS = 1048576
 
+-- The value of a token bucket: the generation, the last instant, the usage in parts, and the parts of a unit.
+TOKENS_FORMAT = '<c7I7I7I6'
+TOKENS_SIZE = 27
+-- The largest usage in parts. A sum with a capacity or a rate stays exact.
+MAX_PARTS = 9007194959773696
+-- The highest power of two below the largest number of parts of a unit.
+MAX_PARTS_OF_UNIT = 17592186044416
+
 -- Time to live of a log, in windows, and how often per window it is extended.
 LIFETIME = 1.25
 EXTENSIONS = 4

@@ -11,17 +11,20 @@
 INCLUDE 'clock.lua'
 INCLUDE 'refund_log.lua'
 INCLUDE 'refund_calendar.lua'
+INCLUDE 'refund_tokens.lua'
 
 -- Refunds pair `i` and the pairs after it.
 local function refund_from(i)
   if i > #KEYS then return end
   local typed_parameter = parse(TYPE_FORMAT, ARGV[1], CLOCK_SIZE + TYPE_OFFSET + REFUND_SIZE * (i - 1))
   local pair_type = (typed_parameter - typed_parameter % TYPE_UNIT) / TYPE_UNIT
-  -- The table of types, with the numbers of types.lua: sliding log, sliding buckets, sliding counter, fixed window.
+  -- The table of types, with the numbers of types.lua: sliding log, sliding buckets, sliding counter, fixed window, token
+  -- bucket.
   if pair_type == 0 then return refund_log(i, refund_from)
   elseif pair_type == 1 then return refund_log(i, refund_from)
   elseif pair_type == 2 then return refund_calendar(i, 2, refund_from)
   elseif pair_type == 3 then return refund_calendar(i, 1, refund_from)
+  elseif pair_type == 4 then return refund_tokens(i, refund_from)
   else error('unknown type of a policy: ' .. pair_type) end
 end
 

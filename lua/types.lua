@@ -13,5 +13,6 @@ return function(pair_type)
   elseif pair_type == 1 then return INCLUDE 'sliding_buckets.lua'
   elseif pair_type == 2 then return INCLUDE 'sliding_counter.lua'
   elseif pair_type == 3 then return INCLUDE 'fixed_window.lua'
+  elseif pair_type == 4 then return INCLUDE 'token_bucket.lua'
   else error('unknown type of a policy: ' .. pair_type) end
 end

@@ -134,14 +134,16 @@ impl PairKey {
 
     fn hash_policy(&self, state: &mut impl Hasher) {
         self.policy.name().hash(state);
-        self.policy.window_micros().hash(state);
-        self.policy.algorithm().hash(state);
+        self.policy.usage_id().hash(state);
     }
 }
 
 impl PartialEq for PairKey {
     fn eq(&self, other: &Self) -> bool {
-        self.policy.counts_with(&other.policy) && self.key == other.key
+        // A known denial does not hold under another rate.
+        self.policy.counts_with(&other.policy)
+            && self.policy.algorithm() == other.policy.algorithm()
+            && self.key == other.key
     }
 }
 

@@ -320,6 +320,7 @@ mod tests {
             (buckets, [0, 0, 0, 1, 1, 2]),
             (Algorithm::SlidingCounter, [0, 0, 0, 0, 0, 1]),
             (Algorithm::FixedWindow, [0, 0, 0, 0, 0, 1]),
+            (Algorithm::TokenBucket { rate: crate::policy::Rate::per_second(10) }, [0, 0, 0, 0, 0, 1]),
         ] {
             let waits = [0, 1, 10, 11, 20, 21].map(|units| least_wait(units, &policy(algorithm)));
             assert_eq!(waits, windows.map(|windows| windows * SECOND), "{algorithm:?}");

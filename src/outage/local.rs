@@ -53,7 +53,7 @@ impl LocalFallback {
 fn shared(check: &Check, share: Share) -> Option<Check> {
     let part = |pair: &Pair| {
         let quota = NonZeroU32::new(pair.policy.quota_units() / share.processes());
-        quota.map(|quota| Pair { policy: pair.policy.with_quota(quota), ..pair.clone() })
+        quota.map(|quota| Pair { policy: pair.policy.reduced_to(quota), ..pair.clone() })
     };
     let is_left_out = |pair: &Pair| (pair.cost == 0 || pair.is_shadow) && part(pair).is_none();
     let costs = check.pairs().iter().filter(|pair| !is_left_out(pair));

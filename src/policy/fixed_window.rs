@@ -1,8 +1,6 @@
 //! The fixed window: the charges of a calendar window.
 
-use std::time::Duration;
-
-use super::properties::{Properties, RedisProperties};
+use super::properties::{GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
@@ -15,6 +13,6 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 };
 
 /// Returns the properties of a policy. Any window is possible.
-pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
-    Ok(Properties { quotas_in_window: 2, ..Properties::new(&REDIS) })
+pub(super) fn properties(fields: GivenFields<'_>) -> Result<Properties, ConfigError> {
+    Ok(Properties { quotas_in_window: 2, ..Properties::new(fields.window, &REDIS) })
 }

@@ -18,7 +18,7 @@ use serde::{
 };
 
 use super::{
-    Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Tier,
+    Algorithm, Lease, MAX_WINDOW, Policies, Policy, PolicyTable, Rate, Tier,
     length::{LENGTH, length, length_text},
     policies::MAX_PAIRS,
     table::TierEntries,
@@ -85,7 +85,11 @@ impl PolicyFields<'_> {
         }
         let (quota, window) = (self.quota.unwrap_or(u32::MAX), self.window.unwrap_or(MAX_WINDOW));
         let mut policy = Policy::new(name, quota, window)?;
-        if let (Some(algorithm), Some(_)) = (self.algorithm, self.window) {
+        // What a type without a window compares with the quota is known when the quota is.
+        let has_fields = |algorithm: &Algorithm| {
+            if algorithm.has_window() { self.window.is_some() } else { self.quota.is_some() }
+        };
+        if let Some(algorithm) = self.algorithm.filter(has_fields) {
             policy = policy.with_algorithm(algorithm)?;
             if let Some(lease) = self.lease {
                 policy = policy.leased(lease)?;
@@ -126,7 +130,7 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
     type Value = Policy;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy: `name`, `quota`, `window`, and optional fields")
+        f.write_str("a policy: `name`, `quota`, `window` (unless it is a token bucket), and optional fields")
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Policy, A::Error> {
@@ -137,13 +141,17 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
             }
             map.next_value_seed(FieldValue { field, fields: &mut self })?;
         }
+        // Now the algorithm is known, also if it has not been read. It must be one that can be leased.
+        let has_window = self.algorithm.get_or_insert_default().has_window();
         for field in [PolicyField::Name, PolicyField::Quota, PolicyField::Window] {
-            if !is_read[field as usize] {
+            let is_needed = has_window || !matches!(field, PolicyField::Window);
+            if is_needed && !is_read[field as usize] {
                 return Err(self.error(format_args!("missing field `{}`", field.name())));
             }
         }
-        // Now the algorithm is known, also if it has not been read. It must be one that can be leased.
-        self.algorithm.get_or_insert_default();
+        if !has_window && self.window.is_some() {
+            return Err(self.error("field `window`: a token bucket has a rate, and no window"));
+        }
         self.policy().map_err(A::Error::custom)
     }
 }
@@ -195,7 +203,9 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             PolicyField::Name => f.write_str("1 to 64 printable ASCII characters"),
             PolicyField::Quota => write!(f, "1 to {} quota units", u32::MAX),
             PolicyField::Window => f.write_str(LENGTH),
-            PolicyField::Algorithm => f.write_str("a name, or a table for `sliding-buckets`"),
+            PolicyField::Algorithm => {
+                f.write_str("a name, or a table for `sliding-buckets` and `token-bucket`")
+            }
             PolicyField::Lease => f.write_str(LEASE),
             PolicyField::Headroom => f.write_str(PERCENTAGE),
             PolicyField::Hidden | PolicyField::Shadow => f.write_str("true or false"),
@@ -276,11 +286,14 @@ impl Serialize for Policy {
         let has_algorithm = self.algorithm() != Algorithm::default();
         let lease = self.lease().map(|lease| LeaseForm { up_to: lease.units() });
         let optional = [has_algorithm, lease.is_some(), self.is_hidden(), self.is_shadow()];
-        let fields = 3 + optional.into_iter().filter(|has| *has).count();
+        let window = self.window().map(length_text);
+        let fields = 2 + usize::from(window.is_some()) + optional.into_iter().filter(|has| *has).count();
         let mut policy = serializer.serialize_struct("Policy", fields)?;
         policy.serialize_field("name", self.name())?;
         policy.serialize_field("quota", &self.quota_units())?;
-        policy.serialize_field("window", &length_text(Duration::from_micros(self.window_micros())))?;
+        if let Some(window) = window {
+            policy.serialize_field("window", &window)?;
+        }
         if has_algorithm {
             policy.serialize_field("algorithm", &self.algorithm())?;
         }
@@ -430,4 +443,52 @@ impl Serialize for PolicyTable {
 
 fn percentage(text: &str) -> Option<u32> {
     text.strip_suffix('%')?.trim_end().parse().ok().filter(|percent| *percent <= 99)
+}
+
+/// Reads a rate. The error is what is allowed.
+fn rate(text: &str) -> Result<Rate, String> {
+    let invalid =
+        || format!(r#"it must be units and a period, such as "7/s" or "3/10s"; a period is {LENGTH}"#);
+    let (units, period) = text.split_once('/').ok_or_else(invalid)?;
+    let units = units.trim().parse().map_err(|_| invalid())?;
+    let period = period.trim();
+    let period = if period.starts_with(|c: char| c.is_ascii_digit()) {
+        period.to_owned()
+    } else {
+        format!("1{period}")
+    };
+    Ok(Rate::new(units, length(&period)?))
+}
+
+struct RateVisitor;
+
+impl Visitor<'_> for RateVisitor {
+    type Value = Rate;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(r#"a rate, such as "7/s""#)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Rate, E> {
+        rate(text).map_err(|reason| E::custom(format_args!("rate {text:?}: {reason}")))
+    }
+}
+
+impl<'de> Deserialize<'de> for Rate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(RateVisitor)
+    }
+}
+
+impl Serialize for Rate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let period = length_text(Duration::from_micros(self.period_micros()));
+        // A period of one unit of time needs no number.
+        let is_one = period.starts_with('1') && !period[1..].starts_with(|c: char| c.is_ascii_digit());
+        serializer.collect_str(&format_args!(
+            "{}/{}",
+            self.units(),
+            if is_one { &period[1..] } else { &period }
+        ))
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    num::NonZeroU32,
+    num::{NonZeroU32, NonZeroU64},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -21,6 +21,7 @@ mod lease;
 mod length;
 pub(crate) mod policies;
 mod properties;
+mod rate;
 mod selector;
 mod table;
 mod tier;
@@ -29,18 +30,21 @@ mod types;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
+use properties::GivenFields;
 #[cfg(feature = "redis")]
 pub(crate) use properties::RedisProperties;
 pub(crate) use properties::{Expiry, Properties};
+use rate::MAX_WINDOW;
+pub use rate::Rate;
 pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
 pub use table::PolicyTable;
 pub use tier::Tier;
+pub(crate) use token_bucket::MAX_PARTS;
 pub use types::Algorithm;
 pub(crate) use types::for_each_type;
 
 const MIN_WINDOW: Duration = Duration::from_millis(1);
-const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 macro_rules! define_types {
     ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
@@ -52,9 +56,9 @@ macro_rules! define_types {
 
         impl Algorithm {
             /// Returns the properties of a policy of this type, or an error if its fields are not possible.
-            fn properties(self, name: &str, window: Duration) -> Result<Properties, ConfigError> {
+            fn properties(self, fields: GivenFields<'_>) -> Result<Properties, ConfigError> {
                 match self {
-                    $(Self::$variant $({ $($field),* })? => $module::properties(name, window $(, $($field),*)?),)*
+                    $(Self::$variant $({ $($field),* })? => $module::properties(fields $(, $($field),*)?),)*
                 }
             }
 
@@ -105,7 +109,8 @@ struct PolicyData {
 struct PolicySettings {
     name: Box<str>,
     quota: NonZeroU32,
-    window_micros: u64,
+    /// In whole microseconds. A type without a window ignores it.
+    window: Duration,
     algorithm: Algorithm,
     properties: Properties,
     is_hidden: bool,
@@ -151,14 +156,14 @@ impl Policy {
             return Err(ConfigError::invalid_policy(name, "window", given, "1 ms to 366 days"));
         }
         // At most 366 days, or 3.2e13 microseconds. A longer window never admits too much.
-        let window_micros = window.as_nanos().div_ceil(1_000) as u64;
+        let window = Duration::from_micros(window.as_nanos().div_ceil(1_000) as u64);
         let algorithm = Algorithm::default();
         Ok(Self::from_settings(PolicySettings {
             name: name.into(),
             quota,
-            window_micros,
+            window,
             algorithm,
-            properties: algorithm.properties(name, Duration::from_micros(window_micros))?,
+            properties: algorithm.properties(GivenFields { name, quota, window })?,
             is_hidden: false,
             is_shadow: false,
             lease: None,
@@ -176,7 +181,57 @@ impl Policy {
         Self::from_settings(settings)
     }
 
+    /// Creates a token bucket: it holds up to `capacity` units, a request takes its cost out of it, and units return at `rate`. So a
+    /// client may use `capacity` units at once, and then `rate`.
+    ///
+    /// In an interval of the length `d`, it admits up to `capacity + d * rate` units. In particular, in the time in which a full
+    /// capacity returns, it admits up to `2 * capacity - 1`. Use it where this is what the service promises, or in place of a
+    /// token bucket or GCRA of another library. A sliding log of the same rate, see [`rate`](Self::rate), never admits more than
+    /// `capacity` in this time. The [guide](crate::guide::algorithms#token-bucket) compares both.
+    ///
+    /// Capacity and rate may change at any time, and the usage is kept. The policy has a quota, which is the capacity, and no window.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Policy, policy::Rate};
+    ///
+    /// let api = Policy::token_bucket("api", 20, Rate::per_second(7))?;
+    /// assert_eq!((api.quota(), api.window()), (Some(20), None));
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidValue`] unless the name is 1 to 64 printable ASCII characters, and
+    /// [`ConfigError::InvalidPolicy`] unless the capacity is 1 to 2^32-1 units, the [rate](Rate) is in its range, a full capacity
+    /// returns within 366 days, and the capacity times the period of the rate, reduced by the units of the rate, is at most
+    /// 2^53 - 2^32 unit-microseconds.
+    pub fn token_bucket(name: &str, capacity: u32, rate: Rate) -> Result<Self, ConfigError> {
+        Self::new(name, capacity, MIN_WINDOW)?.with_algorithm(Algorithm::TokenBucket { rate })
+    }
+
+    /// Creates the sliding policy of a rate and a burst: at most `burst` units in any interval in which the rate returns as many. For
+    /// the rate of 5 per second and a burst of 10, these are 10 units in any 2 s.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Policy, policy::Rate};
+    ///
+    /// let api = Policy::rate("api", 10, Rate::per_second(5))?;
+    /// assert_eq!(api, Policy::new("api", 10, Duration::from_secs(2))?);
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`new`](Self::new), and [`ConfigError::InvalidPolicy`] unless the [rate](Rate) is in its range.
+    pub fn rate(name: &str, burst: u32, rate: Rate) -> Result<Self, ConfigError> {
+        token_bucket::check_rate(name, rate)?;
+        Self::new(name, burst, rate.time_of(burst))
+    }
+
     /// Returns this policy with another algorithm.
+    ///
+    /// A [token bucket](Algorithm::TokenBucket) takes the quota as its capacity, and ignores the window.
     ///
     /// ```
     /// use std::time::Duration;
@@ -191,10 +246,10 @@ impl Policy {
     ///
     /// Returns [`ConfigError::InvalidPolicy`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
     /// microseconds, and at least a 4,096th of the window, or if the policy is [leased](Self::leased) and the algorithm is another
-    /// one.
+    /// one, or if the rate of a [token bucket](Self::token_bucket) is not possible.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
-        let window = Duration::from_micros(self.window_micros());
-        let properties = algorithm.properties(self.name(), window)?;
+        let PolicySettings { name, quota, window, .. } = &self.0.settings;
+        let properties = algorithm.properties(GivenFields { name, quota: *quota, window: *window })?;
         if let Some(lease) = self.lease()
             && properties.bucket_micros.is_none()
         {
@@ -204,7 +259,7 @@ impl Policy {
     }
 
     /// Returns this policy with a percentage of its quota kept in reserve. The reserve is rounded up: 5 percent of 10,000 units
-    /// leave a quota of 9,500. The header fields state the reduced quota.
+    /// leave a quota of 9,500. The header fields state the reduced quota. The rate of a token bucket is reduced by the same factor.
     ///
     /// # Errors
     ///
@@ -218,7 +273,7 @@ impl Policy {
         let valid = "0 to 99 percent and leave at least one unit";
         let invalid = || ConfigError::invalid_policy(self.name(), "headroom of", given, valid);
         let kept = kept.ok_or_else(invalid)?;
-        Ok(self.with_quota(kept))
+        Ok(self.reduced_to(kept))
     }
 
     /// Returns this policy with leased units: a process that admits many requests of one partition key charges units in advance, and
@@ -319,9 +374,16 @@ impl Policy {
         self.0.settings.is_shadow
     }
 
-    /// Returns the same policy with another quota.
-    pub(crate) fn with_quota(&self, quota: NonZeroU32) -> Self {
-        self.with(|settings| settings.quota = quota)
+    /// Returns the same policy with a smaller quota, and a rate that is smaller by the same factor.
+    pub(crate) fn reduced_to(&self, quota: NonZeroU32) -> Self {
+        self.with(|settings| {
+            let PolicySettings { name, window, algorithm, .. } = &*settings;
+            let algorithm = algorithm.reduced(settings.quota, quota);
+            // If the fields are possible, so are smaller ones. Otherwise, the properties are those of the larger quota.
+            let properties = algorithm.properties(GivenFields { name, quota, window: *window });
+            (settings.quota, settings.algorithm) = (quota, algorithm);
+            settings.properties = properties.unwrap_or(settings.properties);
+        })
     }
 
     /// Returns the name, 1 to 64 printable ASCII characters.
@@ -329,15 +391,17 @@ impl Policy {
         &self.0.settings.name
     }
 
-    /// Returns the quota in quota units, 1 to 2^32-1. `None` for a type of policy without a quota: none of the types so far.
+    /// Returns the quota in quota units, 1 to 2^32-1; of a [token bucket](Self::token_bucket), its capacity. `None` for a type of
+    /// policy without a quota: none of the types so far.
     pub fn quota(&self) -> Option<u32> {
         Some(self.quota_units())
     }
 
-    /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds. `None` for a type of policy without a window: none of
-    /// the types so far.
+    /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds. `None` for a type of policy without a window: a
+    /// [token bucket](Self::token_bucket).
     pub fn window(&self) -> Option<Duration> {
-        Some(Duration::from_micros(self.window_micros()))
+        let Properties { has_window, window_micros, .. } = *self.properties();
+        has_window.then(|| Duration::from_micros(window_micros))
     }
 
     /// Returns the algorithm.
@@ -357,10 +421,16 @@ impl Policy {
         self.0.settings.quota.get()
     }
 
-    /// Returns the window in microseconds.
+    /// Returns how long a charge of at most the quota counts, in microseconds: the window, or the time in which a full quota returns.
     #[inline]
     pub(crate) fn window_micros(&self) -> u64 {
-        self.0.settings.window_micros
+        self.properties().window_micros
+    }
+
+    /// Returns `next_after` of a pair of which nothing is used.
+    #[inline]
+    pub(crate) fn next_of_unused(&self) -> Duration {
+        Duration::from_micros(self.properties().next_of_unused)
     }
 
     /// Returns whether both are clones of one policy.
@@ -376,13 +446,18 @@ impl Policy {
         Arc::as_ptr(&self.0).addr() as u64 / 64
     }
 
-    /// Returns whether both policies share their usage. The quota makes no difference: it may change, and the usage is kept.
+    /// Returns whether both policies share their usage. Neither a quota nor a rate makes a difference: they may change, and the usage
+    /// is kept.
     #[inline]
     pub(crate) fn counts_with(&self, other: &Self) -> bool {
-        self.is_same(other)
-            || (self.window_micros() == other.window_micros()
-                && self.0.settings.algorithm == other.0.settings.algorithm
-                && self.name() == other.name())
+        self.is_same(other) || (self.usage_id() == other.usage_id() && self.name() == other.name())
+    }
+
+    /// Returns what distinguishes the usage of policies of one name: type, window and length of a bucket.
+    pub(crate) fn usage_id(&self) -> [u64; 3] {
+        let Properties { has_window, window_micros, bucket_micros, redis, .. } = *self.properties();
+        let window = if has_window { window_micros } else { 0 };
+        [u64::from(redis.number), window, bucket_micros.map_or(0, NonZeroU64::get)]
     }
 
     /// Returns this policy in responses. The first call makes it.
@@ -398,7 +473,9 @@ impl Policy {
 
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
-        self.quota_units() == other.quota_units() && self.counts_with(other)
+        self.quota_units() == other.quota_units()
+            && self.counts_with(other)
+            && self.algorithm() == other.algorithm()
     }
 }
 
@@ -406,12 +483,12 @@ impl Eq for Policy {}
 
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Policy")
-            .field("name", &self.name())
-            .field("quota", &self.quota_units())
-            .field("window", &Duration::from_micros(self.window_micros()))
-            .field("algorithm", &self.0.settings.algorithm)
-            .finish()
+        let mut policy = f.debug_struct("Policy");
+        policy.field("name", &self.name()).field("quota", &self.quota_units());
+        if let Some(window) = self.window() {
+            policy.field("window", &window);
+        }
+        policy.field("algorithm", &self.algorithm()).finish()
     }
 }
 
@@ -529,6 +606,68 @@ mod tests {
                 )
             );
         }
+    }
+
+    #[test]
+    fn reduced_token_bucket_has_reduced_rate() {
+        let bucket = |capacity, rate| Policy::token_bucket("api", capacity, rate);
+        let hundred = bucket(100, Rate::per_second(100)).unwrap();
+        let reduced = hundred.headroom(5).unwrap();
+        let Algorithm::TokenBucket { rate } = reduced.algorithm() else { panic!("the same type") };
+        assert_eq!((reduced.quota(), rate), (Some(95), Rate::new(128, Duration::from_micros(1_347_369))));
+        for (capacity, rate, share) in [
+            (7, Rate::per_second(1), 3),
+            (u32::MAX, Rate::new(u32::MAX, Duration::from_secs(1)), u32::MAX),
+            (1_000_000, Rate::new(999_999, Duration::from_micros(1)), 999),
+            (2, Rate::new(2, MAX_WINDOW), 2),
+            (3, Rate::new(3, MAX_WINDOW), 3),
+        ] {
+            let whole = bucket(capacity, rate).unwrap();
+            let part = whole.reduced_to(NonZeroU32::new(capacity / share).unwrap());
+            let [of_whole, of_part] = [&whole, &part].map(|policy| policy.properties().arguments);
+            let per_hour = |[parts, returned]: [u64; 2]| 3.6e9 * returned as f64 / parts as f64;
+            let exact = per_hour(of_whole) * f64::from(capacity / share) / f64::from(capacity);
+            assert!(per_hour(of_part) <= exact * 1.000_001, "{part:?}: a rate is not larger than its share");
+            // A rate of many units in a microsecond is rounded most.
+            assert!(per_hour(of_part) >= exact.min(1e11) * 0.99, "{part:?}: nor much smaller");
+        }
+    }
+
+    #[test]
+    fn impossible_bucket_error_names_value_and_range() {
+        let error = |capacity, rate| Policy::token_bucket("api", capacity, rate).unwrap_err().to_string();
+        for (rate, given) in [
+            (Rate::per_second(0), "0 units per 1s"),
+            (Rate::new(7, Duration::ZERO), "7 units per 0ns"),
+            (Rate::new(7, MAX_WINDOW + Duration::from_nanos(1)), "7 units per 31622400.000000001s"),
+        ] {
+            let valid = "1 to 4294967295 units per 1 us to 366 days";
+            assert_eq!(error(1, rate), format!(r#"policy "api": rate {given}: it must be {valid}"#));
+            let sliding = Policy::rate("api", 1, rate).unwrap_err().to_string();
+            assert_eq!(sliding, error(1, rate));
+        }
+        assert_eq!(
+            error(367, Rate::per_day(1)),
+            r#"policy "api": capacity of 367 units at 1 units per 86400s: it must be at most 366 units at this rate: a full capacity returns within 366 days"#
+        );
+        Policy::token_bucket("api", 366, Rate::per_day(1)).unwrap();
+        // A prime number of units: a unit has 86,400,000,000 parts.
+        assert_eq!(
+            error(104_250, Rate::per_day(999_983)),
+            r#"policy "api": capacity of 104250 units at 999983 units per 86400s: it must be at most 104249 units at this rate: its parts are counted below 2^53"#
+        );
+        Policy::token_bucket("api", 104_249, Rate::per_day(999_983)).unwrap();
+    }
+
+    #[test]
+    fn token_buckets_count_together_under_any_rate() {
+        let bucket = |capacity, rate| Policy::token_bucket("api", capacity, rate).unwrap();
+        let seven = bucket(20, Rate::per_second(7));
+        for other in [bucket(21, Rate::per_second(7)), bucket(20, Rate::per_second(8))] {
+            assert!(seven.counts_with(&other) && seven != other, "{other:?}");
+        }
+        assert!(!seven.counts_with(&Policy::rate("api", 20, Rate::per_second(7)).unwrap()), "another type");
+        assert_eq!(seven, bucket(20, Rate::per_second(7)));
     }
 
     #[test]

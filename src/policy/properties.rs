@@ -1,10 +1,30 @@
 //! What the crate needs to know of the type of a policy.
 
-use std::num::NonZeroU64;
+use std::{
+    num::{NonZeroU32, NonZeroU64},
+    time::Duration,
+};
+
+/// The fields of a policy of which its type computes its properties.
+#[derive(Clone, Copy)]
+pub(super) struct GivenFields<'a> {
+    pub(super) name: &'a str,
+    pub(super) quota: NonZeroU32,
+    /// In whole microseconds. A type without a window ignores it.
+    pub(super) window: Duration,
+}
 
 /// The properties of the type of a policy, for the fields of this policy.
 #[derive(Clone, Copy)]
 pub(crate) struct Properties {
+    /// How long a charge of at most the quota counts, in microseconds: the window, or the time in which a full quota returns.
+    pub(crate) window_micros: u64,
+    /// Whether the policy has a window, which responses state. Under another one, counting starts from zero.
+    pub(crate) has_window: bool,
+    /// The window and the parameter in the arguments of a check. The contract of each type is in `lua/README.md`.
+    pub(crate) arguments: [u64; 2],
+    /// `next_after` of a pair of which nothing is used, in microseconds.
+    pub(crate) next_of_unused: u64,
     /// The length of a bucket in microseconds, if a charge counts from the end of its bucket. Until then, its units can be leased.
     pub(crate) bucket_micros: Option<NonZeroU64>,
     /// The largest number of charges in one window.
@@ -12,14 +32,19 @@ pub(crate) struct Properties {
     /// The largest number of quotas in one window. Each window after it adds one quota.
     pub(crate) quotas_in_window: u64,
     pub(crate) expiry: Expiry,
-    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the Redis backend needs them"))]
     pub(crate) redis: &'static RedisProperties,
 }
 
 impl Properties {
     /// The properties of a type whose charges leave after one window, in their order.
-    pub(super) fn new(redis: &'static RedisProperties) -> Self {
+    pub(super) fn new(window: Duration, redis: &'static RedisProperties) -> Self {
+        // At most 366 days, or 3.2e13 microseconds.
+        let window_micros = window.as_micros() as u64;
         Self {
+            window_micros,
+            has_window: true,
+            arguments: [window_micros, 0],
+            next_of_unused: window_micros,
             bucket_micros: None,
             max_charges: u32::MAX,
             quotas_in_window: 1,
@@ -37,9 +62,9 @@ pub(crate) struct RedisProperties {
     pub(crate) number: u8,
     /// The file in `lua` that decides a pair of this type: its name and text.
     pub(crate) script: (&'static str, &'static str),
-    /// The letters of a day, an hour, a minute, a second, a millisecond and a microsecond in the window of a key. They state the type,
-    /// so no other type has one of them. None of them is a digit or a capital letter.
-    pub(crate) key_letters: &'static [u8; 6],
+    /// The letters of a day, an hour, a minute, a second, a millisecond and a microsecond in the window of a key. A type without a window
+    /// has one letter. They state the type, so no other type has one of them. None of them is a digit or a capital letter.
+    pub(crate) key_letters: &'static [u8],
     /// Whether the statuses of equal checks differ in `remaining` alone, so that a merged call can decide them as one.
     pub(crate) joins_equal_checks: bool,
     /// Returns the largest number of records of a pair, by quota, window and length of a bucket. Durations are in microseconds.

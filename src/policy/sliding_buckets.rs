@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-use super::properties::{Expiry, Properties, RedisProperties};
+use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 const MIN_PRECISION: Duration = Duration::from_millis(1);
@@ -19,8 +19,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 
 /// Returns the properties of a policy, or an error if its precision is not possible.
 pub(super) fn properties(
-    name: &str,
-    window: Duration,
+    GivenFields { name, window, .. }: GivenFields<'_>,
     precision: Duration,
 ) -> Result<Properties, ConfigError> {
     // A precision is at most the window.
@@ -34,7 +33,9 @@ pub(super) fn properties(
         );
         return Err(ConfigError::invalid_policy(name, "precision", format_args!("{precision:?}"), valid));
     }
-    Ok(Properties { bucket_micros, expiry: Expiry::ByBucket, ..Properties::new(&REDIS) })
+    let properties = Properties::new(window, &REDIS);
+    let arguments = [properties.window_micros, precision.as_micros() as u64];
+    Ok(Properties { bucket_micros, arguments, expiry: Expiry::ByBucket, ..properties })
 }
 
 /// The precision in a file.

@@ -1,8 +1,6 @@
 //! The sliding counter: the charges of a calendar window, and a share of those of the window before it.
 
-use std::time::Duration;
-
-use super::properties::{Expiry, Properties, RedisProperties};
+use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 pub(super) const REDIS: RedisProperties = RedisProperties {
@@ -15,6 +13,6 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 };
 
 /// Returns the properties of a policy. Any window is possible.
-pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
-    Ok(Properties { quotas_in_window: 2, expiry: Expiry::Gradual, ..Properties::new(&REDIS) })
+pub(super) fn properties(fields: GivenFields<'_>) -> Result<Properties, ConfigError> {
+    Ok(Properties { quotas_in_window: 2, expiry: Expiry::Gradual, ..Properties::new(fields.window, &REDIS) })
 }

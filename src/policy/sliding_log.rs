@@ -1,8 +1,6 @@
 //! The sliding log: each charge counts for one window from its own instant.
 
-use std::time::Duration;
-
-use super::properties::{Properties, RedisProperties};
+use super::properties::{GivenFields, Properties, RedisProperties};
 use crate::error::ConfigError;
 
 /// The largest number of charges in a sliding log.
@@ -18,6 +16,6 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 };
 
 /// Returns the properties of a policy. Any window is possible.
-pub(super) fn properties(_name: &str, _window: Duration) -> Result<Properties, ConfigError> {
-    Ok(Properties { max_charges: MAX_CHARGES, ..Properties::new(&REDIS) })
+pub(super) fn properties(fields: GivenFields<'_>) -> Result<Properties, ConfigError> {
+    Ok(Properties { max_charges: MAX_CHARGES, ..Properties::new(fields.window, &REDIS) })
 }

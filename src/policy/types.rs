@@ -3,7 +3,7 @@
 //! A type is one file in this folder, one in the folder of the memory backend, one in the scripts, and one entry here: a variant of
 //! [`Algorithm`] and its line in `for_each_type`.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
 
 /// Calls a macro with all types: for each one, its variant of [`Algorithm`], each field with an example, and the name of its modules.
 /// The examples are possible in a window of one second.
@@ -14,10 +14,13 @@ macro_rules! for_each_type {
             SlidingBuckets { precision: Duration::from_secs(1) } => sliding_buckets,
             SlidingCounter => sliding_counter,
             FixedWindow => fixed_window,
+            TokenBucket { rate: Rate::per_second(1) } => token_bucket,
         }
     };
 }
 pub(crate) use for_each_type;
+
+use super::rate::Rate;
 
 /// The algorithm that counts usage.
 ///
@@ -27,12 +30,13 @@ pub(crate) use for_each_type;
 /// | [`SlidingBuckets`](Self::SlidingBuckets) | never too many; capacity returns up to a precision late | a counter for each bucket |
 /// | [`SlidingCounter`](Self::SlidingCounter) | approximate: up to twice the quota less one in a window | two counters |
 /// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across a window boundary | one counter |
+/// | [`TokenBucket`](Self::TokenBucket) | a capacity at once, and then a rate: up to twice the capacity less one while it is refilled once | one counter |
 ///
 /// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
 /// after the wait, and not before.
 ///
-/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"` or
-/// `"fixed-window"`.
+/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"`,
+/// `"fixed-window"` or `{"token-bucket": {"rate": "7/s"}}`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
@@ -63,4 +67,25 @@ pub enum Algorithm {
     /// Counts the usage of the current calendar window. Calendar windows begin at multiples of the window since the Unix epoch.
     /// Up to twice the quota is admitted across the boundary between two of them.
     FixedWindow,
+    /// Holds up to the quota, which is the capacity, and returns units at a rate. See [`Policy::token_bucket`](super::Policy::token_bucket).
+    TokenBucket {
+        /// The rate at which units return.
+        rate: Rate,
+    },
+}
+
+impl Algorithm {
+    /// Returns whether a policy has a window.
+    #[cfg(feature = "serde")]
+    pub(super) fn has_window(self) -> bool {
+        !matches!(self, Self::TokenBucket { .. })
+    }
+
+    /// Returns this algorithm for a smaller quota: a rate is smaller by the same factor.
+    pub(super) fn reduced(self, from: NonZeroU32, to: NonZeroU32) -> Self {
+        match self {
+            Self::TokenBucket { rate } => Self::TokenBucket { rate: rate.reduced(from, to) },
+            other => other,
+        }
+    }
 }

@@ -6,6 +6,7 @@ use tokio::{runtime::Runtime, sync::Barrier, task::JoinSet};
 use tower_sliding_window::{
     Algorithm, Decision, MemoryBackend, Policy, RedisBackend,
     backend::{Backend, Check, Pair, Purpose},
+    policy::Rate,
 };
 
 use super::{distinct_keys, history::TwoKeys, invariants::same_decision, model::Model};
@@ -22,16 +23,17 @@ pub fn check([a, b]: &TwoKeys, client: usize, round: usize) -> Check {
         policy.with_algorithm(algorithm).unwrap()
     };
     let precision = Duration::from_millis(7);
-    let [log, buckets, counter, fixed] = [
+    let [log, buckets, counter, fixed, tokens] = [
         policy("log", 7, 3, Algorithm::SlidingLog),
         policy("buckets", 25, 50, Algorithm::SlidingBuckets { precision }),
         policy("counter", 20, 10, Algorithm::SlidingCounter),
         policy("fixed", 9, 4, Algorithm::FixedWindow),
+        policy("tokens", 12, 1, Algorithm::TokenBucket { rate: Rate::new(700, Duration::from_millis(60)) }),
     ];
     let cost = ((client + round) % 4) as u32;
     let mut pairs = vec![Pair::new(a.clone(), log.clone(), cost), Pair::new(a.clone(), buckets, cost)];
     if round.is_multiple_of(2) {
-        pairs.push(Pair::new(a.clone(), fixed.clone(), 1));
+        pairs.extend([Pair::new(a.clone(), fixed.clone(), 1), Pair::new(a.clone(), tokens, cost)]);
     }
     if round.is_multiple_of(3) {
         pairs.extend([Pair::new(b.clone(), log, 1), Pair::new(b.clone(), counter.clone(), cost)]);

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use tower_sliding_window::{
     Algorithm, PartitionKey, Policy,
     backend::{Check, Pair, Purpose},
+    policy::Rate,
 };
 
 /// A sequence of steps with one set of policies.
@@ -98,6 +99,12 @@ impl History {
         self.steps.iter().all(|step| matches!(step.movement, Movement::By(0..) | Movement::ToEdge(_, 0..)))
     }
 
+    /// Returns whether the settlement of a charge is that of a charge that had the smaller amount from the start. It is not in a
+    /// token bucket.
+    pub fn settles_in_past(&self) -> bool {
+        !self.policies.iter().any(|policy| matches!(policy.algorithm, Algorithm::TokenBucket { .. }))
+    }
+
     /// Returns the policies, with `quota` as the quota of the first one.
     pub fn policies(&self, quota: u32) -> Vec<Policy> {
         let with_quota = |(i, policy_spec): (usize, &PolicySpec)| {
@@ -181,7 +188,7 @@ fn policy_spec() -> impl Strategy<Value = PolicySpec> {
         prop_oneof![Just(1_000_u64), Just(10_000), 1_000..50_000_u64, Just(366 * 86_400 * 1_000_000)];
     let quota = prop_oneof![4 => 1..12_u32, 3 => 20..60_u32, 1 => Just(100_000), 1 => Just(u32::MAX)];
     // Chooses the algorithm and one of a thousand possible precisions.
-    let algorithm = prop_oneof![4 => Just(0), 3 => Just(1), 3 => Just(2), 2 => Just(3)];
+    let algorithm = prop_oneof![4 => Just(0), 3 => Just(1), 3 => Just(2), 2 => Just(3), 3 => Just(4)];
     (quota, window, algorithm, 0..=1_000_u64).prop_map(|(quota, window, algorithm, wide)| {
         let finest = window.div_ceil(4_096).max(1_000);
         let precision = Duration::from_micros(finest + (window - finest) / 1_000 * wide);
@@ -189,10 +196,23 @@ fn policy_spec() -> impl Strategy<Value = PolicySpec> {
             0 => Algorithm::SlidingLog,
             1 => Algorithm::SlidingBuckets { precision },
             2 => Algorithm::SlidingCounter,
-            _ => Algorithm::FixedWindow,
+            3 => Algorithm::FixedWindow,
+            _ => Algorithm::TokenBucket { rate: rate(quota, window, wide) },
         };
         PolicySpec { quota, window, algorithm }
     })
+}
+
+/// Returns a rate at which the quota returns in about a window.
+fn rate(quota: u32, window: u64, wide: u64) -> Rate {
+    // Steps change the quota to less than 12 units.
+    let quota = quota.max(12);
+    let units = 1 + (u64::from(quota - 1) * wide / 1_000) as u32;
+    let period = (u128::from(window) * u128::from(units) / u128::from(quota)) as u64;
+    let rate = Rate::new(units, Duration::from_micros(period.max(1)));
+    // The reference model counts in small numbers.
+    let fits = period.checked_mul(u64::from(quota)).is_some_and(|product| product < 1 << 50);
+    if fits { rate } else { Rate::new(1, Duration::from_micros((window / u64::from(quota)).max(1))) }
 }
 
 fn step(spans: Vec<u64>, quotas: Vec<u32>, back: bool) -> impl Strategy<Value = Step> {

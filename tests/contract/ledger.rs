@@ -43,9 +43,10 @@ impl Ledger {
         let charged = check.pairs().iter().zip(decision.statuses());
         let charged = charged.filter(|(pair, status)| pair.cost > 0 && status.retry_after().is_zero());
         for (pair, _) in charged {
-            let estimates =
-                matches!(pair.policy.algorithm(), Algorithm::SlidingCounter | Algorithm::FixedWindow);
-            if estimates {
+            // The others may admit more in one window.
+            let is_exact =
+                matches!(pair.policy.algorithm(), Algorithm::SlidingLog | Algorithm::SlidingBuckets { .. });
+            if !is_exact {
                 continue;
             }
             let entries = self.entries.entry(name(&pair.key, &pair.policy)).or_default();

@@ -6,6 +6,7 @@ use allocation_counter::measure;
 use tower_sliding_window::{
     Algorithm, Decision, MemoryBackend, PartitionKey, Policy, Status,
     backend::{Backend, Check, Pair, Purpose, Reason, Receipt, Refund, WhenFull},
+    policy::Rate,
     testing::ManualClock,
 };
 
@@ -15,12 +16,13 @@ fn policy(algorithm: Algorithm) -> Policy {
     Policy::new("p", 4_000_000, WINDOW).unwrap().with_algorithm(algorithm).unwrap()
 }
 
-fn every_algorithm() -> [Policy; 4] {
+fn every_algorithm() -> [Policy; 5] {
     [
         policy(Algorithm::SlidingLog),
         policy(Algorithm::SlidingBuckets { precision: Duration::from_secs(3) }),
         policy(Algorithm::SlidingCounter),
         policy(Algorithm::FixedWindow),
+        policy(Algorithm::TokenBucket { rate: Rate::new(4_000_000, WINDOW) }),
     ]
 }
 

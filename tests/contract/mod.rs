@@ -12,6 +12,7 @@ mod memory_eviction;
 mod merging;
 pub mod model;
 mod replay;
+mod token_bucket;
 
 use std::cell::{Cell, RefCell};
 

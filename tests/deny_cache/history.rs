@@ -7,6 +7,7 @@ use tokio::time::advance;
 use tower_sliding_window::{
     Algorithm, Limiter, PartitionKey, Policy, Reservation, Wait,
     backend::{Backend, Check, Pair, Purpose},
+    policy::Rate,
 };
 
 use super::{MINUTE, Remote, SECOND, policy, with_max_age};
@@ -53,13 +54,16 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn pairs(policies: &[Policy], keys: &[u8], quota: u32, cost: u32) -> Vec<Pair> {
     let policies = policies.iter().map(|policy| {
-        let other = Policy::new(policy.name(), quota, policy.window().unwrap()).unwrap();
+        // A token bucket ignores the window.
+        let other = Policy::new(policy.name(), quota, policy.window().unwrap_or(SECOND)).unwrap();
         other.with_algorithm(policy.algorithm()).unwrap()
     });
     let policies: Vec<_> = policies.collect();
     let keys = keys.iter().map(|key| PartitionKey::new("user", key.to_string()));
-    keys.flat_map(|key| policies.iter().map(move |policy| Pair::new(key.clone(), policy.clone(), cost)))
-        .collect()
+    let pairs =
+        keys.flat_map(|key| policies.iter().map(move |policy| Pair::new(key.clone(), policy.clone(), cost)));
+    // The most that a check may have. Those of the second key are fewer.
+    pairs.take(8).collect()
 }
 
 async fn run(steps: Vec<Step>) -> usize {
@@ -69,6 +73,7 @@ async fn run(steps: Vec<Step>) -> usize {
         policy("buckets", 10, 3 * SECOND).with_algorithm(buckets).unwrap(),
         policy("counter", 10, 4 * SECOND).with_algorithm(Algorithm::SlidingCounter).unwrap(),
         policy("fixed", 10, 2 * SECOND).with_algorithm(Algorithm::FixedWindow).unwrap(),
+        Policy::token_bucket("tokens", 10, Rate::per_second(3)).unwrap(),
     ];
     let remote = Remote::new();
     let builder = Limiter::builder(remote.clone()).without_policies();
@@ -126,7 +131,7 @@ async fn run(steps: Vec<Step>) -> usize {
             assert!(!status.retry_after().is_zero() && status.retry_after() <= longest);
             assert!(
                 !status.next_after().is_zero()
-                    && status.reset_after() <= status.policy().window().unwrap() * 2
+                    && status.reset_after() <= status.policy().window().unwrap_or(5 * SECOND) * 2
             );
             assert_eq!(status.retry_after() == Wait::Never, status.cost() > status.quota().unwrap());
             assert!(status.remaining() < status.cost());

@@ -7,6 +7,7 @@ use tokio::time::{Instant, advance};
 use tower_sliding_window::{
     Algorithm, Decision, Limiter, Policy, Wait,
     backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
+    policy::Rate,
 };
 
 use super::{MINUTE, REFRESH_AGE, Remote, SECOND, TICK, alice, policy, wait, with_max_age};
@@ -306,6 +307,8 @@ async fn run(algorithm: Algorithm, steps: &[Step]) {
     }
 }
 
+const TOKENS: Algorithm = Algorithm::TokenBucket { rate: Rate::per_second(3) };
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -313,7 +316,7 @@ proptest! {
     fn repeated_waits_never_exceed_waits_of_store(steps in prop::collection::vec(step(), 1..300)) {
         let buckets = Algorithm::SlidingBuckets { precision: SECOND };
         let algorithms =
-            [Algorithm::SlidingLog, buckets, Algorithm::SlidingCounter, Algorithm::FixedWindow];
+            [Algorithm::SlidingLog, buckets, Algorithm::SlidingCounter, Algorithm::FixedWindow, TOKENS];
         for algorithm in algorithms {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_sliding_window::{
     Algorithm, Costs, Decision, Limiter, LimiterBuilder, MemoryBackend, PartitionKey, Policy, Rejection,
     backend::{Backend, BackendError, Check, Reason, WhenFull},
+    policy::Rate,
     testing::ManualClock,
 };
 
@@ -57,6 +58,7 @@ fn memory_backend_decides_as_any_other_backend() {
         Algorithm::SlidingBuckets { precision: Duration::from_millis(300) },
         Algorithm::SlidingCounter,
         Algorithm::FixedWindow,
+        Algorithm::TokenBucket { rate: Rate::per_second(5) },
     ];
     for (algorithm, is_shadow) in algorithms.into_iter().flat_map(|it| [(it, false), (it, true)]) {
         let clock = ManualClock::new();

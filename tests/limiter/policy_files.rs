@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tower_sliding_window::{
     Algorithm, Policies, Policy, PolicyTable,
-    policy::{Lease, Tier},
+    policy::{Lease, Rate, Tier},
 };
 
 /// One example of everything that a file may contain.
@@ -92,6 +92,48 @@ fn lease_reads_as_it_was_written() {
     let written = serde_json::to_value(&policy).unwrap();
     assert_eq!(written["lease"], json!({"up-to": 50}));
     assert_eq!(serde_json::from_value::<Policy>(written).unwrap().lease(), Some(Lease::up_to(50)));
+}
+
+#[test]
+fn token_bucket_reads_as_it_was_written() {
+    let text = "algorithm = { token-bucket = { rate = \"RATE\" } }\nquota = 20\nname = \"api\"\n";
+    for (rate, expected) in [
+        ("7/s", Rate::per_second(7)),
+        ("100/m", Rate::per_minute(100)),
+        ("5/h", Rate::per_hour(5)),
+        ("10000/d", Rate::per_day(10_000)),
+        ("3/10s", Rate::new(3, seconds(10))),
+        ("1/1500ms", Rate::new(1, Duration::from_millis(1_500))),
+    ] {
+        let policy: Policy = toml::from_str(&text.replace("RATE", rate)).unwrap();
+        assert_eq!(policy, Policy::token_bucket("api", 20, expected).unwrap(), "{rate}");
+        let written = json!({"name": "api", "quota": 20, "algorithm": {"token-bucket": {"rate": rate}}});
+        assert_eq!(serde_json::to_value(&policy).unwrap(), written, "{rate}");
+        let reversed = "name = \"api\"\nquota = 20\nalgorithm = { token-bucket = { rate = \"RATE\" } }\n";
+        assert_eq!(toml::from_str::<Policy>(&reversed.replace("RATE", rate)).unwrap(), policy, "{rate}");
+    }
+    let error = |text: &str| toml::from_str::<Policy>(text).unwrap_err().message().to_owned();
+    let form = r#"a period is a number and a unit, such as "500ms", "90s", "15m", "1h" or "30d""#;
+    for (rate, reason) in [
+        ("7", format!(r#"it must be units and a period, such as "7/s" or "3/10s"; {form}"#)),
+        ("x/s", format!(r#"it must be units and a period, such as "7/s" or "3/10s"; {form}"#)),
+        ("7/month", r#"months and years differ in length: use days, such as "30d""#.to_owned()),
+    ] {
+        assert_eq!(error(&text.replace("RATE", rate)), format!("rate {rate:?}: {reason}"));
+    }
+    assert_eq!(
+        error(&text.replace("RATE", "0/s")),
+        r#"policy "?": rate 0 units per 1s: it must be 1 to 4294967295 units per 1 us to 366 days"#
+            .replace("policy \"?\": ", "policy \"api\": ")
+    );
+    assert_eq!(
+        error(&(text.replace("RATE", "7/s") + "window = \"1s\"\n")),
+        r#"policy "api": field `window`: a token bucket has a rate, and no window"#
+    );
+    assert_eq!(
+        error("name = \"api\"\nalgorithm = { token-bucket = { rate = \"7/s\" } }\n"),
+        r#"policy "api": missing field `quota`"#
+    );
 }
 
 #[test]
@@ -208,7 +250,7 @@ fn toml_error_names_field_value_and_range() {
             r#"algorithm = "sliding""#,
             9,
             13,
-            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`"
+            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`"
                 .to_owned(),
         ),
         (

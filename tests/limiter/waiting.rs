@@ -13,6 +13,7 @@ use tower_sliding_window::{
     Admission, Algorithm, Decision, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policy,
     Rejection, Wait,
     backend::{Backend, BackendError, Check, Reason, Refund},
+    policy::Rate,
     testing::{FakeAnswer, FakeBackend, ManualClock},
 };
 
@@ -480,6 +481,7 @@ async fn every_policy_and_algorithm_admits_waiters_in_order() {
         Algorithm::SlidingBuckets { precision },
         Algorithm::SlidingCounter,
         Algorithm::FixedWindow,
+        Algorithm::TokenBucket { rate: Rate::per_second(5) },
     ] {
         let backend = TimedBackend::new();
         let with = |builder: LimiterBuilder, name, quota, window| {

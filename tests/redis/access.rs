@@ -11,7 +11,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{self, HOUR, Reserved, alice, every_algorithm, limiter, policy, reason, remaining},
+    rig::{self, HOUR, Reserved, alice, every_type, limiter, policy, reason, remaining},
 };
 use crate::support::server::{Engine, Server};
 
@@ -44,7 +44,7 @@ async fn run_all_operations(backend: RedisBackend) -> Result<(), Reason> {
 }
 
 async fn run_on_server_clock(backend: &RedisBackend) -> Result<(), BackendError> {
-    for policy in every_algorithm(100, HOUR) {
+    for policy in every_type(100, HOUR) {
         let policies = [policy];
         for purpose in [Purpose::Charge, Purpose::Charge, Purpose::Peek, Purpose::Overage] {
             let _ = backend.check(&rig::check(&policies, 1, purpose)).await?;
@@ -58,7 +58,7 @@ async fn run_on_server_clock(backend: &RedisBackend) -> Result<(), BackendError>
 async fn run_on_manual_clock(backend: &RedisBackend) -> Result<(), BackendError> {
     let clock = ManualClock::new();
     let backend = backend.clone().with_clock(&clock);
-    for policy in every_algorithm(100, Duration::from_secs(40)) {
+    for policy in every_type(100, Duration::from_secs(40)) {
         let policies = [policy];
         let mut reserved = Vec::new();
         for _ in 0..36 {

@@ -16,7 +16,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{Random, Reserved, check, every_algorithm, reserve, with_manual_clock},
+    rig::{Random, Reserved, check, every_type, reserve, with_manual_clock},
 };
 use crate::support::server::{Engine, Server};
 
@@ -169,7 +169,7 @@ async fn flipped_bit_gives_decision_or_error() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
-        for policy in every_algorithm(150, WINDOW) {
+        for policy in every_type(150, WINDOW) {
             let (backend, clock) = with_manual_clock(&server).await;
             admin.query::<()>(&["FLUSHALL"]);
             let policies = [policy];
@@ -228,7 +228,7 @@ async fn flipped_bit_of_only_charge_gives_decision_or_foreign_value() {
     let server = Server::start(Engine::Redis);
     let mut admin = Admin::at(&server);
     let mut detected = 0;
-    for policy in every_algorithm(150, WINDOW) {
+    for policy in every_type(150, WINDOW) {
         let (backend, clock) = with_manual_clock(&server).await;
         admin.query::<()>(&["FLUSHALL"]);
         let policies = [policy];

@@ -11,8 +11,8 @@ use tower_sliding_window::{
 use super::{
     admin::{Admin, State},
     rig::{
-        HOUR, LONG_WINDOW, alice, backend, check, every_algorithm, idle, limiter, peek, policy, reserve,
-        wait_until, with_manual_clock,
+        HOUR, LONG_WINDOW, alice, backend, check, every_algorithm, every_type, idle, limiter, peek, policy,
+        reserve, wait_until, with_manual_clock,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -84,7 +84,7 @@ async fn denials_peeks_and_unknown_refunds_replicate_nothing() {
         .await;
 
         let backend = backend(&server).await;
-        for policy in every_algorithm(3, LONG_WINDOW) {
+        for policy in every_type(3, LONG_WINDOW) {
             let policies = [policy];
             let offset = |admin: &mut Admin| admin.number("replication", "master_repl_offset");
             let before = offset(&mut admin);
@@ -120,7 +120,7 @@ async fn denials_and_peeks_of_every_algorithm_write_nothing() {
         let server = Server::start(engine);
         let (backend, clock) = with_manual_clock(&server).await;
         let mut admin = Admin::at(&server);
-        for policy in every_algorithm(20, Duration::from_secs(10)) {
+        for policy in every_type(20, Duration::from_secs(10)) {
             admin.query::<()>(&["FLUSHALL"]);
             let policies = [policy];
             // These checks create no key.

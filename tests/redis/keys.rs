@@ -12,7 +12,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{self, HOUR, alice, backend, every_algorithm, limiter, policy, remaining},
+    rig::{self, HOUR, alice, backend, every_algorithm, every_type, limiter, policy, remaining},
 };
 use crate::support::{
     cluster::Cluster,
@@ -37,7 +37,7 @@ async fn stored_keys_match_key_name() {
             let builder = RedisBackend::builder(RedisServers::single(server.url()));
             let builder = secret.into_iter().fold(builder, |builder, secret| builder.hash_secret(secret));
             let backend = builder.lazy().unwrap();
-            let policies = every_algorithm(10, HOUR);
+            let policies = every_type(10, HOUR);
             for namespace in ["tsw", "shop:eu"] {
                 let builder = Limiter::builder(backend.clone()).namespace(namespace);
                 let builder = policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone()));
@@ -73,7 +73,7 @@ proptest! {
         namespace in "[!-z|~]{1,64}",
         key in any::<u128>(),
         name in "[ -~]{1,64}",
-        algorithm in 0..4_usize,
+        algorithm in 0..5_usize,
         window in any_window(),
         share in 1_u64..=4_096,
     ) {
@@ -83,6 +83,7 @@ proptest! {
             Algorithm::SlidingBuckets { precision },
             Algorithm::SlidingCounter,
             Algorithm::FixedWindow,
+            KeyName::TOKEN_BUCKET,
         ][algorithm];
         let policy = policy(&name, 10, window).with_algorithm(algorithm).unwrap();
         let key = PartitionKey::new("user", key.to_string());
@@ -90,6 +91,7 @@ proptest! {
         let text = backend.key_name(&namespace, &key, &policy);
 
         let hash = u128::from_be_bytes(*Sha256::digest(key.as_bytes()).first_chunk().unwrap());
+        let window = policy.window();
         let expected = KeyName { namespace, version: 2, hash, window, algorithm, policy: name };
         prop_assert_eq!(KeyName::parse(&text), Some(expected), "{}", text);
     }
@@ -102,7 +104,12 @@ fn key_of_short_policy_has_at_most_30_bytes() {
     let length = |policy: Policy| backend.key_name("tsw", &alice(), &policy).len();
     for (unit, windows) in [(1, 1..=35), (60, 1..=35), (3_600, 1..=23), (86_400, 1..=35)] {
         for window in windows.map(|window| Duration::from_secs(unit * window)) {
-            for algorithm in [Algorithm::SlidingLog, Algorithm::SlidingCounter, Algorithm::FixedWindow] {
+            for algorithm in [
+                Algorithm::SlidingLog,
+                Algorithm::SlidingCounter,
+                Algorithm::FixedWindow,
+                KeyName::TOKEN_BUCKET,
+            ] {
                 let policy = policy("a", 10, window).with_algorithm(algorithm).unwrap();
                 assert!(length(policy) <= 30, "{window:?}, {algorithm:?}");
             }

@@ -11,9 +11,7 @@ use tower_sliding_window::{
 
 use super::{
     admin::Admin,
-    rig::{
-        HOUR, alice, check, every_algorithm, limiter, peek, policy, remaining, reserve, with_manual_clock,
-    },
+    rig::{HOUR, alice, check, every_type, limiter, peek, policy, remaining, reserve, with_manual_clock},
 };
 use crate::support::server::{Engine, Server};
 
@@ -125,7 +123,7 @@ async fn scripts_keep_every_bit_of_generation() {
         let server = Server::start(engine);
         let mut admin = Admin::at(&server);
         let (backend, _clock) = with_manual_clock(&server).await;
-        for policy in every_algorithm(20, HOUR) {
+        for policy in every_type(20, HOUR) {
             admin.query::<()>(&["FLUSHALL"]);
             let policies = [policy];
             let refund = async |receipt: &Receipt| {

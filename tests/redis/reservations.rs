@@ -9,7 +9,7 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-use super::rig::{HOUR, LONG_DEADLINE, alice, every_algorithm, peek, with_manual_clock};
+use super::rig::{HOUR, LONG_DEADLINE, alice, every_type, peek, with_manual_clock};
 use crate::support::server::{Engine, Server};
 
 /// What is left of a quota, and the wait of a check of cost 1.
@@ -73,7 +73,7 @@ async fn history(backend: impl Backend + Clone, clock: &ManualClock, policy: &Po
 async fn reservations_settle_alike_on_redis_and_in_memory() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        for policy in every_algorithm(20, HOUR) {
+        for policy in every_type(20, HOUR) {
             let (backend, clock) = with_manual_clock(&server).await;
             let on_redis = history(backend, &clock, &policy).await;
             let clock = ManualClock::new();

@@ -9,6 +9,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{
     Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
+    policy::Rate,
     redis::{Merging, RedisServers},
     testing::ManualClock,
 };
@@ -44,7 +45,15 @@ pub fn policy(name: &str, quota: u32, window: Duration) -> Policy {
     Policy::new(name, quota, window).unwrap()
 }
 
-/// Returns a policy of every algorithm, named after it. A bucket is an eighth of the window wide.
+/// Returns a policy of every type, named after it: those of `every_algorithm`, and a token bucket.
+pub fn every_type(quota: u32, window: Duration) -> [Policy; 5] {
+    let [log, buckets, counter, fixed] = every_algorithm(quota, window);
+    // A full quota returns in one window.
+    let tokens = Algorithm::TokenBucket { rate: rate(quota, window) };
+    [log, buckets, counter, fixed, policy("tokens", quota, window).with_algorithm(tokens).unwrap()]
+}
+
+/// Returns a policy of every algorithm with a window, named after it. A bucket is an eighth of the window wide.
 pub fn every_algorithm(quota: u32, window: Duration) -> [Policy; 4] {
     let precision = Duration::from_micros((window / 8).as_micros() as u64);
     let algorithms = [
@@ -54,6 +63,12 @@ pub fn every_algorithm(quota: u32, window: Duration) -> [Policy; 4] {
         ("fixed", Algorithm::FixedWindow),
     ];
     algorithms.map(|(name, algorithm)| policy(name, quota, window).with_algorithm(algorithm).unwrap())
+}
+
+/// Returns a rate of about this quota for each window.
+fn rate(quota: u32, window: Duration) -> Rate {
+    let micros = window.as_micros() as u64 / u64::from(quota);
+    if micros > 0 { Rate::new(1, Duration::from_micros(micros)) } else { Rate::new(quota, window) }
 }
 
 /// Returns a check of Alice under these policies, each at this cost.

@@ -8,7 +8,7 @@ use tower_sliding_window::{
 use super::{
     access::{NEEDED, allow, url},
     admin::Admin,
-    rig::{HOUR, alice, backend, every_algorithm, policy, reason, with_manual_clock},
+    rig::{HOUR, alice, backend, every_type, policy, reason, with_manual_clock},
 };
 use crate::support::server::{Engine, Server};
 
@@ -44,7 +44,7 @@ async fn foreign_value_leaves_out_its_shadow_pair() {
         let (backend, _clock) = with_manual_clock(&server).await;
         let mut admin = Admin::at(&server);
         let (ten, other) = (policy("ten", 10, HOUR), policy("other", 10, HOUR).shadow());
-        for enforced in &every_algorithm(10, HOUR) {
+        for enforced in &every_type(10, HOUR) {
             let canary = enforced.clone().shadow();
             let key = backend.key_name("tsw", &alice(), &canary);
             let is_list = ["log", "buckets"].contains(&canary.name());

@@ -10,8 +10,8 @@ use tower_sliding_window::{
 use super::{
     admin::Admin,
     rig::{
-        HOUR, LONG_DEADLINE, LONG_WINDOW, alice, backend, concurrently, every_algorithm, limiter, peek,
-        policy, remaining, reserve, with_manual_clock,
+        HOUR, LONG_DEADLINE, LONG_WINDOW, alice, backend, concurrently, every_algorithm, every_type, limiter,
+        peek, policy, remaining, reserve, with_manual_clock,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -166,7 +166,7 @@ async fn algorithms_of_same_policy_name_share_no_usage() {
         let server = Server::start(engine);
         let one_name =
             |counted: Policy| policy("p", 10, LONG_WINDOW).with_algorithm(counted.algorithm()).unwrap();
-        let policies = every_algorithm(10, LONG_WINDOW).map(one_name);
+        let policies = every_type(10, LONG_WINDOW).map(one_name);
         for (i, policy) in policies.iter().enumerate() {
             let backend = backend(&server).await;
             let own = std::slice::from_ref(policy);

@@ -12,8 +12,8 @@ use super::{
     admin::Admin,
     layout::{GENERATION, Log, Windows, write_log, write_windows},
     rig::{
-        HOUR, Reserved, alice, backend, check, concurrently, every_algorithm, limiter, peek, policy,
-        remaining, reserve, wait_until, with_manual_clock,
+        HOUR, Reserved, alice, backend, check, concurrently, every_algorithm, every_type, limiter, peek,
+        policy, remaining, reserve, wait_until, with_manual_clock,
     },
 };
 use crate::support::{
@@ -29,7 +29,8 @@ fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision
     let keys = admin.keys();
     assert!(keys.len() <= decision.statuses().len(), "{engine:?}");
     for status in decision.statuses() {
-        let (name, window) = (status.policy().name(), status.policy().window().unwrap());
+        // The capacity of the token buckets returns within an hour.
+        let (name, window) = (status.policy().name(), status.policy().window().unwrap_or(HOUR));
         let expired_at = Duration::from_micros(decision.at_micros()) + status.reset_after();
         let key = keys.iter().find(|key| KeyName::parse(key).is_some_and(|parsed| parsed.policy == name));
         let end = key.and_then(|key| expiry_of(admin, key));
@@ -74,7 +75,7 @@ async fn every_key_expires_after_its_window() {
         ];
         let backend = backend(&server).await;
         let mut admin = Admin::at(&server);
-        for shape in every_algorithm(1_000, HOUR) {
+        for shape in every_type(1_000, HOUR) {
             admin.query::<()>(&["FLUSHALL"]);
             let precision = Duration::from_secs(8_000);
             let counted = policies.clone().map(|policy| match shape.algorithm() {
@@ -98,7 +99,7 @@ async fn every_key_expires_after_its_window() {
 async fn busy_key_does_not_expire_before_its_last_charge() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let limiter = limiter(backend(&server).await, every_algorithm(1_000, Duration::from_millis(600)));
+        let limiter = limiter(backend(&server).await, every_type(1_000, Duration::from_millis(600)));
         let mut admin = Admin::at(&server);
         // Charges set the time to live four times per window.
         for _ in 0..90 {
@@ -114,8 +115,9 @@ async fn busy_key_does_not_expire_before_its_last_charge() {
 async fn unused_keys_leave_no_data() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let [log, buckets, counter, fixed] = every_algorithm(1_000, Duration::from_millis(100));
-        let policies = [policy("1 ms", 1_000, Duration::from_millis(1)), log, buckets, counter, fixed];
+        let [log, buckets, counter, fixed, tokens] = every_type(1_000, Duration::from_millis(100));
+        let policies =
+            [policy("1 ms", 1_000, Duration::from_millis(1)), log, buckets, counter, fixed, tokens];
         let limiter = limiter(backend(&server).await, policies);
         for _ in 0..30 {
             let _ = limiter.check(alice()).await.unwrap();

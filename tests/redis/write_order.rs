@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, slice, time::Duration};
 use tower_sliding_window::{
     Algorithm, MemoryBackend, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
+    policy::Rate,
     testing::ManualClock,
 };
 
@@ -185,13 +186,15 @@ fn policies() -> Vec<(&'static str, Vec<Policy>)> {
         of("buckets", Algorithm::SlidingBuckets { precision }),
         of("counter", Algorithm::SlidingCounter),
         of("fixed", Algorithm::FixedWindow),
+        of("tokens", Algorithm::TokenBucket { rate: Rate::new(QUOTA, WINDOW) }),
     ];
-    let [log, buckets, counter, fixed] = all.clone();
+    let [log, buckets, counter, fixed, tokens] = all.clone();
     vec![
         ("log", vec![log]),
         ("buckets", vec![buckets]),
         ("counter", vec![counter]),
         ("fixed window", vec![fixed]),
+        ("token bucket", vec![tokens]),
         ("all algorithms", all.to_vec()),
     ]
 }

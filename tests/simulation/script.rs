@@ -5,6 +5,7 @@ use std::time::Duration;
 use tower_sliding_window::{
     Algorithm, Decision, PartitionKey, Policy, Wait,
     backend::{Check, Pair, Purpose},
+    policy::Rate,
 };
 
 use super::record::Verdict;
@@ -225,10 +226,18 @@ fn pair(key: &str, quota: u32, cost: u32, window: u64, typed_parameter: u64) -> 
         (1, precision) => Algorithm::SlidingBuckets { precision: Duration::from_micros(precision) },
         (2, 0) => Algorithm::SlidingCounter,
         (3, 0) => Algorithm::FixedWindow,
+        // The window is the number of parts of a unit, and the parameter the number that returns in a microsecond.
+        (4, returned) => {
+            Algorithm::TokenBucket { rate: Rate::new(returned as u32, Duration::from_micros(window)) }
+        }
         _ => return Err(format!("the type and its parameter: {typed_parameter}")),
     };
     let window = Duration::from_micros(window);
-    if (name.window, name.algorithm) != (window, algorithm) {
+    let states_type = match algorithm {
+        Algorithm::TokenBucket { .. } => name.window.is_none(),
+        algorithm => (name.window, name.algorithm) == (Some(window), algorithm),
+    };
+    if !states_type {
         return Err(format!("the key {key} for a window of {window:?} and {algorithm:?}"));
     }
     let policy = Policy::new(&name.policy, quota, window).and_then(|policy| policy.with_algorithm(algorithm));

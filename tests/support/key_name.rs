@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::Algorithm;
+use tower_sliding_window::{Algorithm, policy::Rate};
 
 /// What the name of a key states.
 #[derive(Debug, PartialEq)]
@@ -11,7 +11,9 @@ pub struct KeyName {
     pub version: u32,
     /// The first half of the hash of the partition key.
     pub hash: u128,
-    pub window: Duration,
+    /// `None` for a token bucket.
+    pub window: Option<Duration>,
+    /// Without the rate of a token bucket.
     pub algorithm: Algorithm,
     pub policy: String,
 }
@@ -22,6 +24,9 @@ const LETTERS: [&str; 4] = ["dhmsiu", "abcefg", "jklnop", "qrtvwx"];
 const UNITS: [u64; 6] = [86_400_000_000, 3_600_000_000, 60_000_000, 1_000_000, 1_000, 1];
 
 impl KeyName {
+    /// A token bucket of any rate.
+    pub const TOKEN_BUCKET: Algorithm = Algorithm::TokenBucket { rate: Rate::per_second(1) };
+
     /// Parses a name. Returns `None` if it has another form.
     pub fn parse(name: &str) -> Option<Self> {
         let (namespace, rest) = name.split_once('{')?;
@@ -29,7 +34,20 @@ impl KeyName {
         let digits = tag.bytes().map(base64_digit).collect::<Option<Vec<_>>>()?;
         let (last, first) = digits.split_last().filter(|(_, first)| first.len() == 21)?;
         let hash = first.iter().fold(0, |hash: u128, digit| hash << 6 | u128::from(*digit));
+        if let Some(policy) = rest.strip_prefix('y') {
+            let (namespace, policy) = (namespace.to_owned(), policy.to_owned());
+            let (hash, version) = (hash << 2 | u128::from(last >> 4), last & 15);
+            return Some(Self {
+                namespace,
+                version,
+                hash,
+                window: None,
+                algorithm: Self::TOKEN_BUCKET,
+                policy,
+            });
+        }
         let (row, window, rest) = duration(rest)?;
+        let window = Some(window);
         let (algorithm, policy) = match row {
             0 => (Algorithm::SlidingLog, rest),
             1 => {

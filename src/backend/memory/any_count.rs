@@ -175,7 +175,7 @@ pub(super) fn status<R: UsageReading + ?Sized>(
     let after = reading.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
     let remaining = quota.saturating_sub(after.used) as u32;
     let (next, reset) = match after.used {
-        0 => (Duration::from_micros(pair.policy.window_micros()), Duration::ZERO),
+        0 => (pair.policy.next_of_unused(), Duration::ZERO),
         _ => (wait_until(after.next), wait_until(after.reset)),
     };
     Status::from_parts(pair, remaining, retry_after, next, reset)

@@ -19,7 +19,7 @@ pub(super) enum Partition {
 /// The usage of one pair.
 pub(super) struct PairCount {
     namespace: Namespace,
-    /// With the quota of the last charge.
+    /// With the quota and the rate of the last charge.
     policy: Policy,
     pub(super) count: AnyCount,
 }
@@ -138,7 +138,9 @@ impl PairCount {
     /// Notes whose charge is the last one.
     #[inline]
     fn note_charge(&mut self, pair: PairRef<'_>) {
-        if self.policy.quota_units() != pair.policy.quota_units() {
+        if self.policy.quota_units() != pair.policy.quota_units()
+            || self.policy.properties().arguments != pair.policy.properties().arguments
+        {
             self.policy = pair.policy.clone();
         }
         // A client must not make its enforced usage evictable by a request in shadow mode.

@@ -454,7 +454,7 @@ fn without_charge(status: &Status, pair: &Pair) -> Status {
     }
     let remaining = status.remaining().saturating_add(pair.cost);
     let (next, reset) = if remaining == pair.policy.quota_units() {
-        (Duration::from_micros(pair.policy.window_micros()), Duration::ZERO)
+        (pair.policy.next_of_unused(), Duration::ZERO)
     } else {
         (status.next_after(), status.reset_after())
     };

@@ -129,12 +129,15 @@ pub(super) struct Keys {
 
 impl Keys {
     fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
-        let Properties { bucket_micros, redis, .. } = policy.properties();
+        let Properties { bucket_micros, redis, window_micros, .. } = policy.properties();
         self.text.extend_from_slice(namespace.as_bytes());
         self.text.push(b'{');
         self.text.extend_from_slice(tag.as_bytes());
         self.text.push(b'}');
-        self.push_duration(policy.window_micros(), redis.key_letters);
+        match redis.key_letters {
+            [letter] => self.text.push(*letter),
+            letters => self.push_duration(*window_micros, letters),
+        }
         if let Some(micros) = bucket_micros {
             self.push_duration(micros.get(), PARAMETER);
         }
@@ -145,7 +148,7 @@ impl Keys {
 
     /// Adds a window or a parameter: the number of the largest unit that divides it, and the letter of this unit. No number stands
     /// for one.
-    fn push_duration(&mut self, micros: u64, letters: &[u8; 6]) {
+    fn push_duration(&mut self, micros: u64, letters: &[u8]) {
         for (unit, letter) in UNITS.into_iter().zip(letters) {
             if micros.is_multiple_of(unit) {
                 self.push_number(micros / unit);
@@ -217,11 +220,17 @@ mod tests {
             Algorithm::SlidingBuckets { precision },
             Algorithm::SlidingCounter,
             Algorithm::FixedWindow,
+            Algorithm::TokenBucket { rate: crate::policy::Rate::per_second(7) },
         ]
         .map(policy);
         let [alice, bob] = ["}{alice", "bob"].map(|value| PartitionKey::new("user", value));
-        let pairs =
-            [(&alice, &policies[0]), (&alice, &policies[1]), (&bob, &policies[2]), (&alice, &policies[3])];
+        let pairs = [
+            (&alice, &policies[0]),
+            (&alice, &policies[1]),
+            (&bob, &policies[2]),
+            (&alice, &policies[3]),
+            (&bob, &policies[4]),
+        ];
         let names = KeyNames::default();
         let keys = names.keys("tsw", pairs.into_iter());
         let texts: Vec<_> = keys.iter().map(|key| str::from_utf8(key).unwrap()).collect();
@@ -232,6 +241,7 @@ mod tests {
                 "tsw{dsxeUpbyPDuQ_4DxWSKcIy}e7iburst",
                 "tsw{QVW2qMVA9r0Eum70k79MZC}nburst",
                 "tsw{dsxeUpbyPDuQ_4DxWSKcIy}vburst",
+                "tsw{QVW2qMVA9r0Eum70k79MZC}yburst",
             ]
         );
         assert_eq!(pairs.map(|(key, policy)| names.key("tsw", key, policy)), *texts);

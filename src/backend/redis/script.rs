@@ -44,9 +44,10 @@ macro_rules! files {
 
 /// The files of the scripts, beside that of each type of policy: their names and texts.
 const FILES: &[(&str, &str)] = files![
-    "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "decide.lua" "decide_next.lua" "find_record.lua"
+    "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua" "decide.lua"
+    "decide_next.lua" "find_record.lua"
     "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
-    "refund_calendar.lua" "refund_log.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
+    "refund_calendar.lua" "refund_log.lua" "refund_tokens.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
 ];
 
 /// Returns all files: their names and texts.
@@ -183,7 +184,8 @@ impl Call {
             pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
             pair[4..8].copy_from_slice(&cost.to_le_bytes());
             // A window is shorter than 2^45 microseconds.
-            pair[8..14].copy_from_slice(&policy.window_micros().to_le_bytes()[..6]);
+            let [window, _] = policy.properties().arguments;
+            pair[8..14].copy_from_slice(&window.to_le_bytes()[..6]);
             pair[14..].copy_from_slice(&types::typed_parameter(policy));
             pairs.extend_from_slice(&pair);
         }

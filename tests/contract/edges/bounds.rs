@@ -10,7 +10,7 @@ const YEAR: Duration = Duration::from_secs(366 * 86_400);
 
 edges! {
     sliding_counter_admits_less_than_twice_quota_per_window: |bench| {
-        let [_, _, counter, _] = every_policy("ten", 10);
+        let [_, _, counter, ..] = every_policy("ten", 10);
         // Charges the quota in the last microsecond of a calendar window.
         bench.move_clock_to_edge(WINDOW, -1);
         let burst = bench.clock.now_micros();
@@ -57,7 +57,7 @@ edges! {
     }
 
     fixed_window_admits_at_most_twice_quota_across_edge: |bench| {
-        let [_, _, _, fixed] = every_policy("ten", 10);
+        let [_, _, _, fixed, _] = every_policy("ten", 10);
         bench.move_clock_to_edge(WINDOW, -1);
         assert!(bench.admits("a", &fixed, 10), "the quota fits at the end of a window");
         assert_eq!(bench.check(&[("a", &fixed, 1)]).retry_after(), wait_of(1), "the wait lasts until the next window");
@@ -71,7 +71,7 @@ edges! {
     }
 
     sliding_buckets_never_exceed_quota_across_edge: |bench| {
-        let [_, buckets, _, _] = every_policy("ten", 10);
+        let [_, buckets, ..] = every_policy("ten", 10);
         let mut charged: Vec<u64> = Vec::new();
         bench.move_clock_to_edge(PRECISION, -1);
         assert!(bench.admits("a", &buckets, 10), "the quota fits at the end of a bucket");
@@ -89,7 +89,7 @@ edges! {
     }
 
     sliding_buckets_delay_freed_units_by_at_most_precision: |bench| {
-        let [_, buckets, _, _] = every_policy("ten", 10);
+        let [_, buckets, ..] = every_policy("ten", 10);
         for (into, late) in [(0, PRECISION), (1, PRECISION - 1), (PRECISION as i64 - 1, 1)] {
             bench.move_clock_to_edge(PRECISION, into);
             assert!(bench.admits("a", &buckets, 10), "{into} us into a bucket: all units have left");
@@ -102,7 +102,7 @@ edges! {
     }
 
     charges_in_one_bucket_leave_window_together: |bench| {
-        let [_, buckets, _, _] = every_policy("ten", 10);
+        let [_, buckets, ..] = every_policy("ten", 10);
         bench.move_clock_to_edge(PRECISION, 0);
         assert!(bench.admits("a", &buckets, 2), "2 of 10 units");
         bench.move_clock(PRECISION as i64 - 1);
@@ -150,7 +150,7 @@ edges! {
     }
 
     sliding_counter_saturates_usage: |bench| {
-        let [_, _, counter, _] = every_policy("most", u32::MAX);
+        let [_, _, counter, ..] = every_policy("most", u32::MAX);
         bench.move_clock_to_edge(WINDOW, 0);
         for _ in 0..5 {
             assert!(

@@ -7,6 +7,11 @@ use tower_sliding_window::{
 
 use super::{NO_CHARGE, PRECISION, WINDOW, edges, every_policy, policy};
 
+/// The units of a token bucket may have returned before they are refunded.
+fn has_window(policy: &&Policy) -> bool {
+    policy.window().is_some()
+}
+
 edges! {
     peek_matches_charge_and_charges_nothing: |bench| {
         for five in &every_policy("five", 5) {
@@ -73,7 +78,7 @@ edges! {
     }
 
     refund_credits_its_own_charge: |bench| {
-        for ten in &every_policy("ten", 10) {
+        for ten in every_policy("ten", 10).iter().filter(has_window) {
             bench.move_clock_to_edge(PRECISION * WINDOW, 0);
             let first = bench.reserve("a", ten, 4);
             bench.move_clock(PRECISION as i64);
@@ -115,7 +120,7 @@ edges! {
     }
 
     refund_credits_charge_in_previous_window: |bench| {
-        let [_, _, counter, fixed] = every_policy("ten", 10);
+        let [_, _, counter, fixed, _] = every_policy("ten", 10);
         for ten in [counter, fixed] {
             bench.move_clock_to_edge(WINDOW, 0);
             let first = bench.reserve("a", &ten, 8);
@@ -303,6 +308,8 @@ edges! {
             bench.runtime.block_on(bench.backend.refund(&refund)).unwrap();
             let left = match ten.algorithm() {
                 Algorithm::SlidingLog | Algorithm::SlidingBuckets { .. } => 2,
+                // The bucket was full meanwhile.
+                Algorithm::TokenBucket { .. } => 2,
                 // A calendar window stores the sum of all its charges.
                 _ => 0,
             };
@@ -314,7 +321,7 @@ edges! {
     }
 
     reset_clears_only_named_pairs: |bench| {
-        let [log, buckets, counter, fixed] = every_policy("p", 10);
+        let [log, buckets, counter, fixed, _] = every_policy("p", 10);
         let another = policy("another", 10);
         let all = [
             ("a", &log, 1), ("a", &another, 1), ("b", &log, 1),
@@ -339,7 +346,7 @@ edges! {
     }
 
     late_settlement_equals_exact_charge: |bench| {
-        for ten in &every_policy("ten", 60) {
+        for ten in every_policy("ten", 60).iter().filter(has_window) {
             bench.move_clock_to_edge(PRECISION * WINDOW, 17);
             let mut open = Vec::new();
             // Both keys get the same charges, but one key gets the actual amounts later.

@@ -5,6 +5,7 @@ mod changes;
 mod every_algorithm;
 mod shadow;
 mod sliding_log;
+mod token_bucket;
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -12,6 +13,7 @@ use tokio::runtime::Runtime;
 use tower_sliding_window::{
     Algorithm, Decision, PartitionKey, Policy, RedisBackend, Wait,
     backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
+    policy::Rate,
     redis::RedisServers,
     testing::ManualClock,
 };
@@ -190,6 +192,7 @@ fn run_with<B: Backend>(fresh: impl Fn() -> Bench<B>) {
     every_algorithm::cluster::run(&fresh);
     shadow::cluster::run(&fresh);
     sliding_log::cluster::run(&fresh);
+    token_bucket::cluster::run(&fresh);
 }
 
 /// Runs every edge test with an empty cluster. All keys are in one slot, because across slots a denial may leave a trace.
@@ -239,12 +242,14 @@ fn wait_of(micros: u64) -> Wait {
 const PRECISION: u64 = 3_000;
 
 /// Returns one policy for every algorithm, all of one window. The window is no multiple of the bucket length.
-fn every_policy(name: &str, quota: u32) -> [Policy; 4] {
+fn every_policy(name: &str, quota: u32) -> [Policy; 5] {
     let algorithms = [
         Algorithm::SlidingLog,
         Algorithm::SlidingBuckets { precision: micros(PRECISION) },
         Algorithm::SlidingCounter,
         Algorithm::FixedWindow,
+        // A full quota returns in one window.
+        Algorithm::TokenBucket { rate: Rate::new(quota, micros(WINDOW)) },
     ];
     algorithms.map(|algorithm| policy(name, quota).with_algorithm(algorithm).unwrap())
 }

@@ -2,38 +2,61 @@
 
 use std::{sync::Arc, time::Duration};
 
-/// How a type of policy counts a charge.
+/// How a type of policy counts charges.
 pub trait Counting: Send + Sync {
+    /// Returns how far the clock may be behind the last charge, in microseconds.
+    fn window(&self) -> u64;
+
     /// Returns the number of parts of a unit. It is 1 unless the type counts fractions of a unit.
     fn parts(&self) -> u64 {
         1
     }
 
-    /// Returns how many parts of a unit that was charged at `charged` count at `now`.
+    /// Returns how many parts of a unit that was charged at `charged` count at `now`, if they do not depend on other charges.
     fn share(&self, charged: u64, now: u64) -> u64;
+
+    /// Returns the usage at `now`, in parts of a unit.
+    fn used(&self, charges: &[Charge], now: u64) -> u64 {
+        charges.iter().map(|charge| charge.units * self.share(charge.at, now)).sum()
+    }
+
+    /// Returns the largest usage after an overage, in parts of a unit.
+    fn limit(&self) -> u64 {
+        u64::MAX
+    }
+
+    /// Settles the charge with this index to these units at `now`, if it still counts.
+    fn settle(&self, charges: &mut Vec<Charge>, index: usize, units: u64, now: u64) {
+        if self.share(charges[index].at, now) > 0 {
+            charges[index].units = units;
+        }
+    }
 }
 
 /// All charges of one pair, in order. No charge is removed.
 #[derive(Clone)]
 pub struct Account {
-    window: u64,
-    counting: Arc<dyn Counting>,
+    pub counting: Arc<dyn Counting>,
     charges: Vec<Charge>,
     /// The instant of the last charge, even after a refund.
     last: u64,
 }
 
 #[derive(Clone)]
-struct Charge {
-    id: usize,
-    at: u64,
+pub struct Charge {
+    pub id: usize,
+    pub at: u64,
     /// In quota units, after settlement.
-    units: u64,
+    pub units: u64,
+    /// The units that were refunded at this instant instead, if the type changes no charge of the past.
+    pub refunded: u64,
+    /// The largest usage after an overage, in parts of a unit, as of this charge.
+    pub limit: u64,
 }
 
 impl Account {
-    pub fn new(window: Duration, counting: Arc<dyn Counting>) -> Self {
-        Self { window: window.as_micros() as u64, counting, charges: Vec::new(), last: 0 }
+    pub fn new(counting: Arc<dyn Counting>) -> Self {
+        Self { counting, charges: Vec::new(), last: 0 }
     }
 
     /// Returns the usage at this instant, in parts of a unit.
@@ -42,7 +65,7 @@ impl Account {
             return 0;
         }
         let now = at.max(self.last);
-        self.charges.iter().map(|charge| charge.units * self.counting.share(charge.at, now)).sum()
+        self.counting.used(&self.charges, now)
     }
 
     /// Returns the number of parts of a unit.
@@ -52,7 +75,8 @@ impl Account {
 
     /// Returns whether a cost fits into a quota.
     pub fn admits(&self, at: u64, cost: u32, quota: u32) -> bool {
-        cost == 0 || self.used(at) + u64::from(cost) * self.parts() <= u64::from(quota) * self.parts()
+        let fits = |free: u32| self.used(at) <= u64::from(free) * self.parts();
+        cost == 0 || quota.checked_sub(cost).is_some_and(fits)
     }
 
     pub fn charge(&mut self, at: u64, id: usize, cost: u32) {
@@ -60,7 +84,13 @@ impl Account {
             (self.charges, self.last) = (Vec::new(), 0);
         }
         let now = at.max(self.last);
-        self.charges.push(Charge { id, at: now, units: u64::from(cost) });
+        self.charges.push(Charge {
+            id,
+            at: now,
+            units: u64::from(cost),
+            refunded: 0,
+            limit: self.counting.limit(),
+        });
         self.last = now;
     }
 
@@ -68,19 +98,22 @@ impl Account {
     pub fn settle(&mut self, at: u64, id: usize, used: u32) {
         let now = at.max(self.last);
         let Some(index) = self.charges.iter().position(|charge| charge.id == id) else { return };
-        if !self.is_foreign(at) && self.counting.share(self.charges[index].at, now) > 0 {
-            self.charges[index].units = u64::from(used);
+        if !self.is_foreign(at) {
+            self.counting.settle(&mut self.charges, index, u64::from(used), now);
         }
     }
 
     /// Returns the shortest wait until `reached`. Usage never rises during a wait, so the condition then stays true.
     pub fn first(&self, now: u64, reached: impl Fn(u64) -> bool) -> Duration {
-        // At that instant all charges have left the window.
-        let (mut not_yet, mut then) = (now, now.max(self.last) + 3 * self.window);
+        // At that instant all charges have left the window. Under a smaller capacity, a token bucket takes longer.
+        let windows = [3, 1 << 33].map(|windows| self.counting.window().saturating_mul(windows).min(1 << 62));
+        let mut ends = windows.into_iter().map(|wait| now.max(self.last) + wait).filter(|at| reached(*at));
+        let (mut not_yet, then) = (now, ends.next());
         assert!(
-            !reached(not_yet) && reached(then),
-            "the condition holds at {then}, when all charges have left, and not at {not_yet}"
+            !reached(not_yet) && then.is_some(),
+            "the condition holds when all charges have left, and not at {now}"
         );
+        let mut then = then.unwrap();
         while then - not_yet > 1 {
             let middle = not_yet + (then - not_yet) / 2;
             if reached(middle) {
@@ -94,6 +127,6 @@ impl Account {
 
     /// Returns whether the clock is behind the last charge by more than a window.
     pub fn is_foreign(&self, at: u64) -> bool {
-        self.last > at + self.window
+        self.last > at + self.counting.window()
     }
 }

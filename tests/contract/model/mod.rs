@@ -5,6 +5,7 @@ mod fixed_window;
 mod sliding_buckets;
 mod sliding_counter;
 mod sliding_log;
+mod token_bucket;
 
 use std::{borrow::Cow, collections::HashMap, sync::Arc, time::Duration};
 
@@ -19,6 +20,7 @@ use self::{
     sliding_buckets::SlidingBuckets,
     sliding_counter::SlidingCounter,
     sliding_log::SlidingLog,
+    token_bucket::TokenBucket,
 };
 
 /// The reference model. It keeps every charge of every pair.
@@ -31,16 +33,16 @@ pub struct Model {
     pub foreign: usize,
 }
 
-/// The identity of a record. The quota is no part of it.
-pub type Name = (PartitionKey, String, Duration, Algorithm);
+/// The identity of a record. Neither the quota nor a rate is a part of it: a token bucket has no algorithm here.
+pub type Name = (PartitionKey, String, Duration, Option<Algorithm>);
 
 /// Identifies a charge in the model: its number.
 #[derive(Clone, Copy, Debug)]
 pub struct Handle(usize);
 
-/// Returns how the type of a policy counts a charge.
+/// Returns how the type of a policy counts charges.
 fn counting(policy: &Policy) -> Arc<dyn Counting> {
-    let window = policy.window().unwrap().as_micros() as u64;
+    let window = policy.window().unwrap_or_default().as_micros() as u64;
     match policy.algorithm() {
         Algorithm::SlidingLog => Arc::new(SlidingLog { window }),
         Algorithm::SlidingBuckets { precision } => {
@@ -48,16 +50,18 @@ fn counting(policy: &Policy) -> Arc<dyn Counting> {
         }
         Algorithm::SlidingCounter => Arc::new(SlidingCounter { window }),
         Algorithm::FixedWindow => Arc::new(FixedWindow { window }),
+        Algorithm::TokenBucket { rate } => Arc::new(TokenBucket { capacity: policy.quota().unwrap(), rate }),
         other => panic!("{other:?} has no reference model"),
     }
 }
 
 fn account(policy: &Policy) -> Account {
-    Account::new(policy.window().unwrap(), counting(policy))
+    Account::new(counting(policy))
 }
 
 pub fn name(key: &PartitionKey, policy: &Policy) -> Name {
-    (key.clone(), policy.name().to_owned(), policy.window().unwrap(), policy.algorithm())
+    let algorithm = policy.window().map(|_| policy.algorithm());
+    (key.clone(), policy.name().to_owned(), policy.window().unwrap_or_default(), algorithm)
 }
 
 impl Model {
@@ -72,6 +76,7 @@ impl Model {
                 let id = self.charges;
                 let new = || account(&pair.policy);
                 let account = self.accounts.entry(name(&pair.key, &pair.policy)).or_insert_with(new);
+                account.counting = counting(&pair.policy);
                 // A shadow pair that denies is not charged.
                 if pair.cost > 0 && status.retry_after().is_zero() {
                     self.foreign += usize::from(account.is_foreign(now));
@@ -110,7 +115,8 @@ impl Model {
         let remaining_at = |at| (all.saturating_sub(account.used(at)) / account.parts()) as u32;
         let remaining = remaining_at(now);
         let (next_after, reset_after) = match account.used(now) {
-            0 => (pair.policy.window().unwrap(), Duration::ZERO),
+            // A token bucket has no window.
+            0 => (pair.policy.window().unwrap_or_default(), Duration::ZERO),
             _ => (
                 account.first(now, |at| remaining_at(at) > remaining),
                 account.first(now, |at| account.used(at) == 0),
@@ -125,6 +131,7 @@ impl Model {
             if *used < pair.cost
                 && let Some(account) = self.accounts.get_mut(&name(&pair.key, &pair.policy))
             {
+                account.counting = counting(&pair.policy);
                 account.settle(now, handle.0, *used);
             }
         }
@@ -143,7 +150,12 @@ impl Model {
 
     fn account(&self, pair: &Pair) -> Cow<'_, Account> {
         match self.accounts.get(&name(&pair.key, &pair.policy)) {
-            Some(account) => Cow::Borrowed(account),
+            Some(account) if pair.policy.window().is_some() => Cow::Borrowed(account),
+            Some(account) => {
+                let mut account = account.clone();
+                account.counting = counting(&pair.policy);
+                Cow::Owned(account)
+            }
             None => Cow::Owned(account(&pair.policy)),
         }
     }

@@ -8,6 +8,10 @@ pub struct SlidingBuckets {
 }
 
 impl Counting for SlidingBuckets {
+    fn window(&self) -> u64 {
+        self.window
+    }
+
     fn share(&self, charged: u64, now: u64) -> u64 {
         let end = (charged / self.precision + 1) * self.precision;
         u64::from(now < end + self.window)

@@ -7,6 +7,10 @@ pub struct SlidingCounter {
 }
 
 impl Counting for SlidingCounter {
+    fn window(&self) -> u64 {
+        self.window
+    }
+
     fn parts(&self) -> u64 {
         self.window.div_ceil(self.tick())
     }

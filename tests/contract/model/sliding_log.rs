@@ -7,6 +7,10 @@ pub struct SlidingLog {
 }
 
 impl Counting for SlidingLog {
+    fn window(&self) -> u64 {
+        self.window
+    }
+
     fn share(&self, charged: u64, now: u64) -> u64 {
         u64::from(now < charged + self.window)
     }

@@ -5,15 +5,10 @@ use crate::policy::{Policy, Properties, REDIS_TYPES, RedisProperties};
 /// The factor of the number of a type. A parameter is below it: at most a window.
 const TYPE_UNIT: u64 = 1 << 45;
 
-/// Returns the parameter of a policy: the length of a bucket in microseconds, or 0 if its type has no buckets.
-fn parameter(policy: &Policy) -> u64 {
-    policy.properties().bucket_micros.map_or(0, std::num::NonZeroU64::get)
-}
-
 /// Returns the field of a policy.
 pub(super) fn typed_parameter(policy: &Policy) -> [u8; 6] {
-    let Properties { redis, .. } = policy.properties();
-    let [field @ .., _, _] = (u64::from(redis.number) * TYPE_UNIT + parameter(policy)).to_le_bytes();
+    let Properties { redis, arguments: [_, parameter], .. } = policy.properties();
+    let [field @ .., _, _] = (u64::from(redis.number) * TYPE_UNIT + parameter).to_le_bytes();
     field
 }
 
@@ -43,7 +38,7 @@ mod tests {
                 policy.properties().redis.key_letters,
                 "{algorithm:?}: its type"
             );
-            assert_eq!(of_policy, parameter(&policy), "{algorithm:?}: its parameter");
+            assert_eq!(of_policy, policy.properties().arguments[1], "{algorithm:?}: its parameter");
         }
         assert!(parse(7 * TYPE_UNIT).is_none(), "no type has this number");
     }
@@ -53,7 +48,8 @@ mod tests {
         let numbers: HashSet<u8> = REDIS_TYPES.iter().map(|redis_type| redis_type.number).collect();
         assert_eq!(numbers.len(), REDIS_TYPES.len(), "each type has a number of its own");
         let letters: HashSet<u8> =
-            REDIS_TYPES.iter().flat_map(|redis_type| *redis_type.key_letters).collect();
-        assert_eq!(letters.len(), 6 * REDIS_TYPES.len(), "each type has letters of its own");
+            REDIS_TYPES.iter().flat_map(|redis_type| redis_type.key_letters).copied().collect();
+        let all: usize = REDIS_TYPES.iter().map(|redis_type| redis_type.key_letters.len()).sum();
+        assert_eq!(letters.len(), all, "each type has letters of its own");
     }
 }

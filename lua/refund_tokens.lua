@@ -1,0 +1,21 @@
+-- Purpose: part of the refund script. Refunds units to a token bucket.
+-- KEYS: KEYS[i] is the string of pair `i`.
+-- ARGV: [1] pair `i` at byte 33 * i - 24. The window is the time in which a full capacity returns.
+-- Reply: none.
+-- Units: instants and windows in microseconds, refunds in quota units, usage in parts of a quota unit.
+
+-- Refunds pair `i`: reads it, refunds the pairs after it, and then writes it. The units return at the instant of the last
+-- charge. The usage at every later instant is the same as if they returned now.
+local function refund_tokens(i, refund_from)
+  local key = KEYS[i]
+  local units, window, _, receipt_generation = parse(REFUND_FORMAT, ARGV[1], CLOCK_SIZE + 1 + REFUND_SIZE * (i - 1))
+  local value = call('GET', key)
+  if value and #value ~= TOKENS_SIZE then error('FOREIGNVALUE ' .. key) end
+
+  refund_from(i + 1)
+
+  if not value then return end
+  local generation, last, used, parts = parse(TOKENS_FORMAT, value)
+  if generation ~= receipt_generation or last > now + window then return end
+  call('SETRANGE', key, 0, pack(TOKENS_FORMAT, generation, last, math.max(0, used - units * parts), parts))
+end

@@ -1,0 +1,132 @@
+//! The count of a token bucket: the units that have not returned, in parts of a unit. `crate::policy` explains the parts.
+
+use super::count::{Count, Forecast, UsageReading, monotonic_instant};
+use crate::{
+    backend::generation::Generations,
+    check::Receipt,
+    policy::{MAX_PARTS, Policy},
+};
+
+/// The units of one partition key under one policy that have not returned.
+pub(super) struct TokenBucket {
+    /// Drawn by the first charge since the bucket was full.
+    generation: u64,
+    /// The instant of the last charge.
+    last: u64,
+    /// The units that had not returned at that instant, in parts.
+    used: u64,
+    /// The parts of a unit at that instant, at least 1.
+    parts: u64,
+}
+
+/// A bucket at one instant.
+#[derive(Clone, Copy)]
+pub(super) struct TokenBucketReading {
+    /// The clock as read.
+    clock: u64,
+    /// The instant of the pair: the clock, or the last charge's instant while the clock is behind it.
+    now: u64,
+    used: u64,
+    capacity: u64,
+    parts: u64,
+    /// The parts that return in a microsecond.
+    returned: u64,
+}
+
+impl Count for TokenBucket {
+    const EMPTY: Self = Self { generation: 0, last: 0, used: 0, parts: 1 };
+
+    type Reading<'a> = TokenBucketReading;
+    type Instant = TokenBucketReading;
+
+    fn read(&self, clock: u64, policy: &Policy) -> TokenBucketReading {
+        let [parts, returned] = policy.properties().arguments;
+        let capacity = u64::from(policy.quota_units()) * parts;
+        let empty = TokenBucketReading { clock, now: clock, used: 0, capacity, parts, returned };
+        let Some(now) = monotonic_instant(clock, self.last, policy.window_micros()) else { return empty };
+        let used = if self.parts == parts { self.used } else { convert(self.used, self.parts, parts) };
+        let used = used.saturating_sub((now - self.last).saturating_mul(returned));
+        TokenBucketReading { now, used, ..empty }
+    }
+
+    fn instant(reading: &TokenBucketReading) -> TokenBucketReading {
+        *reading
+    }
+
+    fn charge(&mut self, reading: TokenBucketReading, cost: u32, generations: &Generations) {
+        let TokenBucketReading { now, used, parts, .. } = reading;
+        let generation = if used == 0 { generations.draw() } else { self.generation };
+        *self = Self { generation, last: now, used: reading.used_after(u64::from(cost)), parts };
+    }
+
+    fn receipt(&self, _: TokenBucketReading) -> Receipt {
+        Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
+    }
+
+    fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
+        if monotonic_instant(clock, self.last, policy.window_micros()).is_some()
+            && receipt.generation == self.generation
+        {
+            self.used = self.used.saturating_sub(u64::from(units).saturating_mul(self.parts));
+        }
+    }
+
+    fn idle_at(&self, policy: &Policy) -> u64 {
+        let [_, returned] = policy.properties().arguments;
+        // The parts of the policy of the last charge.
+        self.last + self.used.div_ceil(returned)
+    }
+}
+
+impl TokenBucketReading {
+    /// Returns the usage after a charge, in parts. An overage is at most the capacity beyond the capacity.
+    fn used_after(&self, units: u64) -> u64 {
+        let after = self.used.saturating_add(units.saturating_mul(self.parts));
+        if after <= self.capacity {
+            after
+        } else {
+            after.min(2 * self.capacity).min(MAX_PARTS).max(self.used)
+        }
+    }
+
+    /// Returns the first instant at which no more than these units of a usage in parts have not returned.
+    fn falls_from(&self, used: u64, units: u64) -> u64 {
+        self.now + used.saturating_sub(units.saturating_mul(self.parts)).div_ceil(self.returned)
+    }
+}
+
+impl UsageReading for TokenBucketReading {
+    fn clock(&self) -> u64 {
+        self.clock
+    }
+
+    fn used(&self) -> u64 {
+        self.used.div_ceil(self.parts)
+    }
+
+    fn uses_at_most(&self, units: u64) -> bool {
+        self.used <= units.saturating_mul(self.parts)
+    }
+
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn falls_to(&self, units: u64) -> u64 {
+        self.falls_from(self.used, units)
+    }
+
+    fn forecast(&self, units: u64, quota: u64) -> Forecast {
+        let after = self.used_after(units);
+        let used = after.div_ceil(self.parts);
+        // One more unit of the quota remains when one less than these are used.
+        let fewer = used.min(quota).saturating_sub(1);
+        Forecast { used, next: self.falls_from(after, fewer), reset: self.falls_from(after, 0) }
+    }
+}
+
+/// Converts a usage to other parts of a unit. Rounds it up.
+fn convert(used: u64, from: u64, to: u64) -> u64 {
+    let converted = (u128::from(used) * u128::from(to)).div_ceil(u128::from(from));
+    converted.min(u128::from(MAX_PARTS)) as u64
+}

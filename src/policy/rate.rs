@@ -1,0 +1,93 @@
+//! Rates: a number of units for each period.
+
+use std::{num::NonZeroU32, time::Duration};
+
+/// The longest window, and the longest period of a rate.
+pub(super) const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// A number of units for each period, such as 7 per second. They return evenly, not all at the end of the period.
+///
+/// A rate in its range has 1 to 2^32-1 units, and a period of 1 us to 366 days, which is rounded up to whole microseconds. A
+/// policy of another rate cannot be created.
+///
+/// With the feature `serde`, the text of a rate is its units and its period: `"7/s"`, `"100/m"`, `"10000/d"` or `"3/10s"`.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_sliding_window::policy::Rate;
+///
+/// assert_eq!(Rate::per_minute(60), Rate::new(60, Duration::from_secs(60)));
+/// assert_eq!(Rate::per_second(7).units(), 7);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    units: u32,
+    period: Duration,
+}
+
+impl Rate {
+    /// Returns the rate of these units for each period.
+    pub const fn new(units: u32, period: Duration) -> Self {
+        Self { units, period }
+    }
+
+    /// Returns the rate of these units for each second.
+    pub const fn per_second(units: u32) -> Self {
+        Self::new(units, Duration::from_secs(1))
+    }
+
+    /// Returns the rate of these units for each minute.
+    pub const fn per_minute(units: u32) -> Self {
+        Self::new(units, Duration::from_secs(60))
+    }
+
+    /// Returns the rate of these units for each hour.
+    pub const fn per_hour(units: u32) -> Self {
+        Self::new(units, Duration::from_secs(3_600))
+    }
+
+    /// Returns the rate of these units for each 24 hours.
+    pub const fn per_day(units: u32) -> Self {
+        Self::new(units, Duration::from_secs(86_400))
+    }
+
+    /// Returns the units for each period.
+    pub const fn units(self) -> u32 {
+        self.units
+    }
+
+    /// Returns the period.
+    pub const fn period(self) -> Duration {
+        self.period
+    }
+
+    /// Returns whether units and period are in their ranges.
+    pub(super) fn is_in_range(self) -> bool {
+        self.units > 0 && self.period > Duration::ZERO && self.period <= MAX_WINDOW
+    }
+
+    /// Returns the period in whole microseconds, rounded up.
+    pub(super) fn period_micros(self) -> u64 {
+        // At most 366 days.
+        self.period.as_nanos().div_ceil(1_000) as u64
+    }
+
+    /// Returns the time in which this many units return, rounded up to whole microseconds.
+    pub(super) fn time_of(self, units: u32) -> Duration {
+        let micros = u128::from(self.period_micros()) * u128::from(units);
+        Duration::from_micros(micros.div_ceil(u128::from(self.units.max(1))).try_into().unwrap_or(u64::MAX))
+    }
+
+    /// Returns a rate that is smaller by the factor of two quotas. It is rounded down.
+    pub(super) fn reduced(self, from: NonZeroU32, to: NonZeroU32) -> Self {
+        let reduced = |units: u32| {
+            let divisor = u128::from(self.units.max(1)) * u128::from(to.get());
+            let period = u128::from(self.period_micros()) * u128::from(from.get()) * u128::from(units);
+            u64::try_from(period.div_ceil(divisor))
+                .map(|micros| Self::new(units, Duration::from_micros(micros)))
+        };
+        // The period becomes longer. The more units it has, the less the rate changes because it is rounded.
+        let rates = [128, 16, 1].into_iter().flat_map(|units| reduced(units));
+        rates.into_iter().find(|rate| rate.period <= MAX_WINDOW).unwrap_or(Self::new(1, MAX_WINDOW))
+    }
+}
