@@ -26,11 +26,18 @@ mod listen;
 
 use std::{env, error::Error, io::Write, net::SocketAddr, time::Duration};
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{
+    Json, Router,
+    extract::{Request, State},
+    middleware::{Next, from_fn},
+    response::Response,
+    routing::get,
+};
 use listen::listen;
+use metrics::histogram;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_sliding_window::{
     Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, RedisBackend, RouteCosts, backend::Backend,
     header, key::MissingKey, limit, peer_ip,
@@ -39,6 +46,11 @@ use tracing_subscriber::{filter::Targets, prelude::*};
 
 /// The buckets of the time until the store has decided a check, in seconds. The last one is the deadline.
 const BUCKETS: [f64; 8] = [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1];
+
+/// The time until the service has answered, under the name that OpenTelemetry gives it.
+const LATENCY: &str = "http_server_request_duration_seconds";
+/// Its buckets, in seconds.
+const LATENCY_BUCKETS: [f64; 8] = [0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.1, 1.0, 10.0];
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -49,7 +61,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // The recorder comes before the limiter, so that all metrics have their help texts.
     let buckets = Matcher::Full("rate_limit_check_duration_seconds".to_owned());
-    let metrics = PrometheusBuilder::new().set_buckets_for_metric(buckets, &BUCKETS)?.install_recorder()?;
+    let metrics = PrometheusBuilder::new()
+        .set_buckets_for_metric(buckets, &BUCKETS)?
+        .set_buckets_for_metric(Matcher::Full(LATENCY.to_owned()), &LATENCY_BUCKETS)?
+        .install_recorder()?;
     tokio::spawn(upkeep(metrics.clone()));
 
     match env::var("REDIS_URL") {
@@ -82,6 +97,7 @@ async fn serve(backend: impl Backend, metrics: PrometheusHandle) -> Result<(), B
         .route("/users/{id}", get(async || "Hello!"))
         .route("/search", get(async || "Found nothing."))
         .layer(limits)
+        .layer(from_fn(timed))
         .merge(internal)
         // `peer_ip` reads the address from here.
         .into_make_service_with_connect_info::<SocketAddr>();
@@ -91,6 +107,14 @@ async fn serve(backend: impl Backend, metrics: PrometheusHandle) -> Result<(), B
     let _ = writeln!(std::io::stdout(), "listening on http://{}", listener.local_addr()?);
     axum::serve(listener, app).await?;
     Ok(())
+}
+
+/// Records the latency of the service, with its limit.
+async fn timed(request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let response = next.run(request).await;
+    histogram!(LATENCY).record(start.elapsed());
+    response
 }
 
 /// Returns what the limiter has done, and the keys that it has denied most.

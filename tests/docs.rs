@@ -178,7 +178,15 @@ fn architecture_names_every_file() {
 
 #[test]
 fn commands_name_existing_targets() {
-    let folders = ["benches/request", "fuzz", "tests", "tests/front", "tests/planted", "tests/playground"];
+    let folders = [
+        "benches/request",
+        "fuzz",
+        "tests",
+        "tests/dashboards",
+        "tests/front",
+        "tests/planted",
+        "tests/playground",
+    ];
     let manifests = folders.map(|folder| read(format!("{folder}/Cargo.toml"))).concat();
     let is_package = |name: &str| manifests.contains(&format!("name = \"{name}\"\n"));
     let examples = examples();
@@ -253,8 +261,16 @@ fn package_contains_texts_for_users() {
     assert!(listed.status.success(), "{}", String::from_utf8_lossy(&listed.stderr));
     let listed = String::from_utf8(listed.stdout).unwrap();
     let files: BTreeSet<&str> = listed.lines().collect();
-    for text in ["README.md", "CHANGELOG.md", "SECURITY.md", "LICENSE-MIT", "LICENSE-APACHE", "lua/README.md"]
-    {
+    for text in [
+        "README.md",
+        "CHANGELOG.md",
+        "SECURITY.md",
+        "LICENSE-MIT",
+        "LICENSE-APACHE",
+        "lua/README.md",
+        "dashboards/grafana.json",
+        "dashboards/rules.yml",
+    ] {
         assert!(files.contains(text), "{text} is not a part of the package: {files:?}");
     }
 }
