@@ -53,7 +53,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(upkeep(metrics.clone()));
 
     match env::var("REDIS_URL") {
-        Ok(url) => serve(RedisBackend::connect(&url).await?, metrics).await,
+        Ok(url) => {
+            let connected = RedisBackend::connect(&url).await;
+            serve(connected.map_err(|error| format!("REDIS_URL: {error}"))?, metrics).await
+        }
         Err(_) => serve(MemoryBackend::new(), metrics).await,
     }
 }
