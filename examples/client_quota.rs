@@ -154,10 +154,7 @@ async fn run(title: &str, limiter: &Limiter) -> Result<(), Box<dyn Error>> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let shared = match env::var("REDIS_URL") {
-        Ok(url) => {
-            let connected = RedisBackend::connect(&url).await;
-            limiter(Limiter::builder(connected.map_err(|error| format!("REDIS_URL: {error}"))?))?
-        }
+        Ok(url) => limiter(Limiter::builder(RedisBackend::connect(url.as_str()).await?))?,
         Err(_) => limiter(Limiter::builder(MemoryBackend::new()))?,
     };
     run("The workers share 10,000 units:", &shared).await?;

@@ -53,10 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(upkeep(metrics.clone()));
 
     match env::var("REDIS_URL") {
-        Ok(url) => {
-            let connected = RedisBackend::connect(&url).await;
-            serve(connected.map_err(|error| format!("REDIS_URL: {error}"))?, metrics).await
-        }
+        Ok(url) => serve(RedisBackend::connect(&url).await?, metrics).await,
         Err(_) => serve(MemoryBackend::new(), metrics).await,
     }
 }
