@@ -12,7 +12,6 @@
 //! use axum::{Router, routing::get};
 //! use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, RouteCosts, header, key::MissingKey, limit, peer_ip};
 //!
-//! # async fn search() {}
 //! let limits = RateLimitLayer::builder(MemoryBackend::new()) // or RedisBackend::connect("redis://127.0.0.1/").await?
 //!     .policy(Policy::new("burst", 10, Duration::from_secs(1))?)
 //!     .policy(Policy::new("sustained", 1_000, Duration::from_secs(3600))?)
@@ -25,7 +24,7 @@
 //!     )
 //!     .build()?;
 //!
-//! let app: Router = Router::new().route("/search", get(search)).layer(limits);
+//! let app: Router = Router::new().route("/search", get(async || "found nothing")).layer(limits);
 //! # Ok::<(), tower_sliding_window::ConfigError>(())
 //! ```
 //!

@@ -36,12 +36,39 @@ impl ProblemDetails {
     fn without_fields(rejection: &Rejection) -> Response<Bytes> {
         text::response(rejection, PROBLEM_JSON, problem(rejection))
     }
+}
 
-    /// Builds the complete response of a rejected request, as a layer without other settings does.
-    pub(crate) fn complete(rejection: &Rejection) -> Response<Bytes> {
-        let Some(decision) = rejection.decision() else { return Self::without_fields(rejection) };
+impl Rejection {
+    /// Returns the response of a layer with default settings: that of [`ProblemDetails`], with the fields of
+    /// [`Dialect::Draft11`](Dialect::Draft11) and `Retry-After`. It names no [hidden](Policy::hidden) policy.
+    ///
+    /// It is for a framework without tower, whose middleware calls a [`Limiter`](crate::Limiter): see
+    /// [the guide](crate::guide::migration#frameworks). In axum, return the rejection itself.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("exports", 1, Duration::from_secs(60))?)
+    ///     .build()?;
+    /// let alice = PartitionKey::new("user", "alice");
+    /// let _admission = limiter.admit(alice.clone()).await?;
+    ///
+    /// let response = limiter.admit(alice).await.unwrap_err().to_response();
+    /// assert_eq!(response.status(), 429);
+    /// assert_eq!(response.headers()["content-type"], "application/problem+json");
+    /// assert_eq!(response.headers()["ratelimit-policy"], r#""exports";q=1;w=60"#);
+    /// assert_eq!(response.headers()["retry-after"], "60");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn to_response(&self) -> Response<Bytes> {
+        let Some(decision) = self.decision() else { return ProblemDetails::without_fields(self) };
         repeated::response(decision, || {
-            let mut response = Self::without_fields(rejection);
+            let mut response = ProblemDetails::without_fields(self);
             Dialect::Draft11.add_fields(decision, response.headers_mut());
             response
         })
@@ -54,9 +81,8 @@ impl Answer for ProblemDetails {
     }
 }
 
-/// The response of a layer with default settings: that of [`ProblemDetails`], with the fields of
-/// [`Dialect::Draft11`](Dialect::Draft11) and the extension. So a handler may return the rejection of its own
-/// [`Limiter`](crate::Limiter) as its error.
+/// The response of a layer with default settings, which [`to_response`](Rejection::to_response) returns, with the extension. So a
+/// handler may return the rejection of its own [`Limiter`](crate::Limiter) as its error.
 ///
 /// ```
 /// use axum::extract::State;
@@ -71,7 +97,7 @@ impl Answer for ProblemDetails {
 #[cfg_attr(docsrs, doc(cfg(feature = "axum")))]
 impl axum::response::IntoResponse for Rejection {
     fn into_response(self) -> axum::response::Response {
-        let mut response = ProblemDetails::complete(&self).map(axum::body::Body::from);
+        let mut response = self.to_response().map(axum::body::Body::from);
         response.extensions_mut().insert(self);
         response
     }

@@ -139,7 +139,7 @@ mod tests {
         for (first, second) in decisions.iter().flat_map(|a| decisions.iter().map(move |b| (a, b))) {
             for decision in [first, first, first, second, second] {
                 let rejection = Rejection::Denied(decision.clone());
-                let response = ProblemDetails::complete(&rejection);
+                let response = rejection.to_response();
                 let mut built = ProblemDetails.reject(&rejection, &Head::from(&request));
                 Dialect::Draft11.add_fields(decision, built.headers_mut());
                 assert_eq!((response.status(), response.headers()), (built.status(), built.headers()));

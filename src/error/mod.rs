@@ -1,7 +1,7 @@
 //! Configuration errors, found when a policy, a limiter or a layer is built.
 
 use std::{
-    fmt::{Debug, Display},
+    fmt::{self, Debug, Display},
     ops::RangeInclusive,
 };
 
@@ -9,8 +9,9 @@ mod backend;
 
 pub use backend::{BackendError, Reason};
 
-/// The error of an invalid configuration. Its text names the value and the valid range.
-#[derive(Debug, thiserror::Error)]
+/// The error of an invalid configuration. Its text names the value and the valid range. `Debug` writes the same text as `Display`, so
+/// that a `main` that returns the error prints what is wrong.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// The value of a setting is invalid: a number or a time is out of range, or a text does not have the required form.
@@ -242,6 +243,12 @@ pub enum ConfigError {
         /// The problem, without any key.
         reason: String,
     },
+}
+
+impl Debug for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Display::fmt(self, f)
+    }
 }
 
 impl ConfigError {

@@ -29,8 +29,10 @@
 //! The examples use [`MemoryBackend`](crate::MemoryBackend) where the backend makes no difference. They compile with any other
 //! backend, too.
 //!
-//! To try an example, paste it into a function that returns `Result<(), Box<dyn std::error::Error>>`. The `use` lines of an
-//! example name its crates. Most of them need:
+//! # Examples
+//!
+//! To try an example, paste it into an `async` function that returns `Result<(), Box<dyn std::error::Error>>`, under `#[tokio::main]`
+//! or `#[tokio::test]`. The `use` lines of an example name its crates. Most of them need:
 //!
 //! ```sh
 //! cargo add tower-sliding-window --features axum
@@ -39,6 +41,18 @@
 //! cargo add tower --features util
 //! cargo add serde --features derive
 //! ```
+//!
+//! If an example ends with an `app`, serve it with the address of the peer, which [`peer_ip`](crate::peer_ip) reads:
+//!
+//! ```no_run
+//! # async fn serve(app: axum::Router) -> Result<(), Box<dyn std::error::Error>> {
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+//! axum::serve(listener, app.into_make_service_with_connect_info::<std::net::SocketAddr>()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Larger examples are programs in the folder `examples` of the repository. In a clone of it, run `cargo run --example axum`.
 
 // Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
 // the charts, and `tests/pictures` makes the picture of the outage.

@@ -11,8 +11,8 @@ use crate::{
 /// The reason why a request is rejected. Only [`Denied`](Self::Denied) and [`WaitTooLong`](Self::WaitTooLong) are caused by the
 /// client, and only they are a 429.
 ///
-/// A rejection is in the extensions of the response, regardless of which code built the body. With the feature `axum`, it is also a
-/// response that a handler may return.
+/// A rejection is in the extensions of the response, regardless of which code built the body.
+/// [`to_response`](Self::to_response) makes a response of it. With the feature `axum`, a handler may return the rejection itself.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Rejection {

@@ -127,7 +127,7 @@ impl Http {
 
     fn rejected(&self, head: &Head<'_>, rejection: Rejection) -> Response<Bytes> {
         let mut response = match (&self.options.reject, &self.options.answer) {
-            (None, None) => ProblemDetails::complete(&rejection),
+            (None, None) => rejection.to_response(),
             (reject, _) => {
                 let built = reject.as_ref().map(|reject| reject(&rejection, head));
                 let mut response = built.unwrap_or_else(|| self.answer().reject(&rejection, head));

@@ -17,7 +17,7 @@ use ::actix_web::{
 };
 use tower_sliding_window::{Limiter, PartitionKey, answer::Dialect};
 
-use crate::support::{limiter, response, verify};
+use crate::support::{limiter, verify};
 
 async fn hello() -> &'static str {
     "hello"
@@ -42,7 +42,7 @@ async fn limit(
             Ok(response)
         }
         Err(rejection) => {
-            let (head, body) = response(&rejection).into_parts();
+            let (head, body) = rejection.to_response().into_parts();
             let status =
                 StatusCode::from_u16(head.status.as_u16()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
             let mut response = HttpResponse::with_body(status, body).map_into_boxed_body();

@@ -13,7 +13,7 @@ use loco_rs::{
     task::Tasks,
 };
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 
 use crate::support::{layer, verify};
 
@@ -49,14 +49,18 @@ impl Hooks for App {
     fn register_tasks(_tasks: &mut Tasks) {}
 }
 
-/// Returns a port that is free now: loco binds the listener itself.
-async fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+/// Returns a socket that reserves a port for loco, which binds the listener itself: to a port of a socket that does not listen.
+fn reserve_port() -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    socket
 }
 
 #[tokio::test]
 async fn loco_app_is_limited() {
-    let port = free_port().await;
+    let reserved = reserve_port();
+    let port = reserved.local_addr().unwrap().port();
     let config: Config = serde_json::from_value(json!({
         "logger": { "enable": false, "level": "off", "format": "compact" },
         "server": { "binding": "127.0.0.1", "port": port, "host": "http://127.0.0.1" },

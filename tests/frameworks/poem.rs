@@ -7,7 +7,7 @@ use ::poem::{
 };
 use tower_sliding_window::{Limiter, PartitionKey, answer::Dialect};
 
-use crate::support::{limiter, response, verify};
+use crate::support::{limiter, verify};
 
 #[handler]
 async fn hello() -> &'static str {
@@ -27,7 +27,7 @@ async fn limit(next: impl Endpoint, request: Request, limiter: Limiter) -> Resul
             Ok(response)
         }
         Err(rejection) => {
-            let (head, body) = response(&rejection).into_parts();
+            let (head, body) = rejection.to_response().into_parts();
             Ok((head.status, head.headers, body).into_response())
         }
     }

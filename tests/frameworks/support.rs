@@ -2,13 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use bytes::Bytes;
-use http::{Request, Response, header};
-use tower_sliding_window::{
-    Builder, Head, Limiter, MemoryBackend, Policy, RateLimitLayer, Rejection,
-    answer::{Answer, Dialect, ProblemDetails},
-    peer_ip,
-};
+use http::header;
+use tower_sliding_window::{Builder, Limiter, MemoryBackend, Policy, RateLimitLayer, peer_ip};
 
 fn policy() -> Policy {
     Policy::new("requests", 1, Duration::from_secs(60)).unwrap()
@@ -22,16 +17,6 @@ pub(crate) fn layer() -> Builder {
 /// A limiter for a framework without tower.
 pub(crate) fn limiter() -> Limiter {
     Limiter::builder(MemoryBackend::new()).policy(policy()).build().unwrap()
-}
-
-/// Returns the response of a layer with default settings.
-pub(crate) fn response(rejection: &Rejection) -> Response<Bytes> {
-    // Problem details do not depend on the request.
-    let mut response = ProblemDetails.reject(rejection, &Head::from(&Request::new(())));
-    if let Some(decision) = rejection.decision() {
-        Dialect::Draft11.add_fields(decision, response.headers_mut());
-    }
-    response
 }
 
 /// Sends two requests. The second one exceeds the quota.

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, StatusCode};
 use serde_json::json;
 use tower_sliding_window::{
-    Builder, Decision, Head, RateLimitLayer, Rejection, Wait,
+    Builder, Decision, Head, Limiter, PartitionKey, RateLimitLayer, Rejection, Wait,
     answer::{Answer, OpenAiError},
     backend::Reason,
     testing::{FakeAnswer, FakeBackend},
@@ -259,5 +259,38 @@ async fn client_text_and_error_object_state_rejection() {
         let backend = FakeBackend::scripted([decided]);
         let site = site_with(backend, |builder| builder.rejection(rejection)).await;
         assert_eq!(site.get("/", headers).await.body, text, "the text for clients");
+    }
+}
+
+/// A middleware without a layer has the response of a layer with default settings, which does not name the hidden policy.
+#[tokio::test]
+async fn response_of_rejection_equals_that_of_layer() {
+    let policies = || [policy("ten", 10, MINUTE), policy("secret", 10, MINUTE).hidden()];
+    for decided in [
+        FakeAnswer::Deny(Wait::For(7 * SECOND)),
+        FakeAnswer::Deny(Wait::Never),
+        FakeAnswer::Unavailable(Reason::Connection),
+        FakeAnswer::Unavailable(Reason::Misconfigured),
+    ] {
+        let [ten, secret] = policies();
+        let builder = RateLimitLayer::builder(FakeBackend::scripted([decided])).policy(ten).policy(secret);
+        let limits = builder.key(api_key()).build().unwrap();
+        let site = Site::serve(Router::new().route("/", get(async || "hello")).layer(limits)).await;
+        let of_layer = site.get("/", &[ALICE]).await;
+
+        let [ten, secret] = policies();
+        let limiter = Limiter::builder(FakeBackend::scripted([decided])).policy(ten).policy(secret);
+        let rejection = limiter.build().unwrap().admit(PartitionKey::header("x-api-key", "alice")).await;
+        let response = rejection.unwrap_err().to_response();
+        assert_eq!(response.status(), of_layer.status);
+        assert_eq!(response.body(), of_layer.body.as_bytes());
+        for (name, value) in response.headers() {
+            assert_eq!(of_layer.header(name.as_str()), value.to_str().ok(), "{name}");
+        }
+        let is_denied = matches!(decided, FakeAnswer::Deny(_));
+        assert_eq!(response.headers().contains_key("ratelimit"), is_denied, "{response:?}");
+        assert_eq!(of_layer.has_limit_fields(), is_denied);
+        assert_eq!(response.headers().contains_key("retry-after"), of_layer.header("retry-after").is_some());
+        assert!(!format!("{response:?}").contains("secret"), "{response:?}");
     }
 }

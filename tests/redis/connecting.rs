@@ -61,6 +61,17 @@ async fn invalid_url_error_hides_password() {
     }
 }
 
+/// `main` prints the errors that it returns by `Debug`.
+#[tokio::test]
+async fn debug_output_of_error_equals_its_text() {
+    let unreachable =
+        RedisBackend::connect(&format!("redis://127.0.0.1:{}/", unused_port())).await.unwrap_err();
+    let invalid = RedisBackend::connect("secret").await.unwrap_err();
+    for error in [unreachable, invalid] {
+        assert_eq!(format!("{error:?}"), error.to_string());
+    }
+}
+
 #[tokio::test]
 async fn debug_output_hides_password() {
     let backend = RedisBackend::lazy("redis://user:s3cret@127.0.0.1:1/").unwrap();

@@ -1,6 +1,6 @@
 //! Errors of the server and of the client crate, and the [`Reason`] of each.
 
-use std::error::Error;
+use std::{error::Error, fmt};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
@@ -10,8 +10,9 @@ use crate::{
     error::ConfigError,
 };
 
-/// An error of the first connection to Redis.
-#[derive(Debug, thiserror::Error)]
+/// An error of the first connection to Redis. `Debug` writes the same text as `Display`, so that a `main` that returns the error
+/// prints what is wrong.
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 #[cfg_attr(docsrs, doc(cfg(feature = "redis")))]
 pub enum ConnectError {
@@ -34,6 +35,12 @@ pub enum ConnectError {
         /// All problems, including warnings.
         problems: Vec<ServerProblem>,
     },
+}
+
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// Returns the text of an error of the connection in one line. The client crate's text for an invalid reply has several lines and
