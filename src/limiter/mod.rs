@@ -290,7 +290,34 @@ impl Limiter {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn most_denied(&self, max: usize) -> Vec<DeniedKey> {
-        self.0.events.counters.most_denied(max)
+        self.0.events.most_denied(false, max)
+    }
+
+    /// Returns the partition keys that [shadow policies](crate::Policy::shadow) would have denied most in this process, as
+    /// [`most_denied`](Self::most_denied) returns those that were denied: who would be limited if the policies were enforced.
+    /// `denials` is then the number of admitted checks that a shadow policy would have denied. If several would have denied a check,
+    /// the key of the policy with the longest wait counts.
+    ///
+    /// It is a list of its own, with the same bound. A check that an enforced policy denies does not count: it charges no shadow policy.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let policy = Policy::new("mails", 2, Duration::from_secs(60))?.shadow();
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(policy).build()?;
+    /// for _ in 0..5 {
+    ///     assert!(limiter.check(PartitionKey::new("user", "alice")).await?.is_admitted());
+    /// }
+    /// let [alice] = &limiter.most_shadow_denied(10)[..] else { panic!("one key would be denied") };
+    /// assert_eq!((alice.denials, limiter.most_denied(10).len()), (3, 0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn most_shadow_denied(&self, max: usize) -> Vec<DeniedKey> {
+        self.0.events.most_denied(true, max)
     }
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end

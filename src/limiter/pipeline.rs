@@ -18,7 +18,7 @@ use crate::{
     guard::before,
     lease::{LeaseLookup, LeaseMiss},
     now_or_later::{BoxFuture, NowOrLater},
-    observe,
+    observe::{self, DecidedPairs},
     outage::OutageRule,
     policy::cost_of,
 };
@@ -149,7 +149,7 @@ impl Limiter {
         events.unknown_policies(costs, policies);
         if purpose != Purpose::Peek {
             observe::cost_above_quota(pair);
-            events.decision(&decision, || (!pair.is_shadow).then_some(key));
+            events.decision(&decision, DecidedPairs::One(pair));
         }
         Some(decision)
     }

@@ -17,11 +17,11 @@ use crate::{
     cost::Costs,
     decision::{Decision, Status},
     error::{BackendError, Reason},
-    key::PartitionKey,
     policy::Policy,
 };
 
 mod conflicts;
+mod decided_pairs;
 mod double_charges;
 mod events;
 mod first_requests;
@@ -37,6 +37,7 @@ pub(crate) mod server_breaker;
 mod stats;
 mod throttle;
 
+pub(crate) use decided_pairs::DecidedPairs;
 #[cfg(feature = "redis")]
 pub(crate) use events::{evicts, problem_at_start};
 pub(crate) use first_requests::FirstRequests;
@@ -129,7 +130,7 @@ impl LimiterEvents {
     ) {
         let is_counted = check.purpose() != Purpose::Peek;
         match outcome {
-            Ok(decision) if is_counted => self.decision(decision, || stats::denied_key(check, decision)),
+            Ok(decision) if is_counted => self.decision(decision, DecidedPairs::Check(check)),
             Ok(_) => {}
             // The events of the server report all other errors.
             Err(error) => {
@@ -148,13 +149,9 @@ impl LimiterEvents {
     }
 
     /// Counts the decision of a check that is not a peek. Logs a denial, and shadow pairs that would have denied an admitted check,
-    /// at the level `debug`. `denied_key` returns the key of the pair for which a denied client waits.
+    /// at the level `debug`.
     #[inline]
-    pub(crate) fn decision<'a>(
-        &self,
-        decision: &Decision,
-        denied_key: impl FnOnce() -> Option<&'a PartitionKey>,
-    ) {
+    pub(crate) fn decision(&self, decision: &Decision, pairs: DecidedPairs<'_>) {
         // A shadow pair that does not fit is not charged.
         let is_near = |status: &Status| {
             status.cost() > 0 && status.retry_after().is_zero() && status.is_near(self.near_limit)
@@ -162,11 +159,33 @@ impl LimiterEvents {
         self.metrics.decision(decision, is_near);
         if decision.is_admitted() {
             self.counters.admitted(decision, is_near);
-            decision.shadow_denied().for_each(events::shadow_denied);
+            if decision.shadow_denied().next().is_some() {
+                self.shadow_denied(decision, pairs);
+            }
         } else {
-            self.counters.denied(decision, denied_key());
+            self.counters.denied(decision, pairs.denied_key(decision));
             events::denied(decision);
         }
+    }
+
+    /// Counts and logs an admitted check that shadow pairs would have denied. If several would have denied it, the key of the one with
+    /// the longest wait counts.
+    #[cold]
+    fn shadow_denied(&self, decision: &Decision, pairs: DecidedPairs<'_>) {
+        let mut longest = None;
+        pairs.each_shadow_denied(decision, |key, status| {
+            events::shadow_denied(status);
+            let is_longer = |(_, wait)| wait < status.retry_after();
+            if longest.is_none_or(is_longer) {
+                longest = Some((key, status.retry_after()));
+            }
+        });
+        self.counters.shadow_denied(longest.map(|(key, _)| key));
+    }
+
+    /// Returns the keys that were denied most, or that shadow pairs would have denied most, at most `max` and at most 128.
+    pub(crate) fn most_denied(&self, is_shadow: bool, max: usize) -> Vec<DeniedKey> {
+        self.counters.most_denied(is_shadow, max)
     }
 
     /// Warns, at most once per minute, that the memory of the local fallback is full.

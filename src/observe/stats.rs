@@ -8,7 +8,6 @@ use std::{
 
 use super::{LeasedUnits, ServerBreaker};
 use crate::{
-    check::Check,
     decision::{Decision, Status},
     error::{BackendError, Reason},
     key::{KeyHasher, PartitionKey},
@@ -53,12 +52,13 @@ pub struct Stats {
     pub breakers: Vec<ServerBreaker>,
 }
 
-/// A partition key that is denied often; see [`Limiter::most_denied`](crate::Limiter::most_denied).
+/// A partition key that is denied often; see [`Limiter::most_denied`](crate::Limiter::most_denied) and
+/// [`Limiter::most_shadow_denied`](crate::Limiter::most_shadow_denied).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeniedKey {
-    /// The partition key. [`PartitionKey::parts`] returns its kinds and values. A key of more than 256 bytes is kept as a digest,
-    /// which has no parts.
+    /// The partition key, with the [region](crate::LimiterBuilder::region) as its first part. [`PartitionKey::parts`] returns its
+    /// kinds and values. A key of more than 256 bytes is kept as a digest, which has no parts.
     pub key: PartitionKey,
     /// An upper bound of the number of denials of this key.
     pub denials: u64,
@@ -81,6 +81,8 @@ pub(crate) struct LimiterCounters {
     leased: [AtomicU64; LeasedUnits::NAMES.len()],
     reasons: [AtomicU64; Reason::ALL.len()],
     denied_keys: Lock<Sketch>,
+    /// A list of its own: keys that are denied in shadow mode displace no others. It is empty until the first of them.
+    shadow_denied_keys: Lock<Sketch>,
 }
 
 /// The space-saving sketch of Metwally, Agrawal and El Abbadi ("Efficient Computation of Frequent and Top-k Elements in Data
@@ -103,9 +105,6 @@ impl LimiterCounters {
     #[inline]
     pub(crate) fn admitted(&self, decision: &Decision, is_near: impl Fn(&Status) -> bool) {
         increment(&self.admitted);
-        if decision.shadow_denied().next().is_some() {
-            increment(&self.shadow_denied);
-        }
         if decision.statuses().iter().any(is_near) {
             increment(&self.near_limit);
         }
@@ -120,6 +119,14 @@ impl LimiterCounters {
         }
         if let Some(key) = key {
             self.denied_keys.lock().count(key);
+        }
+    }
+
+    /// Counts an admitted check that a shadow pair of this key would have denied.
+    pub(super) fn shadow_denied(&self, key: Option<&PartitionKey>) {
+        increment(&self.shadow_denied);
+        if let Some(key) = key {
+            self.shadow_denied_keys.lock().count(key);
         }
     }
 
@@ -165,9 +172,10 @@ impl LimiterCounters {
         }
     }
 
-    /// Returns the keys that were denied most, at most `max` and at most 128.
-    pub(crate) fn most_denied(&self, max: usize) -> Vec<DeniedKey> {
-        let mut keys = self.denied_keys.lock().keys.clone();
+    /// Returns the keys that were denied most, or that shadow pairs would have denied most, at most `max` and at most 128.
+    pub(super) fn most_denied(&self, is_shadow: bool, max: usize) -> Vec<DeniedKey> {
+        let sketch = if is_shadow { &self.shadow_denied_keys } else { &self.denied_keys };
+        let mut keys = sketch.lock().keys.clone();
         keys.sort_by_key(|key| std::cmp::Reverse(key.denials));
         keys.truncate(max);
         keys
@@ -177,16 +185,6 @@ impl LimiterCounters {
 #[inline]
 fn increment(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Returns the key of the enforcing pair with the longest wait. Several pairs may have the same policy.
-pub(super) fn denied_key<'a>(check: &'a Check, decision: &'a Decision) -> Option<&'a PartitionKey> {
-    // The usual case.
-    if let ([pair], [_]) = (check.pairs(), decision.statuses()) {
-        return (!pair.is_shadow).then_some(&pair.key);
-    }
-    let enforced = decision.statuses_of(check).filter(|(pair, _)| !pair.is_shadow);
-    enforced.max_by_key(|(_, status)| status.retry_after()).map(|(pair, _)| &pair.key)
 }
 
 impl Sketch {

@@ -4,15 +4,16 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Limiter, OutageRule, PartitionKey, RateLimitLayer, Rejection, Wait,
-    backend::{Pair, Purpose, Reason},
+    Limiter, MemoryBackend, OutageRule, PartitionKey, Policy, RateLimitLayer, Rejection, Wait,
+    backend::{Backend, Pair, Purpose, Reason},
     by,
     key::KeyError,
+    observe::DeniedKey,
     outage::Share,
     protocol::Draft,
     testing::{
         FakeAnswer::{Admit, Deny, DenyShadow},
-        FakeBackend,
+        FakeBackend, ManualClock,
     },
     wait::WaitLayer,
 };
@@ -80,6 +81,55 @@ async fn denied_key_is_that_of_enforcing_policy() {
     let limiter = Limiter::builder(backend).without_policies().build().unwrap();
     assert!(!limiter.check(pairs).await.unwrap().is_admitted());
     assert_eq!(limiter.most_denied(9).iter().map(|denied| &denied.key).collect::<Vec<_>>(), [&user]);
+}
+
+/// Returns the keys and the numbers of their denials.
+fn counts(keys: Vec<DeniedKey>) -> Vec<(PartitionKey, u64)> {
+    keys.into_iter().map(|denied| (denied.key, denied.denials)).collect()
+}
+
+/// Checks two keys against shadow policies with quotas of 1 and 2, and one key against an enforced policy with a quota of 8.
+async fn keys_denied_in_shadow_mode(backend: impl Backend) -> [Vec<(PartitionKey, u64)>; 2] {
+    let limiter = Limiter::builder(backend).without_policies().build().unwrap();
+    let [route, tenant] = ["route", "tenant"].map(|kind| PartitionKey::new(kind, "a"));
+    for _ in 0..10 {
+        let pairs = [
+            Pair::new(alice(), policy("enforced", 8), 1),
+            Pair::new(route.clone(), policy("short", 1).shadow(), 1),
+            Pair::new(tenant.clone(), Policy::new("long", 2, 2 * MINUTE).unwrap().shadow(), 1),
+        ];
+        let _ = limiter.check(pairs).await.unwrap();
+    }
+    let stats = limiter.stats();
+    assert_eq!((stats.admitted, stats.shadow_denied, stats.denied), (8, 7, 2));
+    [counts(limiter.most_denied(9)), counts(limiter.most_shadow_denied(9))]
+}
+
+/// Of the eight admitted checks, the first shadow policy alone would have denied one, and both would have denied six.
+#[tokio::test]
+async fn keys_denied_in_shadow_mode_have_a_list_of_their_own() {
+    let [route, tenant] = ["route", "tenant"].map(|kind| PartitionKey::new(kind, "a"));
+    let expected = [vec![(alice(), 2)], vec![(tenant, 6), (route, 1)]];
+    let memory = || MemoryBackend::new().with_clock(&ManualClock::new());
+    assert_eq!(keys_denied_in_shadow_mode(memory()).await, expected);
+    assert_eq!(keys_denied_in_shadow_mode(Later(memory())).await, expected);
+}
+
+/// With one policy, a memory decides without a list of pairs.
+#[tokio::test]
+async fn key_denied_by_only_policy_in_shadow_mode_is_listed() {
+    for is_peek in [false, true] {
+        let limiter =
+            Limiter::builder(MemoryBackend::new()).policy(policy("canary", 2).shadow()).build().unwrap();
+        for _ in 0..5 {
+            let decision =
+                if is_peek { limiter.peek((alice(), 3)).await } else { limiter.check(alice()).await };
+            assert!(decision.unwrap().is_admitted());
+        }
+        let expected = if is_peek { vec![] } else { vec![(alice(), 3)] };
+        assert_eq!(counts(limiter.most_shadow_denied(9)), expected);
+        assert_eq!(counts(limiter.most_denied(9)), []);
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,53 @@
+//! The pairs of a decision: which key a denial, or a shadow pair without room, belongs to.
+
+use crate::{
+    check::{Check, PairRef},
+    decision::{Decision, Status},
+    key::PartitionKey,
+};
+
+/// The pairs that a decision was made for.
+#[derive(Clone, Copy)]
+pub(crate) enum DecidedPairs<'a> {
+    One(PairRef<'a>),
+    Check(&'a Check),
+}
+
+impl<'a> DecidedPairs<'a> {
+    /// Returns the key of the enforcing pair with the longest wait, for which a denied client waits. Several pairs may have the same
+    /// policy.
+    pub(super) fn denied_key(self, decision: &Decision) -> Option<&'a PartitionKey> {
+        let check = match self {
+            Self::One(pair) => return (!pair.is_shadow).then_some(pair.key),
+            Self::Check(check) => check,
+        };
+        // The usual case.
+        if let ([pair], [_]) = (check.pairs(), decision.statuses()) {
+            return (!pair.is_shadow).then_some(&pair.key);
+        }
+        let statuses =
+            decision.indexed_statuses().filter_map(|(i, status)| Some((check.pairs().get(i)?, status)));
+        let enforced = statuses.filter(|(pair, _)| !pair.is_shadow);
+        enforced.max_by_key(|(_, status)| status.retry_after()).map(|(pair, _)| &pair.key)
+    }
+
+    /// Calls `each` with every status of a shadow pair without room, and with the key of the pair.
+    pub(super) fn each_shadow_denied<'d>(
+        self,
+        decision: &'d Decision,
+        mut each: impl FnMut(&'a PartitionKey, &'d Status),
+    ) {
+        for (i, status) in decision.indexed_statuses() {
+            let key = match self {
+                Self::One(pair) => Some(pair.key),
+                Self::Check(check) => check.pairs().get(i).map(|pair| &pair.key),
+            };
+            if let Some(key) = key
+                && status.is_shadow()
+                && !status.retry_after().is_zero()
+            {
+                each(key, status);
+            }
+        }
+    }
+}
