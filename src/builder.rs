@@ -653,6 +653,9 @@ limiter_settings! {
     max_in_flight(checks: usize);
     /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
     near_limit(fraction: f64);
+    /// Adds pseudonyms of partition keys to the events of denials, under a secret of at least 32 random bytes; see
+    /// [`LimiterBuilder::pseudonyms`].
+    pseudonyms(secret: impl AsRef<[u8]>);
     /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
     deny_cache(cache: impl Into<Option<DenyCacheConfig>>);
     /// Sets the memory of the local fallback; see [`LimiterBuilder::local_memory`].

@@ -207,8 +207,7 @@ pub enum ConfigError {
         known: Vec<String>,
     },
 
-    /// The hash secret is too short. The text does not contain it.
-    #[cfg(feature = "redis")]
+    /// The secret of hashed keys or of pseudonyms is too short. The text does not contain it.
     #[error(
         "hash secret of {given} bytes: it must have at least {min} random bytes, for example from `openssl rand -hex 32`"
     )]
