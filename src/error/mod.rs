@@ -89,6 +89,16 @@ pub enum ConfigError {
         name: String,
     },
 
+    /// A tier of a [`PolicyTable`](crate::PolicyTable) does not suit a layer that uses the table.
+    #[error("{}: {error}", tier(.name))]
+    #[non_exhaustive]
+    InvalidTier {
+        /// The name of the tier. `None` for the default tier.
+        name: Option<String>,
+        /// The problem.
+        error: Box<Self>,
+    },
+
     /// The layer settles, but the backend cannot change charges.
     #[error("the backend cannot settle: it cannot change charges")]
     CannotSettle,
@@ -282,6 +292,10 @@ impl ConfigError {
         }
         Err(Self::invalid_text(setting, name, "1 to 64 printable ASCII characters (space to `~`)"))
     }
+}
+
+fn tier(name: &Option<String>) -> String {
+    name.as_ref().map_or_else(|| "default tier".to_owned(), |name| format!("tier {name:?}"))
 }
 
 fn for_policy(policy: &str) -> String {

@@ -156,6 +156,20 @@ pub(super) fn limits_nothing(store: &str, policies: &str) {
     );
 }
 
+pub(super) fn problem_of_table(store: &str, problem: &dyn Error) {
+    event!(warn, store, %problem, "a tier of a policy table may become full: then its requests get no decision");
+}
+
+pub(super) fn unlisted_name(store: &str, default: &str) {
+    event!(
+        warn,
+        store,
+        default,
+        "unknown tier: a request has a name that is not in the policy table, so the default of the table applies; if the table lists only \
+         exceptions from its default, call `PolicyTable::lists_exceptions`",
+    );
+}
+
 pub(super) fn peer_is_proxy(store: &str, policies: &str) {
     event!(
         warn,

@@ -18,7 +18,7 @@ use crate::{
     decision::{Decision, Status},
     error::{BackendError, Reason},
     key::{HashSecret, PartitionKey},
-    policy::Policy,
+    policy::{Policy, Tier},
 };
 
 mod conflicts;
@@ -220,6 +220,19 @@ impl LimiterEvents {
     /// Warns that a layer with these policies counts by the address of the peer, although its requests come from a proxy.
     pub(crate) fn peer_is_proxy(&self, policies: &[Policy]) {
         events::peer_is_proxy(&self.store, &names(policies));
+    }
+
+    /// Warns about a tier of a policy table whose sliding log may become full.
+    #[cold]
+    pub(crate) fn problem_of_table(&self, problem: &dyn Error) {
+        events::problem_of_table(&self.store, problem);
+    }
+
+    /// Warns that the name of a request is not in a policy table with this default.
+    #[cold]
+    pub(crate) fn unlisted_name(&self, default: &Tier) {
+        let default = default.policies().map(|policies| names(policies.as_slice()));
+        events::unlisted_name(&self.store, default.as_deref().unwrap_or("unlimited"));
     }
 
     /// Counts a request of a layer. `route` returns the matched route.

@@ -14,6 +14,7 @@ use http::HeaderValue;
 
 use crate::error::ConfigError;
 
+mod constant_costs;
 #[cfg(feature = "serde")]
 mod format;
 mod lease;
@@ -23,9 +24,11 @@ pub(crate) mod policies;
 mod properties;
 mod selector;
 mod table;
+mod table_use;
 mod tier;
 mod types;
 
+pub(crate) use constant_costs::check_constant_costs;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
@@ -35,6 +38,7 @@ pub(crate) use properties::{Expiry, Properties};
 pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
 pub use table::PolicyTable;
+pub(crate) use table_use::TableUse;
 pub use tier::Tier;
 pub use types::Algorithm;
 pub(crate) use types::for_each_type;
