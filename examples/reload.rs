@@ -58,11 +58,9 @@ async fn reload(file: PathBuf, policies: PolicyTable, mut last: String) {
                 continue;
             }
         };
-        match toml::from_str(&text) {
-            Ok(changed) => {
-                policies.replace(changed);
-                println!("loaded {}", file.display());
-            }
+        let changed = toml::from_str(&text).map_err(Box::<dyn Error>::from);
+        match changed.and_then(|changed| Ok(policies.replace(changed)?)) {
+            Ok(_) => println!("loaded {}", file.display()),
             // The policies in force stay in force.
             Err(error) => eprintln!("{}: {error}", file.display()),
         }
@@ -77,6 +75,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let text = fs::read_to_string(&file).map_err(|error| format!("{}: {error}", file.display()))?;
     let policies: PolicyTable =
         toml::from_str(&text).map_err(|error| format!("{}: {error}", file.display()))?;
+    // All other routes have the default.
+    let policies = policies.lists_exceptions();
 
     let limits = RateLimitLayer::builder(MemoryBackend::new())
         .key(peer_ip())

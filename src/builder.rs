@@ -18,7 +18,7 @@ use crate::{
     limiter::{IntoDraft, Limiter, LimiterBuilder, Rejection, Reserve},
     outage::{Breaker, OutageRule},
     policy::{Policies, Policy, PolicySelector, distinct},
-    protocol::{HeadFn, Http, HttpOptions, Peers},
+    protocol::{HeadFn, Http, HttpOptions, Peers, Tables},
     settle::Unsettled,
 };
 
@@ -529,6 +529,8 @@ impl Builder {
     /// - [`ConfigError::ZeroEstimate`] if the layer settles and the constant cost of all requests is 0 for a policy
     /// - [`ConfigError::TooManyCharges`] if a constant cost allows more charges in a window than a sliding log can hold
     /// - [`ConfigError::CostWithoutPolicy`] if a constant cost names a policy that the layer does not have
+    /// - [`ConfigError::InvalidTier`] if a tier of a [policy table](crate::PolicyTable#changes-that-do-not-suit-a-layer) does not suit
+    ///   the policies or the constant costs
     /// - the errors of [`LimiterBuilder::build`] for the policies of all limits together
     pub fn build(mut self) -> Result<RateLimitLayer, ConfigError> {
         self.check_parts()?;
@@ -546,7 +548,8 @@ impl Builder {
             }
         };
         self.check_costs(&limiter)?;
-        let http = self.into_http(&limiter);
+        let tables = self.tables(&limiter)?;
+        let http = self.into_http(&limiter, tables);
         Ok(RateLimitLayer::new(limiter, http))
     }
 
@@ -598,7 +601,7 @@ impl Builder {
 
     /// Compares the constant costs with the policies. A plan has no constant costs.
     fn check_costs(&self, limiter: &Limiter) -> Result<(), ConfigError> {
-        let HttpOptions { plan: None, others, settle, clamps, .. } = &self.options else { return Ok(()) };
+        let HttpOptions { plan: None, others, settle, .. } = &self.options else { return Ok(()) };
         let first: Vec<Policy> =
             limiter.policies().iter().chain(self.first.own_policies()).cloned().collect();
         let names: Vec<&str> = first.iter().chain(self.further_policies()).map(Policy::name).collect();
@@ -606,13 +609,29 @@ impl Builder {
         let names = (!is_chosen).then_some(&*names);
         // A layer that settles makes every request a reservation.
         let settles = settle.is_some();
-        let clamps = settles && (*clamps || limiter.clamps_estimates());
+        let clamps = self.clamps(limiter);
         let rules = CostRules { names, settles, clamps };
         self.first.check_costs(&first, &rules)?;
         others.iter().try_for_each(|limit| limit.check_costs(limit.own_policies(), &rules))
     }
 
-    fn into_http(mut self, limiter: &Limiter) -> Http {
+    /// Compares the policy tables with the policies and the constant costs. A plan has no tables.
+    fn tables(&self, limiter: &Limiter) -> Result<Option<Tables>, ConfigError> {
+        if self.options.plan.is_some() {
+            return Ok(None);
+        }
+        let limits: Vec<&Limit> = self.limits().collect();
+        let own = limiter.policies().iter().chain(self.first.own_policies());
+        let fixed: Vec<Policy> = own.chain(self.further_policies()).cloned().collect();
+        Tables::new(limiter, &limits, &fixed, self.clamps(limiter))
+    }
+
+    /// Returns whether a constant cost may be above a quota: the layer settles, and clamps its estimates.
+    fn clamps(&self, limiter: &Limiter) -> bool {
+        self.options.settle.is_some() && (self.options.clamps || limiter.clamps_estimates())
+    }
+
+    fn into_http(mut self, limiter: &Limiter, tables: Option<Tables>) -> Http {
         if self.dialect.is_some() || self.retry_after.is_some() {
             self.options.answer = Some(Arc::new(WithFields {
                 answer: self.options.answer.unwrap_or_else(|| Arc::new(ProblemDetails)),
@@ -622,7 +641,7 @@ impl Builder {
         }
         let counts_by_peer = self.limits().any(Limit::counts_by_peer);
         let peers = counts_by_peer.then(|| Arc::new(Peers::new(limiter.clone())));
-        Http { first: self.first, peers, options: self.options }
+        Http { first: self.first, peers, tables: tables.map(Arc::new), options: self.options }
     }
 
     fn may_lack_policies(&self) -> bool {
@@ -653,6 +672,9 @@ limiter_settings! {
     max_in_flight(checks: usize);
     /// Sets the fraction of a quota that counts as near the limit; see [`LimiterBuilder::near_limit`].
     near_limit(fraction: f64);
+    /// Adds pseudonyms of partition keys to the events of denials, under a secret of at least 32 random bytes; see
+    /// [`LimiterBuilder::pseudonyms`].
+    pseudonyms(secret: impl AsRef<[u8]>);
     /// Configures the deny cache; see [`LimiterBuilder::deny_cache`].
     deny_cache(cache: impl Into<Option<DenyCacheConfig>>);
     /// Sets the memory of the local fallback; see [`LimiterBuilder::local_memory`].

@@ -8,7 +8,7 @@ use crate::{
     head::Head,
     key::{KeyError, KeyExtractor, MissingKey, PartitionKey},
     limiter::{Against, Draft},
-    policy::{self, Policies, Policy, PolicySelector, cost_of},
+    policy::{self, Policies, Policy, PolicySelector, PolicyTable, check_constant_costs, cost_of},
 };
 
 /// A further limit of a layer: a partition key with a cost and policies of its own. Made by [`limit`], for
@@ -124,6 +124,18 @@ impl Limit {
         !self.selectors.is_empty()
     }
 
+    /// Returns the tables from which this limit chooses policies.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &PolicyTable> {
+        self.selectors.iter().filter_map(|selector| selector.table())
+    }
+
+    /// Returns the constant costs of this limit, with the names of the requests that have them.
+    pub(crate) fn constant_costs(&self) -> Vec<(String, Costs)> {
+        let mut all = Vec::new();
+        self.cost.constants(&mut |requests, costs| all.push((requests.to_owned(), costs.clone())));
+        all
+    }
+
     pub(crate) fn without_policies(self) -> Self {
         Self { policies: None, ..self }
     }
@@ -197,25 +209,12 @@ fn joined(policies: Option<Policies>, more: Policies) -> Option<Policies> {
 impl CostRules<'_> {
     /// Compares these costs with these policies. Returns the first mistake.
     fn check(&self, requests: &str, costs: &Costs, policies: &[Policy]) -> Result<(), ConfigError> {
-        let requests = || requests.to_owned();
-        for policy in policies {
-            let (cost, quota) = (cost_of(policy, costs), policy.quota_units());
-            if cost > quota && !self.clamps {
-                let policy = policy.name().to_owned();
-                return Err(ConfigError::CostAboveQuota { requests: requests(), policy, cost, quota });
-            }
-            let charges = quota.checked_div(cost).unwrap_or(0);
-            let max = policy.properties().max_charges;
-            if charges > max {
-                let policy = policy.name().to_owned();
-                return Err(ConfigError::TooManyCharges { requests: requests(), policy, cost, quota, max });
-            }
-        }
+        check_constant_costs(requests, costs, policies, self.clamps)?;
         if let Some(names) = self.names
             && let Some(name) = costs.names().find(|name| !names.contains(name))
         {
             let (name, known) = (name.to_owned(), names.iter().map(|&name| name.to_owned()).collect());
-            return Err(ConfigError::CostWithoutPolicy { requests: requests(), name, known });
+            return Err(ConfigError::CostWithoutPolicy { requests: requests.to_owned(), name, known });
         }
         Ok(())
     }

@@ -90,6 +90,16 @@ pub enum ConfigError {
         name: String,
     },
 
+    /// A tier of a [`PolicyTable`](crate::PolicyTable) does not suit a layer that uses the table.
+    #[error("{}: {error}", tier(.name))]
+    #[non_exhaustive]
+    InvalidTier {
+        /// The name of the tier. `None` for the default tier.
+        name: Option<String>,
+        /// The problem.
+        error: Box<Self>,
+    },
+
     /// The layer settles, but the backend cannot change charges.
     #[error("the backend cannot settle: it cannot change charges")]
     CannotSettle,
@@ -208,8 +218,7 @@ pub enum ConfigError {
         known: Vec<String>,
     },
 
-    /// The hash secret is too short. The text does not contain it.
-    #[cfg(feature = "redis")]
+    /// The secret of hashed keys or of pseudonyms is too short. The text does not contain it.
     #[error(
         "hash secret of {given} bytes: it must have at least {min} random bytes, for example from `openssl rand -hex 32`"
     )]
@@ -290,6 +299,10 @@ impl ConfigError {
         }
         Err(Self::invalid_text(setting, name, "1 to 64 printable ASCII characters (space to `~`)"))
     }
+}
+
+fn tier(name: &Option<String>) -> String {
+    name.as_ref().map_or_else(|| "default tier".to_owned(), |name| format!("tier {name:?}"))
 }
 
 fn for_policy(policy: &str) -> String {

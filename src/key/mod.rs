@@ -35,6 +35,7 @@ mod partition;
 mod peer_ip;
 mod request;
 mod route;
+mod secret;
 
 pub use address::{LOOPBACK_NETWORKS, PRIVATE_NETWORKS};
 pub use client_ip::{ClientIp, TrustedProxies, client_ip};
@@ -50,6 +51,7 @@ pub use request::{constant, method};
 #[cfg(feature = "axum")]
 pub use route::matched_route;
 pub use route::{PathParam, path_param};
+pub(crate) use secret::{HashSecret, TooShort};
 
 /// Extracts the partition key from the [`Head`] of a request.
 ///

@@ -51,7 +51,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn leases(suspended: &Arc<AtomicU64>) -> Arc<Leases> {
-        let events = Arc::new(LimiterEvents::new("store", &[], 1.0));
+        let events = Arc::new(LimiterEvents::new("store", &[], 1.0, None));
         let queue = SettlementQueue::new(Arc::new(MemoryBackend::new()), 8, 8, events.clone());
         Arc::new(Leases::on_clock(LocalClock::suspended_by(suspended), Namespace::default(), queue, events))
     }

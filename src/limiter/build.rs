@@ -13,7 +13,7 @@ use crate::{
     deny_cache::{DenyCache, DenyCacheConfig},
     error::ConfigError,
     guard::{Breaker, Guard, Protection},
-    key::PartitionKey,
+    key::{HashSecret, PartitionKey, TooShort},
     lease::Leases,
     observe::{self, LimiterEvents},
     outage::{LocalFallback, OutageRule},
@@ -41,6 +41,7 @@ pub struct LimiterBuilder {
     max_waiting: usize,
     max_waiting_per_key: usize,
     near_limit: f64,
+    pseudonyms: Option<Result<HashSecret, TooShort>>,
     deny_cache: Option<DenyCacheConfig>,
     memory: Option<MemoryBackend>,
     pair_backend: Option<MemoryBackend>,
@@ -93,6 +94,7 @@ impl Limiter {
             max_waiting: Self::DEFAULT_MAX_WAITING,
             max_waiting_per_key: Self::DEFAULT_MAX_WAITING_PER_KEY,
             near_limit: Self::DEFAULT_NEAR_LIMIT,
+            pseudonyms: None,
             deny_cache: Some(DenyCacheConfig::default()),
             memory: None,
             pair_backend,
@@ -229,6 +231,34 @@ impl LimiterBuilder {
         Self { near_limit: fraction, ..self }
     }
 
+    /// Adds a pseudonym of the partition key to the `debug` event of each denial, and to [`Limiter::most_denied`], so that support can
+    /// find the events of a customer. [`Limiter::pseudonym`] returns the pseudonym of a key. By default, there are none.
+    ///
+    /// A pseudonym is a hash under this secret: 128 bits of an HMAC-SHA-256, as 32 hexadecimal digits. The secret must have at least 32
+    /// random bytes. There are no pseudonyms without a secret: a reader of the log could find the key of a plain hash, by the hashes of all
+    /// IPv4 addresses or of a list of users. [Keep the secret as a password](crate::guide::deployment#hash-secret), because its reader
+    /// can do so too. It may be the `hash_secret` of `RedisBackend`: a pseudonym then reveals neither the key in Redis nor its slot.
+    ///
+    /// Limiters with the same secret have the same pseudonyms, in every process and every namespace. With a new secret, all
+    /// pseudonyms change.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # let secret = "a secret from the environment, random";
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("mails", 2, Duration::from_secs(60))?)
+    ///     .pseudonyms(secret)
+    ///     .build()?;
+    /// let alice = limiter.pseudonym(&PartitionKey::new("user", "alice"));
+    /// assert_eq!(alice.map(|pseudonym| pseudonym.len()), Some(32));
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    pub fn pseudonyms(self, secret: impl AsRef<[u8]>) -> Self {
+        Self { pseudonyms: Some(HashSecret::new(secret.as_ref())), ..self }
+    }
+
     /// Configures the deny cache. The default is [`DenyCacheConfig::default`]. `None` disables it: every check asks the store. Then a
     /// check across slots of a cluster takes two round trips, a peek and a charge, so the deadline must be longer than both. A
     /// [known denial](crate::guide::outages#deny-cache-in-an-outage) still denies a check for which the store makes no decision.
@@ -253,21 +283,22 @@ impl LimiterBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`]
-    /// or [`ConfigError::InvalidValue`].
+    /// Returns [`ConfigError::NoPolicies`], [`ConfigError::TooManyPolicies`], [`ConfigError::DuplicatePolicy`],
+    /// [`ConfigError::HashSecret`] or [`ConfigError::InvalidValue`].
     pub fn build(self) -> Result<Limiter, ConfigError> {
         let all: Vec<_> = self.policies.iter().chain(&self.others).cloned().collect();
         self.validate(&all)?;
         let Self { backend, deadline, max_in_flight, near_limit, reserve, rule, .. } = self;
         let namespace = self.namespace.map_or(Ok(Namespace::default()), |given| Namespace::new(&given))?;
         let region = self.region.map(region_key).transpose()?;
+        let pseudonyms = self.pseudonyms.transpose().map_err(TooShort::into_error)?;
         let store = backend.store();
         let name = store.as_deref().unwrap_or("custom backend");
         let name = format!("{name}, namespace {}", namespace.as_str());
         let protection = Protection::new(self.breaker, deadline, max_in_flight);
         let guard = (!backend.protect(protection)).then(|| Guard::for_backend(protection, &name));
         let lifetime = store.as_deref().and_then(|store| observe::new_limits(store, &namespace, &all, &name));
-        let events = Arc::new(LimiterEvents::new(name, &all, near_limit));
+        let events = Arc::new(LimiterEvents::new(name, &all, near_limit, pseudonyms));
         // Limiters with one store and one namespace share their counts.
         let namespace = match &store {
             Some(store) => namespace.in_store(store),

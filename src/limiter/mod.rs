@@ -13,7 +13,7 @@ use crate::{
     decision::Decision,
     error::{BackendError, Reason},
     guard::before,
-    key::KeyError,
+    key::{KeyError, PartitionKey},
     lease::RevokeGuard,
     now_or_later::NowOrLater,
     observe::{DeniedKey, ServerBreaker, Stats},
@@ -318,6 +318,15 @@ impl Limiter {
     /// ```
     pub fn most_shadow_denied(&self, max: usize) -> Vec<DeniedKey> {
         self.0.events.most_denied(true, max)
+    }
+
+    /// Returns the pseudonym of a partition key, which is in the `debug` events about this key and in the lists of
+    /// [`most_denied`](Self::most_denied) and [`most_shadow_denied`](Self::most_shadow_denied). `None` unless the limiter has [a secret
+    /// for pseudonyms](LimiterBuilder::pseudonyms). The limiter adds its [region](LimiterBuilder::region) to the key, as for a check.
+    /// An entry of these lists has its pseudonym already.
+    pub fn pseudonym(&self, key: &PartitionKey) -> Option<String> {
+        let with_region = self.0.settings.region.as_ref().map(|region| region.and(key));
+        self.0.events.pseudonym(with_region.as_ref().unwrap_or(key))
     }
 
     /// Waits until no settlement is queued or in progress, and until the backend has finished its rollbacks. Call it at the end

@@ -1,6 +1,6 @@
 //! The texts and fields of all events. Without the feature `tracing`, each function does nothing.
 //!
-//! No event contains a partition key, a password, or the URL of a server.
+//! No event contains a partition key, a password, or the URL of a server. A pseudonym of a partition key is a keyed hash.
 #![cfg_attr(not(feature = "tracing"), allow(unused_variables))]
 
 #[cfg(feature = "redis")]
@@ -103,7 +103,7 @@ pub(super) fn local_memory_full(store: &str, unlogged: u64) {
     );
 }
 
-pub(super) fn denied(decision: &Decision) {
+pub(super) fn denied(decision: &Decision, pseudonym: impl FnOnce() -> Option<String>) {
     // A field is computed only if the event is logged, which it usually is not.
     event!(
         debug,
@@ -111,16 +111,18 @@ pub(super) fn denied(decision: &Decision) {
         cost = decision.longest_wait().map(Status::cost),
         wait = decision.longest_wait().map(|status| tracing::field::display(wait_text(status.retry_after()))),
         cached = decision.is_cached(),
+        pseudonym = pseudonym(),
         "denied",
     );
 }
 
-pub(super) fn shadow_denied(status: &Status) {
+pub(super) fn shadow_denied(status: &Status, pseudonym: impl FnOnce() -> Option<String>) {
     event!(
         debug,
         policy = status.policy().name(),
         cost = status.cost(),
         wait = %wait_text(status.retry_after()),
+        pseudonym = pseudonym(),
         "shadow policy would have denied an admitted check",
     );
 }
@@ -151,6 +153,20 @@ pub(super) fn limits_nothing(store: &str, policies: &str) {
         policies,
         "a layer limits nothing: each of its first 1,000 requests was exempt or cost 0; if this is not intended, see \
          `guide::limits_nothing`",
+    );
+}
+
+pub(super) fn problem_of_table(store: &str, problem: &dyn Error) {
+    event!(warn, store, %problem, "a tier of a policy table may become full: then its requests get no decision");
+}
+
+pub(super) fn unlisted_name(store: &str, default: &str) {
+    event!(
+        warn,
+        store,
+        default,
+        "unknown tier: a request has a name that is not in the policy table, so the default of the table applies; if the table lists only \
+         exceptions from its default, call `PolicyTable::lists_exceptions`",
     );
 }
 

@@ -17,7 +17,8 @@ use crate::{
     cost::Costs,
     decision::{Decision, Status},
     error::{BackendError, Reason},
-    policy::Policy,
+    key::{HashSecret, PartitionKey},
+    policy::{Policy, Tier},
 };
 
 mod conflicts;
@@ -74,12 +75,19 @@ pub(crate) struct LimiterEvents {
     settlement_lost: Throttle,
     /// The fraction of a quota that counts as near the limit.
     near_limit: f64,
+    /// The secret of the pseudonyms of partition keys, if events have them.
+    pseudonyms: Option<HashSecret>,
     pub(crate) counters: LimiterCounters,
     metrics: LimiterMetrics,
 }
 
 impl LimiterEvents {
-    pub(crate) fn new(store: impl Into<Box<str>>, policies: &[Policy], near_limit: f64) -> Self {
+    pub(crate) fn new(
+        store: impl Into<Box<str>>,
+        policies: &[Policy],
+        near_limit: f64,
+        pseudonyms: Option<HashSecret>,
+    ) -> Self {
         Self {
             store: store.into(),
             unknown_policy: AtomicBool::new(false),
@@ -88,6 +96,7 @@ impl LimiterEvents {
             local_memory_full: Throttle::default(),
             settlement_lost: Throttle::default(),
             near_limit,
+            pseudonyms,
             counters: LimiterCounters::default(),
             metrics: LimiterMetrics::new(policies),
         }
@@ -163,8 +172,9 @@ impl LimiterEvents {
                 self.shadow_denied(decision, pairs);
             }
         } else {
-            self.counters.denied(decision, pairs.denied_key(decision));
-            events::denied(decision);
+            let key = pairs.denied_key(decision);
+            self.counters.denied(decision, key);
+            events::denied(decision, || self.pseudonym(key?));
         }
     }
 
@@ -174,7 +184,7 @@ impl LimiterEvents {
     fn shadow_denied(&self, decision: &Decision, pairs: DecidedPairs<'_>) {
         let mut longest = None;
         pairs.each_shadow_denied(decision, |key, status| {
-            events::shadow_denied(status);
+            events::shadow_denied(status, || self.pseudonym(key));
             let is_longer = |(_, wait)| wait < status.retry_after();
             if longest.is_none_or(is_longer) {
                 longest = Some((key, status.retry_after()));
@@ -183,9 +193,18 @@ impl LimiterEvents {
         self.counters.shadow_denied(longest.map(|(key, _)| key));
     }
 
+    /// Returns the pseudonym of a key, if the limiter has a secret for pseudonyms.
+    pub(crate) fn pseudonym(&self, key: &PartitionKey) -> Option<String> {
+        self.pseudonyms.as_ref().map(|secret| secret.pseudonym(key))
+    }
+
     /// Returns the keys that were denied most, or that shadow pairs would have denied most, at most `max` and at most 128.
     pub(crate) fn most_denied(&self, is_shadow: bool, max: usize) -> Vec<DeniedKey> {
-        self.counters.most_denied(is_shadow, max)
+        let mut keys = self.counters.most_denied(is_shadow, max);
+        for denied in &mut keys {
+            denied.pseudonym = self.pseudonym(&denied.key);
+        }
+        keys
     }
 
     /// Warns, at most once per minute, that the memory of the local fallback is full.
@@ -201,6 +220,19 @@ impl LimiterEvents {
     /// Warns that a layer with these policies counts by the address of the peer, although its requests come from a proxy.
     pub(crate) fn peer_is_proxy(&self, policies: &[Policy]) {
         events::peer_is_proxy(&self.store, &names(policies));
+    }
+
+    /// Warns about a tier of a policy table whose sliding log may become full.
+    #[cold]
+    pub(crate) fn problem_of_table(&self, problem: &dyn Error) {
+        events::problem_of_table(&self.store, problem);
+    }
+
+    /// Warns that the name of a request is not in a policy table with this default.
+    #[cold]
+    pub(crate) fn unlisted_name(&self, default: &Tier) {
+        let default = default.policies().map(|policies| names(policies.as_slice()));
+        events::unlisted_name(&self.store, default.as_deref().unwrap_or("unlimited"));
     }
 
     /// Counts a request of a layer. `route` returns the matched route.

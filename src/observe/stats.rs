@@ -60,6 +60,9 @@ pub struct DeniedKey {
     /// The partition key, with the [region](crate::LimiterBuilder::region) as its first part. [`PartitionKey::parts`] returns its
     /// kinds and values. A key of more than 256 bytes is kept as a digest, which has no parts.
     pub key: PartitionKey,
+    /// The pseudonym of the key, as in the `debug` events. `None` unless the limiter has [a secret for
+    /// pseudonyms](crate::LimiterBuilder::pseudonyms).
+    pub pseudonym: Option<String>,
     /// An upper bound of the number of denials of this key.
     pub denials: u64,
     /// The largest possible excess of `denials`. The key was denied at least `denials - excess` times.
@@ -209,7 +212,7 @@ impl Sketch {
     fn add(&mut self, key: PartitionKey) {
         // The key may replace the last one.
         self.last = None;
-        let new = DeniedKey { key: key.clone(), denials: 1, excess: 0 };
+        let new = DeniedKey { key: key.clone(), pseudonym: None, denials: 1, excess: 0 };
         if self.keys.len() < KEPT {
             self.indices.insert(key, self.keys.len());
             self.keys.push(new);

@@ -14,6 +14,7 @@ use http::HeaderValue;
 
 use crate::error::ConfigError;
 
+mod constant_costs;
 #[cfg(feature = "serde")]
 mod format;
 mod lease;
@@ -24,9 +25,11 @@ mod properties;
 mod rate;
 mod selector;
 mod table;
+mod table_use;
 mod tier;
 mod types;
 
+pub(crate) use constant_costs::check_constant_costs;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
@@ -39,6 +42,7 @@ pub use rate::Rate;
 pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
 pub use table::PolicyTable;
+pub(crate) use table_use::TableUse;
 pub use tier::Tier;
 pub(crate) use token_bucket::MAX_PARTS;
 pub use types::Algorithm;

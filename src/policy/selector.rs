@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Policies;
+use super::{Policies, PolicyTable};
 use crate::head::Head;
 
 /// Chooses the policies of a request from its [`Head`]: by tier, tenant or route.
@@ -17,6 +17,12 @@ use crate::head::Head;
 pub trait PolicySelector: Send + Sync + 'static {
     /// Returns the policies of this request, in addition to the policies for all requests, or `None` if there are no others.
     fn select(&self, head: &Head<'_>) -> Option<Policies>;
+
+    /// Returns the table from which this selector chooses. A layer then compares every change of the table with its own policies and
+    /// costs: see [`PolicyTable::replace`]. The default is `None`.
+    fn table(&self) -> Option<&PolicyTable> {
+        None
+    }
 }
 
 impl PolicySelector for Policies {
@@ -29,6 +35,43 @@ impl PolicySelector for Policies {
 impl<S: PolicySelector + ?Sized> PolicySelector for Arc<S> {
     fn select(&self, head: &Head<'_>) -> Option<Policies> {
         (**self).select(head)
+    }
+
+    fn table(&self) -> Option<&PolicyTable> {
+        (**self).table()
+    }
+}
+
+/// A table, and the closure that returns the name to look up.
+struct TableSelector<F> {
+    table: PolicyTable,
+    name: F,
+}
+
+impl<F> PolicySelector for TableSelector<F>
+where
+    F: for<'a> Fn(&Head<'a>) -> Option<&'a str> + Send + Sync + 'static,
+{
+    fn select(&self, head: &Head<'_>) -> Option<Policies> {
+        let entries = head.look_up(self.table.id(), || self.table.entries());
+        self.table.choose(&entries, (self.name)(head)).policies().cloned()
+    }
+
+    fn table(&self) -> Option<&PolicyTable> {
+        Some(&self.table)
+    }
+}
+
+impl PolicyTable {
+    /// Returns a selector that picks the policies by the name that the closure returns. For an unlimited tier, it selects none.
+    ///
+    /// `None` has the default tier. A name that is not in the table has it, too, and the layer [logs one
+    /// warning](Self#names-that-are-not-in-the-table).
+    pub fn choose_by<F>(&self, name: F) -> impl PolicySelector + use<F>
+    where
+        F: for<'a> Fn(&Head<'a>) -> Option<&'a str> + Send + Sync + 'static,
+    {
+        TableSelector { table: self.clone(), name }
     }
 }
 

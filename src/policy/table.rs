@@ -2,16 +2,15 @@
 
 use std::{
     collections::HashMap,
-    fmt, mem,
-    sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
+    fmt, iter, mem,
+    sync::{
+        Arc, PoisonError, RwLock, RwLockWriteGuard, Weak,
+        atomic::{AtomicBool, AtomicU8, Ordering},
+    },
 };
 
-use super::{
-    Tier,
-    selector::{PolicySelector, from_fn},
-    tier::IntoTier,
-};
-use crate::head::Head;
+use super::{TableUse, Tier, tier::IntoTier};
+use crate::error::ConfigError;
 
 /// Policies by the name of a tier, a tenant or a route, which may change while the service runs.
 ///
@@ -47,14 +46,62 @@ use crate::head::Head;
 ///     .policies(tiers.choose_by(|head| head.extension::<User>().map(|user| user.tier.as_str())))
 ///     .build()?;
 ///
-/// tiers.set("gold", Policy::new("requests", 2_000, minute)?);
+/// tiers.set("gold", Policy::new("requests", 2_000, minute)?)?;
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 ///
 /// With the feature `serde`, a table is read from a file and [replaced](Self::replace) while the service runs: see
 /// [the guide](crate::guide::policies#policies-from-a-file).
+///
+/// # Names that are not in the table
+///
+/// A request whose name is not in the table has the default tier, as a request without a name. So a misspelt or unknown name is limited
+/// if the default is, and no request is rejected because of it. The first such request causes one warning (feature `tracing`), which
+/// does not contain the name. After [`replace`](Self::replace) or [`remove`](Self::remove), there may be another one. If the table
+/// lists only the exceptions from its default, call [`lists_exceptions`](Self::lists_exceptions), and no warning is logged.
+///
+/// # Changes that do not suit a layer
+///
+/// While a layer chooses from the table, each change is compared with the layer. A change with an error has no effect: the policies in
+/// force stay in force.
+///
+/// | a tier | the result |
+/// | --- | --- |
+/// | repeats the name of a policy that the layer has for every request, or has more than [`MAX_PAIRS`](crate::backend::MAX_PAIRS) policies together with them | an error, also when the layer is built |
+/// | has a quota below the constant cost of all requests | an error. When the layer is built, there is no error, and the first such request causes a warning |
+/// | has a quota and a constant cost that allow more charges than a [sliding log](crate::Algorithm::SlidingLog) holds | one warning, with the next request |
+///
+/// If several limits or layers choose from the table, the tier may have any cost that suits one of them. Costs from a closure, two tables of
+/// one layer, and tables that are read with [`pick`](Self::pick) are not compared.
 #[derive(Clone)]
-pub struct PolicyTable(Arc<RwLock<Arc<TierEntries>>>);
+pub struct PolicyTable(Arc<Shared>);
+
+struct Shared {
+    state: RwLock<State>,
+    /// Whether the state has a problem to log.
+    has_problem: AtomicBool,
+    /// What is known of requests whose name is not in the table: one of the constants of `unlisted`.
+    unlisted: AtomicU8,
+}
+
+struct State {
+    entries: Arc<TierEntries>,
+    /// The layers that use this table.
+    uses: Vec<Weak<TableUse>>,
+    /// A problem of the last change that a layer must log.
+    problem: Option<ConfigError>,
+}
+
+mod unlisted {
+    /// No request has had such a name.
+    pub(super) const UNSEEN: u8 = 0;
+    /// A request has had one.
+    pub(super) const SEEN: u8 = 1;
+    /// A layer has logged it.
+    pub(super) const LOGGED: u8 = 2;
+    /// Such names are expected.
+    pub(super) const EXPECTED: u8 = 3;
+}
 
 #[derive(Clone)]
 pub(super) struct TierEntries {
@@ -65,6 +112,49 @@ pub(super) struct TierEntries {
 impl TierEntries {
     fn pick(&self, name: Option<&str>) -> &Tier {
         name.and_then(|name| self.named.get(name)).unwrap_or(&self.default)
+    }
+
+    /// Returns all tiers with their names. `None` is the default tier.
+    fn tiers(&self) -> impl Iterator<Item = (Option<&str>, &Tier)> {
+        iter::once((None, &self.default)).chain(self.named.iter().map(|(name, tier)| (Some(&**name), tier)))
+    }
+
+    /// Compares all tiers with what some layers require. Returns a problem that does not prevent a tier, if there is one.
+    fn check(&self, uses: &[Arc<TableUse>]) -> Result<Option<ConfigError>, ConfigError> {
+        let mut problem = None;
+        for (name, tier) in self.tiers() {
+            problem = check(uses, name, tier)?.or(problem);
+        }
+        Ok(problem)
+    }
+}
+
+fn invalid(name: Option<&str>, error: ConfigError) -> ConfigError {
+    ConfigError::InvalidTier { name: name.map(str::to_owned), error: Box::new(error) }
+}
+
+/// Compares a tier with what some layers require. `None` is the default tier. Returns a problem that does not prevent the tier, if there
+/// is one.
+fn check(
+    uses: &[Arc<TableUse>],
+    name: Option<&str>,
+    tier: &Tier,
+) -> Result<Option<ConfigError>, ConfigError> {
+    let Some(policies) = tier.policies() else { return Ok(None) };
+    let invalid = |error| invalid(name, error);
+    uses.iter().try_for_each(|of_layer| of_layer.check_names(policies)).map_err(invalid)?;
+    // One table may serve limits with different costs, each of which chooses its own tiers.
+    let (mut full, mut impossible) = (None, None);
+    for checked in uses.iter().flat_map(|of_layer| of_layer.check_costs(policies)) {
+        match checked {
+            Ok(()) => return Ok(None),
+            Err(error @ ConfigError::TooManyCharges { .. }) => full = Some(error),
+            Err(error) => impossible = Some(error),
+        }
+    }
+    match (full, impossible) {
+        (None, Some(error)) => Err(invalid(error)),
+        (full, _) => Ok(full.map(invalid)),
     }
 }
 
@@ -77,13 +167,39 @@ impl PolicyTable {
     }
 
     pub(super) fn from_entries(entries: impl Into<Arc<TierEntries>>) -> Self {
-        Self(Arc::new(RwLock::new(entries.into())))
+        let state = State { entries: entries.into(), uses: Vec::new(), problem: None };
+        Self(Arc::new(Shared {
+            state: RwLock::new(state),
+            has_problem: AtomicBool::new(false),
+            unlisted: AtomicU8::new(unlisted::UNSEEN),
+        }))
     }
 
-    /// Sets the policies of a name, or [`Tier::Unlimited`], and returns the table.
+    /// Sets the policies of a name, or [`Tier::Unlimited`], and returns the table. Call it before a layer uses the table: layers compare
+    /// only later changes, as by [`set`](Self::set).
     #[must_use]
     pub fn with(self, name: impl Into<String>, tier: impl IntoTier) -> Self {
-        self.set(name, tier);
+        let (name, tier) = (name.into(), tier.into());
+        Arc::make_mut(&mut self.write().entries).named.insert(name, tier);
+        self
+    }
+
+    /// States that this table and its clones list only the exceptions from its default, as a table by route or by tenant does. So a name
+    /// that is not in the table is no mistake, and causes no warning. [`replace`](Self::replace) does not change this.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Policy, PolicyTable};
+    ///
+    /// let minute = Duration::from_secs(60);
+    /// let routes = PolicyTable::new(Policy::new("requests", 100, minute)?)
+    ///     .lists_exceptions()
+    ///     .with("/login", Policy::new("logins", 5, minute)?);
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn lists_exceptions(self) -> Self {
+        self.0.unlisted.store(unlisted::EXPECTED, Ordering::Relaxed);
         self
     }
 
@@ -92,34 +208,39 @@ impl PolicyTable {
         self.entries().pick(name.into()).clone()
     }
 
-    /// Returns a selector that picks the policies by the name that the closure returns. For an unlimited tier, it selects none.
-    pub fn choose_by<F>(&self, name: F) -> impl PolicySelector + use<F>
-    where
-        F: for<'a> Fn(&Head<'a>) -> Option<&'a str> + Send + Sync + 'static,
-    {
-        let table = self.clone();
-        from_fn(move |head| {
-            let id = Arc::as_ptr(&table.0).addr();
-            let entries = head.look_up(id, || table.entries());
-            entries.pick(name(head)).policies().cloned()
-        })
-    }
-
     /// Sets the policies of a name, or [`Tier::Unlimited`], and returns the previous tier.
-    pub fn set(&self, name: impl Into<String>, tier: impl IntoTier) -> Option<Tier> {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidTier`] if the tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table.
+    /// Then the previous tier stays in force.
+    pub fn set(&self, name: impl Into<String>, tier: impl IntoTier) -> Result<Option<Tier>, ConfigError> {
         let (name, tier) = (name.into(), tier.into());
-        Arc::make_mut(&mut self.write()).named.insert(name, tier)
+        let mut state = self.write();
+        let problem = check(&state.live_uses(), Some(&name), &tier)?;
+        self.note(&mut state, problem);
+        Ok(Arc::make_mut(&mut state.entries).named.insert(name, tier))
     }
 
     /// Removes a name, which has the default tier from then on, and returns its previous tier.
     pub fn remove(&self, name: &str) -> Option<Tier> {
-        Arc::make_mut(&mut self.write()).named.remove(name)
+        let previous = Arc::make_mut(&mut self.write().entries).named.remove(name);
+        self.expect_warning();
+        previous
     }
 
     /// Sets the default policies, or [`Tier::Unlimited`].
-    pub fn set_default(&self, tier: impl IntoTier) {
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of [`set`](Self::set). Then the previous default stays in force.
+    pub fn set_default(&self, tier: impl IntoTier) -> Result<(), ConfigError> {
         let tier = tier.into();
-        Arc::make_mut(&mut self.write()).default = tier;
+        let mut state = self.write();
+        let problem = check(&state.live_uses(), None, &tier)?;
+        self.note(&mut state, problem);
+        Arc::make_mut(&mut state.entries).default = tier;
+        Ok(())
     }
 
     /// Replaces all entries by those of the other table, at once, and returns the previous entries as a table of their own. For
@@ -135,23 +256,115 @@ impl PolicyTable {
     /// let minute = Duration::from_secs(60);
     /// let tiers = PolicyTable::new(Policy::new("requests", 10, minute)?).with("gold", Tier::Unlimited);
     ///
-    /// let previous = tiers.replace(PolicyTable::new(Policy::new("requests", 20, minute)?));
+    /// let previous = tiers.replace(PolicyTable::new(Policy::new("requests", 20, minute)?))?;
     /// assert_eq!(tiers.pick("gold"), Policy::new("requests", 20, minute)?.into());
     /// assert_eq!(previous.pick("gold"), Tier::Unlimited);
     /// # Ok::<(), tower_sliding_window::ConfigError>(())
     /// ```
-    pub fn replace(&self, with: Self) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidTier`] if a tier [does not suit](Self#changes-that-do-not-suit-a-layer) a layer that uses this table.
+    /// Then nothing is replaced.
+    pub fn replace(&self, with: Self) -> Result<Self, ConfigError> {
         let entries = with.entries();
-        Self::from_entries(mem::replace(&mut *self.write(), entries))
+        let mut state = self.write();
+        let problem = entries.check(&state.live_uses())?;
+        self.note(&mut state, problem);
+        let previous = mem::replace(&mut state.entries, entries);
+        drop(state);
+        self.expect_warning();
+        Ok(Self::from_entries(previous))
+    }
+
+    /// Compares the tiers of this table, and those of later changes, with what a layer requires, as long as the layer exists.
+    pub(crate) fn use_by(&self, of_layer: &Arc<TableUse>) -> Result<(), ConfigError> {
+        let mut state = self.write();
+        let tiers = state.entries.tiers();
+        for (name, tier) in tiers {
+            let Some(policies) = tier.policies() else { continue };
+            of_layer.check_names(policies).map_err(|error| invalid(name, error))?;
+        }
+        state.uses.retain(|of_layer| of_layer.strong_count() > 0);
+        state.uses.push(Arc::downgrade(of_layer));
+        // A cost that does not suit is no error yet: a later layer may choose this tier.
+        let problem = state.entries.check(&state.live_uses()).unwrap_or(None);
+        self.note(&mut state, problem);
+        Ok(())
+    }
+
+    /// Notes a problem for the next request.
+    fn note(&self, state: &mut State, problem: Option<ConfigError>) {
+        if problem.is_some() {
+            state.problem = problem;
+            self.0.has_problem.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns a problem of the last change, once.
+    #[inline]
+    pub(crate) fn take_problem(&self) -> Option<ConfigError> {
+        if !self.0.has_problem.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.0.has_problem.store(false, Ordering::Relaxed);
+        self.write().problem.take()
+    }
+
+    /// Returns whether both share their entries.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Returns a number that is the same for all clones.
+    pub(super) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// Returns the tier of a request, and notes whether its name is not in the table.
+    pub(super) fn choose<'a>(&self, entries: &'a TierEntries, name: Option<&str>) -> &'a Tier {
+        match name.map(|name| entries.named.get(name)) {
+            Some(Some(tier)) => tier,
+            Some(None) => {
+                self.change_unlisted(unlisted::UNSEEN, unlisted::SEEN);
+                &entries.default
+            }
+            None => &entries.default,
+        }
+    }
+
+    /// Returns true once, after a request has had a name that is not in the table.
+    #[inline]
+    pub(crate) fn has_unlisted(&self) -> bool {
+        self.change_unlisted(unlisted::SEEN, unlisted::LOGGED)
+    }
+
+    /// Permits another warning about names that are not in the table.
+    fn expect_warning(&self) {
+        self.change_unlisted(unlisted::LOGGED, unlisted::UNSEEN);
+    }
+
+    #[inline]
+    fn change_unlisted(&self, from: u8, to: u8) -> bool {
+        let unlisted = &self.0.unlisted;
+        // Usually there is nothing to change, and nothing is written.
+        unlisted.load(Ordering::Relaxed) == from
+            && unlisted.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     // No code that holds the lock can panic or wait.
     pub(super) fn entries(&self) -> Arc<TierEntries> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.state.read().unwrap_or_else(PoisonError::into_inner).entries.clone()
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Arc<TierEntries>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.0.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn live_uses(&self) -> Vec<Arc<TableUse>> {
+        self.uses.iter().filter_map(Weak::upgrade).collect()
     }
 }
 

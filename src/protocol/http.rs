@@ -5,7 +5,7 @@ use std::{fmt, mem, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response};
 
-use super::{AnyProtocol, Fits, LimitedBody, Peers, Protocol, nested};
+use super::{AnyProtocol, Fits, LimitedBody, Peers, Protocol, Tables, nested};
 use crate::{
     answer::{Answer, ProblemDetails},
     cost::Costs,
@@ -44,6 +44,8 @@ pub struct Http {
     pub(crate) first: Limit,
     /// `None` if no limit counts by the address of the peer.
     pub(crate) peers: Option<Arc<Peers>>,
+    /// `None` if no limit chooses from a policy table.
+    pub(crate) tables: Option<Arc<Tables>>,
     pub(crate) options: HttpOptions,
 }
 
@@ -94,6 +96,9 @@ impl Http {
             && let Err(error) = self.complete(planned, head, is_shadow)
         {
             draft = Err(error);
+        }
+        if let Some(tables) = &self.tables {
+            tables.warn();
         }
         draft
     }

@@ -8,12 +8,14 @@ mod by;
 mod http;
 mod nested;
 mod peer;
+mod tables;
 
 pub use body::LimitedBody;
 pub use by::{AsError, By, RejectWith, SettleBy, by};
 pub(crate) use http::{HeadFn, HttpOptions};
 pub use http::{Http, SameBody};
 pub(crate) use peer::Peers;
+pub(crate) use tables::Tables;
 
 pub use crate::limiter::{Draft, IntoDraft};
 use crate::{

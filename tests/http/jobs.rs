@@ -310,7 +310,7 @@ async fn table_chooses_policies_of_job() {
     let added = async |tier| run(&limits, [of_tier(tier)]).await.remove(0).unwrap().added;
     assert_eq!(added(Some("gold")).await, units([("jobs", 8)]));
     assert_eq!(added(Some("silver")).await, units([("jobs", 1)]));
-    table.set("gold", one(20));
+    table.set("gold", one(20)).unwrap();
     assert_eq!(added(Some("gold")).await, units([("jobs", 19)]));
     assert_eq!(added(None).await, units([]));
     assert_eq!(recorded_pairs(&backend).len(), 3, "a job without a policy causes no check");

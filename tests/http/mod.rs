@@ -37,6 +37,7 @@ mod settings;
 mod settlement;
 mod shadow;
 mod spellings;
+mod table_mistakes;
 mod tiers;
 mod types;
 mod waiting;

@@ -18,7 +18,7 @@ use super::{
 
 /// Loads a text into the table. If it is wrong, the table stays as it is.
 fn load(table: &PolicyTable, text: &str) -> Result<(), toml::de::Error> {
-    table.replace(toml::from_str(text)?);
+    table.replace(toml::from_str(text)?).unwrap();
     Ok(())
 }
 

@@ -231,8 +231,8 @@ async fn reloaded_table_enforces_usage_of_shadow_policy() {
         let answer = site.get("/", &[ALICE]).await;
         assert_eq!((answer.status, answer.header("ratelimit")), (200, None));
     }
-    table.replace(PolicyTable::new(canary()));
+    table.replace(PolicyTable::new(canary())).unwrap();
     assert_eq!(site.get("/", &[ALICE]).await.status, 429);
-    table.replace(PolicyTable::new(canary().shadow()));
+    table.replace(PolicyTable::new(canary().shadow())).unwrap();
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
 }

@@ -106,15 +106,15 @@ async fn changed_quota_applies_at_once_and_keeps_usage() {
         assert_eq!(send().await, expected(200, left, 10));
     }
     // The new quota is below the usage.
-    assert_eq!(table.set("gold", requests(3)), Some(requests(10).into()));
+    assert_eq!(table.set("gold", requests(3)).unwrap(), Some(requests(10).into()));
     assert_eq!(send().await, expected(429, 0, 3));
     // The quota grows, and the earlier usage still counts.
-    assert_eq!(table.set("gold", requests(6)), Some(requests(3).into()));
+    assert_eq!(table.set("gold", requests(6)).unwrap(), Some(requests(3).into()));
     assert_eq!(send().await, expected(200, 1, 6));
     // The key returns to the default, whose quota is used up.
     assert_eq!(table.remove("gold"), Some(requests(6).into()));
     assert_eq!(send().await, expected(429, 0, 2));
-    table.set_default(requests(100));
+    table.set_default(requests(100)).unwrap();
     assert_eq!(send().await, expected(200, 94, 100));
     assert_eq!(table.remove("gold"), None);
 }
@@ -126,9 +126,9 @@ async fn each_window_keeps_its_own_usage() {
     let site = Site::serve(app().layer(limits)).await;
     let status = async || site.get("/", &[ALICE]).await.status;
     assert_eq!([status().await, status().await, status().await], [200, 200, 429]);
-    table.set_default(policy("requests", 2, 2 * MINUTE));
+    table.set_default(policy("requests", 2, 2 * MINUTE)).unwrap();
     assert_eq!([status().await, status().await, status().await], [200, 200, 429]);
-    table.set_default(requests(2));
+    table.set_default(requests(2)).unwrap();
     assert_eq!(status().await, 429);
 }
 
@@ -141,8 +141,8 @@ async fn table_accepts_changes_during_requests() {
         let table = table.clone();
         move || {
             for quota in 1..2_000 {
-                table.set(format!("{}", quota % 7), requests(quota));
-                table.set_default(requests(1_000_000 + quota));
+                table.set(format!("{}", quota % 7), requests(quota)).unwrap();
+                table.set_default(requests(1_000_000 + quota)).unwrap();
             }
         }
     });
@@ -228,7 +228,7 @@ fn clones_of_table_share_policies() {
         (table.pick("gold"), table.pick("silver"), table.pick(None)),
         (requests(2).into(), requests(1).into(), Tier::from(requests(1)))
     );
-    let _ = table.set("gold", Policies::from(policy("requests", 3, SECOND)));
+    let _ = table.set("gold", Policies::from(policy("requests", 3, SECOND))).unwrap();
     assert_eq!(clone.pick(Some("gold")).policies().unwrap().as_slice()[0].window().unwrap(), SECOND);
     fn is_shared<T: Clone + Send + Sync + 'static>() {}
     is_shared::<(PolicyTable, Policies, Tier)>();
@@ -258,13 +258,13 @@ async fn table_on_limit_changes_at_run_time() {
     assert_eq!(summary(&site.get("/", &[ALICE]).await), left(2));
     // The address is one key for all tiers.
     assert_eq!(summary(&site.get("/", &[BOB, GOLD]).await), left(7));
-    table.set("gold", requests(4));
+    table.set("gold", requests(4)).unwrap();
     assert_eq!(summary(&site.get("/", &[ALICE, GOLD]).await), left(1));
-    table.set_default(requests(2));
+    table.set_default(requests(2)).unwrap();
     assert_eq!(site.get("/", &[ALICE]).await.status, 429);
     table.remove("gold");
     assert_eq!(site.get("/", &[ALICE, GOLD]).await.status, 429);
-    table.set_default(requests(4));
+    table.set_default(requests(4)).unwrap();
     assert_eq!(summary(&site.get("/", &[BOB]).await), left(0));
 }
 
@@ -334,9 +334,9 @@ async fn default_tier_becomes_unlimited_and_keeps_usage() {
     let gold = async || site.get("/", &[ALICE, GOLD]).await.status;
     assert_eq!(site.get("/", &[ALICE]).await.status, 200);
     assert_eq!([gold().await, gold().await], [200, 429]);
-    assert_eq!(table.set("gold", Tier::Unlimited), Some(requests(1).into()));
+    assert_eq!(table.set("gold", Tier::Unlimited).unwrap(), Some(requests(1).into()));
     assert_eq!([gold().await, gold().await], [200, 200]);
-    assert_eq!(table.set("gold", requests(1)), Some(Tier::Unlimited));
+    assert_eq!(table.set("gold", requests(1)).unwrap(), Some(Tier::Unlimited));
     assert_eq!(gold().await, 429);
     assert_eq!(table.remove("gold"), Some(requests(1).into()));
     assert_eq!(gold().await, 200);
@@ -377,7 +377,7 @@ async fn selectors_of_one_layer_see_one_table() {
         .policies(table.choose_by(|_| None))
         // The table changes between the two lookups of one request.
         .policies_by(move |_| {
-            other.replace(version(2));
+            other.replace(version(2)).unwrap();
             None
         })
         .also(limit(peer_ip()).policies(table.choose_by(|_| Some("route"))))
