@@ -87,7 +87,7 @@ impl Rate {
                 .map(|micros| Self::new(units, Duration::from_micros(micros)))
         };
         // The period becomes longer. The more units it has, the less the rate changes because it is rounded.
-        let rates = [128, 16, 1].into_iter().flat_map(|units| reduced(units));
+        let rates = [128, 16, 1].into_iter().flat_map(reduced);
         rates.into_iter().find(|rate| rate.period <= MAX_WINDOW).unwrap_or(Self::new(1, MAX_WINDOW))
     }
 }
