@@ -26,8 +26,8 @@ pub(super) fn check_rate(policy: &str, rate: Rate) -> Result<(), ConfigError> {
     if rate.is_in_range() {
         return Ok(());
     }
-    let given = format_args!("{} units per {:?}", rate.units(), rate.period());
-    let valid = format_args!("1 to {} units per 1 us to 366 days", u32::MAX);
+    let given = format!("{} units per {:?}", rate.units(), rate.period());
+    let valid = format!("1 to {} units per 1 us to 366 days", u32::MAX);
     Err(ConfigError::invalid_policy(policy, "rate", given, valid))
 }
 
