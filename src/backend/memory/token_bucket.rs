@@ -1,4 +1,4 @@
-//! The count of a token bucket: the units that have not returned, in parts of a unit. `crate::policy` explains the parts.
+//! The count of a token bucket: the units that have not returned, in parts of a unit. `policy/token_bucket.rs` explains the parts.
 
 use super::count::{Count, Forecast, UsageReading, monotonic_instant};
 use crate::{
