@@ -33,7 +33,7 @@ ANY_UNITS = 0, 0
 ANY_INSTANT = 0
 
 -- ARGV has the number of a type of policy in the upper 3 bits of a field of 48 bits, and the parameter of the type in the
--- lower 45 bits. types.lua and refund.lua have the numbers.
+-- lower 45 bits.
 TYPE_UNIT = 35184372088832
 
 -- ARGV of a check: the deadline with the fields of the first pair, the fields of a pair, their size, and the size of

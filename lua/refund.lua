@@ -6,26 +6,18 @@
 -- Reply: the clock reading, as an integer. If the deadline is exceeded, the clock reading as 8 bytes, and nothing has changed.
 -- Units: instants and windows in microseconds, refunds in quota units.
 --
--- Every pair is read before the first one is written. Refunds are rarer than checks, so these functions capture the
--- locals that they use.
+-- Every pair is read before the first one is written. The loader repeats the lines of a type for each type. Refunds are
+-- rarer than checks, so these functions capture the locals that they use.
 INCLUDE 'clock.lua'
-INCLUDE 'refund_log.lua'
-INCLUDE 'refund_calendar.lua'
-INCLUDE 'refund_tokens.lua'
+INCLUDE 'REFUND_FILE'
 
 -- Refunds pair `i` and the pairs after it.
 local function refund_from(i)
   if i > #KEYS then return end
   local typed_parameter = parse(TYPE_FORMAT, ARGV[1], CLOCK_SIZE + TYPE_OFFSET + REFUND_SIZE * (i - 1))
   local pair_type = (typed_parameter - typed_parameter % TYPE_UNIT) / TYPE_UNIT
-  -- The table of types, with the numbers of types.lua: sliding log, sliding buckets, sliding counter, fixed window, token
-  -- bucket.
-  if pair_type == 0 then return refund_log(i, refund_from)
-  elseif pair_type == 1 then return refund_log(i, refund_from)
-  elseif pair_type == 2 then return refund_calendar(i, 2, refund_from)
-  elseif pair_type == 3 then return refund_calendar(i, 1, refund_from)
-  elseif pair_type == 4 then return refund_tokens(i, refund_from)
-  else error('unknown type of a policy: ' .. pair_type) end
+  if pair_type == TYPE_NUMBER then return REFUND_FUNCTION(i, refund_from, REFUND_WINDOWS) end
+  error('unknown type of a policy: ' .. pair_type)
 end
 
 if now > parse(CLOCK_FORMAT, ARGV[1]) then return pack(CLOCK_FORMAT, now) end

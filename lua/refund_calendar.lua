@@ -6,7 +6,7 @@
 
 -- Refunds pair `i`, whose charges count in this number of calendar windows: reads it, refunds the pairs after it, and then
 -- writes it.
-local function refund_calendar(i, windows, refund_from)
+local function refund_calendar(i, refund_from, windows)
   local key = KEYS[i]
   local units, window, _, receipt_generation, at =
     parse(REFUND_FORMAT, ARGV[1], CLOCK_SIZE + 1 + REFUND_SIZE * (i - 1))

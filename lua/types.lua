@@ -1,4 +1,4 @@
--- Purpose: part of the check and the merged script. The table of types: the number of each, and its file.
+-- Purpose: part of the check and the merged script. The table of types: the loader repeats the line of it for each type.
 -- KEYS, ARGV: not read. Reply: none.
 -- Units: none.
 
@@ -9,10 +9,6 @@
 -- full. It returns this outcome with the pair and those after it, and their statuses.
 return function(pair_type)
   -- Only the functions of this type are created, because each one costs about one percent of a check.
-  if pair_type == 0 then return INCLUDE 'sliding_log.lua'
-  elseif pair_type == 1 then return INCLUDE 'sliding_buckets.lua'
-  elseif pair_type == 2 then return INCLUDE 'sliding_counter.lua'
-  elseif pair_type == 3 then return INCLUDE 'fixed_window.lua'
-  elseif pair_type == 4 then return INCLUDE 'token_bucket.lua'
-  else error('unknown type of a policy: ' .. pair_type) end
+  if pair_type == TYPE_NUMBER then return INCLUDE 'TYPE_FILE' end
+  error('unknown type of a policy: ' .. pair_type)
 end

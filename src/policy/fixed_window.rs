@@ -6,6 +6,8 @@ use crate::error::ConfigError;
 pub(super) const REDIS: RedisProperties = RedisProperties {
     number: 3,
     script: ("fixed_window.lua", include_str!("../../lua/fixed_window.lua")),
+    refund: ("refund_calendar.lua", include_str!("../../lua/refund_calendar.lua")),
+    refund_windows: 1,
     key_letters: b"qrtvwx",
     joins_equal_checks: true,
     max_records: |_, _, _| 1,

@@ -57,11 +57,14 @@ impl Properties {
 /// What Redis needs to know of a type.
 #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only the Redis backend needs them"))]
 pub(crate) struct RedisProperties {
-    /// The number of the type in the arguments of a script, 0 to 7. `lua/types.lua` and `lua/refund.lua` map the same numbers to
-    /// functions.
+    /// The number of the type in the arguments of a script, 0 to 7.
     pub(crate) number: u8,
     /// The file in `lua` that decides a pair of this type: its name and text.
     pub(crate) script: (&'static str, &'static str),
+    /// The file in `lua` that refunds units to a pair of this type: its name and text. Its function has the same name.
+    pub(crate) refund: (&'static str, &'static str),
+    /// The number of calendar windows in which a charge counts. Other types ignore it.
+    pub(crate) refund_windows: u8,
     /// The letters of a day, an hour, a minute, a second, a millisecond and a microsecond in the window of a key. A type without a window
     /// has one letter. They state the type, so no other type has one of them. None of them is a digit or a capital letter.
     pub(crate) key_letters: &'static [u8],

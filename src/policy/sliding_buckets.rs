@@ -11,6 +11,8 @@ const MAX_BUCKETS: u64 = 4_096;
 pub(super) const REDIS: RedisProperties = RedisProperties {
     number: 1,
     script: ("sliding_buckets.lua", include_str!("../../lua/sliding_buckets.lua")),
+    refund: ("refund_log.lua", include_str!("../../lua/refund_log.lua")),
+    refund_windows: 1,
     key_letters: b"abcefg",
     joins_equal_checks: true,
     max_records: |_, window, precision| (window / precision.max(1)).saturating_add(2),

@@ -6,6 +6,8 @@ use crate::error::ConfigError;
 pub(super) const REDIS: RedisProperties = RedisProperties {
     number: 2,
     script: ("sliding_counter.lua", include_str!("../../lua/sliding_counter.lua")),
+    refund: ("refund_calendar.lua", include_str!("../../lua/refund_calendar.lua")),
+    refund_windows: 2,
     key_letters: b"jklnop",
     joins_equal_checks: false,
     max_records: |_, _, _| 1,

@@ -9,6 +9,8 @@ pub(crate) const MAX_CHARGES: u32 = 1 << 20;
 pub(super) const REDIS: RedisProperties = RedisProperties {
     number: 0,
     script: ("sliding_log.lua", include_str!("../../lua/sliding_log.lua")),
+    refund: ("refund_log.lua", include_str!("../../lua/refund_log.lua")),
+    refund_windows: 1,
     key_letters: b"dhmsiu",
     joins_equal_checks: true,
     max_records: |quota, _, _| quota,

@@ -15,6 +15,8 @@ pub(crate) const MAX_PARTS: u64 = (1 << 53) - (1 << 32);
 pub(super) const REDIS: RedisProperties = RedisProperties {
     number: 4,
     script: ("token_bucket.lua", include_str!("../../lua/token_bucket.lua")),
+    refund: ("refund_tokens.lua", include_str!("../../lua/refund_tokens.lua")),
+    refund_windows: 1,
     key_letters: b"y",
     joins_equal_checks: false,
     max_records: |_, _, _| 1,

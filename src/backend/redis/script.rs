@@ -14,7 +14,7 @@ use crate::{
     backend::{BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, PartialSource, Status, Wait},
-    policy::REDIS_TYPES,
+    policy::{REDIS_TYPES, RedisProperties},
 };
 
 pub(super) mod merged;
@@ -42,17 +42,18 @@ macro_rules! files {
     };
 }
 
-/// The files of the scripts, beside that of each type of policy: their names and texts.
+/// The files of the scripts, beside those of each type of policy: their names and texts.
 const FILES: &[(&str, &str)] = files![
     "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua" "decide.lua"
     "decide_next.lua" "find_record.lua"
     "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
-    "refund_calendar.lua" "refund_log.lua" "refund_tokens.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
+    "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
 ];
 
 /// Returns all files: their names and texts.
 fn files() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-    REDIS_TYPES.iter().map(|redis_type| &redis_type.script).chain(FILES)
+    let of_types = REDIS_TYPES.iter().flat_map(|redis_type| [&redis_type.script, &redis_type.refund]);
+    of_types.chain(FILES)
 }
 
 /// The scripts, with one clock.
@@ -119,8 +120,10 @@ impl Script {
 fn with_included(file: &str, clock: &str) -> String {
     let file = if file == CLOCK { clock } else { file };
     let source = files().find(|(name, _)| *name == file).map_or("", |(_, source)| source);
+    let lines = source.lines().filter(|line| !line.trim_start().starts_with("--"));
     let mut text = String::new();
-    for mut line in source.lines().filter(|line| !line.trim_start().starts_with("--")) {
+    for line in lines.flat_map(for_each_type) {
+        let mut line = line.as_str();
         while let Some((before, included)) = line.split_once("INCLUDE '") {
             let (included, after) = included.split_once('\'').unwrap_or((included, ""));
             text.push_str(before);
@@ -131,6 +134,28 @@ fn with_included(file: &str, clock: &str) -> String {
         text.push('\n');
     }
     text.trim().strip_prefix("return function").map(|rest| format!("function{rest}")).unwrap_or(text)
+}
+
+/// Returns a line once, or once for each type if it has the name of a type's field.
+fn for_each_type(line: &str) -> Vec<String> {
+    let mut lines = Vec::new();
+    for RedisProperties { number, script: (script, _), refund: (refund, _), refund_windows, .. } in
+        REDIS_TYPES
+    {
+        let fields = [
+            ("TYPE_NUMBER", number.to_string()),
+            ("TYPE_FILE", (*script).to_owned()),
+            ("REFUND_FILE", (*refund).to_owned()),
+            ("REFUND_FUNCTION", refund.trim_end_matches(".lua").to_owned()),
+            ("REFUND_WINDOWS", refund_windows.to_string()),
+        ];
+        let line = fields.iter().fold(line.to_owned(), |line, (name, field)| line.replace(name, field));
+        // Several types may refund by the same function.
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines
 }
 
 /// Returns the expansion of each name. A definition is a line `NAME = expansion`.
