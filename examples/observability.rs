@@ -47,6 +47,9 @@ use tracing_subscriber::{filter::Targets, prelude::*};
 /// The buckets of the time until the store has decided a check, in seconds. The last one is the deadline.
 const BUCKETS: [f64; 8] = [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1];
 
+/// The key of pseudonyms, unless `PSEUDONYM_SECRET` has another one. A real service has a random secret.
+const EXAMPLE_SECRET: &str = "not random: only for this example";
+
 /// The time until the service has answered, under the name that OpenTelemetry gives it.
 const LATENCY: &str = "http_server_request_duration_seconds";
 /// Its buckets, in seconds.
@@ -86,6 +89,8 @@ async fn serve(backend: impl Backend, metrics: PrometheusHandle) -> Result<(), B
         )
         // From 9 of 10 units on, a client is near its limit.
         .near_limit(0.9)
+        // So that the metrics show which keys are denied most, without their values.
+        .pseudonyms(env::var("PSEUDONYM_SECRET").unwrap_or_else(|_| EXAMPLE_SECRET.to_owned()))
         .build()?;
 
     let limiter = limits.limiter().clone();

@@ -1,7 +1,7 @@
 //! The metrics, for the facade of the crate `metrics`: their names, labels and values. Without the feature `metrics`,
 //! `no_metrics.rs` replaces this file.
 //!
-//! No label contains a partition key or a path.
+//! No label contains a partition key or a path. That of the denied keys begins a pseudonym of a key.
 
 use metrics::{
     Gauge, Label, SharedString, Unit, counter, describe_counter, describe_gauge, describe_histogram,
@@ -29,10 +29,14 @@ const UNAVAILABLE_CHECKS: &str = "rate_limit_unavailable_checks_total";
 const BREAKER_OPEN: &str = "rate_limit_breaker_open";
 const DENY_CACHE_HITS: &str = "rate_limit_deny_cache_hits_total";
 const SETTLEMENTS: &str = "rate_limit_settlements_total";
+const DENIED_KEYS: &str = "rate_limit_denied_keys_total";
 const LEASED_UNITS: &str = "rate_limit_leased_units_total";
 const LOST_ROLLBACKS: &str = "rate_limit_lost_rollbacks_total";
 const EVICTED_KEYS: &str = "rate_limit_evicted_keys_total";
 const EVICTED_UNITS: &str = "rate_limit_evicted_units_total";
+
+/// The number of hexadecimal digits of a pseudonym in a label, so that there are at most 4,096 series.
+const PSEUDONYM_DIGITS: usize = 3;
 
 /// Describes all metrics of this crate to the recorder: their units and help texts.
 ///
@@ -51,6 +55,11 @@ pub fn describe_metrics() {
     describe_counter!(UNAVAILABLE_CHECKS, Unit::Count, "Checks without a decision, by reason.");
     describe_gauge!(BREAKER_OPEN, Unit::Count, "Circuit breakers that are open or half-open, by server.");
     describe_counter!(DENY_CACHE_HITS, Unit::Count, "Checks that the deny cache has answered.");
+    describe_counter!(
+        DENIED_KEYS,
+        Unit::Count,
+        "Denied checks of keys that were denied before, by the beginning of the key's pseudonym."
+    );
     describe_counter!(SETTLEMENTS, Unit::Count, "Settlements, by outcome.");
     describe_counter!(LEASED_UNITS, Unit::Count, "Leased quota units, by what happened to them.");
     describe_counter!(LOST_ROLLBACKS, Unit::Count, "Rollbacks that were lost, so that a charge stands.");
@@ -106,6 +115,7 @@ impl LimiterMetrics {
             leased: LeasedUnits::NAMES.map(|name| Series::new(LEASED_UNITS, vec![label("outcome", name)])),
         };
         // An alert may ask for these. Registered, they are 0 and not absent before their first values.
+        drop(counter!(LOST_ROLLBACKS));
         metrics.policies.known().for_each(PolicyMetrics::register);
         for counter in [&metrics.deny_cache_hits, &metrics.settled, &metrics.lost_settlements] {
             drop(counter.counter());
@@ -149,6 +159,12 @@ impl LimiterMetrics {
         if let Some(counter) = self.unavailable.get(error.reason() as usize) {
             counter.count(1);
         }
+    }
+
+    /// Counts a denial of the key with this pseudonym.
+    pub(super) fn denied_key(&self, pseudonym: &str) {
+        let prefix = pseudonym.get(..PSEUDONYM_DIGITS).unwrap_or(pseudonym);
+        Series::new(DENIED_KEYS, vec![label("pseudonym", prefix.to_owned())]).count(1);
     }
 
     /// Records how long the store took to answer a check. `started` is the instant at which it was asked.

@@ -173,7 +173,11 @@ impl LimiterEvents {
             }
         } else {
             let key = pairs.denied_key(decision);
-            self.counters.denied(decision, key);
+            // Only a metric needs it here.
+            let secret = self.pseudonyms.as_ref().filter(|_| cfg!(feature = "metrics"));
+            if let Some(pseudonym) = self.counters.denied(decision, key, secret) {
+                self.metrics.denied_key(&pseudonym);
+            }
             events::denied(decision, || self.pseudonym(key?));
         }
     }

@@ -21,6 +21,8 @@ impl LimiterMetrics {
 
     pub(super) fn unavailable(&self, _: &Check, _: &BackendError) {}
 
+    pub(super) fn denied_key(&self, _: &str) {}
+
     pub(super) fn answered(&self, _: Instant) {}
 
     pub(super) fn responded<'a>(&self, _: RequestOutcome, _: impl FnOnce() -> Option<&'a str>) {}

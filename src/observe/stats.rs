@@ -10,7 +10,7 @@ use super::{LeasedUnits, ServerBreaker};
 use crate::{
     decision::{Decision, Status},
     error::{BackendError, Reason},
-    key::{KeyHasher, PartitionKey},
+    key::{HashSecret, KeyHasher, PartitionKey},
     lock::Lock,
 };
 
@@ -113,16 +113,25 @@ impl LimiterCounters {
         }
     }
 
-    /// Counts a denied check, and a denial of this key.
+    /// Counts a denied check, and a denial of this key. With a secret, returns the pseudonym of the key, from its second denial on: so a
+    /// flood of new keys computes no hashes.
     #[inline]
-    pub(crate) fn denied(&self, decision: &Decision, key: Option<&PartitionKey>) {
+    pub(crate) fn denied(
+        &self,
+        decision: &Decision,
+        key: Option<&PartitionKey>,
+        secret: Option<&HashSecret>,
+    ) -> Option<String> {
         increment(&self.denied);
         if decision.is_cached() {
             increment(&self.denied_from_cache);
         }
-        if let Some(key) = key {
-            self.denied_keys.lock().count(key);
+        let mut sketch = self.denied_keys.lock();
+        let kept = sketch.count(key?)?;
+        if kept.pseudonym.is_none() && kept.denials - kept.excess > 1 {
+            kept.pseudonym = secret.map(|secret| secret.pseudonym(&kept.key));
         }
+        kept.pseudonym.clone()
     }
 
     /// Counts an admitted check that a shadow pair of this key would have denied.
@@ -191,21 +200,25 @@ fn increment(counter: &AtomicU64) {
 }
 
 impl Sketch {
-    fn count(&mut self, key: &PartitionKey) {
+    /// Counts a denial. Returns the kept key, unless it is new.
+    fn count(&mut self, key: &PartitionKey) -> Option<&mut DeniedKey> {
         let hash = key.hash_code();
         let index = match self.last {
             // A hash of 64 bits that equals that of the last key means the same key: a client cannot choose a collision.
             Some((last, index)) if last == hash => index,
             _ => {
                 let key = key.bounded();
-                let Some(&index) = self.indices.get(&*key) else { return self.add(key.into_owned()) };
+                let Some(&index) = self.indices.get(&*key) else {
+                    self.add(key.into_owned());
+                    return None;
+                };
                 self.last = Some((hash, index));
                 index
             }
         };
-        if let Some(kept) = self.keys.get_mut(index) {
-            kept.denials += 1;
-        }
+        let kept = self.keys.get_mut(index)?;
+        kept.denials += 1;
+        Some(kept)
     }
 
     /// Counts a denial of a key that is not kept.

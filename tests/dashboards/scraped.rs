@@ -18,10 +18,6 @@ use crate::{
     support::server::{Engine, Server},
 };
 
-/// What has no data in this test: a lost rollback needs a cluster that fails between two calls.
-const WITHOUT_DATA: [&str; 2] = ["Lost rollbacks", "RateLimitRollbacksLost"];
-const METRIC_WITHOUT_DATA: &str = "rate_limit_lost_rollbacks_total";
-
 /// What an outage of the store must at least raise.
 const EXPECTED_ALERTS: [&str; 5] = [
     "RateLimitBreakerOpen",
@@ -124,7 +120,7 @@ fn expressions(rules: &[Rule]) -> Vec<(String, String)> {
 /// Returns selectors that each have data if every matcher of an expression selects something.
 fn matched(expression: &str) -> Vec<String> {
     let mut matched = Vec::new();
-    for selector in selectors(expression).iter().filter(|selector| selector.metric != METRIC_WITHOUT_DATA) {
+    for selector in selectors(expression) {
         for matcher in &selector.matchers {
             let (label, values) = matcher.split_once('=').unwrap();
             for value in values.trim_start_matches('~').trim_matches('"').split('|') {
@@ -177,9 +173,7 @@ async fn prometheus_has_data_for_each_panel_and_alert() {
             }
         };
         for (place, expression) in &expressions {
-            if !WITHOUT_DATA.contains(&place.as_str()) {
-                ask(place, expression);
-            }
+            ask(place, expression);
             matched(expression).iter().for_each(|selector| ask(place, selector));
         }
         empty.is_empty() && prometheus.query("rate_limit_breaker_open > 0").is_empty()
@@ -187,11 +181,7 @@ async fn prometheus_has_data_for_each_panel_and_alert() {
     let has_all = rig.traffic_until(has_data).await;
     assert!(has_all, "a circuit breaker is open, or there is no data:\n{}", empty.join("\n"));
     let places: BTreeSet<&str> = expressions.iter().map(|(place, _)| place.as_str()).collect();
-    println!(
-        "{} panels and rules with {} expressions have data; {WITHOUT_DATA:?} need a cluster that fails",
-        places.len() - WITHOUT_DATA.len(),
-        expressions.iter().filter(|(place, _)| !WITHOUT_DATA.contains(&place.as_str())).count(),
-    );
+    println!("{} panels and rules with {} expressions have data", places.len(), expressions.len());
     assert_rules_are_healthy(&prometheus, rules.len());
 }
 

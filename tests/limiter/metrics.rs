@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{advance, sleep};
 use tower_sliding_window::{
-    Costs, Decision, Limiter, MemoryBackend, Status, Wait,
+    Costs, Decision, Limiter, MemoryBackend, PartitionKey, Status, Wait,
     backend::{Backend, BackendError, Check, Reason, WhenFull},
     observe,
     outage::Breaker,
@@ -83,6 +83,29 @@ fn shadow_policy_has_an_outcome_of_its_own() {
     assert_eq!(scrape.non_zero("charged_units_total"), units);
     // The shadow policy was not charged by the second check.
     assert_eq!(scrape.non_zero("near_limit_total"), [(r#"policy="enforced""#, 1.0)]);
+}
+
+#[test]
+fn denied_keys_count_by_beginning_of_pseudonym() {
+    let recorder = recorder();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let builder = |secret: Option<&str>| {
+        let builder = Limiter::builder(memory()).policy(policy("one", 1));
+        secret.into_iter().fold(builder, |builder, secret| builder.pseudonyms(secret)).build().unwrap()
+    };
+    let plain = builder(None);
+    // The metrics of two limiters, such as those of two processes, add up.
+    let limiters = [(); 2].map(|()| builder(Some("a secret of 32 bytes, not random")));
+    for limiter in limiters.iter().chain([&plain]) {
+        let verdicts = [(); 4].map(|()| now(limiter.check(alice())).unwrap().is_admitted());
+        assert_eq!(verdicts, [true, false, false, false]);
+        // A key that is denied once has no series.
+        let _ = now(limiter.check((PartitionKey::new("user", "bob"), 2))).unwrap();
+    }
+    let pseudonym = limiters[0].pseudonym(&alice()).unwrap();
+    let series = format!(r#"pseudonym="{}""#, &pseudonym[..3]);
+    let scrape = Scrape::of(&recorder.handle());
+    assert_eq!(scrape.non_zero("denied_keys_total"), [(&*series, 4.0)]);
 }
 
 #[test]
