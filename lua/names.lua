@@ -132,6 +132,9 @@ MAX_TICKS = 1048576
 -- The value of a token bucket: the generation, the last instant, the usage in parts, and the parts of a unit.
 TOKENS_FORMAT = '<c7I7I7I6'
 TOKENS_SIZE = 27
+
+-- The value of a gate: the instant until which it blocks, as CLOCK_FORMAT has it.
+GATE_SIZE = 8
 -- The largest usage in parts. A sum with a capacity or a rate stays exact.
 MAX_PARTS = 9007194959773696
 -- The highest power of two below the largest number of parts of a unit.

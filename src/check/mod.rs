@@ -136,6 +136,14 @@ pub(crate) struct PairRef<'a> {
     pub(crate) is_shadow: bool,
 }
 
+impl PairRef<'_> {
+    /// Returns whether an admitted check of this purpose charges the pair. If the policy has no quota, only an overage does.
+    #[inline]
+    pub(crate) fn is_chargeable(&self, purpose: Purpose) -> bool {
+        self.cost > 0 && (self.policy.properties().has_quota || purpose == Purpose::Overage)
+    }
+}
+
 impl Pair {
     /// Creates a pair with its cost in quota units. The pair of a [shadow policy](Policy::shadow) is a shadow pair.
     #[inline]
@@ -165,9 +173,12 @@ impl Pair {
         PairRef { key, policy, cost: *cost, is_shadow: *is_shadow }
     }
 
-    /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit.
+    /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit, or a policy without a
+    /// quota.
     pub(crate) fn is_uncharged(&self, receipt: &Receipt) -> bool {
-        self.is_shadow && self.cost > 0 && *receipt == Receipt::NO_CHARGE
+        (self.is_shadow || !self.policy.properties().has_quota)
+            && self.cost > 0
+            && *receipt == Receipt::NO_CHARGE
     }
 
     /// Returns this pair, as a shadow pair if `is_shadow`.
@@ -237,6 +248,21 @@ impl Check {
     /// Returns whether the check has shadow pairs only. Such a check is always admitted.
     pub(crate) fn is_shadow(&self) -> bool {
         self.pairs.iter().all(|pair| pair.is_shadow)
+    }
+
+    /// Returns the same check with the pairs whose policies have a quota, or with those whose policies have none. `None` if there are none.
+    pub(crate) fn with_quotas(&self, has_quota: bool) -> Option<Self> {
+        let pairs = self.pairs.iter().filter(|pair| pair.policy.quota().is_some() == has_quota);
+        let pairs: Pairs = pairs.cloned().collect();
+        (!pairs.is_empty()).then(|| self.with_pairs(pairs))
+    }
+
+    /// Makes this check an overage of these units for each pair. No pair is a shadow.
+    pub(crate) fn charge_overage(&mut self, units: u32) {
+        self.purpose = Purpose::Overage;
+        for pair in &mut self.pairs {
+            (pair.cost, pair.is_shadow) = (units, false);
+        }
     }
 
     /// Lowers each cost above the quota of its policy to the quota.

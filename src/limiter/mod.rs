@@ -1,6 +1,6 @@
 //! The limiter: policies and a backend.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use tokio::time::Instant;
 
@@ -9,15 +9,17 @@ use self::{
     outage_rule::Terms,
 };
 use crate::{
+    backend::DynBackend,
     check::{Check, Invalidation, Purpose},
     decision::Decision,
-    error::{BackendError, Reason},
+    error::{BackendError, ConfigError, Reason},
     guard::before,
     key::{KeyError, PartitionKey},
     lease::RevokeGuard,
-    now_or_later::NowOrLater,
+    now_or_later::{BoxFuture, NowOrLater},
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
+    policy::BLOCK_UNIT,
     settle::Reservation,
 };
 
@@ -43,9 +45,16 @@ pub use outcome::Admission;
 pub(crate) use outcome::{AdmitResult, Basis, request_outcome};
 pub use rejection::Rejection;
 
+/// The pairs that a method changes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Changing {
+    Usage,
+    Gates,
+}
+
 /// # What to check
 ///
-/// The methods that check, wait, reserve or reset take one parameter, which is anything that is an [`IntoDraft`]:
+/// The methods that check, wait, reserve, reset or block take one parameter, which is anything that is an [`IntoDraft`]:
 ///
 /// | value | pairs |
 /// | --- | --- |
@@ -179,18 +188,72 @@ impl Limiter {
         self.0.waiters.count()
     }
 
-    /// Clears the usage of these pairs. Their costs have no effect. Earlier reservations receive no refund. After the deadline, the
+    /// Blocks the [gates](crate::Policy::gate) of these pairs from now on for a duration, rounded up to 10 ms, at most 366 days: each request of
+    /// their keys is denied until then. A gate that blocks longer already stays as it is. Other policies and the costs have no effect. After
+    /// the deadline, the store changes nothing.
+    ///
+    /// With a key, blocks all gates of the limiter. The policies that a layer chooses by the request do not belong to the limiter: for these,
+    /// give [`Policies::pairs`](crate::Policies::pairs). While a store is unreachable, the outage rule decides, and a fallback in this process
+    /// knows of no block; only a denial that this process has seen stays until its wait has passed.
+    ///
+    /// # Errors
+    ///
+    /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
+    pub fn block(
+        &self,
+        draft: impl IntoDraft,
+        duration: Duration,
+    ) -> LimiterFuture<Result<(), BackendError>> {
+        let units = duration.as_micros().div_ceil(u128::from(BLOCK_UNIT)).min(u128::from(u32::MAX)) as u32;
+        self.change(draft, Changing::Gates, move |backend, mut check| {
+            Box::pin(async move {
+                check.charge_overage(units);
+                backend.check(&check).await.map(drop)
+            })
+        })
+    }
+
+    /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Other processes may repeat a
+    /// denial for the [maximum age](crate::outage::DenyCacheConfig) of their deny caches.
+    ///
+    /// # Errors
+    ///
+    /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
+    pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
+        self.change(draft, Changing::Gates, |backend, check| {
+            Box::pin(async move { backend.reset(&check).await })
+        })
+    }
+
+    /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. After the deadline, the
     /// store clears nothing.
     ///
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
+        self.change(draft, Changing::Usage, |backend, check| {
+            Box::pin(async move { backend.reset(&check).await })
+        })
+    }
+
+    /// Changes what the store knows of the pairs of a draft that count units, or of those that are gates.
+    fn change(
+        &self,
+        draft: impl IntoDraft,
+        changing: Changing,
+        change: impl FnOnce(Arc<dyn DynBackend>, Check) -> BoxFuture<Result<(), BackendError>> + Send + 'static,
+    ) -> LimiterFuture<Result<(), BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let check = draft.into_draft().map_err(misconfigured).and_then(|draft| {
             if !backend.changes_charges() {
                 return Err(BackendError::new(Reason::Unsupported));
             }
-            self.check_for_draft(draft).map_err(misconfigured)
+            let Some(check) = self.check_for_draft(draft).map_err(misconfigured)? else { return Ok(None) };
+            let changed = check.with_quotas(changing == Changing::Usage);
+            match changing {
+                Changing::Gates if changed.is_none() => Err(no_gate(&check)),
+                _ => Ok(changed),
+            }
         });
         LimiterFuture(match check {
             Ok(None) => NowOrLater::now(Ok(())),
@@ -201,7 +264,7 @@ impl Limiter {
                     let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
                     let _invalidation = Invalidation::begin(check.scope(), pairs, true);
                     let deadline = Instant::now() + deadline;
-                    before(deadline, backend.reset(&check.clone().with_deadline(deadline))).await
+                    before(deadline, change(backend, check.clone().with_deadline(deadline))).await
                 }))
             }
             Err(error) => NowOrLater::now(Err(error)),
@@ -420,6 +483,12 @@ fn reserved(outcome: Result<Admission, Rejection>) -> Result<Reservation, Reject
 
 fn exempt() -> Admitting {
     NowOrLater::now(Ok(Admission { basis: Basis::Exempt, reservation: None }))
+}
+
+/// Returns the error of a block or its end, if the check has no gate.
+fn no_gate(check: &Check) -> BackendError {
+    let names: Vec<_> = check.pairs().iter().map(|pair| pair.policy.name()).collect();
+    misconfigured(ConfigError::invalid_value("policies to block", format!("{names:?}"), "at least one gate"))
 }
 
 fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {

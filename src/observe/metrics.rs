@@ -132,7 +132,8 @@ impl LimiterMetrics {
                 match (is_admitted, has_room) {
                     (true, true) => {
                         policy.admitted.count(1);
-                        policy.charged_units.count(status.cost().into());
+                        // A gate has no quota, and is not charged.
+                        policy.charged_units.count(status.quota().map_or(0, |_| status.cost().into()));
                         if is_near(status) {
                             policy.near_limit.count(1);
                         }

@@ -86,8 +86,9 @@ impl PolicyFields<'_> {
         let (quota, window) = (self.quota.unwrap_or(u32::MAX), self.window.unwrap_or(MAX_WINDOW));
         let mut policy = Policy::new(name, quota, window)?;
         // What a type without a window compares with the quota is known when the quota is.
-        let has_fields = |algorithm: &Algorithm| {
-            if algorithm.has_window() { self.window.is_some() } else { self.quota.is_some() }
+        let has_fields = |algorithm: &Algorithm| match (algorithm.has_window(), algorithm.has_quota()) {
+            (true, _) => self.window.is_some(),
+            (false, has_quota) => self.quota.is_some() || !has_quota,
         };
         if let Some(algorithm) = self.algorithm.filter(has_fields) {
             policy = policy.with_algorithm(algorithm)?;
@@ -130,7 +131,7 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
     type Value = Policy;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy: `name`, `quota`, `window` (unless it is a token bucket), and optional fields")
+        f.write_str("a policy: `name`, `quota`, `window` (unless it is a token bucket or a gate), and optional fields")
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Policy, A::Error> {
@@ -142,15 +143,23 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
             map.next_value_seed(FieldValue { field, fields: &mut self })?;
         }
         // Now the algorithm is known, also if it has not been read. It must be one that can be leased.
-        let has_window = self.algorithm.get_or_insert_default().has_window();
-        for field in [PolicyField::Name, PolicyField::Quota, PolicyField::Window] {
-            let is_needed = has_window || !matches!(field, PolicyField::Window);
+        let algorithm = *self.algorithm.get_or_insert_default();
+        let (has_quota, has_window) = (algorithm.has_quota(), algorithm.has_window());
+        for (field, is_needed) in
+            [(PolicyField::Name, true), (PolicyField::Quota, has_quota), (PolicyField::Window, has_window)]
+        {
             if is_needed && !is_read[field as usize] {
                 return Err(self.error(format_args!("missing field `{}`", field.name())));
             }
         }
         if !has_window && self.window.is_some() {
-            return Err(self.error("field `window`: a token bucket has a rate, and no window"));
+            let why = if has_quota { "a token bucket has a rate, and no window" } else { "a gate has none" };
+            return Err(self.error(format_args!("field `window`: {why}")));
+        }
+        for (field, name) in [(self.quota.is_some(), "quota"), (self.headroom.is_some(), "headroom")] {
+            if field && !has_quota {
+                return Err(self.error(format_args!("field `{name}`: a gate has none")));
+            }
         }
         self.policy().map_err(A::Error::custom)
     }
@@ -285,12 +294,19 @@ impl Serialize for Policy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let has_algorithm = self.algorithm() != Algorithm::default();
         let lease = self.lease().map(|lease| LeaseForm { up_to: lease.units() });
-        let optional = [has_algorithm, lease.is_some(), self.is_hidden(), self.is_shadow()];
+        // A gate is always hidden.
+        let is_hidden = self.is_hidden() && self.quota().is_some();
+        let optional = [has_algorithm, lease.is_some(), is_hidden, self.is_shadow()];
         let window = self.window().map(length_text);
-        let fields = 2 + usize::from(window.is_some()) + optional.into_iter().filter(|has| *has).count();
+        let fields = 1
+            + usize::from(self.quota().is_some())
+            + usize::from(window.is_some())
+            + optional.into_iter().filter(|has| *has).count();
         let mut policy = serializer.serialize_struct("Policy", fields)?;
         policy.serialize_field("name", self.name())?;
-        policy.serialize_field("quota", &self.quota_units())?;
+        if let Some(quota) = self.quota() {
+            policy.serialize_field("quota", &quota)?;
+        }
         if let Some(window) = window {
             policy.serialize_field("window", &window)?;
         }
@@ -300,7 +316,7 @@ impl Serialize for Policy {
         if let Some(lease) = lease {
             policy.serialize_field("lease", &lease)?;
         }
-        if self.is_hidden() {
+        if is_hidden {
             policy.serialize_field("hidden", &true)?;
         }
         if self.is_shadow() {

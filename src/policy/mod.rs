@@ -30,6 +30,7 @@ mod tier;
 mod types;
 
 pub(crate) use constant_costs::check_constant_costs;
+pub(crate) use gate::BLOCK_UNIT;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
@@ -233,9 +234,42 @@ impl Policy {
         Self::new(name, burst, rate.time_of(burst))
     }
 
+    /// Creates a gate: it denies every request of a partition key while it [blocks](crate::Limiter::block) the key, with the exact wait, and
+    /// counts nothing. Uses: an operator stops a client, a ban, an API that has answered 429.
+    ///
+    /// It is one policy among others, in the same call to the store. A request with cost 0 for it passes. It has no quota and no window, and no
+    /// header field or other response states it.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, Wait};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
+    ///     .policy(Policy::gate("stopped")?)
+    ///     .build()?;
+    /// let alice = PartitionKey::new("user", "alice");
+    /// limiter.block(alice.clone(), Duration::from_secs(3600)).await?;
+    /// let decision = limiter.check(alice.clone()).await?;
+    /// assert!(matches!(decision.retry_after(), Wait::For(wait) if wait.as_secs() >= 3599));
+    /// limiter.unblock(alice.clone()).await?;
+    /// assert!(limiter.check(alice).await?.is_admitted());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidValue`] unless the name is 1 to 64 printable ASCII characters.
+    pub fn gate(name: &str) -> Result<Self, ConfigError> {
+        Self::new(name, u32::MAX, MIN_WINDOW)?.with_algorithm(Algorithm::Gate)
+    }
+
     /// Returns this policy with another algorithm.
     ///
-    /// A [token bucket](Algorithm::TokenBucket) takes the quota as its capacity, and ignores the window.
+    /// A [token bucket](Algorithm::TokenBucket) takes the quota as its capacity, and ignores the window. A [gate](Algorithm::Gate) ignores both.
     ///
     /// ```
     /// use std::time::Duration;
@@ -259,7 +293,13 @@ impl Policy {
         {
             return Err(self.invalid_lease(lease));
         }
-        Ok(self.with(|settings| (settings.algorithm, settings.properties) = (algorithm, properties)))
+        Ok(self.with(|settings| {
+            (settings.algorithm, settings.properties) = (algorithm, properties);
+            if !properties.has_quota {
+                // No cost is above it.
+                settings.quota = NonZeroU32::MAX;
+            }
+        }))
     }
 
     /// Returns this policy with a percentage of its quota kept in reserve. The reserve is rounded up: 5 percent of 10,000 units
@@ -341,9 +381,9 @@ impl Policy {
         self.with(|settings| settings.is_hidden = true)
     }
 
-    /// Returns whether this policy is [hidden](Self::hidden) from responses.
+    /// Returns whether this policy is [hidden](Self::hidden) from responses. A [gate](Self::gate) always is.
     pub fn is_hidden(&self) -> bool {
-        self.0.settings.is_hidden
+        self.0.settings.is_hidden || !self.properties().has_quota
     }
 
     /// Returns this policy in shadow mode: it counts, and never denies a request. Use it to try a policy on real traffic before it
@@ -380,6 +420,9 @@ impl Policy {
 
     /// Returns the same policy with a smaller quota, and a rate that is smaller by the same factor.
     pub(crate) fn reduced_to(&self, quota: NonZeroU32) -> Self {
+        if !self.properties().has_quota {
+            return self.clone();
+        }
         self.with(|settings| {
             let PolicySettings { name, window, algorithm, .. } = &*settings;
             let algorithm = algorithm.reduced(settings.quota, quota);
@@ -396,13 +439,13 @@ impl Policy {
     }
 
     /// Returns the quota in quota units, 1 to 2^32-1; of a [token bucket](Self::token_bucket), its capacity. `None` for a type of
-    /// policy without a quota: none of the types so far.
+    /// policy without a quota: a [gate](Self::gate).
     pub fn quota(&self) -> Option<u32> {
-        Some(self.quota_units())
+        self.properties().has_quota.then(|| self.quota_units())
     }
 
     /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds. `None` for a type of policy without a window: a
-    /// [token bucket](Self::token_bucket).
+    /// [token bucket](Self::token_bucket), a [gate](Self::gate).
     pub fn window(&self) -> Option<Duration> {
         let Properties { has_window, window_micros, .. } = *self.properties();
         has_window.then(|| Duration::from_micros(window_micros))
@@ -488,7 +531,10 @@ impl Eq for Policy {}
 impl fmt::Debug for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut policy = f.debug_struct("Policy");
-        policy.field("name", &self.name()).field("quota", &self.quota_units());
+        policy.field("name", &self.name());
+        if let Some(quota) = self.quota() {
+            policy.field("quota", &quota);
+        }
         if let Some(window) = self.window() {
             policy.field("window", &window);
         }

@@ -19,6 +19,8 @@ pub(super) struct GivenFields<'a> {
 pub(crate) struct Properties {
     /// How long a charge of at most the quota counts, in microseconds: the window, or the time in which a full quota returns.
     pub(crate) window_micros: u64,
+    /// Whether the policy has a quota. A policy without one counts no units: a check does not charge it, and no response states it.
+    pub(crate) has_quota: bool,
     /// Whether the policy has a window, which responses state. Under another one, counting starts from zero.
     pub(crate) has_window: bool,
     /// The window and the parameter in the arguments of a check. The contract of each type is in `lua/README.md`.
@@ -42,6 +44,7 @@ impl Properties {
         let window_micros = window.as_micros() as u64;
         Self {
             window_micros,
+            has_quota: true,
             has_window: true,
             arguments: [window_micros, 0],
             next_of_unused: window_micros,

@@ -15,6 +15,7 @@ macro_rules! for_each_type {
             SlidingCounter => sliding_counter,
             FixedWindow => fixed_window,
             TokenBucket { rate: Rate::per_second(1) } => token_bucket,
+            Gate => gate,
         }
     };
 }
@@ -31,12 +32,13 @@ use super::rate::Rate;
 /// | [`SlidingCounter`](Self::SlidingCounter) | approximate: up to twice the quota less one in a window | two counters |
 /// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across a window boundary | one counter |
 /// | [`TokenBucket`](Self::TokenBucket) | a capacity at once, and then a rate: up to twice the capacity less one while it is refilled once | one counter |
+/// | [`Gate`](Self::Gate) | counts nothing, and denies everything while it blocks | one instant |
 ///
 /// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
 /// after the wait, and not before.
 ///
 /// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"`,
-/// `"fixed-window"` or `{"token-bucket": {"rate": "7/s"}}`.
+/// `"fixed-window"`, `{"token-bucket": {"rate": "7/s"}}` or `"gate"`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
@@ -72,13 +74,21 @@ pub enum Algorithm {
         /// The rate at which units return.
         rate: Rate,
     },
+    /// Counts nothing. It denies every request while it blocks. See [`Policy::gate`](super::Policy::gate).
+    Gate,
 }
 
 impl Algorithm {
     /// Returns whether a policy has a window.
     #[cfg(feature = "serde")]
     pub(super) fn has_window(self) -> bool {
-        !matches!(self, Self::TokenBucket { .. })
+        !matches!(self, Self::TokenBucket { .. } | Self::Gate)
+    }
+
+    /// Returns whether a policy has a quota.
+    #[cfg(feature = "serde")]
+    pub(super) fn has_quota(self) -> bool {
+        self != Self::Gate
     }
 
     /// Returns this algorithm for a smaller quota: a rate is smaller by the same factor.

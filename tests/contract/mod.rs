@@ -3,6 +3,7 @@
 mod cluster;
 mod concurrency;
 mod edges;
+mod gate;
 mod history;
 mod invariants;
 mod ledger;

@@ -136,11 +136,11 @@ impl Single<'_> {
         let Self { pair, purpose, clock, generations } = *self;
         let reading = count.read(clock, pair.policy);
         let admits = purpose == Purpose::Overage || reading.admits(pair);
-        let is_charged = admits && pair.cost > 0;
+        let is_charged = admits && pair.is_chargeable(purpose);
         if is_charged && !reading.has_room() {
             return None;
         }
-        let (status, instant) = (status(&reading, pair, admits, admits), C::instant(&reading));
+        let (status, instant) = (status(&reading, pair, admits, is_charged), C::instant(&reading));
         drop(reading);
         if is_charged && purpose != Purpose::Peek {
             count.charge(instant, pair.cost, generations);

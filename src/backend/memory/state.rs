@@ -143,7 +143,8 @@ impl MemoryState {
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
         let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
-            status(&**reading, *pair, *fits, is_admitted && *fits)
+            let is_charged = is_admitted && *fits && pair.is_chargeable(purpose);
+            status(&**reading, *pair, *fits, is_charged)
         };
         let statuses: Vec<Status> = readings.iter().map(status_of).collect();
         if !is_admitted {
@@ -152,7 +153,7 @@ impl MemoryState {
 
         let (mut is_charged, mut is_known) = ([false; MAX_PAIRS], [true; MAX_PAIRS]);
         for (i, PairReading { pair, reading, fits }) in readings.iter().enumerate() {
-            is_charged[i] = *fits && pair.cost > 0;
+            is_charged[i] = *fits && pair.is_chargeable(purpose);
             let is_full = is_charged[i] && !reading.has_room();
             if is_full && !pair.is_shadow {
                 return Err(BackendError::new(Reason::Full));

@@ -111,7 +111,7 @@ use topology::Topology;
 /// | | |
 /// | --- | --- |
 /// | always | `~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
-/// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm) and [`TokenBucket`](crate::Algorithm) | `+get +set +setrange` |
+/// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm), [`TokenBucket`](crate::Algorithm) and [`Gate`](crate::Algorithm) | `+get +set +setrange` |
 /// | for a database other than 0 | `+select` |
 /// | for a cluster | `+cluster\|slots +asking` |
 /// | for a cluster, optional | `+cluster\|info +cluster\|nodes` |
