@@ -4,6 +4,7 @@ mod metrics;
 mod one_policy;
 mod operations;
 mod policy_files;
+mod priorities;
 mod pseudonyms;
 mod settlement;
 mod settlement_queue;
