@@ -297,7 +297,6 @@ impl Policy {
 
     /// Returns whether these policies of one name cannot both be meant. Policies that differ only by their headroom can: they are classes
     /// of requests on one usage.
-    #[cfg(feature = "tracing")]
     pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
         self != other && !(self.counts_with(other) && self.whole() == other.whole())
     }
