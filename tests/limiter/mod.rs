@@ -1,5 +1,6 @@
 //! The limiter: its builder, its operations, its queues, its settlements and its warnings.
 
+mod bans;
 mod metrics;
 mod one_policy;
 mod operations;
