@@ -129,8 +129,10 @@ MAX_CALENDAR_USED = 8589934591
 -- A sliding counter moves in at most 2^20 ticks per window.
 MAX_TICKS = 1048576
 
--- The value of a token bucket: the generation, the last instant, the usage in parts, and the parts of a unit.
+-- The value of a token bucket: the generation, the last instant, the usage in parts, and the parts of a unit; and its
+-- numbers, without the generation.
 TOKENS_FORMAT = '<c7I7I7I6'
+TOKENS_NUMBERS_FORMAT = '<I7I7I6'
 TOKENS_SIZE = 27
 
 -- The value of a gate: the instant until which it blocks, as CLOCK_FORMAT has it.

@@ -12,7 +12,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local value = call('GET', key)
   if value then
     if #value ~= TOKENS_SIZE then error('FOREIGNVALUE ' .. key) end
-    local stored_generation, last, stored, parts = parse(TOKENS_FORMAT, value)
+    local last, stored, parts = parse(TOKENS_NUMBERS_FORMAT, value, GENERATION_SIZE + 1)
     if stored > MAX_PARTS or parts == 0 then error('FOREIGNVALUE ' .. key) end
     -- If the clock is behind the last charge by at most the time in which the capacity returns, time stands still. If it is
     -- behind by more, the value is foreign and counts as empty.
@@ -23,7 +23,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
         stored = convert(stored, parts, window)
       end
       used = stored - (at - last) * parameter
-      if used > 0 then generation = stored_generation else used = 0 end
+      -- The generation is at the begin of the value, and `pack` reads no more of it.
+      if used > 0 then generation = value else used = 0 end
     end
   end
 
@@ -61,7 +62,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     if purpose ~= PEEK then
       generation = generation or sub(args[1], -GENERATION_SIZE)
       local stored = pack(TOKENS_FORMAT, generation, at, used, window)
-      call('SET', key, stored, 'PX', math.ceil(reset_after / 1000) + extra_ttl)
+      call('SET', key, stored, 'PX', (reset_after + -reset_after % 1000) / 1000 + extra_ttl)
     end
     if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end

@@ -104,7 +104,7 @@ impl Cell<'_> {
                 charge(quota, full - WINDOW)?;
                 charge(quota / 10 * 7, full)
             }
-            Design::Fixed => charge(quota, full),
+            Design::Fixed | Design::Tokens => charge(quota, full),
             Design::HashBuckets => {
                 let units = (quota.div_ceil(60) + 1).to_string();
                 let fields: Vec<String> =

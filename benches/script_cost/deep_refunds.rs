@@ -118,7 +118,7 @@ impl Log<'_> {
             let receipt = &self.receipts[charge as usize];
             // Without a deadline.
             let deadline = u64::MAX.to_le_bytes();
-            let arguments = [&1_u32.to_le_bytes()[..], window, &[0; 6], receipt, &deadline].concat();
+            let arguments = [&deadline[..], &1_u32.to_le_bytes(), window, &[0; 6], receipt].concat();
             let hash = self.scripts.refund.as_bytes();
             self.pipeline.queue(&[b"EVALSHA", hash, b"1", name.as_bytes(), &arguments]);
             if call % 20 == 19 {

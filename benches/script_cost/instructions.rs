@@ -121,7 +121,7 @@ fn measure(script: &str, is_wanted: fn(Design) -> bool) -> Result<Table, String>
                         Some(instructions_of_empty(&mut counting, "return 1", &[])?);
                     continue;
                 }
-                Design::Log | Design::Buckets | Design::Counter | Design::Fixed => &check,
+                Design::Log | Design::Buckets | Design::Counter | Design::Fixed | Design::Tokens => &check,
                 Design::Gcra => &gcra,
                 Design::SortedSet => &sorted_set,
                 Design::HashBuckets => &hash_buckets,

@@ -57,7 +57,7 @@ use scenario::{
     MANY_ADMITTED, MANY_DENIED, Measured,
 };
 use scripts::{
-    Design::{self, Gcra, Log, SortedSet},
+    Design::{self, Gcra, Log, SortedSet, Tokens},
     Scripts,
 };
 use server::{Engine, Server};
@@ -130,6 +130,7 @@ fn print_times() {
 
     let ratio = |measured: &Measured, of, to| measured.ratio(of, to).expect("a scenario that is measured");
     let to_gcra = |scenario| ratio(&one_key, (scenario, Log), (scenario, Gcra));
+    let tokens_to_gcra = |scenario| ratio(&one_key, (scenario, Tokens), (scenario, Gcra));
     let many_to_gcra = |scenario| ratio(&many_keys, (scenario, Log), (scenario, Gcra));
     let to_sorted_set = |scenario| ratio(&one_key, (scenario, Log), (scenario, SortedSet));
     let to_100 = |scenario| ratio(&one_key, (scenario, Log), (ADMITTED_100, Log));
@@ -170,6 +171,13 @@ fn print_times() {
         Target::new("log, refund to the newest, whole", refunds.newest_whole, "us", 10.0, 6.0),
         Target::new("log, refund to the oldest, partial", refunds.oldest, "us", 500.0, 100.0),
         Target::new("log, refund to the oldest, whole", refunds.oldest_whole, "us", 500.0, 100.0),
+        Target::for_information("token bucket, refund", refunds.tokens, "us"),
+        Target::for_information(
+            "token bucket / GCRA, admitted, quota 100",
+            tokens_to_gcra(ADMITTED_100),
+            "x",
+        ),
+        Target::for_information("token bucket / GCRA, denied, quota 100", tokens_to_gcra(DENIED_100), "x"),
         Target::new("log, refund to the middle", deep.middle, "us", 60.0, 48.0),
         Target::new("log, refund to the middle of 2^20 records", deepest.middle, "us", 300.0, 174.0),
         Target::new(

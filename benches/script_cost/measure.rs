@@ -151,9 +151,17 @@ pub fn pair(quota: u32, cost: u32, window: u64, typed_parameter: u64) -> Vec<u8>
     pairs(quota, cost, [window], typed_parameter)
 }
 
-/// Returns the arguments of a check with one pair per window, without a deadline.
+/// The type token bucket, above the 45 bits of its parameter.
+pub const TOKENS: u64 = 4 << 45;
+
+/// Returns the arguments of a check with one pair per window, without a deadline. A token bucket has the rate of one quota for each
+/// window: a unit has as many parts as microseconds until it returns, and a microsecond returns one of them.
 pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, typed_parameter: u64) -> Vec<u8> {
     let pairs = windows.into_iter().flat_map(|window| {
+        let (window, typed_parameter) = match typed_parameter {
+            TOKENS => ((window / u64::from(quota)).max(1), TOKENS + 1),
+            _ => (window, typed_parameter),
+        };
         let numbers = [&quota.to_le_bytes()[..], &cost.to_le_bytes(), &window.to_le_bytes()[..6]].concat();
         [numbers, typed_parameter.to_le_bytes()[..6].to_vec()].concat()
     });

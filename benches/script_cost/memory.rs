@@ -58,7 +58,7 @@ fn store(
         let age = window * 9 / 10 * u64::from(charges - 1 - charge) / u64::from(charges);
         let key = key(space, 0);
         match design {
-            Design::Log | Design::Buckets | Design::Counter | Design::Fixed => {
+            Design::Log | Design::Buckets | Design::Counter | Design::Fixed | Design::Tokens => {
                 charge_all(pipeline, scripts, space, 1, &arguments, now - age);
             }
             Design::HashBuckets if charge < buckets => {

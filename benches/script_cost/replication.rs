@@ -29,7 +29,7 @@ pub fn bytes_of_denials() -> u64 {
     let scripts = Scripts::load(&server, &mut primary);
     let window = long_window(primary.now_micros());
     let mut bytes = 0;
-    for design in [Design::Log, Design::Buckets, Design::Counter, Design::Fixed] {
+    for design in [Design::Log, Design::Buckets, Design::Counter, Design::Fixed, Design::Tokens] {
         let arguments = pair(10, 10, window, design.typed_parameter(window));
         let key = key(0, design as usize);
         let words = [&b"EVALSHA"[..], scripts.of(design).as_bytes(), b"1", key.as_bytes(), &arguments];

@@ -13,7 +13,10 @@ use tower_sliding_window::{
     testing::ManualClock,
 };
 
-use crate::{measure::Pipeline, server::Server};
+use crate::{
+    measure::{Pipeline, TOKENS},
+    server::Server,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Design {
@@ -24,11 +27,12 @@ pub enum Design {
     Buckets,
     Counter,
     Fixed,
+    Tokens,
     SortedSet,
     HashBuckets,
 }
 
-use Design::{Buckets, Counter, Fixed, Gcra, HashBuckets, Log, Nothing, SortedSet};
+use Design::{Buckets, Counter, Fixed, Gcra, HashBuckets, Log, Nothing, SortedSet, Tokens};
 
 /// The hashes of the loaded scripts.
 pub struct Scripts {
@@ -43,7 +47,7 @@ pub struct Scripts {
 }
 
 impl Design {
-    pub const ALL: [Self; 8] = [Nothing, Gcra, Log, Buckets, Counter, Fixed, SortedSet, HashBuckets];
+    pub const ALL: [Self; 9] = [Nothing, Gcra, Log, Buckets, Counter, Fixed, Tokens, SortedSet, HashBuckets];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -53,6 +57,7 @@ impl Design {
             Buckets => "buckets",
             Counter => "counter",
             Fixed => "fixed",
+            Tokens => "tokens",
             SortedSet => "sorted set",
             HashBuckets => "hash of 60",
         }
@@ -60,7 +65,7 @@ impl Design {
 
     /// Returns whether the crate's own check script decides.
     pub fn is_of_crate(self) -> bool {
-        matches!(self, Log | Buckets | Counter | Fixed)
+        matches!(self, Log | Buckets | Counter | Fixed | Tokens)
     }
 
     /// Returns the type of the policy and its parameter, as the arguments of a pair have them: 60 buckets per window.
@@ -69,6 +74,7 @@ impl Design {
             Buckets => (1 << 45) + window.div_ceil(60),
             Counter => 2 << 45,
             Fixed => 3 << 45,
+            Tokens => TOKENS,
             _ => 0,
         }
     }
@@ -101,7 +107,7 @@ impl Scripts {
         match design {
             Nothing => &self.nothing,
             Gcra => &self.gcra,
-            Log | Buckets | Counter | Fixed => &self.check,
+            Log | Buckets | Counter | Fixed | Tokens => &self.check,
             SortedSet => &self.sorted_set,
             HashBuckets => &self.hash,
         }

@@ -1,4 +1,4 @@
-//! One trace of requests, decided by six counters: the four algorithms of the crate, and two that other libraries use.
+//! One trace of requests, decided by seven counters: the five algorithms of the crate, and two that other libraries use.
 //!
 //! The limiters are real, on a memory backend with a manual clock. So the result does not depend on the time of day.
 
@@ -8,7 +8,8 @@ use axum::{Json, http::StatusCode};
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use serde_json::Value;
 use tower_sliding_window::{
-    Algorithm, ConfigError, Limiter, MemoryBackend, PartitionKey, Policy, Wait, testing::ManualClock,
+    Algorithm, ConfigError, Limiter, MemoryBackend, PartitionKey, Policy, Wait, policy::Rate,
+    testing::ManualClock,
 };
 
 use crate::{
@@ -125,6 +126,7 @@ impl Comparison {
             ("sliding buckets", Algorithm::SlidingBuckets { precision }),
             ("sliding counter", Algorithm::SlidingCounter),
             ("fixed window", Algorithm::FixedWindow),
+            ("token bucket", Algorithm::TokenBucket { rate: self.rate() }),
         ] {
             let clock = ManualClock::new();
             let limiter = Limiter::builder(MemoryBackend::new().with_clock(&clock))
@@ -162,7 +164,7 @@ impl Comparison {
         let worst = Worst::of(&admitted, window);
         let edges = match &counter {
             Counter::Increx(increx) => increx.begins.iter().flat_map(|at| [*at, *at + window]).collect(),
-            _ if ["sliding log", "sliding buckets"].contains(&name) => Vec::new(),
+            _ if ["sliding log", "sliding buckets", "token bucket"].contains(&name) => Vec::new(),
             _ => self.calendar_edges(),
         };
         Ok(Lane {
@@ -185,6 +187,17 @@ impl Comparison {
         let window = self.window();
         let numbers = first.div_euclid(window)..=last.div_euclid(window) + 1;
         numbers.take(200).map(|number| number * window).collect()
+    }
+
+    /// Returns the rate of a token bucket: a full quota returns in one window, rounded up to a whole time for each unit if the quota is large.
+    fn rate(&self) -> Rate {
+        let window = self.policy.window().unwrap_or(MAX_WINDOW);
+        let unit = (window.as_micros() as u64).div_ceil(u64::from(self.quota().max(1)));
+        if self.quota() <= 100_000 {
+            Rate::new(self.quota(), window)
+        } else {
+            Rate::new(1, Duration::from_micros(unit))
+        }
     }
 
     fn quota(&self) -> u32 {

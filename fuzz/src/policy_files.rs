@@ -24,6 +24,11 @@ pub(crate) const DICTIONARY: &[&[u8]] = &[
     b"sliding-buckets",
     b"sliding-counter",
     b"fixed-window",
+    b"token-bucket",
+    b"rate",
+    b"7/s",
+    b"4294967295/1us",
+    b"1/366d",
     b"unlimited",
     b"true",
     b"4294967295",
@@ -67,6 +72,9 @@ fn check(table: &PolicyTable) {
     assert_eq!(serde_json::to_value(&of_json).expect("JSON"), json);
 }
 
+/// The longest window, and the longest time in which a full capacity returns.
+const YEAR: Duration = Duration::from_secs(366 * 86_400);
+
 fn check_ranges(tier: &Tier) {
     let Some(policies) = tier.policies() else { return };
     let policies = policies.as_slice();
@@ -74,17 +82,25 @@ fn check_ranges(tier: &Tier) {
     let names: HashSet<&str> = policies.iter().map(Policy::name).collect();
     assert_eq!(names.len(), policies.len(), "names differ");
     for policy in policies {
-        let (name, window) = (policy.name(), policy.window().unwrap());
+        let (name, quota) = (policy.name(), policy.quota().unwrap());
         assert!((1..=64).contains(&name.len()) && name.bytes().all(|byte| (32..127).contains(&byte)));
-        assert!(policy.quota().unwrap() >= 1);
-        assert!(window >= Duration::from_millis(1) && window <= Duration::from_secs(366 * 86_400));
-        assert_eq!(window.as_nanos() % 1_000, 0);
-        if let Algorithm::SlidingBuckets { precision } = policy.algorithm() {
-            assert!(precision >= Duration::from_millis(1) && precision <= window);
-            assert_eq!(precision.as_nanos() % 1_000, 0);
-            assert!(window.as_nanos().div_ceil(precision.as_nanos()) <= 4_096);
-        } else {
-            assert_eq!(policy.lease(), None);
+        assert!(quota >= 1);
+        let window = policy.window();
+        assert!(window.is_none_or(|window| window >= Duration::from_millis(1) && window <= YEAR));
+        assert!(window.is_none_or(|window| window.as_nanos() % 1_000 == 0));
+        match (policy.algorithm(), window) {
+            (Algorithm::SlidingBuckets { precision }, Some(window)) => {
+                assert!(precision >= Duration::from_millis(1) && precision <= window);
+                assert_eq!(precision.as_nanos() % 1_000, 0);
+                assert!(window.as_nanos().div_ceil(precision.as_nanos()) <= 4_096);
+            }
+            (Algorithm::TokenBucket { rate }, None) => {
+                assert_eq!(policy.lease(), None);
+                assert!(rate.units() >= 1 && rate.period() > Duration::ZERO && rate.period() <= YEAR);
+                let full = rate.period().as_nanos() * u128::from(quota) / u128::from(rate.units());
+                assert!(full <= YEAR.as_nanos(), "a full capacity returns within {full} ns");
+            }
+            (_, window) => assert!(policy.lease().is_none() && window.is_some(), "{policy:?}"),
         }
         assert!(policy.lease().is_none_or(|lease| lease != Lease::up_to(0)));
     }

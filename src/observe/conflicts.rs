@@ -32,7 +32,7 @@ pub(super) fn register(
     for policy in policies {
         let id = [store, namespace.as_str(), policy.name()].map(str::to_owned);
         let entry = limits.entry(id).or_default();
-        let conflict = entry.limits.iter().find(|(_, earlier)| earlier != policy);
+        let conflict = entry.limits.iter().find(|(_, earlier)| earlier.conflicts_with(policy));
         if let (Some((_, earlier)), false) = (conflict, entry.warned) {
             conflicts.push([earlier.clone(), policy.clone()]);
             entry.warned = true;

@@ -122,6 +122,8 @@ struct PolicySettings {
     is_shadow: bool,
     /// Only if the algorithm has buckets. At least one unit.
     lease: Option<Lease>,
+    /// The quota and the algorithm without the headroom, if there is one.
+    whole: Option<(NonZeroU32, Algorithm)>,
 }
 
 /// The parts of responses that do not change.
@@ -172,6 +174,7 @@ impl Policy {
             is_hidden: false,
             is_shadow: false,
             lease: None,
+            whole: None,
         }))
     }
 
@@ -299,11 +302,14 @@ impl Policy {
                 // No cost is above it.
                 settings.quota = NonZeroU32::MAX;
             }
+            settings.whole = settings.whole.map(|(quota, _)| (quota, algorithm));
         }))
     }
 
     /// Returns this policy with a percentage of its quota kept in reserve. The reserve is rounded up: 5 percent of 10,000 units
     /// leave a quota of 9,500. The header fields state the reduced quota. The rate of a token bucket is reduced by the same factor.
+    ///
+    /// The policy counts together with the policy without the headroom: see [priorities](crate::guide::cookbook#priorities-batch-requests-leave-room-for-others).
     ///
     /// # Errors
     ///
@@ -317,7 +323,20 @@ impl Policy {
         let valid = "0 to 99 percent and leave at least one unit";
         let invalid = || ConfigError::invalid_policy(self.name(), "headroom of", given, valid);
         let kept = kept.ok_or_else(invalid)?;
-        Ok(self.reduced_to(kept))
+        let whole = self.whole();
+        Ok(self.reduced_to(kept).with(|settings| settings.whole = Some(whole)))
+    }
+
+    /// Returns the quota and the algorithm without the headroom.
+    fn whole(&self) -> (NonZeroU32, Algorithm) {
+        let PolicySettings { whole, quota, algorithm, .. } = self.0.settings;
+        whole.unwrap_or((quota, algorithm))
+    }
+
+    /// Returns whether these policies of one name cannot both be meant. Policies that differ only by their headroom can: they are classes
+    /// of requests on one usage.
+    pub(crate) fn conflicts_with(&self, other: &Self) -> bool {
+        self != other && !(self.counts_with(other) && self.whole() == other.whole())
     }
 
     /// Returns this policy with leased units: a process that admits many requests of one partition key charges units in advance, and

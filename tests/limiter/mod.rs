@@ -1,9 +1,11 @@
 //! The limiter: its builder, its operations, its queues, its settlements and its warnings.
 
+mod bans;
 mod metrics;
 mod one_policy;
 mod operations;
 mod policy_files;
+mod priorities;
 mod pseudonyms;
 mod settlement;
 mod settlement_queue;

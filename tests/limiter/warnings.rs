@@ -7,8 +7,8 @@ use std::sync::{
 
 use tower::{Layer, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Algorithm, Costs, Limiter, LimiterBuilder, MemoryBackend, Policies, Policy, RateLimitLayer,
-    backend::Reason, key, limit, peer_ip, testing::FakeBackend,
+    Algorithm, Costs, Limiter, LimiterBuilder, MemoryBackend, Policies, Policy, PolicyTable, RateLimitLayer,
+    backend::Reason, key, limit, peer_ip, policy::Rate, testing::FakeBackend,
 };
 use tracing::{Dispatch, Event, Metadata, Subscriber, span};
 
@@ -199,6 +199,60 @@ fn conflicting_policies_cause_one_warning() {
         assert_eq!(warning_count(), 3);
         drop((algorithm, conflicting, layers, conflicting_layer));
     });
+}
+
+/// Classes of requests count together on purpose, whether they are limiters or entries of a table.
+#[test]
+fn classes_of_one_policy_cause_no_warning() {
+    let backend = FakeBackend::admitting();
+    let on = backend.clone();
+    let build = move |policy: Policy| Limiter::builder(on.clone()).policy(policy).build().unwrap();
+    let whole = [policy("p", 100), Policy::token_bucket("q", 100, Rate::per_second(5)).unwrap()];
+    let warnings = Arc::new(AtomicUsize::new(0));
+    counting(&warnings, || {
+        for whole in whole {
+            let headroom = |percent| whole.clone().headroom(percent).unwrap();
+            // A policy keeps its headroom if it is hidden, in shadow mode, or reduced again.
+            let again = headroom(20).headroom(50).unwrap();
+            let limiters = [headroom(20), whole.clone(), headroom(20).hidden(), headroom(50).shadow(), again];
+            let same = Policy::new("r", 80, MINUTE).unwrap();
+            let equal = [same, Policy::new("r", 100, MINUTE).unwrap().headroom(20).unwrap()];
+            let limiters = (limiters.map(&build), equal.map(&build));
+            let classes = PolicyTable::new(whole.clone()).with("batch", headroom(20));
+            let layer = RateLimitLayer::builder(backend.clone())
+                .policies(classes.choose_by(|_| Some("batch")))
+                .key_by(|_| alice())
+                .build()
+                .unwrap();
+            drop((limiters, layer));
+        }
+    });
+    assert_eq!(warnings.load(Ordering::SeqCst), 0);
+}
+
+/// A headroom does not excuse another difference, nor does it explain the same quota.
+#[test]
+fn conflicting_policy_with_headroom_causes_a_warning() {
+    let minute = |quota| policy("p", quota);
+    let bucket = |rate| Policy::token_bucket("p", 100, rate).unwrap();
+    let hour = Policy::new("p", 100, 60 * MINUTE).unwrap();
+    let fixed = minute(100).with_algorithm(Algorithm::FixedWindow).unwrap();
+    let conflicts = [
+        [minute(100), minute(80)],
+        [minute(100), minute(90).headroom(20).unwrap()],
+        [minute(100), hour.headroom(20).unwrap()],
+        [minute(100), minute(100).headroom(20).unwrap().with_algorithm(Algorithm::FixedWindow).unwrap()],
+        [minute(100).headroom(20).unwrap(), fixed],
+        [bucket(Rate::per_second(5)), bucket(Rate::per_second(4)).headroom(20).unwrap()],
+    ];
+    for policies in conflicts {
+        let backend = FakeBackend::admitting();
+        let build =
+            |policy: &Policy| Limiter::builder(backend.clone()).policy(policy.clone()).build().unwrap();
+        let warnings = Arc::new(AtomicUsize::new(0));
+        counting(&warnings, || drop(policies.each_ref().map(build)));
+        assert_eq!(warnings.load(Ordering::SeqCst), 1, "{policies:?}");
+    }
 }
 
 #[test]

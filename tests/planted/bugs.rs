@@ -440,3 +440,50 @@ pub const LEASE_BUGS: &[Bug] = &[
         )],
     },
 ];
+
+const TOKEN_BUCKET: &str = "backend/memory/token_bucket.rs";
+
+/// The bugs of token buckets in memory, which the simulation of a bucket must find.
+pub const TOKEN_BUGS: &[Bug] = &[
+    Bug {
+        name: "a bucket is full after a step of the clock back",
+        rule: "QuotaHolds",
+        changes: &[(
+            TOKEN_BUCKET,
+            "let Some(now) = monotonic_instant(clock, self.last, policy.window_micros()) else { return empty };",
+            "let behind = if PLANTED { 0 } else { policy.window_micros() };
+             let Some(now) = monotonic_instant(clock, self.last, behind) else { return empty };",
+        )],
+    },
+    Bug {
+        name: "a changed rate rounds the usage down",
+        rule: "QuotaHolds",
+        changes: &[(
+            TOKEN_BUCKET,
+            "let converted = (u128::from(used) * u128::from(to)).div_ceil(u128::from(from));",
+            "let product = u128::from(used) * u128::from(to);
+             let converted = if PLANTED { product / u128::from(from) } else { product.div_ceil(u128::from(from)) };",
+        )],
+    },
+    Bug {
+        name: "a charge forgets the time of a partial unit",
+        rule: "QuotaHolds",
+        changes: &[(
+            TOKEN_BUCKET,
+            "let used = used.saturating_sub((now - self.last).saturating_mul(returned));",
+            "let used = used.saturating_sub((now - self.last).saturating_mul(returned));
+             let used = if PLANTED { used / parts * parts } else { used };",
+        )],
+    },
+];
+
+/// The bugs of token buckets that the simulation of one server must find.
+pub const SHARE_BUGS: &[Bug] = &[Bug {
+    name: "a share of a bucket has the whole rate",
+    rule: "SharesStayWithinQuota",
+    changes: &[(
+        "policy/mod.rs",
+        "let algorithm = algorithm.reduced(settings.quota, quota);",
+        "let algorithm = if PLANTED { *algorithm } else { algorithm.reduced(settings.quota, quota) };",
+    )],
+}];

@@ -9,7 +9,7 @@ use std::{
 #[path = "bugs.rs"]
 mod bugs;
 
-use bugs::{BUGS, Bug, LEASE_BUGS, MERGING_BUGS};
+use bugs::{BUGS, Bug, LEASE_BUGS, MERGING_BUGS, SHARE_BUGS, TOKEN_BUGS};
 
 fn main() {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../..");
@@ -20,7 +20,8 @@ fn main() {
     }
     println!("cargo::rerun-if-changed=bugs.rs");
     println!("cargo::rerun-if-changed=build.rs");
-    for Bug { name, changes, .. } in BUGS.iter().chain(MERGING_BUGS).chain(LEASE_BUGS) {
+    let bugs = [BUGS, MERGING_BUGS, LEASE_BUGS, SHARE_BUGS, TOKEN_BUGS];
+    for Bug { name, changes, .. } in bugs.into_iter().flatten() {
         for (file, text, bug) in *changes {
             let path = copy.join("src").join(file);
             let source = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{name}: {file}: {error}"));

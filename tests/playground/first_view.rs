@@ -32,6 +32,7 @@ fn first_view_states_units_of_each_counter() {
             ("sliding buckets", 50, "within the quota"),
             ("sliding counter", 50, "within the quota"),
             ("fixed window", 100, "50 over the quota"),
+            ("token bucket", 54, "4 over the quota"),
             ("INCREX", 99, "49 over the quota"),
             ("two counters", 51, "1 over the quota"),
         ] {

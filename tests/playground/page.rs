@@ -29,7 +29,7 @@ impl Page {
         let example = Example::of("playground", redis_url);
         let origin = format!("http://{}/", example.address());
         let mut browser = Browser::open(&origin, width, 900);
-        browser.until("document.querySelectorAll('.lane svg').length === 6");
+        browser.until("document.querySelectorAll('.lane svg').length === 7");
         browser.until("document.querySelector('#backend-name').textContent !== '…'");
         Self { browser, origin, example }
     }
@@ -92,6 +92,8 @@ fn comparison_counts_units_over_quota() {
         ("sliding buckets", 50),
         ("sliding counter", 50),
         ("fixed window", 100),
+        // 50, and what returns in 0.88 s.
+        ("token bucket", 54),
         ("INCREX", 50),
         // It rounds the share of the previous window down.
         ("two counters", 51),
@@ -110,6 +112,8 @@ fn comparison_counts_units_over_quota() {
     page.choose_pattern("apart");
     assert_eq!(page.number("sliding counter", "worst"), 99);
     assert_eq!(page.number("two counters", "worst"), 100);
+    // The whole capacity, and what has returned: also 2 Q - 1.
+    assert_eq!(page.number("token bucket", "worst"), 99);
     assert_eq!(page.number("sliding log", "worst"), 50);
     page.choose_pattern("steady");
     assert_eq!(page.number("sliding log", "worst"), 50);
@@ -271,6 +275,29 @@ fn late_response_does_not_count_after_restart() {
     page.browser.until("document.querySelector('#meters').textContent.includes('8 of 10 left')");
     assert_eq!(page.browser.text("#tile-admitted"), "2");
     assert!(page.browser.text("#meters").contains("worst window: 2"));
+    page.assert_clean();
+}
+
+#[test]
+fn page_limits_by_token_bucket() {
+    let mut page = Page::open(None, 1280);
+    // A unit returns in 100 s.
+    page.browser.fill("#policies .window", "1000");
+    page.browser.eval(
+        "(() => { const it = document.querySelector('#policies .algorithm'); it.value = 'token-bucket'; \
+           it.dispatchEvent(new Event('input', { bubbles: true })); })()",
+    );
+    page.browser.click("#restart");
+    assert_eq!(page.send_burst(12), "10 of 12 admitted.");
+    page.browser.until("document.querySelector('#meters').textContent.includes('0 of 10 left')");
+    // The wait of one unit, and a policy without a window.
+    page.browser.click("#send-one");
+    page.browser.until("document.querySelector('#wire').textContent.includes('429')");
+    let wire = page.browser.text("#wire").to_lowercase();
+    assert!(wire.contains("\"burst\";q=10") && !wire.contains(";w="), "{wire}");
+    let (_, wait) = wire.split_once("retry-after: ").expect("a wait");
+    let wait: u32 = wait.split_whitespace().next().unwrap().parse().unwrap();
+    assert!((1..=100).contains(&wait), "{wire}");
     page.assert_clean();
 }
 

@@ -178,7 +178,7 @@ fn page_reports_policies_of_another_page_that_opens_at_once() {
                     window.isHeld && url === 'api/state' ? new Promise(() => {}) : send(url, options);";
     page.browser.call("Page.addScriptToEvaluateOnNewDocument", json!({ "source": hold }));
     page.browser.call("Page.navigate", json!({ "url": page.origin }));
-    page.browser.until("window.isHeld && document.querySelectorAll('.lane svg').length === 6");
+    page.browser.until("window.isHeld && document.querySelectorAll('.lane svg').length === 7");
     page.click_and_wait("#send-one");
     assert_eq!(page.browser.text("#backend-name"), "…", "the page has an answer");
     let mut other = Browser::open(&page.origin, 1280, 900);

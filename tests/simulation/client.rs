@@ -117,7 +117,7 @@ impl Client {
     fn limiter(&self, backend: RedisBackend) -> Limiter {
         let number = Policy::new(NUMBER, u32::MAX, Duration::from_millis(1)).unwrap();
         // It would deny almost every check, and must not change any outcome.
-        let canary = Policy::new("canary", 1, self.plan.policy.window().unwrap()).unwrap().shadow();
+        let canary = Policy::new("canary", 1, self.plan.window()).unwrap().shadow();
         let canary = Some(canary).filter(|_| !self.plan.merges);
         let limiter =
             mutation::limiter(self.mutation, backend).policy(self.plan.policy.clone()).policy(number);

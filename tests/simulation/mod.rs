@@ -15,6 +15,7 @@ mod run;
 mod script;
 mod server;
 mod store;
+mod tokens;
 
 use std::{env, ops::Range, thread, time::Duration};
 
@@ -70,6 +71,27 @@ fn clients_obey_all_rules_under_fault_injection() {
     println!("{coverage:#?}");
     if seeds.end - seeds.start >= SEEDS {
         coverage.assert_complete();
+    }
+}
+
+/// A token bucket instead of a window: in no interval, the store or the local shares admit more than the capacity and the rate.
+#[test]
+fn clients_obey_rules_of_token_bucket_under_fault_injection() {
+    let mut coverage = Coverage::default();
+    for seed in seeds(12) {
+        coverage.add(&run_without_violation(&Plan::with_token_bucket(seed)));
+    }
+    println!("{coverage:#?}");
+    let Coverage { charged, denied, local, refunded, overages, merged, .. } = coverage;
+    let events = [charged, denied, local, refunded, overages, merged];
+    assert!(events.iter().all(|many| *many > 20), "{coverage:#?}");
+}
+
+#[test]
+fn memory_token_bucket_obeys_rate_under_clock_steps() {
+    for seed in seeds(200) {
+        let violations = tokens::run(seed);
+        assert!(violations.is_empty(), "SIMULATION_SEED={seed}: {violations:#?}");
     }
 }
 
@@ -192,8 +214,12 @@ fn same_seed_replays_same_run() {
 
 /// Asserts that one of the first seeds reports the rule that this mutation breaks.
 fn assert_detected(mutation: Mutation, rule: Rule) {
+    assert_detected_in(Plan::of, mutation, rule);
+}
+
+fn assert_detected_in(plan: fn(u64) -> Plan, mutation: Mutation, rule: Rule) {
     let detects =
-        |seed: &u64| run_seed(*seed, Some(mutation)).1.iter().any(|violation| violation.rule == rule);
+        |seed: &u64| run_plan(&plan(*seed), Some(mutation)).1.iter().any(|violation| violation.rule == rule);
     let seed = (0..8).find(detects);
     assert!(seed.is_some(), "{mutation:?} breaks {rule:?}, but no seed reports it");
 }
@@ -261,4 +287,15 @@ fn rules_detect_oversized_share() {
 #[test]
 fn rules_detect_stream_leak() {
     assert_detected(Mutation::LeaksStreams, Rule::NoStreamLeak);
+}
+
+#[test]
+fn rules_detect_token_bucket_that_exceeds_capacity() {
+    assert_detected_in(Plan::with_token_bucket, Mutation::ServerExceedsQuota, Rule::QuotaHolds);
+}
+
+#[test]
+fn rules_detect_oversized_share_of_token_bucket() {
+    let mutation = Mutation::UsesWholeQuotaAsShare;
+    assert_detected_in(Plan::with_token_bucket, mutation, Rule::SharesStayWithinQuota);
 }

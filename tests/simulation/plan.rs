@@ -2,7 +2,7 @@
 
 use std::{ops::Range, time::Duration};
 
-use tower_sliding_window::{Algorithm, OutageRule, PartitionKey, Policy, outage::Share};
+use tower_sliding_window::{Algorithm, OutageRule, PartitionKey, Policy, outage::Share, policy::Rate};
 
 use super::random::Random;
 
@@ -109,6 +109,34 @@ impl Plan {
             repaired: REPAIRED,
             last: REPAIRED + 4 * SECOND,
         }
+    }
+
+    /// Returns the plan of this seed with a token bucket: a quarter of the quota as its capacity, at the rate of the quota.
+    pub fn with_token_bucket(seed: u64) -> Self {
+        let plan = Self::of(seed);
+        let quota = plan.policy.quota().unwrap();
+        let rate = Rate::new(quota, plan.policy.window().unwrap());
+        Self { policy: Policy::token_bucket(SHARED, quota / 4, rate).unwrap(), ..plan }
+    }
+
+    /// Returns the rate of a token bucket.
+    pub fn rate(&self) -> Option<Rate> {
+        let Algorithm::TokenBucket { rate } = self.policy.algorithm() else { return None };
+        Some(rate)
+    }
+
+    /// Returns the window, or the time in which the capacity of a token bucket returns, rounded up.
+    pub fn window(&self) -> Duration {
+        let of_rate = |rate: Rate| {
+            let nanos = rate.period().as_nanos() as u64 * u64::from(self.policy.quota().unwrap());
+            Duration::from_micros(nanos.div_ceil(1_000 * u64::from(rate.units())))
+        };
+        self.policy.window().unwrap_or_else(|| self.rate().map_or(Duration::ZERO, of_rate))
+    }
+
+    /// Returns the longest wait of a denial. An overage of a token bucket is at most its capacity.
+    pub fn longest_wait(&self) -> Duration {
+        if self.rate().is_some() { 2 * self.window() } else { self.window() }
     }
 
     pub fn tenant(number: u64) -> PartitionKey {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use tower_sliding_window::{OutageRule, outage::DenyCacheConfig};
+use tower_sliding_window::{OutageRule, outage::DenyCacheConfig, policy::Rate};
 
 use super::{
     plan::{DEADLINE, Plan, Step},
@@ -16,7 +16,7 @@ use super::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rule {
-    /// The store admits at most the quota in every window.
+    /// The store admits at most the quota in every window, and a token bucket at most its capacity and its rate.
     QuotaHolds,
     /// No check is charged after its deadline, unless the server's clock was set back.
     NoChargeAfterDeadline,
@@ -78,6 +78,8 @@ struct Events {
     outcomes: BTreeMap<Id, (Duration, Outcome)>,
     decided_checks: Vec<(Duration, Id, u64, Verdict)>,
     refunded: BTreeMap<Id, Vec<u32>>,
+    /// The first refund of each check.
+    refunded_at: BTreeMap<Id, Duration>,
     settling: BTreeMap<Id, u32>,
     settled: BTreeMap<Id, bool>,
     /// The instants of data losses.
@@ -104,7 +106,10 @@ impl Events {
                 Event::Decided { id, reading, verdict } => {
                     events.decided_checks.push((at, id, reading, verdict))
                 }
-                Event::Refunded { id, units } => events.refunded.entry(id).or_default().push(units),
+                Event::Refunded { id, units } => {
+                    events.refunded.entry(id).or_default().push(units);
+                    events.refunded_at.entry(id).or_insert(at);
+                }
                 Event::Settling { id, used } => {
                     events.settling.insert(id, used);
                 }
@@ -138,11 +143,9 @@ impl Events {
     /// denial must not have reached its maximum age, or its wait, if the store gives no answer. It may be the denial of a larger cost, which confirms earlier ones. The store
     /// must also have denied the same or a smaller cost, then or before.
     fn has_matching_denial(&self, plan: &Plan, started: &Started, reading: u64) -> bool {
-        // The wait is at most a window.
         let is_outage = started.at < plan.repaired + RECOVERY;
         let max_age = DenyCacheConfig::default().max_age;
-        let known_for =
-            if is_outage { max_age.max(DEADLINE + plan.policy.window().unwrap()) } else { max_age };
+        let known_for = if is_outage { max_age.max(DEADLINE + plan.longest_wait()) } else { max_age };
         let is_fresh = |other: &Started| started.at <= other.at + known_for;
         let denied = || {
             self.decided_checks
@@ -193,22 +196,58 @@ pub fn check_rules(plan: &Plan, entries: &[Entry]) -> Vec<Violation> {
     violations
 }
 
-/// Returns the largest number of units in a half-open window. The charges are in the order of their instants.
-fn most_in_a_window(window: u64, charges: &[(u64, u32)]) -> u32 {
+/// A charge, as finally settled.
+struct Settled {
+    /// The instant of its decision, on the clock of its record.
+    at: u64,
+    /// The same in true time.
+    since: Duration,
+    units: u32,
+    /// The units that were refunded, and when.
+    refund: Option<(Duration, u32)>,
+}
+
+/// Returns the violation of the guarantee by charges in the order of their instants.
+fn exceeds(plan: &Plan, charges: &[Settled]) -> Option<String> {
+    let quota = plan.policy.quota().unwrap();
+    if let Some(rate) = plan.rate() {
+        return exceeds_rate(quota, rate, charges);
+    }
+    let window = plan.window().as_micros() as u64;
     let from = |i: usize| {
-        let end = charges[i].0 + window;
-        charges[i..].iter().take_while(|(at, _)| *at < end).map(|(_, units)| units).sum()
+        let end = charges[i].at + window;
+        charges[i..].iter().take_while(|charge| charge.at < end).map(|charge| charge.units).sum()
     };
-    (0..charges.len()).map(from).max().unwrap_or(0)
+    let most: u32 = (0..charges.len()).map(from).max().unwrap_or(0);
+    (most > quota).then(|| format!("{most} units of {quota}"))
+}
+
+/// The guarantee of a token bucket: an interval of the length `d` has at most the capacity and the units that return in `d`. Refunds in
+/// the interval of charges before it may add their units.
+fn exceeds_rate(capacity: u32, rate: Rate, charges: &[Settled]) -> Option<String> {
+    let period = rate.period().as_micros();
+    let most = |from: usize| {
+        let first = &charges[from];
+        let refunds = charges[..from].iter().filter_map(|charge| charge.refund);
+        let refunded: u32 = refunds.filter(|(at, _)| *at >= first.since).map(|(_, units)| units).sum();
+        let mut units = 0;
+        charges[from..].iter().find_map(|charge| {
+            units += charge.units;
+            let passed = charge.at - first.at;
+            let returned = u128::from(passed) * u128::from(rate.units());
+            (u128::from(units) * period > u128::from(capacity + refunded) * period + returned)
+                .then(|| format!("{units} units in {passed} us of {capacity} at {rate:?}"))
+        })
+    };
+    (0..charges.len()).find_map(most)
 }
 
 fn check_quota(plan: &Plan, events: &Events, tenant: u64, report: &mut impl FnMut(Rule, String)) {
-    let (quota, window) = (plan.policy.quota().unwrap(), plan.policy.window().unwrap().as_micros() as u64);
+    let window = plan.window().as_micros() as u64;
     let (mut charges, mut last, mut losses) = (Vec::new(), 0, events.losses.iter().peekable());
-    let mut check_burst = |charges: &mut Vec<(u64, u32)>| {
-        let most = most_in_a_window(window, charges);
-        if most > quota {
-            report(Rule::QuotaHolds, format!("{most} units of {quota} for tenant {tenant}"));
+    let mut check_burst = |charges: &mut Vec<Settled>| {
+        if let Some(what) = exceeds(plan, charges) {
+            report(Rule::QuotaHolds, format!("{what} for tenant {tenant}"));
         }
         charges.clear();
     };
@@ -216,11 +255,9 @@ fn check_quota(plan: &Plan, events: &Events, tenant: u64, report: &mut impl FnMu
         let Some(started) = events.started.get(id).filter(|started| started.tenant == tenant) else {
             continue;
         };
+        let refund = events.refunded.get(id).and_then(|refunds| refunds.first()).copied();
         let units = match verdict {
-            Verdict::Charged => {
-                let refund = events.refunded.get(id).and_then(|refunds| refunds.first()).copied();
-                started.cost.saturating_sub(refund.unwrap_or(0))
-            }
+            Verdict::Charged => started.cost.saturating_sub(refund.unwrap_or(0)),
             Verdict::Overage => 0,
             Verdict::Denied | Verdict::DeadlineExceeded => continue,
         };
@@ -232,25 +269,24 @@ fn check_quota(plan: &Plan, events: &Events, tenant: u64, report: &mut impl FnMu
             last = 0;
         }
         last = last.max(*reading);
-        charges.push((last, units));
+        let refund = events.refunded_at.get(id).copied().zip(refund);
+        charges.push(Settled { at: last, since: *at, units, refund });
     }
     check_burst(&mut charges);
 }
 
 fn check_shares(plan: &Plan, events: &Events, tenant: u64, report: &mut impl FnMut(Rule, String)) {
-    let (quota, window) = (plan.policy.quota().unwrap(), plan.policy.window().unwrap().as_micros() as u64);
     let mut local = Vec::new();
-    for (id, (_, outcome)) in &events.outcomes {
+    for (id, (since, outcome)) in &events.outcomes {
         if let (Outcome::Local { reading }, Some(started)) = (outcome, events.started.get(id))
             && started.tenant == tenant
         {
-            local.push((*reading, started.cost));
+            local.push(Settled { at: *reading, since: *since, units: started.cost, refund: None });
         }
     }
-    local.sort();
-    let most = most_in_a_window(window, &local);
-    if most > quota {
-        report(Rule::SharesStayWithinQuota, format!("{most} units of {quota} for tenant {tenant}"));
+    local.sort_by_key(|charge| charge.at);
+    if let Some(what) = exceeds(plan, &local) {
+        report(Rule::SharesStayWithinQuota, format!("{what} for tenant {tenant}"));
     }
 }
 

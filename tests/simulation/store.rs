@@ -250,6 +250,6 @@ pub fn number(pairs: &[Pair]) -> Id {
 }
 
 fn policy(like: &Policy, quota: u32) -> Result<Policy, String> {
-    let policy = Policy::new(like.name(), quota, like.window().unwrap());
+    let policy = Policy::new(like.name(), quota, like.window().unwrap_or(Duration::from_millis(1)));
     policy.and_then(|policy| policy.with_algorithm(like.algorithm())).map_err(|error| error.to_string())
 }

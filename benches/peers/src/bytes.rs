@@ -62,7 +62,7 @@ pub fn on_redis(server: &Server, report: &mut Report) -> Result<(), Box<dyn Erro
     Ok(())
 }
 
-fn grown(server: &Server, subject: Subject, policies: usize) -> Result<f64, Box<dyn Error>> {
+pub fn grown(server: &Server, subject: Subject, policies: usize) -> Result<f64, Box<dyn Error>> {
     let (clients, requests) = (50, 200);
     let keys = clients * requests;
     // With the other quota, the keys of some crates expire within a millisecond.

@@ -6,7 +6,7 @@
 //!
 //! It needs `redis-server` and valgrind (`tests/run` gets the first), starts its own server, and writes `benches/RESULTS.md` and the
 //! charts beside it. `-- quick` measures one round and prints the tables only; `-- quick redis costs` does so for the parts that are
-//! named, of `memory`, `alone`, `redis`, `costs` and `bytes`. One of the other crates states a newer Rust than it needs, hence the
+//! named, of `memory`, `alone`, `redis`, `costs`, `bytes` and `tokens`. One of the other crates states a newer Rust than it needs, hence the
 //! option.
 
 use std::{env, error::Error, fs, path::Path, process::Command};
@@ -31,6 +31,7 @@ mod server;
 mod server_figures;
 mod subject;
 mod table;
+mod token_bucket;
 
 use child::Child;
 use report::Report;
@@ -44,7 +45,7 @@ pub struct Context {
 
 type Part = fn(&Context, &mut Report) -> Result<(), Box<dyn Error>>;
 
-const PARTS: [(&str, Part); 5] = [
+const PARTS: [(&str, Part); 6] = [
     ("memory", memory::measure),
     ("alone", alone::measure),
     ("redis", on_redis::measure),
@@ -61,6 +62,7 @@ const PARTS: [(&str, Part); 5] = [
         bytes::in_memory(report)?;
         bytes::on_redis(&context.server, report)
     }),
+    ("tokens", token_bucket::measure),
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -15,6 +15,25 @@ pub fn info(server: &Server, name: &str) -> Result<f64, Box<dyn Error>> {
     Ok(line.ok_or_else(|| format!("INFO has no {name}"))?.trim().parse()?)
 }
 
+/// Returns the mean time of a script call since the last reset of the statistics, in microseconds.
+pub fn micros_of_script(server: &Server) -> Result<f64, Box<dyn Error>> {
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection())?;
+    let (mut calls, mut micros) = (0.0, 0.0);
+    for line in stats.lines().filter(|line| line.starts_with("cmdstat_eval")) {
+        let field = |name: &str| -> Result<f64, Box<dyn Error>> {
+            let value = line.split([':', ',']).find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+            Ok(value.ok_or_else(|| format!("{line}: no {name}"))?.parse()?)
+        };
+        calls += field("calls")?;
+        micros += field("usec")?;
+    }
+    Ok(micros / calls)
+}
+
+pub fn reset_stats(server: &Server) -> Result<(), Box<dyn Error>> {
+    Ok(redis::cmd("CONFIG").arg("RESETSTAT").query(&mut server.connection())?)
+}
+
 /// The server at the beginning of a measurement.
 pub struct Start {
     cpu: f64,
@@ -22,7 +41,7 @@ pub struct Start {
 
 impl Start {
     pub fn now(server: &Server) -> Result<Self, Box<dyn Error>> {
-        redis::cmd("CONFIG").arg("RESETSTAT").query::<()>(&mut server.connection())?;
+        reset_stats(server)?;
         Ok(Self { cpu: cpu_seconds(server)? })
     }
 

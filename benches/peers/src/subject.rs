@@ -15,7 +15,12 @@ use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service, service_fn};
 use tower_governor::{GovernorError, GovernorLayer, governor::GovernorConfigBuilder};
-use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, RedisBackend, header, outage::DenyCacheConfig};
+use tower_sliding_window::{
+    MemoryBackend, Policy, RateLimitLayer, RedisBackend, header,
+    outage::DenyCacheConfig,
+    policy::Rate,
+    redis::{Merging, RedisServers},
+};
 
 /// The header that is the key.
 pub const KEY: &str = "x-api-key";
@@ -32,6 +37,8 @@ pub enum Subject {
     Redis,
     /// Without the cache of denials, so that every denial asks Redis.
     RedisWithoutDenyCache,
+    /// A token bucket of the capacity and the rate of `TowerRateLimitRedis`, without the deny cache and without merged checks.
+    RedisTokenBucket,
     TowerRateLimitRedis,
     TowerRateLimiterRedis,
 }
@@ -50,6 +57,7 @@ impl Subject {
             Self::TowerRateLimiterMemory => "tower-rate-limiter 0.2.0-alpha.0, memory GCRA",
             Self::Redis => "**tower-sliding-window**, Redis",
             Self::RedisWithoutDenyCache => "**tower-sliding-window**, Redis, no deny cache",
+            Self::RedisTokenBucket => "**tower-sliding-window**, token bucket",
             Self::TowerRateLimitRedis => "tower-rate-limit-redis 1.0.2",
             Self::TowerRateLimiterRedis => "tower-rate-limiter 0.2.0-alpha.0, Redis GCRA",
         }
@@ -57,7 +65,7 @@ impl Subject {
 
     /// Returns whether the subject is this crate.
     pub fn is_ours(self) -> bool {
-        matches!(self, Self::Memory | Self::Redis | Self::RedisWithoutDenyCache)
+        matches!(self, Self::Memory | Self::Redis | Self::RedisWithoutDenyCache | Self::RedisTokenBucket)
     }
 
     /// Returns whether the subject is another limiter, and not a reference.
@@ -169,6 +177,15 @@ pub async fn visit<V: Visitor>(
         Subject::RedisWithoutDenyCache => {
             visitor.visit(layer(limit, backend(redis).await?, false)?.layer(inner))
         }
+        Subject::RedisTokenBucket => {
+            let servers = RedisServers::single(redis);
+            let backend = RedisBackend::builder(servers).merging(Merging::Off).connect().await?;
+            let rate = Rate::new(1, Duration::from_millis(interval_of(limit)));
+            let builder = RateLimitLayer::builder(backend).key(header(KEY)?).deadline(DEADLINE);
+            let policy = Policy::token_bucket("h", capacity_of(limit).into(), rate)?;
+            let layer = builder.policy(policy).deny_cache(None::<DenyCacheConfig>).build()?;
+            visitor.visit(layer.layer(inner))
+        }
         Subject::TowerGovernor if policies == 1 => visitor.visit(governor(limit)?.layer(inner)),
         Subject::TowerGovernor => {
             let [a, b, c] = [governor(limit)?, governor(limit)?, governor(limit)?];
@@ -201,7 +218,7 @@ pub async fn visit<V: Visitor>(
         Subject::TowerRateLimitRedis => {
             let client = redis_032::Client::open(redis)?;
             let connection = client.get_multiplexed_async_connection().await?;
-            let (capacity, interval) = if limit.denies { (1, 3_600_000) } else { (u16::MAX, 1) };
+            let (capacity, interval) = (capacity_of(limit), interval_of(limit));
             let one = |prefix: &'static str| {
                 tower_rate_limit_redis::RateLimitLayer::builder()
                     .conn(connection.clone())
@@ -217,6 +234,16 @@ pub async fn visit<V: Visitor>(
             }
         }
     })
+}
+
+/// The capacity of the limiters that have one of 16 bits.
+fn capacity_of(limit: Limit) -> u16 {
+    if limit.denies { 1 } else { u16::MAX }
+}
+
+/// The time in which a unit of them returns, in milliseconds.
+fn interval_of(limit: Limit) -> u64 {
+    if limit.denies { 3_600_000 } else { 1 }
 }
 
 /// The deadline of a connection and of a reply: a client under valgrind may be too slow for the defaults.
@@ -244,9 +271,7 @@ fn layer(
 ) -> Result<RateLimitLayer, Box<dyn Error>> {
     let mut builder = RateLimitLayer::builder(backend).key(header(KEY)?);
     builder = builder.deadline(DEADLINE);
-    for (name, seconds) in
-        [("s", 1), ("m", 60), ("h", 3_600)].into_iter().rev().take(limit.policies)
-    {
+    for (name, seconds) in [("s", 1), ("m", 60), ("h", 3_600)].into_iter().rev().take(limit.policies) {
         // A sliding log holds as many charges.
         let quota = if limit.denies { 1 } else { 1 << 20 };
         builder = builder.policy(Policy::new(name, quota, Duration::from_secs(seconds))?);

@@ -15,6 +15,7 @@ const NOTES = {
   "sliding buckets": "never over the quota",
   "sliding counter": "approximate, two counters",
   "fixed window": "exact within a calendar window",
+  "token bucket": "a full bucket, and its rate",
   INCREX: "simulation: from the first request",
   "two counters": "simulation: the usual script",
 };

@@ -3,7 +3,7 @@
 import { ask, invalid, Problem, textOf } from "./errors.js";
 
 const MAX = 4;
-const ALGORITHMS = { "sliding-log": "sliding log", "sliding-buckets": "sliding buckets", "sliding-counter": "sliding counter", "fixed-window": "fixed window" };
+const ALGORITHMS = { "sliding-log": "sliding log", "sliding-buckets": "sliding buckets", "sliding-counter": "sliding counter", "fixed-window": "fixed window", "token-bucket": "token bucket" };
 
 const $ = (selector) => document.querySelector(selector);
 
@@ -80,12 +80,12 @@ export function startPolicies(restarted, accepts) {
     if (problem) return;
     const milliseconds = (time) => `${Math.round(time * 1000)}ms`;
     const body = {
-      policies: given.map(({ name, quota, window, algorithm }) => ({
-        name,
-        quota,
-        window: milliseconds(window),
-        algorithm: algorithm === "sliding-buckets" ? { [algorithm]: { precision: milliseconds(Math.max(window / 10, 0.001)) } } : algorithm,
-      })),
+      policies: given.map(({ name, quota, window, algorithm }) => {
+        // A full bucket returns in this window.
+        if (algorithm === "token-bucket") return { name, quota, algorithm: { [algorithm]: { rate: `${quota}/${milliseconds(window)}` } } };
+        const precision = milliseconds(Math.max(window / 10, 0.001));
+        return { name, quota, window: milliseconds(window), algorithm: algorithm === "sliding-buckets" ? { [algorithm]: { precision } } : algorithm };
+      }),
       outage: form.elements.outage.value,
       processes: Number(form.elements.processes.value),
       restart,

@@ -17,6 +17,7 @@ use tower_sliding_window::{
     Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
     answer::Dialect,
     backend::{Backend, Check, Pair, Purpose, Receipt, Refund},
+    policy::Rate,
     redis::{Merging, RedisServers},
 };
 
@@ -158,7 +159,11 @@ fn chunks(answer: &[u8]) -> Vec<Vec<u8>> {
 /// Returns one to four pairs, by two bits for their number and one bit for each that is a shadow.
 fn pairs(bits: u8) -> Vec<Pair> {
     let pair = |i: u8| {
-        let algorithm = if i == 1 { Algorithm::FixedWindow } else { Algorithm::SlidingLog };
+        let algorithm = match i {
+            1 => Algorithm::FixedWindow,
+            2 => Algorithm::TokenBucket { rate: Rate::per_minute(10) },
+            _ => Algorithm::SlidingLog,
+        };
         let policy = Policy::new(["a", "b", "c", "d"][usize::from(i)], 10, Duration::from_secs(60));
         let policy = policy.and_then(|policy| policy.with_algorithm(algorithm)).expect("a valid policy");
         // In a cluster, other keys may be in other slots.

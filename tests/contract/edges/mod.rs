@@ -3,6 +3,7 @@
 mod bounds;
 mod changes;
 mod every_algorithm;
+mod peers;
 mod shadow;
 mod sliding_log;
 mod token_bucket;
@@ -190,6 +191,7 @@ fn run_with<B: Backend>(fresh: impl Fn() -> Bench<B>) {
     bounds::cluster::run(&fresh);
     changes::cluster::run(&fresh);
     every_algorithm::cluster::run(&fresh);
+    peers::cluster::run(&fresh);
     shadow::cluster::run(&fresh);
     sliding_log::cluster::run(&fresh);
     token_bucket::cluster::run(&fresh);

@@ -28,6 +28,7 @@ mod simulation {
     pub mod script;
     pub mod server;
     pub mod store;
+    pub mod tokens;
 
     pub mod cluster {
         pub mod client;
@@ -48,7 +49,7 @@ mod lease {
 
 use std::{env, ops::Range};
 
-use bugs::{BUGS, Bug, LEASE_BUGS, MERGING_BUGS};
+use bugs::{BUGS, Bug, LEASE_BUGS, MERGING_BUGS, SHARE_BUGS, TOKEN_BUGS};
 use simulation::{
     cluster::{
         plan::Plan,
@@ -121,6 +122,36 @@ fn rules_find_planted_bugs_of_merged_checks() {
     assert!(missed.is_empty(), "no seed reports {missed:#?}");
     for seed in seeds().take(3) {
         let violations = run_merging_seed(seed, None);
+        assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
+    }
+}
+
+/// Asserts that a run of one of these seeds reports the rule of each bug.
+fn assert_reported(bugs: &[Bug], seeds: Range<u64>, run: impl Fn(u64) -> Vec<rules::Violation>) {
+    let wanted = env::var("PLANTED_BUG").unwrap_or_default();
+    let mut missed = Vec::new();
+    for bug in bugs.iter().filter(|bug| bug.name.contains(&wanted)) {
+        planted::switch(Some(bug.name));
+        let finds = |violation: &rules::Violation| format!("{:?}", violation.rule) == bug.rule;
+        match seeds.clone().find(|seed| run(*seed).iter().any(finds)) {
+            Some(seed) => println!("{}: seed {seed}, {}", bug.name, bug.rule),
+            None => missed.push((bug.name, bug.rule)),
+        }
+        planted::switch(None);
+    }
+    assert!(missed.is_empty(), "no seed of {seeds:?} reports {missed:#?}");
+}
+
+#[test]
+fn rules_find_planted_bugs_of_token_buckets() {
+    assert_reported(TOKEN_BUGS, 0..30, simulation::tokens::run);
+    let run = |seed| {
+        let plan = plan::Plan::with_token_bucket(seed);
+        rules::check_rules(&plan, &simulation::run::run(&plan, None))
+    };
+    assert_reported(SHARE_BUGS, SEEDS, run);
+    for seed in 0..30 {
+        let violations = simulation::tokens::run(seed);
         assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
     }
 }
