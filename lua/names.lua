@@ -48,7 +48,13 @@ RESERVE = 'r'
 PEEK = 'p'
 OVERAGE = 'o'
 LEASE = 'l'
--- ARGV of a lease: the units of a pair, and their size.
+DEBIT = 'd'
+TAKE = 't'
+-- Whether a purpose has receipts, and whether it charges beyond the quota. A plain charge has no purpose, and skips the
+-- comparisons.
+HAS_RECEIPTS = (purpose and (purpose == 'r' or purpose == 'd'))
+EXCEEDS_QUOTA = (purpose and (purpose == 'o' or purpose == 'd'))
+-- ARGV of a lease or a take: a number of units, and its size.
 UNITS_FORMAT = '<I4'
 UNITS_SIZE = 4
 

@@ -18,7 +18,7 @@ use crate::{
     now_or_later::NowOrLater,
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
-    settle::Reservation,
+    settle::{Charged, Reservation, Unsettled},
 };
 
 mod build;
@@ -97,23 +97,90 @@ impl Limiter {
     ///
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn reserve(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Reservation, Rejection>> {
-        let admitting = match draft.into_draft() {
-            // Such a backend is asked for no reservation, whatever the outage rule is.
-            Ok(draft) if !draft.is_exempt() && !self.can_settle() => {
-                let error = BackendError::new(Reason::Unsupported);
-                Some(NowOrLater::now(Err(Rejection::Unavailable(error))))
+        LimiterFuture(self.reserve_units(draft.into_draft(), None, |reservation| reservation))
+    }
+
+    /// Charges the costs times the largest number of units that every policy has room for, at most `units`. Returns this number, and
+    /// the handle of the charge. It is one decision: at its instant, one unit more does not fit.
+    ///
+    /// The draft states what one unit costs. If not even one unit fits, this is a denial, with the wait of one unit. The deny cache
+    /// learns of it. Zero units are always admitted.
+    ///
+    /// - **In an outage**, the rule decides as for [`reserve`](Self::reserve). To fail open returns all `units`, without a charge. The
+    ///   local fallback takes what its share has room for.
+    /// - **[Shadow policies](crate::Policy::shadow)** do not lower the number.
+    /// - **[Leased units](crate::Policy::leased)** of any process count as used: the store takes only what is left of its quota.
+    /// - **The costs** that are charged are at most 2^32-1 units of each policy.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("mails", 100, Duration::from_secs(60))?)
+    ///     .build()?;
+    /// let provider = PartitionKey::new("provider", "mailer");
+    /// let (first, _) = limiter.take_up_to(provider.clone(), 80).await?;
+    /// let (second, rest) = limiter.take_up_to(provider, 80).await?;
+    /// assert_eq!((first, second), (80, 20));
+    /// // Only 15 mails were left to send.
+    /// rest.settle(15).await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`Rejection`] if nothing was taken. If the keys are in several slots of a cluster, it is
+    /// [`Rejection::Unavailable`] with [`Reason::CrossSlot`], regardless of the outage rule, and nothing was charged.
+    pub fn take_up_to(
+        &self,
+        draft: impl IntoDraft,
+        units: u32,
+    ) -> LimiterFuture<Result<(u32, Reservation), Rejection>> {
+        LimiterFuture(self.reserve_units(draft.into_draft(), Some(units), move |reservation| {
+            (reservation.taken_units().unwrap_or(units), reservation)
+        }))
+    }
+
+    /// Charges the cost, even beyond the quota: units that were used already, such as those of a job that has run elsewhere. Returns
+    /// the handle of the charge, which can be settled. If it is dropped, the charge stands.
+    ///
+    /// It decides nothing. So it applies no outage rule, and [`stats`](Self::stats) do not count it. It charges
+    /// [shadow policies](crate::Policy::shadow) as well. What is beyond the quota denies later checks until it has left the window.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("tokens", 1_000, Duration::from_secs(60))?)
+    ///     .build()?;
+    /// let alice = PartitionKey::new("user", "alice");
+    /// let _receipt = limiter.debit((alice.clone(), 1_500)).await?;
+    /// assert!(!limiter.check(alice).await?.is_admitted());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`BackendError`] if the units may not have been charged. If the keys are in several slots of a cluster, those of the
+    /// other slots may be charged.
+    pub fn debit(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Reservation, BackendError>> {
+        LimiterFuture(match self.check_to_decide(draft.into_draft()) {
+            Ok(Some(check)) => {
+                self.decide(check.with_purpose(Purpose::Debit), false, |limiter, check, decided| {
+                    let (queue, decision) = (limiter.0.queue.clone(), decided?);
+                    Ok(Reservation::new(queue, check, decision, Charged::Store, Unsettled::Keep))
+                })
             }
-            draft => self.start(draft.map(Draft::reserve), None),
-        };
-        LimiterFuture(match admitting {
-            Some(NowOrLater::Now(outcome)) => NowOrLater::Now(outcome.map(reserved)),
-            Some(NowOrLater::Later(outcome)) => {
-                NowOrLater::Later(Box::pin(async move { reserved(outcome.await) }))
-            }
-            None => {
-                let check = Check::from_valid_pairs(self.0.settings.namespace.clone(), Default::default());
-                NowOrLater::now(Ok(self.uncharged(check)))
-            }
+            Ok(None) => NowOrLater::now(Ok(self.uncharged(self.empty_check()))),
+            Err(error) => NowOrLater::now(Err(error)),
         })
     }
 
@@ -352,13 +419,49 @@ impl Limiter {
         {
             return LimiterFuture(NowOrLater::now(Ok(decision)));
         }
-        let check =
-            draft.map_err(misconfigured).and_then(|draft| self.check_for_draft(draft).map_err(misconfigured));
-        LimiterFuture(match check {
+        LimiterFuture(match self.check_to_decide(draft) {
             Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
             Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
             Err(error) => NowOrLater::now(Err(error)),
         })
+    }
+
+    /// Returns the check of a draft, or `None` if the draft is exempt.
+    fn check_to_decide(&self, draft: Result<Draft, KeyError>) -> Result<Option<Check>, BackendError> {
+        draft.map_err(misconfigured).and_then(|draft| self.check_for_draft(draft).map_err(misconfigured))
+    }
+
+    fn empty_check(&self) -> Check {
+        Check::from_valid_pairs(self.0.settings.namespace.clone(), Default::default())
+    }
+
+    /// Reserves a draft, or as many of these units of it as fit. `finish` makes the result from the reservation.
+    fn reserve_units<T: 'static>(
+        &self,
+        draft: Result<Draft, KeyError>,
+        units: Option<u32>,
+        finish: impl FnOnce(Reservation) -> T + Send + 'static,
+    ) -> NowOrLater<Result<T, Rejection>> {
+        let admitting = match draft {
+            // Such a backend is asked for no reservation, whatever the outage rule is.
+            Ok(draft) if !draft.is_exempt() && !self.can_settle() => {
+                let error = BackendError::new(Reason::Unsupported);
+                return NowOrLater::now(Err(Rejection::Unavailable(error)));
+            }
+            draft => match self.prepare(draft.map(Draft::reserve)) {
+                Ok(None) => return NowOrLater::now(Ok(finish(self.uncharged(self.empty_check())))),
+                Ok(Some((check, terms))) => self.admit_check(check, Terms { units, ..terms }),
+                Err(rejection) => return NowOrLater::now(Err(rejection)),
+            },
+        };
+        match admitting {
+            NowOrLater::Now(outcome) => {
+                NowOrLater::Now(outcome.map(|outcome| reserved(outcome).map(finish)))
+            }
+            NowOrLater::Later(outcome) => {
+                NowOrLater::Later(Box::pin(async move { reserved(outcome.await).map(finish) }))
+            }
+        }
     }
 
     /// Starts the check of a draft, and applies the outage rule. Lets a denied request wait for `at_most`. Returns `None` if the draft
@@ -401,7 +504,7 @@ impl Limiter {
         }
         let is_shadow = check.is_shadow();
         let rule = if is_shadow { OutageRule::FailOpen } else { rule };
-        Ok(Some((check, Terms { rule, is_shadow, reserve })))
+        Ok(Some((check, Terms { rule, is_shadow, reserve, units: None })))
     }
 
     /// Rejects a request without a key that can be read.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::DynBackend,
-    check::{Check, Pair, Receipt, Refund},
+    check::{Check, Pair, Purpose, Receipt, Refund},
     cost::IntoCosts,
     decision::Decision,
     lock::Lock,
@@ -119,6 +119,12 @@ impl Reservation {
     /// Returns whether the reservation was settled, by this handle or a clone.
     pub fn is_settled(&self) -> bool {
         self.0.is_settled.load(Ordering::Acquire)
+    }
+
+    /// Returns the units that were taken, or `None` unless the check was to take units.
+    pub(crate) fn taken_units(&self) -> Option<u32> {
+        let Purpose::TakeUpTo(units) = self.0.check.purpose() else { return None };
+        Some(units)
     }
 
     /// Replaces the charge by the amount used, in quota units, 0 to 2^32-1. Only the first call on any clone takes effect. If

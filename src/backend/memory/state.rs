@@ -86,6 +86,7 @@ impl MemoryState {
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         if let [pair] = check.pairs()
+            && !matches!(check.purpose(), Purpose::TakeUpTo(_))
             && let Some(decision) = self.decide_single(check.scope(), pair.borrowed(), check.purpose())
         {
             return Ok(decision);
@@ -132,14 +133,15 @@ impl MemoryState {
         room: &mut usize,
         new_shadows: NewShadows,
     ) -> Result<DecisionAttempt, BackendError> {
-        let (pairs, purpose) = (check.pairs(), check.purpose());
-        let mut locked = LockedShards::new(&self.shards, pairs.iter().map(|pair| &pair.key));
+        let mut locked = LockedShards::new(&self.shards, check.pairs().iter().map(|pair| &pair.key));
         // Read under the locks, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
-        for shard in locked.iter_mut() {
-            self.remove_idle(shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
-        }
+        let idle_since = self.idle_since(clock);
+        locked.iter_mut().for_each(|shard| self.remove_idle(shard, idle_since, INSPECTIONS_PER_CHECK));
 
+        let taken = locked.take(check, clock);
+        let check = taken.as_ref().unwrap_or(check);
+        let (pairs, purpose) = (check.pairs(), check.purpose());
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
         let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
@@ -150,7 +152,8 @@ impl MemoryState {
             return Ok(DecisionAttempt::Decided(Decision::new(clock, statuses)));
         }
 
-        let (mut is_charged, mut is_known) = ([false; MAX_PAIRS], [true; MAX_PAIRS]);
+        let (mut is_charged, mut is_known, mut receipts) =
+            ([false; MAX_PAIRS], [true; MAX_PAIRS], Vec::new());
         for (i, PairReading { pair, reading, fits }) in readings.iter().enumerate() {
             is_charged[i] = *fits && pair.cost > 0;
             let is_full = is_charged[i] && !reading.has_room();
@@ -168,14 +171,12 @@ impl MemoryState {
             return Ok(DecisionAttempt::NoRoom { missing, shard });
         }
 
-        let mut receipts = Vec::new();
         for (i, is_charged) in is_charged[..pairs.len()].iter().enumerate() {
-            let charge = *is_charged && purpose != Purpose::Peek;
-            let receipt = charge.then(|| {
+            let receipt = (*is_charged && purpose != Purpose::Peek).then(|| {
                 let (shard, key) = locked.shard_mut(i);
                 shard.charge(key, check, &pairs[i], clock, &self.generations)
             });
-            if purpose == Purpose::Reserve {
+            if purpose.has_receipts() {
                 receipts.push(receipt.unwrap_or(Receipt::NO_CHARGE));
             }
         }

@@ -68,7 +68,7 @@ impl RedisBackend {
         patience: Patience<'_>,
     ) -> Result<Decision, BackendError> {
         let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
-        let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::Lease);
+        let charges = !matches!(check.purpose(), Purpose::Peek | Purpose::Overage);
         // A peek after the deadline does no harm.
         let deadline = self.on_server(check.deadline()).filter(|_| check.purpose() != Purpose::Peek);
         // A single server, too, may show that it is in cluster mode.

@@ -44,9 +44,9 @@ macro_rules! files {
 
 /// The files of the scripts, beside that of each type of policy: their names and texts.
 const FILES: &[(&str, &str)] = files![
-    "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua" "decide.lua"
-    "decide_next.lua" "find_record.lua"
-    "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
+    "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua"
+    "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua"
+    "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
     "refund_calendar.lua" "refund_log.lua" "refund_tokens.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
 ];
 
@@ -166,10 +166,10 @@ pub(super) struct Call {
     pairs: Packed,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
-    /// The number of shadow pairs, which are the last ones. `None` if there are none.
+    /// The number of shadow pairs, which are the last ones. `None` if there are none, unless the purpose is to take units.
     shadow_pairs: Option<usize>,
-    /// The units to lease of each pair, 4 bytes each. `None` unless the purpose is a lease.
-    leases: Option<Vec<u8>>,
+    /// The units to lease of each pair, 4 bytes each, or the most units to take. `None` for any other purpose.
+    units: Option<Vec<u8>>,
     /// The instant, if the scripts have an injected clock.
     at_micros: Option<u64>,
 }
@@ -196,15 +196,22 @@ impl Call {
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
             Purpose::Lease => Some("l"),
+            Purpose::TakeUpTo(_) => Some("t"),
+            Purpose::Debit => Some("d"),
         };
-        let is_lease = check.purpose() == Purpose::Lease;
-        let leases = || check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect();
-        let leases = is_lease.then(leases);
+        let units = match check.purpose() {
+            Purpose::Lease => {
+                Some(check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect())
+            }
+            Purpose::TakeUpTo(units) => Some(check.max_units(units).to_le_bytes().to_vec()),
+            _ => None,
+        };
         let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
         let keys = names.keys(check.namespace(), ordered);
         let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
-        let shadow_pairs = (shadow_pairs > 0).then_some(shadow_pairs);
-        Self { keys, pairs, purpose, shadow_pairs, leases, at_micros }
+        let is_stated = shadow_pairs > 0 || purpose == Some("t");
+        let shadow_pairs = is_stated.then_some(shadow_pairs);
+        Self { keys, pairs, purpose, shadow_pairs, units, at_micros }
     }
 
     /// Returns the call that refunds units. It has no deadline yet.
@@ -252,16 +259,16 @@ impl Call {
             command.arg(key);
         }
         command.arg(&self.pairs[..]).arg(self.purpose);
-        // The number of shadow pairs is after the purpose, then the leases, and the instant is the last argument.
+        // The number of shadow pairs is after the purpose, then the units, and the instant is the last argument.
         let is_last = self.shadow_pairs.is_none() && self.at_micros.is_none();
         if self.purpose.is_none() && !is_last {
             command.arg("");
         }
         command.arg(self.shadow_pairs);
-        if self.shadow_pairs.is_none() && (self.at_micros.is_some() || self.leases.is_some()) {
+        if self.shadow_pairs.is_none() && (self.at_micros.is_some() || self.units.is_some()) {
             command.arg("");
         }
-        command.arg(&self.leases).arg(self.at_micros);
+        command.arg(&self.units).arg(self.at_micros);
         command
     }
 }
@@ -309,8 +316,17 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         }
         return if fields.0.is_empty() { Ok(Decision::new(at_micros, statuses)) } else { Err(broken()) };
     }
+    let taken = match check.purpose() {
+        Purpose::TakeUpTo(_) => {
+            let (rest, units) = fields.0.split_last_chunk().ok_or_else(broken)?;
+            fields.0 = rest;
+            Some(check.times(u32::from_le_bytes(*units)))
+        }
+        _ => None,
+    };
+    let check = taken.as_ref().unwrap_or(check);
     let is_lease = check.purpose() == Purpose::Lease;
-    let has_receipts = is_lease || check.purpose() == Purpose::Reserve;
+    let has_receipts = is_lease || check.purpose().has_receipts();
     let mut receipts = vec![Receipt::NO_CHARGE; if has_receipts { count } else { 0 }];
     let (mut statuses, mut leases) = (vec![None; count], Vec::new());
     for (i, pair) in in_call_order(check) {
