@@ -63,6 +63,10 @@ UNITS_SIZE = 4
 -- them.
 REFUND_FORMAT = '<I4I6I6c7I7I3'
 REFUND_SIZE = 33
+-- The purpose of a refund that settles a token, and its replies after the clock reading.
+TOKEN = 's'
+TOKEN_SETTLED = 's'
+TOKEN_EXPIRED = 'e'
 TYPE_FORMAT = '<I6'
 TYPE_OFFSET = 11
 

@@ -10,6 +10,7 @@ use self::{
 };
 use crate::{
     check::{Check, Invalidation, Purpose},
+    cost::IntoCosts,
     decision::Decision,
     error::{BackendError, Reason},
     guard::before,
@@ -18,7 +19,7 @@ use crate::{
     now_or_later::NowOrLater,
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
-    settle::{Charged, Reservation, Unsettled},
+    settle::{Charged, Reservation, Settled, TokenError, Unsettled},
 };
 
 mod build;
@@ -275,6 +276,61 @@ impl Limiter {
         })
     }
 
+    /// Settles the reservation of a [token](Reservation::into_token), as [`Reservation::settle`] does: replaces its charge by the amount
+    /// used. Each token is settled once, whatever process does it, so a queue may deliver a job twice.
+    ///
+    /// The store remembers a settled token in the same call that changes the charges, until the window of its last charge has passed.
+    /// In Redis, this takes a key of about 100 bytes for each partition key of the token (`MEMORY USAGE`). A call changes at most four pairs:
+    /// of more policies, each four remember their part. A memory remembers as many tokens as it may have keys.
+    ///
+    /// The limiter needs the namespace, the backend with the hash secret, and the policies of the limiter that has reserved. Their
+    /// quotas may differ. Policies that were chosen by a request must be those of this limiter. The settlement may take 5 s.
+    ///
+    /// | result | meaning |
+    /// | --- | --- |
+    /// | [`Settled::Done`] | the amount has replaced the charge, as far as it still counts. After a [reset](Self::reset), nothing is refunded |
+    /// | [`Settled::Already`] | the token was settled before, and this call has changed nothing |
+    /// | [`Settled::Expired`] | all windows of the charge have passed, and this call has changed nothing |
+    /// | [`Settled::Uncharged`] | the store has not charged the reservation |
+    ///
+    /// If one partition key of a token fails, the others may be settled. Settle the token again: each key makes its changes once. If the
+    /// store fails between the changes of one key, it makes none of them again. A store that loses its data may settle a token again.
+    ///
+    /// A denial in the deny cache of this process stays until its wait or its maximum age has passed, because a token does not contain
+    /// the key.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, settle::Settled};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("pages", 100, Duration::from_secs(60))?)
+    ///     .build()?;
+    /// let token = limiter.reserve((PartitionKey::new("user", "alice"), 40)).await?.into_token()?;
+    /// // The worker has printed 12 pages, and the queue delivers the job twice.
+    /// assert!(matches!(limiter.settle_token(&token, 12).await?, Settled::Done { .. }));
+    /// assert!(matches!(limiter.settle_token(&token, 12).await?, Settled::Already));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`TokenError`]. After [`TokenError::Backend`], it is safe to settle the token again.
+    pub fn settle_token(
+        &self,
+        token: &str,
+        used: impl IntoCosts,
+    ) -> LimiterFuture<Result<Settled, TokenError>> {
+        let (limiter, token, used) = (self.clone(), token.to_owned(), used.into_costs());
+        LimiterFuture(NowOrLater::Later(Box::pin(async move {
+            let LimiterInner { queue, settings, .. } = &*limiter.0;
+            queue.settle_token(&token, &settings.namespace, &settings.policies, &used).await
+        })))
+    }
+
     /// Returns the number of lost settlements. A settlement is lost if the queue is full, or if the backend does not confirm it
     /// within 5 s. It is also lost if there is no tokio runtime, or the runtime ends first. Then either the estimate or the amount used
     /// counts, until the window of the charge has passed.
@@ -455,9 +511,7 @@ impl Limiter {
             },
         };
         match admitting {
-            NowOrLater::Now(outcome) => {
-                NowOrLater::Now(outcome.map(|outcome| reserved(outcome).map(finish)))
-            }
+            NowOrLater::Now(outcome) => NowOrLater::Now(outcome.map(|outcome| reserved(outcome).map(finish))),
             NowOrLater::Later(outcome) => {
                 NowOrLater::Later(Box::pin(async move { reserved(outcome.await).map(finish) }))
             }

@@ -2,6 +2,7 @@
 
 use std::{
     array,
+    collections::HashMap,
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
@@ -43,6 +44,21 @@ pub(super) struct MemoryState {
     pub(super) next_due: AtomicU64,
     pub(super) evicted_keys: AtomicU64,
     pub(super) evicted_units: AtomicU64,
+    pub(super) tokens: Lock<Tokens>,
+}
+
+/// The tokens that have not expired, and some that have.
+#[derive(Default)]
+pub(super) struct Tokens {
+    pub(super) by_id: HashMap<u64, Token>,
+    /// The number of tokens from which on expired ones are removed.
+    pub(super) sweep_at: usize,
+}
+
+pub(super) struct Token {
+    pub(super) expires_at: u64,
+    /// `None` once it is settled.
+    pub(super) charge: Option<(Check, Vec<Receipt>)>,
 }
 
 /// The result of an attempt to decide a check.
@@ -80,6 +96,7 @@ impl MemoryState {
             next_due: AtomicU64::new(u64::MAX),
             evicted_keys: AtomicU64::new(0),
             evicted_units: AtomicU64::new(0),
+            tokens: Lock::default(),
         }
     }
 

@@ -111,7 +111,7 @@ impl RedisBackend {
     }
 
     /// Returns a deadline that the server compares with its own clock. `None` on an injected clock.
-    fn on_server(&self, deadline: Option<Instant>) -> Option<Instant> {
+    pub(super) fn on_server(&self, deadline: Option<Instant>) -> Option<Instant> {
         deadline.filter(|_| self.injected_micros().is_none())
     }
 
@@ -120,7 +120,7 @@ impl RedisBackend {
         self.change_in_slot(slot, Command::Plain(command), None).await
     }
 
-    async fn change_in_slot(
+    pub(super) async fn change_in_slot(
         &self,
         slot: u16,
         command: Command<'_>,

@@ -9,12 +9,18 @@ use std::{
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
-use super::keys::{KeyNames, Keys};
+use super::{
+    keys::{KeyNames, Keys},
+    tag::Tag,
+};
 use crate::{
-    backend::{BackendError, Reason},
+    backend::{
+        BackendError, Reason,
+        tokens::{TokenOutcome, TokenPair, TokenSettlement},
+    },
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, PartialSource, Status, Wait},
-    policy::REDIS_TYPES,
+    policy::{Policy, REDIS_TYPES},
 };
 
 pub(super) mod merged;
@@ -47,7 +53,8 @@ const FILES: &[(&str, &str)] = files![
     "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua"
     "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua"
     "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
-    "refund_calendar.lua" "refund_log.lua" "refund_tokens.lua" "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
+    "refund_calendar.lua" "refund_log.lua" "refund_tokens.lua" "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua"
+    "types.lua"
 ];
 
 /// Returns all files: their names and texts.
@@ -180,14 +187,7 @@ impl Call {
     pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
         let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
-            let mut pair = [0; 20];
-            pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
-            pair[4..8].copy_from_slice(&cost.to_le_bytes());
-            // A window is shorter than 2^45 microseconds.
-            let [window, _] = policy.properties().arguments;
-            pair[8..14].copy_from_slice(&window.to_le_bytes()[..6]);
-            pair[14..].copy_from_slice(&types::typed_parameter(policy));
-            pairs.extend_from_slice(&pair);
+            push_pair(&mut pairs, *cost, policy);
         }
         pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
         let purpose = match check.purpose() {
@@ -200,9 +200,7 @@ impl Call {
             Purpose::Debit => Some("d"),
         };
         let units = match check.purpose() {
-            Purpose::Lease => {
-                Some(check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect())
-            }
+            Purpose::Lease => Some(check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect()),
             Purpose::TakeUpTo(units) => Some(check.max_units(units).to_le_bytes().to_vec()),
             _ => None,
         };
@@ -218,18 +216,40 @@ impl Call {
     pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
         let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
-            pairs.extend_from_slice(&units.to_le_bytes());
-            pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pairs.extend_from_slice(&types::typed_parameter(policy));
-            // Generations have 56 bits, and instants are below 2^51 microseconds.
-            pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..GENERATION_SIZE]);
-            pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
-            // A log holds at most 2^20 records.
-            pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
+            push_refund(&mut pairs, *units, policy, receipt);
         }
         let keys =
             names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
         Self { keys, pairs, at_micros, ..Self::default() }
+    }
+
+    /// Returns the call that settles the pairs of one partition key of a token, if no call for this part has done so. It has no deadline
+    /// yet.
+    pub(super) fn settle_token(
+        token: &TokenSettlement,
+        part: usize,
+        pairs: &[TokenPair],
+        generation: u64,
+        at_micros: Option<u64>,
+    ) -> Self {
+        let namespace = token.namespace.as_str();
+        let tag = |pair: &TokenPair| Tag::from_half(pair.key_id);
+        let (mut keys, mut refunds) = (Keys::default(), Packed::from_slice(&NO_DEADLINE));
+        for pair in pairs.iter().filter(|pair| pair.used < pair.cost) {
+            keys.push(namespace, tag(pair), &pair.policy);
+            push_refund(&mut refunds, pair.cost - pair.used, &pair.policy, &pair.receipt);
+        }
+        let mut overages = Packed::from_slice(&token.expires_at.to_le_bytes());
+        for pair in pairs.iter().filter(|pair| pair.used > pair.cost) {
+            keys.push(namespace, tag(pair), &pair.policy);
+            push_pair(&mut overages, pair.used - pair.cost, &pair.policy);
+        }
+        overages.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
+        if let Some(first) = pairs.first() {
+            keys.push_token(namespace, tag(first), token.id, part);
+        }
+        let units = Some(overages.to_vec());
+        Self { keys, pairs: refunds, purpose: Some("s"), units, at_micros, ..Self::default() }
     }
 
     /// Returns the call that deletes the keys of the pairs of a check. It has no deadline yet.
@@ -271,6 +291,30 @@ impl Call {
         command.arg(&self.units).arg(self.at_micros);
         command
     }
+}
+
+/// Adds the fields of a pair of a check.
+fn push_pair(pairs: &mut Packed, cost: u32, policy: &Policy) {
+    let mut pair = [0; 20];
+    pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
+    pair[4..8].copy_from_slice(&cost.to_le_bytes());
+    // A window is shorter than 2^45 microseconds.
+    let [window, _] = policy.properties().arguments;
+    pair[8..14].copy_from_slice(&window.to_le_bytes()[..6]);
+    pair[14..].copy_from_slice(&types::typed_parameter(policy));
+    pairs.extend_from_slice(&pair);
+}
+
+/// Adds the fields of a pair of a refund.
+fn push_refund(pairs: &mut Packed, units: u32, policy: &Policy, receipt: &Receipt) {
+    pairs.extend_from_slice(&units.to_le_bytes());
+    pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
+    pairs.extend_from_slice(&types::typed_parameter(policy));
+    // Generations have 56 bits, and instants are below 2^51 microseconds.
+    pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..GENERATION_SIZE]);
+    pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
+    // A log holds at most 2^20 records.
+    pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
 }
 
 /// Returns the pairs of a check in the order of the script: first the enforcing pairs, then the shadow pairs. Each with its index in
@@ -362,6 +406,16 @@ pub(super) fn changed_at(reply: &Value) -> Result<u64, BackendError> {
         Value::Int(micros) => u64::try_from(*micros).map_err(|_| BackendError::new(Reason::BrokenReply)),
         _ if is_deadline_exceeded(reply) => Err(BackendError::new(Reason::DeadlineExceeded)),
         _ => Err(BackendError::new(Reason::BrokenReply)),
+    }
+}
+
+/// Parses the reply to the settlement of a token.
+pub(super) fn token_outcome(reply: &Value) -> Result<TokenOutcome, BackendError> {
+    match reply {
+        Value::BulkString(bytes) if bytes == b"full" => Err(BackendError::new(Reason::Full)),
+        Value::BulkString(bytes) if bytes.len() == 9 && bytes.ends_with(b"s") => Ok(TokenOutcome::Already),
+        Value::BulkString(bytes) if bytes.len() == 9 && bytes.ends_with(b"e") => Ok(TokenOutcome::Expired),
+        _ => changed_at(reply).map(TokenOutcome::Settled),
     }
 }
 
