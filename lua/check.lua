@@ -2,10 +2,12 @@
 --   have room, or nothing.
 -- KEYS: one key per pair; those of the shadow pairs are the last ones.
 -- ARGV: [1] the deadline, 8 bytes, the pairs, 20 bytes each, and the generation, 7 bytes; [2] the purpose: absent
---   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease; [3] the number of shadow
---   pairs, absent or empty if there are none; [4] for a lease, the units of each pair, 4 bytes each.
+--   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease, `d` to debit, `t` to
+--   take; [3] the number of shadow pairs, absent or empty if there are none, except for a take; [4] for a lease, the
+--   units of each pair, 4 bytes each; for a take, the most units, 4 bytes.
 -- Reply: if the deadline is exceeded, the clock reading alone, 8 bytes. If a log is full, the text `full`. Otherwise
---   one status per pair, each followed by a receipt if the purpose is `r` or `l`. README.md has the fields.
+--   one status per pair, each followed by a receipt if the purpose is `r`, `l`, `d` or `t`; for a take, then the units.
+--   README.md has the fields.
 -- Units: instants in microseconds, costs in quota units.
 INCLUDE 'clock.lua'
 -- A global costs two look-ups each time.
@@ -28,9 +30,22 @@ end
 local decide, enforcing_pairs = INCLUDE 'decide.lua', #keys - shadow_pairs
 keys = { unpack(KEYS, 1, enforcing_pairs) }
 local admitted, statuses = true, ''
+local check, units, multiply = args[1], nil, nil
+if args[2] == TAKE then
+  -- A reservation of as many checks as fit. The first attempt is all of them.
+  units, multiply = parse(UNITS_FORMAT, args[4]), INCLUDE 'multiply.lua'
+  args = { multiply(check, #KEYS, units, parse, pack, sub), RESERVE }
+end
 if enforcing_pairs > 0 then
   local full
   admitted, full, statuses = decide(1, true, false, CONTEXT)
+  if not admitted and multiply then
+    -- It has changed nothing, and shows how many fit. If none fits, the denial is that of one.
+    local count_fitting = INCLUDE 'count_fitting.lua'
+    units = math.max(1, count_fitting(check, enforcing_pairs, units, statuses, parse))
+    args = { multiply(check, #KEYS, units, parse, pack, sub), RESERVE }
+    admitted, full, statuses = decide(1, true, false, CONTEXT)
+  end
   if admitted and full then return 'full' end
 end
 for i = enforcing_pairs + 1, #KEYS do
@@ -43,8 +58,9 @@ for i = enforcing_pairs + 1, #KEYS do
   end
   if not is_decided or admits and is_full then
     status = pack(STATUS_FORMAT, now, UNKNOWN, 0, 0, 0, 0)
-    if args[2] == RESERVE then status = status .. NO_CHARGE end
+    if args[2] == RESERVE or args[2] == DEBIT then status = status .. NO_CHARGE end
   end
   statuses = statuses .. status
 end
+if units then statuses = statuses .. pack(UNITS_FORMAT, units) end
 return statuses

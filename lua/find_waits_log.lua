@@ -9,8 +9,8 @@
 local excess, verdict, retry_after, next_freed_by = used + cost - quota, ADMIT, 0
 if excess > 0 then
   local freed_by, find_record, passed_at, _
-  if excess > 1 or used > quota or purpose == OVERAGE then find_record = INCLUDE 'find_record.lua' end
-  if cost > 0 and purpose ~= OVERAGE then
+  if excess > 1 or used > quota or EXCEEDS_QUOTA then find_record = INCLUDE 'find_record.lua' end
+  if cost > 0 and not EXCEEDS_QUOTA then
     admitted, verdict = false, NEVER
     if cost <= quota then
       -- The instant of the record that frees the last of these units.
@@ -27,10 +27,10 @@ if excess > 0 then
   end
   -- The instant of the record that frees the next unit of the quota: the oldest one, unless more than the quota is used. An
   -- overage is charged in any case.
-  if used > quota or purpose == OVERAGE then
+  if used > quota or EXCEEDS_QUOTA then
     -- The units that must leave.
     local beyond = used - quota + 1
-    if purpose == OVERAGE then beyond = math.min(excess, MAX_USED - quota) + 1 end
+    if EXCEEDS_QUOTA then beyond = math.min(excess, MAX_USED - quota) + 1 end
     if beyond > used then
       next_freed_by = math.huge -- The record of this charge.
     elseif beyond == used then

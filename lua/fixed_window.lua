@@ -13,7 +13,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   if is_first then current, previous, generation = 0, 0, nil end
   local leaves_at = at - at % window + window
   local verdict, retry_after = ADMIT, 0
-  if cost > 0 and current + cost > quota and purpose ~= OVERAGE then
+  if cost > 0 and current + cost > quota and not EXCEEDS_QUOTA then
     admitted, verdict = false, NEVER
     if cost <= quota then verdict, retry_after = WAIT, leaves_at - now end
   end
@@ -21,7 +21,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   INCLUDE 'decide_next.lua'
 
   local receipt = ''
-  if purpose == RESERVE then receipt = NO_CHARGE end
+  if HAS_RECEIPTS then receipt = NO_CHARGE end
   if admitted and not full and cost > 0 then
     current = current + cost
     if current > MAX_CALENDAR_USED then current = MAX_CALENDAR_USED end
@@ -30,7 +30,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       local charge_calendar = INCLUDE 'charge_calendar.lua'
       charge_calendar(key, CALENDAR, leaves_at - now, extra_ttl, call, pack)
     end
-    if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
+    if HAS_RECEIPTS then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end
   local remaining, reset_after = quota - current, 0
   if remaining < 0 then remaining = 0 end

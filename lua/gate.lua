@@ -22,7 +22,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
     else
       cost = 0
     end
-  elseif cost > 0 and blocked_for > 0 then
+  elseif cost > 0 and blocked_for > 0 and not EXCEEDS_QUOTA then
     admitted, verdict, retry_after = false, WAIT, blocked_for
   end
 
@@ -30,7 +30,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
 
   if purpose == OVERAGE and admitted and not full and cost > 0 then
     call('SET', key, pack(CLOCK_FORMAT, now + blocked_for), 'PX', math.ceil(blocked_for / 1000) + extra_ttl)
-  elseif purpose == RESERVE then
+  elseif HAS_RECEIPTS then
     receipt = NO_CHARGE
   end
   local remaining = quota

@@ -6,28 +6,7 @@
 -- Units: instants in microseconds, costs in quota units.
 INCLUDE 'clock.lua'
 local function_of_type, decide = INCLUDE 'types.lua', INCLUDE 'decide.lua'
-
--- Returns a check whose costs are `times` those of `check`.
-local function multiply(check, pair_count, times)
-  if times == 1 then return check end
-  local fields = { sub(check, 1, CLOCK_SIZE) }
-  for i = 1, pair_count do
-    local quota, cost, window, typed_parameter = parse(PAIR_FORMAT, check, CLOCK_SIZE + 1 + PAIR_SIZE * (i - 1))
-    fields[i + 1] = pack(PAIR_FORMAT, quota, cost * times, window, typed_parameter)
-  end
-  return table.concat(fields) .. sub(check, -GENERATION_SIZE)
-end
-
--- Returns how many of `count` checks fit into what the statuses of a denied check say remains.
-local function count_fitting(check, pair_count, count, statuses)
-  for i = 1, pair_count do
-    local _, cost = parse(PAIR_FORMAT, check, CLOCK_SIZE + 1 + PAIR_SIZE * (i - 1))
-    -- A denied check has as many bytes of receipts for each pair.
-    local remaining = parse(REMAINING_FORMAT, statuses, #statuses / pair_count * (i - 1) + REMAINING_OFFSET)
-    if cost > 0 then count = math.min(count, math.floor(remaining / cost)) end
-  end
-  return count
-end
+local multiply, count_fitting = INCLUDE 'multiply.lua', INCLUDE 'count_fitting.lua'
 
 -- Decides a run of `count` checks: first as if all of them were one check. If this is denied, it has changed nothing, and
 -- shows how many fit. These are charged, and the others are denied.
@@ -36,13 +15,13 @@ end
 -- denied check, as far as there are any.
 local function decide_run(pair_count, count, decide, CONTEXT)
   local check, denied_statuses = args[1], ''
-  args[1] = multiply(check, pair_count, count)
+  args[1] = multiply(check, pair_count, count, parse, pack, sub)
   local admitted, full, statuses = decide(1, true, false, CONTEXT)
   if not admitted then
     if count == 1 then return 0, statuses end
-    count, full, statuses = count_fitting(check, pair_count, count, statuses), false, ''
+    count, full, statuses = count_fitting(check, pair_count, count, statuses, parse), false, ''
     if count > 0 then
-      args[1] = multiply(check, pair_count, count)
+      args[1] = multiply(check, pair_count, count, parse, pack, sub)
       full, statuses = select(2, decide(1, true, false, CONTEXT))
     end
     -- A full log has not been charged. Therefore the others would find it full, too.

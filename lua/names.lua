@@ -48,7 +48,13 @@ RESERVE = 'r'
 PEEK = 'p'
 OVERAGE = 'o'
 LEASE = 'l'
--- ARGV of a lease: the units of a pair, and their size.
+DEBIT = 'd'
+TAKE = 't'
+-- Whether a purpose has receipts, and whether it charges beyond the quota. A plain charge has no purpose, and skips the
+-- comparisons.
+HAS_RECEIPTS = (purpose and (purpose == 'r' or purpose == 'd'))
+EXCEEDS_QUOTA = (purpose and (purpose == 'o' or purpose == 'd'))
+-- ARGV of a lease or a take: a number of units, and its size.
 UNITS_FORMAT = '<I4'
 UNITS_SIZE = 4
 
@@ -57,6 +63,10 @@ UNITS_SIZE = 4
 -- them.
 REFUND_FORMAT = '<I4I6I6c7I7I3'
 REFUND_SIZE = 33
+-- The purpose of a refund that settles a token, and its replies after the clock reading.
+TOKEN = 's'
+TOKEN_SETTLED = 's'
+TOKEN_EXPIRED = 'e'
 TYPE_FORMAT = '<I6'
 TYPE_OFFSET = 11
 

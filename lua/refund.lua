@@ -3,6 +3,7 @@
 -- KEYS: one key per pair.
 -- ARGV: [1] the deadline, 8 bytes, and then the pairs, 33 bytes each: the units to refund, the window, the type and its
 --   parameter, and the receipt of the charge.
+--   For a token, [2] is `s`; settle_token.lua has the others.
 -- Reply: the clock reading, as an integer. If the deadline is exceeded, the clock reading as 8 bytes, and nothing has changed.
 -- Units: instants and windows in microseconds, refunds in quota units.
 --
@@ -21,5 +22,8 @@ local function refund_from(i)
 end
 
 if now > parse(CLOCK_FORMAT, ARGV[1]) then return pack(CLOCK_FORMAT, now) end
+if ARGV[2] == TOKEN then
+  INCLUDE 'settle_token.lua'
+end
 refund_from(1)
 return now

@@ -19,9 +19,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local is_joined = newest == record_at
   -- A plain charge has no purpose, and skips these comparisons.
   if purpose then
-    if purpose == RESERVE then
-      receipt = NO_CHARGE
-    elseif purpose == OVERAGE then
+    if HAS_RECEIPTS then receipt = NO_CHARGE end
+    if EXCEEDS_QUOTA then
       -- Usage saturates. Only an overage can reach this limit.
       cost = math.min(cost, MAX_USED - used)
     elseif purpose == LEASE then
@@ -36,7 +35,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   end
   if admitted and not full and cost > 0 then
     INCLUDE 'charge_log.lua'
-    if purpose == RESERVE then
+    if HAS_RECEIPTS then
       receipt = pack(RECEIPT_FORMAT, generation, record_at, 0)
     elseif purpose == LEASE then
       receipt = pack(LEASE_FORMAT, generation, record_at, 0, leased)

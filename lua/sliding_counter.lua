@@ -18,7 +18,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
 
   local verdict, retry_after = ADMIT, 0
   local room = quota - current - cost
-  if cost > 0 and previous * left > room * whole and purpose ~= OVERAGE then
+  if cost > 0 and previous * left > room * whole and not EXCEEDS_QUOTA then
     admitted = false
     if cost > quota then
       verdict = NEVER
@@ -38,7 +38,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   INCLUDE 'decide_next.lua'
 
   local receipt = ''
-  if purpose == RESERVE then receipt = NO_CHARGE end
+  if HAS_RECEIPTS then receipt = NO_CHARGE end
   if admitted and not full and cost > 0 then
     current = current + cost
     if current > MAX_CALENDAR_USED then current = MAX_CALENDAR_USED end
@@ -47,7 +47,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       local charge_calendar = INCLUDE 'charge_calendar.lua'
       charge_calendar(key, CALENDAR, begin + 2 * window - now, extra_ttl, call, pack)
     end
-    if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
+    if HAS_RECEIPTS then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end
   local previous_share = (previous * left + -(previous * left) % whole) / whole
   local remaining, next_after, reset_after = quota - current - previous_share, window, 0

@@ -12,7 +12,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
 
   -- The number of a reservation among the records of its instant. It may need a search, so it comes before any write.
   local ordinal = 0
-  if purpose == RESERVE and used > 0 and newest == at then
+  if HAS_RECEIPTS and used > 0 and newest == at then
     local same_instant = first
     if oldest < at then
       local find_record = INCLUDE 'find_record.lua'
@@ -24,15 +24,12 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   INCLUDE 'decide_next.lua'
 
   local record_at, is_joined, receipt = at, false, ''
-  if purpose == RESERVE then
-    receipt = NO_CHARGE
-  elseif purpose == OVERAGE then
-    -- Usage saturates. Only an overage can reach this limit.
-    cost = math.min(cost, MAX_USED - used)
-  end
+  if HAS_RECEIPTS then receipt = NO_CHARGE end
+  -- Usage saturates. Only an overage can reach this limit.
+  if EXCEEDS_QUOTA then cost = math.min(cost, MAX_USED - used) end
   if admitted and not full and cost > 0 then
     INCLUDE 'charge_log.lua'
-    if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, at, ordinal) end
+    if HAS_RECEIPTS then receipt = pack(RECEIPT_FORMAT, generation, at, ordinal) end
   end
   INCLUDE 'reply_log.lua'
   return admitted, full, status .. receipt .. others

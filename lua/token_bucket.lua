@@ -31,7 +31,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   local verdict, retry_after = ADMIT, 0
   -- In this order, each difference is exact if the cost is at most the quota.
   local excess = used - (capacity - cost * window)
-  if cost > 0 and excess > 0 and purpose ~= OVERAGE then
+  if cost > 0 and excess > 0 and not EXCEEDS_QUOTA then
     admitted, verdict = false, NEVER
     if cost <= quota then verdict, retry_after = WAIT, at - now + (excess + -excess % parameter) / parameter end
   end
@@ -39,7 +39,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   INCLUDE 'decide_next.lua'
 
   local receipt = ''
-  if purpose == RESERVE then receipt = NO_CHARGE end
+  if HAS_RECEIPTS then receipt = NO_CHARGE end
   local charges = admitted and not full and cost > 0
   if charges then
     -- An overage is at most the capacity beyond the capacity.
@@ -64,7 +64,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       local stored = pack(TOKENS_FORMAT, generation, at, used, window)
       call('SET', key, stored, 'PX', (reset_after + -reset_after % 1000) / 1000 + extra_ttl)
     end
-    if purpose == RESERVE then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
+    if HAS_RECEIPTS then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
   end
   return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. others
 end

@@ -420,6 +420,16 @@ impl Decision {
         self.indexed_statuses().filter_map(|(i, status)| Some((check.pairs().get(i)?, status)))
     }
 
+    /// Returns the check that this admission has charged: that of a [`Purpose::TakeUpTo`](crate::backend::Purpose::TakeUpTo) with the
+    /// units that were taken, and their costs.
+    pub(crate) fn charged_check(&self, check: Check) -> Check {
+        let Purpose::TakeUpTo(wanted) = check.purpose() else { return check };
+        let units = self.statuses_of(&check).find_map(|(pair, status)| status.cost().checked_div(pair.cost));
+        // No backend may take more.
+        let units = units.unwrap_or(wanted).min(wanted);
+        check.times(units).with_purpose(Purpose::TakeUpTo(units))
+    }
+
     /// Returns all policies of the check, in its order, also those of pairs without a status.
     pub fn policies(&self) -> impl Iterator<Item = &Policy> {
         self.listed().map(|(policy, _)| policy)

@@ -57,7 +57,7 @@ pub struct FakeBackend(Arc<Lock<FakeScript>>);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FakeAnswer {
-    /// Admits. The remaining quota is the quota less the cost.
+    /// Admits. The remaining quota is the quota less the cost. A check that takes units gets all of them, at most a whole quota.
     Admit,
     /// Denies for every policy, with a remaining quota of 0. A check of [shadow pairs](crate::backend::Pair::shadow) only is
     /// admitted.
@@ -223,10 +223,16 @@ impl FakeScript {
     fn next(&mut self, check: &Check) -> Option<Result<Decision, BackendError>> {
         self.checks.push(RecordedCheck::new(check));
         let answer = self.upcoming(check);
-        if check.purpose() != Purpose::Overage && self.answers.len() > 1 {
+        if !check.purpose().exceeds_quota() && self.answers.len() > 1 {
             self.answers.pop_front();
         }
         let at = self.checks.len() as u64;
+        let taken = match check.purpose() {
+            Purpose::TakeUpTo(_) if matches!(answer, FakeAnswer::Deny(_)) => Some(check.times(1)),
+            Purpose::TakeUpTo(units) => Some(check.times(check.max_units(units))),
+            _ => None,
+        };
+        let check = taken.as_ref().unwrap_or(check);
         match answer {
             FakeAnswer::Admit => Some(Ok(decision(check, at, |_| None))),
             FakeAnswer::Deny(wait) => Some(Ok(decision(check, at, |_| Some(wait)))),
@@ -240,7 +246,7 @@ impl FakeScript {
 
     fn upcoming(&self, check: &Check) -> FakeAnswer {
         match check.purpose() {
-            Purpose::Overage => self.settlements,
+            Purpose::Overage | Purpose::Debit => self.settlements,
             _ => self.answers.front().copied().unwrap_or(FakeAnswer::Admit),
         }
     }
@@ -279,7 +285,7 @@ fn decision(check: &Check, at: u64, denied: impl Fn(&Pair) -> Option<Wait>) -> D
         None => Receipt { generation: 1, at_micros: at, ordinal: 0 },
         Some(_) => Receipt::NO_CHARGE,
     };
-    let reserved = !is_denied && check.purpose() == Purpose::Reserve;
+    let reserved = !is_denied && check.purpose().has_receipts();
     let receipts = check.pairs().iter().filter(|_| reserved).map(receipt);
     Decision::with_receipts(0, statuses.collect::<Vec<_>>(), receipts.collect::<Vec<_>>())
 }

@@ -20,6 +20,7 @@ mod generation;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+pub(crate) mod tokens;
 
 pub use crate::error::{BackendError, Reason};
 pub(crate) use erased::DynBackend;

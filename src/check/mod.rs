@@ -66,6 +66,28 @@ pub enum Purpose {
     /// shadow pair. Only a backend that [grants leases](crate::backend::Backend::grants_leases) receives this purpose. It answers with
     /// [`Decision::with_leases`](crate::Decision::with_leases).
     Lease,
+    /// Charges the costs times the largest number of units that every enforcing pair admits, at most this number, and otherwise as
+    /// [`Reserve`](Self::Reserve) does. The statuses are those of pairs with the costs that were charged: [`Status::cost`] states how
+    /// many units there are. If not even one fits, the check is denied, with the statuses of one unit. All keys must be in one slot.
+    ///
+    /// The number is at most [`Check::max_units`].
+    ///
+    /// [`Status::cost`]: crate::Status::cost
+    TakeUpTo(u32),
+    /// Charges as [`Overage`](Self::Overage) does, and returns a [`Receipt`] for every pair.
+    Debit,
+}
+
+impl Purpose {
+    /// Returns whether it charges beyond the quota.
+    pub(crate) fn exceeds_quota(self) -> bool {
+        matches!(self, Self::Overage | Self::Debit)
+    }
+
+    /// Returns whether an admission has receipts.
+    pub(crate) fn has_receipts(self) -> bool {
+        matches!(self, Self::Reserve | Self::Debit)
+    }
 }
 
 /// The place of a charge, in the terms of the backend that has made it.
@@ -176,9 +198,8 @@ impl Pair {
     /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit, or a policy without a
     /// quota.
     pub(crate) fn is_uncharged(&self, receipt: &Receipt) -> bool {
-        (self.is_shadow || !self.policy.properties().has_quota)
-            && self.cost > 0
-            && *receipt == Receipt::NO_CHARGE
+        let is_shadow = self.is_shadow && self.cost > 0 && *receipt == Receipt::NO_CHARGE;
+        is_shadow || !self.policy.properties().has_quota
     }
 
     /// Returns this pair, as a shadow pair if `is_shadow`.
@@ -270,6 +291,24 @@ impl Check {
         for pair in &mut self.pairs {
             pair.cost = pair.cost.min(pair.policy.quota_units());
         }
+    }
+
+    /// Returns the largest number of units, at most `wanted`, whose costs are in their range: at most 2^32-1, and for an enforcing pair
+    /// at most the quota. Returns 1 if one unit exceeds it, so that the check is denied. For [`Purpose::TakeUpTo`].
+    pub fn max_units(&self, wanted: u32) -> u32 {
+        let limit = |pair: &Pair| if pair.is_shadow { u32::MAX } else { pair.policy.quota_units() };
+        let fitting = self.pairs.iter().filter_map(|pair| limit(pair).checked_div(pair.cost));
+        wanted.min(fitting.min().unwrap_or(wanted).max(1))
+    }
+
+    /// Returns the reservation of these units: the costs are those of this check times the units.
+    #[must_use]
+    pub fn times(&self, units: u32) -> Self {
+        let mut check = self.clone().with_purpose(Purpose::Reserve);
+        for pair in &mut check.pairs {
+            pair.cost = pair.cost.saturating_mul(units);
+        }
+        check
     }
 
     /// Returns the same check with other pairs.

@@ -8,7 +8,7 @@
 //! | How do I weight requests? | [`costs`] |
 //! | What happens if Redis does not answer? | [`outages`] |
 //! | What do I measure, and when do I raise an alert? | [`observability`] |
-//! | How do I charge what a request has actually used? | [`settling`] |
+//! | How do I charge what a request has actually used, also in another process? | [`settling`] |
 //! | How does a gateway limit tokens and dollars? How does it charge a streamed answer? | [`language_models`] |
 //! | One key has more requests than Redis can decide. What can I do? | [`leases`] |
 //! | How do I connect to Redis, to Sentinel, or to a cluster? | [`cluster`] |

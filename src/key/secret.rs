@@ -31,6 +31,15 @@ impl HashSecret {
         mac.finalize().into_bytes().into()
     }
 
+    /// Returns the HMAC-SHA-256 of a text for another purpose than the name of a key. The text begins with the purpose.
+    pub(crate) fn hash_text(&self, text: &[u8]) -> [u8; 32] {
+        let mut mac = self.0.clone();
+        // No key begins with this length, so no key has this hash.
+        mac.update(&[u8::MAX; 9]);
+        mac.update(text);
+        mac.finalize().into_bytes().into()
+    }
+
     /// Returns the pseudonym of a key: the second half of the hash, in hexadecimal. The first half names the key in Redis, if the
     /// backend has the same secret. So the pseudonym states neither the name nor the slot. A key that a list in memory keeps as its
     /// digest has the pseudonym of the digest.

@@ -8,7 +8,7 @@ use super::{
     waiters::Waiters,
 };
 use crate::{
-    backend::{Backend, DynBackend, MemoryBackend},
+    backend::{Backend, DynBackend, MemoryBackend, tokens::TokenStore},
     check::{MAX_PAIRS, Namespace},
     deny_cache::{DenyCache, DenyCacheConfig},
     error::ConfigError,
@@ -45,6 +45,7 @@ pub struct LimiterBuilder {
     deny_cache: Option<DenyCacheConfig>,
     memory: Option<MemoryBackend>,
     pair_backend: Option<MemoryBackend>,
+    tokens: Option<Arc<dyn TokenStore>>,
     backend: Arc<dyn DynBackend>,
 }
 
@@ -97,6 +98,7 @@ impl Limiter {
             pseudonyms: None,
             deny_cache: Some(DenyCacheConfig::default()),
             memory: None,
+            tokens: token_store(&backend),
             pair_backend,
             backend: Arc::new(backend),
         }
@@ -304,8 +306,13 @@ impl LimiterBuilder {
             Some(store) => namespace.in_store(store),
             None => namespace.in_unnamed_store(),
         };
-        let queue =
-            SettlementQueue::new(backend.clone(), self.settlement_queue, max_in_flight, events.clone());
+        let queue = SettlementQueue::new(
+            backend.clone(),
+            self.tokens,
+            self.settlement_queue,
+            max_in_flight,
+            events.clone(),
+        );
         let new_leases = || Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight);
         Ok(Limiter(Arc::new(LimiterInner {
             guard,
@@ -347,6 +354,15 @@ impl LimiterBuilder {
         }
         Ok(())
     }
+}
+
+/// Returns the backend as one that settles tokens, if it is.
+fn token_store(backend: &dyn Any) -> Option<Arc<dyn TokenStore>> {
+    #[cfg(feature = "redis")]
+    if let Some(backend) = backend.downcast_ref::<crate::backend::redis::RedisBackend>() {
+        return Some(Arc::new(backend.clone()));
+    }
+    Some(Arc::new(backend.downcast_ref::<MemoryBackend>()?.clone()))
 }
 
 fn region_key(region: String) -> Result<PartitionKey, ConfigError> {

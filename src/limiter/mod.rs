@@ -11,6 +11,7 @@ use self::{
 use crate::{
     backend::DynBackend,
     check::{Check, Invalidation, Purpose},
+    cost::IntoCosts,
     decision::Decision,
     error::{BackendError, ConfigError, Reason},
     guard::before,
@@ -20,7 +21,7 @@ use crate::{
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
     policy::BLOCK_UNIT,
-    settle::Reservation,
+    settle::{Charged, Reservation, Settled, TokenError, Unsettled},
 };
 
 mod build;
@@ -106,23 +107,90 @@ impl Limiter {
     ///
     /// Returns a [`Rejection`] if the request must not go on.
     pub fn reserve(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Reservation, Rejection>> {
-        let admitting = match draft.into_draft() {
-            // Such a backend is asked for no reservation, whatever the outage rule is.
-            Ok(draft) if !draft.is_exempt() && !self.can_settle() => {
-                let error = BackendError::new(Reason::Unsupported);
-                Some(NowOrLater::now(Err(Rejection::Unavailable(error))))
+        LimiterFuture(self.reserve_units(draft.into_draft(), None, |reservation| reservation))
+    }
+
+    /// Charges the costs times the largest number of units that every policy has room for, at most `units`. Returns this number, and
+    /// the handle of the charge. It is one decision: at its instant, one unit more does not fit.
+    ///
+    /// The draft states what one unit costs. If not even one unit fits, this is a denial, with the wait of one unit. The deny cache
+    /// learns of it. Zero units are always admitted.
+    ///
+    /// - **In an outage**, the rule decides as for [`reserve`](Self::reserve). To fail open returns all `units`, without a charge. The
+    ///   local fallback takes what its share has room for.
+    /// - **[Shadow policies](crate::Policy::shadow)** do not lower the number.
+    /// - **[Leased units](crate::Policy::leased)** of any process count as used: the store takes only what is left of its quota.
+    /// - **The costs** that are charged are at most 2^32-1 units of each policy.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("mails", 100, Duration::from_secs(60))?)
+    ///     .build()?;
+    /// let provider = PartitionKey::new("provider", "mailer");
+    /// let (first, _) = limiter.take_up_to(provider.clone(), 80).await?;
+    /// let (second, rest) = limiter.take_up_to(provider, 80).await?;
+    /// assert_eq!((first, second), (80, 20));
+    /// // Only 15 mails were left to send.
+    /// rest.settle(15).await;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`Rejection`] if nothing was taken. If the keys are in several slots of a cluster, it is
+    /// [`Rejection::Unavailable`] with [`Reason::CrossSlot`], regardless of the outage rule, and nothing was charged.
+    pub fn take_up_to(
+        &self,
+        draft: impl IntoDraft,
+        units: u32,
+    ) -> LimiterFuture<Result<(u32, Reservation), Rejection>> {
+        LimiterFuture(self.reserve_units(draft.into_draft(), Some(units), move |reservation| {
+            (reservation.taken_units().unwrap_or(units), reservation)
+        }))
+    }
+
+    /// Charges the cost, even beyond the quota: units that were used already, such as those of a job that has run elsewhere. Returns
+    /// the handle of the charge, which can be settled. If it is dropped, the charge stands.
+    ///
+    /// It decides nothing. So it applies no outage rule, and [`stats`](Self::stats) do not count it. It charges
+    /// [shadow policies](crate::Policy::shadow) as well. What is beyond the quota denies later checks until it has left the window.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("tokens", 1_000, Duration::from_secs(60))?)
+    ///     .build()?;
+    /// let alice = PartitionKey::new("user", "alice");
+    /// let _receipt = limiter.debit((alice.clone(), 1_500)).await?;
+    /// assert!(!limiter.check(alice).await?.is_admitted());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`BackendError`] if the units may not have been charged. If the keys are in several slots of a cluster, those of the
+    /// other slots may be charged.
+    pub fn debit(&self, draft: impl IntoDraft) -> LimiterFuture<Result<Reservation, BackendError>> {
+        LimiterFuture(match self.check_to_decide(draft.into_draft()) {
+            Ok(Some(check)) => {
+                self.decide(check.with_purpose(Purpose::Debit), false, |limiter, check, decided| {
+                    let (queue, decision) = (limiter.0.queue.clone(), decided?);
+                    Ok(Reservation::new(queue, check, decision, Charged::Store, Unsettled::Keep))
+                })
             }
-            draft => self.start(draft.map(Draft::reserve), None),
-        };
-        LimiterFuture(match admitting {
-            Some(NowOrLater::Now(outcome)) => NowOrLater::Now(outcome.map(reserved)),
-            Some(NowOrLater::Later(outcome)) => {
-                NowOrLater::Later(Box::pin(async move { reserved(outcome.await) }))
-            }
-            None => {
-                let check = Check::from_valid_pairs(self.0.settings.namespace.clone(), Default::default());
-                NowOrLater::now(Ok(self.uncharged(check)))
-            }
+            Ok(None) => NowOrLater::now(Ok(self.uncharged(self.empty_check()))),
+            Err(error) => NowOrLater::now(Err(error)),
         })
     }
 
@@ -271,6 +339,61 @@ impl Limiter {
         })
     }
 
+    /// Settles the reservation of a [token](Reservation::into_token), as [`Reservation::settle`] does: replaces its charge by the amount
+    /// used. Each token is settled once, whatever process does it, so a queue may deliver a job twice.
+    ///
+    /// The store remembers a settled token in the same call that changes the charges, until the window of its last charge has passed.
+    /// In Redis, this takes a key of about 100 bytes for each partition key of the token (`MEMORY USAGE`). A call changes at most four pairs:
+    /// of more policies, each four remember their part. A memory remembers as many tokens as it may have keys.
+    ///
+    /// The limiter needs the namespace, the backend with the hash secret, and the policies of the limiter that has reserved. Their
+    /// quotas may differ. Policies that were chosen by a request must be those of this limiter. The settlement may take 5 s.
+    ///
+    /// | result | meaning |
+    /// | --- | --- |
+    /// | [`Settled::Done`] | the amount has replaced the charge, as far as it still counts. After a [reset](Self::reset), nothing is refunded |
+    /// | [`Settled::Already`] | the token was settled before, and this call has changed nothing |
+    /// | [`Settled::Expired`] | all windows of the charge have passed, and this call has changed nothing |
+    /// | [`Settled::Uncharged`] | the store has not charged the reservation |
+    ///
+    /// If one partition key of a token fails, the others may be settled. Settle the token again: each key makes its changes once. If the
+    /// store fails between the changes of one key, it makes none of them again. A store that loses its data may settle a token again.
+    ///
+    /// A denial in the deny cache of this process stays until its wait or its maximum age has passed, because a token does not contain
+    /// the key.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, settle::Settled};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("pages", 100, Duration::from_secs(60))?)
+    ///     .build()?;
+    /// let token = limiter.reserve((PartitionKey::new("user", "alice"), 40)).await?.into_token()?;
+    /// // The worker has printed 12 pages, and the queue delivers the job twice.
+    /// assert!(matches!(limiter.settle_token(&token, 12).await?, Settled::Done { .. }));
+    /// assert!(matches!(limiter.settle_token(&token, 12).await?, Settled::Already));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`TokenError`]. After [`TokenError::Backend`], it is safe to settle the token again.
+    pub fn settle_token(
+        &self,
+        token: &str,
+        used: impl IntoCosts,
+    ) -> LimiterFuture<Result<Settled, TokenError>> {
+        let (limiter, token, used) = (self.clone(), token.to_owned(), used.into_costs());
+        LimiterFuture(NowOrLater::Later(Box::pin(async move {
+            let LimiterInner { queue, settings, .. } = &*limiter.0;
+            queue.settle_token(&token, &settings.namespace, &settings.policies, &used).await
+        })))
+    }
+
     /// Returns the number of lost settlements. A settlement is lost if the queue is full, or if the backend does not confirm it
     /// within 5 s. It is also lost if there is no tokio runtime, or the runtime ends first. Then either the estimate or the amount used
     /// counts, until the window of the charge has passed.
@@ -415,13 +538,47 @@ impl Limiter {
         {
             return LimiterFuture(NowOrLater::now(Ok(decision)));
         }
-        let check =
-            draft.map_err(misconfigured).and_then(|draft| self.check_for_draft(draft).map_err(misconfigured));
-        LimiterFuture(match check {
+        LimiterFuture(match self.check_to_decide(draft) {
             Ok(Some(check)) => self.decide(check.with_purpose(purpose), false, |_, _, decided| decided),
             Ok(None) => NowOrLater::now(Ok(Decision::new(0, []))),
             Err(error) => NowOrLater::now(Err(error)),
         })
+    }
+
+    /// Returns the check of a draft, or `None` if the draft is exempt.
+    fn check_to_decide(&self, draft: Result<Draft, KeyError>) -> Result<Option<Check>, BackendError> {
+        draft.map_err(misconfigured).and_then(|draft| self.check_for_draft(draft).map_err(misconfigured))
+    }
+
+    fn empty_check(&self) -> Check {
+        Check::from_valid_pairs(self.0.settings.namespace.clone(), Default::default())
+    }
+
+    /// Reserves a draft, or as many of these units of it as fit. `finish` makes the result from the reservation.
+    fn reserve_units<T: 'static>(
+        &self,
+        draft: Result<Draft, KeyError>,
+        units: Option<u32>,
+        finish: impl FnOnce(Reservation) -> T + Send + 'static,
+    ) -> NowOrLater<Result<T, Rejection>> {
+        let admitting = match draft {
+            // Such a backend is asked for no reservation, whatever the outage rule is.
+            Ok(draft) if !draft.is_exempt() && !self.can_settle() => {
+                let error = BackendError::new(Reason::Unsupported);
+                return NowOrLater::now(Err(Rejection::Unavailable(error)));
+            }
+            draft => match self.prepare(draft.map(Draft::reserve)) {
+                Ok(None) => return NowOrLater::now(Ok(finish(self.uncharged(self.empty_check())))),
+                Ok(Some((check, terms))) => self.admit_check(check, Terms { units, ..terms }),
+                Err(rejection) => return NowOrLater::now(Err(rejection)),
+            },
+        };
+        match admitting {
+            NowOrLater::Now(outcome) => NowOrLater::Now(outcome.map(|outcome| reserved(outcome).map(finish))),
+            NowOrLater::Later(outcome) => {
+                NowOrLater::Later(Box::pin(async move { reserved(outcome.await).map(finish) }))
+            }
+        }
     }
 
     /// Starts the check of a draft, and applies the outage rule. Lets a denied request wait for `at_most`. Returns `None` if the draft
@@ -464,7 +621,7 @@ impl Limiter {
         }
         let is_shadow = check.is_shadow();
         let rule = if is_shadow { OutageRule::FailOpen } else { rule };
-        Ok(Some((check, Terms { rule, is_shadow, reserve })))
+        Ok(Some((check, Terms { rule, is_shadow, reserve, units: None })))
     }
 
     /// Rejects a request without a key that can be read.

@@ -22,6 +22,8 @@ pub(super) struct Terms {
     pub(super) is_shadow: bool,
     /// `None` for a plain charge.
     pub(super) reserve: Option<Reserve>,
+    /// The most units to take. `None` unless the check takes units.
+    pub(super) units: Option<u32>,
 }
 
 impl Terms {
@@ -39,7 +41,7 @@ impl Terms {
             return Admission::from_decision(decision, check.into_namespace());
         };
         let decision = decision.with_namespace(check.scope().clone());
-        let queue = limiter.0.queue.clone();
+        let (queue, check) = (limiter.0.queue.clone(), decision.charged_check(check));
         let reservation = Reservation::new(queue, check, decision.clone(), Charged::Store, reserve.unsettled);
         Admission { basis: Basis::Store(decision), reservation: Some(reservation) }
     }
@@ -50,6 +52,10 @@ impl Terms {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
                 let reservation = self.reserve.map(|_| limiter.uncharged(check));
                 Ok(Admission { basis: Basis::Unchecked(Unchecked(error)), reservation })
+            }
+            // Several slots cannot take units. This is no outage.
+            _ if self.units.is_some() && error.reason() == Reason::CrossSlot => {
+                Err(Rejection::Unavailable(error))
             }
             OutageRule::LocalFallback(share) if error.reason() != Reason::Overloaded => {
                 self.decided_locally(limiter, &check, share, error)
@@ -69,6 +75,7 @@ impl Terms {
         let clamps = self.reserve.is_some_and(|reserve| reserve.clamps);
         match fallback.decide(check, share, clamps) {
             Ok(Some((decision, check))) => {
+                let check = decision.charged_check(check);
                 let reservation = self.reserve.map(|reserve| {
                     let (queue, charged) =
                         (limiter.0.queue.clone(), Charged::Local(fallback.memory().clone()));

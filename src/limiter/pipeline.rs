@@ -27,7 +27,11 @@ impl Limiter {
     /// Decides a check, and applies the outage rule if the backend makes no decision.
     #[inline]
     pub(super) fn admit_check(&self, mut check: Check, terms: Terms) -> Admitting {
-        check.purpose = if terms.reserve.is_some() { Purpose::Reserve } else { Purpose::Charge };
+        check.purpose = match terms.units {
+            Some(units) => Purpose::TakeUpTo(check.max_units(units)),
+            None if terms.reserve.is_some() => Purpose::Reserve,
+            None => Purpose::Charge,
+        };
         let fails_open = terms.rule == OutageRule::FailOpen;
         self.decide(check, fails_open, move |limiter, check, decided| terms.outcome(limiter, check, decided))
     }
@@ -71,7 +75,7 @@ impl Limiter {
         if check.purpose() != Purpose::Charge && !backend.changes_charges() {
             return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
         }
-        if check.purpose() != Purpose::Peek {
+        if !matches!(check.purpose(), Purpose::Peek | Purpose::Debit) {
             check.pairs().iter().for_each(|pair| observe::cost_above_quota(pair.borrowed()));
         }
         let known = |decided: Decided| {

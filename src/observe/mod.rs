@@ -128,7 +128,7 @@ impl LimiterEvents {
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
-    /// Counts the outcome of a check. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at
+    /// Counts the outcome of a check that is no peek and no debit. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at
     /// which the store was asked, or `None` if it was not asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
@@ -137,7 +137,7 @@ impl LimiterEvents {
         outcome: &Result<Decision, BackendError>,
         started: Option<Instant>,
     ) {
-        let is_counted = check.purpose() != Purpose::Peek;
+        let is_counted = !matches!(check.purpose(), Purpose::Peek | Purpose::Debit);
         match outcome {
             Ok(decision) if is_counted => self.decision(decision, DecidedPairs::Check(check)),
             Ok(_) => {}

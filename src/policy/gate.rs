@@ -15,7 +15,7 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     refund: ("refund_nothing.lua", include_str!("../../lua/refund_nothing.lua")),
     refund_windows: 1,
     // All letters belong to other types.
-    key_letters: b"!",
+    key_letters: b"-",
     joins_equal_checks: false,
     max_records: |_, _, _| 1,
     optional_commands: &["get", "set"],

@@ -8,6 +8,7 @@ mod meter;
 mod queue;
 mod reservation;
 mod settled;
+mod token;
 
 pub use actual_cost::{ActualCost, actual_cost, by_hand};
 pub use meter::{Meter, MeteredBody};
@@ -15,3 +16,4 @@ pub(crate) use queue::SettlementQueue;
 pub(crate) use reservation::Charged;
 pub use reservation::Reservation;
 pub use settled::{Settled, Settlement, Unsettled};
+pub use token::TokenError;

@@ -24,7 +24,7 @@ use super::{
     settled::{Settled, Settlement},
 };
 use crate::{
-    backend::DynBackend,
+    backend::{DynBackend, tokens::TokenStore},
     check::{Invalidation, Refund},
     error::{BackendError, Reason},
     lock::Lock,
@@ -34,7 +34,7 @@ use crate::{
 
 /// The deadline of a settlement and of a return of leased units, from the instant at which it enters the queue. No response waits for
 /// it, so it outlasts a short failure of the store. After it, nothing changes: neither here nor in a store that hangs.
-const DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const DEADLINE: Duration = Duration::from_secs(5);
 
 /// The largest number of waiting returns: as many as pairs can be leased.
 const MAX_RETURNS: usize = 1 << 16;
@@ -51,6 +51,8 @@ pub(crate) struct SettlementQueue {
     /// Notified whenever a worker ends.
     idle: Notify,
     lost: AtomicU64,
+    /// `None` if the backend has no tokens.
+    pub(super) tokens: Option<Arc<dyn TokenStore>>,
     pub(super) events: Arc<LimiterEvents>,
 }
 
@@ -95,6 +97,7 @@ struct Worker {
 impl SettlementQueue {
     pub(crate) fn new(
         backend: Arc<dyn DynBackend>,
+        tokens: Option<Arc<dyn TokenStore>>,
         bound: usize,
         max_workers: usize,
         events: Arc<LimiterEvents>,
@@ -106,6 +109,7 @@ impl SettlementQueue {
             waiting: Lock::default(),
             idle: Notify::new(),
             lost: AtomicU64::new(0),
+            tokens,
             events,
         })
     }

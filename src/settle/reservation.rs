@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::DynBackend,
-    check::{Check, Pair, Receipt, Refund},
+    check::{Check, Pair, Purpose, Receipt, Refund},
     cost::IntoCosts,
     decision::Decision,
     lock::Lock,
@@ -74,8 +74,8 @@ pub(super) struct ReservedCharge {
     pub(super) queue: Arc<SettlementQueue>,
     pub(super) check: Check,
     /// Empty for an unchecked reservation.
-    decision: Decision,
-    charged: Charged,
+    pub(super) decision: Decision,
+    pub(super) charged: Charged,
     unsettled: Unsettled,
     is_settled: AtomicBool,
     /// The counters of the meters, as long as there are meters.
@@ -116,9 +116,15 @@ impl Reservation {
         matches!(self.0.charged, Charged::Store).then_some(&self.0.decision)
     }
 
-    /// Returns whether the reservation was settled, by this handle or a clone.
+    /// Returns whether the reservation was settled, by this handle or a clone, or has become a [token](Self::into_token).
     pub fn is_settled(&self) -> bool {
         self.0.is_settled.load(Ordering::Acquire)
+    }
+
+    /// Returns the units that were taken, or `None` unless the check was to take units.
+    pub(crate) fn taken_units(&self) -> Option<u32> {
+        let Purpose::TakeUpTo(units) = self.0.check.purpose() else { return None };
+        Some(units)
     }
 
     /// Replaces the charge by the amount used, in quota units, 0 to 2^32-1. Only the first call on any clone takes effect. If
@@ -133,9 +139,18 @@ impl Reservation {
         })
     }
 
+    /// Marks the reservation as settled. Returns whether it was.
+    pub(super) fn mark_settled(&self) -> bool {
+        self.0.is_settled.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn unmark_settled(&self) {
+        self.0.is_settled.store(false, Ordering::Release);
+    }
+
     /// Replaces the charge of every pair by the amount that the closure returns for it. Only the first call takes effect.
     pub(super) fn settle_pairs(&self, used: impl FnOnce(&[Pair]) -> Vec<u32>) -> Settlement {
-        if self.0.is_settled.swap(true, Ordering::AcqRel) {
+        if self.mark_settled() {
             return Settlement::now(Settled::Already);
         }
         self.0.change_to(&used(self.0.check.pairs()))

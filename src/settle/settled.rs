@@ -45,8 +45,11 @@ pub enum Settled {
         /// instant of the reservation.
         at_micros: u64,
     },
-    /// The reservation was settled before, by this handle or a clone. This settlement had no effect.
+    /// The reservation was settled before: by this handle or a clone, or by its token. This settlement had no effect.
     Already,
+    /// The [token](crate::Reservation::into_token) has expired: the windows of all its charges have passed. Nothing was refunded or
+    /// charged.
+    Expired,
     /// There is no charge: the request was admitted [unchecked](crate::outage::Unchecked). The settlement had no effect.
     Uncharged,
     /// The settlement may or may not have been applied, and is never resent. The limiter counts it as lost. With

@@ -246,10 +246,23 @@ fn movement(spans: Vec<u64>, back: bool) -> impl Strategy<Value = Movement> {
 }
 
 fn action(quotas: Vec<u32>) -> impl Strategy<Value = Action> {
-    let purpose =
-        prop_oneof![4 => Just(Purpose::Charge), 4 => Just(Purpose::Reserve), 1 => Just(Purpose::Peek)];
-    let check = (purpose, pairs(quotas.clone()), prop::bool::weighted(0.3))
-        .prop_map(|(purpose, pairs, waits)| Action::Check { purpose, pairs, waits });
+    let most_units = prop_oneof![6 => 0..15_u32, 1 => Just(1_000), 1 => Just(u32::MAX)];
+    let purpose = prop_oneof![
+        8 => Just(Purpose::Charge),
+        8 => Just(Purpose::Reserve),
+        2 => Just(Purpose::Peek),
+        3 => most_units.prop_map(Purpose::TakeUpTo),
+        1 => Just(Purpose::Debit),
+    ];
+    let check = (purpose, pairs(quotas.clone()), prop::bool::weighted(0.3)).prop_map(
+        |(purpose, mut pairs, waits)| {
+            if purpose == Purpose::Debit {
+                // More would saturate the usage of a large quota.
+                pairs.costs = pairs.costs.map(|cost| cost.min(200));
+            }
+            Action::Check { purpose, pairs, waits }
+        },
+    );
     let used = || {
         prop_oneof![
             2 => Just(Used::Eighths(0)),

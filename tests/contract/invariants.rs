@@ -2,7 +2,7 @@
 
 use proptest::test_runner::TestCaseError;
 use tower_sliding_window::{
-    Decision, Wait,
+    Decision, Status, Wait,
     backend::{Backend, BackendError, Check, Pair, Purpose, Receipt, Refund},
     testing::ManualClock,
 };
@@ -161,7 +161,11 @@ impl<B: Backend> Run<'_, B> {
     async fn decide(&mut self, pairs: &Pairs, check: &Check) -> Result<Decision, TestCaseError> {
         let purpose = check.purpose();
         let (decision, handles) = self.run_check(check).await?;
-        if decision.is_admitted() && purpose == Purpose::Reserve {
+        if let Purpose::TakeUpTo(wanted) = purpose {
+            self.require_most_units(check, &decision, wanted).await?;
+        }
+        let check = &charged_check(check, &decision);
+        if decision.is_admitted() && has_receipts(purpose) {
             let receipts = decision.receipts().to_vec();
             require(
                 receipts.len() == check.pairs().len(),
@@ -173,12 +177,29 @@ impl<B: Backend> Run<'_, B> {
             require(decision.receipts().is_empty(), "only admitted reservations have receipts")?;
         }
         if decision.is_admitted() && purpose != Purpose::Peek && self.model.foreign == 0 {
-            let reservation = (purpose == Purpose::Reserve).then(|| self.reservations.len() - 1);
+            let reservation = has_receipts(purpose).then(|| self.reservations.len() - 1);
             self.ledger.charged(self.now, check, &decision, reservation)?;
         }
         let (pairs, copy) = (pairs.clone(), decision.clone());
         self.record(EventKind::Checked { purpose, pairs, decision: copy });
         Ok(decision)
+    }
+
+    /// Requires that one unit more is denied at the same instant.
+    async fn require_most_units(
+        &self,
+        check: &Check,
+        decision: &Decision,
+        wanted: u32,
+    ) -> Result<(), TestCaseError> {
+        let costs = || check.pairs().iter().zip(decision.statuses());
+        let units = costs().find_map(|(pair, status)| status.cost().checked_div(pair.cost));
+        let is_in_range = |(pair, status): (&Pair, &Status)| status.cost().checked_add(pair.cost).is_some();
+        if units.is_some_and(|units| units < wanted) && costs().all(is_in_range) {
+            let one = self.bench.backend.check(&check.clone().with_purpose(Purpose::Peek)).await;
+            require(!one.map_err(failed)?.is_admitted(), "one unit more than the taken ones is denied")?;
+        }
+        Ok(())
     }
 
     async fn run_check(&mut self, check: &Check) -> Result<(Decision, Vec<Handle>), TestCaseError> {
@@ -230,6 +251,21 @@ impl<B: Backend> Run<'_, B> {
     fn record(&mut self, kind: EventKind) {
         self.events.push(Event { at: self.now, quota: self.quota, kind });
     }
+}
+
+/// Returns whether an admission has receipts.
+pub fn has_receipts(purpose: Purpose) -> bool {
+    matches!(purpose, Purpose::Reserve | Purpose::TakeUpTo(_) | Purpose::Debit)
+}
+
+/// Returns the check with the costs that were charged, which differ if units were taken.
+pub fn charged_check(check: &Check, decision: &Decision) -> Check {
+    let pairs = check.pairs().iter().zip(decision.statuses()).map(|(pair, status)| {
+        let mut pair = pair.clone();
+        pair.cost = status.cost();
+        pair
+    });
+    Check::new(pairs.collect::<Vec<_>>()).unwrap().with_purpose(check.purpose())
 }
 
 /// Returns the units that each pair has used. A shadow pair that was not charged has nothing to settle.

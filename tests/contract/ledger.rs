@@ -38,7 +38,7 @@ impl Ledger {
         decision: &Decision,
         reservation: Option<usize>,
     ) -> Result<(), TestCaseError> {
-        let overage = check.purpose() == Purpose::Overage;
+        let overage = matches!(check.purpose(), Purpose::Overage | Purpose::Debit);
         // A shadow pair that denies is not charged.
         let charged = check.pairs().iter().zip(decision.statuses());
         let charged = charged.filter(|(pair, status)| pair.cost > 0 && status.retry_after().is_zero());

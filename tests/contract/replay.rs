@@ -7,7 +7,9 @@ use tower_sliding_window::backend::{Backend, Check, Pair, Purpose, Receipt};
 
 use super::{
     history::{Keys, Pairs, TwoKeys},
-    invariants::{Bench, Event, EventKind, failed, refund_unused, require, same_decision},
+    invariants::{
+        Bench, Event, EventKind, charged_check, failed, has_receipts, refund_unused, require, same_decision,
+    },
 };
 
 /// Replays a history without denials and peeks. They leave no trace, so all other decisions must be the same.
@@ -29,7 +31,8 @@ pub async fn without_denials<B: Backend>(
                 let check = pairs.check(two_keys, &policies).with_purpose(*purpose);
                 let replayed = bench.backend.check(&check).await.map_err(failed)?;
                 require(same_decision(&replayed, decision), trace)?;
-                if *purpose == Purpose::Reserve {
+                if has_receipts(*purpose) {
+                    let check = charged_check(&check, &replayed);
                     reservations.push((check, replayed.receipts().to_vec()));
                 }
             }
@@ -71,9 +74,9 @@ pub async fn with_settled_amounts<B: Backend>(
                 if !decision.is_admitted() || *purpose == Purpose::Peek {
                     continue;
                 }
-                let check = pairs.check(two_keys, &policies);
+                let check = charged_check(&pairs.check(two_keys, &policies), decision);
                 let mut used = None;
-                if *purpose == Purpose::Reserve {
+                if has_receipts(*purpose) {
                     used = settled.get(&reservations.len()).copied();
                     reservations.push(check.clone());
                 }

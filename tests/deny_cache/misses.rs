@@ -5,14 +5,14 @@ use tokio::{
     time::{Instant, advance, sleep, timeout},
 };
 use tower_sliding_window::{
-    Decision, Limiter, Status, Wait,
+    Decision, Limiter, Rejection, Status, Wait,
     backend::{Backend, BackendError, Check, Pair, Purpose},
     outage::DenyCacheConfig,
 };
 
 use super::{
     Fault, MINUTE, REFRESH_AGE, Remote, SECOND, TICK, ZERO, alice, check, exhausted, on, policy, remote, ten,
-    user, with_max_age,
+    user, wait, with_max_age,
 };
 use crate::http::probe::now;
 
@@ -256,4 +256,21 @@ async fn concurrent_checks_admit_exact_quota() {
     assert_eq!((admitted, remote.checks()), (10, 100));
     sleep(SECOND / 2).await;
     assert!(check(&limiter, 1).await.is_cached());
+}
+
+#[tokio::test(start_paused = true)]
+async fn take_of_some_units_is_never_cached_and_its_denial_is() {
+    let (remote, limiter) = remote();
+    let take = async |units| limiter.take_up_to(alice(), units).await.map(|(units, _)| units);
+    assert_eq!(take(7).await.unwrap(), 7);
+    assert_eq!(take(7).await.unwrap(), 3, "the rest of the quota");
+    remote.reset_by_other_process(&[ten()]).await;
+    assert_eq!(take(7).await.unwrap(), 7, "a part of the units was no denial");
+    assert_eq!(take(7).await.unwrap(), 3);
+    for is_cached in [false, true, true] {
+        let Err(Rejection::Denied(denial)) = take(7).await else { panic!("all units are used") };
+        assert_eq!((denial.is_cached(), wait(&denial)), (is_cached, MINUTE));
+        assert!(!check(&limiter, 1).await.is_admitted());
+    }
+    assert_eq!(remote.checks(), 5, "the denial of one unit answers every later take and check");
 }

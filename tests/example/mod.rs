@@ -3,6 +3,7 @@
 mod boundary;
 mod client_quota;
 mod inspect;
+mod job_queue;
 mod limits;
 mod observability;
 mod outage;

@@ -11,6 +11,8 @@ mod settlement;
 mod settlement_queue;
 mod shadow;
 mod stats;
+mod tokens;
+mod units;
 mod waiting;
 mod warnings;
 

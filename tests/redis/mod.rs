@@ -47,6 +47,8 @@ mod sharing;
 mod storage;
 mod time_to_live;
 mod tls;
+mod tokens;
+mod units;
 mod verification;
 mod waiting;
 mod write_order;

@@ -135,7 +135,7 @@ impl Single<'_> {
     pub(super) fn decide<C: Count>(&self, count: &mut C) -> Option<SingleDecision> {
         let Self { pair, purpose, clock, generations } = *self;
         let reading = count.read(clock, pair.policy);
-        let admits = purpose == Purpose::Overage || reading.admits(pair);
+        let admits = purpose.exceeds_quota() || reading.admits(pair);
         let is_charged = admits && pair.is_chargeable(purpose);
         if is_charged && !reading.has_room() {
             return None;
@@ -145,7 +145,7 @@ impl Single<'_> {
         if is_charged && purpose != Purpose::Peek {
             count.charge(instant, pair.cost, generations);
         }
-        let decision = if purpose == Purpose::Reserve && (admits || pair.is_shadow) {
+        let decision = if purpose.has_receipts() && (admits || pair.is_shadow) {
             let receipt = if is_charged { count.receipt(instant) } else { Receipt::NO_CHARGE };
             Decision::with_receipts(clock, [status], [receipt])
         } else {

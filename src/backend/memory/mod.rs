@@ -25,6 +25,7 @@ mod partition;
 mod records;
 mod shard;
 mod state;
+mod tokens;
 mod windows;
 
 use clock::Clock;

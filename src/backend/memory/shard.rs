@@ -215,9 +215,21 @@ impl<'a> LockedShards<'a> {
             let stored = partition.and_then(|partition| partition.count(check.scope(), &pair.policy));
             let count = stored.map_or_else(|| AnyCount::empty(&pair.policy), |stored| &stored.count);
             let (pair, reading) = (pair.borrowed(), count.read(clock, &pair.policy));
-            PairReading { pair, fits: check.purpose() == Purpose::Overage || reading.admits(pair), reading }
+            PairReading { pair, fits: check.purpose().exceeds_quota() || reading.admits(pair), reading }
         };
         check.pairs().iter().enumerate().map(read).collect()
+    }
+
+    /// Returns the reservation of the largest number of units that fit, and of one unit if none fits. `None` unless the check takes units.
+    pub(super) fn take(&self, check: &Check, clock: u64) -> Option<Check> {
+        let Purpose::TakeUpTo(wanted) = check.purpose() else { return None };
+        let fitting = |PairReading { pair, reading, .. }: &PairReading<'_>| {
+            let free = u64::from(pair.policy.quota_units()).saturating_sub(reading.used());
+            free.checked_div(u64::from(pair.cost)).filter(|_| !pair.is_shadow)
+        };
+        let units = self.read(check, clock).iter().filter_map(fitting).min();
+        // At most the quota.
+        Some(check.times(check.max_units(wanted).min(units.map_or(wanted, |units| units.max(1) as u32))))
     }
 
     /// Returns whether the partition key of a shadow pair is not stored, and no enforcing pair of the check stores it.

@@ -2,6 +2,7 @@
 
 use std::{
     array,
+    collections::HashMap,
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
@@ -43,6 +44,21 @@ pub(super) struct MemoryState {
     pub(super) next_due: AtomicU64,
     pub(super) evicted_keys: AtomicU64,
     pub(super) evicted_units: AtomicU64,
+    pub(super) tokens: Lock<Tokens>,
+}
+
+/// The tokens that have not expired, and some that have.
+#[derive(Default)]
+pub(super) struct Tokens {
+    pub(super) by_id: HashMap<u64, Token>,
+    /// The number of tokens from which on expired ones are removed.
+    pub(super) sweep_at: usize,
+}
+
+pub(super) struct Token {
+    pub(super) expires_at: u64,
+    /// `None` once it is settled.
+    pub(super) charge: Option<(Check, Vec<Receipt>)>,
 }
 
 /// The result of an attempt to decide a check.
@@ -80,12 +96,14 @@ impl MemoryState {
             next_due: AtomicU64::new(u64::MAX),
             evicted_keys: AtomicU64::new(0),
             evicted_units: AtomicU64::new(0),
+            tokens: Lock::default(),
         }
     }
 
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         if let [pair] = check.pairs()
+            && !matches!(check.purpose(), Purpose::TakeUpTo(_))
             && let Some(decision) = self.decide_single(check.scope(), pair.borrowed(), check.purpose())
         {
             return Ok(decision);
@@ -132,14 +150,15 @@ impl MemoryState {
         room: &mut usize,
         new_shadows: NewShadows,
     ) -> Result<DecisionAttempt, BackendError> {
-        let (pairs, purpose) = (check.pairs(), check.purpose());
-        let mut locked = LockedShards::new(&self.shards, pairs.iter().map(|pair| &pair.key));
+        let mut locked = LockedShards::new(&self.shards, check.pairs().iter().map(|pair| &pair.key));
         // Read under the locks, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
-        for shard in locked.iter_mut() {
-            self.remove_idle(shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
-        }
+        let idle_since = self.idle_since(clock);
+        locked.iter_mut().for_each(|shard| self.remove_idle(shard, idle_since, INSPECTIONS_PER_CHECK));
 
+        let taken = locked.take(check, clock);
+        let check = taken.as_ref().unwrap_or(check);
+        let (pairs, purpose) = (check.pairs(), check.purpose());
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
         let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
@@ -151,7 +170,8 @@ impl MemoryState {
             return Ok(DecisionAttempt::Decided(Decision::new(clock, statuses)));
         }
 
-        let (mut is_charged, mut is_known) = ([false; MAX_PAIRS], [true; MAX_PAIRS]);
+        let (mut is_charged, mut is_known, mut receipts) =
+            ([false; MAX_PAIRS], [true; MAX_PAIRS], Vec::new());
         for (i, PairReading { pair, reading, fits }) in readings.iter().enumerate() {
             is_charged[i] = *fits && pair.is_chargeable(purpose);
             let is_full = is_charged[i] && !reading.has_room();
@@ -169,14 +189,12 @@ impl MemoryState {
             return Ok(DecisionAttempt::NoRoom { missing, shard });
         }
 
-        let mut receipts = Vec::new();
         for (i, is_charged) in is_charged[..pairs.len()].iter().enumerate() {
-            let charge = *is_charged && purpose != Purpose::Peek;
-            let receipt = charge.then(|| {
+            let receipt = (*is_charged && purpose != Purpose::Peek).then(|| {
                 let (shard, key) = locked.shard_mut(i);
                 shard.charge(key, check, &pairs[i], clock, &self.generations)
             });
-            if purpose == Purpose::Reserve {
+            if purpose.has_receipts() {
                 receipts.push(receipt.unwrap_or(Receipt::NO_CHARGE));
             }
         }

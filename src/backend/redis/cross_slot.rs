@@ -82,10 +82,11 @@ impl RedisBackend {
             // A lease has one partition key, and so one slot.
             Purpose::Charge | Purpose::Reserve | Purpose::Lease => Purpose::Reserve,
             Purpose::Peek => Purpose::Peek,
-            Purpose::Overage => {
+            Purpose::TakeUpTo(_) => return Err(BackendError::new(Reason::CrossSlot)),
+            purpose @ (Purpose::Overage | Purpose::Debit) => {
                 // An overage is charged in every slot that can be reached.
                 let calls = slots.iter().map(async |pairs| {
-                    self.check_in_slot(&check.part(pairs, Purpose::Overage), Patience::Caller).await
+                    self.check_in_slot(&check.part(pairs, purpose), Patience::Caller).await
                 });
                 let replies = join_all(calls).await.into_iter().collect::<Result<Vec<_>, _>>()?;
                 return Ok(decision(check, slots.iter().zip(&replies), true));
@@ -440,7 +441,7 @@ fn decision<'a, P: AsRef<[usize]>>(
     // A shadow pair without a status has no receipt that is known.
     let receipt = |index| pairs.get(&index).map_or(Receipt::NO_CHARGE, |(_, receipt)| *receipt);
     let receipts: Vec<Receipt> = match check.purpose() {
-        Purpose::Reserve if is_charged => (0..check.pairs().len()).map(receipt).collect(),
+        Purpose::Reserve | Purpose::Debit if is_charged => (0..check.pairs().len()).map(receipt).collect(),
         _ => Vec::new(),
     };
     let statuses = (0..check.pairs().len()).map(|index| pairs.remove(&index).map(|(status, _)| status));

@@ -68,7 +68,7 @@ impl RedisBackend {
         patience: Patience<'_>,
     ) -> Result<Decision, BackendError> {
         let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
-        let charges = matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::Lease);
+        let charges = !matches!(check.purpose(), Purpose::Peek | Purpose::Overage);
         // A peek after the deadline does no harm.
         let deadline = self.on_server(check.deadline()).filter(|_| check.purpose() != Purpose::Peek);
         // A single server, too, may show that it is in cluster mode.
@@ -111,7 +111,7 @@ impl RedisBackend {
     }
 
     /// Returns a deadline that the server compares with its own clock. `None` on an injected clock.
-    fn on_server(&self, deadline: Option<Instant>) -> Option<Instant> {
+    pub(super) fn on_server(&self, deadline: Option<Instant>) -> Option<Instant> {
         deadline.filter(|_| self.injected_micros().is_none())
     }
 
@@ -120,7 +120,7 @@ impl RedisBackend {
         self.change_in_slot(slot, Command::Plain(command), None).await
     }
 
-    async fn change_in_slot(
+    pub(super) async fn change_in_slot(
         &self,
         slot: u16,
         command: Command<'_>,

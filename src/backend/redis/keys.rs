@@ -44,6 +44,10 @@ impl KeyNames {
         self.secret.is_some()
     }
 
+    pub(super) fn secret(&self) -> Option<&HashSecret> {
+        self.secret.as_deref()
+    }
+
     /// Returns the keys of pairs: the namespace, the hash tag between braces, the window with its type, for buckets the precision,
     /// and the name of the policy.
     ///
@@ -98,11 +102,17 @@ impl KeyNames {
         slots.into_iter().map(|(_, pairs)| pairs).collect()
     }
 
-    fn hash(&self, partition: &PartitionKey) -> Tag {
-        Tag::from_hash(&match &self.secret {
+    /// Returns the first half of the hash of a partition key, which names it.
+    pub(super) fn key_id(&self, partition: &PartitionKey) -> [u8; 16] {
+        let hash: [u8; 32] = match &self.secret {
             None => Sha256::digest(partition.as_bytes()).into(),
             Some(secret) => secret.hash(partition),
-        })
+        };
+        hash.first_chunk().copied().unwrap_or_default()
+    }
+
+    fn hash(&self, partition: &PartitionKey) -> Tag {
+        Tag::from_half(self.key_id(partition))
     }
 }
 
@@ -118,12 +128,9 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
+    pub(super) fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
         let Properties { bucket_micros, redis, window_micros, .. } = policy.properties();
-        self.text.extend_from_slice(namespace.as_bytes());
-        self.text.push(b'{');
-        self.text.extend_from_slice(tag.as_bytes());
-        self.text.push(b'}');
+        self.push_tag(namespace, tag);
         match redis.key_letters {
             [letter] => self.text.push(*letter),
             letters => self.push_duration(*window_micros, letters),
@@ -133,6 +140,22 @@ impl Keys {
         }
         self.text.extend_from_slice(policy.name().as_bytes());
         self.ends.push(self.text.len());
+    }
+
+    /// Adds the key that remembers that a part of a token is settled. No pair has such a key: a window begins with a digit or a letter.
+    pub(super) fn push_token(&mut self, namespace: &str, tag: Tag, id: u64, part: usize) {
+        self.push_tag(namespace, tag);
+        self.text.push(b'!');
+        // A token has at most eight pairs.
+        self.push_number(id << 3 | part as u64);
+        self.ends.push(self.text.len());
+    }
+
+    fn push_tag(&mut self, namespace: &str, tag: Tag) {
+        self.text.extend_from_slice(namespace.as_bytes());
+        self.text.push(b'{');
+        self.text.extend_from_slice(tag.as_bytes());
+        self.text.push(b'}');
         self.first_tag.get_or_insert(tag);
     }
 

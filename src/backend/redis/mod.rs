@@ -39,6 +39,7 @@ mod tls;
 #[cfg(not(feature = "tls"))]
 #[path = "no_tls.rs"]
 mod tls;
+mod tokens;
 mod topology;
 mod url;
 mod verify;
@@ -112,6 +113,7 @@ use topology::Topology;
 /// | --- | --- |
 /// | always | `~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
 /// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm), [`TokenBucket`](crate::Algorithm) and [`Gate`](crate::Algorithm) | `+get +set +setrange` |
+/// | for [tokens](crate::Reservation::into_token) | `+get +set` |
 /// | for a database other than 0 | `+select` |
 /// | for a cluster | `+cluster\|slots +asking` |
 /// | for a cluster, optional | `+cluster\|info +cluster\|nodes` |

@@ -9,12 +9,18 @@ use std::{
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
-use super::keys::{KeyNames, Keys};
+use super::{
+    keys::{KeyNames, Keys},
+    tag::Tag,
+};
 use crate::{
-    backend::{BackendError, Reason},
+    backend::{
+        BackendError, Reason,
+        tokens::{TokenOutcome, TokenPair, TokenSettlement},
+    },
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, PartialSource, Status, Wait},
-    policy::{REDIS_TYPES, RedisProperties},
+    policy::{Policy, REDIS_TYPES, RedisProperties},
 };
 
 pub(super) mod merged;
@@ -44,10 +50,11 @@ macro_rules! files {
 
 /// The files of the scripts, beside those of each type of policy: their names and texts.
 const FILES: &[(&str, &str)] = files![
-    "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua" "decide.lua"
-    "decide_next.lua" "find_record.lua"
-    "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
-    "reply_log.lua" "reset.lua" "skip_empty.lua" "types.lua"
+    "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua"
+    "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua"
+    "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
+    "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua"
+    "types.lua"
 ];
 
 /// Returns all files: their names and texts.
@@ -191,10 +198,10 @@ pub(super) struct Call {
     pairs: Packed,
     /// `None` for a plain charge and for a refund.
     purpose: Option<&'static str>,
-    /// The number of shadow pairs, which are the last ones. `None` if there are none.
+    /// The number of shadow pairs, which are the last ones. `None` if there are none, unless the purpose is to take units.
     shadow_pairs: Option<usize>,
-    /// The units to lease of each pair, 4 bytes each. `None` unless the purpose is a lease.
-    leases: Option<Vec<u8>>,
+    /// The units to lease of each pair, 4 bytes each, or the most units to take. `None` for any other purpose.
+    units: Option<Vec<u8>>,
     /// The instant, if the scripts have an injected clock.
     at_micros: Option<u64>,
 }
@@ -205,14 +212,7 @@ impl Call {
     pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
         let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
-            let mut pair = [0; 20];
-            pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
-            pair[4..8].copy_from_slice(&cost.to_le_bytes());
-            // A window is shorter than 2^45 microseconds.
-            let [window, _] = policy.properties().arguments;
-            pair[8..14].copy_from_slice(&window.to_le_bytes()[..6]);
-            pair[14..].copy_from_slice(&types::typed_parameter(policy));
-            pairs.extend_from_slice(&pair);
+            push_pair(&mut pairs, *cost, policy);
         }
         pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
         let purpose = match check.purpose() {
@@ -221,33 +221,60 @@ impl Call {
             Purpose::Peek => Some("p"),
             Purpose::Overage => Some("o"),
             Purpose::Lease => Some("l"),
+            Purpose::TakeUpTo(_) => Some("t"),
+            Purpose::Debit => Some("d"),
         };
-        let is_lease = check.purpose() == Purpose::Lease;
-        let leases = || check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect();
-        let leases = is_lease.then(leases);
+        let units = match check.purpose() {
+            Purpose::Lease => Some(check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect()),
+            Purpose::TakeUpTo(units) => Some(check.max_units(units).to_le_bytes().to_vec()),
+            _ => None,
+        };
         let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
         let keys = names.keys(check.namespace(), ordered);
         let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
-        let shadow_pairs = (shadow_pairs > 0).then_some(shadow_pairs);
-        Self { keys, pairs, purpose, shadow_pairs, leases, at_micros }
+        let is_stated = shadow_pairs > 0 || purpose == Some("t");
+        let shadow_pairs = is_stated.then_some(shadow_pairs);
+        Self { keys, pairs, purpose, shadow_pairs, units, at_micros }
     }
 
     /// Returns the call that refunds units. It has no deadline yet.
     pub(super) fn refund(refund: &Refund, names: &KeyNames, at_micros: Option<u64>) -> Self {
         let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for RefundPair { policy, receipt, units, .. } in refund.pairs() {
-            pairs.extend_from_slice(&units.to_le_bytes());
-            pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
-            pairs.extend_from_slice(&types::typed_parameter(policy));
-            // Generations have 56 bits, and instants are below 2^51 microseconds.
-            pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..GENERATION_SIZE]);
-            pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
-            // A log holds at most 2^20 records.
-            pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
+            push_refund(&mut pairs, *units, policy, receipt);
         }
         let keys =
             names.keys(refund.namespace(), refund.pairs().iter().map(|pair| (&pair.key, &pair.policy)));
         Self { keys, pairs, at_micros, ..Self::default() }
+    }
+
+    /// Returns the call that settles the pairs of one partition key of a token, if no call for this part has done so. It has no deadline
+    /// yet.
+    pub(super) fn settle_token(
+        token: &TokenSettlement,
+        part: usize,
+        pairs: &[TokenPair],
+        generation: u64,
+        at_micros: Option<u64>,
+    ) -> Self {
+        let namespace = token.namespace.as_str();
+        let tag = |pair: &TokenPair| Tag::from_half(pair.key_id);
+        let (mut keys, mut refunds) = (Keys::default(), Packed::from_slice(&NO_DEADLINE));
+        for pair in pairs.iter().filter(|pair| pair.used < pair.cost) {
+            keys.push(namespace, tag(pair), &pair.policy);
+            push_refund(&mut refunds, pair.cost - pair.used, &pair.policy, &pair.receipt);
+        }
+        let mut overages = Packed::from_slice(&token.expires_at.to_le_bytes());
+        for pair in pairs.iter().filter(|pair| pair.used > pair.cost) {
+            keys.push(namespace, tag(pair), &pair.policy);
+            push_pair(&mut overages, pair.used - pair.cost, &pair.policy);
+        }
+        overages.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
+        if let Some(first) = pairs.first() {
+            keys.push_token(namespace, tag(first), token.id, part);
+        }
+        let units = Some(overages.to_vec());
+        Self { keys, pairs: refunds, purpose: Some("s"), units, at_micros, ..Self::default() }
     }
 
     /// Returns the call that deletes the keys of the pairs of a check. It has no deadline yet.
@@ -277,18 +304,42 @@ impl Call {
             command.arg(key);
         }
         command.arg(&self.pairs[..]).arg(self.purpose);
-        // The number of shadow pairs is after the purpose, then the leases, and the instant is the last argument.
+        // The number of shadow pairs is after the purpose, then the units, and the instant is the last argument.
         let is_last = self.shadow_pairs.is_none() && self.at_micros.is_none();
         if self.purpose.is_none() && !is_last {
             command.arg("");
         }
         command.arg(self.shadow_pairs);
-        if self.shadow_pairs.is_none() && (self.at_micros.is_some() || self.leases.is_some()) {
+        if self.shadow_pairs.is_none() && (self.at_micros.is_some() || self.units.is_some()) {
             command.arg("");
         }
-        command.arg(&self.leases).arg(self.at_micros);
+        command.arg(&self.units).arg(self.at_micros);
         command
     }
+}
+
+/// Adds the fields of a pair of a check.
+fn push_pair(pairs: &mut Packed, cost: u32, policy: &Policy) {
+    let mut pair = [0; 20];
+    pair[..4].copy_from_slice(&policy.quota_units().to_le_bytes());
+    pair[4..8].copy_from_slice(&cost.to_le_bytes());
+    // A window is shorter than 2^45 microseconds.
+    let [window, _] = policy.properties().arguments;
+    pair[8..14].copy_from_slice(&window.to_le_bytes()[..6]);
+    pair[14..].copy_from_slice(&types::typed_parameter(policy));
+    pairs.extend_from_slice(&pair);
+}
+
+/// Adds the fields of a pair of a refund.
+fn push_refund(pairs: &mut Packed, units: u32, policy: &Policy, receipt: &Receipt) {
+    pairs.extend_from_slice(&units.to_le_bytes());
+    pairs.extend_from_slice(&policy.window_micros().to_le_bytes()[..6]);
+    pairs.extend_from_slice(&types::typed_parameter(policy));
+    // Generations have 56 bits, and instants are below 2^51 microseconds.
+    pairs.extend_from_slice(&receipt.generation.to_le_bytes()[..GENERATION_SIZE]);
+    pairs.extend_from_slice(&receipt.at_micros.to_le_bytes()[..7]);
+    // A log holds at most 2^20 records.
+    pairs.extend_from_slice(&receipt.ordinal.to_le_bytes()[..3]);
 }
 
 /// Returns the pairs of a check in the order of the script: first the enforcing pairs, then the shadow pairs. Each with its index in
@@ -334,8 +385,17 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         }
         return if fields.0.is_empty() { Ok(Decision::new(at_micros, statuses)) } else { Err(broken()) };
     }
+    let taken = match check.purpose() {
+        Purpose::TakeUpTo(_) => {
+            let (rest, units) = fields.0.split_last_chunk().ok_or_else(broken)?;
+            fields.0 = rest;
+            Some(check.times(u32::from_le_bytes(*units)))
+        }
+        _ => None,
+    };
+    let check = taken.as_ref().unwrap_or(check);
     let is_lease = check.purpose() == Purpose::Lease;
-    let has_receipts = is_lease || check.purpose() == Purpose::Reserve;
+    let has_receipts = is_lease || check.purpose().has_receipts();
     let mut receipts = vec![Receipt::NO_CHARGE; if has_receipts { count } else { 0 }];
     let (mut statuses, mut leases) = (vec![None; count], Vec::new());
     for (i, pair) in in_call_order(check) {
@@ -371,6 +431,16 @@ pub(super) fn changed_at(reply: &Value) -> Result<u64, BackendError> {
         Value::Int(micros) => u64::try_from(*micros).map_err(|_| BackendError::new(Reason::BrokenReply)),
         _ if is_deadline_exceeded(reply) => Err(BackendError::new(Reason::DeadlineExceeded)),
         _ => Err(BackendError::new(Reason::BrokenReply)),
+    }
+}
+
+/// Parses the reply to the settlement of a token.
+pub(super) fn token_outcome(reply: &Value) -> Result<TokenOutcome, BackendError> {
+    match reply {
+        Value::BulkString(bytes) if bytes == b"full" => Err(BackendError::new(Reason::Full)),
+        Value::BulkString(bytes) if bytes.len() == 9 && bytes.ends_with(b"s") => Ok(TokenOutcome::Already),
+        Value::BulkString(bytes) if bytes.len() == 9 && bytes.ends_with(b"e") => Ok(TokenOutcome::Expired),
+        _ => changed_at(reply).map(TokenOutcome::Settled),
     }
 }
 

@@ -17,9 +17,9 @@ const LENGTH: usize = 22;
 pub(super) struct Tag([u8; LENGTH]);
 
 impl Tag {
-    /// Returns the tag of a hash.
-    pub(super) fn from_hash(hash: &[u8; 32]) -> Self {
-        let mut bits = hash.iter().take(16).fold(0, |bits: u128, byte| bits << 8 | u128::from(*byte));
+    /// Returns the tag of the first half of a hash.
+    pub(super) fn from_half(half: [u8; 16]) -> Self {
+        let mut bits = u128::from_be_bytes(half);
         let mut text = [0; LENGTH];
         // From the last character, which has two bits of the hash and the version.
         let mut character = (bits as u8 & 3) << 4 | STORAGE_VERSION;

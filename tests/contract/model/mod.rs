@@ -68,6 +68,11 @@ impl Model {
     /// Decides a check at the instant `now`, in microseconds, and charges it if it is admitted. An admitted check returns one
     /// handle for each pair.
     pub fn check(&mut self, now: u64, check: &Check) -> (Decision, Vec<Handle>) {
+        let taken = match check.purpose() {
+            Purpose::TakeUpTo(wanted) => Some(self.take(now, check, wanted)),
+            _ => None,
+        };
+        let check = taken.as_ref().unwrap_or(check);
         let decision = self.peek(now, check);
         let mut handles = Vec::new();
         if decision.is_admitted() && check.purpose() != Purpose::Peek {
@@ -88,9 +93,28 @@ impl Model {
         (decision, handles)
     }
 
+    /// Returns the check that takes the largest number of units that fit, and of one unit if none fits.
+    fn take(&self, now: u64, check: &Check, wanted: u32) -> Check {
+        let times = |units: u32| {
+            let pairs = check.pairs().iter().cloned().map(|mut pair| {
+                pair.cost = pair.cost.checked_mul(units)?;
+                Some(pair)
+            });
+            Some(Check::new(pairs.collect::<Option<Vec<_>>>()?).unwrap().with_purpose(Purpose::Reserve))
+        };
+        let fits = |units: u32| times(units).is_some_and(|check| self.peek(now, &check).is_admitted());
+        // More units never fit better.
+        let (mut fitting, mut too_many) = (0, u64::from(wanted) + 1);
+        while too_many - fitting > 1 {
+            let middle = fitting + (too_many - fitting) / 2;
+            if fits(middle as u32) { fitting = middle } else { too_many = middle }
+        }
+        times((fitting as u32).max(1).min(wanted)).unwrap()
+    }
+
     /// Returns the decision that `check` would return.
     pub fn peek(&self, now: u64, check: &Check) -> Decision {
-        let overage = check.purpose() == Purpose::Overage;
+        let overage = matches!(check.purpose(), Purpose::Overage | Purpose::Debit);
         let admits =
             |pair: &Pair| overage || self.account(pair).admits(now, pair.cost, pair.policy.quota().unwrap());
         let admitted = check.pairs().iter().all(|pair| pair.is_shadow || admits(pair));

@@ -1,0 +1,99 @@
+//! Reservations as tokens in the memory of this process.
+
+use tower_sliding_window::{
+    Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
+    backend::Reason,
+    outage::Share,
+    settle::{Settled, TokenError, Unsettled},
+    testing::{FakeBackend, ManualClock},
+};
+
+use super::{alice, now, policy};
+use crate::http::MINUTE;
+
+fn limiter(memory: &MemoryBackend, policy: Policy) -> Limiter {
+    Limiter::builder(memory.clone()).policy(policy).unsettled(Unsettled::Refund).build().unwrap()
+}
+
+fn remaining(limiter: &Limiter) -> u32 {
+    now(limiter.peek((alice(), 0))).unwrap().statuses()[0].remaining()
+}
+
+fn token(limiter: &Limiter, cost: u32) -> Result<String, TokenError> {
+    now(limiter.reserve((alice(), cost))).unwrap().into_token()
+}
+
+#[test]
+fn reservation_becomes_one_token_and_is_not_refunded_when_dropped() {
+    let limiter = limiter(&MemoryBackend::new(), policy("pages", 100));
+    let reservation = now(limiter.reserve((alice(), 40))).unwrap();
+    let token = reservation.clone().into_token().unwrap();
+    assert!(matches!(reservation.clone().into_token(), Err(TokenError::Settled)));
+    assert!(matches!(now(reservation.settle(0)), Settled::Already));
+    drop(reservation);
+    assert_eq!(remaining(&limiter), 60, "the charge belongs to the token");
+    assert!(matches!(now(limiter.settle_token(&token, 12)), Ok(Settled::Done { .. })));
+    assert!(matches!(now(limiter.settle_token(&token, 90)), Ok(Settled::Already)));
+    assert_eq!(remaining(&limiter), 88);
+}
+
+#[test]
+fn token_belongs_to_one_memory() {
+    let token = token(&limiter(&MemoryBackend::new(), policy("pages", 100)), 40).unwrap();
+    let other = now(limiter(&MemoryBackend::new(), policy("pages", 100)).settle_token(&token, 0));
+    assert!(matches!(other, Err(TokenError::Backend(error)) if error.reason() == Reason::Unsupported));
+}
+
+#[test]
+fn memory_remembers_as_many_tokens_as_keys() {
+    let clock = ManualClock::new();
+    let memory = MemoryBackend::with_max_keys(100).unwrap().with_clock(&clock);
+    let limiter = limiter(&memory, policy("pages", 1_000));
+    let tokens: Vec<String> = (0..100).map(|_| token(&limiter, 1).unwrap()).collect();
+    for token in &tokens[..50] {
+        assert!(matches!(now(limiter.settle_token(token, 0)), Ok(Settled::Done { .. })));
+    }
+    let full = token(&limiter, 1);
+    assert!(matches!(full, Err(TokenError::Backend(error)) if error.reason() == Reason::Full));
+    assert_eq!(remaining(&limiter), 950, "the reservation without a token was refunded");
+    assert!(matches!(now(limiter.settle_token(&tokens[0], 0)), Ok(Settled::Already)), "none is forgotten");
+    clock.advance(MINUTE);
+    assert!(matches!(now(limiter.settle_token(&tokens[0], 0)), Ok(Settled::Expired)));
+    token(&limiter, 1).expect("expired tokens make room");
+}
+
+#[test]
+fn token_without_charge_in_store_has_nothing_to_settle() {
+    let share = OutageRule::LocalFallback(Share::among(1).unwrap());
+    for rule in [OutageRule::FailOpen, share] {
+        let backend = RedisBackend::lazy("redis://127.0.0.1:1/").unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let limiter =
+                Limiter::builder(backend.clone()).policy(policy("pages", 100)).outage(rule).build().unwrap();
+            let token = limiter.reserve(alice()).await.unwrap().into_token().unwrap();
+            assert_eq!(token.len(), 32);
+            assert!(matches!(limiter.settle_token(&token, 5).await, Ok(Settled::Uncharged)));
+        });
+    }
+}
+
+#[test]
+fn shadow_pair_without_charge_is_not_settled() {
+    let memory = MemoryBackend::new();
+    let builder = Limiter::builder(memory).policy(policy("pages", 100));
+    let limiter = builder.policy(policy("small", 30).shadow()).build().unwrap();
+    let token = token(&limiter, 40).unwrap();
+    assert!(matches!(now(limiter.settle_token(&token, 50)), Ok(Settled::Done { .. })));
+    let decision = now(limiter.peek((alice(), 0))).unwrap();
+    let left: Vec<u32> = decision.statuses().iter().map(|status| status.remaining()).collect();
+    assert_eq!(left, [50, 30], "only the enforced policy was charged");
+}
+
+#[test]
+fn other_backend_has_no_tokens() {
+    let limiter = Limiter::builder(FakeBackend::admitting()).policy(policy("pages", 100)).build().unwrap();
+    let unsupported = |error: TokenError| matches!(error, TokenError::Backend(error) if error.reason() == Reason::Unsupported);
+    assert!(unsupported(token(&limiter, 1).unwrap_err()));
+    assert!(unsupported(now(limiter.settle_token("token", 1)).unwrap_err()));
+}
