@@ -195,8 +195,8 @@ impl Pair {
         PairRef { key, policy, cost: *cost, is_shadow: *is_shadow }
     }
 
-    /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit, or a policy without a
-    /// quota.
+    /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit, or a pair of a policy
+    /// without a quota.
     pub(crate) fn is_uncharged(&self, receipt: &Receipt) -> bool {
         let is_shadow = self.is_shadow && self.cost > 0 && *receipt == Receipt::NO_CHARGE;
         is_shadow || !self.policy.properties().has_quota

@@ -162,8 +162,7 @@ impl MemoryState {
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
         let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
-            let is_charged = is_admitted && *fits && pair.is_chargeable(purpose);
-            status(&**reading, *pair, *fits, is_charged)
+            status(&**reading, *pair, *fits, is_admitted && *fits && pair.is_chargeable(purpose))
         };
         let statuses: Vec<Status> = readings.iter().map(status_of).collect();
         if !is_admitted {
