@@ -11,8 +11,8 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   if value then
     if #value ~= GATE_SIZE then error('FOREIGNVALUE ' .. key) end
     blocked_for = parse(CLOCK_FORMAT, value) - now
-    -- A longer block is of another clock.
-    if blocked_for < 0 or blocked_for > parameter then blocked_for = 0 end
+    -- A clock may be behind by one longest block. A later instant is of another clock.
+    if blocked_for < 0 or blocked_for > 2 * parameter then blocked_for = 0 end
   end
   local verdict, retry_after, receipt = ADMIT, 0, ''
   if purpose == OVERAGE then

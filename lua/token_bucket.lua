@@ -64,7 +64,10 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       local stored = pack(TOKENS_FORMAT, generation, at, used, window)
       call('SET', key, stored, 'PX', (reset_after + -reset_after % 1000) / 1000 + extra_ttl)
     end
-    if HAS_RECEIPTS then receipt = pack(RECEIPT_FORMAT, generation, at, 0) end
+    -- At its bound, not all units of a debit were charged. A refund would return those of other charges.
+    if HAS_RECEIPTS and (used <= capacity or used < math.min(2 * capacity, MAX_PARTS)) then
+      receipt = pack(RECEIPT_FORMAT, generation, at, 0)
+    end
   end
   return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, retry_after, next_after, reset_after) .. receipt .. others
 end

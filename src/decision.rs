@@ -255,7 +255,9 @@ impl Decision {
         let is_same_store = self.store().zip(other.store()).is_some_and(|(a, b)| a.is_in_same_store(b));
         let others = if is_same_store { other.statuses() } else { &[] };
         let is_charged = |status: &&Status| {
+            // A gate counts nothing.
             status.cost > 0
+                && status.quota().is_some()
                 && others.iter().any(|other| {
                     other.cost > 0 && other.key.0 == status.key.0 && other.policy.counts_with(&status.policy)
                 })
@@ -271,7 +273,10 @@ impl Decision {
 
     /// Returns whether the check has written to the store: it was admitted, charged a pair with a cost, and was no peek.
     pub(crate) fn has_written(&self, check: &Check) -> bool {
-        let is_charged = |(pair, status): (&Pair, &Status)| pair.cost > 0 && status.retry_after.is_zero();
+        let is_charged = |(pair, status): (&Pair, &Status)| {
+            let is_chargeable = status.cost > 0 && pair.borrowed().is_chargeable(check.purpose());
+            is_chargeable && status.retry_after.is_zero()
+        };
         self.is_admitted() && check.purpose() != Purpose::Peek && self.statuses_of(check).any(is_charged)
     }
 
@@ -508,7 +513,8 @@ impl Status {
         self.policy.quota()
     }
 
-    /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used, or if the policy has no quota.
+    /// Returns the remaining quota after the decision, in quota units. 0 if more than the quota is used. If the policy
+    /// has no quota, the number has no meaning.
     /// A shadow pair that denies was not charged.
     pub fn remaining(&self) -> u32 {
         self.remaining

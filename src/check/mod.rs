@@ -59,7 +59,8 @@ pub enum Purpose {
     /// Returns the decision of a charge, and charges nothing.
     Peek,
     /// Charges even if a pair does not admit, because the client has already used the units. The statuses are those after the
-    /// charge, with a wait of zero. After the deadline, it charges nothing.
+    /// charge, with a wait of zero. After the deadline, it charges nothing. For a [gate](crate::Policy::gate), the cost is how long it
+    /// blocks, in units of 10 ms.
     Overage,
     /// Charges as [`Reserve`](Self::Reserve) does, and charges [`Pair::lease`] more units of each pair, or as many of them as fit. Too
     /// little room for these units never denies the check. All pairs have sliding buckets and the same partition key, and none is a
@@ -362,7 +363,9 @@ impl Check {
     ///
     /// A shadow pair that was not charged has no overage: for such a pair, pass its cost as the amount used.
     pub fn overage(&self, used: &[u32]) -> Option<Self> {
-        let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost);
+        // A gate counts no units. An overage would block it.
+        let counts = |pair: &Pair| pair.policy.properties().has_quota;
+        let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost && counts(pair));
         let pairs: Pairs =
             pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();
         (!pairs.is_empty()).then(|| Self {

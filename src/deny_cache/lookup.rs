@@ -42,7 +42,8 @@ pub(crate) struct SentCheck {
 impl DenyCache {
     /// Looks up a check.
     pub(crate) fn lookup(self: &Arc<Self>, check: &Check) -> CacheLookup {
-        if !matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::TakeUpTo(_)) {
+        // Zero units are always admitted.
+        if !matches!(check.purpose(), Purpose::Charge | Purpose::Reserve | Purpose::TakeUpTo(1..)) {
             return CacheLookup::Bypass;
         }
         let miss = |permission| CacheLookup::Miss(CacheMiss { denials: self.clone(), permission });

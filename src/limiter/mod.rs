@@ -116,8 +116,8 @@ impl Limiter {
     /// The draft states what one unit costs. If not even one unit fits, this is a denial, with the wait of one unit. The deny cache
     /// learns of it. Zero units are always admitted.
     ///
-    /// - **In an outage**, the rule decides as for [`reserve`](Self::reserve). To fail open returns all `units`, without a charge. The
-    ///   local fallback takes what its share has room for.
+    /// - **In an outage**, the rule decides as for [`reserve`](Self::reserve). To fail open returns as many of `units` as a whole
+    ///   quota admits, without a charge. The local fallback takes what its share has room for.
     /// - **[Shadow policies](crate::Policy::shadow)** do not lower the number.
     /// - **[Leased units](crate::Policy::leased)** of any process count as used: the store takes only what is left of its quota.
     /// - **The costs** that are charged are at most 2^32-1 units of each policy.
@@ -159,7 +159,8 @@ impl Limiter {
     /// the handle of the charge, which can be settled. If it is dropped, the charge stands.
     ///
     /// It decides nothing. So it applies no outage rule, and [`stats`](Self::stats) do not count it. It charges
-    /// [shadow policies](crate::Policy::shadow) as well. What is beyond the quota denies later checks until it has left the window.
+    /// [shadow policies](crate::Policy::shadow) as well. What is beyond the quota denies later checks until it has left the window. A token
+    /// bucket counts at most twice its capacity as used; a debit that reaches this bound receives no refund.
     ///
     /// ```
     /// use std::time::Duration;
@@ -347,7 +348,7 @@ impl Limiter {
     /// of more policies, each four remember their part. A memory remembers as many tokens as it may have keys.
     ///
     /// The limiter needs the namespace, the backend with the hash secret, and the policies of the limiter that has reserved. Their
-    /// quotas may differ. Policies that were chosen by a request must be those of this limiter. The settlement may take 5 s.
+    /// quotas may differ, except the capacity and the rate of a token bucket. Policies that were chosen by a request must be those of this limiter. The settlement may take 5 s.
     ///
     /// | result | meaning |
     /// | --- | --- |

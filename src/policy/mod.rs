@@ -241,7 +241,7 @@ impl Policy {
     /// counts nothing. Uses: an operator stops a client, a ban, an API that has answered 429.
     ///
     /// It is one policy among others, in the same call to the store. A request with cost 0 for it passes. It has no quota and no window, and no
-    /// header field or other response states it.
+    /// header field or other response states it. A check with a gate takes no [leased](Self::leased) units.
     ///
     /// ```
     /// use std::time::Duration;

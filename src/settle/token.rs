@@ -180,8 +180,10 @@ fn parse(
     let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| TokenError::Invalid)?;
     match bytes.first() {
         Some(&VERSION) => {}
-        Some(&given) => return Err(TokenError::Version { given, known: VERSION }),
-        None => return Err(TokenError::Invalid),
+        Some(&given) if bytes.len() >= HEAD + MAC => {
+            return Err(TokenError::Version { given, known: VERSION });
+        }
+        _ => return Err(TokenError::Invalid),
     }
     let (token, given_mac) = bytes.split_last_chunk::<MAC>().ok_or(TokenError::Invalid)?;
     let (given_head, fields) = token.split_first_chunk::<HEAD>().ok_or(TokenError::Invalid)?;
@@ -239,7 +241,9 @@ fn mac(store: &dyn TokenStore, token: &[u8]) -> [u8; MAC] {
 /// Returns the identity of a policy in a token: four bytes of the hash of what distinguishes its usage, and the begin of its name.
 fn policy_id(policy: &Policy) -> [u8; 11] {
     let mut id = [0; 4 + NAME];
-    let usage = policy.usage_id().map(u64::to_le_bytes).concat();
+    // How long a settled token is remembered depends on the window, also on that of a token bucket.
+    let [number, window, bucket] = policy.usage_id();
+    let usage = [number, window, bucket, policy.window_micros()].map(u64::to_le_bytes).concat();
     id[..4].copy_from_slice(&digest(&[&usage, policy.name().as_bytes()].concat())[..4]);
     id[4..].iter_mut().zip(policy.name().bytes()).for_each(|(byte, name)| *byte = name);
     id

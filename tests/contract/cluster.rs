@@ -157,7 +157,12 @@ impl CrossSlotRun<'_> {
             match &step.action {
                 Action::Check { purpose, pairs, waits } => {
                     let keys = if pairs.keys == Keys::A { Keys::Both } else { pairs.keys };
-                    let check = check(&Pairs { keys, ..pairs.clone() }).with_purpose(*purpose);
+                    // To take units of several slots is an error, and a debit has no rollback.
+                    let purpose = match purpose {
+                        Purpose::TakeUpTo(_) | Purpose::Debit => Purpose::Reserve,
+                        purpose => *purpose,
+                    };
+                    let check = check(&Pairs { keys, ..pairs.clone() }).with_purpose(purpose);
                     self.check_and_wait(&check, *waits).await?;
                 }
                 Action::Settle { which, used } if !self.reservations.is_empty() => {

@@ -177,8 +177,12 @@ async fn compare(
         let policies = history.policies(quota);
         match &step.action {
             Action::Check { purpose, pairs, .. } => {
-                // Peeks and checks with shadow pairs are not merged.
-                let purpose = if *purpose == Purpose::Peek { Purpose::Charge } else { *purpose };
+                // Peeks, takes, debits and checks with shadow pairs are not merged.
+                let purpose = match purpose {
+                    Purpose::Peek => Purpose::Charge,
+                    Purpose::TakeUpTo(_) | Purpose::Debit => Purpose::Reserve,
+                    merged => *merged,
+                };
                 let enforced = super::history::Pairs { shadows: 0, ..pairs.clone() };
                 let check = enforced.check(keys, &policies).with_purpose(purpose);
                 let checks = in_two_calls(batch(i, &check, earlier.as_ref()));

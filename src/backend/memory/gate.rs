@@ -37,8 +37,8 @@ impl Count for Gate {
 
     fn read(&self, clock: u64, policy: &Policy) -> GateReading {
         let longest = policy.window_micros();
-        // A longer block is of another clock.
-        let until = if self.until > clock + longest { clock } else { self.until.max(clock) };
+        // The clock may be behind by one longest block. A later instant is of another clock.
+        let until = if self.until > clock + 2 * longest { clock } else { self.until.max(clock) };
         GateReading { clock, until, longest }
     }
 

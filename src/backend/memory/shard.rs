@@ -233,11 +233,12 @@ impl<'a> LockedShards<'a> {
     }
 
     /// Returns whether the partition key of a shadow pair is not stored, and no enforcing pair of the check stores it.
-    pub(super) fn is_new_shadow(&self, pair: usize, pairs: &[Pair]) -> bool {
+    pub(super) fn is_new_shadow(&self, pair: usize, check: &Check) -> bool {
         let is_stored_by = |(i, other): (usize, &Pair)| {
-            !other.is_shadow && other.cost > 0 && self.keys[i] == self.keys[pair]
+            let is_charged = !other.is_shadow && other.borrowed().is_chargeable(check.purpose());
+            is_charged && self.keys[i] == self.keys[pair]
         };
-        !self.shard(pair).contains(&self.keys[pair]) && !pairs.iter().enumerate().any(is_stored_by)
+        !self.shard(pair).contains(&self.keys[pair]) && !check.pairs().iter().enumerate().any(is_stored_by)
     }
 
     /// Returns how many of the charged partition keys are not stored yet, and the index of the shard of the first one.

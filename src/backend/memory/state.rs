@@ -53,6 +53,8 @@ pub(super) struct Tokens {
     pub(super) by_id: HashMap<u64, Token>,
     /// The number of tokens from which on expired ones are removed.
     pub(super) sweep_at: usize,
+    /// No token expires before this instant. 0 before the first search.
+    pub(super) first_expires_at: u64,
 }
 
 pub(super) struct Token {
@@ -178,7 +180,7 @@ impl MemoryState {
                 return Err(BackendError::new(Reason::Full));
             }
             // Without room for its charge, a shadow pair has no status.
-            let is_left_out = || new_shadows == NewShadows::LeftOut && locked.is_new_shadow(i, pairs);
+            let is_left_out = || new_shadows == NewShadows::LeftOut && locked.is_new_shadow(i, check);
             if is_charged[i] && pair.is_shadow && (is_full || is_left_out()) {
                 (is_charged[i], is_known[i]) = (false, false);
             }

@@ -59,7 +59,11 @@ impl Count for TokenBucket {
         *self = Self { generation, last: now, used: reading.used_after(u64::from(cost)), parts };
     }
 
-    fn receipt(&self, _: TokenBucketReading) -> Receipt {
+    fn receipt(&self, reading: TokenBucketReading) -> Receipt {
+        // At its bound, not all units of a debit were charged. A refund would return those of other charges.
+        if self.used > reading.capacity && self.used >= (2 * reading.capacity).min(MAX_PARTS) {
+            return Receipt::NO_CHARGE;
+        }
         Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
     }
 

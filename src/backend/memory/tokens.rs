@@ -41,13 +41,15 @@ impl MemoryState {
 impl TokenStore for MemoryBackend {
     fn add_token(&self, check: Check, receipts: Vec<Receipt>, expires_at: u64) -> Result<u64, BackendError> {
         let (id, mut tokens) = (self.0.generations.draw(), self.0.tokens.lock());
-        let Tokens { by_id, sweep_at } = &mut *tokens;
-        if by_id.len() >= self.0.max_keys.min(*sweep_at) {
-            let now = self.0.clock.now_micros();
+        let Tokens { by_id, sweep_at, first_expires_at } = &mut *tokens;
+        let now = self.0.clock.now_micros();
+        if by_id.len() >= self.0.max_keys.min(*sweep_at) && now >= *first_expires_at {
             by_id.retain(|_, token| token.expires_at > now);
+            *first_expires_at = by_id.values().map(|token| token.expires_at).min().unwrap_or(u64::MAX);
             // The next search comes when as many were added as were kept.
             *sweep_at = 2 * by_id.len() + 64;
         }
+        *first_expires_at = (*first_expires_at).min(expires_at);
         if by_id.len() >= self.0.max_keys {
             return Err(BackendError::new(Reason::Full));
         }

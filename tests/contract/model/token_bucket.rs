@@ -44,7 +44,9 @@ impl Counting for TokenBucket {
     fn settle(&self, charges: &mut Vec<Charge>, index: usize, units: u64, _now: u64) {
         let last = charges[charges.len() - 1].clone();
         let (_, first) = self.run(charges, last.at);
-        if index >= first {
+        let (after, _) = self.run(&charges[..=index], charges[index].at);
+        // At the bound, not all units were charged, so none are refunded.
+        if index >= first && after < charges[index].limit {
             let refunded = charges[index].units - units;
             // At the instant of the last charge: at every later instant, the usage is the same as if the units returned then.
             charges.push(Charge { units: 0, refunded, ..last });
