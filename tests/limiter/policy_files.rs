@@ -137,6 +137,22 @@ fn token_bucket_reads_as_it_was_written() {
 }
 
 #[test]
+fn gate_reads_as_it_was_written() {
+    for text in ["name = \"stopped\"\nalgorithm = \"gate\"", "algorithm = \"gate\"\nname = \"stopped\""] {
+        let policy: Policy = toml::from_str(text).unwrap();
+        assert_eq!(policy, Policy::gate("stopped").unwrap());
+        assert_eq!(serde_json::to_value(&policy).unwrap(), json!({"name": "stopped", "algorithm": "gate"}));
+        for (field, name) in
+            [("quota = 5", "quota"), ("window = \"1s\"", "window"), ("headroom = \"5%\"", "headroom")]
+        {
+            let error = toml::from_str::<Policy>(&format!("{text}\n{field}\n")).unwrap_err();
+            let expected = format!(r#"policy "stopped": field `{name}`: a gate has none"#);
+            assert_eq!(error.message(), expected);
+        }
+    }
+}
+
+#[test]
 fn written_table_reads_as_the_same_table() {
     let table: PolicyTable = toml::from_str(TOML).unwrap();
     let written = serde_json::to_value(&table).unwrap();
@@ -250,7 +266,7 @@ fn toml_error_names_field_value_and_range() {
             r#"algorithm = "sliding""#,
             9,
             13,
-            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`"
+            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`, `gate`"
                 .to_owned(),
         ),
         (

@@ -4,6 +4,7 @@ use tower_sliding_window::{
     Limiter, MemoryBackend, OutageRule, Policy, RedisBackend,
     backend::Reason,
     outage::Share,
+    policy::Rate,
     settle::{Settled, TokenError, Unsettled},
     testing::{FakeBackend, ManualClock},
 };
@@ -96,4 +97,19 @@ fn other_backend_has_no_tokens() {
     let unsupported = |error: TokenError| matches!(error, TokenError::Backend(error) if error.reason() == Reason::Unsupported);
     assert!(unsupported(token(&limiter, 1).unwrap_err()));
     assert!(unsupported(now(limiter.settle_token("token", 1)).unwrap_err()));
+}
+
+/// How long a settled token is remembered depends on the time in which a bucket is refilled.
+#[test]
+fn token_of_bucket_needs_its_capacity_and_rate() {
+    let memory = MemoryBackend::new();
+    let bucket = |capacity| Policy::token_bucket("bucket", capacity, Rate::per_second(10)).unwrap();
+    let [small, large] = [20, 200].map(|capacity| limiter(&memory, bucket(capacity)));
+    let token = token(&small, 10).unwrap();
+    let error = now(large.settle_token(&token, 3)).unwrap_err();
+    assert!(matches!(error, TokenError::UnknownPolicy { .. }), "{error:?}");
+    assert!(matches!(now(small.settle_token(&token, 3)).unwrap(), Settled::Done { .. }));
+    assert!(matches!(now(small.settle_token(&token, 3)).unwrap(), Settled::Already));
+    let text = now(small.settle_token("hello123", 3)).unwrap_err();
+    assert!(matches!(text, TokenError::Invalid), "{text:?}");
 }

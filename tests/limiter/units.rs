@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use tower_sliding_window::{
-    Costs, Limiter, LimiterBuilder, MemoryBackend, OutageRule, Rejection, Wait,
-    backend::{Purpose, Reason},
+    Costs, Limiter, LimiterBuilder, MemoryBackend, OutageRule, PartitionKey, Policy, Rejection, Wait,
+    backend::{Purpose, Reason, WhenFull},
     outage::Share,
+    policy::Rate,
     settle::Settled,
     testing::{FakeAnswer, FakeBackend, ManualClock},
 };
 
 use super::{ChargeOnly, alice, now, policy};
+use crate::http::Later;
 
 fn limiter(builder: LimiterBuilder) -> Limiter {
     builder.policy(policy("requests", 10)).policy(policy("tokens", 100)).build().unwrap()
@@ -144,4 +146,45 @@ fn backend_that_only_charges_takes_and_debits_nothing() {
     let taken = now(limiter.take_up_to(alice(), 2));
     assert!(matches!(taken, Err(Rejection::Unavailable(error)) if error.reason() == Reason::Unsupported));
     assert_eq!(now(limiter.debit(alice())).unwrap_err().reason(), Reason::Unsupported);
+}
+
+/// A bucket counts at most twice its capacity. Of a debit that reaches this bound, a part was not charged.
+#[test]
+fn debit_at_bound_of_bucket_receives_no_refund() {
+    let bucket = Policy::token_bucket("bucket", 100, Rate::per_minute(1)).unwrap();
+    let backend = MemoryBackend::new().with_clock(&ManualClock::new());
+    let limiter = Limiter::builder(backend).policy(bucket).build().unwrap();
+    assert!(now(limiter.check((alice(), 100))).unwrap().is_admitted());
+    let debit = now(limiter.debit((alice(), 50))).unwrap();
+    now(debit.settle(0));
+    assert_eq!(remaining(&limiter), [0]);
+    let debit = now(limiter.debit((alice(), 300))).unwrap();
+    now(debit.settle(100));
+    assert_eq!(remaining(&limiter), [0], "the units of the check are not refunded");
+    assert!(!now(limiter.check((alice(), 1))).unwrap().is_admitted());
+}
+
+#[tokio::test(start_paused = true)]
+async fn take_of_zero_units_ignores_cached_denial() {
+    let backend = Later(MemoryBackend::new().with_clock(&ManualClock::new()));
+    let limiter = Limiter::builder(backend).policy(policy("requests", 1)).build().unwrap();
+    assert!(limiter.check(alice()).await.unwrap().is_admitted());
+    assert!(!limiter.check(alice()).await.unwrap().is_admitted());
+    assert!(limiter.check(alice()).await.unwrap().is_cached());
+    assert_eq!(limiter.take_up_to(alice(), 0).await.unwrap().0, 0);
+    assert!(limiter.check(alice()).await.unwrap().is_cached(), "the denial is still known");
+}
+
+/// An open gate stores no key. So at the bound on keys, it makes no room for a shadow pair.
+#[test]
+fn gate_stores_no_key_for_shadow_pair() {
+    let backend = MemoryBackend::with_max_keys(1).unwrap().when_full(WhenFull::Reject);
+    let limiter = Limiter::builder(backend)
+        .policy(policy("trial", 5).shadow())
+        .policy(Policy::gate("stopped").unwrap())
+        .build()
+        .unwrap();
+    for key in [alice(), PartitionKey::new("user", "bob")] {
+        assert!(now(limiter.check(key)).unwrap().is_admitted());
+    }
 }
