@@ -274,3 +274,13 @@ async fn take_of_some_units_is_never_cached_and_its_denial_is() {
     }
     assert_eq!(remote.checks(), 5, "the denial of one unit answers every later take and check");
 }
+
+#[tokio::test(start_paused = true)]
+async fn take_of_zero_units_is_admitted_beside_cached_denial() {
+    let (_, limiter) = remote();
+    assert_eq!(limiter.take_up_to(alice(), 10).await.unwrap().0, 10);
+    assert!(!check(&limiter, 1).await.is_admitted());
+    assert!(check(&limiter, 1).await.is_cached());
+    assert_eq!(limiter.take_up_to(alice(), 0).await.unwrap().0, 0);
+    assert!(check(&limiter, 1).await.is_cached(), "the denial is still known");
+}

@@ -12,7 +12,6 @@ use tower_sliding_window::{
 };
 
 use super::{ChargeOnly, alice, now, policy};
-use crate::http::Later;
 
 fn limiter(builder: LimiterBuilder) -> Limiter {
     builder.policy(policy("requests", 10)).policy(policy("tokens", 100)).build().unwrap()
@@ -162,17 +161,6 @@ fn debit_at_bound_of_bucket_receives_no_refund() {
     now(debit.settle(100));
     assert_eq!(remaining(&limiter), [0], "the units of the check are not refunded");
     assert!(!now(limiter.check((alice(), 1))).unwrap().is_admitted());
-}
-
-#[tokio::test(start_paused = true)]
-async fn take_of_zero_units_ignores_cached_denial() {
-    let backend = Later(MemoryBackend::new().with_clock(&ManualClock::new()));
-    let limiter = Limiter::builder(backend).policy(policy("requests", 1)).build().unwrap();
-    assert!(limiter.check(alice()).await.unwrap().is_admitted());
-    assert!(!limiter.check(alice()).await.unwrap().is_admitted());
-    assert!(limiter.check(alice()).await.unwrap().is_cached());
-    assert_eq!(limiter.take_up_to(alice(), 0).await.unwrap().0, 0);
-    assert!(limiter.check(alice()).await.unwrap().is_cached(), "the denial is still known");
 }
 
 /// An open gate stores no key. So at the bound on keys, it makes no room for a shadow pair.
