@@ -247,7 +247,7 @@ impl Policy {
     /// use std::time::Duration;
     /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, Wait};
     ///
-    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
     /// let limiter = Limiter::builder(MemoryBackend::new())
     ///     .policy(Policy::new("requests", 100, Duration::from_secs(60))?)
     ///     .policy(Policy::gate("stopped")?)
