@@ -128,8 +128,8 @@ impl LimiterEvents {
         self.misconfigured.log(|unlogged| events::misconfigured_shadow(error, unlogged));
     }
 
-    /// Counts the outcome of a check that is no peek and no debit. Warns, at most once per minute, that a storage bound is reached. `started` is the instant at
-    /// which the store was asked, or `None` if it was not asked, or has answered at once.
+    /// Counts the outcome of a check that is no peek and no debit. Warns, at most once per minute, that a storage bound is reached.
+    /// `started` is the instant at which the store was asked, or `None` if it was not asked, or has answered at once.
     #[inline]
     pub(crate) fn decided(
         &self,

@@ -1,5 +1,7 @@
 //! Reservations as tokens: text that another process settles.
 
+use std::sync::Arc;
+
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -99,8 +101,7 @@ impl Reservation {
     /// Returns [`TokenError::Settled`] if the reservation was settled, and [`TokenError::Backend`] if the backend has no tokens
     /// ([`Reason::Unsupported`]) or, for a memory, no room for one more ([`Reason::Full`]). Then the handle is as before for its clones.
     pub fn into_token(self) -> Result<String, TokenError> {
-        let unsupported = || BackendError::new(Reason::Unsupported);
-        let store = self.0.queue.tokens.clone().ok_or_else(unsupported)?;
+        let store = self.0.queue.token_store()?;
         if self.mark_settled() {
             return Err(TokenError::Settled);
         }
@@ -140,6 +141,11 @@ impl Reservation {
 }
 
 impl SettlementQueue {
+    /// Returns the store of tokens, or an error if the backend has none.
+    fn token_store(&self) -> Result<Arc<dyn TokenStore>, BackendError> {
+        self.tokens.clone().ok_or_else(|| BackendError::new(Reason::Unsupported))
+    }
+
     /// Settles a token of this namespace with these policies.
     pub(crate) async fn settle_token(
         &self,
@@ -148,8 +154,7 @@ impl SettlementQueue {
         policies: &[Policy],
         used: &Costs,
     ) -> Result<Settled, TokenError> {
-        let unsupported = || BackendError::new(Reason::Unsupported);
-        let store = self.tokens.clone().ok_or_else(unsupported)?;
+        let store = self.token_store()?;
         let token = parse(&*store, token, namespace, policies, used)?;
         self.events.unknown_policies(used, token.pairs.iter().map(|pair| &pair.policy));
         if token.pairs.is_empty() {

@@ -51,10 +51,9 @@ macro_rules! files {
 /// The files of the scripts, beside those of each type of policy: their names and texts.
 const FILES: &[(&str, &str)] = files![
     "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua"
-    "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua"
-    "find_waits_log.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_log.lua" "refund.lua"
-    "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua"
-    "types.lua"
+    "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua" "find_waits_log.lua"
+    "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_log.lua"
+    "refund.lua" "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua" "types.lua"
 ];
 
 /// Returns all files: their names and texts.
