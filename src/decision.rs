@@ -7,19 +7,21 @@ use smallvec::SmallVec;
 use crate::{
     check::{Check, MAX_PAIRS, Namespace, Pair, PairRef, Purpose, Receipt},
     error::BackendError,
-    policy::Policy,
+    hold::Hold,
+    policy::{Algorithm, Policy},
 };
 
 /// The time until a check would be admitted.
 ///
-/// Waits are ordered: any duration is less than [`Never`](Wait::Never).
-///
-/// A later version may add a wait that is not known, for types of policies whose units are returned at any time.
+/// Waits are ordered: any duration is less than [`Unknown`](Wait::Unknown), and this is less than [`Never`](Wait::Never).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Wait {
     /// A duration in microseconds. Zero if no wait is needed.
     For(Duration),
+    /// The wait is not known, because units may return at any time: that of a policy [in flight](crate::Policy::in_flight). Only a
+    /// [`Status`] states it.
+    Unknown,
     /// No wait helps, because the cost is above the quota.
     Never,
 }
@@ -71,6 +73,8 @@ struct DecisionData {
     origin: Origin,
     /// The namespace of the check, if the limiter has noted it. Only the warning about double charges needs it.
     store: Uncompared<Option<Namespace>>,
+    /// The units that the admitted check holds.
+    hold: Uncompared<Option<Hold>>,
 }
 
 /// The statuses of a decision. One status needs no further memory of the heap.
@@ -222,7 +226,7 @@ impl Decision {
             is_admitted &= status.is_shadow | !denies;
             is_shadow_denied |= status.is_shadow & denies;
         }
-        let store = Uncompared(None);
+        let (store, hold) = (Uncompared(None), Uncompared(None));
         Self(Arc::new(DecisionData {
             at_micros,
             is_admitted,
@@ -231,7 +235,25 @@ impl Decision {
             receipts,
             origin,
             store,
+            hold,
         }))
+    }
+
+    /// Returns this decision, which no other one shares yet, with the units that its check holds. For the
+    /// [`Backend`](crate::backend::Backend) that has made it: if it was admitted, and charged a policy [in
+    /// flight](crate::Policy::in_flight).
+    pub fn with_hold(mut self, hold: Hold) -> Self {
+        if let Some(data) = Arc::get_mut(&mut self.0) {
+            data.hold = Uncompared(Some(hold));
+        }
+        self
+    }
+
+    /// Returns the units that an admitted check holds under policies [in flight](crate::Policy::in_flight), until the last clone of this
+    /// decision and of the hold is dropped. `None` if there are none.
+    #[inline]
+    pub fn hold(&self) -> Option<&Hold> {
+        self.0.hold.0.as_ref()
     }
 
     /// Notes the namespace of the check of this decision, so that a nested layer can compare its own decision with it.
@@ -282,13 +304,35 @@ impl Decision {
 
     /// Returns the time until the same check would be admitted, if there are no other charges: the largest wait of all enforcing
     /// pairs, because all must admit. Zero if the check was admitted. If a slot of a cluster has not replied, it is a lower bound.
+    ///
+    /// A wait that is not known counts as the [`retry_after`](crate::Policy::retry_after) of its policy in flight. So this method never
+    /// returns [`Wait::Unknown`].
     pub fn retry_after(&self) -> Wait {
-        self.longest_wait().map_or(Wait::ZERO, |status| status.retry_after)
+        self.longest_wait().map_or(Wait::ZERO, Status::stated_wait)
+    }
+
+    /// Returns the longest wait of the enforcing pairs whose wait is known.
+    pub(crate) fn longest_known_wait(&self) -> Duration {
+        let known = self.enforced().filter_map(|status| match status.retry_after {
+            Wait::For(wait) => Some(wait),
+            Wait::Unknown | Wait::Never => None,
+        });
+        known.max().unwrap_or_default()
+    }
+
+    /// Returns what stands for the longest wait that is not known. `None` if all are known.
+    pub(crate) fn longest_unknown_wait(&self) -> Option<Duration> {
+        let unknown = self.enforced().filter(|status| status.retry_after == Wait::Unknown);
+        let stated = unknown.filter_map(|status| match status.stated_wait() {
+            Wait::For(wait) => Some(wait),
+            Wait::Unknown | Wait::Never => None,
+        });
+        stated.max()
     }
 
     /// Returns the status of the enforcing pair with the longest wait, which is the one that the client waits for.
     pub(crate) fn longest_wait(&self) -> Option<&Status> {
-        self.enforced().max_by_key(|status| status.retry_after)
+        self.enforced().max_by_key(|status| status.stated_wait())
     }
 
     /// Returns the status of every pair, in the order of the check. A [cached](Self::is_cached) denial contains only the pairs
@@ -425,6 +469,18 @@ impl Decision {
         self.indexed_statuses().filter_map(|(i, status)| Some((check.pairs().get(i)?, status)))
     }
 
+    /// Returns the pairs of this check whose units in flight it holds now. Call it with the [charged check](Self::charged_check).
+    pub(crate) fn held_pairs<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = &'a Pair> {
+        let holds = self.is_admitted() && check.purpose() != Purpose::Peek;
+        let is_held = move |(pair, status): &(&Pair, &Status)| {
+            holds
+                && pair.policy.properties().is_held
+                && pair.borrowed().is_chargeable(check.purpose())
+                && status.retry_after.is_zero()
+        };
+        self.statuses_of(check).filter(is_held).map(|(pair, _)| pair)
+    }
+
     /// Returns the check that this admission has charged: that of a [`Purpose::TakeUpTo`](crate::backend::Purpose::TakeUpTo) with the
     /// units that were taken, and their costs.
     pub(crate) fn charged_check(&self, check: Check) -> Check {
@@ -559,6 +615,14 @@ impl Status {
     /// For a shadow pair, this is its own verdict, which does not affect the check.
     pub fn retry_after(&self) -> Wait {
         self.retry_after
+    }
+
+    /// Returns the wait that a client is told: in place of one that is not known, that of the policy.
+    fn stated_wait(&self) -> Wait {
+        match (self.retry_after, self.policy.algorithm()) {
+            (Wait::Unknown, Algorithm::InFlight { retry_after, .. }) => Wait::For(retry_after),
+            (wait, _) => wait,
+        }
     }
 
     /// Returns the smallest wait after which [`remaining`](Self::remaining) is larger by at least one unit, if there are no other

@@ -140,6 +140,7 @@ pub mod backend;
 pub mod cost;
 pub mod future;
 pub mod guide;
+pub mod hold;
 pub mod key;
 pub mod observe;
 pub mod outage;

@@ -79,8 +79,10 @@ pub(super) fn add_draft_next(headers: &mut HeaderMap, decision: &Decision) {
         let Ok(name) = StringRef::from_str(status.policy().name()) else { continue };
         let member = list.bare_item(name).parameter(KeyRef::constant("a"), status.remaining());
         let member = match u32::try_from(whole_seconds(status.next_after())) {
-            Ok(seconds) => member.parameter(KeyRef::constant("w"), seconds),
-            Err(_) => member,
+            Ok(seconds) if !status.policy().properties().is_held => {
+                member.parameter(KeyRef::constant("w"), seconds)
+            }
+            _ => member,
         };
         let _ = member.parameter(KeyRef::constant("c"), status.cost());
     }
@@ -233,7 +235,8 @@ fn duration(wait: Duration) -> String {
     }
 }
 
-/// Returns `"burst";q=10;w=1`, `"burst";r=` and `"burst"`. `w` is omitted if the window is not a whole number of seconds.
+/// Returns `"burst";q=10;w=1`, `"burst";r=` and `"burst"`. `w` is omitted if the window is not a whole number of seconds. A policy in
+/// flight has the unit `qu="concurrent-requests"`.
 pub(super) fn text(policy: &Policy) -> &PolicyText {
     policy.text(|| {
         let (mut list, mut name_only) = (ListSerializer::new(), ListSerializer::new());
@@ -242,6 +245,8 @@ pub(super) fn text(policy: &Policy) -> &PolicyText {
             let member = list.bare_item(name).parameter(KeyRef::constant("q"), policy.quota_units());
             if let Some(seconds) = whole_window(policy) {
                 let _ = member.parameter(KeyRef::constant("w"), seconds);
+            } else if policy.properties().is_held {
+                let _ = member.parameter(KeyRef::constant("qu"), StringRef::constant("concurrent-requests"));
             }
             let _ = name_only.bare_item(name);
         }
@@ -268,8 +273,11 @@ fn limit<'a>(status: &'a Status, digits: &'a mut [itoa::Buffer; 2]) -> [&'a [u8]
     let [remaining, seconds] = digits;
     let remaining = remaining.format(status.remaining()).as_bytes();
     match u32::try_from(whole_seconds(status.next_after())) {
-        Ok(next) => [start, remaining, b";t=", seconds.format(next).as_bytes()],
-        Err(_) => [start, remaining, b"", b""],
+        // Units in flight may return at any time.
+        Ok(next) if !status.policy().properties().is_held => {
+            [start, remaining, b";t=", seconds.format(next).as_bytes()]
+        }
+        _ => [start, remaining, b"", b""],
     }
 }
 

@@ -84,6 +84,8 @@ fn quota_failure(decision: &Decision) -> ErrorDetails {
         let mut description = format!("{} units", policy.quota_units());
         if let Some(window) = policy.window() {
             description += &format!(" in {window:?}");
+        } else if policy.properties().is_held {
+            description += " at the same time";
         }
         QuotaViolation::new(policy.name(), description)
     });
@@ -98,7 +100,7 @@ fn exhausted(wait: Wait, mut details: ErrorDetails) -> Status {
             wait.as_micros().div_ceil(1_000) as i64
         }
         // Instructs the client not to retry.
-        Wait::Never => -1,
+        Wait::Unknown | Wait::Never => -1,
     };
     metadata.insert("grpc-retry-pushback-ms", pushback.into());
     Status::with_error_details_and_metadata(Code::ResourceExhausted, advice(wait), details, metadata)

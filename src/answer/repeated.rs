@@ -55,6 +55,8 @@ fn has_same_text(a: &Decision, b: &Decision) -> bool {
         let retry_after = match status.retry_after() {
             // 0 only for a pair that does not deny.
             Wait::For(wait) => Some(whole_seconds(wait)),
+            // The policies are the same, and so is what they state.
+            Wait::Unknown => Some(u64::MAX),
             Wait::Never => None,
         };
         (status.is_shadow(), status.remaining(), whole_seconds(status.next_after()), retry_after)

@@ -108,6 +108,7 @@ pub(super) fn advice(wait: Wait) -> String {
 
 pub(super) fn advice_parts(wait: Wait, digits: &mut itoa::Buffer) -> [&[u8]; 3] {
     match wait {
+        Wait::Unknown => [b"Try again later.", b"", b""],
         Wait::Never => [b"This request costs more than the whole quota.", b"", b""],
         Wait::For(wait) => [b"Try again in ", digits.format(fields::whole_seconds(wait)).as_bytes(), b" s."],
     }

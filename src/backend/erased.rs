@@ -23,6 +23,7 @@ pub(crate) trait DynBackend: Send + Sync {
     fn reset<'a>(&'a self, pairs: &'a Check) -> Borrowing<'a, Result<(), BackendError>>;
     fn denials_hold(&self) -> bool;
     fn grants_leases(&self) -> bool;
+    fn holds_units(&self) -> bool;
     fn protect(&self, protection: Protection) -> bool;
     fn breakers(&self) -> Vec<ServerBreaker>;
     fn drain(&self) -> Borrowing<'_, ()>;
@@ -61,6 +62,10 @@ impl<B: Backend> DynBackend for B {
 
     fn grants_leases(&self) -> bool {
         Backend::changes_charges(self) && Backend::grants_leases(self)
+    }
+
+    fn holds_units(&self) -> bool {
+        Backend::holds_units(self)
     }
 
     fn protect(&self, protection: Protection) -> bool {

@@ -14,6 +14,7 @@ use crate::{
     backend::{Backend, BackendError, Reason},
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, Status, Wait},
+    hold::Hold,
     lock::Lock,
 };
 
@@ -102,6 +103,8 @@ struct FakeScript {
     checks: Vec<RecordedCheck>,
     refunds: Vec<RecordedRefund>,
     resets: Vec<RecordedCheck>,
+    /// The units in flight that admitted checks hold.
+    held: Arc<AtomicU64>,
 }
 
 impl FakeBackend {
@@ -135,7 +138,8 @@ impl FakeBackend {
         let (checks, refunds, resets) = (Vec::new(), Vec::new(), Vec::new());
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::new(Lock::new(FakeScript { number, answers, settlements, checks, refunds, resets })))
+        let held = Arc::default();
+        Self(Arc::new(Lock::new(FakeScript { number, answers, settlements, checks, refunds, resets, held })))
     }
 
     /// Makes every settlement fail for this reason.
@@ -158,6 +162,11 @@ impl FakeBackend {
     /// Returns the recorded refunds, oldest first.
     pub fn refunds(&self) -> Vec<RecordedRefund> {
         self.0.lock().refunds.clone()
+    }
+
+    /// Returns the units of policies [in flight](crate::Policy::in_flight) that admitted checks hold now.
+    pub fn held_units(&self) -> u64 {
+        self.0.lock().held.load(Ordering::SeqCst)
     }
 
     /// Returns the recorded resets, oldest first.
@@ -183,6 +192,10 @@ impl Backend for FakeBackend {
     }
 
     fn changes_charges(&self) -> bool {
+        true
+    }
+
+    fn holds_units(&self) -> bool {
         true
     }
 
@@ -234,14 +247,26 @@ impl FakeScript {
         };
         let check = taken.as_ref().unwrap_or(check);
         match answer {
-            FakeAnswer::Admit => Some(Ok(decision(check, at, |_| None))),
+            FakeAnswer::Admit => Some(Ok(self.holding(check, decision(check, at, |_| None)))),
             FakeAnswer::Deny(wait) => Some(Ok(decision(check, at, |_| Some(wait)))),
             FakeAnswer::DenyShadow(wait) => {
-                Some(Ok(decision(check, at, |pair| pair.is_shadow.then_some(wait))))
+                let decision = decision(check, at, |pair| pair.is_shadow.then_some(wait));
+                Some(Ok(self.holding(check, decision)))
             }
             FakeAnswer::Unavailable(reason) => Some(Err(BackendError::new(reason))),
             FakeAnswer::Hang => None,
         }
+    }
+
+    /// Returns a decision with the units that its check holds, if there are any.
+    fn holding(&self, check: &Check, decision: Decision) -> Decision {
+        let units: u64 = decision.held_pairs(check).map(|pair| u64::from(pair.cost)).sum();
+        if units == 0 {
+            return decision;
+        }
+        let held = self.held.clone();
+        held.fetch_add(units, Ordering::SeqCst);
+        decision.with_hold(Hold::new(move || drop(held.fetch_sub(units, Ordering::SeqCst))))
     }
 
     fn upcoming(&self, check: &Check) -> FakeAnswer {
@@ -274,7 +299,7 @@ fn decision(check: &Check, at: u64, denied: impl Fn(&Pair) -> Option<Wait>) -> D
                 let remaining = pair.policy.quota_units().saturating_sub(cost);
                 Status::new(pair, remaining, Wait::ZERO, window, window)
             }
-            Some(Wait::Never) => Status::new(pair, 0, Wait::Never, window, window),
+            Some(wait @ (Wait::Unknown | Wait::Never)) => Status::new(pair, 0, wait, window, window),
             Some(Wait::For(wait)) => {
                 let wait = wait.max(Duration::from_micros(1));
                 Status::new(pair, 0, Wait::For(wait), wait, wait)

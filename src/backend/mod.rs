@@ -138,6 +138,13 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
+    /// Returns whether this backend holds the units of policies [in flight](crate::Policy::in_flight): whether the decision of an admitted
+    /// check has a [`Hold`](crate::hold::Hold), which [`Decision::with_hold`] adds, and whose drop releases the units. Otherwise, a check of such a
+    /// policy returns [`Reason::Unsupported`]. False by default.
+    fn holds_units(&self) -> bool {
+        false
+    }
+
     /// Takes over the circuit breaker and the load shedding of a limiter: for a backend of several servers, of which one may fail
     /// while the others answer. Returns whether it does. A limiter calls this method once, when it is built. After `false`, the
     /// default, the limiter guards the backend as one server.

@@ -3,14 +3,20 @@
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use crate::{error::ConfigError, key::PartitionKey, policy::Policy};
+use crate::{
+    error::ConfigError,
+    key::PartitionKey,
+    policy::{Policy, Properties},
+};
 
 mod invalidation;
 mod namespace;
 mod pairs;
+mod releases;
 
 pub(crate) use invalidation::Invalidation;
 pub(crate) use namespace::{KnownDenials, Namespace, PairKey};
+pub(crate) use releases::{ReleaseListener, released};
 
 pub use crate::policy::policies::MAX_PAIRS;
 
@@ -60,7 +66,7 @@ pub enum Purpose {
     Peek,
     /// Charges even if a pair does not admit, because the client has already used the units. The statuses are those after the
     /// charge, with a wait of zero. After the deadline, it charges nothing. For a [gate](crate::Policy::gate), the cost is how long it
-    /// blocks, in units of 10 ms.
+    /// blocks, in units of 10 ms. A policy [in flight](crate::Policy::in_flight) is not charged.
     Overage,
     /// Charges as [`Reserve`](Self::Reserve) does, and charges [`Pair::lease`] more units of each pair, or as many of them as fit. Too
     /// little room for these units never denies the check. All pairs have sliding buckets and the same partition key, and none is a
@@ -160,10 +166,12 @@ pub(crate) struct PairRef<'a> {
 }
 
 impl PairRef<'_> {
-    /// Returns whether an admitted check of this purpose charges the pair. If the policy has no quota, only an overage does.
+    /// Returns whether an admitted check of this purpose charges the pair. If the policy has no quota, only an overage does. If it is in
+    /// flight, nothing beyond the quota does.
     #[inline]
     pub(crate) fn is_chargeable(&self, purpose: Purpose) -> bool {
-        self.cost > 0 && (self.policy.properties().has_quota || purpose == Purpose::Overage)
+        let Properties { has_quota, is_held, .. } = *self.policy.properties();
+        self.cost > 0 && (has_quota || purpose == Purpose::Overage) && !(is_held && purpose.exceeds_quota())
     }
 }
 
@@ -196,11 +204,11 @@ impl Pair {
         PairRef { key, policy, cost: *cost, is_shadow: *is_shadow }
     }
 
-    /// Returns whether an admitted reservation has not charged this pair: a shadow pair whose cost did not fit, or a pair of a policy
-    /// without a quota.
+    /// Returns whether an admitted reservation has charged nothing that a settlement changes: a shadow pair whose cost did not fit, or a
+    /// pair of a policy without a quota or in flight.
     pub(crate) fn is_uncharged(&self, receipt: &Receipt) -> bool {
         let is_shadow = self.is_shadow && self.cost > 0 && *receipt == Receipt::NO_CHARGE;
-        is_shadow || !self.policy.properties().has_quota
+        is_shadow || !self.policy.properties().is_settled()
     }
 
     /// Returns this pair, as a shadow pair if `is_shadow`.
@@ -272,10 +280,9 @@ impl Check {
         self.pairs.iter().all(|pair| pair.is_shadow)
     }
 
-    /// Returns the same check with the pairs whose policies have a quota, or with those whose policies have none. `None` if there are none.
-    pub(crate) fn with_quotas(&self, has_quota: bool) -> Option<Self> {
-        let pairs = self.pairs.iter().filter(|pair| pair.policy.quota().is_some() == has_quota);
-        let pairs: Pairs = pairs.cloned().collect();
+    /// Returns the same check with the pairs whose policies have these properties. `None` if there are none.
+    pub(crate) fn of_policies(&self, of: impl Fn(&Properties) -> bool) -> Option<Self> {
+        let pairs: Pairs = self.pairs.iter().filter(|pair| of(pair.policy.properties())).cloned().collect();
         (!pairs.is_empty()).then(|| self.with_pairs(pairs))
     }
 
@@ -363,8 +370,8 @@ impl Check {
     ///
     /// A shadow pair that was not charged has no overage: for such a pair, pass its cost as the amount used.
     pub fn overage(&self, used: &[u32]) -> Option<Self> {
-        // A gate counts no units. An overage would block it.
-        let counts = |pair: &Pair| pair.policy.properties().has_quota;
+        // A gate counts no units, and an overage would block it. Held units stay as they are.
+        let counts = |pair: &Pair| pair.policy.properties().is_settled();
         let pairs = self.pairs.iter().zip(used).filter(|(pair, used)| **used > pair.cost && counts(pair));
         let pairs: Pairs =
             pairs.map(|(pair, used)| Pair { cost: used - pair.cost, ..pair.clone() }).collect();

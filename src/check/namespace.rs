@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, LazyLock, Weak},
 };
 
+use super::releases::Awaited;
 use crate::{error::ConfigError, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
@@ -18,6 +19,8 @@ struct Named {
     name: Box<str>,
     /// The denials that the limiters of this namespace know.
     known_denials: Lock<Vec<Weak<dyn KnownDenials>>>,
+    /// The pairs in flight for which requests of this process wait.
+    awaited: Awaited,
 }
 
 /// The denials that a limiter knows.
@@ -43,7 +46,7 @@ impl Namespace {
     }
 
     fn named(namespace: &str) -> Self {
-        Self(Arc::new(Named { name: namespace.into(), known_denials: Lock::default() }))
+        Self(Arc::new(Named { name: namespace.into(), known_denials: Lock::default(), awaited: Awaited::default() }))
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -85,6 +88,10 @@ impl Namespace {
         all.push(denials);
     }
 
+    pub(super) fn awaited(&self) -> &Awaited {
+        &self.0.awaited
+    }
+
     /// Returns the denials that the limiters of this process know, in this namespace of this store.
     pub(super) fn known_denials(&self) -> Vec<Arc<dyn KnownDenials>> {
         let all = self.0.known_denials.lock();
@@ -115,7 +122,7 @@ impl Hash for Namespace {
 }
 
 /// A partition key and a policy. The quota of the policy makes no difference, because usage does not depend on it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(crate) struct PairKey {
     key: PartitionKey,
     policy: Policy,

@@ -37,7 +37,7 @@ pub(super) const ANY_AGE: u64 = 1 << 60;
 
 /// A denial of one pair by the store.
 pub(super) struct Denial {
-    /// The quota less the denied cost. `None` if the cost is above the quota.
+    /// The quota less the denied cost. `None` if the cost is above the quota, or if its wait is not known.
     room: Option<u32>,
     wait: u64,
     expiry: Expiry,
@@ -129,10 +129,11 @@ pub(super) fn room(pair: &Pair) -> Option<u32> {
 impl Denial {
     pub(super) fn new(pair: &Pair, status: &Status, sent: CacheMicros, at: u64, is_divided: bool) -> Self {
         Self {
-            room: room(pair),
+            // A wait that is not known is not repeated.
+            room: room(pair).filter(|_| status.retry_after() != Wait::Unknown),
             wait: match status.retry_after() {
                 Wait::For(wait) => capped(wait),
-                Wait::Never => 0,
+                Wait::Unknown | Wait::Never => 0,
             },
             expiry: pair.policy.properties().expiry,
             window: pair.policy.window_micros(),

@@ -104,6 +104,14 @@ pub enum ConfigError {
     #[error("the backend cannot settle: it cannot change charges")]
     CannotSettle,
 
+    /// A policy is in flight, but the backend holds no units.
+    #[error("policy {policy:?}: the backend holds no units of policies in flight")]
+    #[non_exhaustive]
+    CannotHold {
+        /// The name of the policy.
+        policy: String,
+    },
+
     /// The number of pairs of a check is out of range.
     #[error("check of {given} pairs: it must have 1 to {max} pairs of a partition key and a policy")]
     #[non_exhaustive]

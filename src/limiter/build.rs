@@ -316,6 +316,7 @@ impl LimiterBuilder {
         let new_leases = || Leases::new(namespace.clone(), queue.clone(), events.clone(), max_in_flight);
         Ok(Limiter(Arc::new(LimiterInner {
             guard,
+            holds_units: backend.holds_units(),
             leases: backend.grants_leases().then(new_leases),
             deny_cache: backend.denials_hold().then(|| DenyCache::new(self.deny_cache, namespace.clone())),
             local_fallback: LocalFallback::new(|| Arc::new(self.memory.unwrap_or_else(MemoryBackend::new))),
@@ -352,7 +353,12 @@ impl LimiterBuilder {
         if self.settles && !self.backend.changes_charges() {
             return Err(ConfigError::CannotSettle);
         }
-        Ok(())
+        match policies.iter().find(|policy| policy.properties().is_held) {
+            Some(policy) if !self.backend.holds_units() => {
+                Err(ConfigError::CannotHold { policy: policy.name().to_owned() })
+            }
+            _ => Ok(()),
+        }
     }
 }
 

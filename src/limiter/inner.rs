@@ -42,6 +42,8 @@ pub struct Limiter(pub(super) Arc<LimiterInner>);
 pub(super) struct LimiterInner {
     pub(super) settings: LimiterSettings,
     pub(super) backend: Arc<dyn DynBackend>,
+    /// Whether the backend holds units in flight.
+    pub(super) holds_units: bool,
     /// The backend, if it decides one pair without a copy of it.
     pub(super) pair_backend: Option<MemoryBackend>,
     pub(super) queue: Arc<SettlementQueue>,

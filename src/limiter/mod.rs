@@ -318,7 +318,10 @@ impl Limiter {
                 return Err(BackendError::new(Reason::Unsupported));
             }
             let Some(check) = self.check_for_draft(draft).map_err(misconfigured)? else { return Ok(None) };
-            let changed = check.with_quotas(changing == Changing::Usage);
+            let changed = check.of_policies(|properties| match changing {
+                Changing::Usage => properties.is_settled(),
+                Changing::Gates => !properties.has_quota,
+            });
             match changing {
                 Changing::Gates if changed.is_none() => Err(no_gate(&check)),
                 _ => Ok(changed),

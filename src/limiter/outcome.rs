@@ -5,6 +5,7 @@ use crate::{
     check::Namespace,
     decision::Decision,
     error::BackendError,
+    hold::Hold,
     key::KeyError,
     observe::RequestOutcome,
     outage::{LocalDecision, Unchecked},
@@ -67,6 +68,13 @@ impl Admission {
     /// Returns the error of the store, or `None` if there was none.
     pub fn error(&self) -> Option<&BackendError> {
         self.local().map(LocalDecision::error).or_else(|| self.unchecked().map(Unchecked::error))
+    }
+
+    /// Returns the units that the request holds under policies [in flight](crate::Policy::in_flight), in the store or in the memory of the
+    /// local fallback. `None` if there are none.
+    pub fn hold(&self) -> Option<&Hold> {
+        let local = || self.local().and_then(|local| local.decision().hold());
+        self.decision().and_then(Decision::hold).or_else(local)
     }
 
     /// Returns the reservation, if the request is a reservation.

@@ -75,6 +75,9 @@ impl Limiter {
         if check.purpose() != Purpose::Charge && !backend.changes_charges() {
             return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
         }
+        if !self.0.holds_units && check.pairs().iter().any(|pair| pair.policy.properties().is_held) {
+            return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
+        }
         if !matches!(check.purpose(), Purpose::Peek | Purpose::Debit) {
             check.pairs().iter().for_each(|pair| observe::cost_above_quota(pair.borrowed()));
         }

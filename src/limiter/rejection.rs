@@ -69,6 +69,7 @@ impl fmt::Display for Rejection {
                 }
                 match decision.retry_after() {
                     Wait::For(wait) => write!(f, "; retry after {wait:?}"),
+                    Wait::Unknown => Ok(()),
                     Wait::Never => f.write_str("; the cost is above the quota"),
                 }
             }

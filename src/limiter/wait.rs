@@ -1,6 +1,9 @@
 //! A request that waits until it is admitted.
 
-use std::time::Duration;
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
@@ -8,7 +11,10 @@ use tokio::{
 };
 
 use super::{inner::Limiter, outage_rule::Terms, outcome::AdmitResult, rejection::Rejection};
-use crate::{check::Check, decision::Wait};
+use crate::{
+    check::{Check, ReleaseListener, released},
+    decision::Wait,
+};
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
 /// it leaves the queue.
@@ -24,22 +30,49 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
     // Dropping it gives the turn to the next request.
     let mut ticket = limiter.0.waiters.join(&check, end)?;
     ticket.turn(end).await?;
+    // From here on, no release is missed.
+    let listeners = listeners(&check);
     loop {
         let denied = match ask().await {
             Err(Rejection::Denied(denied)) => denied,
             outcome => return outcome,
         };
         // The store has decided before this instant, so the request does not ask again too early.
-        let at = match denied.retry_after() {
-            Wait::For(wait) => wakes_at(wait, end),
-            Wait::Never => None,
+        let at = match (denied.retry_after(), denied.longest_unknown_wait()) {
+            (Wait::For(_), Some(poll)) => polls_at(denied.longest_known_wait(), poll, end),
+            (Wait::For(wait), None) => wakes_at(wait, end),
+            (Wait::Unknown | Wait::Never, _) => None,
         };
         match at {
-            Some(at) if ticket.sleeps_until(at) => sleep_until(at).await,
+            Some(at) if ticket.sleeps_until(at) => {
+                tokio::select! {
+                    () = sleep_until(at) => {}
+                    () = released(&listeners) => {}
+                }
+            }
             _ => return Err(Rejection::Denied(denied)),
         }
         ticket.asks();
     }
+}
+
+/// Returns what wakes the check when units of its policies in flight are released.
+fn listeners(check: &Check) -> Vec<ReleaseListener> {
+    let held = check.pairs().iter().filter(|pair| !pair.is_shadow && pair.policy.properties().is_held);
+    held.map(|pair| ReleaseListener::new(check.scope(), &pair.key, &pair.policy)).collect()
+}
+
+/// Returns when a check asks again whose units may return at any time: after half of the interval to the whole, so that processes take
+/// turns, and not before the known wait has passed. `None` if the end has come.
+fn polls_at(known: Duration, interval: Duration, end: Option<Instant>) -> Option<Instant> {
+    let now = Instant::now();
+    // Every `RandomState` has other keys, which come from the operating system.
+    let jitter = RandomState::new().hash_one(0) as u32 & 0xffff;
+    let at = now.checked_add(known.max(interval / 2 + interval / 2 * jitter / 0x1_0000))?;
+    let is_early = known.is_zero() && end.is_some_and(|end| now < end);
+    // A release may come before the end.
+    let at = end.filter(|_| is_early).map_or(at, |end| end.min(at));
+    (end.is_none_or(|end| at <= end) && Handle::try_current().is_ok()).then_some(at)
 }
 
 /// Returns whether the place in the queue has no effect on this check: no wait helps, or none is needed.

@@ -34,6 +34,7 @@ fn cause(error: &BackendError) -> Option<String> {
 fn wait_text(wait: Wait) -> String {
     match wait {
         Wait::For(wait) => format!("{wait:?}"),
+        Wait::Unknown => "not known".to_owned(),
         Wait::Never => "never".to_owned(),
     }
 }

@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
     type Value = Policy;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy: `name`, `quota`, `window` (unless it is a token bucket or a gate), and optional fields")
+        f.write_str("a policy: `name`, `quota`, `window` (unless it is a token bucket, in flight or a gate), and optional fields")
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Policy, A::Error> {
@@ -153,7 +153,11 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
             }
         }
         if !has_window && self.window.is_some() {
-            let why = if has_quota { "a token bucket has a rate, and no window" } else { "a gate has none" };
+            let why = match algorithm {
+                Algorithm::TokenBucket { .. } => "a token bucket has a rate, and no window",
+                Algorithm::InFlight { .. } => "a policy in flight has none",
+                _ => "a gate has none",
+            };
             return Err(self.error(format_args!("field `window`: {why}")));
         }
         for (field, name) in [(self.quota.is_some(), "quota"), (self.headroom.is_some(), "headroom")] {
@@ -213,7 +217,7 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             PolicyField::Quota => write!(f, "1 to {} quota units", u32::MAX),
             PolicyField::Window => f.write_str(LENGTH),
             PolicyField::Algorithm => {
-                f.write_str("a name, or a table for `sliding-buckets` and `token-bucket`")
+                f.write_str("a name, or a table for `sliding-buckets`, `token-bucket` and `in-flight`")
             }
             PolicyField::Lease => f.write_str(LEASE),
             PolicyField::Headroom => f.write_str(PERCENTAGE),

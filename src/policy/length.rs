@@ -1,6 +1,11 @@
 //! Lengths of time in configuration files.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
+
+use serde::{
+    Deserializer, Serializer,
+    de::{Error, Visitor},
+};
 
 /// The form of a length of time.
 pub(super) const LENGTH: &str = r#"a number and a unit, such as "500ms", "90s", "15m", "1h" or "30d""#;
@@ -23,4 +28,31 @@ pub(super) fn length_text(length: Duration) -> String {
     let unit = UNITS.iter().find(|(unit, _)| micros.is_multiple_of(*unit));
     let (unit, name) = unit.unwrap_or(&(1, "us"));
     format!("{}{name}", micros / unit)
+}
+
+/// The visitor of the text of a field with this name.
+struct LengthVisitor(&'static str);
+
+impl Visitor<'_> for LengthVisitor {
+    type Value = Duration;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the {}: {LENGTH}", self.0)
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+        length(text).map_err(|reason| E::custom(format_args!("{} {text:?}: {reason}", self.0)))
+    }
+}
+
+/// Reads the text of a field with this name.
+pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+    field: &'static str,
+    deserializer: D,
+) -> Result<Duration, D::Error> {
+    deserializer.deserialize_str(LengthVisitor(field))
+}
+
+pub(super) fn serialize<S: Serializer>(length: Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&length_text(length))
 }

@@ -270,9 +270,85 @@ impl Policy {
         Self::new(name, u32::MAX, MIN_WINDOW)?.with_algorithm(Algorithm::Gate)
     }
 
+    /// Creates a policy in flight: at most `quota` units are held at the same time. A request holds its cost from its admission until
+    /// it has ended: until the body of the response has ended or was dropped, the service has failed, or the
+    /// [`Decision`](crate::Decision) of a [`Limiter`](crate::Limiter) and its [`Hold`](crate::hold::Hold) were dropped. A panic, a timeout and a
+    /// client that disconnects end it as well.
+    ///
+    /// It is one policy among others, in the same call to the store, all or nothing. A denial has no exact wait: the client is told to
+    /// wait for [`retry_after`](Self::retry_after), and a [waiting](crate::Limiter::wait) request is woken by a release. It has no window, and its
+    /// unit in the header fields is `concurrent-requests`.
+    ///
+    /// In Redis, the units of a process that has died return after the [hold time](Self::hold_time). A running process renews its units on
+    /// a thread of its own, also while its runtimes are blocked. If Redis loses its data, all units are known again within a third of the hold time.
+    /// Until then, and if the local fallback decides, if Redis was unreachable or its clock stepped forward, or if a process was stopped for more than two thirds of
+    /// the hold time, more than the quota may run; [`Hold::was_interrupted`](crate::hold::Hold::was_interrupted) tells it to the requests.
+    ///
+    /// Settlements and [resets](crate::Limiter::reset) do not change held units, and a [peek](crate::Limiter::peek) counts them. A lower quota applies at
+    /// once. [`RateLimitLayer::same_body`](crate::RateLimitLayer::same_body) cannot see the end of a body, and returns an error.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new()).policy(Policy::in_flight("exports", 2)?).build()?;
+    /// let alice = || PartitionKey::new("user", "alice");
+    /// let (first, _second) = (limiter.check(alice()).await?, limiter.check(alice()).await?);
+    /// assert!(!limiter.check(alice()).await?.is_admitted());
+    /// drop(first);
+    /// assert!(limiter.check(alice()).await?.is_admitted());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidValue`] unless the name is 1 to 64 printable ASCII characters, and
+    /// [`ConfigError::InvalidPolicy`] unless the quota is 1 to 65,536 units.
+    pub fn in_flight(name: &str, quota: u32) -> Result<Self, ConfigError> {
+        let (hold_time, retry_after) = (in_flight::HOLD_TIME, in_flight::RETRY_AFTER);
+        Self::new(name, quota, MIN_WINDOW)?.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
+    }
+
+    /// Returns this policy [in flight](Self::in_flight) with another hold time: how long a unit is held after its process has died. The default
+    /// is 30 s. A shorter one frees units sooner, and tolerates shorter interruptions of Redis and of processes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidPolicy`] unless the time is 1 s to 1 h, and the policy is in flight.
+    pub fn hold_time(self, hold_time: Duration) -> Result<Self, ConfigError> {
+        match self.algorithm() {
+            Algorithm::InFlight { retry_after, .. } => {
+                self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
+            }
+            _ => Err(self.not_in_flight("hold time", hold_time)),
+        }
+    }
+
+    /// Returns this policy [in flight](Self::in_flight) with another `Retry-After`: what a denied client is told to wait. The default is 1 s. A
+    /// [waiting](crate::Limiter::wait) request asks again after half of this time to the whole, unless a release in this process wakes it.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidPolicy`] unless the time is 1 ms to 1 h, and the policy is in flight.
+    pub fn retry_after(self, retry_after: Duration) -> Result<Self, ConfigError> {
+        match self.algorithm() {
+            Algorithm::InFlight { hold_time, .. } => {
+                self.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
+            }
+            _ => Err(self.not_in_flight("retry after", retry_after)),
+        }
+    }
+
+    fn not_in_flight(&self, field: &'static str, given: Duration) -> ConfigError {
+        ConfigError::invalid_policy(self.name(), field, format!("{given:?}"), "set on a policy in flight")
+    }
+
     /// Returns this policy with another algorithm.
     ///
-    /// A [token bucket](Algorithm::TokenBucket) takes the quota as its capacity, and ignores the window. A [gate](Algorithm::Gate) ignores both.
+    /// A [token bucket](Algorithm::TokenBucket) takes the quota as its capacity, and ignores the window. So does a policy [in
+    /// flight](Algorithm::InFlight). A [gate](Algorithm::Gate) ignores both.
     ///
     /// ```
     /// use std::time::Duration;
@@ -287,7 +363,7 @@ impl Policy {
     ///
     /// Returns [`ConfigError::InvalidPolicy`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
     /// microseconds, and at least a 4,096th of the window, or if the policy is [leased](Self::leased) and the algorithm is another
-    /// one, or if the rate of a [token bucket](Self::token_bucket) is not possible.
+    /// one, or if the rate of a [token bucket](Self::token_bucket) or a field of a policy [in flight](Self::in_flight) is not possible.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
         let PolicySettings { name, quota, window, .. } = &self.0.settings;
         let properties = algorithm.properties(GivenFields { name, quota: *quota, window: *window })?;
@@ -464,7 +540,7 @@ impl Policy {
     }
 
     /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds. `None` for a type of policy without a window: a
-    /// [token bucket](Self::token_bucket), a [gate](Self::gate).
+    /// [token bucket](Self::token_bucket), a policy [in flight](Self::in_flight), a [gate](Self::gate).
     pub fn window(&self) -> Option<Duration> {
         let Properties { has_window, window_micros, .. } = *self.properties();
         has_window.then(|| Duration::from_micros(window_micros))

@@ -21,6 +21,8 @@ pub(crate) struct Properties {
     pub(crate) window_micros: u64,
     /// Whether the policy has a quota. A policy without one counts no units: a check does not charge it, and no response states it.
     pub(crate) has_quota: bool,
+    /// Whether a request holds its units until it has ended. No settlement and no reset changes them.
+    pub(crate) is_held: bool,
     /// Whether the policy has a window, which responses state. Under another one, counting starts from zero.
     pub(crate) has_window: bool,
     /// The window and the parameter in the arguments of a check. The contract of each type is in `lua/README.md`.
@@ -38,6 +40,11 @@ pub(crate) struct Properties {
 }
 
 impl Properties {
+    /// Returns whether a settlement may change a charge.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.has_quota && !self.is_held
+    }
+
     /// The properties of a type whose charges leave after one window, in their order.
     pub(super) fn new(window: Duration, redis: &'static RedisProperties) -> Self {
         // At most 366 days, or 3.2e13 microseconds.
@@ -45,6 +52,7 @@ impl Properties {
         Self {
             window_micros,
             has_quota: true,
+            is_held: false,
             has_window: true,
             arguments: [window_micros, 0],
             next_of_unused: window_micros,

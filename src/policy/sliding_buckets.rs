@@ -43,39 +43,22 @@ pub(super) fn properties(
 /// The precision in a file.
 #[cfg(feature = "serde")]
 pub(super) mod precision {
-    use std::{fmt, time::Duration};
+    use std::time::Duration;
 
-    use serde::{
-        Deserializer, Serializer,
-        de::{Error, Visitor},
-    };
+    use serde::{Deserializer, Serializer};
 
-    use super::super::length::{LENGTH, length, length_text};
-
-    struct PrecisionVisitor;
-
-    impl Visitor<'_> for PrecisionVisitor {
-        type Value = Duration;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "the precision: {LENGTH}")
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
-            length(text).map_err(|reason| E::custom(format_args!("precision {text:?}: {reason}")))
-        }
-    }
+    use super::super::length;
 
     pub(in crate::policy) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Duration, D::Error> {
-        deserializer.deserialize_str(PrecisionVisitor)
+        length::deserialize("precision", deserializer)
     }
 
     pub(in crate::policy) fn serialize<S: Serializer>(
         precision: &Duration,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&length_text(*precision))
+        length::serialize(*precision, serializer)
     }
 }

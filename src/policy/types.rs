@@ -16,6 +16,7 @@ macro_rules! for_each_type {
             FixedWindow => fixed_window,
             TokenBucket { rate: Rate::per_second(1) } => token_bucket,
             Gate => gate,
+            InFlight { hold_time: Duration::from_secs(30), retry_after: Duration::from_secs(1) } => in_flight,
         }
     };
 }
@@ -33,12 +34,14 @@ use super::rate::Rate;
 /// | [`FixedWindow`](Self::FixedWindow) | exact in a calendar window; up to twice the quota across a window boundary | one counter |
 /// | [`TokenBucket`](Self::TokenBucket) | a capacity at once, and then a rate: up to twice the capacity less one while it is refilled once | one counter |
 /// | [`Gate`](Self::Gate) | counts nothing, and denies everything while it blocks | one instant |
+/// | [`InFlight`](Self::InFlight) | at most the quota at the same time | a number for each unit |
 ///
-/// Every algorithm computes waits that are exact to the microsecond: if there are no other charges, the same cost is admitted
-/// after the wait, and not before.
+/// Every algorithm, except `InFlight`, computes waits that are exact to the microsecond: if there are no other charges, the same cost is
+/// admitted after the wait, and not before.
 ///
 /// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"`,
-/// `"fixed-window"`, `{"token-bucket": {"rate": "7/s"}}` or `"gate"`.
+/// `"fixed-window"`, `{"token-bucket": {"rate": "7/s"}}`, `"gate"` or `{"in-flight": {"hold-time": "30s", "retry-after": "1s"}}`, of which both
+/// fields are optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
@@ -76,13 +79,23 @@ pub enum Algorithm {
     },
     /// Counts nothing. It denies every request while it blocks. See [`Policy::gate`](super::Policy::gate).
     Gate,
+    /// Counts the units of requests that run. See [`Policy::in_flight`](super::Policy::in_flight).
+    #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+    InFlight {
+        /// How long a unit is held after its process has died: 1 s to 1 h, 30 s by default.
+        #[cfg_attr(feature = "serde", serde(with = "super::in_flight::time", default = "super::in_flight::time::hold_time"))]
+        hold_time: Duration,
+        /// What a denied client is told to wait: 1 ms to 1 h, 1 s by default.
+        #[cfg_attr(feature = "serde", serde(with = "super::in_flight::time", default = "super::in_flight::time::retry_after"))]
+        retry_after: Duration,
+    },
 }
 
 impl Algorithm {
     /// Returns whether a policy has a window.
     #[cfg(feature = "serde")]
     pub(super) fn has_window(self) -> bool {
-        !matches!(self, Self::TokenBucket { .. } | Self::Gate)
+        !matches!(self, Self::TokenBucket { .. } | Self::Gate | Self::InFlight { .. })
     }
 
     /// Returns whether a policy has a quota.

@@ -10,13 +10,16 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+use crate::hold::Hold;
+
 pin_project! {
     /// The response body of a limited service: the inner service's body, or the layer's own.
     ///
     /// It accepts any inner body with `Data = Bytes`. For a service that must keep its body type, use
     /// [`RateLimitLayer::same_body`](crate::RateLimitLayer::same_body).
+    /// It holds the units of policies [in flight](crate::Policy::in_flight) until it has ended or is dropped.
     #[derive(Debug)]
-    pub struct LimitedBody<B> { #[pin] kind: Kind<B> }
+    pub struct LimitedBody<B> { #[pin] kind: Kind<B>, hold: Option<Hold> }
 }
 
 pin_project! {
@@ -29,15 +32,16 @@ pin_project! {
 }
 
 impl<B> LimitedBody<B> {
-    pub(super) fn inner(body: B) -> Self {
-        Self { kind: Kind::Inner { body } }
+    pub(super) fn inner(body: B, hold: Option<Hold>) -> Self {
+        Self { kind: Kind::Inner { body }, hold }
     }
 
     pub(super) fn own(bytes: Bytes) -> Self {
-        Self { kind: Kind::Own { bytes } }
+        Self { kind: Kind::Own { bytes }, hold: None }
     }
 
-    /// Returns the body of the inner service.
+    /// Returns the body of the inner service. This releases the units that the request holds: to keep them, take a clone of the
+    /// [`Hold`] from the decision in the extensions of the request.
     ///
     /// # Errors
     ///
@@ -65,8 +69,15 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().kind.project() {
-            KindProj::Inner { body } => body.poll_frame(cx),
+        let this = self.project();
+        match this.kind.project() {
+            KindProj::Inner { body } => {
+                let frame = body.poll_frame(cx);
+                if let Poll::Ready(None | Some(Err(_))) = frame {
+                    *this.hold = None;
+                }
+                frame
+            }
             KindProj::Own { bytes } if bytes.is_empty() => Poll::Ready(None),
             KindProj::Own { bytes } => Poll::Ready(Some(Ok(Frame::data(mem::take(bytes))))),
         }

@@ -222,7 +222,8 @@ impl<B, RB, E> Protocol<Request<B>, Response<RB>, E> for Http {
 
     fn respond(&self, mut response: Response<RB>, admission: Option<&Admission>) -> Self::Response {
         self.responded(&mut response, admission);
-        response.map(LimitedBody::inner)
+        let hold = admission.and_then(Admission::hold).cloned();
+        response.map(|body| LimitedBody::inner(body, hold))
     }
 }
 

@@ -169,7 +169,11 @@ pub(super) fn status<R: UsageReading + ?Sized>(
         Wait::ZERO
     } else {
         let free = pair.policy.quota_units().checked_sub(pair.cost).map(u64::from);
-        free.map_or(Wait::Never, |free| Wait::For(wait_until(reading.falls_to(free))))
+        match free.map(|free| reading.falls_to(free)) {
+            None => Wait::Never,
+            Some(u64::MAX) => Wait::Unknown,
+            Some(at) => Wait::For(wait_until(at)),
+        }
     };
     let quota = u64::from(pair.policy.quota_units());
     let after = reading.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);

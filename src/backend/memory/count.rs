@@ -57,7 +57,7 @@ pub(super) trait UsageReading {
     /// Returns whether one more charge can be recorded.
     fn has_room(&self) -> bool;
 
-    /// Returns the first instant at which no more than these units are used.
+    /// Returns the first instant at which no more than these units are used, or `u64::MAX` if it is not known.
     fn falls_to(&self, units: u64) -> u64;
 
     /// Returns the usage after a charge of these units now, under this quota.

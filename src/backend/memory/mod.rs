@@ -161,7 +161,12 @@ impl MemoryBackend {
         pair: PairRef<'_>,
         purpose: Purpose,
     ) -> Option<Decision> {
-        self.0.decide_single(namespace, pair, purpose)
+        let decision = self.0.decide_single(namespace, pair, purpose)?;
+        Some(self.0.with_single_hold(namespace, pair, purpose, decision))
+    }
+
+    fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
+        Ok(self.0.with_hold(check, self.0.decide(check)?))
     }
 
     #[cfg(feature = "test-util")]
@@ -198,11 +203,15 @@ impl MemoryBackend {
 
 impl Backend for MemoryBackend {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
-        self.0.decide(check)
+        self.decide(check)
     }
 
     fn check_now(&self, check: &Check) -> Option<Result<Decision, BackendError>> {
-        Some(self.0.decide(check))
+        Some(self.decide(check))
+    }
+
+    fn holds_units(&self) -> bool {
+        true
     }
 
     fn changes_charges(&self) -> bool {

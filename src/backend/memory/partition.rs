@@ -97,7 +97,11 @@ impl Partition {
 
     /// Returns the largest share of a quota in use, over all enforced policies. 1 is a whole quota.
     pub(super) fn share(&self, now: u64) -> f64 {
-        let share = |count: &PairCount| count.used(now) as f64 / f64::from(count.policy.quota_units());
+        let share = |count: &PairCount| match count.used(now) {
+            // A key with held units is never evicted.
+            held @ 1.. if count.policy.properties().is_held => held as f64,
+            used => used as f64 / f64::from(count.policy.quota_units()),
+        };
         self.counts().iter().filter(|pair| !pair.count.is_shadow()).map(share).fold(0.0, f64::max)
     }
 }

@@ -237,7 +237,7 @@ impl MemoryState {
     }
 
     /// Changes the counts of the stored keys of these pairs, at one instant. Returns the instant.
-    fn change<P>(
+    pub(super) fn change<P>(
         &self,
         pairs: &[P],
         key: fn(&P) -> &PartitionKey,

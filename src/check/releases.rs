@@ -1,0 +1,72 @@
+//! Releases of units in flight: they wake the requests of this process that wait for them.
+
+use std::{
+    collections::HashMap,
+    future::{pending, poll_fn},
+    pin::Pin,
+    sync::Arc,
+    task::Poll,
+};
+
+use tokio::sync::{Notify, futures::Notified};
+
+use super::{Namespace, PairKey};
+use crate::{key::PartitionKey, lock::Lock, policy::Policy};
+
+/// The pairs of a namespace for which requests wait.
+#[derive(Debug, Default)]
+pub(super) struct Awaited(Lock<HashMap<PairKey, Arc<Notify>>>);
+
+/// A request that waits for a release of a pair. A release since its creation counts.
+pub(crate) struct ReleaseListener {
+    namespace: Namespace,
+    pair: PairKey,
+    notify: Arc<Notify>,
+}
+
+impl ReleaseListener {
+    pub(crate) fn new(namespace: &Namespace, key: &PartitionKey, policy: &Policy) -> Self {
+        let pair = PairKey::new(key, policy);
+        let notify = namespace.awaited().0.lock().entry(pair.clone()).or_default().clone();
+        Self { namespace: namespace.clone(), pair, notify }
+    }
+}
+
+impl Drop for ReleaseListener {
+    fn drop(&mut self) {
+        let mut awaited = self.namespace.awaited().0.lock();
+        // One is in the table, and one is here.
+        if Arc::strong_count(&self.notify) <= 2 {
+            awaited.remove(&self.pair);
+        }
+    }
+}
+
+impl Namespace {
+    /// Notes that units of a pair were released: wakes the first request that waits for them.
+    pub(crate) fn released(&self, key: &PartitionKey, policy: &Policy) {
+        let awaited = self.awaited().0.lock();
+        if awaited.is_empty() {
+            return;
+        }
+        let notify = awaited.get(&PairKey::new(key, policy)).cloned();
+        drop(awaited);
+        if let Some(notify) = notify {
+            notify.notify_one();
+        }
+    }
+}
+
+/// Waits for a release of one of these pairs. Without pairs, it never comes.
+pub(crate) async fn released(listeners: &[ReleaseListener]) {
+    if listeners.is_empty() {
+        return pending().await;
+    }
+    let mut releases: Vec<Pin<Box<Notified<'_>>>> =
+        listeners.iter().map(|listener| Box::pin(listener.notify.notified())).collect();
+    poll_fn(|cx| {
+        let is_released = releases.iter_mut().any(|release| release.as_mut().poll(cx).is_ready());
+        if is_released { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}

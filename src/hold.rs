@@ -1,0 +1,95 @@
+//! The units of policies in flight that an admission holds.
+
+use std::{fmt, sync::Arc};
+
+/// The units that a request holds under policies [in flight](crate::Policy::in_flight). Dropping the last clone releases them.
+///
+/// A [`Decision`](crate::Decision) contains it, so the units are held until the last clone of the decision or of its hold is dropped. A
+/// layer keeps it until the body of the response has ended or was dropped. A handler whose work outlives its response, such as that
+/// of a WebSocket, takes a clone along: see [the guide](crate::guide::in_flight).
+///
+/// ```
+/// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy, hold::Hold};
+///
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// let limiter = Limiter::builder(MemoryBackend::new()).policy(Policy::in_flight("exports", 1)?).build()?;
+/// let alice = || PartitionKey::new("user", "alice");
+/// let first = limiter.check(alice()).await?;
+/// let hold: Option<Hold> = first.hold().cloned();
+/// drop(first);
+/// assert!(!limiter.check(alice()).await?.is_admitted(), "the clone still holds the unit");
+/// drop(hold);
+/// assert!(limiter.check(alice()).await?.is_admitted());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct Hold(Arc<HoldKind>);
+
+enum HoldKind {
+    Units(Box<dyn HeldUnits>),
+    /// Of several slots of a cluster.
+    #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
+    Several(Vec<Hold>),
+}
+
+/// Units that a store holds. Dropping them releases them.
+pub(crate) trait HeldUnits: Send + Sync {
+    /// Returns whether the store may not have held the units all the time.
+    fn was_interrupted(&self) -> bool;
+}
+
+/// Calls a function when it is dropped.
+struct OnRelease<F: FnOnce()>(Option<F>);
+
+impl Hold {
+    /// Creates the hold of an admission for a [`Backend`](crate::backend::Backend) of your own: `release` is called once, when the last
+    /// clone is dropped.
+    pub fn new(release: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self::from_units(OnRelease(Some(release)))
+    }
+
+    pub(crate) fn from_units(units: impl HeldUnits + 'static) -> Self {
+        Self(Arc::new(HoldKind::Units(Box::new(units))))
+    }
+
+    /// Returns one hold of all units. `None` if there are none.
+    #[cfg(feature = "redis")]
+    pub(crate) fn of_all(holds: impl Iterator<Item = Self>) -> Option<Self> {
+        let holds: Vec<Self> = holds.collect();
+        (!holds.is_empty()).then(|| Self(Arc::new(HoldKind::Several(holds))))
+    }
+
+    /// Returns whether the store may not have held the units all the time: it has lost them or did not answer, or this process was
+    /// stopped, for longer than the [hold time](crate::Policy::hold_time). Meanwhile, more requests than the quota may have run. In
+    /// memory, it never happens.
+    ///
+    /// A request that writes what only one request may write reads this before it commits.
+    pub fn was_interrupted(&self) -> bool {
+        match &*self.0 {
+            HoldKind::Units(units) => units.was_interrupted(),
+            HoldKind::Several(holds) => holds.iter().any(Self::was_interrupted),
+        }
+    }
+}
+
+impl<F: FnOnce() + Send + Sync> HeldUnits for OnRelease<F> {
+    fn was_interrupted(&self) -> bool {
+        false
+    }
+}
+
+impl<F: FnOnce()> Drop for OnRelease<F> {
+    fn drop(&mut self) {
+        if let Some(release) = self.0.take() {
+            release();
+        }
+    }
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("was_interrupted", &self.was_interrupted()).finish()
+    }
+}

@@ -1,0 +1,84 @@
+//! In flight: units that are held until their request has ended.
+
+use std::time::Duration;
+
+use super::properties::{Expiry, GivenFields, Properties, RedisProperties};
+use crate::error::ConfigError;
+
+/// The largest quota.
+const MAX_QUOTA: u32 = 1 << 16;
+/// The default hold time.
+pub(super) const HOLD_TIME: Duration = Duration::from_secs(30);
+/// The default of what a client is told to wait.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The longest of both.
+const MAX_TIME: Duration = Duration::from_secs(3_600);
+
+pub(super) const REDIS: RedisProperties = RedisProperties {
+    number: 7,
+    script: ("in_flight.lua", include_str!("../../lua/in_flight.lua")),
+    refund: ("refund_nothing.lua", include_str!("../../lua/refund_nothing.lua")),
+    refund_windows: 1,
+    key_letters: b"+",
+    // Each check has a number of its own.
+    joins_equal_checks: false,
+    max_records: |_, _, _| 1,
+    optional_commands: &["get", "set", "setrange", "getrange"],
+};
+
+/// Returns the properties of a policy, or an error if its quota or one of its times is out of its range.
+pub(super) fn properties(
+    GivenFields { name, quota, .. }: GivenFields<'_>,
+    hold_time: Duration,
+    retry_after: Duration,
+) -> Result<Properties, ConfigError> {
+    if quota.get() > MAX_QUOTA {
+        let valid = format!("1 to {MAX_QUOTA} units in flight");
+        return Err(ConfigError::invalid_policy(name, "quota", quota, valid));
+    }
+    for (field, time, min) in
+        [("hold time", hold_time, Duration::from_secs(1)), ("retry after", retry_after, Duration::from_millis(1))]
+    {
+        if !(min..=MAX_TIME).contains(&time) {
+            let (given, valid) = (format!("{time:?}"), format!("{min:?} to {MAX_TIME:?}"));
+            return Err(ConfigError::invalid_policy(name, field, given, valid));
+        }
+    }
+    Ok(Properties {
+        is_held: true,
+        has_window: false,
+        next_of_unused: 0,
+        // No window bounds how soon units return.
+        quotas_in_window: u64::MAX,
+        expiry: Expiry::Gradual,
+        ..Properties::new(hold_time, &REDIS)
+    })
+}
+
+/// The times in a file.
+#[cfg(feature = "serde")]
+pub(super) mod time {
+    use std::time::Duration;
+
+    use serde::{Deserializer, Serializer};
+
+    use super::super::length;
+
+    pub(in crate::policy) fn hold_time() -> Duration {
+        super::HOLD_TIME
+    }
+
+    pub(in crate::policy) fn retry_after() -> Duration {
+        super::RETRY_AFTER
+    }
+
+    pub(in crate::policy) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Duration, D::Error> {
+        length::deserialize("time of a policy in flight", deserializer)
+    }
+
+    pub(in crate::policy) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        length::serialize(*time, serializer)
+    }
+}
