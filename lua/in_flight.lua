@@ -6,16 +6,16 @@
 
 -- Decides the pair, as types.lua describes. `window` is the hold time.
 return function(i, admitted, full, PAIR, TYPE, CONTEXT)
-  local is_pair, purpose, held, own, verdict = parameter < ACQUISITION, args[2], 0, nil, ADMIT
-  local number, id, place, others, own_end, latest, _
+  local purpose, is_pair, verdict, held = args[2], parameter < ACQUISITION, ADMIT, 0
+  local number, id, index, id_high, entries, own, own_end, latest, _
   if is_pair then
-    number, _, id, place = parse(PAIR_FORMAT, args[1], CLOCK_SIZE + 1 + PAIR_SIZE * (i - 2))
-    -- The place has the upper 16 bits of the identity of the holder, and the index of the number.
-    place = place % ACQUISITION
-    local index = place % MAX_NUMBERS
-    local id_high = (place - index) / MAX_NUMBERS
+    number, _, id, index = parse(PAIR_FORMAT, args[1], CLOCK_SIZE + 1 + PAIR_SIZE * (i - 2))
+    -- It has the index of the number, and the upper 16 bits of the identity of the holder.
+    local place = index % ACQUISITION
+    index = place % MAX_NUMBERS
+    id_high = (place - index) / MAX_NUMBERS
     local read_holders = INCLUDE 'read_holders.lua'
-    held, others, own, own_end, _, latest = read_holders(keys[i], window, id, id_high, now, READER)
+    held, entries, own, own_end, _, latest = read_holders(keys[i], window, id, id_high, now, READER)
     held = held + (own or 0)
     -- What is used beyond the quota is not held.
     if EXCEEDS_QUOTA then cost = 0 end
@@ -30,25 +30,22 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
   if is_pair and admitted and not full and cost > 0 then
     held = held + cost
     if purpose ~= PEEK then
-      local index = place % MAX_NUMBERS
-      local id_high, lifetime = (place - index) / MAX_NUMBERS, math.ceil(window / 1000) + extra_ttl
-      local stored = pack(NUMBER_FORMAT, number, cost)
+      local numbers, stored = keys[i - 1], pack(NUMBER_FORMAT, number, cost)
+      local lifetime = math.ceil(window / 1000) + extra_ttl
       -- Without its numbers, what the holder has held before is lost.
-      if own and call('PEXPIRE', keys[i - 1], lifetime) == 1 then
-        call('SETRANGE', keys[i - 1], NUMBER_SIZE * index, stored)
+      if own and call('PEXPIRE', numbers, lifetime) == 1 then
+        call('SETRANGE', numbers, NUMBER_SIZE * index, stored)
       else
         own = 0
-        call('SET', keys[i - 1], string.rep('\0', NUMBER_SIZE * index) .. stored, 'PX', lifetime)
+        call('SET', numbers, string.rep(NO_NUMBER, index) .. stored, 'PX', lifetime)
       end
       own_end = math.max(own_end, now + window)
       latest = math.max(latest, own_end)
-      local entry = pack(HOLDER_FORMAT, id, id_high, own_end, own + cost)
-      local value = pack(CLOCK_FORMAT, now) .. others .. entry
-      call('SET', keys[i], value, 'PX', math.ceil((latest - now) / 1000) + extra_ttl)
+      entries = entries .. pack(HOLDER_FORMAT, id, id_high, own_end, own + cost)
+      call('SET', keys[i], pack(CLOCK_FORMAT, now) .. entries, 'PX', math.ceil((latest - now) / 1000) + extra_ttl)
     end
   end
   local receipt = ''
   if HAS_RECEIPTS then receipt = NO_CHARGE end
-  local remaining = math.max(0, quota - held)
-  return admitted, full, pack(STATUS_FORMAT, now, verdict, remaining, 0, 0, 0) .. receipt .. others_statuses
+  return admitted, full, pack(STATUS_FORMAT, now, verdict, math.max(0, quota - held), 0, 0, 0) .. receipt .. others
 end

@@ -82,6 +82,7 @@ ADMIT = 0
 WAIT = 1
 NEVER = 2
 UNKNOWN = 3
+UNKNOWN_WAIT = 4
 
 -- ARGV of a merged call: the number of pairs and of checks at the begin of a run.
 RUN_FORMAT = '<BB'
@@ -155,3 +156,29 @@ MAX_PARTS_OF_UNIT = 17592186044416
 -- Time to live of a log, in windows, and how often per window it is extended.
 LIFETIME = 1.25
 EXTENSIONS = 4
+
+-- In flight. The value of a pair: the instant of the last write, as CLOCK_FORMAT has it, and the entries of the holders: the
+-- identity of the holder, the end of the entry, and its units; their offset; and the size of an entry.
+HOLDER_FORMAT = '<I6I2I7I4'
+HOLDER_UNITS_OFFSET = 15
+HOLDER_SIZE = 19
+-- The value of the numbers of a holder: at each index, a number and its units, or no number.
+NUMBER_FORMAT = '<I4I4'
+NUMBER_SIZE = 8
+NO_NUMBER = '\0\0\0\0\0\0\0\0'
+-- A holder has fewer numbers of a pair.
+MAX_NUMBERS = 131072
+-- ARGV of a check: a parameter of at least this number is that of an acquisition.
+ACQUISITION = 17592186044416
+-- ARGV of the hold script: the deadline with the identity of the holder; the hold time of a pair, whether it is renewed,
+-- and the number
+-- of releases, each with an index and a number; and the rest are the numbers to restore, with their units.
+HOLD_FORMAT = '<I8I6I2'
+CHANGES_FORMAT = '<I6BI2'
+CHANGES_SIZE = 9
+RELEASE_FORMAT = '<I3I4'
+RELEASE_SIZE = 7
+RESTORE_FORMAT = '<I3I4I4'
+RESTORE_SIZE = 11
+-- The reply of the hold script: whether the changes of a pair were made, and the size of the numbers that follow.
+LIST_FORMAT = '<BI4'

@@ -469,16 +469,19 @@ impl Decision {
         self.indexed_statuses().filter_map(|(i, status)| Some((check.pairs().get(i)?, status)))
     }
 
-    /// Returns the pairs of this check whose units in flight it holds now. Call it with the [charged check](Self::charged_check).
-    pub(crate) fn held_pairs<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = &'a Pair> {
+    /// Returns the pairs of this check whose units in flight it holds now, each with its index. Call it with the [charged
+    /// check](Self::charged_check).
+    pub(crate) fn held_pairs<'a>(&'a self, check: &'a Check) -> impl Iterator<Item = (usize, &'a Pair)> {
         let holds = self.is_admitted() && check.purpose() != Purpose::Peek;
-        let is_held = move |(pair, status): &(&Pair, &Status)| {
+        let pairs =
+            self.indexed_statuses().filter_map(|(i, status)| Some((i, check.pairs().get(i)?, status)));
+        let is_held = move |(_, pair, status): &(usize, &Pair, &Status)| {
             holds
                 && pair.policy.properties().is_held
                 && pair.borrowed().is_chargeable(check.purpose())
                 && status.retry_after.is_zero()
         };
-        self.statuses_of(check).filter(is_held).map(|(pair, _)| pair)
+        pairs.filter(is_held).map(|(i, pair, _)| (i, pair))
     }
 
     /// Returns the check that this admission has charged: that of a [`Purpose::TakeUpTo`](crate::backend::Purpose::TakeUpTo) with the

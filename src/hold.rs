@@ -56,8 +56,7 @@ impl Hold {
 
     /// Returns one hold of all units. `None` if there are none.
     #[cfg(feature = "redis")]
-    pub(crate) fn of_all(holds: impl Iterator<Item = Self>) -> Option<Self> {
-        let holds: Vec<Self> = holds.collect();
+    pub(crate) fn of_all(holds: Vec<Self>) -> Option<Self> {
         (!holds.is_empty()).then(|| Self(Arc::new(HoldKind::Several(holds))))
     }
 

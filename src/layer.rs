@@ -10,6 +10,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use crate::{
+    error::ConfigError,
     future::ResponseFuture,
     layer_core::LayerCore,
     limiter::Limiter,
@@ -90,8 +91,15 @@ impl RateLimitLayer {
     /// By default, the response body is [`LimitedBody`](crate::LimitedBody), which accepts any inner body. Use `same_body` for
     /// `tower::util::option_layer(limits)`, for `axum::serve` around a limited `Router`, and for boxed services that name
     /// `Response<Body>`.
-    pub fn same_body(&self) -> RateLimitLayer<SameBody> {
-        RateLimitLayer::new(self.0.limiter.clone(), SameBody(self.0.protocol.clone()))
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::SameBody`] if a policy is [in flight](crate::Policy::in_flight): without its own type, the layer does not see
+    /// the end of a body. A later change of a [policy table](crate::policy::PolicyTable) that adds one is an error, too. A policy in flight that a
+    /// closure chooses by the request is held until the head of the response.
+    pub fn same_body(&self) -> Result<RateLimitLayer<SameBody>, ConfigError> {
+        let protocol = self.0.protocol.same_body(self.0.limiter.policies())?;
+        Ok(RateLimitLayer::new(self.0.limiter.clone(), protocol))
     }
 }
 

@@ -212,7 +212,9 @@ mod tests {
                     status: 429,
                     detail: match wait {
                         Wait::For(wait) => format!("Try again in {} s.", fields::whole_seconds(wait)),
-                        Wait::Unknown | Wait::Never => "This request costs more than the whole quota.".to_owned(),
+                        Wait::Unknown | Wait::Never => {
+                            "This request costs more than the whole quota.".to_owned()
+                        }
                     },
                     violated_policies: if is_hidden { vec![] } else { names.clone() },
                 };

@@ -260,13 +260,15 @@ impl FakeScript {
 
     /// Returns a decision with the units that its check holds, if there are any.
     fn holding(&self, check: &Check, decision: Decision) -> Decision {
-        let units: u64 = decision.held_pairs(check).map(|pair| u64::from(pair.cost)).sum();
+        let units: u64 = decision.held_pairs(check).map(|(_, pair)| u64::from(pair.cost)).sum();
         if units == 0 {
             return decision;
         }
         let held = self.held.clone();
         held.fetch_add(units, Ordering::SeqCst);
-        decision.with_hold(Hold::new(move || drop(held.fetch_sub(units, Ordering::SeqCst))))
+        decision.with_hold(Hold::new(move || {
+            held.fetch_sub(units, Ordering::SeqCst);
+        }))
     }
 
     fn upcoming(&self, check: &Check) -> FakeAnswer {

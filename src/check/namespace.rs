@@ -46,7 +46,11 @@ impl Namespace {
     }
 
     fn named(namespace: &str) -> Self {
-        Self(Arc::new(Named { name: namespace.into(), known_denials: Lock::default(), awaited: Awaited::default() }))
+        Self(Arc::new(Named {
+            name: namespace.into(),
+            known_denials: Lock::default(),
+            awaited: Awaited::default(),
+        }))
     }
 
     pub(crate) fn as_str(&self) -> &str {

@@ -112,6 +112,16 @@ pub enum ConfigError {
         policy: String,
     },
 
+    /// A policy is in flight, but the layer keeps the type of a body, and does not see its end.
+    #[error(
+        "policy {policy:?} in flight: `same_body` does not see the end of a body; use the layer without it"
+    )]
+    #[non_exhaustive]
+    SameBody {
+        /// The name of the policy.
+        policy: String,
+    },
+
     /// The number of pairs of a check is out of range.
     #[error("check of {given} pairs: it must have 1 to {max} pairs of a partition key and a policy")]
     #[non_exhaustive]

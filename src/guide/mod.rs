@@ -98,6 +98,9 @@ pub mod deployment {}
 )]
 pub mod grpc {}
 
+#[doc = include_str!("in_flight.md")]
+pub mod in_flight {}
+
 #[doc = include_str!("jobs.md")]
 pub mod jobs {}
 

@@ -199,6 +199,17 @@ pub(super) fn settlement_lost(lost: u64, error: &BackendError, unlogged: u64) {
 }
 
 #[cfg(feature = "redis")]
+pub(super) fn interrupted_units(units: u64, interrupted: u64, unlogged: u64) {
+    event!(
+        warn,
+        units,
+        interrupted,
+        unlogged,
+        "rate limit units in flight were not held for some time: the store has lost them, or this process was stopped"
+    );
+}
+
+#[cfg(feature = "redis")]
 pub(super) fn lost_rollback(lost: u64, error: &BackendError, unlogged: u64) {
     event!(
         warn,

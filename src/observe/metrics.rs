@@ -32,6 +32,7 @@ const SETTLEMENTS: &str = "rate_limit_settlements_total";
 const DENIED_KEYS: &str = "rate_limit_denied_keys_total";
 const LEASED_UNITS: &str = "rate_limit_leased_units_total";
 const LOST_ROLLBACKS: &str = "rate_limit_lost_rollbacks_total";
+const INTERRUPTED_UNITS: &str = "rate_limit_interrupted_units_total";
 const EVICTED_KEYS: &str = "rate_limit_evicted_keys_total";
 const EVICTED_UNITS: &str = "rate_limit_evicted_units_total";
 
@@ -63,6 +64,11 @@ pub fn describe_metrics() {
     describe_counter!(SETTLEMENTS, Unit::Count, "Settlements, by outcome.");
     describe_counter!(LEASED_UNITS, Unit::Count, "Leased quota units, by what happened to them.");
     describe_counter!(LOST_ROLLBACKS, Unit::Count, "Rollbacks that were lost, so that a charge stands.");
+    describe_counter!(
+        INTERRUPTED_UNITS,
+        Unit::Count,
+        "Units in flight that the store did not hold for some time."
+    );
     describe_counter!(EVICTED_KEYS, Unit::Count, "Partition keys that memory backends have evicted.");
     describe_counter!(EVICTED_UNITS, Unit::Count, "Quota units in use by evicted partition keys.");
 }
@@ -116,6 +122,7 @@ impl LimiterMetrics {
         };
         // An alert may ask for these. Registered, they are 0 and not absent before their first values.
         drop(counter!(LOST_ROLLBACKS));
+        drop(counter!(INTERRUPTED_UNITS));
         metrics.policies.known().for_each(PolicyMetrics::register);
         for counter in [&metrics.deny_cache_hits, &metrics.settled, &metrics.lost_settlements] {
             drop(counter.counter());
@@ -279,6 +286,11 @@ impl Drop for BreakerMetrics {
 #[cfg(feature = "redis")]
 pub(super) fn rollback_lost() {
     counter!(LOST_ROLLBACKS).increment(1);
+}
+
+#[cfg(feature = "redis")]
+pub(super) fn units_interrupted(units: u64) {
+    counter!(INTERRUPTED_UNITS).increment(units);
 }
 
 /// Counts an evicted key, with the units that were in use.

@@ -276,6 +276,13 @@ pub(crate) fn missing_value(error: &dyn Error, throttle: &Throttle) {
     throttle.log(|unlogged| events::missing_value(error, unlogged));
 }
 
+/// Counts units in flight that the store did not hold. Warns about them, if the throttle permits. `all` is their number so far.
+#[cfg(feature = "redis")]
+pub(crate) fn interrupted_units(units: u64, all: u64, throttle: &Throttle) {
+    metrics::units_interrupted(units);
+    throttle.log(|unlogged| events::interrupted_units(units, all, unlogged));
+}
+
 /// Counts a lost rollback: charges of a denied or failed check stand in a slot of a cluster. Warns about it, if the throttle
 /// permits. `lost` is the number of lost rollbacks so far.
 #[cfg(feature = "redis")]

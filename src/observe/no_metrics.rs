@@ -52,4 +52,7 @@ impl BreakerMetrics {
 #[cfg(feature = "redis")]
 pub(super) fn rollback_lost() {}
 
+#[cfg(feature = "redis")]
+pub(super) fn units_interrupted(_: u64) {}
+
 pub(crate) fn evicted(_: u64) {}

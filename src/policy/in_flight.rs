@@ -26,6 +26,12 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
     optional_commands: &["get", "set", "setrange", "getrange"],
 };
 
+/// Returns the number of this type in the arguments of a script.
+#[cfg(feature = "redis")]
+pub(crate) const fn number() -> u8 {
+    REDIS.number
+}
+
 /// Returns the properties of a policy, or an error if its quota or one of its times is out of its range.
 pub(super) fn properties(
     GivenFields { name, quota, .. }: GivenFields<'_>,

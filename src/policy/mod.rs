@@ -31,6 +31,8 @@ mod types;
 
 pub(crate) use constant_costs::check_constant_costs;
 pub(crate) use gate::BLOCK_UNIT;
+#[cfg(feature = "redis")]
+pub(crate) use in_flight::number as in_flight_number;
 pub use lease::Lease;
 pub use policies::Policies;
 pub(crate) use policies::{cost_of, distinct};
@@ -43,7 +45,7 @@ pub use rate::Rate;
 pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;
 pub use table::PolicyTable;
-pub(crate) use table_use::TableUse;
+pub(crate) use table_use::{TableUse, check_kept_bodies};
 pub use tier::Tier;
 pub(crate) use token_bucket::MAX_PARTS;
 pub use types::Algorithm;

@@ -142,7 +142,7 @@ fn check(
 ) -> Result<Option<ConfigError>, ConfigError> {
     let Some(policies) = tier.policies() else { return Ok(None) };
     let invalid = |error| invalid(name, error);
-    uses.iter().try_for_each(|of_layer| of_layer.check_names(policies)).map_err(invalid)?;
+    uses.iter().try_for_each(|of_layer| of_layer.check_policies(policies)).map_err(invalid)?;
     // One table may serve limits with different costs, each of which chooses its own tiers.
     let (mut full, mut impossible) = (None, None);
     for checked in uses.iter().flat_map(|of_layer| of_layer.check_costs(policies)) {
@@ -283,7 +283,7 @@ impl PolicyTable {
         let tiers = state.entries.tiers();
         for (name, tier) in tiers {
             let Some(policies) = tier.policies() else { continue };
-            of_layer.check_names(policies).map_err(|error| invalid(name, error))?;
+            of_layer.check_policies(policies).map_err(|error| invalid(name, error))?;
         }
         state.uses.retain(|of_layer| of_layer.strong_count() > 0);
         state.uses.push(Arc::downgrade(of_layer));

@@ -1,5 +1,7 @@
 //! What a layer requires of the tables that it uses.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::{Policies, Policy, check_constant_costs, distinct};
 use crate::{cost::Costs, error::ConfigError};
 
@@ -11,11 +13,24 @@ pub(crate) struct TableUse {
     pub(crate) limits: Vec<Vec<(String, Costs)>>,
     /// Whether a cost may be above a quota.
     pub(crate) clamps: bool,
+    /// Whether the layer keeps the type of a body, and cannot see its end.
+    pub(crate) keeps_bodies: AtomicBool,
+}
+
+/// Returns an error if a policy is in flight, which a layer that keeps the type of a body cannot hold.
+pub(crate) fn check_kept_bodies(policies: &[Policy]) -> Result<(), ConfigError> {
+    match policies.iter().find(|policy| policy.properties().is_held) {
+        Some(policy) => Err(ConfigError::SameBody { policy: policy.name().to_owned() }),
+        None => Ok(()),
+    }
 }
 
 impl TableUse {
     /// Returns an error if the policies of a tier cannot be checked together with those of the layer.
-    pub(super) fn check_names(&self, tier: &Policies) -> Result<(), ConfigError> {
+    pub(super) fn check_policies(&self, tier: &Policies) -> Result<(), ConfigError> {
+        if self.keeps_bodies.load(Ordering::Relaxed) {
+            check_kept_bodies(tier.as_slice())?;
+        }
         distinct(&[&self.fixed, tier.as_slice()].concat())
     }
 

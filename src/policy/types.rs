@@ -83,10 +83,16 @@ pub enum Algorithm {
     #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
     InFlight {
         /// How long a unit is held after its process has died: 1 s to 1 h, 30 s by default.
-        #[cfg_attr(feature = "serde", serde(with = "super::in_flight::time", default = "super::in_flight::time::hold_time"))]
+        #[cfg_attr(
+            feature = "serde",
+            serde(with = "super::in_flight::time", default = "super::in_flight::time::hold_time")
+        )]
         hold_time: Duration,
         /// What a denied client is told to wait: 1 ms to 1 h, 1 s by default.
-        #[cfg_attr(feature = "serde", serde(with = "super::in_flight::time", default = "super::in_flight::time::retry_after"))]
+        #[cfg_attr(
+            feature = "serde",
+            serde(with = "super::in_flight::time", default = "super::in_flight::time::retry_after")
+        )]
         retry_after: Duration,
     },
 }

@@ -9,11 +9,13 @@ use super::{AnyProtocol, Fits, LimitedBody, Peers, Protocol, Tables, nested};
 use crate::{
     answer::{Answer, ProblemDetails},
     cost::Costs,
+    error::ConfigError,
     head::{Head, Lookups, ResponseHead},
     key::KeyError,
     limit::Limit,
     limiter::{Admission, Basis, Draft, Rejection},
     outage::OutageRule,
+    policy::{Policy, check_kept_bodies},
     settle::Unsettled,
 };
 
@@ -75,6 +77,18 @@ pub(crate) struct HttpOptions {
 pub struct SameBody(pub(crate) Http);
 
 impl Http {
+    /// Returns the protocol that keeps the types of bodies.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a policy is in flight.
+    pub(crate) fn same_body(&self, of_limiter: &[Policy]) -> Result<SameBody, ConfigError> {
+        let limits = [&self.first].into_iter().chain(&self.options.others).map(Limit::own_policies);
+        [of_limiter].into_iter().chain(limits).try_for_each(check_kept_bodies)?;
+        self.tables.as_ref().map_or(Ok(()), |tables| tables.keep_bodies())?;
+        Ok(SameBody(self.clone()))
+    }
+
     // The draft is changed in its place: to move it costs more than to change it.
     #[inline]
     fn draft(&self, head: &Head<'_>) -> Result<Draft, KeyError> {

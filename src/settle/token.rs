@@ -72,6 +72,13 @@ pub enum TokenError {
         /// The names of the policies of this limiter.
         known: Vec<String>,
     },
+    /// The reservation has a policy [in flight](crate::Policy::in_flight): its units end with this process.
+    #[error("reservation of policy {policy:?}: units in flight cannot become a token")]
+    #[non_exhaustive]
+    InFlight {
+        /// The name of the policy.
+        policy: String,
+    },
     /// The reservation was settled, or has become a token.
     #[error("the reservation is settled already, or has become a token")]
     Settled,
@@ -98,9 +105,12 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// Returns [`TokenError::Settled`] if the reservation was settled, and [`TokenError::Backend`] if the backend has no tokens
+    /// Returns [`TokenError::Settled`] if the reservation was settled, [`TokenError::InFlight`] if it has a policy in flight, and [`TokenError::Backend`] if the backend has no tokens
     /// ([`Reason::Unsupported`]) or, for a memory, no room for one more ([`Reason::Full`]). Then the handle is as before for its clones.
     pub fn into_token(self) -> Result<String, TokenError> {
+        if let Some(pair) = self.0.check.pairs().iter().find(|pair| pair.policy.properties().is_held) {
+            return Err(TokenError::InFlight { policy: pair.policy.name().to_owned() });
+        }
         let store = self.0.queue.token_store()?;
         if self.mark_settled() {
             return Err(TokenError::Settled);

@@ -5,6 +5,7 @@ mod concurrency;
 mod edges;
 mod gate;
 mod history;
+mod in_flight;
 mod invariants;
 mod ledger;
 mod memory;

@@ -247,7 +247,7 @@ async fn layer_for_each_request_limits_nothing() {
             let next = next.clone();
             async { Ok::<_, Infallible>(next.run(request).await) }
         });
-        let limits = builder().key(peer_ip()).build().unwrap().same_body();
+        let limits = builder().key(peer_ip()).build().unwrap().same_body().unwrap();
         limits.layer(inner).oneshot(request).await
     }));
     compare("Layer for each request", mistake, limited(builder().key(peer_ip())), |_| direct()).await;

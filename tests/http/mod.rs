@@ -13,6 +13,7 @@ mod extensions;
 mod extractor;
 mod fake_backend;
 mod grpc;
+mod in_flight;
 mod invented_keys;
 mod jobs;
 mod keys;

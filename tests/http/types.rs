@@ -91,7 +91,7 @@ impl App {
         Self {
             jobs: RateLimitLayer::new(limiter.clone(), jobs),
             plain_jobs: RateLimitLayer::new(limiter, by(plan)),
-            same_body: health.same_body(),
+            same_body: health.same_body().unwrap(),
             limits,
             health,
         }
@@ -268,7 +268,7 @@ async fn layer_with_same_body_shares_limiter_and_settings() {
         .unwrap();
     let router = Router::new().route("/", get(async || "hello")).route("/health", get(async || "well"));
     // The optional layer needs one response type for both of its cases.
-    let layer = tower::util::option_layer(Some(limits.same_body()));
+    let layer = tower::util::option_layer(Some(limits.same_body().unwrap()));
     let mut answers = Vec::new();
     for (path, user) in [("/health", ""), ("/", "alice"), ("/", ""), ("/", "alice")] {
         let request = Request::get(path).header(ALICE.0, user).body(Body::empty()).unwrap();
@@ -327,7 +327,7 @@ async fn layer_with_same_body_passes_decision_and_reservation() {
     };
     let router = Router::new().route("/", get(handler));
     let request = Request::get("/").header(ALICE.0, ALICE.1).body(Body::empty()).unwrap();
-    let response = limits.same_body().layer(router).oneshot(request).await.unwrap();
+    let response = limits.same_body().unwrap().layer(router).oneshot(request).await.unwrap();
     assert_eq!((response.status(), &*text(response.into_body()).await), (StatusCode::OK, "6"));
     assert_eq!(backend.refunds()[0].pairs[0].units, 3);
 }

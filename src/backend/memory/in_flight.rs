@@ -131,7 +131,7 @@ impl MemoryState {
             return decision;
         }
         let charged = decision.charged_check(check.clone());
-        let pairs = decision.held_pairs(&charged).cloned().collect();
+        let pairs = decision.held_pairs(&charged).map(|(_, pair)| pair.clone()).collect();
         self.holding(check.scope(), pairs, decision)
     }
 

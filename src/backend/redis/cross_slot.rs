@@ -60,6 +60,7 @@ use crate::{
     check::{Check, Pair, Purpose, Receipt, Refund},
     decision::{Decision, PartialSource, Status},
     guard::until,
+    hold::Hold,
 };
 
 /// The timeout of the rollback of one slot. No request waits for it. After it, the script changes nothing.
@@ -422,8 +423,9 @@ fn decision<'a, P: AsRef<[usize]>>(
     is_charged: bool,
 ) -> Decision {
     let mut pairs: BTreeMap<usize, (Status, Receipt)> = BTreeMap::new();
-    let mut at_micros = 0;
+    let (mut at_micros, mut holds) = (0, Vec::new());
     for (indices, decision) in replies {
+        holds.extend(decision.hold().filter(|_| is_charged).cloned());
         at_micros = at_micros.max(decision.at_micros());
         for (n, status) in decision.indexed_statuses() {
             let Some(index) = indices.as_ref().get(n) else { continue };
@@ -445,7 +447,11 @@ fn decision<'a, P: AsRef<[usize]>>(
         _ => Vec::new(),
     };
     let statuses = (0..check.pairs().len()).map(|index| pairs.remove(&index).map(|(status, _)| status));
-    Decision::partial(PartialSource::Slots, at_micros, statuses, receipts, check)
+    let decision = Decision::partial(PartialSource::Slots, at_micros, statuses, receipts, check);
+    match Hold::of_all(holds) {
+        Some(hold) => decision.with_hold(hold),
+        None => decision,
+    }
 }
 
 /// Returns the status of a pair without the charge that it includes. Its `reset_after` is then an upper bound.

@@ -67,13 +67,17 @@ impl RedisBackend {
         check: &Check,
         patience: Patience<'_>,
     ) -> Result<Decision, BackendError> {
-        let mut call = Call::check(check, &self.names, self.generations.draw(), self.injected_micros());
+        // A single server, too, may show that it is in cluster mode.
+        let needs_slots = self.topology.needs_slots() || self.is_cluster.load(Ordering::Relaxed);
+        let in_group = |slot| if needs_slots { slot } else { 0 };
+        let acquiring = self.holder.acquire(check, &self.names, in_group, || self.with_own_connections())?;
+        let acquisition = acquiring.as_ref().map(|acquiring| &acquiring.acquisition);
+        let (generation, at_micros) = (self.generations.draw(), self.injected_micros());
+        let mut call = Call::check(check, &self.names, generation, acquisition, at_micros);
         let charges = !matches!(check.purpose(), Purpose::Peek | Purpose::Overage);
         // A peek after the deadline does no harm.
         let deadline = self.on_server(check.deadline()).filter(|_| check.purpose() != Purpose::Peek);
-        // A single server, too, may show that it is in cluster mode.
-        let needs_slots = self.topology.needs_slots() || self.is_cluster.load(Ordering::Relaxed);
-        let slot = if needs_slots { call.slot() } else { 0 };
+        let slot = in_group(call.slot());
         let command = Command::Script(&self.scripts.check, &mut call);
         let wait = CheckWait { deadline: check.deadline(), patience };
         let wait = Some(wait).filter(|_| check.purpose() != Purpose::Overage);
@@ -81,10 +85,18 @@ impl RedisBackend {
             && is_mergeable(check, matches!(self.topology, Topology::Server(_)));
         let mergeable = can_merge.then_some(check);
         let operation = Operation { slot, command, deadline, counts_unanswered: charges, wait, mergeable };
-        let (reply, pass) = self.execute(operation).await?;
-        let decision = script::decision(check, &reply);
-        let decision = match pass {
-            Some(pass) => pass.decided(check, decision),
+        let decision = match self.execute(operation).await {
+            Ok((reply, pass)) => {
+                let decision = script::decision(check, &reply);
+                match pass {
+                    Some(pass) => pass.decided(check, decision),
+                    None => decision,
+                }
+            }
+            Err(error) => Err(error),
+        };
+        let decision = match acquiring {
+            Some(acquiring) => acquiring.complete(check, decision),
             None => decision,
         };
         if charges && decision.as_ref().is_err_and(|error| error.reason() == Reason::BrokenReply) {

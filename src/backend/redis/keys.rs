@@ -21,6 +21,9 @@ const PARAMETER: &[u8; 6] = b"dhmsiu";
 /// The digits of a number of units. None of them is a letter of a unit, so a unit ends its number.
 const DIGITS: &[u8; 36] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
+/// The hexadecimal digits of the identity of a holder.
+const HOLDER_DIGITS: u32 = 16;
+
 /// The rule that names keys. It has no `Debug`, because it may contain a secret.
 #[derive(Clone, Default)]
 pub(super) struct KeyNames {
@@ -60,6 +63,25 @@ impl KeyNames {
         namespace: &str,
         pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
     ) -> Keys {
+        self.keys_of(namespace, pairs, None)
+    }
+
+    /// Returns the keys of the pairs of a check: before that of a pair in flight, the key of the numbers of this holder.
+    pub(super) fn keys_with_numbers<'a>(
+        &self,
+        namespace: &str,
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+        holder: u64,
+    ) -> Keys {
+        self.keys_of(namespace, pairs, Some(holder))
+    }
+
+    fn keys_of<'a>(
+        &self,
+        namespace: &str,
+        pairs: impl Iterator<Item = (&'a PartitionKey, &'a Policy)>,
+        holder: Option<u64>,
+    ) -> Keys {
         let mut keys = Keys::default();
         // Usually all pairs have the same partition key, which is hashed once.
         let mut hashed: Option<(&PartitionKey, Tag)> = None;
@@ -68,6 +90,9 @@ impl KeyNames {
                 Some((other, tag)) if other == partition => tag,
                 _ => self.tag(partition),
             };
+            if let Some(holder) = holder.filter(|_| policy.properties().is_held) {
+                keys.push_numbers(namespace, tag, policy, holder);
+            }
             keys.push(namespace, tag, policy);
             hashed = Some((partition, tag));
         }
@@ -117,7 +142,7 @@ impl KeyNames {
 }
 
 /// The names of some keys in Redis, as arguments of a command. A usual name needs no allocation.
-#[derive(Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Keys {
     /// The names, one after the other.
     text: SmallVec<[u8; 96]>,
@@ -138,6 +163,17 @@ impl Keys {
         if let Some(micros) = bucket_micros {
             self.push_duration(micros.get(), PARAMETER);
         }
+        self.text.extend_from_slice(policy.name().as_bytes());
+        self.ends.push(self.text.len());
+    }
+
+    /// Adds the key of the numbers that a holder holds of a pair in flight. No pair has such a key.
+    pub(super) fn push_numbers(&mut self, namespace: &str, tag: Tag, policy: &Policy, holder: u64) {
+        self.push_tag(namespace, tag);
+        self.text.push(b'=');
+        // The length is fixed, so the name is the rest.
+        let digits = (0..HOLDER_DIGITS).map(|i| DIGITS[(holder >> (4 * i) & 15) as usize]);
+        self.text.extend(digits);
         self.text.extend_from_slice(policy.name().as_bytes());
         self.ends.push(self.text.len());
     }

@@ -24,6 +24,7 @@ mod cross_slot;
 mod error;
 mod eviction;
 mod execute;
+mod holder;
 mod keys;
 mod merge;
 mod patience;
@@ -46,6 +47,7 @@ mod verify;
 
 pub use connect::RedisBackendBuilder;
 pub use error::ConnectError;
+use holder::Holder;
 use keys::KeyNames;
 use merge::Merger;
 pub use merge::Merging;
@@ -113,6 +115,7 @@ use topology::Topology;
 /// | --- | --- |
 /// | always | `~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
 /// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm), [`TokenBucket`](crate::Algorithm) and [`Gate`](crate::Algorithm) | `+get +set +setrange` |
+/// | for [`InFlight`](crate::Algorithm) | `+get +set +setrange +getrange` |
 /// | for [tokens](crate::Reservation::into_token) | `+get +set` |
 /// | for a database other than 0 | `+select` |
 /// | for a cluster | `+cluster\|slots +asking` |
@@ -176,6 +179,7 @@ pub struct RedisBackend {
     rollbacks: Arc<Rollbacks>,
     unanswered: Arc<AtomicU64>,
     merger: Merger,
+    holder: Arc<Holder>,
     #[cfg(feature = "test-util")]
     injected_clock: Option<Arc<AtomicU64>>,
 }
@@ -216,9 +220,22 @@ impl RedisBackend {
         self.unanswered.load(Ordering::Relaxed)
     }
 
+    /// Returns the number of units [in flight](crate::Policy::in_flight) that Redis did not hold for some time, although their requests
+    /// ran: it has lost them, or a process was stopped for longer than the hold time. Clones share the count.
+    pub fn interrupted_units(&self) -> u64 {
+        self.holder.interrupted()
+    }
+
+    /// Returns this backend with connections of its own, which holds no units.
+    fn with_own_connections(&self) -> Self {
+        let (topology, holder) = (self.topology.with_own_connections(), Arc::new(Holder::random()));
+        Self { topology, holder, ..self.clone() }
+    }
+
     fn new(topology: Topology, names: KeyNames, merger: Merger) -> Self {
         Self {
             is_cluster: Arc::new(topology.is_cluster().into()),
+            holder: Arc::new(Holder::random()),
             topology,
             names,
             scripts: Scripts::shared(),
@@ -237,7 +254,9 @@ impl RedisBackend {
     #[cfg_attr(docsrs, doc(cfg(feature = "test-util")))]
     #[must_use]
     pub fn with_clock(self, clock: &crate::backend::memory::ManualClock) -> Self {
-        Self { scripts: Scripts::with_injected_clock(), injected_clock: Some(clock.shared()), ..self }
+        // Its thread needs the same clock.
+        let holder = Arc::new(Holder::random());
+        Self { scripts: Scripts::with_injected_clock(), injected_clock: Some(clock.shared()), holder, ..self }
     }
 
     fn injected_micros(&self) -> Option<u64> {
@@ -322,9 +341,14 @@ impl Backend for RedisBackend {
         self.topology.breakers()
     }
 
-    /// Waits until all rollbacks have ended.
+    /// Waits until all rollbacks have ended, and all units of ended requests are released.
     async fn drain(&self) {
         self.rollbacks.drain().await;
+        self.holder.drain().await;
+    }
+
+    fn holds_units(&self) -> bool {
+        true
     }
 
     /// Returns true on the server's own clock. A test may move an injected clock at any time.

@@ -23,8 +23,11 @@ use crate::{
     policy::{Policy, REDIS_TYPES, RedisProperties},
 };
 
+pub(super) mod hold;
 pub(super) mod merged;
 mod types;
+
+use hold::Acquisition;
 
 /// The deadline of a call without one: the script always runs.
 const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
@@ -42,6 +45,9 @@ const CLOCK: &str = "clock.lua";
 #[cfg(feature = "test-util")]
 const CLOCK_INJECTED: &str = "clock_injected.lua";
 
+/// The file of each script.
+const SCRIPTS: [&str; 5] = ["check.lua", "merged.lua", "refund.lua", "reset.lua", "hold.lua"];
+
 macro_rules! files {
     ($($name:literal)*) => {
         &[$(($name, include_str!(concat!("../../../lua/", $name)))),*]
@@ -52,7 +58,8 @@ macro_rules! files {
 const FILES: &[(&str, &str)] = files![
     "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua"
     "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua" "find_waits_log.lua"
-    "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_log.lua"
+    "hold.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_holders.lua"
+    "read_log.lua"
     "refund.lua" "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua" "types.lua"
 ];
 
@@ -72,6 +79,8 @@ pub(super) struct Scripts {
     pub(super) refund: Script,
     /// Deletes the keys of pairs.
     pub(super) reset: Script,
+    /// Releases, restores and renews units in flight.
+    pub(super) hold: Script,
 }
 
 impl Scripts {
@@ -90,9 +99,9 @@ impl Scripts {
     }
 
     fn with_clock(clock: &str) -> Self {
-        let [check, merged, refund, reset] = ["check.lua", "merged.lua", "refund.lua", "reset.lua"]
-            .map(|file| Script::assemble(&with_included(file, clock)));
-        Self { check, merged, refund, reset }
+        let [check, merged, refund, reset, hold] =
+            SCRIPTS.map(|file| Script::assemble(&with_included(file, clock)));
+        Self { check, merged, refund, reset, hold }
     }
 }
 
@@ -201,16 +210,28 @@ pub(super) struct Call {
     shadow_pairs: Option<usize>,
     /// The units to lease of each pair, 4 bytes each, or the most units to take. `None` for any other purpose.
     units: Option<Vec<u8>>,
+    /// The changes of each pair, for the hold script alone.
+    changes: Vec<Vec<u8>>,
     /// The instant, if the scripts have an injected clock.
     at_micros: Option<u64>,
 }
 
 impl Call {
     /// Returns the call that decides a check. Each pair that begins empty gets this generation. The call has no deadline yet. The
-    /// enforcing pairs come first, and then the shadow pairs.
-    pub(super) fn check(check: &Check, names: &KeyNames, generation: u64, at_micros: Option<u64>) -> Self {
+    /// enforcing pairs come first, and then the shadow pairs. A pair in flight has the key and the fields of its acquisition before its
+    /// own.
+    pub(super) fn check(
+        check: &Check,
+        names: &KeyNames,
+        generation: u64,
+        acquisition: Option<&Acquisition>,
+        at_micros: Option<u64>,
+    ) -> Self {
         let mut pairs = Packed::from_slice(&NO_DEADLINE);
-        for Pair { policy, cost, .. } in in_call_order(check).map(|(_, pair)| pair) {
+        for (i, Pair { policy, cost, .. }) in in_call_order(check) {
+            if policy.properties().is_held {
+                hold::push_acquisition(&mut pairs, acquisition, i);
+            }
             push_pair(&mut pairs, *cost, policy);
         }
         pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
@@ -229,11 +250,12 @@ impl Call {
             _ => None,
         };
         let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
-        let keys = names.keys(check.namespace(), ordered);
-        let shadow_pairs = check.pairs().iter().filter(|pair| pair.is_shadow).count();
+        let keys = names.keys_with_numbers(check.namespace(), ordered, acquisition.map_or(0, |of| of.holder));
+        let shadows = check.pairs().iter().filter(|pair| pair.is_shadow);
+        let shadow_pairs = shadows.map(|pair| 1 + usize::from(pair.policy.properties().is_held)).sum();
         let is_stated = shadow_pairs > 0 || purpose == Some("t");
         let shadow_pairs = is_stated.then_some(shadow_pairs);
-        Self { keys, pairs, purpose, shadow_pairs, units, at_micros }
+        Self { keys, pairs, purpose, shadow_pairs, units, changes: Vec::new(), at_micros }
     }
 
     /// Returns the call that refunds units. It has no deadline yet.
@@ -296,13 +318,19 @@ impl Call {
 
     fn command(&self, name: &str, script: &str) -> Cmd {
         // Beside the keys: at most seven other arguments, of which three are short.
-        let size = name.len() + script.len() + self.keys.size() + self.pairs.len() + 32;
-        let mut command = Cmd::with_capacity(self.keys.len() + 7, size);
+        let changes: usize = self.changes.iter().map(Vec::len).sum();
+        let size = name.len() + script.len() + self.keys.size() + self.pairs.len() + changes + 32;
+        let mut command = Cmd::with_capacity(self.keys.len() + self.changes.len() + 7, size);
         command.arg(name).arg(script).arg(self.keys.len());
         for key in self.keys.iter() {
             command.arg(key);
         }
-        command.arg(&self.pairs[..]).arg(self.purpose);
+        command.arg(&self.pairs[..]);
+        if !self.changes.is_empty() {
+            command.arg(&self.changes).arg(self.at_micros);
+            return command;
+        }
+        command.arg(self.purpose);
         // The number of shadow pairs is after the purpose, then the units, and the instant is the last argument.
         let is_last = self.shadow_pairs.is_none() && self.at_micros.is_none();
         if self.purpose.is_none() && !is_last {
@@ -379,6 +407,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     if check.purpose() == Purpose::Charge && check.pairs().iter().all(|pair| !pair.is_shadow) {
         let mut statuses = Vec::with_capacity(count);
         for pair in check.pairs() {
+            skip_acquisition(pair, &mut fields, 0).ok_or_else(broken)?;
             at_micros = fields.u64().ok_or_else(broken)?;
             statuses.push(status(pair, &mut fields).flatten().ok_or_else(broken)?);
         }
@@ -397,7 +426,9 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     let has_receipts = is_lease || check.purpose().has_receipts();
     let mut receipts = vec![Receipt::NO_CHARGE; if has_receipts { count } else { 0 }];
     let (mut statuses, mut leases) = (vec![None; count], Vec::new());
+    let receipt_size = if has_receipts { merged::RECEIPT_SIZE } else { 0 };
     for (i, pair) in in_call_order(check) {
+        skip_acquisition(pair, &mut fields, receipt_size).ok_or_else(broken)?;
         at_micros = fields.u64().ok_or_else(broken)?;
         statuses[i] = status(pair, &mut fields).ok_or_else(broken)?;
         if has_receipts {
@@ -422,6 +453,14 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         return Ok(Decision::with_leases(at_micros, statuses, receipts, leases));
     }
     Ok(Decision::partial(PartialSource::Backend, at_micros, statuses, receipts, check))
+}
+
+/// Skips the status of the acquisition of a pair in flight, and its receipt. It means nothing. Returns `None` if the reply is broken.
+fn skip_acquisition(pair: &Pair, fields: &mut Fields<'_>, receipt_size: usize) -> Option<()> {
+    if pair.policy.properties().is_held {
+        fields.bytes(merged::STATUS_SIZE + receipt_size)?;
+    }
+    Some(())
 }
 
 /// Parses the reply to a refund or a reset: the clock reading, in microseconds.
@@ -459,6 +498,7 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
         0 => Wait::ZERO,
         // A denial with a wait of zero would be an admission.
         1 if !retry.is_zero() => Wait::For(retry),
+        4 if pair.policy.properties().is_held => Wait::Unknown,
         2 => Wait::Never,
         3 if pair.is_shadow => return Some(None),
         _ => return None,
@@ -469,7 +509,13 @@ fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
 /// A reader of packed little-endian numbers.
 struct Fields<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl<'a> Fields<'a> {
+    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (field, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(field)
+    }
+
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -533,9 +579,9 @@ mod tests {
         let all = [Scripts::shared(), Scripts::with_injected_clock()];
         let names: HashSet<&str> = definitions(NAMES).into_keys().collect();
         assert!(names.contains("CONTEXT"));
-        for script in
-            all.iter().flat_map(|scripts| [&scripts.check, &scripts.merged, &scripts.refund, &scripts.reset])
-        {
+        for script in all.iter().flat_map(|scripts| {
+            [&scripts.check, &scripts.merged, &scripts.refund, &scripts.reset, &scripts.hold]
+        }) {
             let unexpanded =
                 script.text.split(ends_word).find(|word| names.contains(word) || *word == "INCLUDE");
             assert_eq!(unexpanded, None);
@@ -546,9 +592,7 @@ mod tests {
     fn every_file_is_part_of_a_script() {
         let text: String = [CLOCK, CLOCK_INJECTED]
             .iter()
-            .flat_map(|clock| {
-                ["check.lua", "merged.lua", "refund.lua", "reset.lua"].map(|file| with_included(file, clock))
-            })
+            .flat_map(|clock| SCRIPTS.map(|file| with_included(file, clock)))
             .collect();
         for (name, _) in files() {
             let included = with_included(name, CLOCK);

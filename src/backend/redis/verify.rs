@@ -226,6 +226,10 @@ impl Probe {
         let backend = &self.backend;
         for purpose in [Purpose::Charge, Purpose::Reserve, Purpose::Peek, Purpose::Overage] {
             let Some(check) = self.check(algorithm, purpose) else { continue };
+            // Only a backend that holds units needs a thread.
+            if purpose != Purpose::Peek && check.pairs().iter().any(|pair| pair.policy.properties().is_held) {
+                continue;
+            }
             let decision = backend.check_in_slot(&check, Patience::Caller).await?;
             if let Some(refund) = Refund::new(&check, decision.receipts(), &[0]) {
                 backend.refund_in_slot(&refund).await?;
@@ -353,7 +357,7 @@ fn is_optional(command: &str) -> bool {
 /// before it finds that there is nothing to do.
 fn commands(key: &str, is_cluster: bool) -> Vec<(&'static str, Cmd)> {
     let unknown_script = "0000000000000000000000000000000000000000";
-    let commands: [(_, &[&str]); 11] = [
+    let commands: [(_, &[&str]); 12] = [
         ("time", &[]),
         ("eval", &["return 1", "0"]),
         ("evalsha", &[unknown_script, "0"]),
@@ -365,6 +369,7 @@ fn commands(key: &str, is_cluster: bool) -> Vec<(&'static str, Cmd)> {
         ("get", &[key]),
         ("set", &[key, "", "XX", "PX", "1"]),
         ("setrange", &[key, "0", ""]),
+        ("getrange", &[key, "0", "0"]),
     ];
     let asking = is_cluster.then_some(("asking", &[][..]));
     let command = |(name, arguments): (&'static str, &[&str])| (name, cmd(name).arg(arguments).take());

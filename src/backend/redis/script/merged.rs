@@ -14,8 +14,8 @@ const PAIR_SIZE: usize = 20;
 /// The offset of the cost among the fields of a pair.
 const COST_OFFSET: usize = 4;
 /// The sizes of a status and of a receipt in a reply.
-const STATUS_SIZE: usize = 37;
-const RECEIPT_SIZE: usize = 17;
+pub(super) const STATUS_SIZE: usize = 37;
+pub(super) const RECEIPT_SIZE: usize = 17;
 /// The offset of `remaining` in a status.
 const REMAINING_OFFSET: usize = 9;
 
@@ -170,14 +170,6 @@ impl Call {
     }
 }
 
-impl<'a> Fields<'a> {
-    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
-        let (field, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(field)
-    }
-}
-
 /// Returns whether the statuses of equal checks of a pair differ in `remaining` alone.
 fn joins_equal_checks(pair: &[u8]) -> bool {
     let typed = Fields(&pair[TYPE_OFFSET..]).uint::<6>().and_then(types::parse);
@@ -217,7 +209,7 @@ mod tests {
         let policy = Policy::new("burst", 10, Duration::from_secs(1)).unwrap();
         let check = Check::new([Pair::new(PartitionKey::new("user", "alice"), policy, 1)]).unwrap();
         let mut calls =
-            [1, 2, 3].map(|generation| Call::check(&check, &KeyNames::default(), generation, None));
+            [1, 2, 3].map(|generation| Call::check(&check, &KeyNames::default(), generation, None, None));
         for (call, deadline) in calls.iter_mut().zip([200, 300, 100]) {
             call.set_deadline(deadline);
         }

@@ -3,7 +3,7 @@
 use crate::policy::{Policy, Properties, REDIS_TYPES, RedisProperties};
 
 /// The factor of the number of a type. A parameter is below it: at most a window.
-const TYPE_UNIT: u64 = 1 << 45;
+pub(super) const TYPE_UNIT: u64 = 1 << 45;
 
 /// Returns the field of a policy.
 pub(super) fn typed_parameter(policy: &Policy) -> [u8; 6] {
@@ -40,7 +40,7 @@ mod tests {
             );
             assert_eq!(of_policy, policy.properties().arguments[1], "{algorithm:?}: its parameter");
         }
-        assert!(parse(7 * TYPE_UNIT).is_none(), "no type has this number");
+        assert!(parse(8 * TYPE_UNIT).is_none(), "no type has this number");
     }
 
     #[test]

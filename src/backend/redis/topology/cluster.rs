@@ -63,7 +63,7 @@ struct ClusterInner {
     seeds: Vec<Address>,
     has_streams: bool,
     /// Returns how to connect to the node at an address.
-    target: Box<dyn Fn(&Address) -> Target + Send + Sync>,
+    target: Arc<dyn Fn(&Address) -> Target + Send + Sync>,
     protection: Arc<SharedProtection>,
     /// The guard of the look-ups of slots without a known owner. Its name has the addresses of the nodes that the caller has named.
     guard: Arc<Guard>,
@@ -100,11 +100,18 @@ impl Cluster {
             guard: Guard::new(protection.clone(), name),
             seeds,
             has_streams,
-            target: Box::new(target),
+            target: Arc::new(target),
             protection,
             refreshes: SingleFlight::new(REFRESH_TIMEOUT),
             state: Lock::default(),
         }))
+    }
+
+    /// Returns the same cluster, with connections and slots of its own.
+    pub(super) fn with_own_connections(&self) -> Self {
+        let ClusterInner { seeds, has_streams, target, .. } = &*self.0;
+        let target = target.clone();
+        Self::new(seeds.clone(), *has_streams, move |address: &Address| target(address))
     }
 
     pub(super) fn has_streams(&self) -> bool {

@@ -103,6 +103,15 @@ impl Topology {
         Self::Cluster(Cluster::new(seeds, true, node))
     }
 
+    /// Returns the same servers, with connections of their own. The caller's own connection is the same.
+    pub(super) fn with_own_connections(&self) -> Self {
+        match self {
+            Self::Server(server) => Self::from_target(server.target().clone()),
+            Self::Cluster(cluster) => Self::Cluster(cluster.with_own_connections()),
+            Self::External(external) => Self::External(external.clone()),
+        }
+    }
+
     /// Connects, unless it is connected.
     pub(super) async fn connect(&self) -> RedisResult<()> {
         match self {

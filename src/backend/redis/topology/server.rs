@@ -63,6 +63,7 @@ struct ServerInner {
 }
 
 /// How to find the server.
+#[derive(Clone)]
 pub(super) enum Target {
     /// At a fixed address.
     Endpoint(Box<Endpoint>),

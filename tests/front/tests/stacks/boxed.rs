@@ -31,7 +31,7 @@ async fn boxed_service_names_limited_body() {
 #[tokio::test]
 async fn boxed_service_keeps_body() {
     each(|limits| -> BoxCloneSyncService<Request<Body>, Response<Body>, Infallible> {
-        BoxCloneSyncService::new(limits.same_body().layer(Router::new().route("/", get(hello))))
+        BoxCloneSyncService::new(limits.same_body().unwrap().layer(Router::new().route("/", get(hello))))
     })
     .await;
     each(|limits| -> BoxCloneService<Request<Body>, Response<Body>, Infallible> {
@@ -59,9 +59,12 @@ async fn boxed_body_is_inside_and_outside() {
 
 #[tokio::test]
 async fn optional_layer_keeps_body() {
-    each(|limits| Router::new().route("/", get(hello)).layer(option_layer(Some(limits.same_body())))).await;
+    each(|limits| {
+        Router::new().route("/", get(hello)).layer(option_layer(Some(limits.same_body().unwrap())))
+    })
+    .await;
     for (limits, _) in layers() {
-        let disabled = option_layer(false.then(|| limits.same_body()));
+        let disabled = option_layer(false.then(|| limits.same_body().unwrap()));
         let app: Router = Router::new().route("/", get(hello)).layer(disabled);
         for _ in 0..4 {
             let response = app.clone().oneshot(request()).await.unwrap();
@@ -73,7 +76,7 @@ async fn optional_layer_keeps_body() {
 #[tokio::test]
 async fn server_of_axum_takes_limited_router() {
     for (limits, verdicts) in layers() {
-        let limited = limits.same_body().layer(Router::new().route("/", get(hello)));
+        let limited = limits.same_body().unwrap().layer(Router::new().route("/", get(hello)));
         let site =
             Site::spawn(async |listener| axum::serve(listener, Shared::new(limited)).await.unwrap()).await;
         for is_admitted in verdicts {

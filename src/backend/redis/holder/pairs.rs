@@ -1,0 +1,491 @@
+//! What this process holds of each pair, and which calls are due: a state machine that neither sends nor sleeps.
+//!
+//! | state of a unit | meaning | what ends it |
+//! | --- | --- | --- |
+//! | free | its index may be drawn | |
+//! | waiting | its check has no reply yet | a reply; otherwise the deadline, from which on it is released |
+//! | held | its request runs | the end of the request |
+//! | releasing | a release is sent until it is confirmed | the confirmation, or one hold time |
+//!
+//! At most one call changes a pair at a time, so a release never overtakes a restoration.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::{
+    backend::{
+        BackendError, Reason,
+        redis::{
+            keys::Keys,
+            script::hold::{HeldNumber, HoldChanges, MAX_NUMBERS},
+        },
+    },
+    check::{Namespace, Pair},
+    key::PartitionKey,
+    policy::Policy,
+};
+
+/// The largest number of pairs in one call.
+const MAX_PAIRS: usize = 64;
+/// The largest number of releases and restorations in one call: about 0.2 ms of the server.
+const MAX_CHANGES: usize = 256;
+/// The largest number of calls in flight for one slot, or for a server without slots.
+const MAX_CALLS: usize = 8;
+/// The pause after a call that has failed.
+const PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) type PairId = u64;
+
+/// All pairs of which this process holds units.
+#[derive(Default)]
+pub(super) struct HeldPairs {
+    by_key: HashMap<Keys, PairId>,
+    pairs: HashMap<PairId, HeldPair>,
+    groups: HashMap<u16, Group>,
+    next_id: PairId,
+}
+
+/// The pairs of one slot, or of a server without slots.
+#[derive(Default)]
+struct Group {
+    /// The pairs that may have changes to send now.
+    ready: VecDeque<PairId>,
+    /// When each other pair has a change to send.
+    timers: BTreeSet<(Instant, PairId)>,
+    calls: usize,
+    paused_until: Option<Instant>,
+}
+
+struct HeldPair {
+    /// That of the numbers, and that of the entries.
+    keys: Keys,
+    slot: u16,
+    namespace: Namespace,
+    key: PartitionKey,
+    policy: Policy,
+    units: Vec<Unit>,
+    free: BTreeSet<u32>,
+    last_number: u32,
+    held: usize,
+    /// Numbers to release: those of ended requests, and those that only the store knows.
+    releasing: Vec<Releasing>,
+    /// The indices of the numbers to restore.
+    restoring: Vec<u32>,
+    renew_at: Option<Instant>,
+    /// When the last call was sent that has extended the entry.
+    extended: Instant,
+    is_in_call: bool,
+    is_ready: bool,
+    timer: Option<Instant>,
+}
+
+struct Unit {
+    number: HeldNumber,
+    state: UnitState,
+    was_interrupted: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum UnitState {
+    Free,
+    Waiting,
+    /// Since this instant.
+    Held(Instant),
+    Releasing,
+}
+
+#[derive(Clone, Copy)]
+struct Releasing {
+    number: HeldNumber,
+    from: Instant,
+    until: Instant,
+}
+
+/// A call that is due.
+pub(super) struct HoldCall {
+    pub(super) slot: u16,
+    pub(super) sent: Instant,
+    /// How long it may take.
+    pub(super) timeout: Duration,
+    pub(super) pairs: Vec<(PairId, Keys, HoldChanges)>,
+}
+
+/// What a call has changed.
+#[derive(Default)]
+pub(super) struct HoldOutcome {
+    pub(super) released: Vec<(Namespace, PartitionKey, Policy)>,
+    /// The number of units that the store did not hold.
+    pub(super) interrupted: u64,
+}
+
+impl HeldPairs {
+    /// Draws a number of a pair for a check that is about to be sent.
+    pub(super) fn draw(
+        &mut self,
+        keys: Keys,
+        slot: u16,
+        namespace: &Namespace,
+        pair: &Pair,
+    ) -> Result<(PairId, HeldNumber), BackendError> {
+        let id = match self.by_key.get(&keys) {
+            Some(id) => *id,
+            None => {
+                self.next_id += 1;
+                self.by_key.insert(keys.clone(), self.next_id);
+                let held = HeldPair::new(keys, slot, namespace, pair);
+                self.pairs.insert(self.next_id, held);
+                self.next_id
+            }
+        };
+        let Some(held) = self.pairs.get_mut(&id) else { return Err(BackendError::new(Reason::Other)) };
+        // A reload may change the hold time.
+        held.policy = pair.policy.clone();
+        Ok((id, held.draw(pair.cost)?))
+    }
+
+    /// Notes that a check which was sent at this instant holds a number, with these units.
+    pub(super) fn confirm(&mut self, id: PairId, index: u32, units: u32, sent: Instant) {
+        self.change(id, |pair| {
+            let Some(unit) = pair.units.get_mut(index as usize) else { return };
+            (unit.state, unit.number.units) = (UnitState::Held(Instant::now()), units);
+            pair.held += 1;
+            pair.extended = pair.extended.max(sent);
+            let due = sent + pair.third();
+            pair.renew_at = Some(pair.renew_at.map_or(due, |at| at.min(due)));
+        });
+    }
+
+    /// Notes that a check holds nothing.
+    pub(super) fn forget(&mut self, id: PairId, index: u32) {
+        self.change(id, |pair| pair.make_free(index));
+    }
+
+    /// Releases a number, from this instant on.
+    pub(super) fn release(&mut self, id: PairId, index: u32, from: Instant) {
+        self.change(id, |pair| {
+            let until = from + pair.hold_time();
+            let Some(unit) = pair.units.get_mut(index as usize) else { return };
+            pair.held -= usize::from(matches!(unit.state, UnitState::Held(_)));
+            unit.state = UnitState::Releasing;
+            pair.releasing.push(Releasing { number: unit.number, from, until });
+            pair.restoring.retain(|restored| *restored != index);
+        });
+    }
+
+    /// Returns whether the store may not have held a unit all the time.
+    pub(super) fn was_interrupted(&self, id: PairId, index: u32) -> bool {
+        self.pairs.get(&id).is_none_or(|pair| {
+            let unit = pair.units.get(index as usize);
+            unit.is_none_or(|unit| unit.was_interrupted) || Instant::now() >= pair.extended + pair.hold_time()
+        })
+    }
+
+    /// Returns the calls that are due now.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<HoldCall> {
+        let mut calls = Vec::new();
+        let Self { pairs, groups, .. } = self;
+        for (slot, group) in
+            groups.iter_mut().filter(|(_, group)| group.paused_until.is_none_or(|until| until <= now))
+        {
+            group.paused_until = None;
+            while let Some((_, id)) = group.timers.first().copied().filter(|(at, _)| *at <= now) {
+                group.timers.pop_first();
+                if let Some(pair) = pairs.get_mut(&id) {
+                    pair.timer = None;
+                    if !std::mem::replace(&mut pair.is_ready, true) {
+                        group.ready.push_back(id);
+                    }
+                }
+            }
+            while group.calls < MAX_CALLS && !group.ready.is_empty() {
+                let call = group.next_call(*slot, pairs, now);
+                if !call.pairs.is_empty() {
+                    group.calls += 1;
+                    calls.push(call);
+                }
+            }
+        }
+        calls
+    }
+
+    /// Learns the outcome of a call: for each pair, the numbers that the store holds.
+    pub(super) fn complete(
+        &mut self,
+        call: HoldCall,
+        lists: Result<Vec<Option<Vec<HeldNumber>>>, BackendError>,
+    ) -> HoldOutcome {
+        let (mut outcome, now) = (HoldOutcome::default(), Instant::now());
+        let failed = lists.as_ref().err().map(BackendError::reason);
+        if let Some(group) = self.groups.get_mut(&call.slot) {
+            group.calls -= 1;
+            group.paused_until = failed.map(|_| now + PAUSE);
+        }
+        let lists = lists.unwrap_or_default().into_iter().chain(std::iter::repeat(None));
+        for ((id, _, changes), list) in call.pairs.into_iter().zip(lists) {
+            self.change(id, |pair| {
+                pair.is_in_call = false;
+                if failed == Some(Reason::CrossSlot) {
+                    // Now this is known to be a cluster.
+                    pair.slot = pair.keys.slot();
+                }
+                match list {
+                    Some(list) => pair.complete(&changes, &list, call.sent, &mut outcome),
+                    None if changes.renews => pair.renew_at = Some(now + PAUSE),
+                    None => {}
+                }
+            });
+        }
+        outcome
+    }
+
+    /// Returns when the next call is due. `None` if there is none.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let due = self.groups.values().filter(|group| group.calls < MAX_CALLS).filter_map(|group| {
+            let timer = group.timers.first().map(|(at, _)| *at);
+            let ready = (!group.ready.is_empty()).then(Instant::now);
+            let due = timer.into_iter().chain(ready).min()?;
+            Some(group.paused_until.map_or(due, |until| due.max(until)))
+        });
+        due.min()
+    }
+
+    /// Returns whether this process neither holds a unit, nor waits for one, nor releases one.
+    pub(super) fn is_empty(&self) -> bool {
+        self.pairs.is_empty()
+    }
+
+    /// Returns whether a release is not confirmed yet.
+    pub(super) fn is_releasing(&self) -> bool {
+        self.pairs.values().any(|pair| !pair.releasing.is_empty())
+    }
+
+    /// Changes a pair, and notes when it has changes to send. Removes it if nothing is left.
+    fn change(&mut self, id: PairId, change: impl FnOnce(&mut HeldPair)) {
+        let Self { by_key, pairs, groups, .. } = self;
+        let Some(pair) = pairs.get_mut(&id) else { return };
+        let slot = pair.slot;
+        change(pair);
+        if let Some(timer) = pair.timer.take()
+            && let Some(group) = groups.get_mut(&slot)
+        {
+            group.timers.remove(&(timer, id));
+        }
+        if pair.is_unused() {
+            by_key.remove(&pair.keys);
+            pairs.remove(&id);
+        } else if !pair.is_in_call && !pair.is_ready {
+            let group = groups.entry(pair.slot).or_default();
+            match pair.due_at() {
+                Some(at) if at <= Instant::now() => {
+                    pair.is_ready = true;
+                    group.ready.push_back(id);
+                }
+                Some(at) => {
+                    pair.timer = Some(at);
+                    group.timers.insert((at, id));
+                }
+                None => {}
+            }
+        }
+        if groups
+            .get(&slot)
+            .is_some_and(|group| group.calls == 0 && group.ready.is_empty() && group.timers.is_empty())
+        {
+            groups.remove(&slot);
+        }
+    }
+}
+
+impl Group {
+    /// Returns the next call. It has no pairs if none is due.
+    fn next_call(&mut self, slot: u16, pairs: &mut HashMap<PairId, HeldPair>, now: Instant) -> HoldCall {
+        let mut call = HoldCall { slot, sent: now, timeout: Duration::from_secs(1), pairs: Vec::new() };
+        let mut room = MAX_CHANGES;
+        while call.pairs.len() < MAX_PAIRS && room > 0 {
+            let Some(id) = self.ready.pop_front() else { break };
+            let Some(pair) = pairs.get_mut(&id) else { continue };
+            pair.is_ready = false;
+            if pair.is_in_call {
+                // Its end makes it ready again.
+                continue;
+            }
+            let is_due = pair.renew_at.is_some_and(|at| at <= now);
+            pair.join(id, &mut call, &mut room, is_due);
+            if !pair.is_in_call
+                && let Some(at) = pair.due_at()
+            {
+                pair.timer = Some(at);
+                self.timers.insert((at, id));
+            }
+        }
+        if call.pairs.iter().any(|(_, _, changes)| changes.renews) {
+            // Others are renewed earlier, so that fewer calls are needed.
+            let next: Vec<(Instant, PairId)> =
+                self.timers.iter().take(MAX_PAIRS - call.pairs.len()).copied().collect();
+            for (at, id) in next {
+                if let Some(pair) = pairs.get_mut(&id).filter(|pair| pair.renew_at.is_some()) {
+                    self.timers.remove(&(at, id));
+                    pair.timer = None;
+                    pair.join(id, &mut call, &mut room, true);
+                }
+            }
+        }
+        call
+    }
+}
+
+impl HeldPair {
+    fn new(keys: Keys, slot: u16, namespace: &Namespace, pair: &Pair) -> Self {
+        Self {
+            keys,
+            slot,
+            namespace: namespace.clone(),
+            key: pair.key.clone(),
+            policy: pair.policy.clone(),
+            units: Vec::new(),
+            free: BTreeSet::new(),
+            last_number: 0,
+            held: 0,
+            releasing: Vec::new(),
+            restoring: Vec::new(),
+            renew_at: None,
+            extended: Instant::now(),
+            is_in_call: false,
+            is_ready: false,
+            timer: None,
+        }
+    }
+
+    fn hold_time(&self) -> Duration {
+        Duration::from_micros(self.policy.window_micros())
+    }
+
+    fn third(&self) -> Duration {
+        self.hold_time() / 3
+    }
+
+    fn draw(&mut self, units: u32) -> Result<HeldNumber, BackendError> {
+        let index = match self.free.pop_first() {
+            Some(index) => index,
+            None if self.units.len() < MAX_NUMBERS as usize => self.units.len() as u32,
+            None => return Err(BackendError::new(Reason::Overloaded)),
+        };
+        self.last_number = self.last_number.wrapping_add(1).max(1);
+        let number = HeldNumber { index, number: self.last_number, units };
+        let unit = Unit { number, state: UnitState::Waiting, was_interrupted: false };
+        match self.units.get_mut(index as usize) {
+            Some(free) => *free = unit,
+            None => self.units.push(unit),
+        }
+        Ok(number)
+    }
+
+    fn make_free(&mut self, index: u32) {
+        if let Some(unit) = self.units.get_mut(index as usize) {
+            unit.state = UnitState::Free;
+            self.free.insert(index);
+        }
+    }
+
+    fn is_unused(&self) -> bool {
+        self.free.len() == self.units.len() && self.releasing.is_empty() && !self.is_in_call
+    }
+
+    /// Returns when there is something to send.
+    fn due_at(&self) -> Option<Instant> {
+        let release = self.releasing.iter().map(|releasing| releasing.from).min();
+        let restore = (!self.restoring.is_empty()).then_some(self.extended);
+        [self.renew_at, release, restore].into_iter().flatten().min()
+    }
+
+    /// Adds the changes that are due to a call, if there are any.
+    fn join(&mut self, id: PairId, call: &mut HoldCall, room: &mut usize, renews: bool) {
+        let expired: Vec<Releasing> =
+            self.releasing.extract_if(.., |releasing| releasing.until <= call.sent).collect();
+        for Releasing { number, .. } in expired {
+            self.confirm_release(number);
+        }
+        let due = self.releasing.iter().filter(|releasing| releasing.from <= call.sent);
+        let releases: Vec<HeldNumber> = due.map(|releasing| releasing.number).take(*room).collect();
+        *room -= releases.len();
+        let restored = self.restoring.iter().filter_map(|index| self.units.get(*index as usize));
+        let restores: Vec<HeldNumber> = restored.map(|unit| unit.number).take(*room).collect();
+        *room -= restores.len();
+        if releases.is_empty() && restores.is_empty() && !renews {
+            return;
+        }
+        self.is_in_call = true;
+        call.timeout = call.timeout.min(self.hold_time() / 6);
+        let hold_micros = self.policy.window_micros();
+        call.pairs.push((id, self.keys.clone(), HoldChanges { hold_micros, renews, releases, restores }));
+    }
+
+    /// Makes the index of a released number free. Returns whether a request of this process held it.
+    fn confirm_release(&mut self, number: HeldNumber) -> bool {
+        let is_released = |unit: &&Unit| unit.number == number && unit.state == UnitState::Releasing;
+        let is_known = self.units.get(number.index as usize).filter(is_released).is_some();
+        if is_known {
+            self.make_free(number.index);
+        }
+        is_known
+    }
+
+    /// Learns from the reply to changes that were sent at this instant.
+    fn complete(
+        &mut self,
+        changes: &HoldChanges,
+        list: &[HeldNumber],
+        sent: Instant,
+        outcome: &mut HoldOutcome,
+    ) {
+        for number in &changes.releases {
+            let same = |releasing: &Releasing| {
+                releasing.number.index == number.index && releasing.number.number == number.number
+            };
+            if let Some(i) = self.releasing.iter().position(same) {
+                let Releasing { number, .. } = self.releasing.swap_remove(i);
+                if self.confirm_release(number) {
+                    outcome.released.push((self.namespace.clone(), self.key.clone(), self.policy.clone()));
+                }
+            }
+        }
+        self.restoring.retain(|index| !changes.restores.iter().any(|restored| restored.index == *index));
+        if !changes.renews {
+            return;
+        }
+        self.extended = self.extended.max(sent);
+        for listed in list {
+            let unit = self.units.get(listed.index as usize);
+            let is_known =
+                unit.is_some_and(|unit| unit.number.number == listed.number && unit.state != UnitState::Free);
+            let is_releasing = self.releasing.iter().any(|releasing| releasing.number.index == listed.index);
+            if !is_known && !is_releasing {
+                self.releasing.push(Releasing {
+                    number: *listed,
+                    from: sent,
+                    until: sent + self.hold_time(),
+                });
+            }
+        }
+        let is_listed = |number: &HeldNumber| {
+            let found = list.binary_search_by_key(&number.index, |listed| listed.index);
+            found.is_ok_and(|i| list[i].number == number.number)
+        };
+        for unit in &mut self.units {
+            // A unit that was confirmed later may be missing in the reply.
+            if matches!(unit.state, UnitState::Held(since) if since < sent)
+                && !is_listed(&unit.number)
+                && !self.restoring.contains(&unit.number.index)
+            {
+                unit.was_interrupted = true;
+                outcome.interrupted += 1;
+                self.restoring.push(unit.number.index);
+            }
+        }
+        self.renew_at = (self.held > 0).then(|| sent + self.third());
+    }
+}

@@ -1,0 +1,269 @@
+//! Policies in flight against a model: the units that live decisions hold.
+
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+use tower_sliding_window::{
+    Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policy, RedisBackend, Wait,
+    backend::{Backend, Reason},
+    testing::ManualClock,
+};
+
+use crate::{
+    http::SECOND,
+    redis_server::rig::{Random, wait_until},
+    support::server::{Engine, Server},
+};
+
+const QUOTA: u32 = 5;
+const RATE: usize = 8;
+
+/// What a key holds, and what it has used of the rate.
+#[derive(Default)]
+struct Key {
+    live: Vec<(u32, Decision)>,
+    charges: Vec<u64>,
+}
+
+impl Key {
+    fn held(&self) -> u32 {
+        self.live.iter().map(|(cost, _)| cost).sum()
+    }
+}
+
+fn limiter(backend: impl Backend, hold_time: Duration) -> Limiter {
+    let exports = Policy::in_flight("exports", QUOTA).unwrap().hold_time(hold_time).unwrap();
+    let policies = Limiter::builder(backend)
+        .policy(Policy::new("requests", RATE as u32, SECOND).unwrap())
+        .policy(exports)
+        .deadline(SECOND);
+    policies.deny_cache(None).build().unwrap()
+}
+
+fn alice() -> PartitionKey {
+    PartitionKey::new("user", "alice")
+}
+
+/// Acquires, releases, peeks and resets at random. Every decision is that of the model.
+async fn compare(backend: impl Backend, clock: &ManualClock, steps: u64) {
+    let (limiter, mut random) = (limiter(backend, 30 * SECOND), Random(7));
+    let mut keys = [(); 3].map(|()| Key::default());
+    let (mut admitted, mut denied) = (0, 0);
+    for step in 0..steps {
+        // Less than the hold time in all, because the renewals have a clock of their own.
+        clock.set_micros(clock.now_micros() + random.below(20_000_000 / steps));
+        let index = random.below(3);
+        let (key, now) = (PartitionKey::new("user", index.to_string()), clock.now_micros());
+        let model = &mut keys[index as usize];
+        match random.below(8) {
+            0..3 if !model.live.is_empty() => {
+                let ended = random.below(model.live.len() as u64) as usize;
+                drop(model.live.swap_remove(ended));
+                limiter.drain().await;
+            }
+            3 => {
+                limiter.reset(key).await.unwrap();
+                model.charges.clear();
+            }
+            action => {
+                let cost = [0, 1, 1, 2, QUOTA, QUOTA + 1][random.below(6) as usize];
+                model.charges.retain(|at| at + 1_000_000 > now);
+                let held = model.held();
+                let draft = (key, Costs::new().policy("exports", cost).policy("requests", 1));
+                let is_peek = action == 4;
+                let decision =
+                    if is_peek { limiter.peek(draft).await } else { limiter.check(draft).await }.unwrap();
+                let has_room = model.charges.len() < RATE;
+                let expected = match cost {
+                    0 => Wait::ZERO,
+                    cost if cost > QUOTA => Wait::Never,
+                    cost if held + cost > QUOTA => Wait::Unknown,
+                    _ => Wait::ZERO,
+                };
+                let status = &decision.statuses()[1];
+                assert_eq!(status.retry_after(), expected, "step {step}");
+                let is_admitted = has_room && expected.is_zero();
+                assert_eq!(decision.is_admitted(), is_admitted, "step {step}");
+                let after = held + if is_admitted { cost } else { 0 };
+                assert_eq!(status.remaining(), QUOTA - after.min(QUOTA), "step {step}");
+                assert_eq!([status.next_after(), status.reset_after()], [Duration::ZERO; 2]);
+                assert_eq!(decision.hold().is_some(), is_admitted && cost > 0 && !is_peek, "step {step}");
+                if expected == Wait::Unknown && has_room {
+                    assert_eq!(decision.retry_after(), Wait::For(SECOND));
+                }
+                if is_admitted && !is_peek {
+                    model.charges.push(now);
+                    model.live.push((cost, decision));
+                }
+                if is_admitted { admitted += 1 } else { denied += 1 }
+            }
+        }
+    }
+    assert!(admitted > steps / 10 && denied > steps / 10, "{admitted} admitted, {denied} denied");
+}
+
+#[test]
+fn memory_units_in_flight_equal_model() {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::new().with_clock(&clock);
+    Runtime::new().unwrap().block_on(compare(backend, &clock, 100_000));
+}
+
+#[test]
+fn redis_units_in_flight_equal_model() {
+    for engine in Engine::ALL {
+        let (server, clock) = (Server::start(engine), ManualClock::new());
+        Runtime::new().unwrap().block_on(async {
+            let backend = RedisBackend::connect(&server.url()).await.unwrap().with_clock(&clock);
+            compare(backend, &clock, 2_000).await;
+        });
+    }
+}
+
+/// Returns how many units of alice remain.
+async fn remaining(limiter: &Limiter) -> u32 {
+    let draft = (alice(), Costs::new().policy("exports", 1).policy("requests", 0));
+    let decision = limiter.peek(draft).await.unwrap();
+    let status = &decision.statuses()[1];
+    if status.retry_after().is_zero() { status.remaining() + 1 } else { 0 }
+}
+
+async fn hold(limiter: &Limiter, units: u32) -> Decision {
+    let draft = (alice(), Costs::new().policy("exports", units).policy("requests", 0));
+    limiter.check(draft).await.unwrap()
+}
+
+async fn assert_edges(backend: impl Backend) {
+    let limiter = limiter(backend, 30 * SECOND);
+    // A clone holds as long as the first.
+    let first = hold(&limiter, 2).await;
+    let clone = first.hold().unwrap().clone();
+    drop(first);
+    limiter.drain().await;
+    assert_eq!(remaining(&limiter).await, QUOTA - 2);
+    assert!(!clone.was_interrupted());
+    // A reset and a settlement leave held units as they are.
+    limiter.reset(alice()).await.unwrap();
+    let reservation = limiter.reserve((alice(), 1)).await.unwrap();
+    reservation.settle(0).await;
+    limiter.drain().await;
+    assert_eq!(remaining(&limiter).await, QUOTA - 3, "a settled request still runs");
+    let error = limiter.reserve((alice(), 1)).await.unwrap().into_token().unwrap_err();
+    assert!(error.to_string().contains("exports"), "{error}");
+    drop(reservation);
+    limiter.drain().await;
+    assert_eq!(remaining(&limiter).await, QUOTA - 2);
+    // What is used beyond the quota is not held.
+    let _ = limiter.debit((alice(), 1)).await.unwrap();
+    assert_eq!(remaining(&limiter).await, QUOTA - 2);
+    // As many as fit.
+    let costs = Costs::new().policy("requests", 0).policy("exports", 1);
+    let (units, taken) = limiter.take_up_to((alice(), costs), 9).await.unwrap();
+    assert_eq!(units, 3);
+    assert_eq!(remaining(&limiter).await, 0);
+    drop(taken);
+    drop(clone);
+    limiter.drain().await;
+    assert_eq!(remaining(&limiter).await, QUOTA);
+}
+
+#[test]
+fn memory_units_in_flight_have_edges() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(assert_edges(MemoryBackend::new()));
+}
+
+#[test]
+fn redis_units_in_flight_have_edges() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        Runtime::new().unwrap().block_on(async {
+            assert_edges(RedisBackend::connect(&server.url()).await.unwrap()).await;
+        });
+    }
+}
+
+#[test]
+fn flushed_units_are_restored() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        Runtime::new().unwrap().block_on(async {
+            let backend = RedisBackend::connect(&server.url()).await.unwrap();
+            let limiter = limiter(backend.clone(), SECOND);
+            let held = hold(&limiter, 3).await;
+            redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+            assert_eq!(remaining(&limiter).await, QUOTA);
+            let is_restored = || backend.interrupted_units() == 1;
+            wait_until("a lost unit must be found within a third of the hold time", is_restored).await;
+            tokio::time::sleep(SECOND / 20).await;
+            assert_eq!(remaining(&limiter).await, QUOTA - 3);
+            assert!(held.hold().unwrap().was_interrupted());
+            // It lives longer than a hold time, and not longer than its request.
+            tokio::time::sleep(3 * SECOND / 2).await;
+            assert_eq!(remaining(&limiter).await, QUOTA - 3);
+            drop(held);
+            limiter.drain().await;
+            assert_eq!(remaining(&limiter).await, QUOTA);
+        });
+    }
+}
+
+/// The clock of the server passes by a hold time while this process does not renew, as if it was stopped.
+#[test]
+fn units_of_stopped_process_return_and_come_back() {
+    let (server, clock) = (Server::start(Engine::Redis), ManualClock::new());
+    Runtime::new().unwrap().block_on(async {
+        let connect = async || RedisBackend::connect(&server.url()).await.unwrap().with_clock(&clock);
+        let (stopped, other) = (connect().await, connect().await);
+        let (of_stopped, of_other) = (limiter(stopped.clone(), 3 * SECOND), limiter(other, 3 * SECOND));
+        let held = hold(&of_stopped, QUOTA).await;
+        clock.set_micros(clock.now_micros() + 2_999_999);
+        assert!(!hold(&of_other, 1).await.is_admitted());
+        clock.set_micros(clock.now_micros() + 1);
+        assert_eq!(remaining(&of_other).await, QUOTA);
+        let running = hold(&of_other, 1).await;
+        assert!(running.is_admitted());
+        wait_until("the renewal finds that its entry has ended", || stopped.interrupted_units() == 1).await;
+        tokio::time::sleep(SECOND / 20).await;
+        assert!(held.hold().unwrap().was_interrupted());
+        assert!(!running.hold().unwrap().was_interrupted());
+        assert_eq!(remaining(&of_other).await, 0, "both run");
+        drop(held);
+        of_stopped.drain().await;
+        assert_eq!(remaining(&of_other).await, QUOTA - 1);
+    });
+}
+
+#[test]
+fn dropped_check_releases_its_units() {
+    let server = Server::start(Engine::Redis);
+    Runtime::new().unwrap().block_on(async {
+        let limiter = limiter(RedisBackend::connect(&server.url()).await.unwrap(), 30 * SECOND);
+        for _ in 0..50 {
+            // It is sent at the first poll, and dropped without a reply.
+            let _ = tokio::time::timeout(Duration::ZERO, hold(&limiter, 1)).await;
+        }
+        limiter.drain().await;
+        assert_eq!(remaining(&limiter).await, QUOTA);
+    });
+}
+
+#[test]
+fn backend_without_holds_is_rejected() {
+    struct Unlimited;
+    impl Backend for Unlimited {
+        async fn check(
+            &self,
+            _: &tower_sliding_window::backend::Check,
+        ) -> Result<Decision, tower_sliding_window::backend::BackendError> {
+            unreachable!("it holds no units")
+        }
+    }
+    let exports = || Policy::in_flight("exports", 1).unwrap();
+    let error = Limiter::builder(Unlimited).policy(exports()).build().unwrap_err();
+    assert_eq!(error.to_string(), r#"policy "exports": the backend holds no units of policies in flight"#);
+    let limiter = Limiter::builder(Unlimited).without_policies().build().unwrap();
+    let pair = tower_sliding_window::backend::Pair::new(alice(), exports(), 1);
+    let outcome = Runtime::new().unwrap().block_on(async { limiter.check([pair]).await });
+    assert_eq!(outcome.unwrap_err().reason(), Reason::Unsupported);
+}

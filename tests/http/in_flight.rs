@@ -1,0 +1,292 @@
+//! Units in flight over HTTP: held until the body has ended, however that happens.
+
+use std::{
+    convert::Infallible,
+    future::{pending, ready},
+    time::Duration,
+};
+
+use axum::{
+    Extension, Router,
+    body::{Body, to_bytes},
+    routing::get,
+};
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Request, Response, StatusCode};
+use tokio::{sync::mpsc, task::JoinSet, time::timeout};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_sliding_window::{
+    ConfigError, Decision, Limiter, MemoryBackend, OutageRule, PartitionKey, Policies, Policy, PolicyTable,
+    RateLimitLayer, RedisBackend, Wait,
+    backend::Reason,
+    by,
+    hold::Hold,
+    key::Header,
+    outage::Share,
+    testing::{FakeAnswer, FakeBackend},
+    wait::WaitLayer,
+};
+
+use super::{ALICE, SECOND, api_key};
+use crate::support::server::{Engine, Server};
+
+fn exports(quota: u32) -> Policy {
+    Policy::in_flight("exports", quota).unwrap()
+}
+
+fn layer(backend: impl tower_sliding_window::backend::Backend, quota: u32) -> RateLimitLayer {
+    RateLimitLayer::builder(backend).policy(exports(quota)).key(api_key()).build().unwrap()
+}
+
+fn request(path: &str) -> Request<Body> {
+    Request::get(path).header(ALICE.0, ALICE.1).body(Body::empty()).unwrap()
+}
+
+fn alice() -> PartitionKey {
+    use tower_sliding_window::key::KeyExtractor;
+    let request = request("/");
+    Header::extract(&api_key(), &(&request).into()).unwrap().unwrap()
+}
+
+/// Returns how many units remain.
+async fn remaining(limits: &RateLimitLayer) -> u32 {
+    limits.limiter().drain().await;
+    let decision = limits.limiter().peek((alice(), 0)).await.unwrap();
+    decision.statuses()[0].remaining()
+}
+
+/// A handler for each way in which a request ends.
+fn router() -> Router {
+    let endless = || async { Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()) };
+    let two_frames = || async {
+        let frames = ["a", "b"].map(|text| Ok::<_, Infallible>(Bytes::from(text)));
+        Body::from_stream(stream::iter(frames))
+    };
+    let fails = || async {
+        let failed = stream::iter([Ok(Bytes::from("a")), Err(std::io::Error::other("no more"))]);
+        Body::from_stream(failed)
+    };
+    let panics = || async {
+        tokio::task::yield_now().await;
+        if true {
+            panic!("a handler panics");
+        }
+    };
+    Router::new()
+        .route("/two", get(two_frames))
+        .route("/endless", get(endless))
+        .route("/fails", get(fails))
+        .route("/panics", get(panics))
+        .route("/hangs", get(|| pending::<()>()))
+}
+
+#[tokio::test]
+async fn unit_is_held_until_body_has_ended() {
+    let limits = layer(MemoryBackend::new(), 2);
+    let service = limits.layer(router());
+    let first = service.clone().oneshot(request("/two")).await.unwrap();
+    assert_eq!(first.headers()["ratelimit-policy"], r#""exports";q=2;qu="concurrent-requests""#);
+    assert_eq!(first.headers()["ratelimit"], r#""exports";r=1"#);
+    let second = service.clone().oneshot(request("/endless")).await.unwrap();
+    assert_eq!(second.headers()["ratelimit"], r#""exports";r=0"#);
+    let denied = service.clone().oneshot(request("/two")).await.unwrap();
+    assert_eq!(denied.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(denied.headers()["retry-after"], "1");
+    let text = to_bytes(Body::new(denied.into_body()), 1_000).await.unwrap();
+    assert!(String::from_utf8_lossy(&text).contains("Try again in 1 s."), "{text:?}");
+    // The second body stays.
+    assert_eq!(to_bytes(Body::new(first.into_body()), 10).await.unwrap(), "ab");
+    assert_eq!(remaining(&limits).await, 1);
+    drop(second);
+    assert_eq!(remaining(&limits).await, 2);
+}
+
+#[tokio::test]
+async fn body_at_its_end_releases_before_it_is_dropped() {
+    use http_body::Body as _;
+    let limits = layer(MemoryBackend::new(), 1);
+    for path in ["/two", "/fails"] {
+        let response = limits.layer(router()).oneshot(request(path)).await.unwrap();
+        let mut body = Box::pin(response.into_body());
+        while let Some(Ok(_)) = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+            assert_eq!(remaining(&limits).await, 0, "{path}");
+        }
+        assert_eq!(remaining(&limits).await, 1, "{path}");
+    }
+}
+
+/// Drops requests in every state: waiting for the handler, half of the body sent, a panic.
+async fn drop_requests(limits: &RateLimitLayer, count: u32) {
+    for _ in 0..count / 4 {
+        let service = limits.layer(router());
+        let _ = timeout(Duration::ZERO, service.clone().oneshot(request("/hangs"))).await;
+        let Ok(response) = service.clone().oneshot(request("/endless")).await;
+        drop(response);
+        let panicked = tokio::spawn(service.clone().oneshot(request("/panics"))).await;
+        assert!(panicked.is_err());
+        // The check itself is dropped.
+        let _ = timeout(Duration::ZERO, service.oneshot(request("/two"))).await;
+    }
+}
+
+#[tokio::test]
+async fn dropped_requests_release_in_memory() {
+    let limits = layer(MemoryBackend::new(), 1_000);
+    std::panic::set_hook(Box::new(|_| {}));
+    drop_requests(&limits, 400).await;
+    assert_eq!(remaining(&limits).await, 1_000);
+}
+
+#[tokio::test]
+async fn dropped_requests_release_in_redis() {
+    let server = Server::start(Engine::Redis);
+    let limits = layer(RedisBackend::connect(&server.url()).await.unwrap(), 1_000);
+    drop_requests(&limits, 400).await;
+    assert_eq!(remaining(&limits).await, 1_000);
+}
+
+/// As a WebSocket does: the work goes on after the response.
+#[tokio::test]
+async fn hold_that_handler_moves_outlives_response() {
+    let limits = layer(MemoryBackend::new(), 1);
+    let (holds, mut moved) = mpsc::unbounded_channel::<Hold>();
+    let handler = move |Extension(decision): Extension<Decision>| {
+        holds.send(decision.hold().unwrap().clone()).unwrap();
+        ready("switched")
+    };
+    let app = Router::new().route("/", get(handler)).layer(limits.clone());
+    drop(app.oneshot(request("/")).await.unwrap());
+    assert_eq!(remaining(&limits).await, 0);
+    drop(moved.recv().await);
+    assert_eq!(remaining(&limits).await, 1);
+}
+
+#[tokio::test]
+async fn service_without_http_holds_until_its_future_ends() {
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(exports(1)).build().unwrap();
+    let by_job = by(|_: &u32| PartitionKey::new("tenant", "a"));
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let inner = service_fn(move |job: u32| {
+        started.send(()).unwrap();
+        async move { if job == 0 { pending().await } else { Ok::<_, tower::BoxError>(job) } }
+    });
+    let service = ServiceBuilder::new().layer(RateLimitLayer::new(limiter, by_job)).service(inner);
+    let running = tokio::spawn(service.clone().oneshot(0));
+    starts.recv().await.unwrap();
+    assert!(service.clone().oneshot(1).await.is_err());
+    running.abort();
+    assert!(running.await.is_err());
+    assert_eq!(service.clone().oneshot(1).await.unwrap(), 1);
+    assert_eq!(service.oneshot(2).await.unwrap(), 2);
+}
+
+#[test]
+fn same_body_rejects_policy_in_flight() {
+    let text = |error: ConfigError| error.to_string();
+    let error = layer(MemoryBackend::new(), 1).same_body().unwrap_err();
+    assert_eq!(
+        text(error),
+        r#"policy "exports" in flight: `same_body` does not see the end of a body; use the layer without it"#
+    );
+    let requests = Policies::from(Policy::new("requests", 5, SECOND).unwrap());
+    let table = PolicyTable::new(requests);
+    let limits = RateLimitLayer::builder(MemoryBackend::new())
+        .policies(table.clone().choose_by(|_| None::<&str>))
+        .key(api_key())
+        .build()
+        .unwrap();
+    let kept = limits.same_body().unwrap();
+    let other = || PolicyTable::new(Policies::from(exports(5)));
+    let error = table.replace(other()).unwrap_err();
+    assert!(error.to_string().contains("same_body"), "{error}");
+    drop((kept, limits));
+    table.replace(other()).unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn release_wakes_waiting_requests_in_order() {
+    let exports = exports(1).retry_after(3_600 * SECOND).unwrap();
+    let limiter = Limiter::builder(MemoryBackend::new()).policy(exports).build().unwrap();
+    let alice = || PartitionKey::new("user", "alice");
+    let first = limiter.check(alice()).await.unwrap();
+    let (order, mut turns) = mpsc::unbounded_channel();
+    let mut waiting = JoinSet::new();
+    for number in 0..5 {
+        let (limiter, order) = (limiter.clone(), order.clone());
+        waiting.spawn(async move {
+            let admission = limiter.wait(alice(), 60 * SECOND).await.unwrap();
+            order.send(number).unwrap();
+            tokio::time::sleep(SECOND).await;
+            drop(admission);
+        });
+        tokio::task::yield_now().await;
+    }
+    let start = tokio::time::Instant::now();
+    drop(first);
+    for number in 0..5 {
+        assert_eq!(turns.recv().await, Some(number));
+    }
+    assert_eq!(start.elapsed().as_secs(), 4, "each release wakes the next one at once");
+    while waiting.join_next().await.is_some() {}
+
+    // Without a release, it gives up at its end.
+    let _held = limiter.check(alice()).await.unwrap();
+    let start = tokio::time::Instant::now();
+    assert!(limiter.wait(alice(), 7 * SECOND).await.is_err());
+    assert_eq!(start.elapsed().as_secs(), 7);
+}
+
+/// Another process returns the unit, so only the poll finds it.
+#[tokio::test]
+async fn wait_layer_polls_for_units_of_other_processes() {
+    let server = Server::start(Engine::Redis);
+    let exports = || exports(1).retry_after(SECOND / 20).unwrap();
+    let limiter = async || {
+        let backend = RedisBackend::connect(&server.url()).await.unwrap();
+        Limiter::builder(backend).policy(exports()).deadline(SECOND).build().unwrap()
+    };
+    let (other, own) = (limiter().await, limiter().await);
+    let key = || PartitionKey::new("tenant", "a");
+    let held = other.check(key()).await.unwrap();
+    let client = service_fn(async |_: ()| Ok::<_, Infallible>(Response::new(())));
+    let by_tenant = by(move |_: &()| key());
+    let service = ServiceBuilder::new().layer(WaitLayer::new(own, by_tenant)).service(client);
+    let waiting = tokio::spawn(service.oneshot(()));
+    tokio::time::sleep(SECOND / 5).await;
+    assert!(!waiting.is_finished());
+    drop(held);
+    assert!(timeout(SECOND, waiting).await.unwrap().unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn fake_backend_counts_held_units() {
+    let backend = FakeBackend::scripted([FakeAnswer::Admit, FakeAnswer::Deny(Wait::Unknown)]);
+    let limits = layer(backend.clone(), 7);
+    let response = limits.layer(router()).oneshot(request("/two")).await.unwrap();
+    assert_eq!(backend.held_units(), 1);
+    let denied = limits.layer(router()).oneshot(request("/two")).await.unwrap();
+    assert_eq!((denied.status(), backend.held_units()), (StatusCode::TOO_MANY_REQUESTS, 1));
+    drop(response);
+    assert_eq!(backend.held_units(), 0);
+}
+
+#[tokio::test]
+async fn local_fallback_holds_units_of_its_share() {
+    let limits = RateLimitLayer::builder(FakeBackend::unavailable(Reason::Connection))
+        .policy(exports(4))
+        .outage(OutageRule::LocalFallback(Share::among(2).unwrap()))
+        .key(api_key())
+        .build()
+        .unwrap();
+    let service = limits.layer(router());
+    let mut responses = Vec::new();
+    for expected in [StatusCode::OK, StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE] {
+        let response = service.clone().oneshot(request("/endless")).await.unwrap();
+        assert_eq!(response.status(), expected);
+        responses.push(response);
+    }
+    responses.clear();
+    let response = service.clone().oneshot(request("/two")).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+}
