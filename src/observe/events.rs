@@ -205,7 +205,7 @@ pub(super) fn interrupted_units(units: u64, interrupted: u64, unlogged: u64) {
         units,
         interrupted,
         unlogged,
-        "rate limit units in flight were not held for some time: the store has lost them, or this process was stopped"
+        "interrupted units in flight: the store has lost them, or this process was stopped, so more than the quota may run",
     );
 }
 

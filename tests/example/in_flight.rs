@@ -14,7 +14,7 @@ within its hold time of 2s, all 5 units are free";
 
 #[test]
 fn exports_are_limited_in_memory() {
-    let ended = run_example("in_flight", &[]);
+    let ended = run_example::<&str>("in_flight", &[]);
     assert!(ended.status.success(), "{ended:?}");
     assert_eq!(ended.stdout.trim_end(), expected_output("in_flight").trim_end(), "{ended:?}");
 }

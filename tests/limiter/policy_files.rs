@@ -266,7 +266,7 @@ fn toml_error_names_field_value_and_range() {
             r#"algorithm = "sliding""#,
             9,
             13,
-            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`, `gate`"
+            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`, `gate`, `in-flight`"
                 .to_owned(),
         ),
         (
