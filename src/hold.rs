@@ -28,14 +28,14 @@ use std::{fmt, sync::Arc};
 pub struct Hold(Arc<HoldKind>);
 
 enum HoldKind {
-    Units(Box<dyn HeldUnits>),
+    Units(Box<dyn ReleaseOnDrop>),
     /// Of several slots of a cluster.
     #[cfg_attr(not(feature = "redis"), expect(dead_code, reason = "only a cluster has several slots"))]
     Several(Vec<Hold>),
 }
 
 /// Units that a store holds. Dropping them releases them.
-pub(crate) trait HeldUnits: Send + Sync {
+pub(crate) trait ReleaseOnDrop: Send + Sync {
     /// Returns whether the store may not have held the units all the time.
     fn was_interrupted(&self) -> bool;
 }
@@ -50,7 +50,7 @@ impl Hold {
         Self::from_units(OnRelease(Some(release)))
     }
 
-    pub(crate) fn from_units(units: impl HeldUnits + 'static) -> Self {
+    pub(crate) fn from_units(units: impl ReleaseOnDrop + 'static) -> Self {
         Self(Arc::new(HoldKind::Units(Box::new(units))))
     }
 
@@ -73,7 +73,7 @@ impl Hold {
     }
 }
 
-impl<F: FnOnce() + Send + Sync> HeldUnits for OnRelease<F> {
+impl<F: FnOnce() + Send + Sync> ReleaseOnDrop for OnRelease<F> {
     fn was_interrupted(&self) -> bool {
         false
     }

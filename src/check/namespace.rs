@@ -6,7 +6,8 @@ use std::{
     sync::{Arc, LazyLock, Weak},
 };
 
-use super::releases::Awaited;
+use tokio::sync::Notify;
+
 use crate::{error::ConfigError, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
@@ -20,7 +21,7 @@ struct Named {
     /// The denials that the limiters of this namespace know.
     known_denials: Lock<Vec<Weak<dyn KnownDenials>>>,
     /// The pairs in flight for which requests of this process wait.
-    awaited: Awaited,
+    awaited: Lock<HashMap<PairKey, Arc<Notify>>>,
 }
 
 /// The denials that a limiter knows.
@@ -49,7 +50,7 @@ impl Namespace {
         Self(Arc::new(Named {
             name: namespace.into(),
             known_denials: Lock::default(),
-            awaited: Awaited::default(),
+            awaited: Lock::default(),
         }))
     }
 
@@ -92,7 +93,7 @@ impl Namespace {
         all.push(denials);
     }
 
-    pub(super) fn awaited(&self) -> &Awaited {
+    pub(super) fn awaited(&self) -> &Lock<HashMap<PairKey, Arc<Notify>>> {
         &self.0.awaited
     }
 

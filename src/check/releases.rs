@@ -1,7 +1,6 @@
 //! Releases of units in flight: they wake the requests of this process that wait for them.
 
 use std::{
-    collections::HashMap,
     future::{pending, poll_fn},
     pin::Pin,
     sync::Arc,
@@ -10,12 +9,8 @@ use std::{
 
 use tokio::sync::{Notify, futures::Notified};
 
-use super::{Namespace, PairKey};
-use crate::{key::PartitionKey, lock::Lock, policy::Policy};
-
-/// The pairs of a namespace for which requests wait.
-#[derive(Debug, Default)]
-pub(super) struct Awaited(Lock<HashMap<PairKey, Arc<Notify>>>);
+use super::namespace::{Namespace, PairKey};
+use crate::{key::PartitionKey, policy::Policy};
 
 /// A request that waits for a release of a pair. A release since its creation counts.
 pub(crate) struct ReleaseListener {
@@ -27,14 +22,14 @@ pub(crate) struct ReleaseListener {
 impl ReleaseListener {
     pub(crate) fn new(namespace: &Namespace, key: &PartitionKey, policy: &Policy) -> Self {
         let pair = PairKey::new(key, policy);
-        let notify = namespace.awaited().0.lock().entry(pair.clone()).or_default().clone();
+        let notify = namespace.awaited().lock().entry(pair.clone()).or_default().clone();
         Self { namespace: namespace.clone(), pair, notify }
     }
 }
 
 impl Drop for ReleaseListener {
     fn drop(&mut self) {
-        let mut awaited = self.namespace.awaited().0.lock();
+        let mut awaited = self.namespace.awaited().lock();
         // One is in the table, and one is here.
         if Arc::strong_count(&self.notify) <= 2 {
             awaited.remove(&self.pair);
@@ -45,7 +40,7 @@ impl Drop for ReleaseListener {
 impl Namespace {
     /// Notes that units of a pair were released: wakes the first request that waits for them.
     pub(crate) fn released(&self, key: &PartitionKey, policy: &Policy) {
-        let awaited = self.awaited().0.lock();
+        let awaited = self.awaited().lock();
         if awaited.is_empty() {
             return;
         }

@@ -35,7 +35,7 @@ pub(crate) struct LeaseMiss {
 }
 
 /// A lease request. If it is dropped without an answer, nothing is leased for a while.
-struct InFlight {
+struct RequestInFlight {
     leases: Arc<Leases>,
     check: Check,
     request: Request,
@@ -109,7 +109,7 @@ impl LeaseMiss {
                 return Ok(decision);
             };
             let asked = ask(check.clone().leasing(request.units.iter().copied()), left);
-            let in_flight = InFlight { leases, check, request, progress: RequestProgress::Unsent };
+            let in_flight = RequestInFlight { leases, check, request, progress: RequestProgress::Unsent };
             match Handle::try_current() {
                 // Others wait for it, so it must not depend on this caller.
                 Ok(runtime) => runtime
@@ -122,7 +122,7 @@ impl LeaseMiss {
     }
 }
 
-impl InFlight {
+impl RequestInFlight {
     async fn send(mut self, asked: BoxFuture<Decided>) -> Decided {
         let sent = self.leases.clock.now();
         self.progress = RequestProgress::Sent;
@@ -145,7 +145,7 @@ impl InFlight {
     }
 }
 
-impl Drop for InFlight {
+impl Drop for RequestInFlight {
     fn drop(&mut self) {
         let is_sent = match self.progress {
             RequestProgress::Ended => return,

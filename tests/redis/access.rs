@@ -16,9 +16,9 @@ use super::{
 use crate::support::server::{Engine, Server};
 
 /// The commands that the Redis user needs permission for.
-pub const NEEDED: [&str; 12] = [
+pub const NEEDED: [&str; 13] = [
     "evalsha", "eval", "time", "lindex", "lset", "rpush", "ltrim", "unlink", "pexpire", "get", "set",
-    "setrange",
+    "setrange", "getrange",
 ];
 
 pub fn url(server: &Server, user: &str, path: &str) -> String {

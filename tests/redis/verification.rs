@@ -18,7 +18,7 @@ use crate::support::{
 };
 
 /// The needed commands that only some algorithms need.
-const OPTIONAL: [&str; 3] = ["get", "set", "setrange"];
+const OPTIONAL: [&str; 4] = ["get", "set", "setrange", "getrange"];
 
 fn lazy(server: &Server) -> RedisBackend {
     RedisBackend::lazy(&url(server, "limiter:secret", "")).unwrap()
@@ -100,11 +100,11 @@ async fn verify_runs_all_scripts_and_leaves_no_key() {
         let backend = lazy(&server);
         assert_eq!(backend.verify().await.unwrap().len(), 0, "{engine:?}");
         assert_eq!(admin.keys(), [""; 0], "verification writes nothing");
-        // Five types with four checks, a refund and a reset each, and a gate, which has no refund; three scripts were loaded.
+        // Five types with four checks, a refund and a reset each, a gate, which has no refund, and in flight with a peek and a reset; three scripts were loaded.
         let (evalsha, eval) = (admin.calls("evalsha"), admin.calls("eval"));
         assert_eq!(
             evalsha.all - evalsha.failed + eval.all,
-            5 * 6 + 5 + 1,
+            5 * 6 + 5 + 2 + 1,
             "{engine:?}: {evalsha:?} {eval:?}"
         );
         assert_eq!(backend.unanswered_checks(), 0, "verification is no check");

@@ -19,6 +19,7 @@ mod bound;
 mod clock;
 mod count;
 mod due;
+mod held;
 mod key_map;
 mod log;
 mod partition;

@@ -12,12 +12,13 @@ use std::{
 };
 
 use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     RedisBackend,
     command::Command,
     error::{is_reply, unavailable},
+    holder::{HeldNumbers, HoldCall, SendCall},
     merge::{GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
@@ -70,7 +71,7 @@ impl RedisBackend {
         // A single server, too, may show that it is in cluster mode.
         let needs_slots = self.topology.needs_slots() || self.is_cluster.load(Ordering::Relaxed);
         let in_group = |slot| if needs_slots { slot } else { 0 };
-        let acquiring = self.holder.acquire(check, &self.names, in_group, || self.with_own_connections())?;
+        let acquiring = self.holder.acquire(check, &self.names, in_group, || self.call_sender())?;
         let acquisition = acquiring.as_ref().map(|acquiring| &acquiring.acquisition);
         let (generation, at_micros) = (self.generations.draw(), self.injected_micros());
         let mut call = Call::check(check, &self.names, generation, acquisition, at_micros);
@@ -120,6 +121,29 @@ impl RedisBackend {
         let (slot, deadline) = (call.slot(), self.on_server(pairs.deadline()));
         let command = Command::Script(&self.scripts.reset, &mut call);
         script::changed_at(&self.change_in_slot(slot, command, deadline).await?).map(drop)
+    }
+
+    /// Returns what sends the calls of the holder, over connections of its own.
+    fn call_sender(&self) -> SendCall {
+        let backend = self.with_own_connections();
+        Box::new(move |holder, call| {
+            let backend = backend.clone();
+            Box::pin(async move {
+                let numbers = backend.change_held(holder, &call).await;
+                (call, numbers)
+            })
+        })
+    }
+
+    /// Changes what a holder holds of some pairs.
+    async fn change_held(&self, holder: u64, call: &HoldCall) -> HeldNumbers {
+        let pairs = call.pairs.iter().map(|(_, keys, changes)| (keys, changes));
+        let mut script = Call::hold(holder, pairs, self.injected_micros());
+        let end = call.sent + call.timeout;
+        let command = Command::Script(&self.scripts.hold, &mut script);
+        let reply = timeout_at(end, self.change_in_slot(call.slot, command, self.on_server(Some(end)))).await;
+        let reply = reply.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)))?;
+        script::hold::lists(&reply, call.pairs.len())
     }
 
     /// Returns a deadline that the server compares with its own clock. `None` on an injected clock.

@@ -23,17 +23,22 @@ use crate::{
     policy::{Policy, REDIS_TYPES, RedisProperties},
 };
 
+pub(super) mod acquisition;
 pub(super) mod hold;
 pub(super) mod merged;
 mod types;
 
-use hold::Acquisition;
+use acquisition::Acquisition;
 
 /// The deadline of a call without one: the script always runs.
 const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
 
 /// The size of a generation in bytes.
 const GENERATION_SIZE: usize = 7;
+
+/// The sizes of a status and of a receipt in a reply.
+const STATUS_SIZE: usize = 37;
+const RECEIPT_SIZE: usize = 17;
 
 /// The most pairs in one call of the refund script, so that it takes at most 1 ms of the server. Pairs are refunded independently.
 pub(super) const REFUND_PAIRS: usize = 4;
@@ -230,7 +235,7 @@ impl Call {
         let mut pairs = Packed::from_slice(&NO_DEADLINE);
         for (i, Pair { policy, cost, .. }) in in_call_order(check) {
             if policy.properties().is_held {
-                hold::push_acquisition(&mut pairs, acquisition, i);
+                acquisition::push_acquisition(&mut pairs, acquisition, i);
             }
             push_pair(&mut pairs, *cost, policy);
         }
@@ -426,7 +431,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
     let has_receipts = is_lease || check.purpose().has_receipts();
     let mut receipts = vec![Receipt::NO_CHARGE; if has_receipts { count } else { 0 }];
     let (mut statuses, mut leases) = (vec![None; count], Vec::new());
-    let receipt_size = if has_receipts { merged::RECEIPT_SIZE } else { 0 };
+    let receipt_size = if has_receipts { RECEIPT_SIZE } else { 0 };
     for (i, pair) in in_call_order(check) {
         skip_acquisition(pair, &mut fields, receipt_size).ok_or_else(broken)?;
         at_micros = fields.u64().ok_or_else(broken)?;
@@ -458,7 +463,7 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
 /// Skips the status of the acquisition of a pair in flight, and its receipt. It means nothing. Returns `None` if the reply is broken.
 fn skip_acquisition(pair: &Pair, fields: &mut Fields<'_>, receipt_size: usize) -> Option<()> {
     if pair.policy.properties().is_held {
-        fields.bytes(merged::STATUS_SIZE + receipt_size)?;
+        fields.bytes(STATUS_SIZE + receipt_size)?;
     }
     Some(())
 }

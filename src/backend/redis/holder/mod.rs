@@ -17,43 +17,32 @@ use tokio::{
 };
 
 use super::{
-    RedisBackend,
     keys::KeyNames,
-    script::hold::{Acquisition, HeldNumber},
+    script::acquisition::{Acquisition, HeldNumber},
 };
 use crate::{
     backend::{BackendError, Reason},
     check::{Check, MAX_PAIRS, Pair, Purpose},
     decision::Decision,
-    hold::{HeldUnits, Hold},
+    hold::{Hold, ReleaseOnDrop},
     lock::Lock,
-    observe::{self, Throttle},
+    observe::Throttle,
 };
 
 mod pairs;
+mod state;
 mod thread;
 
-use pairs::{HeldPairs, PairId};
+pub(super) use pairs::HoldCall;
+use pairs::PairId;
+use state::HolderState;
+pub(super) use thread::{HeldNumbers, SendCall};
 
 /// How long after its deadline a check may still run. The clock of the server is known within this time.
 const LATENESS: Duration = Duration::from_millis(50);
 
 /// The holder of a backend: its identity in Redis, and its units. The thread ends after this is dropped, when all units are released.
 pub(super) struct Holder(Arc<HolderState>);
-
-struct HolderState {
-    /// A random number. A process that forks needs a new backend.
-    id: u64,
-    pairs: Lock<HeldPairs>,
-    /// Notified when a call may be due.
-    changed: Notify,
-    /// Notified when a call has ended.
-    completed: Notify,
-    is_closed: AtomicBool,
-    has_thread: Lock<bool>,
-    interrupted: AtomicU64,
-    events: Throttle,
-}
 
 /// The numbers of a check that is in progress. If it is dropped without a reply, they are released after the deadline.
 pub(super) struct Acquiring {
@@ -91,7 +80,7 @@ impl Holder {
         check: &Check,
         names: &KeyNames,
         slot: impl Fn(u16) -> u16,
-        backend: impl FnOnce() -> RedisBackend,
+        sender: impl FnOnce() -> SendCall,
     ) -> Result<Option<Acquiring>, BackendError> {
         let is_held = |(_, pair): &(usize, &Pair)| {
             pair.policy.properties().is_held && pair.borrowed().is_chargeable(check.purpose())
@@ -99,7 +88,7 @@ impl Holder {
         if check.purpose() == Purpose::Peek || !check.pairs().iter().enumerate().any(|pair| is_held(&pair)) {
             return Ok(None);
         }
-        self.start(backend)?;
+        self.start(sender)?;
         let state = &self.0;
         let mut acquiring = Acquiring {
             state: state.clone(),
@@ -140,10 +129,10 @@ impl Holder {
     }
 
     /// Starts the thread, unless it runs.
-    fn start(&self, backend: impl FnOnce() -> RedisBackend) -> Result<(), BackendError> {
+    fn start(&self, sender: impl FnOnce() -> SendCall) -> Result<(), BackendError> {
         let mut has_thread = self.0.has_thread.lock();
         if !*has_thread {
-            thread::spawn(self.0.clone(), backend())
+            thread::spawn(self.0.clone(), sender())
                 .map_err(|error| BackendError::with_source(Reason::Other, error))?;
             *has_thread = true;
         }
@@ -155,14 +144,6 @@ impl Drop for Holder {
     fn drop(&mut self) {
         self.0.is_closed.store(true, Ordering::SeqCst);
         self.0.changed.notify_one();
-    }
-}
-
-impl HolderState {
-    /// Notes units that the store did not hold.
-    fn interrupted(&self, units: u64) {
-        let all = self.interrupted.fetch_add(units, Ordering::Relaxed) + units;
-        observe::interrupted_units(units, all, &self.events);
     }
 }
 
@@ -221,7 +202,7 @@ impl Drop for Acquiring {
     }
 }
 
-impl HeldUnits for RedisUnits {
+impl ReleaseOnDrop for RedisUnits {
     fn was_interrupted(&self) -> bool {
         let pairs = self.state.pairs.lock();
         self.numbers.iter().any(|(id, index)| pairs.was_interrupted(*id, *index))

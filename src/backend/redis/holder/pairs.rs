@@ -21,7 +21,10 @@ use crate::{
         BackendError, Reason,
         redis::{
             keys::Keys,
-            script::hold::{HeldNumber, HoldChanges, MAX_NUMBERS},
+            script::{
+                acquisition::{HeldNumber, MAX_NUMBERS},
+                hold::HoldChanges,
+            },
         },
     },
     check::{Namespace, Pair},
@@ -38,7 +41,7 @@ const MAX_CALLS: usize = 8;
 /// The pause after a call that has failed.
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(super) type PairId = u64;
+pub(crate) type PairId = u64;
 
 /// All pairs of which this process holds units.
 #[derive(Default)]
@@ -106,12 +109,12 @@ struct Releasing {
 }
 
 /// A call that is due.
-pub(super) struct HoldCall {
-    pub(super) slot: u16,
-    pub(super) sent: Instant,
+pub(crate) struct HoldCall {
+    pub(crate) slot: u16,
+    pub(crate) sent: Instant,
     /// How long it may take.
-    pub(super) timeout: Duration,
-    pub(super) pairs: Vec<(PairId, Keys, HoldChanges)>,
+    pub(crate) timeout: Duration,
+    pub(crate) pairs: Vec<(PairId, Keys, HoldChanges)>,
 }
 
 /// What a call has changed.

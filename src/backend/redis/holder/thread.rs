@@ -3,6 +3,7 @@
 
 use std::{
     io,
+    pin::Pin,
     sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
@@ -11,39 +12,34 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::{
     runtime,
-    time::{Instant, sleep_until, timeout_at},
+    time::{Instant, sleep_until},
 };
 
-use super::{HolderState, pairs::HoldCall};
-use crate::backend::{
-    BackendError, Reason,
-    redis::{
-        RedisBackend,
-        command::Command,
-        script::{
-            Call,
-            hold::{self, HeldNumber},
-        },
-    },
-};
+use super::{pairs::HoldCall, state::HolderState};
+use crate::backend::{BackendError, redis::script::acquisition::HeldNumber};
 
 /// How long the thread sleeps if nothing is due.
 const IDLE: Duration = Duration::from_secs(60);
 
-type Lists = Result<Vec<Option<Vec<HeldNumber>>>, BackendError>;
+/// For each pair of a call, the numbers that the store holds, or `None` if its changes were not made.
+pub(crate) type HeldNumbers = Result<Vec<Option<Vec<HeldNumber>>>, BackendError>;
 
-/// Starts the thread. The backend has connections of its own.
-pub(super) fn spawn(state: Arc<HolderState>, backend: RedisBackend) -> io::Result<()> {
+/// Sends a call of a holder with this identity, over connections of the thread.
+pub(crate) type SendCall =
+    Box<dyn Fn(u64, HoldCall) -> Pin<Box<dyn Future<Output = (HoldCall, HeldNumbers)>>> + Send>;
+
+/// Starts the thread.
+pub(super) fn spawn(state: Arc<HolderState>, send: SendCall) -> io::Result<()> {
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    let run = move || runtime.block_on(run(&state, &backend));
+    let run = move || runtime.block_on(run(&state, &send));
     thread::Builder::new().name("tsw-hold".to_owned()).spawn(run).map(drop)
 }
 
-async fn run(state: &HolderState, backend: &RedisBackend) {
+async fn run(state: &HolderState, send: &SendCall) {
     let mut calls = FuturesUnordered::new();
     loop {
         let due = state.pairs.lock().due(Instant::now());
-        calls.extend(due.into_iter().map(|call| send(state.id, backend, call)));
+        calls.extend(due.into_iter().map(|call| send(state.id, call)));
         let (next, is_empty) = {
             let pairs = state.pairs.lock();
             (pairs.next_due(), pairs.is_empty())
@@ -58,7 +54,7 @@ async fn run(state: &HolderState, backend: &RedisBackend) {
                     namespace.released(&key, &policy);
                 }
                 if outcome.interrupted > 0 {
-                    state.interrupted(outcome.interrupted);
+                    state.note_interrupted(outcome.interrupted);
                 }
                 state.completed.notify_waiters();
             }
@@ -66,15 +62,4 @@ async fn run(state: &HolderState, backend: &RedisBackend) {
             () = sleep_until(next.unwrap_or_else(|| Instant::now() + IDLE)) => {}
         }
     }
-}
-
-async fn send(holder: u64, backend: &RedisBackend, call: HoldCall) -> (HoldCall, Lists) {
-    let pairs = call.pairs.iter().map(|(_, keys, changes)| (keys, changes));
-    let mut script = Call::hold(holder, pairs, backend.injected_micros());
-    let end = call.sent + call.timeout;
-    let command = Command::Script(&backend.scripts.hold, &mut script);
-    let sent = backend.change_in_slot(call.slot, command, backend.on_server(Some(end)));
-    let reply = timeout_at(end, sent).await.unwrap_or_else(|_| Err(BackendError::new(Reason::Timeout)));
-    let lists = reply.and_then(|reply| hold::lists(&reply, call.pairs.len()));
-    (call, lists)
 }

@@ -1,39 +1,9 @@
-//! Units in flight: the acquisition in a check, and the calls of the hold script. `lua/README.md` is the contract.
+//! The calls of the hold script. `lua/README.md` is the contract.
 
 use redis::Value;
 
-use super::{Call, Fields, NO_DEADLINE, Packed};
-use crate::{
-    backend::{BackendError, Reason, redis::keys::Keys},
-    check::MAX_PAIRS,
-    policy::in_flight_number,
-};
-
-/// A parameter of at least this number is that of an acquisition.
-const ACQUISITION: u64 = 1 << 44;
-/// The bits of an index.
-const INDEX_BITS: u32 = 17;
-/// A holder has fewer numbers of a pair.
-pub(crate) const MAX_NUMBERS: u32 = 1 << INDEX_BITS;
-/// The lower bits of the identity of a holder, in the field of a window.
-const ID_BITS: u32 = 48;
-
-/// The numbers that a check acquires.
-#[derive(Clone, Copy)]
-pub(crate) struct Acquisition {
-    pub(crate) holder: u64,
-    /// For each pair of the check, its number. Meaningless unless the pair is in flight and has a cost.
-    pub(crate) numbers: [HeldNumber; MAX_PAIRS],
-}
-
-/// A number that a holder holds of a pair, and its place.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct HeldNumber {
-    pub(crate) index: u32,
-    /// 0 is no number.
-    pub(crate) number: u32,
-    pub(crate) units: u32,
-}
+use super::{Call, Fields, NO_DEADLINE, Packed, acquisition::HeldNumber};
+use crate::backend::{BackendError, Reason, redis::keys::Keys};
 
 /// The changes of one pair.
 #[derive(Clone, Debug, Default)]
@@ -42,20 +12,6 @@ pub(crate) struct HoldChanges {
     pub(crate) renews: bool,
     pub(crate) releases: Vec<HeldNumber>,
     pub(crate) restores: Vec<HeldNumber>,
-}
-
-/// Adds the fields of an acquisition. A peek has none, and needs none.
-pub(super) fn push_acquisition(pairs: &mut Packed, acquisition: Option<&Acquisition>, pair: usize) {
-    let (holder, number) = acquisition.map_or_else(Default::default, |acquisition| {
-        (acquisition.holder, acquisition.numbers.get(pair).copied().unwrap_or_default())
-    });
-    let place = holder >> ID_BITS << INDEX_BITS | u64::from(number.index);
-    let typed = super::types::TYPE_UNIT * u64::from(in_flight_number()) + ACQUISITION + place;
-    pairs.extend_from_slice(&number.number.to_le_bytes());
-    // In place of a cost.
-    pairs.extend_from_slice(&[0; 4]);
-    pairs.extend_from_slice(&holder.to_le_bytes()[..6]);
-    pairs.extend_from_slice(&typed.to_le_bytes()[..6]);
 }
 
 impl Call {

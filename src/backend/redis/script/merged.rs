@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use redis::{RedisResult, Value, parse_redis_value};
 
-use super::{Call, Fields, GENERATION_SIZE, NO_DEADLINE, types};
+use super::{Call, Fields, GENERATION_SIZE, NO_DEADLINE, RECEIPT_SIZE, STATUS_SIZE, types};
 use crate::backend::redis::keys::Keys;
 
 pub(crate) mod server_time;
@@ -13,9 +13,6 @@ pub(crate) mod server_time;
 const PAIR_SIZE: usize = 20;
 /// The offset of the cost among the fields of a pair.
 const COST_OFFSET: usize = 4;
-/// The sizes of a status and of a receipt in a reply.
-pub(super) const STATUS_SIZE: usize = 37;
-pub(super) const RECEIPT_SIZE: usize = 17;
 /// The offset of `remaining` in a status.
 const REMAINING_OFFSET: usize = 9;
 
