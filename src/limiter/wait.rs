@@ -5,15 +5,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::{
-    runtime::Handle,
-    time::{Instant, sleep_until},
-};
+use tokio::{runtime::Handle, time::Instant};
 
 use super::{inner::Limiter, outage_rule::Terms, outcome::AdmitResult, rejection::Rejection};
 use crate::{
     check::{Check, ReleaseListener, released},
     decision::Wait,
+    guard::until,
 };
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
@@ -45,10 +43,8 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
         };
         match at {
             Some(at) if ticket.sleeps_until(at) => {
-                tokio::select! {
-                    () = sleep_until(at) => {}
-                    () = released(&listeners) => {}
-                }
+                // `None` means that nothing was released.
+                let _: Option<()> = until(at, released(&listeners)).await;
             }
             _ => return Err(Rejection::Denied(denied)),
         }

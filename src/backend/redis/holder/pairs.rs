@@ -74,10 +74,11 @@ struct HeldPair {
     free: BTreeSet<u32>,
     last_number: u32,
     held: usize,
-    /// Numbers to release: those of ended requests, and those that only the store knows.
-    releasing: Vec<Releasing>,
+    /// The indices of the numbers to release, each with the instant from which on it is: those of ended requests, and those that only the
+    /// store knows.
+    releasing: BTreeSet<(Instant, u32)>,
     /// The indices of the numbers to restore.
-    restoring: Vec<u32>,
+    restoring: BTreeSet<u32>,
     renew_at: Option<Instant>,
     /// When the last call was sent that has extended the entry.
     extended: Instant,
@@ -98,14 +99,10 @@ enum UnitState {
     Waiting,
     /// Since this instant.
     Held(Instant),
-    Releasing,
-}
-
-#[derive(Clone, Copy)]
-struct Releasing {
-    number: HeldNumber,
-    from: Instant,
-    until: Instant,
+    Releasing {
+        from: Instant,
+        until: Instant,
+    },
 }
 
 /// A call that is due.
@@ -169,14 +166,7 @@ impl HeldPairs {
 
     /// Releases a number, from this instant on.
     pub(super) fn release(&mut self, id: PairId, index: u32, from: Instant) {
-        self.change(id, |pair| {
-            let until = from + pair.hold_time();
-            let Some(unit) = pair.units.get_mut(index as usize) else { return };
-            pair.held -= usize::from(matches!(unit.state, UnitState::Held(_)));
-            unit.state = UnitState::Releasing;
-            pair.releasing.push(Releasing { number: unit.number, from, until });
-            pair.restoring.retain(|restored| *restored != index);
-        });
+        self.change(id, |pair| pair.release(index, from));
     }
 
     /// Returns whether the store may not have held a unit all the time.
@@ -353,8 +343,8 @@ impl HeldPair {
             free: BTreeSet::new(),
             last_number: 0,
             held: 0,
-            releasing: Vec::new(),
-            restoring: Vec::new(),
+            releasing: BTreeSet::new(),
+            restoring: BTreeSet::new(),
             renew_at: None,
             extended: Instant::now(),
             is_in_call: false,
@@ -388,10 +378,12 @@ impl HeldPair {
     }
 
     fn make_free(&mut self, index: u32) {
-        if let Some(unit) = self.units.get_mut(index as usize) {
-            unit.state = UnitState::Free;
-            self.free.insert(index);
+        let Some(unit) = self.units.get_mut(index as usize) else { return };
+        if let UnitState::Releasing { from, .. } = unit.state {
+            self.releasing.remove(&(from, index));
         }
+        unit.state = UnitState::Free;
+        self.free.insert(index);
     }
 
     fn is_unused(&self) -> bool {
@@ -400,20 +392,31 @@ impl HeldPair {
 
     /// Returns when there is something to send.
     fn due_at(&self) -> Option<Instant> {
-        let release = self.releasing.iter().map(|releasing| releasing.from).min();
+        let release = self.releasing.first().map(|(from, _)| *from);
         let restore = (!self.restoring.is_empty()).then_some(self.extended);
         [self.renew_at, release, restore].into_iter().flatten().min()
     }
 
     /// Adds the changes that are due to a call, if there are any.
     fn join(&mut self, id: PairId, call: &mut HoldCall, room: &mut usize, renews: bool) {
-        let expired: Vec<Releasing> =
-            self.releasing.extract_if(.., |releasing| releasing.until <= call.sent).collect();
-        for Releasing { number, .. } in expired {
-            self.confirm_release(number);
+        let mut releases = Vec::new();
+        let due: Vec<u32> = self
+            .releasing
+            .iter()
+            .take_while(|(from, _)| *from <= call.sent)
+            .map(|(_, index)| *index)
+            .take(*room)
+            .collect();
+        for index in due {
+            match self.units.get(index as usize) {
+                Some(Unit { state: UnitState::Releasing { until, .. }, .. }) if *until <= call.sent => {
+                    // Its entry has ended.
+                    self.make_free(index);
+                }
+                Some(unit) => releases.push(unit.number),
+                None => {}
+            }
         }
-        let due = self.releasing.iter().filter(|releasing| releasing.from <= call.sent);
-        let releases: Vec<HeldNumber> = due.map(|releasing| releasing.number).take(*room).collect();
         *room -= releases.len();
         let restored = self.restoring.iter().filter_map(|index| self.units.get(*index as usize));
         let restores: Vec<HeldNumber> = restored.map(|unit| unit.number).take(*room).collect();
@@ -427,14 +430,32 @@ impl HeldPair {
         call.pairs.push((id, self.keys.clone(), HoldChanges { hold_micros, renews, releases, restores }));
     }
 
-    /// Makes the index of a released number free. Returns whether a request of this process held it.
-    fn confirm_release(&mut self, number: HeldNumber) -> bool {
-        let is_released = |unit: &&Unit| unit.number == number && unit.state == UnitState::Releasing;
-        let is_known = self.units.get(number.index as usize).filter(is_released).is_some();
-        if is_known {
-            self.make_free(number.index);
+    /// Releases a number, from this instant on.
+    fn release(&mut self, index: u32, from: Instant) {
+        let until = from + self.hold_time();
+        let Some(unit) = self.units.get_mut(index as usize) else { return };
+        self.held -= usize::from(matches!(unit.state, UnitState::Held(_)));
+        unit.state = UnitState::Releasing { from, until };
+        self.releasing.insert((from, index));
+        self.restoring.remove(&index);
+    }
+
+    /// Releases a number that only the store knows, unless its place is in use.
+    fn release_unknown(&mut self, number: HeldNumber, from: Instant) {
+        if number.index >= MAX_NUMBERS {
+            return;
         }
-        is_known
+        for index in self.units.len() as u32..=number.index {
+            let number = HeldNumber { index, ..HeldNumber::default() };
+            self.units.push(Unit { number, state: UnitState::Free, was_interrupted: false });
+            self.free.insert(index);
+        }
+        if self.free.remove(&number.index)
+            && let Some(unit) = self.units.get_mut(number.index as usize)
+        {
+            unit.number = number;
+            self.release(number.index, from);
+        }
     }
 
     /// Learns from the reply to changes that were sent at this instant.
@@ -446,32 +467,23 @@ impl HeldPair {
         outcome: &mut HoldOutcome,
     ) {
         for number in &changes.releases {
-            let same = |releasing: &Releasing| {
-                releasing.number.index == number.index && releasing.number.number == number.number
-            };
-            if let Some(i) = self.releasing.iter().position(same) {
-                let Releasing { number, .. } = self.releasing.swap_remove(i);
-                if self.confirm_release(number) {
-                    outcome.released.push((self.namespace.clone(), self.key.clone(), self.policy.clone()));
-                }
+            let unit = self.units.get(number.index as usize).filter(|unit| unit.number == *number);
+            if matches!(unit, Some(Unit { state: UnitState::Releasing { .. }, .. })) {
+                self.make_free(number.index);
+                outcome.released.push((self.namespace.clone(), self.key.clone(), self.policy.clone()));
             }
         }
-        self.restoring.retain(|index| !changes.restores.iter().any(|restored| restored.index == *index));
+        for number in &changes.restores {
+            self.restoring.remove(&number.index);
+        }
         if !changes.renews {
             return;
         }
         self.extended = self.extended.max(sent);
         for listed in list {
             let unit = self.units.get(listed.index as usize);
-            let is_known =
-                unit.is_some_and(|unit| unit.number.number == listed.number && unit.state != UnitState::Free);
-            let is_releasing = self.releasing.iter().any(|releasing| releasing.number.index == listed.index);
-            if !is_known && !is_releasing {
-                self.releasing.push(Releasing {
-                    number: *listed,
-                    from: sent,
-                    until: sent + self.hold_time(),
-                });
+            if unit.is_none_or(|unit| unit.state == UnitState::Free) {
+                self.release_unknown(*listed, sent);
             }
         }
         let is_listed = |number: &HeldNumber| {
@@ -486,7 +498,7 @@ impl HeldPair {
             {
                 unit.was_interrupted = true;
                 outcome.interrupted += 1;
-                self.restoring.push(unit.number.index);
+                self.restoring.insert(unit.number.index);
             }
         }
         self.renew_at = (self.held > 0).then(|| sent + self.third());

@@ -2,21 +2,23 @@
 //! service stops a renewal.
 
 use std::{
+    future::poll_fn,
     io,
-    pin::Pin,
+    pin::{Pin, pin},
     sync::{Arc, atomic::Ordering},
+    task::Poll,
     thread,
     time::Duration,
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use tokio::{
-    runtime,
-    time::{Instant, sleep_until},
-};
+use tokio::{runtime, time::Instant};
 
 use super::{pairs::HoldCall, state::HolderState};
-use crate::backend::{BackendError, redis::script::acquisition::HeldNumber};
+use crate::{
+    backend::{BackendError, redis::script::acquisition::HeldNumber},
+    guard::until,
+};
 
 /// How long the thread sleeps if nothing is due.
 const IDLE: Duration = Duration::from_secs(60);
@@ -47,19 +49,23 @@ async fn run(state: &HolderState, send: &SendCall) {
         if is_empty && calls.is_empty() && state.is_closed.load(Ordering::SeqCst) {
             return;
         }
-        tokio::select! {
-            Some((call, lists)) = calls.next() => {
-                let outcome = state.pairs.lock().complete(call, lists);
-                for (namespace, key, policy) in outcome.released {
-                    namespace.released(&key, &policy);
-                }
-                if outcome.interrupted > 0 {
-                    state.note_interrupted(outcome.interrupted);
-                }
-                state.completed.notify_waiters();
-            }
-            () = state.changed.notified() => {}
-            () = sleep_until(next.unwrap_or_else(|| Instant::now() + IDLE)) => {}
+        let completed = {
+            let mut changed = pin!(state.changed.notified());
+            let end = next.unwrap_or_else(|| Instant::now() + IDLE);
+            let woken = poll_fn(|cx| match calls.poll_next_unpin(cx) {
+                Poll::Ready(Some(completed)) => Poll::Ready(Some(completed)),
+                _ => changed.as_mut().poll(cx).map(|()| None),
+            });
+            until(end, woken).await.flatten()
+        };
+        let Some((call, numbers)) = completed else { continue };
+        let outcome = state.pairs.lock().complete(call, numbers);
+        for (namespace, key, policy) in outcome.released {
+            namespace.released(&key, &policy);
         }
+        if outcome.interrupted > 0 {
+            state.note_interrupted(outcome.interrupted);
+        }
+        state.completed.notify_waiters();
     }
 }
