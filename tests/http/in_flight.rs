@@ -78,7 +78,7 @@ fn router() -> Router {
         .route("/endless", get(endless))
         .route("/fails", get(fails))
         .route("/panics", get(panics))
-        .route("/hangs", get(|| pending::<()>()))
+        .route("/hangs", get(pending::<()>))
 }
 
 #[tokio::test]
