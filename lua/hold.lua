@@ -16,6 +16,8 @@ local function change(numbers, key, changes)
   local hold_time, renews, releases = parse(CHANGES_FORMAT, changes)
   local _, others, own, own_end, own_offset, latest = read_holders(key, hold_time, id, id_high, now, READER)
   local units, offset = own or 0, CHANGES_SIZE + 1
+  -- It extends nothing. After it, a server without memory permits the other writes, as it does for a charge.
+  if own and releases > 0 then call('PEXPIRE', numbers, math.ceil((own_end - now) / 1000) + extra_ttl) end
   for _ = 1, releases do
     local index, number = parse(RELEASE_FORMAT, changes, offset)
     offset = offset + RELEASE_SIZE
@@ -33,7 +35,12 @@ local function change(numbers, key, changes)
 
   local extends, list = offset <= #changes, ''
   -- Numbers without an entry are those of an entry that has ended.
-  if extends and not own then call('UNLINK', numbers) end
+  if extends and not own then
+    call('UNLINK', numbers)
+  elseif extends and call('PEXPIRE', numbers, math.ceil(hold_time / 1000) + extra_ttl) == 0 then
+    -- Without its numbers, what the holder has held is lost.
+    units = 0
+  end
   while offset <= #changes do
     local index, number, cost = parse(RESTORE_FORMAT, changes, offset)
     offset = offset + RESTORE_SIZE
@@ -68,10 +75,12 @@ end
 local reply = { pack(CLOCK_FORMAT, now) }
 for pair = 1, #KEYS / 2 do
   local is_made, list = pcall(change, KEYS[2 * pair - 1], KEYS[2 * pair], ARGV[pair + 1])
-  -- A foreign value leaves out its pair alone.
   if is_made then
     reply[#reply + 1] = pack(LIST_FORMAT, 1, #list) .. list
   else
+    -- A foreign value leaves out its pair alone. Any other error is a problem of the server.
+    local text = type(list) == 'table' and list.err or list
+    if not text:find('FOREIGNVALUE') and not text:find('WRONGTYPE') then return { err = text } end
     reply[#reply + 1] = pack(LIST_FORMAT, 0, 0)
   end
 end

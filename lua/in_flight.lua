@@ -34,7 +34,14 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
       local lifetime = math.ceil(window / 1000) + extra_ttl
       -- Without its numbers, what the holder has held before is lost.
       if own and call('PEXPIRE', numbers, lifetime) == 1 then
-        call('SETRANGE', numbers, NUMBER_SIZE * index, stored)
+        -- A number whose release was lost has no place of its own any longer.
+        local start = NUMBER_SIZE * index
+        local before = call('GETRANGE', numbers, start, start + NUMBER_SIZE - 1)
+        if #before == NUMBER_SIZE then
+          local _, released = parse(NUMBER_FORMAT, before)
+          own = own - released
+        end
+        call('SETRANGE', numbers, start, stored)
       else
         own = 0
         call('SET', numbers, string.rep(NO_NUMBER, index) .. stored, 'PX', lifetime)

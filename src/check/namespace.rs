@@ -20,9 +20,11 @@ struct Named {
     name: Box<str>,
     /// The denials that the limiters of this namespace know.
     known_denials: Lock<Vec<Weak<dyn KnownDenials>>>,
-    /// The pairs in flight for which requests of this process wait.
-    awaited: Lock<HashMap<PairKey, Arc<Notify>>>,
+    /// The pairs in flight for which requests of this process wait, and how many requests there are.
+    awaited: Lock<Awaited>,
 }
+
+type Awaited = HashMap<PairKey, (Arc<Notify>, usize)>;
 
 /// The denials that a limiter knows.
 pub(crate) trait KnownDenials: Send + Sync {
@@ -93,7 +95,7 @@ impl Namespace {
         all.push(denials);
     }
 
-    pub(super) fn awaited(&self) -> &Lock<HashMap<PairKey, Arc<Notify>>> {
+    pub(super) fn awaited(&self) -> &Lock<Awaited> {
         &self.0.awaited
     }
 

@@ -22,16 +22,19 @@ pub(crate) struct ReleaseListener {
 impl ReleaseListener {
     pub(crate) fn new(namespace: &Namespace, key: &PartitionKey, policy: &Policy) -> Self {
         let pair = PairKey::new(key, policy);
-        let notify = namespace.awaited().lock().entry(pair.clone()).or_default().clone();
-        Self { namespace: namespace.clone(), pair, notify }
+        let mut awaited = namespace.awaited().lock();
+        let (notify, listeners) = awaited.entry(pair.clone()).or_default();
+        *listeners += 1;
+        Self { namespace: namespace.clone(), pair, notify: notify.clone() }
     }
 }
 
 impl Drop for ReleaseListener {
     fn drop(&mut self) {
         let mut awaited = self.namespace.awaited().lock();
-        // One is in the table, and one is here.
-        if Arc::strong_count(&self.notify) <= 2 {
+        let Some((_, listeners)) = awaited.get_mut(&self.pair) else { return };
+        *listeners -= 1;
+        if *listeners == 0 {
             awaited.remove(&self.pair);
         }
     }
@@ -44,7 +47,7 @@ impl Namespace {
         if awaited.is_empty() {
             return;
         }
-        let notify = awaited.get(&PairKey::new(key, policy)).cloned();
+        let notify = awaited.get(&PairKey::new(key, policy)).map(|(notify, _)| notify.clone());
         drop(awaited);
         if let Some(notify) = notify {
             notify.notify_one();

@@ -36,13 +36,16 @@ pub(super) async fn wait(limiter: Limiter, check: Check, terms: Terms, at_most: 
             outcome => return outcome,
         };
         // The store has decided before this instant, so the request does not ask again too early.
-        let at = match (denied.retry_after(), denied.longest_unknown_wait()) {
-            (Wait::For(_), Some(poll)) => polls_at(denied.longest_known_wait(), poll, end),
+        let (known, unknown) = (denied.longest_known_wait(), denied.longest_unknown_wait());
+        let at = match (denied.retry_after(), unknown) {
+            (Wait::For(_), Some(poll)) => polls_at(known, poll, end),
             (Wait::For(wait), None) => wakes_at(wait, end),
             (Wait::Unknown | Wait::Never, _) => None,
         };
+        // A release may admit the requests behind this one at any time.
+        let asks_at = |at| if unknown.is_some() { Instant::now() + known } else { at };
         match at {
-            Some(at) if ticket.sleeps_until(at) => {
+            Some(at) if ticket.sleeps_until(asks_at(at)) => {
                 // `None` means that nothing was released.
                 let _: Option<()> = until(at, released(&listeners)).await;
             }

@@ -214,7 +214,7 @@ async fn release_wakes_waiting_requests_in_order() {
     for number in 0..5 {
         let (limiter, order) = (limiter.clone(), order.clone());
         waiting.spawn(async move {
-            let admission = limiter.wait(alice(), 60 * SECOND).await.unwrap();
+            let admission = limiter.wait(alice(), (60 - 10 * number) * SECOND).await.unwrap();
             order.send(number).unwrap();
             tokio::time::sleep(SECOND).await;
             drop(admission);

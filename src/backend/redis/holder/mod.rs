@@ -116,9 +116,10 @@ impl Holder {
         self.0.interrupted.load(Ordering::Relaxed)
     }
 
-    /// Waits until all releases are confirmed, at most one hold time.
+    /// Waits until no release is sent any longer, at most for the longest time in which one is.
     pub(super) async fn drain(&self) {
-        loop {
+        let Some(end) = self.0.pairs.lock().last_release_ends() else { return };
+        while Instant::now() < end {
             let completed = self.0.completed.notified();
             if !self.0.pairs.lock().is_releasing() {
                 return;
@@ -158,7 +159,12 @@ impl Acquiring {
             Ok(decision) => decision,
             Err(error) => {
                 // It has not run.
-                if !error.was_asked() || matches!(error.reason(), Reason::DeadlineExceeded | Reason::Full) {
+                if !error.was_asked()
+                    || matches!(
+                        error.reason(),
+                        Reason::DeadlineExceeded | Reason::Full | Reason::ForeignValue
+                    )
+                {
                     self.deadline = None;
                 }
                 return Err(error);

@@ -36,6 +36,8 @@ use crate::{
 const MAX_PAIRS: usize = 64;
 /// The largest number of releases and restorations in one call: about 0.2 ms of the server.
 const MAX_CHANGES: usize = 256;
+/// The largest number of indices of the renewed pairs in one call, beside its first pair: the server replies with all of them.
+const MAX_INDICES: usize = 4_096;
 /// The largest number of calls in flight for one slot, or for a server without slots.
 const MAX_CALLS: usize = 8;
 /// The pause after a call that has failed.
@@ -80,6 +82,8 @@ struct HeldPair {
     /// The indices of the numbers to restore.
     restoring: BTreeSet<u32>,
     renew_at: Option<Instant>,
+    /// A pair whose changes were not made pauses until then.
+    not_before: Option<Instant>,
     /// When the last call was sent that has extended the entry.
     extended: Instant,
     is_in_call: bool,
@@ -150,6 +154,11 @@ impl HeldPairs {
     /// Notes that a check which was sent at this instant holds a number, with these units.
     pub(super) fn confirm(&mut self, id: PairId, index: u32, units: u32, sent: Instant) {
         self.change(id, |pair| {
+            if sent >= pair.extended + pair.hold_time() {
+                // The entry had ended before this check extended it.
+                let held = pair.units.iter_mut().filter(|unit| matches!(unit.state, UnitState::Held(_)));
+                held.for_each(|unit| unit.was_interrupted = true);
+            }
             let Some(unit) = pair.units.get_mut(index as usize) else { return };
             (unit.state, unit.number.units) = (UnitState::Held(Instant::now()), units);
             pair.held += 1;
@@ -179,7 +188,7 @@ impl HeldPairs {
 
     /// Returns the calls that are due now.
     pub(super) fn due(&mut self, now: Instant) -> Vec<HoldCall> {
-        let mut calls = Vec::new();
+        let (mut calls, mut unused) = (Vec::new(), Vec::new());
         let Self { pairs, groups, .. } = self;
         for (slot, group) in
             groups.iter_mut().filter(|(_, group)| group.paused_until.is_none_or(|until| until <= now))
@@ -195,12 +204,16 @@ impl HeldPairs {
                 }
             }
             while group.calls < MAX_CALLS && !group.ready.is_empty() {
-                let call = group.next_call(*slot, pairs, now);
+                let call = group.next_call(*slot, pairs, now, &mut unused);
                 if !call.pairs.is_empty() {
                     group.calls += 1;
                     calls.push(call);
                 }
             }
+        }
+        for id in unused {
+            // It removes the pair.
+            self.change(id, |_| {});
         }
         calls
     }
@@ -226,9 +239,11 @@ impl HeldPairs {
                     pair.slot = pair.keys.slot();
                 }
                 match list {
-                    Some(list) => pair.complete(&changes, &list, call.sent, &mut outcome),
-                    None if changes.renews => pair.renew_at = Some(now + PAUSE),
-                    None => {}
+                    Some(list) => {
+                        pair.not_before = None;
+                        pair.complete(&changes, &list, call.sent, &mut outcome);
+                    }
+                    None => pair.not_before = Some(now + PAUSE),
                 }
             });
         }
@@ -249,6 +264,12 @@ impl HeldPairs {
     /// Returns whether this process neither holds a unit, nor waits for one, nor releases one.
     pub(super) fn is_empty(&self) -> bool {
         self.pairs.is_empty()
+    }
+
+    /// Returns when the last of the releases is given up. `None` if there are none.
+    pub(super) fn last_release_ends(&self) -> Option<Instant> {
+        let last = |pair: &HeldPair| Some(pair.releasing.last()?.0 + pair.hold_time());
+        self.pairs.values().filter_map(last).max()
     }
 
     /// Returns whether a release is not confirmed yet.
@@ -294,11 +315,17 @@ impl HeldPairs {
 }
 
 impl Group {
-    /// Returns the next call. It has no pairs if none is due.
-    fn next_call(&mut self, slot: u16, pairs: &mut HashMap<PairId, HeldPair>, now: Instant) -> HoldCall {
+    /// Returns the next call. It has no pairs if none is due. Adds the pairs of which nothing is left to `unused`.
+    fn next_call(
+        &mut self,
+        slot: u16,
+        pairs: &mut HashMap<PairId, HeldPair>,
+        now: Instant,
+        unused: &mut Vec<PairId>,
+    ) -> HoldCall {
         let mut call = HoldCall { slot, sent: now, timeout: Duration::from_secs(1), pairs: Vec::new() };
-        let mut room = MAX_CHANGES;
-        while call.pairs.len() < MAX_PAIRS && room > 0 {
+        let (mut room, mut indices) = (MAX_CHANGES, 0);
+        while call.pairs.len() < MAX_PAIRS && room > 0 && indices < MAX_INDICES {
             let Some(id) = self.ready.pop_front() else { break };
             let Some(pair) = pairs.get_mut(&id) else { continue };
             pair.is_ready = false;
@@ -308,7 +335,10 @@ impl Group {
             }
             let is_due = pair.renew_at.is_some_and(|at| at <= now);
             pair.join(id, &mut call, &mut room, is_due);
-            if !pair.is_in_call
+            indices += if is_due { pair.units.len() } else { 0 };
+            if pair.is_unused() {
+                unused.push(id);
+            } else if !pair.is_in_call
                 && let Some(at) = pair.due_at()
             {
                 pair.timer = Some(at);
@@ -320,7 +350,10 @@ impl Group {
             let next: Vec<(Instant, PairId)> =
                 self.timers.iter().take(MAX_PAIRS - call.pairs.len()).copied().collect();
             for (at, id) in next {
-                if let Some(pair) = pairs.get_mut(&id).filter(|pair| pair.renew_at.is_some()) {
+                let renewed =
+                    pairs.get_mut(&id).filter(|pair| pair.renew_at.is_some() && indices < MAX_INDICES);
+                if let Some(pair) = renewed {
+                    indices += pair.units.len();
                     self.timers.remove(&(at, id));
                     pair.timer = None;
                     pair.join(id, &mut call, &mut room, true);
@@ -346,6 +379,7 @@ impl HeldPair {
             releasing: BTreeSet::new(),
             restoring: BTreeSet::new(),
             renew_at: None,
+            not_before: None,
             extended: Instant::now(),
             is_in_call: false,
             is_ready: false,
@@ -394,7 +428,8 @@ impl HeldPair {
     fn due_at(&self) -> Option<Instant> {
         let release = self.releasing.first().map(|(from, _)| *from);
         let restore = (!self.restoring.is_empty()).then_some(self.extended);
-        [self.renew_at, release, restore].into_iter().flatten().min()
+        let due = [self.renew_at, release, restore].into_iter().flatten().min()?;
+        Some(self.not_before.map_or(due, |at| due.max(at)))
     }
 
     /// Adds the changes that are due to a call, if there are any.
