@@ -42,9 +42,10 @@ pub(super) fn properties(
         let valid = format!("1 to {MAX_QUOTA} units in flight");
         return Err(ConfigError::invalid_policy(name, "quota", quota, valid));
     }
-    for (field, time, min) in
-        [("hold time", hold_time, Duration::from_secs(1)), ("retry after", retry_after, Duration::from_millis(1))]
-    {
+    for (field, time, min) in [
+        ("hold time", hold_time, Duration::from_secs(1)),
+        ("retry after", retry_after, Duration::from_millis(1)),
+    ] {
         if !(min..=MAX_TIME).contains(&time) {
             let (given, valid) = (format!("{time:?}"), format!("{min:?} to {MAX_TIME:?}"));
             return Err(ConfigError::invalid_policy(name, field, given, valid));
@@ -84,7 +85,10 @@ pub(super) mod time {
         length::deserialize("time of a policy in flight", deserializer)
     }
 
-    pub(in crate::policy) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(in crate::policy) fn serialize<S: Serializer>(
+        time: &Duration,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
         length::serialize(*time, serializer)
     }
 }
