@@ -620,7 +620,7 @@ impl Status {
         self.retry_after
     }
 
-    /// Returns the wait that a client is told: in place of one that is not known, that of the policy.
+    /// Returns the wait that a response states: in place of one that is not known, that of the policy.
     fn stated_wait(&self) -> Wait {
         match (self.retry_after, self.policy.algorithm()) {
             (Wait::Unknown, Algorithm::InFlight { retry_after, .. }) => Wait::For(retry_after),

@@ -9,7 +9,7 @@ use crate::error::ConfigError;
 const MAX_QUOTA: u32 = 1 << 16;
 /// The default hold time.
 pub(super) const HOLD_TIME: Duration = Duration::from_secs(30);
-/// The default of what a client is told to wait.
+/// The default of the wait that a response states.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The longest of both.
 const MAX_TIME: Duration = Duration::from_secs(3_600);

@@ -88,7 +88,7 @@ pub enum Algorithm {
             serde(with = "super::in_flight::time", default = "super::in_flight::time::hold_time")
         )]
         hold_time: Duration,
-        /// What a denied client is told to wait: 1 ms to 1 h, 1 s by default.
+        /// The wait that the response to a denied request states: 1 ms to 1 h, 1 s by default.
         #[cfg_attr(
             feature = "serde",
             serde(with = "super::in_flight::time", default = "super::in_flight::time::retry_after")
