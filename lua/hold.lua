@@ -1,10 +1,9 @@
 -- Purpose: the hold script. Releases, restores and renews the units that one holder holds of 1 to 64 pairs.
 -- KEYS: two keys per pair: the string of the numbers of the holder, and that of the entries of all holders.
 -- ARGV: [1] the deadline, 8 bytes, and the identity of the holder, 8 bytes; then, for each pair, its changes: README.md
--- has the fields.
--- Reply: the clock reading, 8 bytes, and for each pair one byte, whether its changes were made, and its numbers. README.md
--- has the fields. If
---   the deadline is exceeded, the clock reading alone, and nothing has changed.
+--   has the fields.
+-- Reply: the clock reading, 8 bytes, and for each pair one byte, whether its changes were made, and its numbers.
+--   README.md has the fields. If the deadline is exceeded, the clock reading alone, and nothing has changed.
 -- Units: instants in microseconds, units in quota units.
 INCLUDE 'clock.lua'
 local deadline, id, id_high = parse(HOLD_FORMAT, ARGV[1])

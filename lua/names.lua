@@ -171,8 +171,7 @@ MAX_NUMBERS = 131072
 -- ARGV of a check: a parameter of at least this number is that of an acquisition.
 ACQUISITION = 17592186044416
 -- ARGV of the hold script: the deadline with the identity of the holder; the hold time of a pair, whether it is renewed,
--- and the number
--- of releases, each with an index and a number; and the rest are the numbers to restore, with their units.
+-- and the number of releases, each with an index and a number; and the rest are the numbers to restore, with their units.
 HOLD_FORMAT = '<I8I6I2'
 CHANGES_FORMAT = '<I6BI2'
 CHANGES_SIZE = 9

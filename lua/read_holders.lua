@@ -2,18 +2,16 @@
 -- KEYS, ARGV: not read. Reply: none.
 -- Units: instants in microseconds, units in quota units.
 
--- Returns the units of the other holders, and their entries as they are to be stored; of this holder, its units, nil if it
--- has no
--- entry, the end of its entry, and where its units are stored; and the latest end of all entries. An entry that has ended
--- does not count.
+-- Returns the units of the other holders, and their entries as they are to be stored; of this holder, its units, nil if
+-- it has no entry, the end of its entry, and where its units are stored; and the latest end of all entries. An entry that
+-- has ended does not count.
 return function(key, hold_time, id, id_high, now, READER)
   local value, held, latest = call('GET', key), 0, 0
   if not value then return held, '', nil, 0, 0, latest end
   if #value % HOLDER_SIZE ~= CLOCK_SIZE then error('FOREIGNVALUE ' .. key) end
   local last = parse(CLOCK_FORMAT, value)
   -- If the clock has gone back, each entry has as much time left as at the last write. If it has gone back by more than a
-  -- hold time, the
-  -- value is foreign: no entry counts longer than two hold times.
+  -- hold time, the value is foreign: no entry counts longer than two hold times.
   if last > now + hold_time then return held, '', nil, 0, 0, latest end
   local step = math.max(0, last - now)
   local own, own_end, own_offset, others = nil, 0, 0, {}

@@ -138,9 +138,9 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
 
-    /// Returns whether this backend holds the units of policies [in flight](crate::Policy::in_flight): whether the decision of an admitted
-    /// check has a [`Hold`](crate::hold::Hold), which [`Decision::with_hold`] adds, and whose drop releases the units. Otherwise, a check of such a
-    /// policy returns [`Reason::Unsupported`]. False by default.
+    /// Returns whether this backend holds the units of policies [in flight](crate::Policy::in_flight): whether the decision of an
+    /// admitted check has a [`Hold`](crate::hold::Hold), which [`Decision::with_hold`] adds, and whose drop releases the units.
+    /// Otherwise, a check of such a policy returns [`Reason::Unsupported`]. False by default.
     fn holds_units(&self) -> bool {
         false
     }

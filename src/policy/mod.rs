@@ -272,22 +272,24 @@ impl Policy {
         Self::new(name, u32::MAX, MIN_WINDOW)?.with_algorithm(Algorithm::Gate)
     }
 
-    /// Creates a policy in flight: at most `quota` units are held at the same time. A request holds its cost from its admission until
-    /// it has ended: until the body of the response has ended or was dropped, the service has failed, or the
-    /// [`Decision`](crate::Decision) of a [`Limiter`](crate::Limiter) and its [`Hold`](crate::hold::Hold) were dropped. A panic, a timeout and a
-    /// client that disconnects end it as well.
+    /// Creates a policy in flight: at most `quota` units are held at the same time. A request holds its cost from its admission until it
+    /// has ended: until the body of the response has ended or was dropped, the service has failed, or the [`Decision`](crate::Decision)
+    /// of a [`Limiter`](crate::Limiter) and its [`Hold`](crate::hold::Hold) were dropped. A panic, a timeout and a client that
+    /// disconnects end it as well.
     ///
-    /// It is one policy among others, in the same call to the store, all or nothing. A denial has no exact wait: its
-    /// response states [`retry_after`](Self::retry_after), and a [waiting](crate::Limiter::wait) request is woken by a release. It has no window, and its
+    /// It is one policy among others, in the same call to the store, all or nothing. A denial has no exact wait: its response states
+    /// [`retry_after`](Self::retry_after), and a [waiting](crate::Limiter::wait) request is woken by a release. It has no window, and its
     /// unit in the header fields is `concurrent-requests`.
     ///
-    /// In Redis, the units of a process that has died return after the [hold time](Self::hold_time). A running process renews its units on
-    /// a thread of its own, also while its runtimes are blocked. If Redis loses its data, all units are known again within a third of the hold time.
-    /// Until then, and if the local fallback decides, if Redis was unreachable or its clock stepped forward, or if a process was stopped for more than two thirds of
-    /// the hold time, more than the quota may run; [`Hold::was_interrupted`](crate::hold::Hold::was_interrupted) states it.
+    /// In Redis, the units of a process that has died return after the [hold time](Self::hold_time). A running process renews its units
+    /// on a thread of its own, also while its runtimes are blocked. If Redis loses its data, all units are known again within a third of
+    /// the hold time. Until then, and if the local fallback decides, if Redis was unreachable or its clock stepped forward, or if a
+    /// process was stopped for more than two thirds of the hold time, more than the quota may run;
+    /// [`Hold::was_interrupted`](crate::hold::Hold::was_interrupted) states it.
     ///
-    /// Settlements and [resets](crate::Limiter::reset) do not change held units, and a [peek](crate::Limiter::peek) counts them. A lower quota applies at
-    /// once. [`RateLimitLayer::same_body`](crate::RateLimitLayer::same_body) cannot see the end of a body, and returns an error.
+    /// Settlements and [resets](crate::Limiter::reset) do not change held units, and a [peek](crate::Limiter::peek) counts them. A lower
+    /// quota applies at once. [`RateLimitLayer::same_body`](crate::RateLimitLayer::same_body) cannot see the end of a body, and returns
+    /// an error.
     ///
     /// ```
     /// use tower_sliding_window::{Limiter, MemoryBackend, PartitionKey, Policy};
@@ -313,8 +315,8 @@ impl Policy {
         Self::new(name, quota, MIN_WINDOW)?.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
 
-    /// Returns this policy [in flight](Self::in_flight) with another hold time: how long a unit is held after its process has died. The default
-    /// is 30 s. A shorter one frees units sooner, and tolerates shorter interruptions of Redis and of processes.
+    /// Returns this policy [in flight](Self::in_flight) with another hold time: how long a unit is held after its process has died. The
+    /// default is 30 s. A shorter one frees units sooner, and tolerates shorter interruptions of Redis and of processes.
     ///
     /// # Errors
     ///
@@ -328,8 +330,9 @@ impl Policy {
         }
     }
 
-    /// Returns this policy [in flight](Self::in_flight) with another `Retry-After` in the response to a denied request. The default is 1 s. A
-    /// [waiting](crate::Limiter::wait) request asks again after half of this time to the whole, unless a release in this process wakes it.
+    /// Returns this policy [in flight](Self::in_flight) with another `Retry-After` in the response to a denied request. The default is 1
+    /// s. A [waiting](crate::Limiter::wait) request asks again after half of this time to the whole, unless a release in this process
+    /// wakes it.
     ///
     /// # Errors
     ///

@@ -39,9 +39,9 @@ use super::rate::Rate;
 /// Every algorithm, except `InFlight`, computes waits that are exact to the microsecond: if there are no other charges, the same cost is
 /// admitted after the wait, and not before.
 ///
-/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`, `"sliding-counter"`,
-/// `"fixed-window"`, `{"token-bucket": {"rate": "7/s"}}`, `"gate"` or `{"in-flight": {"hold-time": "30s", "retry-after": "1s"}}`, of which both
-/// fields are optional.
+/// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`,
+/// `"sliding-counter"`, `"fixed-window"`, `{"token-bucket": {"rate": "7/s"}}`, `"gate"` or `{"in-flight": {"hold-time": "30s",
+/// "retry-after": "1s"}}`, of which both fields are optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]

@@ -105,8 +105,9 @@ impl Reservation {
     ///
     /// # Errors
     ///
-    /// Returns [`TokenError::Settled`] if the reservation was settled, [`TokenError::InFlight`] if it has a policy in flight, and [`TokenError::Backend`] if the backend has no tokens
-    /// ([`Reason::Unsupported`]) or, for a memory, no room for one more ([`Reason::Full`]). Then the handle is as before for its clones.
+    /// Returns [`TokenError::Settled`] if the reservation was settled, [`TokenError::InFlight`] if it has a policy in flight, and
+    /// [`TokenError::Backend`] if the backend has no tokens ([`Reason::Unsupported`]) or, for a memory, no room for one more
+    /// ([`Reason::Full`]). Then the handle is as before for its clones.
     pub fn into_token(self) -> Result<String, TokenError> {
         if let Some(pair) = self.0.check.pairs().iter().find(|pair| pair.policy.properties().is_held) {
             return Err(TokenError::InFlight { policy: pair.policy.name().to_owned() });

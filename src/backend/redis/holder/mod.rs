@@ -38,7 +38,8 @@ use pairs::PairId;
 use state::HolderState;
 pub(super) use thread::{HeldNumbers, SendCall};
 
-/// How long after its deadline a check may still run. The clock of the server is known within this time.
+/// How long after its deadline a check usually cannot run any longer. The number of one that runs even later is released by the next
+/// renewal, or ends with the entry.
 const LATENESS: Duration = Duration::from_millis(50);
 
 /// The holder of a backend: its identity in Redis, and its units. The thread ends after this is dropped, when all units are released.
