@@ -5,7 +5,8 @@
 --   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease, `d` to debit, `t` to
 --   take; [3] the number of shadow pairs, absent or empty if there are none, except for a take; [4] for a lease, the
 --   units of each pair, 4 bytes each; for a take, the most units, 4 bytes.
--- Reply: if the deadline is exceeded, the clock reading alone, 8 bytes. If a log is full, the text `full`. Otherwise
+-- Reply: if the deadline is exceeded, or the clock is outside of the calendar periods of the call, the clock reading alone,
+--   8 bytes. If a log is full, the text `full`. Otherwise
 --   one status per pair, each followed by a receipt if the purpose is `r`, `l`, `d` or `t`; for a take, then the units.
 --   README.md has the fields.
 -- Units: instants in microseconds, costs in quota units.
@@ -22,7 +23,7 @@ if not shadow_pairs or shadow_pairs == '' then
   local pair_type = (typed_parameter - parameter) / TYPE_UNIT
   local decide_pair = function_of_type(pair_type)
   local admitted, full, statuses = decide_pair(1, true, false, PAIR, TYPE, CONTEXT)
-  if admitted and full then return 'full' end
+  if admitted and full then return full end
   return statuses
 end
 
@@ -46,7 +47,7 @@ if enforcing_pairs > 0 then
     args = { multiply(check, #KEYS, units, parse, pack, sub), RESERVE }
     admitted, full, statuses = decide(1, true, false, CONTEXT)
   end
-  if admitted and full then return 'full' end
+  if admitted and full then return full end
 end
 for i = enforcing_pairs + 1, #KEYS do
   keys[i] = KEYS[i]

@@ -44,4 +44,4 @@ if excess > 0 then
     end
   end
 end
-if cost > 0 and used > 0 and count - first >= MAX_RECORDS then full = true end
+if cost > 0 and used > 0 and count - first >= MAX_RECORDS then full = FULL end

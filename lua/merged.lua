@@ -11,7 +11,7 @@ local multiply, count_fitting = INCLUDE 'multiply.lua', INCLUDE 'count_fitting.l
 -- Decides a run of `count` checks: first as if all of them were one check. If this is denied, it has changed nothing, and
 -- shows how many fit. These are charged, and the others are denied.
 --
--- Returns the number of admitted checks, or MERGED_FULL. Also returns the statuses of the last admitted check and of a
+-- Returns the number of admitted checks, or why no check is decided: FULL or the clock reading. Also returns the statuses of the last admitted check and of a
 -- denied check, as far as there are any.
 local function decide_run(pair_count, count, decide, CONTEXT)
   local check, denied_statuses = args[1], ''
@@ -30,7 +30,7 @@ local function decide_run(pair_count, count, decide, CONTEXT)
       denied_statuses = select(3, decide(1, true, false, CONTEXT))
     end
   end
-  if full then return MERGED_FULL, '' end
+  if full then return full, '' end
   return count, statuses .. denied_statuses
 end
 
@@ -58,6 +58,11 @@ while offset <= #runs do
       -- The error of a command begins with a code, except in older servers.
       if not text:find('^%u+ ') then text = 'ERR ' .. text end
       admitted, statuses = MERGED_ERROR, pack(TEXT_FORMAT, #text) .. text
+    elseif admitted == FULL then
+      admitted = MERGED_FULL
+    elseif type(admitted) == 'string' then
+      -- The clock is outside of the calendar periods of the run.
+      exceeded, admitted = count, 0
     end
   end
   replies[#replies + 1] = pack(RUN_FORMAT, exceeded, admitted) .. statuses

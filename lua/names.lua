@@ -83,6 +83,10 @@ WAIT = 1
 NEVER = 2
 UNKNOWN = 3
 UNKNOWN_WAIT = 4
+-- Added to the verdict of a pair whose calendar period begins earlier than the one that is counted.
+EARLIER_PERIOD = 16
+-- The reply if a log is full.
+FULL = 'full'
 
 -- ARGV of a merged call: the number of pairs and of checks at the begin of a run.
 RUN_FORMAT = '<BB'
@@ -145,6 +149,16 @@ MAX_TICKS = 1048576
 TOKENS_FORMAT = '<c7I7I7I6'
 TOKENS_NUMBERS_FORMAT = '<I7I7I6'
 TOKENS_SIZE = 27
+
+-- The value of a calendar period: the generation, the last instant, the begin and the end of the period, and the usage; and its
+-- numbers, without the generation.
+PERIOD_FORMAT = '<c7I7I7I7I5'
+PERIOD_NUMBERS_FORMAT = '<I7I7I7I5'
+PERIOD_SIZE = 33
+-- ARGV of a check: the parameter is a boundary between two periods in minutes, and the window the length of the period before it
+-- times this unit, plus the length of the period after it.
+PERIOD_UNIT = 16777216
+MINUTE = 60000000
 
 -- The value of a gate: the instant until which it blocks, as CLOCK_FORMAT has it.
 GATE_SIZE = 8

@@ -14,7 +14,8 @@ if call('GET', settled_key) then return pack(CLOCK_FORMAT, now) .. TOKEN_SETTLED
 local function_of_type, decide = INCLUDE 'types.lua', INCLUDE 'decide.lua'
 local keys, args = {}, { overages, PEEK }
 for i = (#overages - CLOCK_SIZE - GENERATION_SIZE) / PAIR_SIZE, 1, -1 do keys[i] = table.remove(KEYS) end
-if #keys > 0 and select(2, decide(1, true, false, CONTEXT)) then return 'full' end
+local full = #keys > 0 and select(2, decide(1, true, false, CONTEXT))
+if full then return full end
 
 -- Whatever fails from here on, no later call makes the changes again.
 call('SET', settled_key, '1', 'PX', math.ceil((expires_at - now) / 1000) + extra_ttl)

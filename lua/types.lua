@@ -6,7 +6,7 @@
 -- all admit. Therefore every pair is read before the first one is charged.
 --
 -- The function takes the number of the pair, and the outcome of the pairs before: whether all admit, and whether a log is
--- full. It returns this outcome with the pair and those after it, and their statuses.
+-- full: the reply that states why nothing is charged. It returns this outcome with the pair and those after it, and their statuses.
 return function(pair_type)
   -- Only the functions of this type are created, because each one costs about one percent of a check.
   if pair_type == TYPE_NUMBER then return INCLUDE 'TYPE_FILE' end

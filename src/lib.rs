@@ -110,11 +110,14 @@
 //!   `ConnectInfo`.
 //! - `tonic`: answers over gRPC; `peer_ip` reads `TcpConnectInfo`. `metrics`: [`guide::observability`]. `serde`:
 //!   [policies from a file](guide::policies#policies-from-a-file). `test-util`: [`guide::testing`].
+//! - `calendar`: [`policy`] has quotas of a [day, week, month or year](guide::algorithms#calendar-period), with the time zone database.
 //!   A feature never changes the meaning of an existing item.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used))]
 
 mod builder;
+#[cfg(feature = "calendar")]
+mod calendar;
 mod check;
 mod decision;
 mod deny_cache;

@@ -143,6 +143,15 @@ pub(super) fn cost_above_quota(pair: PairRef<'_>) {
     );
 }
 
+#[cfg(any(feature = "calendar", feature = "redis"))]
+pub(super) fn earlier_period(policy: &Policy) {
+    event!(
+        warn,
+        policy = policy.name(),
+        "the calendar period begins earlier than the one that the store counts, which goes on: the zones, anchors or time zone data of processes differ, or have changed",
+    );
+}
+
 pub(super) fn unknown_policy(name: &str) {
     event!(warn, policy = name, "unknown policy: an amount names a policy that the check does not have");
 }

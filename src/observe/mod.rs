@@ -18,7 +18,7 @@ use crate::{
     decision::{Decision, Status},
     error::{BackendError, Reason},
     key::{HashSecret, PartitionKey},
-    policy::{Policy, Tier},
+    policy::{Policy, PolicyWarning, Tier},
 };
 
 mod conflicts;
@@ -59,8 +59,17 @@ pub(crate) use throttle::{IS_LOGGED, Throttle};
 /// the configuration.
 #[inline]
 pub(crate) fn cost_above_quota(pair: PairRef<'_>) {
-    if pair.cost > pair.policy.quota_units() && pair.policy.first_warning() {
+    if pair.cost > pair.policy.quota_units() && pair.policy.first_warning(PolicyWarning::CostAboveQuota) {
         events::cost_above_quota(pair);
+    }
+}
+
+/// Warns once per policy and its clones about a calendar period that begins earlier than the one that the store counts.
+#[cfg(any(feature = "calendar", feature = "redis"))]
+#[cold]
+pub(crate) fn earlier_period(policy: &Policy) {
+    if policy.first_warning(PolicyWarning::EarlierPeriod) {
+        events::earlier_period(policy);
     }
 }
 

@@ -131,7 +131,7 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
     type Value = Policy;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a policy: `name`, `quota`, `window` (unless it is a token bucket, in flight or a gate), and optional fields")
+        f.write_str("a policy: `name`, `quota`, `window` (unless it is a token bucket, in flight, a calendar period or a gate), and optional fields")
     }
 
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Policy, A::Error> {
@@ -156,6 +156,8 @@ impl<'de> Visitor<'de> for PolicyFields<'_> {
             let why = match algorithm {
                 Algorithm::TokenBucket { .. } => "a token bucket has a rate, and no window",
                 Algorithm::InFlight { .. } => "a policy in flight has none",
+                #[cfg(feature = "calendar")]
+                Algorithm::CalendarPeriod { .. } => "a calendar period has none",
                 _ => "a gate has none",
             };
             return Err(self.error(format_args!("field `window`: {why}")));
@@ -216,9 +218,9 @@ impl<'de> Visitor<'de> for FieldValue<'_, '_> {
             PolicyField::Name => f.write_str("1 to 64 printable ASCII characters"),
             PolicyField::Quota => write!(f, "1 to {} quota units", u32::MAX),
             PolicyField::Window => f.write_str(LENGTH),
-            PolicyField::Algorithm => {
-                f.write_str("a name, or a table for `sliding-buckets`, `token-bucket` and `in-flight`")
-            }
+            PolicyField::Algorithm => f.write_str(
+                "a name, or a table for `sliding-buckets`, `token-bucket`, `in-flight` and `calendar-period`",
+            ),
             PolicyField::Lease => f.write_str(LEASE),
             PolicyField::Headroom => f.write_str(PERCENTAGE),
             PolicyField::Hidden | PolicyField::Shadow => f.write_str("true or false"),

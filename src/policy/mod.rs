@@ -12,6 +12,11 @@ use std::{
 
 use http::HeaderValue;
 
+#[cfg(feature = "calendar")]
+use crate::calendar::Boundaries;
+#[cfg(feature = "calendar")]
+#[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
+pub use crate::calendar::{Anchor, Period, Zone};
 use crate::error::ConfigError;
 
 mod constant_costs;
@@ -54,25 +59,25 @@ pub(crate) use types::for_each_type;
 const MIN_WINDOW: Duration = Duration::from_millis(1);
 
 macro_rules! define_types {
-    ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
-        $(mod $module;)*
+    ($($(#[$attribute:meta])* $variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
+        $($(#[$attribute])* mod $module;)*
 
         /// What Redis needs to know of each type.
         #[cfg(feature = "redis")]
-        pub(crate) static REDIS_TYPES: &[RedisProperties] = &[$($module::REDIS),*];
+        pub(crate) static REDIS_TYPES: &[RedisProperties] = &[$($(#[$attribute])* $module::REDIS),*];
 
         impl Algorithm {
             /// Returns the properties of a policy of this type, or an error if its fields are not possible.
             fn properties(self, fields: GivenFields<'_>) -> Result<Properties, ConfigError> {
                 match self {
-                    $(Self::$variant $({ $($field),* })? => $module::properties(fields $(, $($field),*)?),)*
+                    $($(#[$attribute])* Self::$variant $({ $($field),* })? => $module::properties(fields $(, $($field),*)?),)*
                 }
             }
 
             /// Returns an example of each type.
             #[cfg(feature = "redis")]
             pub(crate) fn examples() -> impl Iterator<Item = Self> {
-                [$(Self::$variant $({ $($field: $example),* })?),*].into_iter()
+                [$($(#[$attribute])* Self::$variant $({ $($field: $example),* })?),*].into_iter()
             }
         }
     };
@@ -107,7 +112,11 @@ pub struct Policy(Arc<PolicyData>);
 
 struct PolicyData {
     settings: PolicySettings,
-    warned: AtomicBool,
+    /// Whether each warning was logged.
+    warned: [AtomicBool; 2],
+    /// The boundaries of a calendar period, around an earlier instant.
+    #[cfg(feature = "calendar")]
+    boundaries: crate::lock::Lock<Boundaries>,
     /// The policy in responses, made when it is first needed.
     text: OnceLock<PolicyText>,
 }
@@ -126,6 +135,14 @@ struct PolicySettings {
     lease: Option<Lease>,
     /// The quota and the algorithm without the headroom, if there is one.
     whole: Option<(NonZeroU32, Algorithm)>,
+}
+
+/// A warning that is logged once for a policy and its clones.
+#[derive(Clone, Copy)]
+pub(crate) enum PolicyWarning {
+    CostAboveQuota,
+    #[cfg(any(feature = "calendar", feature = "redis"))]
+    EarlierPeriod,
 }
 
 /// The parts of responses that do not change.
@@ -181,7 +198,13 @@ impl Policy {
     }
 
     fn from_settings(settings: PolicySettings) -> Self {
-        Self(Arc::new(PolicyData { settings, warned: AtomicBool::new(false), text: OnceLock::new() }))
+        Self(Arc::new(PolicyData {
+            settings,
+            warned: Default::default(),
+            #[cfg(feature = "calendar")]
+            boundaries: Default::default(),
+            text: OnceLock::new(),
+        }))
     }
 
     /// Returns this policy with changed settings.
@@ -315,6 +338,93 @@ impl Policy {
         Self::new(name, quota, MIN_WINDOW)?.with_algorithm(Algorithm::InFlight { hold_time, retry_after })
     }
 
+    /// Creates a calendar period: at most `quota` units in each day, week, month or year of a time zone. By default, a period begins at
+    /// 00:00, on Monday, on the first day of the month or on 1 January; see [`anchored`](Self::anchored).
+    ///
+    /// Use it for a quota that a contract states by the calendar, such as a monthly quota. Up to twice the quota is admitted across a
+    /// boundary. A denial waits until the end of the period. A day has 23 to 25 hours.
+    ///
+    /// Zone and anchor may change at any time, and the usage is kept. A new period starts where it begins later than the counted one, and
+    /// nothing was charged since it began. Otherwise, the counted period goes on; if the new period begins earlier, one event is logged.
+    /// Therefore, two configurations in use at the same time, such as during a deployment, admit at most twice the quota in one period. A
+    /// change from month to year is another policy, whose counting starts from zero. The policy has a quota, and no window.
+    ///
+    /// ```
+    /// use tower_sliding_window::{Policy, policy::{Anchor, Period, Zone}};
+    ///
+    /// let monthly = Policy::calendar_period("monthly", 100_000, Period::Month, Zone::new("Europe/Berlin")?)?
+    ///     .anchored(Anchor::day(17))?;
+    /// assert_eq!((monthly.quota(), monthly.window()), (Some(100_000), None));
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidValue`] unless the name is 1 to 64 printable ASCII characters, and
+    /// [`ConfigError::InvalidPolicy`] unless the quota is 1 to 2^32-1 units.
+    #[cfg(feature = "calendar")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
+    pub fn calendar_period(name: &str, quota: u32, period: Period, zone: Zone) -> Result<Self, ConfigError> {
+        let anchor = Anchor::default();
+        Self::new(name, quota, MIN_WINDOW)?.with_algorithm(Algorithm::CalendarPeriod { period, zone, anchor })
+    }
+
+    /// Returns this [calendar period](Self::calendar_period) with another anchor: the day and the time at which a period begins. To choose
+    /// it for each request, see [`anchored_by`](Self::anchored_by).
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidPolicy`] unless the policy is a calendar period that can begin at this [anchor](Anchor).
+    #[cfg(feature = "calendar")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
+    pub fn anchored(self, anchor: Anchor) -> Result<Self, ConfigError> {
+        match self.algorithm() {
+            Algorithm::CalendarPeriod { period, zone, .. } => {
+                self.with_algorithm(Algorithm::CalendarPeriod { period, zone, anchor })
+            }
+            _ => {
+                let given = format!("{:?}", anchor.to_string());
+                Err(ConfigError::invalid_policy(self.name(), "anchor", given, "set on a calendar period"))
+            }
+        }
+    }
+
+    /// Returns this calendar period with an anchor that was not validated. It does not conflict with this policy.
+    #[cfg(feature = "calendar")]
+    fn with_anchor(&self, anchor: Anchor) -> Self {
+        self.with(|settings| {
+            settings.whole = Some(self.whole());
+            if let Algorithm::CalendarPeriod { anchor: own, .. } = &mut settings.algorithm {
+                *own = anchor;
+            }
+        })
+    }
+
+    /// Returns the period of an instant, in microseconds.
+    #[cfg(feature = "calendar")]
+    pub(crate) fn period_at(&self, micros: u64) -> std::ops::Range<u64> {
+        self.known_boundaries(micros).unwrap_or_default().period_at(micros)
+    }
+
+    /// Returns three boundaries of periods around an instant, in microseconds. `None` unless the policy is a calendar period.
+    #[cfg(feature = "redis")]
+    pub(crate) fn boundaries_around(&self, micros: u64) -> Option<[u64; 3]> {
+        #[cfg(feature = "calendar")]
+        return self.known_boundaries(micros).map(|boundaries| boundaries.0);
+        #[cfg(not(feature = "calendar"))]
+        Some(micros).and(None)
+    }
+
+    #[cfg(feature = "calendar")]
+    fn known_boundaries(&self, micros: u64) -> Option<Boundaries> {
+        let Algorithm::CalendarPeriod { period, zone, anchor } = self.algorithm() else { return None };
+        let mut known = self.0.boundaries.lock();
+        if !known.are_around(micros) {
+            *known = Boundaries::around(micros, period, zone, anchor);
+        }
+        Some(*known)
+    }
+
     /// Returns this policy [in flight](Self::in_flight) with another hold time: how long a unit is held after its process has died. The
     /// default is 30 s. A shorter one frees units sooner, and tolerates shorter interruptions of Redis and of processes.
     ///
@@ -353,7 +463,7 @@ impl Policy {
     /// Returns this policy with another algorithm.
     ///
     /// A [token bucket](Algorithm::TokenBucket) takes the quota as its capacity, and ignores the window. So does a policy [in
-    /// flight](Algorithm::InFlight). A [gate](Algorithm::Gate) ignores both.
+    /// flight](Algorithm::InFlight), and a calendar period. A [gate](Algorithm::Gate) ignores both.
     ///
     /// ```
     /// use std::time::Duration;
@@ -368,7 +478,8 @@ impl Policy {
     ///
     /// Returns [`ConfigError::InvalidPolicy`] unless the precision of [`Algorithm::SlidingBuckets`] is 1 ms to the window, in whole
     /// microseconds, and at least a 4,096th of the window, or if the policy is [leased](Self::leased) and the algorithm is another
-    /// one, or if the rate of a [token bucket](Self::token_bucket) or a field of a policy [in flight](Self::in_flight) is not possible.
+    /// one, or if the rate of a [token bucket](Self::token_bucket), a field of a policy [in flight](Self::in_flight) or the anchor of a
+    /// calendar period is not possible.
     pub fn with_algorithm(self, algorithm: Algorithm) -> Result<Self, ConfigError> {
         let PolicySettings { name, quota, window, .. } = &self.0.settings;
         let properties = algorithm.properties(GivenFields { name, quota: *quota, window: *window })?;
@@ -545,7 +656,7 @@ impl Policy {
     }
 
     /// Returns the window, 1 ms to 366 days, rounded up to whole microseconds. `None` for a type of policy without a window: a
-    /// [token bucket](Self::token_bucket), a policy [in flight](Self::in_flight), a [gate](Self::gate).
+    /// [token bucket](Self::token_bucket), a policy [in flight](Self::in_flight), a calendar period, a [gate](Self::gate).
     pub fn window(&self) -> Option<Duration> {
         let Properties { has_window, window_micros, .. } = *self.properties();
         has_window.then(|| Duration::from_micros(window_micros))
@@ -574,10 +685,11 @@ impl Policy {
         self.properties().window_micros
     }
 
-    /// Returns `next_after` of a pair of which nothing is used.
+    /// Returns `next_after` of a pair of which nothing is used. `None` if it is the same as of a pair that is used.
     #[inline]
-    pub(crate) fn next_of_unused(&self) -> Duration {
-        Duration::from_micros(self.properties().next_of_unused)
+    pub(crate) fn next_of_unused(&self) -> Option<Duration> {
+        let Properties { period_letter, next_of_unused, .. } = *self.properties();
+        period_letter.is_none().then(|| Duration::from_micros(next_of_unused))
     }
 
     /// Returns whether both are clones of one policy.
@@ -600,10 +712,11 @@ impl Policy {
         self.is_same(other) || (self.usage_id() == other.usage_id() && self.name() == other.name())
     }
 
-    /// Returns what distinguishes the usage of policies of one name: type, window and length of a bucket.
+    /// Returns what distinguishes the usage of policies of one name: type, window or calendar period, and length of a bucket.
     pub(crate) fn usage_id(&self) -> [u64; 3] {
-        let Properties { has_window, window_micros, bucket_micros, redis, .. } = *self.properties();
-        let window = if has_window { window_micros } else { 0 };
+        let Properties { has_window, window_micros, period_letter, bucket_micros, redis, .. } =
+            *self.properties();
+        let window = if has_window { window_micros } else { period_letter.unwrap_or(0).into() };
         [u64::from(redis.number), window, bucket_micros.map_or(0, NonZeroU64::get)]
     }
 
@@ -613,8 +726,8 @@ impl Policy {
     }
 
     /// Returns true for the first call on any clone, for a warning that is logged once.
-    pub(crate) fn first_warning(&self) -> bool {
-        !self.0.warned.swap(true, Ordering::Relaxed)
+    pub(crate) fn first_warning(&self, warning: PolicyWarning) -> bool {
+        !self.0.warned[warning as usize].swap(true, Ordering::Relaxed)
     }
 }
 

@@ -23,11 +23,13 @@ pub(crate) struct Properties {
     pub(crate) has_quota: bool,
     /// Whether a request holds its units until it has ended. No settlement and no reset changes them.
     pub(crate) is_held: bool,
+    /// The letter of the length of a calendar period in a key. Under another one, counting starts from zero.
+    pub(crate) period_letter: Option<u8>,
     /// Whether the policy has a window, which responses state. Under another one, counting starts from zero.
     pub(crate) has_window: bool,
     /// The window and the parameter in the arguments of a check. The contract of each type is in `lua/README.md`.
     pub(crate) arguments: [u64; 2],
-    /// `next_after` of a pair of which nothing is used, in microseconds.
+    /// `next_after` of a pair of which nothing is used, in microseconds. That of a calendar period is the end of the period.
     pub(crate) next_of_unused: u64,
     /// The length of a bucket in microseconds, if a charge counts from the end of its bucket. Until then, its units can be leased.
     pub(crate) bucket_micros: Option<NonZeroU64>,
@@ -53,6 +55,7 @@ impl Properties {
             window_micros,
             has_quota: true,
             is_held: false,
+            period_letter: None,
             has_window: true,
             arguments: [window_micros, 0],
             next_of_unused: window_micros,

@@ -1,9 +1,19 @@
 //! Policies that are chosen for each request.
 
+#[cfg(feature = "calendar")]
+use std::collections::HashMap;
 use std::sync::Arc;
 
+#[cfg(feature = "calendar")]
+use super::{Anchor, Policy};
 use super::{Policies, PolicyTable};
 use crate::head::Head;
+#[cfg(feature = "calendar")]
+use crate::lock::Lock;
+
+/// The largest number of chosen anchors that are known.
+#[cfg(feature = "calendar")]
+const MAX_ANCHORS: usize = 1_024;
 
 /// Chooses the policies of a request from its [`Head`]: by tier, tenant or route.
 ///
@@ -72,6 +82,60 @@ impl PolicyTable {
         F: for<'a> Fn(&Head<'a>) -> Option<&'a str> + Send + Sync + 'static,
     {
         TableSelector { table: self.clone(), name }
+    }
+}
+
+#[cfg(feature = "calendar")]
+struct AnchorSelector<F> {
+    policy: Policy,
+    anchor: F,
+    /// The policies of anchors that were chosen, so that their headers and boundaries are made once.
+    known: Lock<HashMap<Anchor, Policies>>,
+}
+
+#[cfg(feature = "calendar")]
+impl<F> PolicySelector for AnchorSelector<F>
+where
+    F: Fn(&Head<'_>) -> Option<Anchor> + Send + Sync + 'static,
+{
+    fn select(&self, head: &Head<'_>) -> Option<Policies> {
+        let Some(anchor) = (self.anchor)(head) else { return Some(self.policy.clone().into()) };
+        let mut known = self.known.lock();
+        if known.len() >= MAX_ANCHORS && !known.contains_key(&anchor) {
+            known.clear();
+        }
+        Some(known.entry(anchor).or_insert_with(|| self.policy.with_anchor(anchor).into()).clone())
+    }
+}
+
+#[cfg(feature = "calendar")]
+impl Policy {
+    /// Returns a selector that chooses the anchor of this [calendar period](Self::calendar_period) for each request, such as the billing
+    /// day of a customer. For `None`, the policy has its own anchor. Add the selector with
+    /// [`Builder::policies`](crate::Builder::policies).
+    ///
+    /// A day that the period does not have is its last day, and day 0 its first one. So day 31 of a month is its last day.
+    /// The closure must return the same anchor for all requests of a partition key. A policy of another type ignores it.
+    ///
+    /// ```
+    /// use tower_sliding_window::{MemoryBackend, Policy, RateLimitLayer, extension, policy::{Anchor, Period, Zone}};
+    ///
+    /// #[derive(Clone)]
+    /// struct Customer { id: u64, billing_day: u8 }
+    ///
+    /// let monthly = Policy::calendar_period("monthly", 100_000, Period::Month, Zone::new("Europe/Berlin")?)?;
+    /// let limits = RateLimitLayer::builder(MemoryBackend::new())
+    ///     .policies(monthly.anchored_by(|head| Some(Anchor::day(head.extension::<Customer>()?.billing_day))))
+    ///     .key(extension("customer", |customer: &Customer| customer.id.to_string()))
+    ///     .build()?;
+    /// # Ok::<(), tower_sliding_window::ConfigError>(())
+    /// ```
+    #[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
+    pub fn anchored_by<F>(self, anchor: F) -> impl PolicySelector + use<F>
+    where
+        F: Fn(&Head<'_>) -> Option<Anchor> + Send + Sync + 'static,
+    {
+        AnchorSelector { policy: self, anchor, known: Lock::default() }
     }
 }
 

@@ -5,7 +5,11 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-/// Calls a macro with all types: for each one, its variant of [`Algorithm`], each field with an example, and the name of its modules.
+#[cfg(feature = "calendar")]
+use crate::calendar::{Anchor, Period, Zone};
+
+/// Calls a macro with all types: for each one, its attributes, its variant of [`Algorithm`], each field with an example, and the name of
+/// its modules.
 /// The examples are possible in a window of one second.
 macro_rules! for_each_type {
     ($macro:ident) => {
@@ -17,6 +21,8 @@ macro_rules! for_each_type {
             TokenBucket { rate: Rate::per_second(1) } => token_bucket,
             Gate => gate,
             InFlight { hold_time: Duration::from_secs(30), retry_after: Duration::from_secs(1) } => in_flight,
+            #[cfg(feature = "calendar")]
+            CalendarPeriod { period: Period::Month, zone: Zone::utc(), anchor: Anchor::default() } => calendar_period,
         }
     };
 }
@@ -35,13 +41,15 @@ use super::rate::Rate;
 /// | [`TokenBucket`](Self::TokenBucket) | a capacity at once, and then a rate: up to twice the capacity less one while it is refilled once | one counter |
 /// | [`Gate`](Self::Gate) | counts nothing, and denies everything while it blocks | one instant |
 /// | [`InFlight`](Self::InFlight) | at most the quota at the same time | a number for each unit |
+/// | `CalendarPeriod`, with the feature `calendar` | exact in a day, week, month or year; up to twice the quota across a boundary | one counter |
 ///
 /// Every algorithm, except `InFlight`, computes waits that are exact to the microsecond: if there are no other charges, the same cost is
 /// admitted after the wait, and not before.
 ///
 /// With the feature `serde`, the text of an algorithm is `"sliding-log"`, `{"sliding-buckets": {"precision": "1s"}}`,
-/// `"sliding-counter"`, `"fixed-window"`, `{"token-bucket": {"rate": "7/s"}}`, `"gate"` or `{"in-flight": {"hold-time": "30s",
-/// "retry-after": "1s"}}`, of which both fields are optional.
+/// `"sliding-counter"`, `"fixed-window"`, `{"token-bucket": {"rate": "7/s"}}`, `"gate"`, `{"in-flight": {"hold-time": "30s",
+/// "retry-after": "1s"}}`, of which both fields are optional, or `{"calendar-period": {"period": "month", "zone": "Europe/Berlin",
+/// "anchor": "17 08:00"}}`, of which the anchor is optional.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize, serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "kebab-case", deny_unknown_fields))]
@@ -95,13 +103,30 @@ pub enum Algorithm {
         )]
         retry_after: Duration,
     },
+    /// Counts the usage of the current day, week, month or year. See [`Policy::calendar_period`](super::Policy::calendar_period).
+    #[cfg(feature = "calendar")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "calendar")))]
+    CalendarPeriod {
+        /// The length of a period.
+        period: Period,
+        /// The time zone.
+        zone: Zone,
+        /// Where a period begins. The default is the begin of the calendar.
+        #[cfg_attr(feature = "serde", serde(default))]
+        anchor: Anchor,
+    },
 }
 
 impl Algorithm {
     /// Returns whether a policy has a window.
     #[cfg(feature = "serde")]
     pub(super) fn has_window(self) -> bool {
-        !matches!(self, Self::TokenBucket { .. } | Self::Gate | Self::InFlight { .. })
+        match self {
+            Self::TokenBucket { .. } | Self::Gate | Self::InFlight { .. } => false,
+            #[cfg(feature = "calendar")]
+            Self::CalendarPeriod { .. } => false,
+            _ => true,
+        }
     }
 
     /// Returns whether a policy has a quota.

@@ -11,17 +11,17 @@ use crate::{
 };
 
 macro_rules! define_any_count {
-    ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
+    ($($(#[$attribute:meta])* $variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
         /// The usage of one partition key under one policy of any type, and whether only shadow pairs were charged: such usage
         /// does not protect the key from an eviction. An empty one means
         /// the same as none. The mark needs no memory of its own: it is beside the tag.
         pub(super) enum AnyCount {
-            $($variant(super::$module::$variant, bool),)*
+            $($(#[$attribute])* $variant(super::$module::$variant, bool),)*
         }
 
         /// The usage at one instant.
         pub(super) enum AnyReading<'a> {
-            $($variant(<super::$module::$variant as Count>::Reading<'a>),)*
+            $($(#[$attribute])* $variant(<super::$module::$variant as Count>::Reading<'a>),)*
         }
 
         impl AnyCount {
@@ -29,14 +29,14 @@ macro_rules! define_any_count {
             #[inline]
             pub(super) fn new(policy: &Policy, is_shadow: bool) -> Self {
                 match policy.algorithm() {
-                    $(Algorithm::$variant { .. } => Self::$variant(Count::EMPTY, is_shadow),)*
+                    $($(#[$attribute])* Algorithm::$variant { .. } => Self::$variant(Count::EMPTY, is_shadow),)*
                 }
             }
 
             /// Returns a shared empty count for a policy.
             pub(super) fn empty(policy: &Policy) -> &'static Self {
                 match policy.algorithm() {
-                    $(Algorithm::$variant { .. } => {
+                    $($(#[$attribute])* Algorithm::$variant { .. } => {
                         static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY, true);
                         &EMPTY
                     })*
@@ -47,14 +47,14 @@ macro_rules! define_any_count {
             #[inline]
             pub(super) fn decide(&mut self, check: &Single<'_>) -> Option<SingleDecision> {
                 match self {
-                    $(Self::$variant(count, _) => check.decide(count),)*
+                    $($(#[$attribute])* Self::$variant(count, _) => check.decide(count),)*
                 }
             }
 
             /// Returns whether only shadow pairs were charged.
             pub(super) fn is_shadow(&self) -> bool {
                 match self {
-                    $(Self::$variant(_, is_shadow) => *is_shadow,)*
+                    $($(#[$attribute])* Self::$variant(_, is_shadow) => *is_shadow,)*
                 }
             }
 
@@ -62,14 +62,14 @@ macro_rules! define_any_count {
             #[inline]
             pub(super) fn note_charge(&mut self, by_shadow: bool) {
                 match self {
-                    $(Self::$variant(_, is_shadow) => *is_shadow &= by_shadow,)*
+                    $($(#[$attribute])* Self::$variant(_, is_shadow) => *is_shadow &= by_shadow,)*
                 }
             }
 
             /// Reads the usage at `clock`, in microseconds.
             pub(super) fn read(&self, clock: u64, policy: &Policy) -> AnyReading<'_> {
                 match self {
-                    $(Self::$variant(count, _) => AnyReading::$variant(count.read(clock, policy)),)*
+                    $($(#[$attribute])* Self::$variant(count, _) => AnyReading::$variant(count.read(clock, policy)),)*
                 }
             }
 
@@ -82,21 +82,21 @@ macro_rules! define_any_count {
                 generations: &Generations,
             ) -> Receipt {
                 match self {
-                    $(Self::$variant(count, _) => count.charge_at(clock, policy, cost, generations),)*
+                    $($(#[$attribute])* Self::$variant(count, _) => count.charge_at(clock, policy, cost, generations),)*
                 }
             }
 
             /// Refunds units of a charge, if the charge still counts.
             pub(super) fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
                 match self {
-                    $(Self::$variant(count, _) => count.refund(clock, policy, receipt, units),)*
+                    $($(#[$attribute])* Self::$variant(count, _) => count.refund(clock, policy, receipt, units),)*
                 }
             }
 
             /// Returns the instant from which on no charge counts.
             pub(super) fn idle_at(&self, policy: &Policy) -> u64 {
                 match self {
-                    $(Self::$variant(count, _) => count.idle_at(policy),)*
+                    $($(#[$attribute])* Self::$variant(count, _) => count.idle_at(policy),)*
                 }
             }
         }
@@ -106,7 +106,7 @@ macro_rules! define_any_count {
 
             fn deref(&self) -> &Self::Target {
                 match self {
-                    $(Self::$variant(reading) => reading,)*
+                    $($(#[$attribute])* Self::$variant(reading) => reading,)*
                 }
             }
         }
@@ -179,7 +179,7 @@ pub(super) fn status<R: UsageReading + ?Sized>(
     let after = reading.forecast(if charged { u64::from(pair.cost) } else { 0 }, quota);
     let remaining = quota.saturating_sub(after.used) as u32;
     let (next, reset) = match after.used {
-        0 => (pair.policy.next_of_unused(), Duration::ZERO),
+        0 => (pair.policy.next_of_unused().unwrap_or_else(|| wait_until(after.next)), Duration::ZERO),
         _ => (wait_until(after.next), wait_until(after.reset)),
     };
     Status::from_parts(pair, remaining, retry_after, next, reset)

@@ -71,7 +71,8 @@ pub(super) trait UsageReading {
     }
 }
 
-/// The usage after a charge, and what follows if there is no other charge. The instants are meaningless if the usage is 0.
+/// The usage after a charge, and what follows if there is no other charge. If the usage is 0, the instants are meaningless, except `next` of a
+/// calendar period.
 pub(super) struct Forecast {
     /// In quota units, rounded up.
     pub(super) used: u64,

@@ -35,8 +35,8 @@ pub use clock::ManualClock;
 use state::MemoryState;
 
 macro_rules! declare_types {
-    ($($variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
-        $(mod $module;)*
+    ($($(#[$attribute:meta])* $variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
+        $($(#[$attribute])* mod $module;)*
     };
 }
 for_each_type!(declare_types);

@@ -19,7 +19,7 @@ pub(super) enum Partition {
 /// The usage of one pair.
 pub(super) struct PairCount {
     namespace: Namespace,
-    /// With the quota and the rate of the last charge.
+    /// With the quota and the algorithm of the last charge.
     policy: Policy,
     pub(super) count: AnyCount,
 }
@@ -143,7 +143,7 @@ impl PairCount {
     #[inline]
     fn note_charge(&mut self, pair: PairRef<'_>) {
         if self.policy.quota_units() != pair.policy.quota_units()
-            || self.policy.properties().arguments != pair.policy.properties().arguments
+            || self.policy.algorithm() != pair.policy.algorithm()
         {
             self.policy = pair.policy.clone();
         }

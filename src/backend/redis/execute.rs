@@ -46,6 +46,8 @@ struct Operation<'a> {
     wait: Option<CheckWait<'a>>,
     /// The check, if it may share a call with others.
     mergeable: Option<&'a Check>,
+    /// The clock in a reply that has changed nothing, in microseconds.
+    clock: Option<u64>,
 }
 
 /// A command that was sent. If it is dropped without a reply, it is counted, because its charge may stand.
@@ -85,7 +87,8 @@ impl RedisBackend {
         let can_merge = matches!(patience, Patience::Caller)
             && is_mergeable(check, matches!(self.topology, Topology::Server(_)));
         let mergeable = can_merge.then_some(check);
-        let operation = Operation { slot, command, deadline, counts_unanswered: charges, wait, mergeable };
+        let operation =
+            Operation { slot, command, deadline, counts_unanswered: charges, wait, mergeable, clock: None };
         let decision = match self.execute(operation).await {
             Ok((reply, pass)) => {
                 let decision = script::decision(check, &reply);
@@ -162,8 +165,15 @@ impl RedisBackend {
         command: Command<'_>,
         deadline: Option<Instant>,
     ) -> Result<Value, BackendError> {
-        let operation =
-            Operation { slot, command, deadline, counts_unanswered: false, wait: None, mergeable: None };
+        let operation = Operation {
+            slot,
+            command,
+            deadline,
+            counts_unanswered: false,
+            wait: None,
+            mergeable: None,
+            clock: None,
+        };
         self.execute(operation).await.map(|(reply, _)| reply)
     }
 
@@ -223,20 +233,24 @@ impl RedisBackend {
             let (reply, is_merged) = self.send(&mut operation, pass, &connection).await;
             let received = Instant::now();
             match (reply, deadline) {
-                (Ok(reply), Some(deadline)) => {
-                    if let Some(micros) = script::clock_reading(&reply) {
+                (Ok(reply), deadline) => {
+                    if !matches!(operation.command, Command::Script(..)) {
+                        return Ok(reply);
+                    }
+                    let clock = script::clock_reading(&reply);
+                    if let Some(micros) = clock {
                         connection.server().clock.record(micros, received);
                     }
                     if !script::is_deadline_exceeded(&reply) {
                         return Ok(reply);
                     }
-                    // The lower bound of the clock may have been too low. The reply has raised it.
-                    last_error = BackendError::new(Reason::DeadlineExceeded);
-                    if deadline <= received {
+                    // The lower bound of the clock may have been too low, or the calendar periods were those of another instant. The
+                    // reply has corrected both.
+                    (operation.clock, last_error) = (clock, BackendError::new(Reason::DeadlineExceeded));
+                    if deadline.is_some_and(|deadline| deadline <= received) {
                         break;
                     }
                 }
-                (Ok(reply), None) => return Ok(reply),
                 (Err(error), _) if is_merged && is_of_several_keys(&error) => {
                     // The server has run nothing. It rejects the keys of the call, and not those of each check.
                     if error.kind() == ServerErrorKind::CrossSlot.into() {
@@ -263,9 +277,13 @@ impl RedisBackend {
         pass: &mut Option<Pass>,
         connection: &Connection,
     ) -> (RedisResult<Value>, bool) {
-        let Operation { slot, command, deadline, counts_unanswered, wait, mergeable } = operation;
-        if let (Command::Script(_, call), Some(deadline)) = (&mut *command, *deadline) {
-            call.set_deadline(connection.server().clock.lower_bound_at(deadline));
+        let Operation { slot, command, deadline, counts_unanswered, wait, mergeable, clock } = operation;
+        if let Command::Script(_, call) = &mut *command {
+            let server_clock = &connection.server().clock;
+            if let Some(deadline) = *deadline {
+                call.set_deadline(server_clock.lower_bound_at(deadline));
+            }
+            call.set_periods(|| clock.unwrap_or_else(|| server_clock.estimate()));
         }
         let counted = mergeable.and_then(|_| self.merger.count(*slot, connection));
         let merges = counted.as_ref().is_some_and(|counted| counted.merges);

@@ -154,12 +154,13 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
-        let Properties { bucket_micros, redis, window_micros, .. } = policy.properties();
+        let Properties { bucket_micros, period_letter, redis, window_micros, .. } = policy.properties();
         self.push_tag(namespace, tag);
         match redis.key_letters {
             [letter] => self.text.push(*letter),
             letters => self.push_duration(*window_micros, letters),
         }
+        self.text.extend(*period_letter);
         if let Some(micros) = bucket_micros {
             self.push_duration(micros.get(), PARAMETER);
         }

@@ -114,7 +114,7 @@ use topology::Topology;
 /// | | |
 /// | --- | --- |
 /// | always | `~tsw{* +evalsha +eval +time +lindex +lset +rpush +ltrim +unlink +pexpire` |
-/// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm), [`TokenBucket`](crate::Algorithm) and [`Gate`](crate::Algorithm) | `+get +set +setrange` |
+/// | for [`SlidingCounter`](crate::Algorithm), [`FixedWindow`](crate::Algorithm), [`TokenBucket`](crate::Algorithm), [`CalendarPeriod`](crate::Algorithm) and [`Gate`](crate::Algorithm) | `+get +set +setrange` |
 /// | for [`InFlight`](crate::Algorithm) | `+get +set +setrange +getrange` |
 /// | for [tokens](crate::Reservation::into_token) | `+get +set` |
 /// | for a database other than 0 | `+select` |

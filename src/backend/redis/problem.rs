@@ -24,7 +24,7 @@ pub enum ServerProblemKind {
     MissingPermission(&'static str),
     /// The Redis user may not call this command, which only [`SlidingCounter`](crate::Algorithm::SlidingCounter),
     /// [`FixedWindow`](crate::Algorithm::FixedWindow), [`TokenBucket`](crate::Algorithm::TokenBucket) and
-    /// [`Gate`](crate::Algorithm::Gate) need. This is a warning.
+    /// [`CalendarPeriod`](crate::Algorithm), [`Gate`](crate::Algorithm::Gate) need. This is a warning.
     MissingOptionalPermission(&'static str),
     /// The server does not know this command: it is disabled or renamed, a proxy does not support it, or the module of the
     /// scripting language is not loaded.

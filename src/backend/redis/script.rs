@@ -20,18 +20,24 @@ use crate::{
     },
     check::{Check, Pair, Purpose, Receipt, Refund, RefundPair},
     decision::{Decision, PartialSource, Status, Wait},
+    observe,
     policy::{Policy, REDIS_TYPES, RedisProperties},
 };
 
 pub(super) mod acquisition;
 pub(super) mod hold;
 pub(super) mod merged;
+mod periods;
 mod types;
 
 use acquisition::Acquisition;
+use periods::Periods;
 
 /// The deadline of a call without one: the script always runs.
 const NO_DEADLINE: [u8; 8] = [u8::MAX; 8];
+
+/// The purpose of a refund that settles a token.
+const TOKEN: &str = "s";
 
 /// The size of a generation in bytes.
 const GENERATION_SIZE: usize = 7;
@@ -217,6 +223,8 @@ pub(super) struct Call {
     units: Option<Vec<u8>>,
     /// The changes of each pair, for the hold script alone.
     changes: Vec<Vec<u8>>,
+    /// The pairs whose fields depend on the server's clock. Those of a token are in `units`.
+    periods: Periods,
     /// The instant, if the scripts have an injected clock.
     at_micros: Option<u64>,
 }
@@ -232,11 +240,12 @@ impl Call {
         acquisition: Option<&Acquisition>,
         at_micros: Option<u64>,
     ) -> Self {
-        let mut pairs = Packed::from_slice(&NO_DEADLINE);
+        let (mut pairs, mut periods) = (Packed::from_slice(&NO_DEADLINE), Periods::default());
         for (i, Pair { policy, cost, .. }) in in_call_order(check) {
             if policy.properties().is_held {
                 acquisition::push_acquisition(&mut pairs, acquisition, i);
             }
+            periods.note(pairs.len(), policy);
             push_pair(&mut pairs, *cost, policy);
         }
         pairs.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
@@ -260,7 +269,7 @@ impl Call {
         let shadow_pairs = shadows.map(|pair| 1 + usize::from(pair.policy.properties().is_held)).sum();
         let is_stated = shadow_pairs > 0 || purpose == Some("t");
         let shadow_pairs = is_stated.then_some(shadow_pairs);
-        Self { keys, pairs, purpose, shadow_pairs, units, changes: Vec::new(), at_micros }
+        Self { keys, pairs, purpose, shadow_pairs, units, changes: Vec::new(), periods, at_micros }
     }
 
     /// Returns the call that refunds units. It has no deadline yet.
@@ -290,9 +299,11 @@ impl Call {
             keys.push(namespace, tag(pair), &pair.policy);
             push_refund(&mut refunds, pair.cost - pair.used, &pair.policy, &pair.receipt);
         }
-        let mut overages = Packed::from_slice(&token.expires_at.to_le_bytes());
+        let (mut overages, mut periods) =
+            (Packed::from_slice(&token.expires_at.to_le_bytes()), Periods::default());
         for pair in pairs.iter().filter(|pair| pair.used > pair.cost) {
             keys.push(namespace, tag(pair), &pair.policy);
+            periods.note(overages.len(), &pair.policy);
             push_pair(&mut overages, pair.used - pair.cost, &pair.policy);
         }
         overages.extend_from_slice(&generation.to_le_bytes()[..GENERATION_SIZE]);
@@ -300,7 +311,7 @@ impl Call {
             keys.push_token(namespace, tag(first), token.id, part);
         }
         let units = Some(overages.to_vec());
-        Self { keys, pairs: refunds, purpose: Some("s"), units, at_micros, ..Self::default() }
+        Self { keys, pairs: refunds, purpose: Some(TOKEN), units, periods, at_micros, ..Self::default() }
     }
 
     /// Returns the call that deletes the keys of the pairs of a check. It has no deadline yet.
@@ -314,6 +325,15 @@ impl Call {
         if let Some(deadline) = self.pairs.first_chunk_mut() {
             *deadline = micros.to_le_bytes();
         }
+    }
+
+    /// Sets the calendar periods to those around an estimate of the server's clock, in microseconds.
+    pub(super) fn set_periods(&mut self, clock: impl Fn() -> u64) {
+        let fields = match &mut self.units {
+            Some(overages) if self.purpose == Some(TOKEN) => &mut overages[..],
+            _ => &mut self.pairs[..],
+        };
+        self.periods.write(fields, || self.at_micros.unwrap_or_else(&clock));
     }
 
     /// Returns the slot of the first key.
@@ -391,7 +411,8 @@ pub(super) fn clock_reading(reply: &Value) -> Option<u64> {
     }
 }
 
-/// Returns whether the deadline was exceeded. In this case the script changed nothing, and the reply is the clock reading alone.
+/// Returns whether the deadline was exceeded, or the clock is outside of the calendar periods of the call. In these cases the script changed
+/// nothing, and the reply is the clock reading alone.
 pub(super) fn is_deadline_exceeded(reply: &Value) -> bool {
     matches!(reply, Value::BulkString(bytes) if bytes.len() == 8)
 }
@@ -495,9 +516,16 @@ fn receipt(fields: &mut Fields<'_>) -> Option<Receipt> {
     })
 }
 
+/// Added to the verdict of a pair whose calendar period begins earlier than the counted one.
+const EARLIER_PERIOD: u8 = 16;
+
 /// Parses a status, or `Some(None)` if the script could not decide a shadow pair. Returns `None` if the reply is broken.
 fn status(pair: &Pair, fields: &mut Fields<'_>) -> Option<Option<Status>> {
-    let (verdict, remaining) = (fields.u8()?, fields.u32()?);
+    let (mut verdict, remaining) = (fields.u8()?, fields.u32()?);
+    if verdict >= EARLIER_PERIOD && pair.policy.properties().period_letter.is_some() {
+        verdict -= EARLIER_PERIOD;
+        observe::earlier_period(&pair.policy);
+    }
     let (retry, next, reset) = (fields.micros()?, fields.micros()?, fields.micros()?);
     let retry_after = match verdict {
         0 => Wait::ZERO,

@@ -7,8 +7,14 @@ pub(super) const TYPE_UNIT: u64 = 1 << 45;
 
 /// Returns the field of a policy.
 pub(super) fn typed_parameter(policy: &Policy) -> [u8; 6] {
-    let Properties { redis, arguments: [_, parameter], .. } = policy.properties();
-    let [field @ .., _, _] = (u64::from(redis.number) * TYPE_UNIT + parameter).to_le_bytes();
+    let Properties { arguments: [_, parameter], .. } = policy.properties();
+    typed(policy, *parameter)
+}
+
+/// Returns the field of a policy whose parameter depends on the clock.
+pub(super) fn typed(policy: &Policy, parameter: u64) -> [u8; 6] {
+    let number = u64::from(policy.properties().redis.number);
+    let [field @ .., _, _] = (number * TYPE_UNIT + parameter).to_le_bytes();
     field
 }
 

@@ -1,6 +1,6 @@
 //! A lower bound of a server's clock, so that a check carries its deadline in the server's time.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
@@ -25,6 +25,14 @@ impl ServerClock {
     /// the script replies that the deadline is exceeded, and this reply contains a reading.
     pub(crate) fn lower_bound_at(&self, instant: Instant) -> u64 {
         self.0.lock().map_or(0, |reading| reading.lower_bound_at(instant))
+    }
+
+    /// Returns an estimate of the server's clock, in microseconds: that of this process while the clock is unknown.
+    pub(crate) fn estimate(&self) -> u64 {
+        match self.lower_bound_at(Instant::now()) {
+            0 => micros(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
+            known => known,
+        }
     }
 
     /// Records a reading from a reply, if it improves the lower bound or the old reading is too old.

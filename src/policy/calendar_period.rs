@@ -1,0 +1,107 @@
+//! The calendar period: the charges of a day, week, month or year.
+
+use std::{str::FromStr, time::Duration};
+
+use super::properties::{GivenFields, Properties, RedisProperties};
+use crate::{
+    calendar::{ANCHOR_FORM, Anchor, Period, Zone},
+    error::ConfigError,
+};
+
+pub(super) const REDIS: RedisProperties = RedisProperties {
+    number: 6,
+    script: ("calendar_period.lua", include_str!("../../lua/calendar_period.lua")),
+    refund: ("refund_period.lua", include_str!("../../lua/refund_period.lua")),
+    refund_windows: 1,
+    // The letter of the period follows.
+    key_letters: b"z",
+    joins_equal_checks: true,
+    max_records: |_, _, _| 1,
+    optional_commands: &["get", "set", "setrange"],
+};
+
+/// Returns the properties of a policy, or an error if its periods cannot begin at its anchor.
+pub(super) fn properties(
+    GivenFields { name, .. }: GivenFields<'_>,
+    period: Period,
+    _: Zone,
+    anchor: Anchor,
+) -> Result<Properties, ConfigError> {
+    check_anchor(anchor, period).map_err(|valid| {
+        let given = format!("{:?}", anchor.to_string());
+        ConfigError::invalid_policy(name, "anchor", given, valid)
+    })?;
+    let (letter, days) = match period {
+        Period::Day => (b'd', 1),
+        Period::Week => (b'w', 7),
+        Period::Month => (b'm', 31),
+        Period::Year => (b'y', 366),
+    };
+    // A change of the clocks may add an hour.
+    let longest = Duration::from_secs((24 * days + 1) * 3_600);
+    Ok(Properties {
+        has_window: false,
+        period_letter: Some(letter),
+        // A period may end at once, and the next one is shorter than the longest.
+        quotas_in_window: u64::MAX,
+        ..Properties::new(longest, &REDIS)
+    })
+}
+
+/// Returns the anchors of a period, unless this is one of them.
+fn check_anchor(Anchor { month, day, hour, minute }: Anchor, period: Period) -> Result<(), &'static str> {
+    let last_day = match (period, month) {
+        (Period::Day, 1) => 1,
+        (Period::Week, 1) => 7,
+        (Period::Year, 2) => 29,
+        (Period::Year, 4 | 6 | 9 | 11) => 30,
+        (Period::Year, 1..=12) | (Period::Month, 1) => 31,
+        _ => 0,
+    };
+    if (1..=last_day).contains(&day) && hour < 24 && minute < 60 {
+        return Ok(());
+    }
+    Err(match period {
+        Period::Day => "a time of day, 00:00 to 23:59",
+        Period::Week => "a day of the week, 1 (Monday) to 7, and a time of day, 00:00 to 23:59",
+        Period::Month => "a day of the month, 1 to 31, and a time of day, 00:00 to 23:59",
+        Period::Year => "a month and a day, 01-01 to 12-31, and a time of day, 00:00 to 23:59",
+    })
+}
+
+impl Zone {
+    /// Returns the time zone of a name, such as `Europe/Berlin` or `UTC`. Upper and lower case are equal.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::InvalidValue`] unless the time zone database contains the name.
+    pub fn new(name: &str) -> Result<Self, ConfigError> {
+        let valid = r#"a name of the IANA time zone database, such as "Europe/Berlin""#;
+        Self::find(name).ok_or_else(|| ConfigError::invalid_text("time zone", name, valid))
+    }
+}
+
+impl FromStr for Anchor {
+    type Err = ConfigError;
+
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let pair = |text: &str, between| {
+            let (a, b) = text.split_once(between)?;
+            Some((a.parse().ok()?, b.parse().ok()?))
+        };
+        let date = |text: &str| match pair(text, '-') {
+            Some((month, day)) => Some(Self::date(month, day)),
+            None => text.parse().ok().map(Self::day),
+        };
+        let anchor = match text.split_once(' ') {
+            Some((day, time)) => {
+                date(day).zip(pair(time, ':')).map(|(day, (hour, minute))| day.at(hour, minute))
+            }
+            None => match pair(text, ':') {
+                Some((hour, minute)) => Some(Self::default().at(hour, minute)),
+                None => date(text),
+            },
+        };
+        anchor.ok_or_else(|| ConfigError::invalid_text("anchor", text, ANCHOR_FORM))
+    }
+}
