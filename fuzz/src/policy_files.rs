@@ -100,6 +100,7 @@ fn check_ranges(tier: &Tier) {
                 let full = rate.period().as_nanos() * u128::from(quota) / u128::from(rate.units());
                 assert!(full <= YEAR.as_nanos(), "a full capacity returns within {full} ns");
             }
+            (Algorithm::CalendarPeriod { .. }, None) => assert_eq!(policy.lease(), None),
             (_, window) => assert!(policy.lease().is_none() && window.is_some(), "{policy:?}"),
         }
         assert!(policy.lease().is_none_or(|lease| lease != Lease::up_to(0)));

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use tower_sliding_window::{
     Algorithm, PartitionKey, Policy,
     backend::{Check, Pair, Purpose},
-    policy::Rate,
+    policy::{Anchor, Period, Rate, Zone},
 };
 
 /// A sequence of steps with one set of policies.
@@ -188,7 +188,8 @@ fn policy_spec() -> impl Strategy<Value = PolicySpec> {
         prop_oneof![Just(1_000_u64), Just(10_000), 1_000..50_000_u64, Just(366 * 86_400 * 1_000_000)];
     let quota = prop_oneof![4 => 1..12_u32, 3 => 20..60_u32, 1 => Just(100_000), 1 => Just(u32::MAX)];
     // Chooses the algorithm and one of a thousand possible precisions.
-    let algorithm = prop_oneof![4 => Just(0), 3 => Just(1), 3 => Just(2), 2 => Just(3), 3 => Just(4)];
+    let algorithm =
+        prop_oneof![4 => Just(0), 3 => Just(1), 3 => Just(2), 2 => Just(3), 3 => Just(4), 3 => Just(5)];
     (quota, window, algorithm, 0..=1_000_u64).prop_map(|(quota, window, algorithm, wide)| {
         let finest = window.div_ceil(4_096).max(1_000);
         let precision = Duration::from_micros(finest + (window - finest) / 1_000 * wide);
@@ -197,10 +198,29 @@ fn policy_spec() -> impl Strategy<Value = PolicySpec> {
             1 => Algorithm::SlidingBuckets { precision },
             2 => Algorithm::SlidingCounter,
             3 => Algorithm::FixedWindow,
-            _ => Algorithm::TokenBucket { rate: rate(quota, window, wide) },
+            4 => Algorithm::TokenBucket { rate: rate(quota, window, wide) },
+            _ => return calendar_period(quota, wide as usize),
         };
         PolicySpec { quota, window, algorithm }
     })
+}
+
+/// Returns a calendar period. Steps of its window reach many of its boundaries.
+fn calendar_period(quota: u32, which: usize) -> PolicySpec {
+    let day = 86_400_000_000;
+    let calendars = [
+        (Period::Day, "UTC", Anchor::default(), day),
+        (Period::Day, "Asia/Kolkata", Anchor::default().at(5, 30), day),
+        // The clock begins in September.
+        (Period::Day, "Europe/Berlin", Anchor::default().at(2, 0), day / 24),
+        (Period::Week, "UTC", Anchor::day(4), 7 * day),
+        (Period::Month, "America/New_York", Anchor::day(31), day),
+        (Period::Month, "UTC", Anchor::day(17).at(8, 0), 31 * day),
+        (Period::Year, "Pacific/Auckland", Anchor::date(4, 1), 90 * day),
+    ];
+    let (period, zone, anchor, window) = calendars[which % calendars.len()];
+    let zone = Zone::new(zone).unwrap();
+    PolicySpec { quota, window, algorithm: Algorithm::CalendarPeriod { period, zone, anchor } }
 }
 
 /// Returns a rate at which the quota returns in about a window.

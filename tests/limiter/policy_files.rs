@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tower_sliding_window::{
     Algorithm, Policies, Policy, PolicyTable,
-    policy::{Lease, Rate, Tier},
+    policy::{Anchor, Lease, Period, Rate, Tier, Zone},
 };
 
 /// One example of everything that a file may contain.
@@ -153,6 +153,85 @@ fn gate_reads_as_it_was_written() {
 }
 
 #[test]
+fn calendar_period_reads_as_it_was_written() {
+    let text = "name = \"api\"\nquota = 20\nalgorithm = { calendar-period = { FIELDS } }\n";
+    let read = |fields: &str| toml::from_str::<Policy>(&text.replace("FIELDS", fields));
+    for (period, anchor, written, expected) in [
+        ("day", "", "1", Anchor::default()),
+        ("day", ", anchor = \"08:30\"", "1 08:30", Anchor::default().at(8, 30)),
+        ("week", ", anchor = 7", "7", Anchor::day(7)),
+        ("month", ", anchor = 17", "17", Anchor::day(17)),
+        ("month", ", anchor = \"17 08:00\"", "17 08:00", Anchor::day(17).at(8, 0)),
+        ("year", ", anchor = \"04-06\"", "04-06", Anchor::date(4, 6)),
+        ("year", ", anchor = \"01-31 23:59\"", "31 23:59", Anchor::date(1, 31).at(23, 59)),
+    ] {
+        let policy = read(&format!("period = \"{period}\", zone = \"Europe/Berlin\"{anchor}")).unwrap();
+        let kind = match period {
+            "day" => Period::Day,
+            "week" => Period::Week,
+            "month" => Period::Month,
+            _ => Period::Year,
+        };
+        let zone = Zone::new("Europe/Berlin").unwrap();
+        let same = Policy::calendar_period("api", 20, kind, zone).unwrap().anchored(expected).unwrap();
+        assert_eq!(policy, same, "{anchor}");
+        let fields = json!({"period": period, "zone": "Europe/Berlin", "anchor": written});
+        let json = json!({"name": "api", "quota": 20, "algorithm": {"calendar-period": fields}});
+        assert_eq!(serde_json::to_value(&policy).unwrap(), json, "{anchor}");
+        assert_eq!(serde_json::from_value::<Policy>(json).unwrap(), policy, "{anchor}");
+    }
+    let error = |fields: &str| read(fields).unwrap_err().message().to_owned();
+    let form = r#"a day, a month and a day, a time, or a day with a time, such as "17", "04-06", "08:00" or "17 08:00""#;
+    for (fields, expected) in [
+        (
+            r#"period = "month", zone = "Europe/Berlim""#,
+            r#"time zone "Europe/Berlim": it must be a name of the IANA time zone database, such as "Europe/Berlin""#.to_owned(),
+        ),
+        (
+            r#"period = "month", zone = "UTC", anchor = "17th""#,
+            format!(r#"anchor "17th": it must be {form}"#),
+        ),
+        (
+            r#"period = "month", zone = "UTC", anchor = 32"#,
+            r#"policy "api": anchor "32": it must be a day of the month, 1 to 31, and a time of day, 00:00 to 23:59"#.to_owned(),
+        ),
+        (
+            r#"period = "week", zone = "UTC", anchor = 0"#,
+            r#"policy "api": anchor "0": it must be a day of the week, 1 (Monday) to 7, and a time of day, 00:00 to 23:59"#.to_owned(),
+        ),
+        (
+            r#"period = "day", zone = "UTC", anchor = "2 08:00""#,
+            r#"policy "api": anchor "2 08:00": it must be a time of day, 00:00 to 23:59"#.to_owned(),
+        ),
+        (
+            r#"period = "year", zone = "UTC", anchor = "02-30""#,
+            r#"policy "api": anchor "02-30": it must be a month and a day, 01-01 to 12-31, and a time of day, 00:00 to 23:59"#.to_owned(),
+        ),
+        (
+            r#"period = "day", zone = "UTC", anchor = "24:00""#,
+            r#"policy "api": anchor "1 24:00": it must be a time of day, 00:00 to 23:59"#.to_owned(),
+        ),
+        (
+            r#"period = "hour", zone = "UTC""#,
+            "unknown variant `hour`, expected one of `day`, `week`, `month`, `year`".to_owned(),
+        ),
+        (r#"period = "day""#, "missing field `zone`".to_owned()),
+    ] {
+        assert_eq!(error(fields), expected);
+    }
+    let window = text.replace("FIELDS", r#"period = "day", zone = "UTC""#) + "window = \"1d\"\n";
+    assert_eq!(
+        toml::from_str::<Policy>(&window).unwrap_err().message(),
+        r#"policy "api": field `window`: a calendar period has none"#
+    );
+    let ten = Policy::new("ten", 10, seconds(1)).unwrap();
+    assert_eq!(
+        ten.anchored(Anchor::day(17)).unwrap_err().to_string(),
+        r#"policy "ten": anchor "17": it must be set on a calendar period"#
+    );
+}
+
+#[test]
 fn written_table_reads_as_the_same_table() {
     let table: PolicyTable = toml::from_str(TOML).unwrap();
     let written = serde_json::to_value(&table).unwrap();
@@ -266,7 +345,7 @@ fn toml_error_names_field_value_and_range() {
             r#"algorithm = "sliding""#,
             9,
             13,
-            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`, `gate`, `in-flight`"
+            "unknown variant `sliding`, expected one of `sliding-log`, `sliding-buckets`, `sliding-counter`, `fixed-window`, `token-bucket`, `gate`, `in-flight`, `calendar-period`"
                 .to_owned(),
         ),
         (

@@ -8,6 +8,7 @@ pub mod rig;
 
 mod access;
 mod bit_flips;
+mod calendar_period;
 pub mod cluster;
 mod cluster_slots;
 mod connecting;

@@ -100,11 +100,11 @@ async fn verify_runs_all_scripts_and_leaves_no_key() {
         let backend = lazy(&server);
         assert_eq!(backend.verify().await.unwrap().len(), 0, "{engine:?}");
         assert_eq!(admin.keys(), [""; 0], "verification writes nothing");
-        // Five types with four checks, a refund and a reset each, a gate, which has no refund, and in flight with a peek and a reset; three scripts were loaded.
+        // Six types with four checks, a refund and a reset each, a gate, which has no refund, and in flight with a peek and a reset; three scripts were loaded.
         let (evalsha, eval) = (admin.calls("evalsha"), admin.calls("eval"));
         assert_eq!(
             evalsha.all - evalsha.failed + eval.all,
-            5 * 6 + 5 + 2 + 1,
+            6 * 6 + 5 + 2 + 1,
             "{engine:?}: {evalsha:?} {eval:?}"
         );
         assert_eq!(backend.unanswered_checks(), 0, "verification is no check");

@@ -1,6 +1,7 @@
 //! The edge cases of a decision, one test each, on every backend.
 
 mod bounds;
+mod calendar_period;
 mod changes;
 mod every_algorithm;
 mod peers;
@@ -189,6 +190,7 @@ pub fn run_all<B: Backend>(backend: impl Fn(&Runtime, &ManualClock) -> B) {
 
 fn run_with<B: Backend>(fresh: impl Fn() -> Bench<B>) {
     bounds::cluster::run(&fresh);
+    calendar_period::cluster::run(&fresh);
     changes::cluster::run(&fresh);
     every_algorithm::cluster::run(&fresh);
     peers::cluster::run(&fresh);

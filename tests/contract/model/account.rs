@@ -7,6 +7,16 @@ pub trait Counting: Send + Sync {
     /// Returns how far the clock may be behind the last charge, in microseconds.
     fn window(&self) -> u64;
 
+    /// Returns the same, if the last charge was at `last`.
+    fn window_of(&self, _last: u64) -> u64 {
+        self.window()
+    }
+
+    /// Returns the instant at which more remains if nothing is used at `at`, if it is not one window later.
+    fn next_of_unused(&self, _at: u64) -> Option<u64> {
+        None
+    }
+
     /// Returns the number of parts of a unit. It is 1 unless the type counts fractions of a unit.
     fn parts(&self) -> u64 {
         1
@@ -125,8 +135,14 @@ impl Account {
         Duration::from_micros(then - now)
     }
 
+    /// Returns how long it takes until more remains, if nothing is used and the type has no window.
+    pub fn next_of_unused(&self, at: u64) -> Option<Duration> {
+        let now = if self.is_foreign(at) { at } else { at.max(self.last) };
+        self.counting.next_of_unused(now).map(|next| Duration::from_micros(next - at))
+    }
+
     /// Returns whether the clock is behind the last charge by more than a window.
     pub fn is_foreign(&self, at: u64) -> bool {
-        self.last > at + self.counting.window()
+        self.last > at && self.last > at + self.counting.window_of(self.last)
     }
 }

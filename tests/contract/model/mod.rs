@@ -1,6 +1,7 @@
 //! The reference model: a simple and slow implementation of every type of policy. A type is one file and one line of `counting`.
 
 mod account;
+pub mod calendar_period;
 mod fixed_window;
 mod sliding_buckets;
 mod sliding_counter;
@@ -12,10 +13,12 @@ use std::{borrow::Cow, collections::HashMap, sync::Arc, time::Duration};
 use tower_sliding_window::{
     Algorithm, Decision, PartitionKey, Policy, Status, Wait,
     backend::{Check, Pair, Purpose},
+    policy::{Anchor, Zone},
 };
 
 use self::{
     account::{Account, Counting},
+    calendar_period::CalendarPeriod,
     fixed_window::FixedWindow,
     sliding_buckets::SlidingBuckets,
     sliding_counter::SlidingCounter,
@@ -51,6 +54,9 @@ fn counting(policy: &Policy) -> Arc<dyn Counting> {
         Algorithm::SlidingCounter => Arc::new(SlidingCounter { window }),
         Algorithm::FixedWindow => Arc::new(FixedWindow { window }),
         Algorithm::TokenBucket { rate } => Arc::new(TokenBucket { capacity: policy.quota().unwrap(), rate }),
+        Algorithm::CalendarPeriod { period, zone, anchor } => {
+            Arc::new(CalendarPeriod::new(period, zone, anchor))
+        }
         other => panic!("{other:?} has no reference model"),
     }
 }
@@ -60,7 +66,13 @@ fn account(policy: &Policy) -> Account {
 }
 
 pub fn name(key: &PartitionKey, policy: &Policy) -> Name {
-    let algorithm = policy.window().map(|_| policy.algorithm());
+    let algorithm = match policy.algorithm() {
+        // Neither zone nor anchor makes a difference.
+        Algorithm::CalendarPeriod { period, .. } => {
+            Some(Algorithm::CalendarPeriod { period, zone: Zone::utc(), anchor: Anchor::default() })
+        }
+        algorithm => policy.window().map(|_| algorithm),
+    };
     (key.clone(), policy.name().to_owned(), policy.window().unwrap_or_default(), algorithm)
 }
 
@@ -140,7 +152,10 @@ impl Model {
         let remaining = remaining_at(now);
         let (next_after, reset_after) = match account.used(now) {
             // A token bucket has no window.
-            0 => (pair.policy.window().unwrap_or_default(), Duration::ZERO),
+            0 => {
+                let next = account.next_of_unused(now).or(pair.policy.window());
+                (next.unwrap_or_default(), Duration::ZERO)
+            }
             _ => (
                 account.first(now, |at| remaining_at(at) > remaining),
                 account.first(now, |at| account.used(at) == 0),
