@@ -2,7 +2,7 @@
 
 use crate::{
     callgrind::Counting,
-    measure::{Pipeline, key, median, pairs, verdict},
+    measure::{Pipeline, calendar_fields, key, median, pairs, verdict},
     rows::{Row, Verdict},
     scripts::Design,
 };
@@ -104,7 +104,7 @@ impl Cell<'_> {
                 charge(quota, full - WINDOW)?;
                 charge(quota / 10 * 7, full)
             }
-            Design::Fixed | Design::Tokens => charge(quota, full),
+            Design::Fixed | Design::Tokens | Design::Calendar => charge(quota, full),
             Design::HashBuckets => {
                 let units = (quota.div_ceil(60) + 1).to_string();
                 let fields: Vec<String> =
@@ -125,6 +125,21 @@ impl Cell<'_> {
         pairs(quota, cost, vec![WINDOW; self.row.policies], self.design.typed_parameter(WINDOW))
     }
 
+    /// Returns the same arguments, with the periods around an instant: those of the fixed windows.
+    fn arguments_at(&self, arguments: &[u8], at: u64) -> Vec<u8> {
+        let mut arguments = arguments.to_vec();
+        if self.design == Design::Calendar {
+            let minutes = WINDOW / 60_000_000;
+            let (window, typed_parameter) = calendar_fields(at / WINDOW * minutes, [minutes; 2]);
+            for pair in 0..self.row.policies {
+                let fields = &mut arguments[16 + 20 * pair..28 + 20 * pair];
+                fields[..6].copy_from_slice(&window.to_le_bytes()[..6]);
+                fields[6..].copy_from_slice(&typed_parameter.to_le_bytes()[..6]);
+            }
+        }
+        arguments
+    }
+
     /// Calls the script, each time on the key of a number and at an instant. Returns an error if a verdict is not as expected.
     fn call(
         &self,
@@ -141,10 +156,11 @@ impl Cell<'_> {
         for (call, (number, at)) in calls.enumerate() {
             // Each policy has a space of its own.
             let names: Vec<String> = (0..policies).map(|policy| key(policy as u64, number)).collect();
+            let arguments = self.arguments_at(arguments, at);
             let at = at.to_string();
             let mut words = vec![b"EVALSHA", hash.as_bytes(), count.as_bytes()];
             words.extend(names.iter().map(String::as_bytes));
-            words.push(arguments);
+            words.push(&arguments);
             if !purpose.is_empty() {
                 words.push(purpose.as_bytes());
             }

@@ -37,7 +37,7 @@ pub fn fill(pipeline: &mut Pipeline, scripts: &Scripts, design: Design, scenario
             charge_all(pipeline, scripts, space, keys, &charge(quota), now - window);
             charge_all(pipeline, scripts, space, keys, &charge(quota / 10 * 7), now);
         }
-        Design::Fixed | Design::Tokens => {
+        Design::Fixed | Design::Tokens | Design::Calendar => {
             let charge = pair(quota, quota, window, design.typed_parameter(window));
             charge_all(pipeline, scripts, space, keys, &charge, now);
         }

@@ -121,10 +121,10 @@ fn measure(script: &str, is_wanted: fn(Design) -> bool) -> Result<Table, String>
                         Some(instructions_of_empty(&mut counting, "return 1", &[])?);
                     continue;
                 }
-                Design::Log | Design::Buckets | Design::Counter | Design::Fixed | Design::Tokens => &check,
+                design if design.is_of_crate() => &check,
                 Design::Gcra => &gcra,
                 Design::SortedSet => &sorted_set,
-                Design::HashBuckets => &hash_buckets,
+                _ => &hash_buckets,
             };
             let cell = Cell { row, design, script };
             table[number][design as usize] = Some(cell.count(&mut counting)? - added);

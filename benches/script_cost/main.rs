@@ -26,6 +26,7 @@
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 mod assemble;
+mod calendar;
 mod callgrind;
 mod cell;
 mod deep_refunds;
@@ -118,6 +119,7 @@ fn print_times() {
     let bytes_per_record = memory::print(&mut pipeline, &scripts, window);
     pipeline.ask(&[b"FLUSHALL"]);
     let three_policies = multi_policy::three_to_one(&mut pipeline, &scripts);
+    let calendar_period = calendar::to_fixed_window(&mut pipeline, &scripts);
     let idle_key = IdleKey::measure(&mut pipeline, &scripts);
     let refunds = Refunds::measure(&mut pipeline, &scripts, window);
     pipeline.ask(&[b"FLUSHALL"]);
@@ -178,6 +180,7 @@ fn print_times() {
             "x",
         ),
         Target::for_information("token bucket / GCRA, denied, quota 100", tokens_to_gcra(DENIED_100), "x"),
+        Target::new("calendar period / fixed window, admitted", calendar_period, "x", 1.1, 1.0),
         Target::new("log, refund to the middle", deep.middle, "us", 60.0, 48.0),
         Target::new("log, refund to the middle of 2^20 records", deepest.middle, "us", 300.0, 174.0),
         Target::new(

@@ -154,6 +154,15 @@ pub fn pair(quota: u32, cost: u32, window: u64, typed_parameter: u64) -> Vec<u8>
 /// The type token bucket, above the 45 bits of its parameter.
 pub const TOKENS: u64 = 4 << 45;
 
+/// The type calendar period, above the 45 bits of its parameter.
+pub const CALENDAR: u64 = 6 << 45;
+
+/// Returns the window and the type with its parameter of a calendar period: the boundary between two periods of these lengths. All of them
+/// are in minutes.
+pub fn calendar_fields(boundary: u64, [before, after]: [u64; 2]) -> (u64, u64) {
+    (before << 24 | after, CALENDAR + boundary)
+}
+
 /// Returns the arguments of a check with one pair per window, without a deadline. A token bucket has the rate of one quota for each
 /// window: a unit has as many parts as microseconds until it returns, and a microsecond returns one of them.
 pub fn pairs(quota: u32, cost: u32, windows: impl IntoIterator<Item = u64>, typed_parameter: u64) -> Vec<u8> {

@@ -2,7 +2,7 @@
 
 use crate::{
     fill::charge_all,
-    measure::{Pipeline, key, pair},
+    measure::{Pipeline, calendar_fields, key, pair},
     scripts::{Design, Scripts},
 };
 
@@ -51,14 +51,23 @@ fn store(
     charges: u32,
     cost: u32,
 ) {
-    let arguments = pair(u32::MAX, cost, window, design.typed_parameter(window));
     let now = pipeline.now_micros();
+    let (lengths, typed_parameter) = match design {
+        Design::Calendar => calendar_fields(now / 60_000_000, [1 << 23; 2]),
+        _ => (window, design.typed_parameter(window)),
+    };
+    let arguments = pair(u32::MAX, cost, lengths, typed_parameter);
     let buckets = charges.min(60);
     for charge in 0..charges {
         let age = window * 9 / 10 * u64::from(charges - 1 - charge) / u64::from(charges);
         let key = key(space, 0);
         match design {
-            Design::Log | Design::Buckets | Design::Counter | Design::Fixed | Design::Tokens => {
+            Design::Log
+            | Design::Buckets
+            | Design::Counter
+            | Design::Fixed
+            | Design::Tokens
+            | Design::Calendar => {
                 charge_all(pipeline, scripts, space, 1, &arguments, now - age);
             }
             Design::HashBuckets if charge < buckets => {

@@ -14,7 +14,7 @@ use tower_sliding_window::{
 };
 
 use crate::{
-    measure::{Pipeline, TOKENS},
+    measure::{CALENDAR, Pipeline, TOKENS},
     server::Server,
 };
 
@@ -28,11 +28,12 @@ pub enum Design {
     Counter,
     Fixed,
     Tokens,
+    Calendar,
     SortedSet,
     HashBuckets,
 }
 
-use Design::{Buckets, Counter, Fixed, Gcra, HashBuckets, Log, Nothing, SortedSet, Tokens};
+use Design::{Buckets, Calendar, Counter, Fixed, Gcra, HashBuckets, Log, Nothing, SortedSet, Tokens};
 
 /// The hashes of the loaded scripts.
 pub struct Scripts {
@@ -47,7 +48,8 @@ pub struct Scripts {
 }
 
 impl Design {
-    pub const ALL: [Self; 9] = [Nothing, Gcra, Log, Buckets, Counter, Fixed, Tokens, SortedSet, HashBuckets];
+    pub const ALL: [Self; 10] =
+        [Nothing, Gcra, Log, Buckets, Counter, Fixed, Tokens, Calendar, SortedSet, HashBuckets];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -58,6 +60,7 @@ impl Design {
             Counter => "counter",
             Fixed => "fixed",
             Tokens => "tokens",
+            Calendar => "calendar",
             SortedSet => "sorted set",
             HashBuckets => "hash of 60",
         }
@@ -65,7 +68,7 @@ impl Design {
 
     /// Returns whether the crate's own check script decides.
     pub fn is_of_crate(self) -> bool {
-        matches!(self, Log | Buckets | Counter | Fixed | Tokens)
+        matches!(self, Log | Buckets | Counter | Fixed | Tokens | Calendar)
     }
 
     /// Returns the type of the policy and its parameter, as the arguments of a pair have them: 60 buckets per window.
@@ -75,6 +78,7 @@ impl Design {
             Counter => 2 << 45,
             Fixed => 3 << 45,
             Tokens => TOKENS,
+            Calendar => CALENDAR,
             _ => 0,
         }
     }
@@ -107,7 +111,7 @@ impl Scripts {
         match design {
             Nothing => &self.nothing,
             Gcra => &self.gcra,
-            Log | Buckets | Counter | Fixed | Tokens => &self.check,
+            Log | Buckets | Counter | Fixed | Tokens | Calendar => &self.check,
             SortedSet => &self.sorted_set,
             HashBuckets => &self.hash,
         }
