@@ -3,11 +3,12 @@
 -- KEYS: one key per pair; those of the shadow pairs are the last ones.
 -- ARGV: [1] the deadline, 8 bytes, the pairs, 20 bytes each, and the generation, 7 bytes; [2] the purpose: absent
 --   or empty to charge, `r` to reserve, `p` to peek, `o` to charge an overage, `l` to lease, `d` to debit, `t` to
---   take; [3] the number of shadow pairs, absent or empty if there are none, except for a take; [4] for a lease, the
---   units of each pair, 4 bytes each; for a take, the most units, 4 bytes.
+--   take, `a` for an answer of an API; [3] the number of shadow pairs, absent or empty if there are none, except for
+--   a take or an answer; [4] for a lease, the units of each pair, 4 bytes each; for a take, the most units, 4 bytes;
+--   for an answer, its instants, 24 bytes.
 -- Reply: if the deadline is exceeded, or the clock is outside of the calendar periods of the call, the clock reading alone,
---   8 bytes. If a log is full, the text `full`. Otherwise
---   one status per pair, each followed by a receipt if the purpose is `r`, `l`, `d` or `t`; for a take, then the units.
+--   8 bytes. If a log is full, the text `full`. Otherwise one status per pair, each followed by a receipt if the purpose
+--   is `r`, `l`, `d` or `t`; for a take or an answer, then the units.
 --   README.md has the fields.
 -- Units: instants in microseconds, costs in quota units.
 INCLUDE 'clock.lua'
@@ -25,6 +26,11 @@ if not shadow_pairs or shadow_pairs == '' then
   local admitted, full, statuses = decide_pair(1, true, false, PAIR, TYPE, CONTEXT)
   if admitted and full then return full end
   return statuses
+end
+
+if args[2] == LEAVE_AT_MOST then
+  local decide, leave_at_most = INCLUDE 'decide.lua', INCLUDE 'leave_at_most.lua'
+  return leave_at_most(decide, CONTEXT)
 end
 
 -- The functions see only the keys in `keys`: first those of the enforcing pairs, and then one shadow pair more each time.

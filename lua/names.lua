@@ -50,6 +50,7 @@ OVERAGE = 'o'
 LEASE = 'l'
 DEBIT = 'd'
 TAKE = 't'
+LEAVE_AT_MOST = 'a'
 -- Whether a purpose has receipts, and whether it charges beyond the quota. A plain charge has no purpose, and skips the
 -- comparisons.
 HAS_RECEIPTS = (purpose and (purpose == 'r' or purpose == 'd'))
@@ -57,6 +58,10 @@ EXCEEDS_QUOTA = (purpose and (purpose == 'o' or purpose == 'd'))
 -- ARGV of a lease or a take: a number of units, and its size.
 UNITS_FORMAT = '<I4'
 UNITS_SIZE = 4
+-- ARGV of an answer: its instant, and those at which it ceases to apply and to be known; and the offset of the cost of the
+-- first pair.
+ANSWER_FORMAT = '<I8I8I8'
+COST_OFFSET = 13
 
 -- ARGV of a refund, after the deadline: the fields of a pair, their size, and the offset of the type and its parameter
 -- among

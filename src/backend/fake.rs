@@ -273,7 +273,7 @@ impl FakeScript {
 
     fn upcoming(&self, check: &Check) -> FakeAnswer {
         match check.purpose() {
-            Purpose::Overage | Purpose::Debit => self.settlements,
+            purpose if purpose.exceeds_quota() => self.settlements,
             _ => self.answers.front().copied().unwrap_or(FakeAnswer::Admit),
         }
     }

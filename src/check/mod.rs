@@ -83,12 +83,32 @@ pub enum Purpose {
     TakeUpTo(u32),
     /// Charges as [`Overage`](Self::Overage) does, and returns a [`Receipt`] for every pair.
     Debit,
+    /// Charges as many units as leave at most the cost of the pair: what an API has answered that remains. The status has the cost
+    /// that was charged.
+    ///
+    /// It charges nothing unless the answer is newer than every answer that the store knows of this pair, and still applies: unless
+    /// `at_micros <= now < at_micros + min(holds_micros, window)`. A store knows an answer for one window. So several processes may
+    /// send one answer, and the store charges it once.
+    ///
+    /// The check has one pair, which is no shadow, and whose policy is neither a gate nor in flight. Otherwise,
+    /// [`Check::with_purpose`] makes it a [`Peek`](Self::Peek).
+    LeaveAtMost {
+        /// The instant of the answer: that of the decision that has admitted its request, in microseconds of the clock of the backend.
+        at_micros: u64,
+        /// How long the answer applies, in microseconds.
+        holds_micros: u64,
+    },
 }
 
 impl Purpose {
     /// Returns whether it charges beyond the quota.
     pub(crate) fn exceeds_quota(self) -> bool {
-        matches!(self, Self::Overage | Self::Debit)
+        matches!(self, Self::Overage | Self::Debit | Self::LeaveAtMost { .. })
+    }
+
+    /// Returns whether it is the check of a request, which the metrics and the counters count.
+    pub(crate) fn is_counted(self) -> bool {
+        !matches!(self, Self::Peek | Self::Debit | Self::LeaveAtMost { .. })
     }
 
     /// Returns whether an admission has receipts.
@@ -171,7 +191,11 @@ impl PairRef<'_> {
     #[inline]
     pub(crate) fn is_chargeable(&self, purpose: Purpose) -> bool {
         let Properties { has_quota, is_held, .. } = *self.policy.properties();
-        self.cost > 0 && (has_quota || purpose == Purpose::Overage) && !(is_held && purpose.exceeds_quota())
+        // An answer is noted, even if it charges nothing.
+        let is_noted = matches!(purpose, Purpose::LeaveAtMost { .. });
+        (self.cost > 0 || is_noted)
+            && (has_quota || purpose == Purpose::Overage)
+            && !(is_held && purpose.exceeds_quota())
     }
 }
 
@@ -240,10 +264,15 @@ impl Check {
         Ok(Self::from_valid_pairs(Namespace::default(), pairs.into_vec().into()))
     }
 
-    /// Returns the same check with another purpose.
+    /// Returns the same check with another purpose. With pairs that cannot have an [answer](Purpose::LeaveAtMost), it is a peek.
     #[must_use]
     pub fn with_purpose(self, purpose: Purpose) -> Self {
-        Self { purpose, ..self }
+        let counts = |pair: &Pair| !pair.is_shadow && pair.policy.properties().is_settled();
+        match (purpose, &self.pairs[..]) {
+            (Purpose::LeaveAtMost { .. }, [pair]) if counts(pair) => Self { purpose, ..self },
+            (Purpose::LeaveAtMost { .. }, _) => Self { purpose: Purpose::Peek, ..self },
+            _ => Self { purpose, ..self },
+        }
     }
 
     /// Returns the same check as a lease request for these units, one number for each pair.
@@ -292,6 +321,12 @@ impl Check {
         for pair in &mut self.pairs {
             (pair.cost, pair.is_shadow) = (units, false);
         }
+    }
+
+    /// Returns the same check with this cost of each pair.
+    pub(crate) fn costing(mut self, units: u32) -> Self {
+        self.pairs.iter_mut().for_each(|pair| pair.cost = units);
+        self
     }
 
     /// Lowers each cost above the quota of its policy to the quota.

@@ -78,7 +78,7 @@ impl Limiter {
         if !self.0.holds_units && check.pairs().iter().any(|pair| pair.policy.properties().is_held) {
             return ControlFlow::Break(Err(BackendError::new(Reason::Unsupported)));
         }
-        if !matches!(check.purpose(), Purpose::Peek | Purpose::Debit) {
+        if check.purpose().is_counted() {
             check.pairs().iter().for_each(|pair| observe::cost_above_quota(pair.borrowed()));
         }
         let known = |decided: Decided| {

@@ -13,7 +13,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    check::{Check, Namespace, PairRef, Purpose},
+    check::{Check, Namespace, PairRef},
     cost::Costs,
     decision::{Decision, Status},
     error::{BackendError, Reason},
@@ -78,6 +78,7 @@ pub(crate) struct LimiterEvents {
     /// The store and the namespace of the limiter.
     store: Box<str>,
     unknown_policy: AtomicBool,
+    not_learned: Throttle,
     misconfigured: Throttle,
     full: Throttle,
     local_memory_full: Throttle,
@@ -100,6 +101,7 @@ impl LimiterEvents {
         Self {
             store: store.into(),
             unknown_policy: AtomicBool::new(false),
+            not_learned: Throttle::default(),
             misconfigured: Throttle::default(),
             full: Throttle::default(),
             local_memory_full: Throttle::default(),
@@ -126,6 +128,11 @@ impl LimiterEvents {
         }
     }
 
+    /// Warns, at most once per minute, about an answer of an API that was not learned.
+    pub(crate) fn not_learned(&self, error: &BackendError) {
+        self.not_learned.log(|unlogged| events::not_learned(error, unlogged));
+    }
+
     /// Warns, at most once per minute, about a request that is rejected because of a mistake in the server.
     pub(crate) fn misconfigured(&self, error: &dyn Error) {
         self.misconfigured.log(|unlogged| events::misconfigured(error, unlogged));
@@ -146,7 +153,7 @@ impl LimiterEvents {
         outcome: &Result<Decision, BackendError>,
         started: Option<Instant>,
     ) {
-        let is_counted = !matches!(check.purpose(), Purpose::Peek | Purpose::Debit);
+        let is_counted = check.purpose().is_counted();
         match outcome {
             Ok(decision) if is_counted => self.decision(decision, DecidedPairs::Check(check)),
             Ok(_) => {}

@@ -105,7 +105,7 @@ impl MemoryState {
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
         if let [pair] = check.pairs()
-            && !matches!(check.purpose(), Purpose::TakeUpTo(_))
+            && !matches!(check.purpose(), Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. })
             && let Some(decision) = self.decide_single(check.scope(), pair.borrowed(), check.purpose())
         {
             return Ok(decision);
@@ -158,12 +158,12 @@ impl MemoryState {
         let idle_since = self.idle_since(clock);
         locked.iter_mut().for_each(|shard| self.remove_idle(shard, idle_since, INSPECTIONS_PER_CHECK));
 
-        let taken = locked.take(check, clock);
+        let taken = locked.take(check, clock).or_else(|| locked.leave_at_most(check, clock));
         let check = taken.as_ref().unwrap_or(check);
         let (pairs, purpose) = (check.pairs(), check.purpose());
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
-        let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
+        let status_of = |PairReading { pair, reading, fits, .. }: &PairReading<'_>| {
             status(&**reading, *pair, *fits, is_admitted && *fits && pair.is_chargeable(purpose))
         };
         let statuses: Vec<Status> = readings.iter().map(status_of).collect();
@@ -173,9 +173,9 @@ impl MemoryState {
 
         let (mut is_charged, mut is_known, mut receipts) =
             ([false; MAX_PAIRS], [true; MAX_PAIRS], Vec::new());
-        for (i, PairReading { pair, reading, fits }) in readings.iter().enumerate() {
+        for (i, PairReading { pair, reading, fits, .. }) in readings.iter().enumerate() {
             is_charged[i] = *fits && pair.is_chargeable(purpose);
-            let is_full = is_charged[i] && !reading.has_room();
+            let is_full = is_charged[i] && pair.cost > 0 && !reading.has_room();
             if is_full && !pair.is_shadow {
                 return Err(BackendError::new(Reason::Full));
             }

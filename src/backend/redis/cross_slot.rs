@@ -83,7 +83,10 @@ impl RedisBackend {
             // A lease has one partition key, and so one slot.
             Purpose::Charge | Purpose::Reserve | Purpose::Lease => Purpose::Reserve,
             Purpose::Peek => Purpose::Peek,
-            Purpose::TakeUpTo(_) => return Err(BackendError::new(Reason::CrossSlot)),
+            // An answer has one pair, and so one slot.
+            Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. } => {
+                return Err(BackendError::new(Reason::CrossSlot));
+            }
             purpose @ (Purpose::Overage | Purpose::Debit) => {
                 // An overage is charged in every slot that can be reached.
                 let calls = slots.iter().map(async |pairs| {

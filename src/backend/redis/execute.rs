@@ -77,7 +77,8 @@ impl RedisBackend {
         let acquisition = acquiring.as_ref().map(|acquiring| &acquiring.acquisition);
         let (generation, at_micros) = (self.generations.draw(), self.injected_micros());
         let mut call = Call::check(check, &self.names, generation, acquisition, at_micros);
-        let charges = !matches!(check.purpose(), Purpose::Peek | Purpose::Overage);
+        let charges =
+            !matches!(check.purpose(), Purpose::Peek | Purpose::Overage | Purpose::LeaveAtMost { .. });
         // A peek after the deadline does no harm.
         let deadline = self.on_server(check.deadline()).filter(|_| check.purpose() != Purpose::Peek);
         let slot = in_group(call.slot());

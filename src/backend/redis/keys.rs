@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use super::{recent_tags::RecentTags, slot, tag::Tag};
 use crate::{
+    check::Pair,
     error::ConfigError,
     key::{HashSecret, PartitionKey, TooShort},
     policy::{Policy, Properties},
@@ -74,6 +75,11 @@ impl KeyNames {
         holder: u64,
     ) -> Keys {
         self.keys_of(namespace, pairs, Some(holder))
+    }
+
+    /// Adds the key of the newest answer of a pair. No pair has such a key: no window begins with this mark.
+    pub(super) fn push_answer(&self, keys: &mut Keys, namespace: &str, Pair { key, policy, .. }: &Pair) {
+        keys.push_marked(namespace, self.tag(key), b"~", policy);
     }
 
     fn keys_of<'a>(
@@ -154,8 +160,14 @@ pub(super) struct Keys {
 
 impl Keys {
     pub(super) fn push(&mut self, namespace: &str, tag: Tag, policy: &Policy) {
+        self.push_marked(namespace, tag, b"", policy);
+    }
+
+    /// Adds the key of a pair with a mark in front of its window.
+    fn push_marked(&mut self, namespace: &str, tag: Tag, mark: &[u8], policy: &Policy) {
         let Properties { bucket_micros, period_letter, redis, window_micros, .. } = policy.properties();
         self.push_tag(namespace, tag);
+        self.text.extend_from_slice(mark);
         match redis.key_letters {
             [letter] => self.text.push(*letter),
             letters => self.push_duration(*window_micros, letters),

@@ -69,7 +69,7 @@ macro_rules! files {
 const FILES: &[(&str, &str)] = files![
     "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua"
     "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua" "find_waits_log.lua"
-    "hold.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_holders.lua"
+    "hold.lua" "leave_at_most.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_holders.lua"
     "read_log.lua"
     "refund.lua" "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua" "types.lua"
 ];
@@ -219,7 +219,7 @@ pub(super) struct Call {
     purpose: Option<&'static str>,
     /// The number of shadow pairs, which are the last ones. `None` if there are none, unless the purpose is to take units.
     shadow_pairs: Option<usize>,
-    /// The units to lease of each pair, 4 bytes each, or the most units to take. `None` for any other purpose.
+    /// The units to lease of each pair, 4 bytes each, or the most units to take, or the instants of an answer. `None` for any other purpose.
     units: Option<Vec<u8>>,
     /// The changes of each pair, for the hold script alone.
     changes: Vec<Vec<u8>>,
@@ -257,17 +257,27 @@ impl Call {
             Purpose::Lease => Some("l"),
             Purpose::TakeUpTo(_) => Some("t"),
             Purpose::Debit => Some("d"),
+            Purpose::LeaveAtMost { .. } => Some("a"),
         };
         let units = match check.purpose() {
             Purpose::Lease => Some(check.pairs().iter().flat_map(|pair| pair.lease.to_le_bytes()).collect()),
             Purpose::TakeUpTo(units) => Some(check.max_units(units).to_le_bytes().to_vec()),
+            Purpose::LeaveAtMost { at_micros, holds_micros } => {
+                let window = check.pairs().first().map_or(0, |pair| pair.policy.window_micros());
+                let until = [holds_micros.min(window), window].map(|time| at_micros.saturating_add(time));
+                Some([at_micros, until[0], until[1]].into_iter().flat_map(u64::to_le_bytes).collect())
+            }
             _ => None,
         };
         let ordered = in_call_order(check).map(|(_, pair)| (&pair.key, &pair.policy));
-        let keys = names.keys_with_numbers(check.namespace(), ordered, acquisition.map_or(0, |of| of.holder));
+        let holder = acquisition.map_or(0, |of| of.holder);
+        let mut keys = names.keys_with_numbers(check.namespace(), ordered, holder);
+        if let (Purpose::LeaveAtMost { .. }, [pair]) = (check.purpose(), check.pairs()) {
+            names.push_answer(&mut keys, check.namespace(), pair);
+        }
         let shadows = check.pairs().iter().filter(|pair| pair.is_shadow);
         let shadow_pairs = shadows.map(|pair| 1 + usize::from(pair.policy.properties().is_held)).sum();
-        let is_stated = shadow_pairs > 0 || purpose == Some("t");
+        let is_stated = shadow_pairs > 0 || matches!(purpose, Some("t" | "a"));
         let shadow_pairs = is_stated.then_some(shadow_pairs);
         Self { keys, pairs, purpose, shadow_pairs, units, changes: Vec::new(), periods, at_micros }
     }
@@ -439,13 +449,14 @@ pub(super) fn decision(check: &Check, reply: &Value) -> Result<Decision, Backend
         }
         return if fields.0.is_empty() { Ok(Decision::new(at_micros, statuses)) } else { Err(broken()) };
     }
-    let taken = match check.purpose() {
-        Purpose::TakeUpTo(_) => {
-            let (rest, units) = fields.0.split_last_chunk().ok_or_else(broken)?;
-            fields.0 = rest;
-            Some(check.times(u32::from_le_bytes(*units)))
-        }
-        _ => None,
+    let taken = if let Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. } = check.purpose() {
+        let (rest, units) = fields.0.split_last_chunk().ok_or_else(broken)?;
+        fields.0 = rest;
+        let units = u32::from_le_bytes(*units);
+        let is_take = matches!(check.purpose(), Purpose::TakeUpTo(_));
+        Some(if is_take { check.times(units) } else { check.clone().costing(units) })
+    } else {
+        None
     };
     let check = taken.as_ref().unwrap_or(check);
     let is_lease = check.purpose() == Purpose::Lease;
