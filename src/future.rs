@@ -104,6 +104,9 @@ where
                 }
                 ProgressProj::Running { running, core, admission } => {
                     let response = ready!(running.poll(cx)).map_err(W::inner_error)?;
+                    if let (Some(admission), Some(stated)) = (&*admission, core.protocol.stated(&response)) {
+                        core.limiter.learn_in_background(admission, &stated);
+                    }
                     return Poll::Ready(Ok(core.protocol.respond(response, admission.as_ref())));
                 }
                 ProgressProj::Rejected { result } => {

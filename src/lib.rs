@@ -97,6 +97,7 @@
 //! | How do I try a limit first? How do I test my service? | [`guide::rollout`], [`guide::testing`] | [`Policy::shadow`], `FakeBackend`, `ManualClock` |
 //! | Why does my limit admit every request? | [`guide::limits_nothing`] | |
 //! | How does an outgoing call wait for its limit? | [`guide::waiting`] | [`Limiter::wait`], [`WaitLayer`](wait::WaitLayer) |
+//! | How does a client obey the limits that an API states? | [`guide::waiting`](guide::waiting#obey-what-an-api-answers) | [`Limiter::learn`], [`Stated`](learn::Stated) |
 //! | How do I limit the requests that run at the same time? | [`guide::in_flight`] | [`Policy::in_flight`], [`hold::Hold`] |
 //! | How do I limit a worker, a cron run or a synchronous caller? | [`guide::jobs`] | [`RateLimitLayer::new`], [`by`], [`Limiter`] |
 //! | How do I look up or reset a usage, or limit a WebSocket? | [`guide::cookbook`] | [`Limiter::peek`], [`Limiter::reset`] |
@@ -146,6 +147,7 @@ pub mod future;
 pub mod guide;
 pub mod hold;
 pub mod key;
+pub mod learn;
 pub mod observe;
 pub mod outage;
 pub mod policy;

@@ -5,6 +5,7 @@
 use std::fmt;
 
 mod addresses;
+mod answers;
 pub mod driver;
 mod fields;
 mod keys;
@@ -25,8 +26,9 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 5] = [
-    Target { name: "addresses", run: addresses::run, share: 30, dictionary: addresses::DICTIONARY },
+pub const TARGETS: [Target; 6] = [
+    Target { name: "addresses", run: addresses::run, share: 25, dictionary: addresses::DICTIONARY },
+    Target { name: "answers", run: answers::run, share: 5, dictionary: answers::DICTIONARY },
     Target { name: "fields", run: fields::run, share: 10, dictionary: &[] },
     Target { name: "keys", run: keys::run, share: 30, dictionary: keys::DICTIONARY },
     Target { name: "policy_files", run: policy_files::run, share: 25, dictionary: policy_files::DICTIONARY },
@@ -81,6 +83,11 @@ mod tests {
     #[test]
     fn addresses_follow_reference() {
         run("addresses", 20_000);
+    }
+
+    #[test]
+    fn answers_are_bounded() {
+        run("answers", 20_000);
     }
 
     #[test]

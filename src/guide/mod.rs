@@ -17,7 +17,7 @@
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
-//! | How does an outgoing call or a job wait for its limit? | [`waiting`] |
+//! | How does an outgoing call or a job wait for its limit? How does it obey the limits that an API states? | [`waiting`] |
 //! | How do I limit the requests that run at the same time? | [`in_flight`] |
 //! | How do I limit a worker, a cron run or a synchronous caller? | [`jobs`] |
 //! | Why does my limit admit every request? | [`limits_nothing`] |

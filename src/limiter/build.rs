@@ -14,6 +14,7 @@ use crate::{
     error::ConfigError,
     guard::{Breaker, Guard, Protection},
     key::{HashSecret, PartitionKey, TooShort},
+    learn::{Learner, Learning},
     lease::Leases,
     observe::{self, LimiterEvents},
     outage::{LocalFallback, OutageRule},
@@ -44,6 +45,7 @@ pub struct LimiterBuilder {
     pseudonyms: Option<Result<HashSecret, TooShort>>,
     deny_cache: Option<DenyCacheConfig>,
     memory: Option<MemoryBackend>,
+    learning: Option<Learning>,
     pair_backend: Option<MemoryBackend>,
     tokens: Option<Arc<dyn TokenStore>>,
     backend: Arc<dyn DynBackend>,
@@ -98,6 +100,7 @@ impl Limiter {
             pseudonyms: None,
             deny_cache: Some(DenyCacheConfig::default()),
             memory: None,
+            learning: None,
             tokens: token_store(&backend),
             pair_backend,
             backend: Arc::new(backend),
@@ -281,6 +284,12 @@ impl LimiterBuilder {
         Self { memory: Some(memory), ..self }
     }
 
+    /// Enables [`Limiter::learn`]: the limiter obeys the answers of the API that it calls. By default, it does not: each admission then
+    /// keeps a copy of its pairs.
+    pub fn learn(self, learning: Learning) -> Self {
+        Self { learning: Some(learning), ..self }
+    }
+
     /// Builds the limiter.
     ///
     /// # Errors
@@ -323,7 +332,9 @@ impl LimiterBuilder {
             waiters: Waiters::new(self.max_waiting, self.max_waiting_per_key),
             settings: LimiterSettings { policies: self.policies, namespace, region, deadline, rule, reserve },
             queue,
-            pair_backend: self.pair_backend,
+            // It keeps no list of the pairs, which learning needs.
+            pair_backend: self.pair_backend.filter(|_| self.learning.is_none()),
+            learner: self.learning.map(Learner::new),
             backend,
             events,
             _lifetime: lifetime,
@@ -350,6 +361,7 @@ impl LimiterBuilder {
         let fractions = f64::MIN_POSITIVE..=1.0;
         ConfigError::check_range("near_limit", near_limit, fractions, "above 0 and at most 1")?;
         self.deny_cache.map_or(Ok(()), DenyCacheConfig::validate)?;
+        self.learning.map_or(Ok(()), Learning::validate)?;
         if self.settles && !self.backend.changes_charges() {
             return Err(ConfigError::CannotSettle);
         }

@@ -9,6 +9,7 @@ use crate::{
     deny_cache::DenyCache,
     guard::Guard,
     key::PartitionKey,
+    learn::Learner,
     lease::Leases,
     observe::{Lifetime, LimiterEvents},
     outage::{LocalFallback, OutageRule},
@@ -56,6 +57,8 @@ pub(super) struct LimiterInner {
     pub(super) local_fallback: LocalFallback,
     pub(super) waiters: Arc<Waiters>,
     pub(super) events: Arc<LimiterEvents>,
+    /// `None` unless the limiter learns from answers.
+    pub(super) learner: Option<Learner>,
     /// `None` if the store has no name.
     pub(super) _lifetime: Option<Lifetime>,
 }

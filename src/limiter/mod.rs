@@ -29,6 +29,7 @@ mod check_for_draft;
 mod draft;
 mod future;
 mod inner;
+mod learn;
 mod outage_rule;
 mod outcome;
 mod pipeline;
@@ -273,8 +274,16 @@ impl Limiter {
         draft: impl IntoDraft,
         duration: Duration,
     ) -> LimiterFuture<Result<(), BackendError>> {
+        self.block_gates(self.check_to_decide(draft.into_draft()), duration)
+    }
+
+    fn block_gates(
+        &self,
+        check: Result<Option<Check>, BackendError>,
+        duration: Duration,
+    ) -> LimiterFuture<Result<(), BackendError>> {
         let units = duration.as_micros().div_ceil(u128::from(BLOCK_UNIT)).min(u128::from(u32::MAX)) as u32;
-        self.change(draft, Changing::Gates, move |backend, mut check| {
+        self.change(check, Changing::Gates, move |backend, mut check| {
             Box::pin(async move {
                 check.charge_overage(units);
                 backend.check(&check).await.map(drop)
@@ -289,7 +298,7 @@ impl Limiter {
     ///
     /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(draft, Changing::Gates, |backend, check| {
+        self.change(self.check_to_decide(draft.into_draft()), Changing::Gates, |backend, check| {
             Box::pin(async move { backend.reset(&check).await })
         })
     }
@@ -300,24 +309,24 @@ impl Limiter {
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(draft, Changing::Usage, |backend, check| {
+        self.change(self.check_to_decide(draft.into_draft()), Changing::Usage, |backend, check| {
             Box::pin(async move { backend.reset(&check).await })
         })
     }
 
-    /// Changes what the store knows of the pairs of a draft that count units, or of those that are gates.
+    /// Changes what the store knows of the pairs of a check that count units, or of those that are gates.
     fn change(
         &self,
-        draft: impl IntoDraft,
+        check: Result<Option<Check>, BackendError>,
         changing: Changing,
         change: impl FnOnce(Arc<dyn DynBackend>, Check) -> BoxFuture<Result<(), BackendError>> + Send + 'static,
     ) -> LimiterFuture<Result<(), BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
-        let check = draft.into_draft().map_err(misconfigured).and_then(|draft| {
+        let check = check.and_then(|check| {
             if !backend.changes_charges() {
                 return Err(BackendError::new(Reason::Unsupported));
             }
-            let Some(check) = self.check_for_draft(draft).map_err(misconfigured)? else { return Ok(None) };
+            let Some(check) = check else { return Ok(None) };
             let changed = check.of_policies(|properties| match changing {
                 Changing::Usage => properties.is_settled(),
                 Changing::Gates => !properties.has_quota,
@@ -643,7 +652,7 @@ fn reserved(outcome: Result<Admission, Rejection>) -> Result<Reservation, Reject
 }
 
 fn exempt() -> Admitting {
-    NowOrLater::now(Ok(Admission { basis: Basis::Exempt, reservation: None }))
+    NowOrLater::now(Ok(Admission::new(Basis::Exempt, None)))
 }
 
 /// Returns the error of a block or its end, if the check has no gate.

@@ -1,5 +1,7 @@
 //! From the decision of a check to the outcome of its request: the outage rule applies without a decision.
 
+use std::sync::Arc;
+
 use super::{
     draft::Reserve,
     inner::Limiter,
@@ -37,13 +39,14 @@ impl Terms {
     }
 
     fn admitted(self, limiter: &Limiter, check: Check, decision: Decision) -> Admission {
+        let learning = limiter.0.learner.as_ref().map(|_| Arc::new(decision.charged_check(check.clone())));
         let Some(reserve) = self.reserve else {
-            return Admission::from_decision(decision, check.into_namespace());
+            return Admission { learning, ..Admission::from_decision(decision, check.into_namespace()) };
         };
         let decision = decision.with_namespace(check.scope().clone());
         let (queue, check) = (limiter.0.queue.clone(), decision.charged_check(check));
         let reservation = Reservation::new(queue, check, decision.clone(), Charged::Store, reserve.unsettled);
-        Admission { basis: Basis::Store(decision), reservation: Some(reservation) }
+        Admission { learning, ..Admission::new(Basis::Store(decision), Some(reservation)) }
     }
 
     /// Applies the outage rule.
@@ -51,7 +54,7 @@ impl Terms {
         match self.rule {
             OutageRule::FailOpen if self.is_shadow || error.reason().is_outage() => {
                 let reservation = self.reserve.map(|_| limiter.uncharged(check));
-                Ok(Admission { basis: Basis::Unchecked(Unchecked(error)), reservation })
+                Ok(Admission::new(Basis::Unchecked(Unchecked(error)), reservation))
             }
             // Several slots cannot take units. This is no outage.
             _ if self.units.is_some() && error.reason() == Reason::CrossSlot => {
@@ -81,7 +84,7 @@ impl Terms {
                         (limiter.0.queue.clone(), Charged::Local(fallback.memory().clone()));
                     Reservation::new(queue, check, decision.clone(), charged, reserve.unsettled)
                 });
-                Ok(Admission { basis: Basis::Local(LocalDecision { decision, error }), reservation })
+                Ok(Admission::new(Basis::Local(LocalDecision { decision, error }), reservation))
             }
             Ok(None) => Err(Rejection::LocalFallbackDenied(error)),
             Err(_) => {

@@ -1,8 +1,10 @@
 //! The outcome of a request: `Result<Admission, Rejection>`.
 
+use std::sync::Arc;
+
 use super::rejection::Rejection;
 use crate::{
-    check::Namespace,
+    check::{Check, Namespace},
     decision::Decision,
     error::BackendError,
     hold::Hold,
@@ -29,6 +31,8 @@ pub(crate) type AdmitResult = Result<Admission, Rejection>;
 pub struct Admission {
     pub(crate) basis: Basis,
     pub(crate) reservation: Option<Reservation>,
+    /// The check that the store has admitted, if the limiter learns from answers.
+    pub(crate) learning: Option<Arc<Check>>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,10 +45,14 @@ pub(crate) enum Basis {
 }
 
 impl Admission {
+    pub(super) fn new(basis: Basis, reservation: Option<Reservation>) -> Self {
+        Self { basis, reservation, learning: None }
+    }
+
     /// Creates the admission of a plain charge, which is in this namespace.
     #[inline]
     pub(super) fn from_decision(decision: Decision, namespace: Namespace) -> Self {
-        Self { basis: Basis::Store(decision.with_namespace(namespace)), reservation: None }
+        Self::new(Basis::Store(decision.with_namespace(namespace)), None)
     }
 
     /// Returns the decision of the store, or `None` if the store has not decided.

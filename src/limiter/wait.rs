@@ -1,9 +1,6 @@
 //! A request that waits until it is admitted.
 
-use std::{
-    hash::{BuildHasher, RandomState},
-    time::Duration,
-};
+use std::time::Duration;
 
 use tokio::{runtime::Handle, time::Instant};
 
@@ -12,6 +9,7 @@ use crate::{
     check::{Check, ReleaseListener, released},
     decision::Wait,
     guard::until,
+    learn::jittered,
 };
 
 /// Waits until a check is admitted, at most for the given time. The request joins its queue at the first poll. If the future is dropped,
@@ -65,9 +63,7 @@ fn listeners(check: &Check) -> Vec<ReleaseListener> {
 /// turns, and not before the known wait has passed. `None` if the end has come.
 fn polls_at(known: Duration, interval: Duration, end: Option<Instant>) -> Option<Instant> {
     let now = Instant::now();
-    // Every `RandomState` has other keys, which come from the operating system.
-    let jitter = RandomState::new().hash_one(0) as u32 & 0xffff;
-    let at = now.checked_add(known.max(interval / 2 + interval / 2 * jitter / 0x1_0000))?;
+    let at = now.checked_add(known.max(jittered(interval)))?;
     let is_early = known.is_zero() && end.is_some_and(|end| now < end);
     // A release may come before the end.
     let at = end.filter(|_| is_early).map_or(at, |end| end.min(at));

@@ -203,6 +203,10 @@ pub(super) fn misconfigured_shadow(error: &dyn Error, unlogged: u64) {
     event!(warn, %error, unlogged, "misconfigured rate limit in shadow mode: the request is not counted");
 }
 
+pub(super) fn not_learned(error: &BackendError, unlogged: u64) {
+    event!(warn, unlogged, %error, cause = cause(error), "the answer of an API was not learned");
+}
+
 pub(super) fn settlement_lost(lost: u64, error: &BackendError, unlogged: u64) {
     event!(warn, lost, unlogged, %error, cause = cause(error), "lost settlement: the charge stands");
 }

@@ -45,7 +45,7 @@ use properties::GivenFields;
 #[cfg(feature = "redis")]
 pub(crate) use properties::RedisProperties;
 pub(crate) use properties::{Expiry, Properties};
-use rate::MAX_WINDOW;
+pub(crate) use rate::MAX_WINDOW;
 pub use rate::Rate;
 pub use selector::{PolicySelector, from_fn};
 pub(crate) use sliding_log::MAX_CHARGES as MAX_LOG_CHARGES;

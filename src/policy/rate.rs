@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 /// The longest window, and the longest period of a rate.
-pub(super) const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// A number of units for each period, such as 7 per second. They return evenly, not all at the end of the period.
 ///

@@ -8,6 +8,7 @@ use super::{AnyProtocol, Fits, Protocol};
 use crate::{
     cost::{Costs, IntoUsed},
     key::KeyError,
+    learn::Stated,
     limiter::{Admission, Draft, IntoDraft, Rejection},
 };
 
@@ -16,12 +17,14 @@ type AdmitFn<Req> = dyn Fn(&mut Req, &Admission) + Send + Sync;
 
 /// The protocol of a service that is not HTTP, from closures. [`by`] returns it.
 ///
-/// `R` is how it rejects: [`AsError`] or [`RejectWith`]. `S` is how it settles: `()` for not at all, or [`SettleBy`].
-pub struct By<Req, R = AsError, S = ()> {
+/// `R` is how it rejects: [`AsError`] or [`RejectWith`]. `S` is how it settles: `()` for not at all, or [`SettleBy`]. `L` is how it learns:
+/// `()` for not at all, or [`LearnBy`].
+pub struct By<Req, R = AsError, S = (), L = ()> {
     plan: Arc<PlanFn<Req>>,
     admit: Option<Arc<AdmitFn<Req>>>,
     reject: R,
     settle: S,
+    learn: L,
 }
 
 /// Rejects with the error of the service, which must implement `From<Rejection>`.
@@ -35,6 +38,11 @@ type RejectWithFn<Req, Res, Err> = dyn Fn(&Req, &Rejection) -> Result<Res, Err> 
 
 /// Settles by a closure over the response. Made by [`By::settle_by`].
 pub struct SettleBy<Res>(Arc<UsedFn<Res>>);
+
+/// Learns by a closure over the response. Made by [`By::learn_by`].
+pub struct LearnBy<Res>(Arc<StatedFn<Res>>);
+
+type StatedFn<Res> = dyn Fn(&Res) -> Stated + Send + Sync;
 
 type UsedFn<Res> = dyn Fn(&Res) -> Option<Costs> + Send + Sync;
 
@@ -91,10 +99,11 @@ type UsedFn<Res> = dyn Fn(&Res) -> Option<Costs> + Send + Sync;
 /// # Ok::<(), tower_sliding_window::ConfigError>(())
 /// ```
 pub fn by<Req, T: IntoDraft>(plan: impl Fn(&Req) -> T + Send + Sync + 'static) -> By<Req> {
-    By { plan: Arc::new(move |request| plan(request).into_draft()), admit: None, reject: AsError, settle: () }
+    let plan = Arc::new(move |request: &Req| plan(request).into_draft());
+    By { plan, admit: None, reject: AsError, settle: (), learn: () }
 }
 
-impl<Req, R, S> By<Req, R, S> {
+impl<Req, R, S, L> By<Req, R, S, L> {
     /// Passes the admission to the inner service: the closure writes the decision or the reservation into the request.
     pub fn admit_with(self, admit: impl Fn(&mut Req, &Admission) + Send + Sync + 'static) -> Self {
         Self { admit: Some(Arc::new(admit)), ..self }
@@ -105,9 +114,9 @@ impl<Req, R, S> By<Req, R, S> {
     pub fn reject_with<Res, Err>(
         self,
         reject: impl Fn(&Req, &Rejection) -> Result<Res, Err> + Send + Sync + 'static,
-    ) -> By<Req, RejectWith<Req, Res, Err>, S> {
-        let Self { plan, admit, settle, .. } = self;
-        By { plan, admit, reject: RejectWith(Arc::new(reject)), settle }
+    ) -> By<Req, RejectWith<Req, Res, Err>, S, L> {
+        let Self { plan, admit, settle, learn, .. } = self;
+        By { plan, admit, reject: RejectWith(Arc::new(reject)), settle, learn }
     }
 
     /// Settles every charge by the amount that the closure returns for the response. `None` leaves the charge. To settle by
@@ -118,23 +127,41 @@ impl<Req, R, S> By<Req, R, S> {
     pub fn settle_by<Res, U: IntoUsed>(
         self,
         used: impl Fn(&Res) -> U + Send + Sync + 'static,
-    ) -> By<Req, R, SettleBy<Res>> {
-        let Self { plan, admit, reject, .. } = self;
+    ) -> By<Req, R, SettleBy<Res>, L> {
+        let Self { plan, admit, reject, learn, .. } = self;
         let settle = SettleBy(Arc::new(move |response: &Res| used(response).into_used()));
-        By { plan, admit, reject, settle }
+        By { plan, admit, reject, settle, learn }
+    }
+
+    /// Learns from every response, as [`Limiter::learn`](crate::Limiter::learn) does: the closure returns what it states. It proceeds in the
+    /// background and does not delay the response. The limiter must [learn](crate::LimiterBuilder::learn).
+    ///
+    /// ```
+    /// use http::{Request, Response};
+    /// use tower_sliding_window::{PartitionKey, by, learn::Stated};
+    ///
+    /// let host = by(|request: &Request<String>| PartitionKey::new("host", request.uri().host().unwrap_or_default()))
+    ///     .learn_by(|response: &Response<String>| Stated::from_http(response.status(), response.headers()));
+    /// ```
+    pub fn learn_by<Res>(
+        self,
+        stated: impl Fn(&Res) -> Stated + Send + Sync + 'static,
+    ) -> By<Req, R, S, LearnBy<Res>> {
+        let Self { plan, admit, reject, settle, .. } = self;
+        By { plan, admit, reject, settle, learn: LearnBy(Arc::new(stated)) }
     }
 }
 
-impl<Req, R, S> AnyProtocol for By<Req, R, S> {}
+impl<Req, R, S, L> AnyProtocol for By<Req, R, S, L> {}
 
-impl<Inner, Req, S> Fits<Inner> for By<Req, AsError, S>
+impl<Inner, Req, S, L> Fits<Inner> for By<Req, AsError, S, L>
 where
     Inner: Service<Req>,
     AsError: Reject<Req, Inner::Response, Inner::Error>,
 {
 }
 
-impl<Inner, Req, Res, Err, S> Fits<Inner> for By<Req, RejectWith<Req, Res, Err>, S> {}
+impl<Inner, Req, Res, Err, S, L> Fits<Inner> for By<Req, RejectWith<Req, Res, Err>, S, L> {}
 
 /// How a rejection becomes the result of the service. Sealed.
 #[diagnostic::on_unimplemented(
@@ -156,6 +183,12 @@ pub trait Settle<Res> {
     const SETTLES: bool;
 
     fn used(&self, response: &Res) -> Option<Costs>;
+}
+
+/// How a limiter learns from a response. Sealed.
+#[diagnostic::on_unimplemented(message = "write `by(..).learn_by(|response: &{Res}| ..)`")]
+pub trait Learn<Res> {
+    fn stated(&self, response: &Res) -> Option<Stated>;
 }
 
 #[diagnostic::do_not_recommend]
@@ -187,10 +220,23 @@ impl<Res> Settle<Res> for SettleBy<Res> {
     }
 }
 
-impl<Req, Res, Err, R, S> Protocol<Req, Res, Err> for By<Req, R, S>
+impl<Res> Learn<Res> for () {
+    fn stated(&self, _response: &Res) -> Option<Stated> {
+        None
+    }
+}
+
+impl<Res> Learn<Res> for LearnBy<Res> {
+    fn stated(&self, response: &Res) -> Option<Stated> {
+        Some((self.0)(response))
+    }
+}
+
+impl<Req, Res, Err, R, S, L> Protocol<Req, Res, Err> for By<Req, R, S, L>
 where
     R: Reject<Req, Res, Err>,
     S: Settle<Res>,
+    L: Learn<Res>,
 {
     type Response = Res;
 
@@ -204,6 +250,10 @@ where
         if let Some(admit) = &self.admit {
             admit(request, admission);
         }
+    }
+
+    fn stated(&self, response: &Res) -> Option<Stated> {
+        self.learn.stated(response)
     }
 
     fn reject(&self, request: &Req, rejection: Rejection) -> Result<Res, Err> {
@@ -221,10 +271,16 @@ where
     }
 }
 
-impl<Req, R: Clone, S: Clone> Clone for By<Req, R, S> {
+impl<Req, R: Clone, S: Clone, L: Clone> Clone for By<Req, R, S, L> {
     fn clone(&self) -> Self {
-        let (plan, admit) = (self.plan.clone(), self.admit.clone());
-        Self { plan, admit, reject: self.reject.clone(), settle: self.settle.clone() }
+        let (plan, admit, learn) = (self.plan.clone(), self.admit.clone(), self.learn.clone());
+        Self { plan, admit, reject: self.reject.clone(), settle: self.settle.clone(), learn }
+    }
+}
+
+impl<Res> Clone for LearnBy<Res> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
     }
 }
 
@@ -240,7 +296,7 @@ impl<Res> Clone for SettleBy<Res> {
     }
 }
 
-impl<Req, R, S> fmt::Debug for By<Req, R, S> {
+impl<Req, R, S, L> fmt::Debug for By<Req, R, S, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("By").finish_non_exhaustive()
     }

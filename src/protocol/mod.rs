@@ -11,7 +11,7 @@ mod peer;
 mod tables;
 
 pub use body::LimitedBody;
-pub use by::{AsError, By, RejectWith, SettleBy, by};
+pub use by::{AsError, By, LearnBy, RejectWith, SettleBy, by};
 pub(crate) use http::{HeadFn, HttpOptions};
 pub use http::{Http, SameBody};
 pub(crate) use peer::Peers;
@@ -20,6 +20,7 @@ pub(crate) use tables::Tables;
 pub use crate::limiter::{Draft, IntoDraft};
 use crate::{
     key::KeyError,
+    learn::Stated,
     limiter::{Admission, Rejection},
 };
 
@@ -70,6 +71,13 @@ pub trait Protocol<Req, Res, Err> {
     /// Passes the admission to the inner service, for example in the request's extensions.
     fn admit(&self, request: &mut Req, admission: &Admission) {
         let _ = (request, admission);
+    }
+
+    /// Returns what the response of the inner service states about the limits of an API, if the layer [learns](crate::learn) from it.
+    /// The default is `None`.
+    fn stated(&self, response: &Res) -> Option<Stated> {
+        let _ = response;
+        None
     }
 
     /// Builds the response of a rejected request, which the inner service does not receive.

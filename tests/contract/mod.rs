@@ -1,5 +1,6 @@
 //! The contract of a decision: one test suite for every backend.
 
+mod answers;
 mod calendar_boundaries;
 mod cluster;
 mod concurrency;

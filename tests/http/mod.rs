@@ -18,6 +18,7 @@ mod in_flight;
 mod invented_keys;
 mod jobs;
 mod keys;
+mod learning;
 mod limits_nothing;
 mod meters;
 mod metrics;

@@ -1,0 +1,147 @@
+//! The header fields in which an API states its limits.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::{
+    HeaderMap, HeaderValue, StatusCode,
+    header::{AsHeaderName, DATE, RETRY_AFTER},
+};
+use httpdate::parse_http_date;
+use sfv::{BareItem, List, ListEntry, Parameters, Parser};
+
+use super::{Stated, StatedQuota};
+
+/// The smallest `reset` that is an instant in Unix time, and not a length: 10^9 s.
+const MIN_UNIX_TIME: Duration = Duration::from_secs(1_000_000_000);
+
+impl Stated {
+    /// Reads the header fields of a response:
+    ///
+    /// | fields | of |
+    /// | --- | --- |
+    /// | `Retry-After`: seconds or an HTTP date; `retry-after-ms` | a 429 or a 503. A 503 without a wait is no denial |
+    /// | `RateLimit` and `RateLimit-Policy` | the IETF drafts 7 to 11 |
+    /// | `RateLimit-Limit`, `-Remaining`, `-Reset` | the IETF draft 6 |
+    /// | `X-RateLimit-Limit`, `-Remaining`, `-Reset` | GitHub and many others |
+    /// | the same, with the name of a policy: `x-ratelimit-remaining-tokens` | OpenAI |
+    ///
+    /// `X-RateLimit-Reset` is a number of seconds, a length such as `6m0s`, or, from 10^9 on, an instant in Unix time. It counts from the
+    /// `Date` of the response. If a 429 has no `Retry-After`, its wait is the longest `reset` of the quotas of which nothing remains. A
+    /// field that cannot be read is ignored.
+    ///
+    /// ```
+    /// use http::{Response, StatusCode};
+    /// use tower_sliding_window::learn::Stated;
+    ///
+    /// let response = Response::builder().header("RateLimit", r#""burst";r=7;t=1"#).body(())?;
+    /// let stated = Stated::from_http(response.status(), response.headers());
+    /// assert_eq!(stated.quotas()[0].remaining, 7);
+    /// # Ok::<(), http::Error>(())
+    /// ```
+    pub fn from_http(status: StatusCode, headers: &HeaderMap) -> Self {
+        let date = text(headers, DATE).and_then(|text| parse_http_date(text).ok());
+        let now = date.unwrap_or_else(SystemTime::now);
+        let quotas = quotas(headers, now);
+        let used_up =
+            || quotas.iter().filter(|quota| quota.remaining == 0).filter_map(|quota| quota.reset).max();
+        let wait = retry_after(headers, now);
+        let (is_denial, wait) = match status {
+            StatusCode::TOO_MANY_REQUESTS => (true, wait.or_else(used_up)),
+            StatusCode::SERVICE_UNAVAILABLE => (wait.is_some(), wait),
+            _ => (false, None),
+        };
+        Self { is_denial, wait, quotas }
+    }
+}
+
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let millis =
+        text(headers, "retry-after-ms").and_then(|text| text.parse().ok()).map(Duration::from_millis);
+    millis.or_else(|| {
+        let text = text(headers, RETRY_AFTER)?;
+        length(text).or_else(|| Some(until(parse_http_date(text).ok()?, now)))
+    })
+}
+
+/// Returns the quotas that all fields state.
+fn quotas<'a>(headers: &'a HeaderMap, now: SystemTime) -> Vec<StatedQuota> {
+    let policies: Vec<StatedQuota> = members(headers, "ratelimit-policy").map(policy).collect();
+    let listed = members(headers, "ratelimit").filter_map(|(item, params)| {
+        let (name, number_of) = (Some(string(&item)?), |key| params.get(key).and_then(number));
+        // The draft after 11 has other names.
+        let remaining = number_of("r").or_else(|| number_of("a"))?;
+        let reset = number_of("t").or_else(|| number_of("w")).map(Duration::from_secs);
+        let of_policy = policies.iter().find(|policy| policy.name == name).cloned().unwrap_or_default();
+        Some(StatedQuota { name, remaining, reset, ..of_policy })
+    });
+    let mut quotas: Vec<StatedQuota> = listed.collect();
+    let mut add = |name: Option<&str>, stated: &dyn Fn(&str) -> Option<&'a str>| {
+        let Some(remaining) = stated("remaining").and_then(|text| text.parse().ok()) else { return };
+        let limit = stated("limit").and_then(|text| text.parse().ok());
+        // Its window is that of the only policy with this quota.
+        let mut of_limit = policies.iter().filter(|policy| limit.is_some() && policy.limit == limit);
+        let window = of_limit.next().filter(|_| of_limit.next().is_none()).and_then(|policy| policy.window);
+        let reset = stated("reset").and_then(|text| reset(text, now));
+        quotas.push(StatedQuota { name: name.map(str::to_owned), limit, window, remaining, reset });
+    };
+    // The draft 7: `limit=100, remaining=50, reset=5`.
+    let draft_7 = text(headers, "ratelimit").unwrap_or_default();
+    add(None, &|part| {
+        draft_7.split(',').find_map(|member| member.trim().strip_prefix(part)?.strip_prefix('='))
+    });
+    for field in headers.keys() {
+        if let Some((prefix @ ("" | "x-"), suffix)) = field.as_str().split_once("ratelimit-remaining")
+            && (suffix.is_empty() || suffix.starts_with('-'))
+        {
+            add(suffix.strip_prefix('-'), &|part| text(headers, format!("{prefix}ratelimit-{part}{suffix}")));
+        }
+    }
+    quotas
+}
+
+/// Returns the quota of a member of `RateLimit-Policy`, of which nothing is known to remain.
+fn policy((item, params): (BareItem, Parameters)) -> StatedQuota {
+    let [limit, window] = ["q", "w"].map(|key| params.get(key).and_then(number));
+    let window = window.map(Duration::from_secs);
+    StatedQuota { name: string(&item), limit: limit.or_else(|| number(&item)), window, ..Default::default() }
+}
+
+/// Returns the time until a stated reset.
+fn reset(text: &str, now: SystemTime) -> Option<Duration> {
+    let stated = length(text)?;
+    let is_instant = stated >= MIN_UNIX_TIME;
+    Some(if is_instant { until(UNIX_EPOCH.checked_add(stated)?, now) } else { stated })
+}
+
+/// Returns the length of a number of seconds, or of a text such as `6m0s` or `120ms`.
+fn length(text: &str) -> Option<Duration> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds.or_else(|| humantime::parse_duration(text).ok())
+}
+
+fn until(instant: SystemTime, now: SystemTime) -> Duration {
+    instant.duration_since(now).unwrap_or_default()
+}
+
+/// Returns the value of a field, or `None` if it is no text.
+fn text(headers: &HeaderMap, name: impl AsHeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// Returns the items of all lines of a list field, with their parameters.
+fn members(headers: &HeaderMap, name: &str) -> impl Iterator<Item = (BareItem, Parameters)> {
+    let lines: Vec<&[u8]> = headers.get_all(name).iter().map(HeaderValue::as_bytes).collect();
+    let list: List = Parser::new(&lines.join(&b", "[..])).parse().unwrap_or_default();
+    list.into_iter().filter_map(|entry| match entry {
+        ListEntry::Item(item) => Some((item.bare_item, item.params)),
+        ListEntry::InnerList(_) => None,
+    })
+}
+
+fn number(item: &BareItem) -> Option<u64> {
+    item.as_integer().and_then(|number| u64::try_from(number).ok())
+}
+
+fn string(item: &BareItem) -> Option<String> {
+    item.as_string().map(|text| text.as_str().to_owned())
+}

@@ -1,0 +1,59 @@
+//! The state of a limiter that learns: how long it backs off.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::Duration,
+};
+
+use super::{Learning, Stated};
+use crate::{check::Check, lock::Lock};
+
+/// The number of backoffs. Keys that share one may wait longer than needed.
+const BACKOFFS: usize = 64;
+
+/// The longest wait after the first denial.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+
+/// What a limiter remembers of the answers of an API.
+pub(crate) struct Learner {
+    pub(crate) learning: Learning,
+    backoffs: Lock<[Backoff; BACKOFFS]>,
+}
+
+/// The number of denials without a wait, and the instant at which the last wait ends, in microseconds of the clock of the store. A denial
+/// of a request that was admitted until then does not count.
+type Backoff = (u32, u64);
+
+impl Learner {
+    pub(crate) fn new(learning: Learning) -> Self {
+        Self { learning, backoffs: Lock::new([Backoff::default(); BACKOFFS]) }
+    }
+
+    /// Returns how long a denial blocks the gates of its check. An admission ends the backoff of its key.
+    pub(crate) fn wait(&self, stated: &Stated, check: &Check, at_micros: u64) -> Option<Duration> {
+        let Learning { obeys_waits, backs_off, max_wait, .. } = self.learning;
+        if let Some(wait) = stated.wait.filter(|_| stated.is_denial) {
+            return Some(wait.min(max_wait)).filter(|wait| obeys_waits && !wait.is_zero());
+        }
+        let slot = check.pairs().first().map_or(0, |pair| pair.key.hash_code() as usize % BACKOFFS);
+        let (denials, ends_at) = &mut self.backoffs.lock()[slot];
+        let is_later = at_micros > *ends_at;
+        if !stated.is_denial {
+            if is_later {
+                *denials = 0;
+            }
+            return None;
+        }
+        *denials = 31.min(*denials + u32::from(is_later));
+        let wait = jittered(max_wait.min(FIRST_BACKOFF * (1 << *denials) / 2));
+        *ends_at = at_micros.saturating_add(wait.as_micros() as u64).max(*ends_at);
+        backs_off.then_some(wait)
+    }
+}
+
+/// Returns a random time, from half of this one to the whole.
+pub(crate) fn jittered(time: Duration) -> Duration {
+    // Every `RandomState` has other keys, which come from the operating system.
+    let jitter = RandomState::new().hash_one(0) as u32 & 0xffff;
+    time / 2 + (time / 2).mul_f64(f64::from(jitter) / 65_536.0)
+}

@@ -1,0 +1,134 @@
+//! A limiter that learns from the answers of an API.
+
+use std::{
+    future::Future,
+    task::{Context, Waker},
+};
+
+use tokio::runtime::Handle;
+
+use super::{future::LimiterFuture, inner::Limiter, misconfigured, outcome::Admission};
+use crate::{
+    check::{Check, Pair, Purpose},
+    decision::Decision,
+    error::{BackendError, ConfigError},
+    learn::{Learned, Stated, StatedQuota},
+    now_or_later::NowOrLater,
+};
+
+impl Limiter {
+    /// Obeys the answer of an API to an admitted request. For the fields of HTTP, see [`Stated::from_http`].
+    ///
+    /// - **A denial** blocks the [gates](crate::Policy::gate) of the request, as [`block`](Self::block) does, for all processes: for the
+    ///   stated wait, or for a random backoff.
+    /// - **A remaining quota** that is smaller than that of the decision raises the usage in the store, so that at most this many units
+    ///   remain. A newer answer decides: an answer changes nothing if the store knows one to a request that it has admitted at the same
+    ///   time or later.
+    ///
+    /// [The guide](crate::guide::waiting#obey-what-an-api-answers) states which policy a quota belongs to, and which answers change
+    /// nothing. [`LimiterBuilder::learn`](crate::LimiterBuilder::learn) has the switches. In place of this method, a layer calls
+    /// [`By::learn_by`](crate::protocol::By::learn_by).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_sliding_window::{
+    ///     Limiter, MemoryBackend, PartitionKey, Policy,
+    ///     learn::{Learning, Stated, StatedQuota},
+    /// };
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
+    /// let limiter = Limiter::builder(MemoryBackend::new())
+    ///     .policy(Policy::new("calls", 100, Duration::from_secs(60))?)
+    ///     .policy(Policy::gate("api")?)
+    ///     .learn(Learning::default())
+    ///     .build()?;
+    /// let admission = limiter.admit(PartitionKey::new("api", "search")).await?;
+    /// // Another program uses the same account.
+    /// let learned = limiter.learn(&admission, &Stated::new([StatedQuota::new(69)])).await?;
+    /// assert_eq!(learned.charged[0].1, 30);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns a [`BackendError`] if the store may not have learned all of it. It is
+    /// [`Reason::Misconfigured`](crate::backend::Reason::Misconfigured) if the limiter does not learn, or if the API denies a request
+    /// without a gate.
+    pub fn learn(
+        &self,
+        admission: &Admission,
+        stated: &Stated,
+    ) -> LimiterFuture<Result<Learned, BackendError>> {
+        let now = |result| LimiterFuture(NowOrLater::now(result));
+        let Some(learner) = &self.0.learner else {
+            let error = ConfigError::invalid_value("learn", "off", "`LimiterBuilder::learn`");
+            return now(Err(misconfigured(error)));
+        };
+        let (Some(check), Some(decision)) = (&admission.learning, admission.decision()) else {
+            return now(Ok(Learned::default()));
+        };
+        let blocked_for = learner.wait(stated, check, decision.at_micros());
+        let (mut learned, mut smaller) = (Learned { blocked_for, ..Learned::default() }, Vec::new());
+        if learner.learning.obeys_quotas {
+            (smaller, learned.unmatched) = smaller_quotas(check, decision, stated);
+        }
+        if blocked_for.is_none() && smaller.is_empty() {
+            return now(Ok(learned));
+        }
+        let (limiter, check) = (self.clone(), check.clone());
+        LimiterFuture(NowOrLater::Later(Box::pin(async move {
+            if let Some(wait) = blocked_for {
+                limiter.block_gates(Ok(Some((*check).clone())), wait).await?;
+            }
+            for check in smaller {
+                let decision = limiter.decide(check, false, |_, _, decided| decided).await?;
+                let charged =
+                    decision.statuses().iter().map(|status| (status.policy().clone(), status.cost()));
+                learned.charged.extend(charged);
+            }
+            Ok(learned)
+        })))
+    }
+
+    /// Learns from an answer without a delay of the response. Warns if not all of it was learned.
+    pub(crate) fn learn_in_background(&self, admission: &Admission, stated: &Stated) {
+        let (limiter, learning) = (self.clone(), self.learn(admission, stated));
+        let mut learning = Box::pin(async move {
+            let unmatched = |quota: StatedQuota| {
+                ConfigError::invalid_value("quota of an API", format!("{quota:?}"), "one of one policy")
+            };
+            let learned = learning.await.map(|learned| learned.unmatched.into_iter().next());
+            if let Err(error) =
+                learned.and_then(|quota| quota.map(unmatched).map(misconfigured).map_or(Ok(()), Err))
+            {
+                limiter.0.events.not_learned(&error);
+            }
+        });
+        // A backend that answers at once has learned now.
+        let is_done = learning.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        if !is_done && let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(learning);
+        }
+    }
+}
+
+/// Returns a check for each pair of which the API states a smaller remaining quota than the decision, and the quotas that belong to no
+/// pair.
+fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<Check>, Vec<StatedQuota>) {
+    let index_in = |quota: &&StatedQuota| quota.index_in(check.pairs());
+    let unmatched = stated.quotas.iter().filter(|quota| index_in(quota).is_none()).cloned().collect();
+    let smaller = decision.indexed_statuses().filter_map(|(i, status)| {
+        let of_pair = stated.quotas.iter().filter(|quota| index_in(quota) == Some(i));
+        let quota = of_pair.min_by_key(|quota| quota.remaining)?;
+        let remaining = u32::try_from(quota.remaining).ok().filter(|units| *units < status.remaining())?;
+        let holds_micros =
+            quota.reset.map_or(u64::MAX, |reset| reset.as_micros().min(u64::MAX.into()) as u64);
+        let Pair { key, policy, .. } = check.pairs().get(i)?.clone();
+        let pair = Pair { is_shadow: false, ..Pair::new(key, policy, remaining) };
+        let purpose = Purpose::LeaveAtMost { at_micros: decision.at_micros(), holds_micros };
+        Some(check.with_pairs([pair].into()).with_purpose(purpose))
+    });
+    (smaller.collect(), unmatched)
+}

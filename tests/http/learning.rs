@@ -1,0 +1,417 @@
+//! Clients that learn from the answers of an API: header fields, the layer around a client, and the switches.
+
+use std::{
+    convert::Infallible,
+    slice,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_sliding_window::{
+    Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection, Wait,
+    backend::{Purpose, Reason},
+    by,
+    learn::{Learned, Learning, Stated, StatedQuota},
+    testing::{FakeAnswer, FakeBackend, ManualClock},
+    wait::WaitLayer,
+};
+
+use super::{MINUTE, SECOND, policy};
+
+/// The `Date` of each response, and the same instant in Unix time.
+const DATE: &str = "Wed, 25 Nov 2026 12:00:00 GMT";
+const UNIX_TIME: u64 = 1_795_608_000;
+
+type Fields<'a> = &'a [(&'a str, &'a str)];
+
+fn stated(status: u16, fields: Fields) -> Stated {
+    let mut headers = HeaderMap::new();
+    for (name, value) in fields.iter().chain(&[("date", DATE)]) {
+        headers.append(HeaderName::try_from(*name).unwrap(), HeaderValue::try_from(*value).unwrap());
+    }
+    Stated::from_http(StatusCode::from_u16(status).unwrap(), &headers)
+}
+
+fn quota(
+    name: Option<&str>,
+    [limit, window]: [Option<u64>; 2],
+    remaining: u64,
+    reset: Option<f64>,
+) -> StatedQuota {
+    let mut quota = StatedQuota::new(remaining);
+    quota.name = name.map(str::to_owned);
+    (quota.limit, quota.window) = (limit, window.map(Duration::from_secs));
+    quota.reset = reset.map(Duration::from_secs_f64);
+    quota
+}
+
+#[test]
+fn http_fields_state_quotas() {
+    let epoch = (UNIX_TIME + 90).to_string();
+    let with_epoch =
+        [("x-ratelimit-limit", "5000"), ("x-ratelimit-remaining", "4999"), ("x-ratelimit-reset", &*epoch)];
+    let cases: Vec<(Fields, Vec<StatedQuota>)> = vec![
+        (&[], vec![]),
+        (
+            // Drafts 8 to 11.
+            &[
+                ("ratelimit-policy", r#""burst";q=100;w=60, "daily";q=1000;w=86400;pk=:c2VjcmV0:"#),
+                ("ratelimit", r#""burst";r=50;t=30"#),
+                ("ratelimit", r#""daily";r=998"#),
+            ],
+            vec![
+                quota(Some("burst"), [Some(100), Some(60)], 50, Some(30.0)),
+                quota(Some("daily"), [Some(1000), Some(86_400)], 998, None),
+            ],
+        ),
+        (&[("ratelimit", r#""next";a=5;w=3;c=1"#)], vec![quota(Some("next"), [None; 2], 5, Some(3.0))]),
+        (
+            // Draft 7.
+            &[
+                ("ratelimit", "limit=100, remaining=50, reset=5"),
+                ("ratelimit-policy", "100;w=60, 1000;w=86400"),
+            ],
+            vec![quota(None, [Some(100), Some(60)], 50, Some(5.0))],
+        ),
+        (
+            // Draft 6. Two windows have this quota.
+            &[
+                ("ratelimit-limit", "100"),
+                ("ratelimit-remaining", "7"),
+                ("ratelimit-reset", "5"),
+                ("ratelimit-policy", "100;w=60, 100;w=86400"),
+            ],
+            vec![quota(None, [Some(100), None], 7, Some(5.0))],
+        ),
+        (&with_epoch, vec![quota(None, [Some(5_000), None], 4_999, Some(90.0))]),
+        (
+            &[
+                ("x-ratelimit-limit-tokens", "90000"),
+                ("x-ratelimit-remaining-tokens", "89000"),
+                ("x-ratelimit-reset-tokens", "6m0s"),
+            ],
+            vec![quota(Some("tokens"), [Some(90_000), None], 89_000, Some(360.0))],
+        ),
+        (
+            &[("x-ratelimit-remaining-requests", "0"), ("x-ratelimit-reset-requests", "120ms")],
+            vec![quota(Some("requests"), [None; 2], 0, Some(0.12))],
+        ),
+        // An instant that has passed.
+        (
+            &[("x-ratelimit-remaining", "1"), ("x-ratelimit-reset", "1000000000")],
+            vec![quota(None, [None; 2], 1, Some(0.0))],
+        ),
+        // What cannot be read is ignored.
+        (
+            &[
+                ("x-ratelimit-remaining", "-1"),
+                ("ratelimit", "remaining=many"),
+                ("ratelimit-remaining", "1.5"),
+            ],
+            vec![],
+        ),
+        (
+            &[("ratelimit", r#""a";r=1, (7 8);r=2, 9;r=3, tok;r=4"#)],
+            vec![quota(Some("a"), [None; 2], 1, None)],
+        ),
+        (&[("ratelimit", r#""unclosed;r=1"#), ("x-ratelimit-remainings", "5")], vec![]),
+        (
+            &[("x-ratelimit-remaining", "18446744073709551615"), ("x-ratelimit-reset", "1e300")],
+            vec![quota(None, [None; 2], u64::MAX, None)],
+        ),
+        (&[("x-ratelimit-remaining", "99999999999999999999")], vec![]),
+    ];
+    for (fields, expected) in cases {
+        let found = stated(200, fields);
+        assert_eq!((found.is_denial, found.wait), (false, None));
+        assert_eq!(found.quotas, expected, "{fields:?}");
+    }
+}
+
+#[test]
+fn denials_state_wait() {
+    let wait = |seconds| Some(Duration::from_secs_f64(seconds));
+    let used_up = [
+        ("x-ratelimit-remaining", "0"),
+        ("x-ratelimit-reset", "7"),
+        ("x-ratelimit-remaining-tokens", "1"),
+        ("x-ratelimit-reset-tokens", "99"),
+    ];
+    let cases = vec![
+        (429, vec![], true, None),
+        (429, vec![("retry-after", "3")], true, wait(3.0)),
+        (429, vec![("retry-after", "Wed, 25 Nov 2026 12:01:30 GMT")], true, wait(90.0)),
+        (429, vec![("retry-after", "Wed, 25 Nov 2026 11:00:00 GMT")], true, wait(0.0)),
+        (429, vec![("retry-after", "1"), ("retry-after-ms", "250")], true, wait(0.25)),
+        (429, vec![("retry-after", "soon")], true, None),
+        (429, vec![("retry-after", "-1")], true, None),
+        (429, vec![("retry-after", "NaN")], true, None),
+        (429, vec![("retry-after", "99999999999999999999")], true, None),
+        (429, used_up.to_vec(), true, wait(7.0)),
+        (503, vec![("retry-after", "3")], true, wait(3.0)),
+        (503, used_up.to_vec(), false, None),
+        (200, vec![("retry-after", "3")], false, None),
+        (301, vec![("retry-after", "3")], false, None),
+    ];
+    for (status, fields, is_denial, wait) in cases {
+        let found = stated(status, &fields);
+        assert_eq!((found.is_denial, found.wait), (is_denial, wait), "{status} {fields:?}");
+    }
+}
+
+fn api() -> PartitionKey {
+    PartitionKey::new("api", "search")
+}
+
+fn learning() -> Learning {
+    Learning::default()
+}
+
+fn limiter(backend: MemoryBackend, policies: &[Policy], learning: Learning) -> Limiter {
+    let builder = Limiter::builder(backend).policy(Policy::gate("api").unwrap()).learn(learning);
+    policies.iter().fold(builder, |builder, policy| builder.policy(policy.clone())).build().unwrap()
+}
+
+fn remaining(limiter: &Limiter, name: &str) -> u32 {
+    let decision = limiter.peek((api(), 0)).now().unwrap().unwrap();
+    decision.statuses().iter().find(|status| status.policy().name() == name).unwrap().remaining()
+}
+
+fn blocked_for(limiter: &Limiter) -> Wait {
+    limiter.peek(api()).now().unwrap().unwrap().statuses()[0].retry_after()
+}
+
+async fn learn(limiter: &Limiter, stated: &Stated) -> Learned {
+    let admission = limiter.admit((api(), 1)).await.unwrap();
+    limiter.learn(&admission, stated).await.unwrap()
+}
+
+/// An API with a quota of 20 calls in a calendar window of 10 s, of which another program has used 12.
+async fn call_api(clock: &ManualClock, calls: &Mutex<(u64, u64, usize)>) -> Response<()> {
+    let (mut calls, window) = (calls.lock().unwrap(), clock.now_micros() / 10_000_000);
+    if calls.0 != window {
+        (calls.0, calls.1) = (window, 12);
+    }
+    let reset = 10 - clock.now_micros() / 1_000_000 % 10;
+    let response = Response::builder().header("ratelimit-policy", r#""default";q=20;w=10"#);
+    if calls.1 == 20 {
+        calls.2 += 1;
+        return response.status(429).header("retry-after", reset).body(()).unwrap();
+    }
+    calls.1 += 1;
+    response.header("ratelimit", format!(r#""default";r={};t={reset}"#, 20 - calls.1)).body(()).unwrap()
+}
+
+#[tokio::test]
+async fn wait_layer_stays_within_quota_of_api() {
+    let (clock, calls) = (ManualClock::new(), Arc::new(Mutex::new((0, 12, 0))));
+    clock.advance(Duration::from_micros(10_000_000 - clock.now_micros() % 10_000_000));
+    let calls_policy = policy("calls", 20, 10 * SECOND);
+    let fixed = calls_policy.with_algorithm(tower_sliding_window::Algorithm::FixedWindow).unwrap();
+    let backend = MemoryBackend::new().with_clock(&clock);
+    // Each limiter is a process.
+    let limiters: Vec<_> =
+        (0..3).map(|_| limiter(backend.clone(), slice::from_ref(&fixed), learning())).collect();
+    let service = || {
+        let (clock, calls) = (clock.clone(), calls.clone());
+        service_fn(move |_: Request<()>| {
+            let (clock, calls) = (clock.clone(), calls.clone());
+            async move { Ok::<_, Infallible>(call_api(&clock, &calls).await) }
+        })
+    };
+    let mut clients: Vec<_> = limiters
+        .iter()
+        .map(|limiter| {
+            let protocol = by(|_: &Request<()>| api())
+                .learn_by(|response: &Response<()>| Stated::from_http(response.status(), response.headers()));
+            let layer = WaitLayer::new(limiter.clone(), protocol).at_most(Duration::ZERO);
+            ServiceBuilder::new().layer(layer).service(service())
+        })
+        .collect();
+    let mut admitted = 0;
+    for window in 0..5 {
+        for call in 0..30 {
+            let client = &mut clients[call % 3];
+            match client.ready().await.unwrap().call(Request::new(())).await {
+                Ok(response) => {
+                    assert_eq!(response.status(), 200, "window {window}, call {call}");
+                    admitted += 1;
+                }
+                Err(error) => assert!(matches!(error.rejection(), Some(Rejection::Denied(_)))),
+            }
+        }
+        clock.advance(10 * SECOND);
+    }
+    assert_eq!((admitted, calls.lock().unwrap().2), (5 * 8, 0), "all that is left, and no 429");
+}
+
+#[tokio::test]
+async fn layer_blocks_gate_after_denial_of_api() {
+    let clock = ManualClock::new();
+    let backend = MemoryBackend::new().with_clock(&clock);
+    let calls = policy("calls", 100, MINUTE);
+    let limits = limiter(backend.clone(), slice::from_ref(&calls), learning());
+    let other_process = limiter(backend, &[calls], learning());
+    let protocol = by(|_: &Request<()>| api())
+        .learn_by(|response: &Response<()>| Stated::from_http(response.status(), response.headers()))
+        .settle_by(|_: &Response<()>| Some(Costs::new().policy("calls", 1)))
+        .reject_with(|_, _| Ok::<_, Infallible>(Response::new(())));
+    let api = service_fn(async |_: Request<()>| {
+        Ok::<_, Infallible>(Response::builder().status(503).header("retry-after", "5").body(()).unwrap())
+    });
+    let mut client = ServiceBuilder::new().layer(RateLimitLayer::new(limits, protocol)).service(api);
+    assert_eq!(client.ready().await.unwrap().call(Request::new(())).await.unwrap().status(), 503);
+    assert_eq!(blocked_for(&other_process), Wait::For(5 * SECOND));
+}
+
+#[tokio::test]
+async fn quota_belongs_to_policy_of_its_name_or_its_limit() {
+    let per_minute = policy("requests", 100, MINUTE);
+    let policies = [
+        per_minute,
+        policy("tokens", 1_000, MINUTE),
+        policy("twin", 1_000, MINUTE),
+        policy("day", 5_000, 1_440 * MINUTE),
+    ];
+    let cases = [
+        // By name, whatever its limit is.
+        (quota(Some("requests"), [Some(7), Some(1)], 30, None), Some("requests")),
+        (quota(Some("tokens"), [None; 2], 30, None), Some("tokens")),
+        // By limit, and by window if there is one.
+        (quota(Some("default"), [Some(5_000), None], 30, None), Some("day")),
+        (quota(None, [Some(100), Some(60)], 30, None), Some("requests")),
+        (quota(None, [Some(100), Some(61)], 30, None), None),
+        (quota(None, [Some(101), None], 30, None), None),
+        // Two policies have this limit, and all have a remaining quota.
+        (quota(None, [Some(1_000), None], 30, None), None),
+        (quota(None, [None; 2], 30, None), None),
+        (quota(Some("other"), [None; 2], 30, None), None),
+        (quota(Some("other"), [None, Some(86_400)], 30, None), None),
+    ];
+    for (quota, expected) in cases {
+        let limits = limiter(MemoryBackend::new(), &policies, learning());
+        let learned = learn(&limits, &Stated::new([quota.clone()])).await;
+        let names: Vec<_> = learned.charged.iter().map(|(policy, _)| policy.name().to_owned()).collect();
+        assert_eq!(names, Vec::from_iter(expected), "{quota:?}");
+        assert_eq!(learned.unmatched.is_empty(), expected.is_some());
+        for policy in &policies {
+            let left = if expected == Some(policy.name()) { 30 } else { policy.quota().unwrap() - 1 };
+            assert_eq!(remaining(&limits, policy.name()), left, "{quota:?} {}", policy.name());
+        }
+    }
+    // With two keys, it is not clear which one the API counts.
+    let limits = limiter(MemoryBackend::new(), &[policy("calls", 100, MINUTE)], learning());
+    let pair = |value: &str| {
+        tower_sliding_window::backend::Pair::new(
+            PartitionKey::new("key", value),
+            limits.policies()[1].clone(),
+            1,
+        )
+    };
+    let admission = limits.admit(vec![pair("a"), pair("b")]).await.unwrap();
+    let learned = limits.learn(&admission, &Stated::new([StatedQuota::new(0)])).await.unwrap();
+    assert_eq!((learned.charged.len(), learned.unmatched.len()), (0, 1));
+}
+
+#[tokio::test]
+async fn smallest_of_several_quotas_of_one_policy_counts() {
+    let limits = limiter(MemoryBackend::new(), &[policy("calls", 100, MINUTE)], learning());
+    let quotas = [50, 20, 70].map(StatedQuota::new);
+    assert_eq!(learn(&limits, &Stated::new(quotas)).await.charged[0].1, 79);
+    assert_eq!(remaining(&limits, "calls"), 20);
+}
+
+#[tokio::test]
+async fn larger_remaining_quota_asks_no_store() {
+    let backend = FakeBackend::admitting();
+    let builder = Limiter::builder(backend.clone()).policy(policy("calls", 100, MINUTE));
+    let limits = builder.policy(Policy::gate("api").unwrap()).learn(learning()).build().unwrap();
+    let admission = limits.admit(api()).await.unwrap();
+    for units in [99, 100, u64::MAX] {
+        let learned = limits.learn(&admission, &Stated::new([StatedQuota::new(units)])).await.unwrap();
+        assert_eq!(learned, Learned::default());
+    }
+    assert_eq!(backend.checks().len(), 1);
+    let _ = limits.learn(&admission, &Stated::new([StatedQuota::new(98)])).await.unwrap();
+    assert!(matches!(backend.checks()[1].purpose, Purpose::LeaveAtMost { .. }));
+}
+
+#[tokio::test]
+async fn each_switch_disables_its_behaviour() {
+    let all = [learning(); 4];
+    for (off, mut settings) in all.into_iter().enumerate() {
+        (settings.obeys_waits, settings.obeys_quotas, settings.backs_off) = (off != 0, off != 1, off != 2);
+        let limits = || limiter(MemoryBackend::new(), &[policy("calls", 100, MINUTE)], settings);
+        let waits = learn(&limits(), &Stated::default().denied(SECOND)).await.blocked_for;
+        assert_eq!(waits, (off != 0).then_some(SECOND));
+        let charged = learn(&limits(), &Stated::new([StatedQuota::new(9)])).await.charged;
+        assert_eq!(charged.len(), usize::from(off != 1));
+        let backoff = learn(&limits(), &Stated::default().denied(None)).await.blocked_for;
+        assert_eq!(backoff.is_some(), off != 2);
+    }
+}
+
+#[tokio::test]
+async fn wait_of_answer_is_bounded() {
+    let mut settings = learning();
+    let limits = limiter(MemoryBackend::new(), &[], settings);
+    for stated in [Duration::MAX, Duration::from_secs(1 << 40)] {
+        assert_eq!(
+            learn(&limits, &Stated::default().denied(stated)).await.blocked_for,
+            Some(Learning::DEFAULT_MAX_WAIT)
+        );
+        limits.unblock(api()).await.unwrap();
+    }
+    assert_eq!(learn(&limits, &Stated::default().denied(Duration::ZERO)).await.blocked_for, None);
+
+    settings.max_wait = Duration::from_millis(9);
+    let built =
+        Limiter::builder(MemoryBackend::new()).policy(policy("calls", 1, SECOND)).learn(settings).build();
+    let text = built.unwrap_err().to_string();
+    assert!(
+        text.contains("learn: max_wait") && text.contains("9ms") && text.contains("10 ms to 366 days"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn backoff_doubles_with_each_denial_after_it() {
+    let clock = ManualClock::new();
+    let limits = limiter(MemoryBackend::new().with_clock(&clock), &[], learning());
+    let denied = Stated::default().denied(None);
+    let assert_between = |wait: Duration, longest: Duration| {
+        assert!(wait >= longest / 2 && wait <= longest, "{wait:?} is not half of {longest:?} to the whole");
+    };
+    for doublings in 0..15 {
+        let longest = (SECOND * (1 << doublings)).min(Learning::DEFAULT_MAX_WAIT);
+        // Denials of requests that were admitted before the block belong to one attempt.
+        let burst = [limits.admit(api()).await.unwrap(), limits.admit(api()).await.unwrap()];
+        for admission in burst {
+            assert_between(limits.learn(&admission, &denied).await.unwrap().blocked_for.unwrap(), longest);
+        }
+        clock.advance(2 * longest);
+    }
+    assert_eq!(learn(&limits, &Stated::default()).await, Learned::default());
+    assert_between(learn(&limits, &denied).await.blocked_for.unwrap(), SECOND);
+}
+
+#[tokio::test]
+async fn learning_without_its_setting_or_a_gate_is_misconfigured() {
+    let calls = policy("calls", 100, MINUTE);
+    let plain = Limiter::builder(MemoryBackend::new()).policy(calls.clone()).build().unwrap();
+    let admission = plain.admit(api()).await.unwrap();
+    let error = plain.learn(&admission, &Stated::default()).await.unwrap_err();
+    assert_eq!(error.reason(), Reason::Misconfigured);
+    let without_gate =
+        Limiter::builder(MemoryBackend::new()).policy(calls).learn(learning()).build().unwrap();
+    let admission = without_gate.admit(api()).await.unwrap();
+    let error = without_gate.learn(&admission, &Stated::default().denied(SECOND)).await.unwrap_err();
+    assert!(format!("{error:?}").contains("at least one gate"), "{error:?}");
+    // An admission that the store has not made states nothing about it.
+    let backend = FakeBackend::scripted([FakeAnswer::Unavailable(Reason::Timeout)]);
+    let builder = Limiter::builder(backend).policy(Policy::gate("api").unwrap()).learn(learning());
+    let open = builder.outage(tower_sliding_window::OutageRule::FailOpen).build().unwrap();
+    assert_eq!(learn(&open, &Stated::default().denied(SECOND)).await, Learned::default());
+}
