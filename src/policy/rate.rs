@@ -1,6 +1,10 @@
 //! Rates: a number of units for each period.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{
+    hash::{Hash, Hasher},
+    num::NonZeroU32,
+    time::Duration,
+};
 
 /// The longest window, and the longest period of a rate.
 pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
@@ -10,16 +14,18 @@ pub(crate) const MAX_WINDOW: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 /// A rate in its range has 1 to 2^32-1 units, and a period of 1 us to 366 days, which is rounded up to whole microseconds. A
 /// policy of another rate cannot be created.
 ///
+/// Two rates are equal if their units return at the same instants: 60 per minute is 1 per second.
+///
 /// With the feature `serde`, the text of a rate is its units and its period: `"7/s"`, `"100/m"`, `"10000/d"` or `"3/10s"`.
 ///
 /// ```
 /// use std::time::Duration;
 /// use tower_sliding_window::policy::Rate;
 ///
-/// assert_eq!(Rate::per_minute(60), Rate::new(60, Duration::from_secs(60)));
+/// assert_eq!(Rate::per_minute(60), Rate::new(1, Duration::from_secs(1)));
 /// assert_eq!(Rate::per_second(7).units(), 7);
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Eq)]
 pub struct Rate {
     units: u32,
     period: Duration,
@@ -72,6 +78,16 @@ impl Rate {
         self.period.as_nanos().div_ceil(1_000) as u64
     }
 
+    /// Returns the units and the period in microseconds, divided by their greatest common divisor.
+    pub(super) fn lowest_terms(self) -> [u64; 2] {
+        let terms = [u64::from(self.units), self.period_micros()];
+        let [mut divisor, mut rest] = terms;
+        while rest > 0 {
+            (divisor, rest) = (rest, divisor % rest);
+        }
+        terms.map(|term| term / divisor.max(1))
+    }
+
     /// Returns the time in which this many units return, rounded up to whole microseconds.
     pub(super) fn time_of(self, units: u32) -> Duration {
         let micros = u128::from(self.period_micros()) * u128::from(units);
@@ -89,5 +105,17 @@ impl Rate {
         // The period becomes longer. The more units it has, the less the rate changes because it is rounded.
         let rates = [128, 16, 1].into_iter().flat_map(reduced);
         rates.into_iter().find(|rate| rate.period <= MAX_WINDOW).unwrap_or(Self::new(1, MAX_WINDOW))
+    }
+}
+
+impl PartialEq for Rate {
+    fn eq(&self, other: &Self) -> bool {
+        self.lowest_terms() == other.lowest_terms()
+    }
+}
+
+impl Hash for Rate {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.lowest_terms().hash(state);
     }
 }

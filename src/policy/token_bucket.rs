@@ -39,14 +39,13 @@ pub(super) fn properties(
     rate: Rate,
 ) -> Result<Properties, ConfigError> {
     check_rate(name, rate)?;
-    let (units, period) = (u64::from(rate.units()), rate.period_micros());
-    let divisor = greatest_common_divisor(units, period);
-    let [parts_of_unit, returned_parts] = [period / divisor, units / divisor];
+    let [returned_parts, parts_of_unit] = rate.lowest_terms();
     let refilled_in = rate.time_of(quota.get());
     let capacity = u128::from(parts_of_unit) * u128::from(quota.get());
     if refilled_in > MAX_WINDOW || capacity > u128::from(MAX_PARTS) {
         let given = format!("{quota} units at {} units per {:?}", rate.units(), rate.period());
-        let returning = u128::from(MAX_WINDOW.as_micros() as u64) * u128::from(units) / u128::from(period);
+        let returning = u128::from(MAX_WINDOW.as_micros() as u64) * u128::from(returned_parts)
+            / u128::from(parts_of_unit);
         let counted = u128::from(MAX_PARTS / parts_of_unit);
         let reason = if returning <= counted {
             "a full capacity returns within 366 days"
@@ -65,8 +64,4 @@ pub(super) fn properties(
         expiry: Expiry::Gradual,
         ..properties
     })
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
