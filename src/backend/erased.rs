@@ -21,6 +21,7 @@ pub(crate) trait DynBackend: Send + Sync {
     fn refund<'a>(&'a self, refund: &'a Refund) -> Borrowing<'a, Result<u64, BackendError>>;
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>>;
     fn reset<'a>(&'a self, pairs: &'a Check) -> Borrowing<'a, Result<(), BackendError>>;
+    fn reset_now(&self, pairs: &Check) -> Option<Result<(), BackendError>>;
     fn denials_hold(&self) -> bool;
     fn grants_leases(&self) -> bool;
     fn holds_units(&self) -> bool;
@@ -54,6 +55,10 @@ impl<B: Backend> DynBackend for B {
 
     fn reset<'a>(&'a self, pairs: &'a Check) -> Borrowing<'a, Result<(), BackendError>> {
         Box::pin(Backend::reset(self, pairs))
+    }
+
+    fn reset_now(&self, pairs: &Check) -> Option<Result<(), BackendError>> {
+        Backend::reset_now(self, pairs)
     }
 
     fn denials_hold(&self) -> bool {

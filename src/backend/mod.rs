@@ -93,7 +93,7 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Refunds units, each to its charge. A charge that has left its window, or whose record has another generation, receives
     /// nothing. A refund is sent once and never resent, because it may have been applied. After its
-    /// [deadline](Refund::deadline), the backend must not apply it.
+    /// [deadline](Refund::deadline), the backend must not apply it. By default, returns what [`refund_now`](Self::refund_now) returns.
     ///
     /// Returns the instant of the refund, in microseconds of the clock of the backend, as
     /// [`Decision::at_micros`] does for a check. If several clocks were read, returns the largest reading.
@@ -102,7 +102,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// Returns a [`BackendError`] with a reason if it may not have been applied.
     fn refund(&self, refund: &Refund) -> impl Future<Output = Result<u64, BackendError>> + Send {
-        async { Err(BackendError::new(Reason::Unsupported)) }
+        async { self.refund_now(refund).unwrap_or_else(|| Err(BackendError::new(Reason::Unsupported))) }
     }
 
     /// Refunds units at once, for backends that never wait. Returns `None` if this backend must wait, and then it must have
@@ -111,13 +111,20 @@ pub trait Backend: Send + Sync + 'static {
         None
     }
 
-    /// Clears the usage of the pairs of a check, unless its deadline has passed. Their costs and the purpose have no effect.
+    /// Clears the usage of the pairs of a check, unless its deadline has passed. Their costs and the purpose have no effect. By
+    /// default, returns what [`reset_now`](Self::reset_now) returns.
     ///
     /// # Errors
     ///
     /// Returns a [`BackendError`] with a reason if it may not have been applied.
     fn reset(&self, pairs: &Check) -> impl Future<Output = Result<(), BackendError>> + Send {
-        async { Err(BackendError::new(Reason::Unsupported)) }
+        async { self.reset_now(pairs).unwrap_or_else(|| Err(BackendError::new(Reason::Unsupported))) }
+    }
+
+    /// Clears the usage of the pairs at once, for backends that never wait. Returns `None` if this backend must wait, and then it
+    /// must have changed nothing. A limiter calls this method first, and calls [`reset`](Self::reset) only after `None`.
+    fn reset_now(&self, pairs: &Check) -> Option<Result<(), BackendError>> {
+        None
     }
 
     /// Returns whether the denials of this backend hold. A denial holds if it stays true until its wait has passed, unless units

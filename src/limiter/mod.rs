@@ -1,6 +1,6 @@
 //! The limiter: policies and a backend.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, time::Duration};
 
 use tokio::time::Instant;
 
@@ -9,7 +9,6 @@ use self::{
     outage_rule::Terms,
 };
 use crate::{
-    backend::DynBackend,
     check::{Check, Invalidation, Purpose},
     cost::IntoCosts,
     decision::Decision,
@@ -17,7 +16,7 @@ use crate::{
     guard::before,
     key::{KeyError, PartitionKey},
     lease::RevokeGuard,
-    now_or_later::{BoxFuture, NowOrLater},
+    now_or_later::NowOrLater,
     observe::{DeniedKey, ServerBreaker, Stats},
     outage::{OutageRule, Readiness},
     policy::BLOCK_UNIT,
@@ -47,11 +46,13 @@ pub use outcome::Admission;
 pub(crate) use outcome::{AdmitResult, Basis, request_outcome};
 pub use rejection::Rejection;
 
-/// The pairs that a method changes.
+/// What a method changes: the usage of pairs, or what their gates block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Changing {
-    Usage,
-    Gates,
+enum Change {
+    Reset,
+    Unblock,
+    /// For this many [`BLOCK_UNIT`]s.
+    Block(u32),
 }
 
 /// # What to check
@@ -283,12 +284,7 @@ impl Limiter {
         duration: Duration,
     ) -> LimiterFuture<Result<(), BackendError>> {
         let units = duration.as_micros().div_ceil(u128::from(BLOCK_UNIT)).min(u128::from(u32::MAX)) as u32;
-        self.change(check, Changing::Gates, move |backend, mut check| {
-            Box::pin(async move {
-                check.charge_overage(units);
-                backend.check(&check).await.map(drop)
-            })
-        })
+        self.change(check, Change::Block(units))
     }
 
     /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Other processes may repeat a
@@ -298,9 +294,7 @@ impl Limiter {
     ///
     /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()), Changing::Gates, |backend, check| {
-            Box::pin(async move { backend.reset(&check).await })
-        })
+        self.change(self.check_to_decide(draft.into_draft()), Change::Unblock)
     }
 
     /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. After the deadline, the
@@ -309,17 +303,14 @@ impl Limiter {
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()), Changing::Usage, |backend, check| {
-            Box::pin(async move { backend.reset(&check).await })
-        })
+        self.change(self.check_to_decide(draft.into_draft()), Change::Reset)
     }
 
     /// Changes what the store knows of the pairs of a check that count units, or of those that are gates.
     fn change(
         &self,
         check: Result<Option<Check>, BackendError>,
-        changing: Changing,
-        change: impl FnOnce(Arc<dyn DynBackend>, Check) -> BoxFuture<Result<(), BackendError>> + Send + 'static,
+        change: Change,
     ) -> LimiterFuture<Result<(), BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let check = check.and_then(|check| {
@@ -327,29 +318,44 @@ impl Limiter {
                 return Err(BackendError::new(Reason::Unsupported));
             }
             let Some(check) = check else { return Ok(None) };
-            let changed = check.of_policies(|properties| match changing {
-                Changing::Usage => properties.is_settled(),
-                Changing::Gates => !properties.has_quota,
+            let changed = check.of_policies(|properties| match change {
+                Change::Reset => properties.is_settled(),
+                Change::Unblock | Change::Block(_) => !properties.has_quota,
             });
-            match changing {
-                Changing::Gates if changed.is_none() => Err(no_gate(&check)),
-                _ => Ok(changed),
+            if changed.is_none() && change != Change::Reset {
+                return Err(no_gate(&check));
             }
+            Ok(changed)
         });
-        LimiterFuture(match check {
-            Ok(None) => NowOrLater::now(Ok(())),
-            Ok(Some(check)) => {
-                let (backend, deadline) = (backend.clone(), settings.deadline);
-                NowOrLater::Later(Box::pin(async move {
-                    let _revoked = RevokeGuard::new(check.clone());
-                    let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
-                    let _invalidation = Invalidation::begin(check.scope(), pairs, true);
-                    let deadline = Instant::now() + deadline;
-                    before(deadline, change(backend, check.clone().with_deadline(deadline))).await
-                }))
+        let mut check = match check {
+            Ok(Some(check)) => check,
+            Ok(None) => return LimiterFuture(NowOrLater::now(Ok(()))),
+            Err(error) => return LimiterFuture(NowOrLater::now(Err(error))),
+        };
+        let changed_now = match change {
+            Change::Block(units) => {
+                check.charge_overage(units);
+                backend.check_now(&check).map(|decided| decided.map(drop))
             }
-            Err(error) => NowOrLater::now(Err(error)),
-        })
+            Change::Unblock | Change::Reset => backend.reset_now(&check),
+        };
+        if let Some(changed) = changed_now {
+            drop(forget(&check));
+            return LimiterFuture(NowOrLater::now(changed));
+        }
+        let (backend, deadline) = (backend.clone(), settings.deadline);
+        LimiterFuture(NowOrLater::Later(Box::pin(async move {
+            let _forgotten = forget(&check);
+            let deadline = Instant::now() + deadline;
+            let check = check.with_deadline(deadline);
+            before(deadline, async {
+                match change {
+                    Change::Block(_) => backend.check(&check).await.map(drop),
+                    Change::Unblock | Change::Reset => backend.reset(&check).await,
+                }
+            })
+            .await
+        })))
     }
 
     /// Settles the reservation of a [token](Reservation::into_token), as [`Reservation::settle`] does: replaces its charge by the amount
@@ -659,6 +665,12 @@ fn exempt() -> Admitting {
 fn no_gate(check: &Check) -> BackendError {
     let names: Vec<_> = check.pairs().iter().map(|pair| pair.policy.name()).collect();
     misconfigured(ConfigError::invalid_value("policies to block", format!("{names:?}"), "at least one gate"))
+}
+
+/// Ends the leases of pairs and invalidates their known denials: now, and when the guards are dropped.
+fn forget(check: &Check) -> (RevokeGuard, Invalidation) {
+    let pairs = check.pairs().iter().map(|pair| (&pair.key, &pair.policy));
+    (RevokeGuard::new(check.clone()), Invalidation::begin(check.scope(), pairs, true))
 }
 
 fn misconfigured(error: impl Error + Send + Sync + 'static) -> BackendError {

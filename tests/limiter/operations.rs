@@ -38,6 +38,26 @@ fn limiter_accepts_one_cost_or_costs_per_policy() {
     assert_eq!(recorded, expected.map(|(requests, tokens)| vec![("requests", requests), ("tokens", tokens)]));
 }
 
+#[test]
+fn memory_changes_usage_and_gates_at_once() {
+    let clock = ManualClock::new();
+    let limiter = Limiter::builder(MemoryBackend::new().with_clock(&clock))
+        .policy(policy("one", 1))
+        .policy(Policy::gate("stop").unwrap())
+        .build()
+        .unwrap();
+    // No runtime, and no future is polled.
+    let is_admitted = || limiter.check(alice()).now().unwrap().unwrap().is_admitted();
+    assert_eq!([is_admitted(), is_admitted()], [true, false]);
+    limiter.reset(alice()).now().unwrap().unwrap();
+    assert!(is_admitted(), "the usage is cleared");
+    limiter.reset(alice()).now().unwrap().unwrap();
+    limiter.block(alice(), Duration::from_secs(60)).now().unwrap().unwrap();
+    assert!(!is_admitted(), "the gate blocks");
+    limiter.unblock(alice()).now().unwrap().unwrap();
+    assert!(is_admitted(), "the gate blocks no longer");
+}
+
 /// Returns the error of a rejection without a decision.
 fn error_of(rejection: Rejection) -> BackendError {
     assert!(matches!(rejection, Rejection::Unavailable(_)), "{rejection:?}");

@@ -219,17 +219,13 @@ impl Backend for MemoryBackend {
         true
     }
 
-    async fn refund(&self, refund: &Refund) -> Result<u64, BackendError> {
-        Ok(self.0.refund(refund))
-    }
-
     fn refund_now(&self, refund: &Refund) -> Option<Result<u64, BackendError>> {
         Some(Ok(self.0.refund(refund)))
     }
 
-    async fn reset(&self, pairs: &Check) -> Result<(), BackendError> {
+    fn reset_now(&self, pairs: &Check) -> Option<Result<(), BackendError>> {
         self.0.reset(pairs);
-        Ok(())
+        Some(Ok(()))
     }
 
     fn store(&self) -> Option<String> {
