@@ -57,7 +57,7 @@
 //! Larger examples are programs in the folder `examples` of the repository. In a clone of it, run `cargo run --example axum`.
 
 // Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
-// the charts, and `tests/pictures` makes the picture of the outage.
+// the charts, `tests/pictures` makes the picture of the outage, and `dashboards/README.md` states how that of the dashboard is made.
 
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
@@ -120,7 +120,7 @@ pub mod limits_nothing {}
 #[doc = include_str!("migration.md")]
 pub mod migration {}
 
-#[doc = include_str!("observability.md")]
+#[doc = concat!(include_str!("observability.md"), "\n[dashboard]: ", include_str!("pictures/dashboard.txt"))]
 pub mod observability {}
 
 #[doc = concat!(include_str!("outages.md"), "\n[playground]: ", include_str!("pictures/outage.txt"))]

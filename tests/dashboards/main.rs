@@ -4,6 +4,7 @@
 
 mod expressions;
 mod known;
+mod picture;
 mod prometheus;
 mod promtool;
 mod scraped;

@@ -124,8 +124,17 @@ impl Prometheus {
 
     /// Returns the samples of an expression at this moment.
     pub fn query(&self, expression: &str) -> Vec<Value> {
-        let mut data =
-            self.api(&format!("query?query={}", utf8_percent_encode(expression, NON_ALPHANUMERIC)));
+        self.result("query", expression, "")
+    }
+
+    /// Returns the series of an expression between two instants, in seconds of the Unix epoch.
+    pub fn range(&self, expression: &str, [begin, end]: [f64; 2], step: f64) -> Vec<Value> {
+        self.result("query_range", expression, &format!("&start={begin}&end={end}&step={step}"))
+    }
+
+    fn result(&self, page: &str, expression: &str, arguments: &str) -> Vec<Value> {
+        let expression = utf8_percent_encode(expression, NON_ALPHANUMERIC);
+        let mut data = self.api(&format!("{page}?query={expression}{arguments}"));
         serde_json::from_value(data["result"].take()).unwrap()
     }
 }

@@ -3,7 +3,9 @@
 
 use std::{
     collections::BTreeSet,
-    time::{Duration, Instant},
+    env,
+    path::Path,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::time::{sleep, timeout};
@@ -13,6 +15,7 @@ use crate::{
     example::process::Example,
     expressions::{Rule, dashboard, of_panel, panels, rules, selectors},
     http::wire::request,
+    picture::{self, Span},
     prometheus::Prometheus,
     service::Service,
     support::server::{Engine, Server},
@@ -29,6 +32,15 @@ const EXPECTED_ALERTS: [&str; 5] = [
 
 /// Each phase lasts a few seconds. A busy machine needs longer.
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Names the folder of the picture. With it, each phase lasts at least this long.
+const PICTURE: &str = "DASHBOARD_PICTURE";
+const SHOWN_PHASE: Duration = Duration::from_secs(30);
+
+/// Returns the seconds since the Unix epoch.
+fn seconds_now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
+}
 
 struct Rig {
     redis: Server,
@@ -49,6 +61,7 @@ impl Rig {
     /// it is met.
     async fn traffic_until(&mut self, mut is_met: impl FnMut() -> bool) -> bool {
         let (start, mut checked) = (Instant::now(), Instant::now());
+        let least = if env::var_os(PICTURE).is_some() { SHOWN_PHASE } else { Duration::ZERO };
         while start.elapsed() < DEADLINE {
             self.round += 1;
             // Few: each denial is a log event of the example, and nothing reads them.
@@ -58,7 +71,7 @@ impl Rig {
             timeout(DEADLINE, self.service.round(self.round)).await.expect("an answer of the service");
             sleep(Duration::from_millis(50)).await;
             if checked.elapsed() >= Duration::from_millis(500) {
-                if is_met() {
+                if start.elapsed() >= least && is_met() {
                     return true;
                 }
                 checked = Instant::now();
@@ -150,9 +163,11 @@ async fn prometheus_has_data_for_each_panel_and_alert() {
     // A rate needs two samples of each job.
     let has_rates =
         || prometheus.query("sum by (job) (rate(rate_limit_requests_total[1m]))").len() == jobs.len();
+    let begin = seconds_now();
     assert!(rig.traffic_until(has_rates).await, "no rates of each job");
 
     rig.stop_redis().await;
+    let stopped = seconds_now();
     let has_alerts = || {
         let alerts = alerts(&prometheus);
         EXPECTED_ALERTS.iter().all(|alert| alerts.contains(*alert))
@@ -162,6 +177,7 @@ async fn prometheus_has_data_for_each_panel_and_alert() {
     println!("pending or firing in the outage: {:?}", alerts(&prometheus));
 
     rig.redis.restart();
+    let outage = [stopped, seconds_now()];
     let rules = rules();
     let expressions = expressions(&rules);
     let mut empty = Vec::new();
@@ -183,6 +199,11 @@ async fn prometheus_has_data_for_each_panel_and_alert() {
     let places: BTreeSet<&str> = expressions.iter().map(|(place, _)| place.as_str()).collect();
     println!("{} panels and rules with {} expressions have data", places.len(), expressions.len());
     assert_rules_are_healthy(&prometheus, rules.len());
+    if let Some(folder) = env::var_os(PICTURE) {
+        // The first rates need some samples.
+        let span = Span { begin: begin + 10.0, outage, end: seconds_now() };
+        picture::write(&prometheus, &span, Path::new(&folder));
+    }
 }
 
 fn assert_rules_are_healthy(prometheus: &Prometheus, expected: usize) {
