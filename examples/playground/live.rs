@@ -7,16 +7,19 @@ use std::{
 
 use axum::{
     Json, Router,
-    extract::{Request, State},
+    extract::{Query, Request, State},
     http::{HeaderValue, StatusCode},
     response::{IntoResponse, Response},
     routing::get,
 };
 use serde::{Deserialize, Deserializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_sliding_window::{
-    ConfigError, Decision, Limiter, OutageRule, PartitionKey, Policies, Policy, RateLimitLayer, Rejection,
+    Algorithm, ConfigError, Decision, Limiter, OutageRule, PartitionKey, Policies, Policy, RateLimitLayer,
+    Rejection,
+    backend::Pair,
     header,
     outage::{Breaker, LocalDecision, Share, Unchecked},
 };
@@ -28,6 +31,9 @@ use crate::{
 
 /// The circuit breaker stays open for long enough to be seen. The default is 250 ms.
 const BREAKER: Breaker = Breaker::new(5, Duration::from_secs(2));
+
+/// The longest work of a request, in milliseconds.
+const LONGEST_WORK: u32 = 60_000;
 
 /// The limited service. Clones share it.
 #[derive(Clone)]
@@ -45,6 +51,7 @@ struct Limits {
     page: String,
     namespace: String,
     limiter: Limiter,
+    policies: Vec<Policy>,
     service: Router,
 }
 
@@ -102,7 +109,7 @@ impl Limits {
     ) -> Result<Self, ConfigError> {
         let mut layer = RateLimitLayer::builder(switch.clone())
             .key(header("x-api-key")?)
-            .cost_by(|head| cost(head.uri.query()))
+            .cost_by(|head| number(head.uri.query(), "cost").unwrap_or(1))
             .outage(rule)
             .breaker(BREAKER)
             .namespace(&namespace);
@@ -115,6 +122,7 @@ impl Limits {
             page,
             namespace,
             limiter,
+            policies: policies.as_slice().to_vec(),
             service: Router::new().route("/limited", get(answer)).layer(layer),
         })
     }
@@ -126,14 +134,22 @@ fn namespace() -> String {
     format!("playground-{}-{}", since_epoch.as_micros(), std::process::id())
 }
 
-/// Returns the cost of a request, such as 3 for `?cost=3`.
-fn cost(query: Option<&str>) -> u32 {
-    query.and_then(|query| query.strip_prefix("cost=")?.parse().ok()).unwrap_or(1)
+/// Returns a number of the query, such as the cost 3 of `?cost=3&ms=500`.
+fn number(query: Option<&str>, name: &str) -> Option<u32> {
+    let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(key, _)| *key == name)?.1.parse().ok()
 }
 
-/// Handles an admitted request: reports why it was admitted.
+/// Handles an admitted request: reports why it was admitted. The work that the request has begun holds its units in flight.
 async fn answer(request: Request) -> Json<Value> {
     let extensions = request.extensions();
+    if let Some(hold) = extensions.get().and_then(Decision::hold).cloned() {
+        let work = number(request.uri().query(), "ms").unwrap_or_default().min(LONGEST_WORK);
+        tokio::spawn(async move {
+            sleep(Duration::from_millis(work.into())).await;
+            drop(hold);
+        });
+    }
     Json(if let Some(unchecked) = extensions.get::<Unchecked>() {
         json!({ "admitted_by": "fail open", "error": unchecked.error().to_string() })
     } else if let Some(local) = extensions.get::<LocalDecision>() {
@@ -181,9 +197,19 @@ pub(crate) async fn set_backend(State(live): State<Live>, Body(settings): Body<B
     live.0.switch.set_mode(settings.mode);
 }
 
-/// Returns the state of the backend and of the circuit breaker, and the counters.
-pub(crate) async fn state(State(live): State<Live>) -> Json<Value> {
-    let Limits { page, limiter, .. } = live.limits();
+/// The API key whose units in flight the page shows.
+#[derive(Deserialize)]
+pub(crate) struct Shown {
+    #[serde(default)]
+    key: String,
+}
+
+/// Returns the state of the backend and of the circuit breaker, the counters, and the units that requests of a key hold.
+pub(crate) async fn state(State(live): State<Live>, Query(shown): Query<Shown>) -> Json<Value> {
+    let Limits { page, limiter, policies, .. } = live.limits();
+    let in_flight =
+        policies.into_iter().filter(|policy| matches!(policy.algorithm(), Algorithm::InFlight { .. }));
+    let held = held(&limiter, &shown.key, in_flight.collect()).await;
     let stats = limiter.stats();
     Json(json!({
         "page": page,
@@ -194,7 +220,24 @@ pub(crate) async fn state(State(live): State<Live>) -> Json<Value> {
         "denied": stats.denied,
         "denied_from_cache": stats.denied_from_cache,
         "unavailable": stats.unavailable,
+        "held": held,
     }))
+}
+
+/// Returns the units that requests of a key hold, by the policy. Without a decision of the backend, they are not known.
+async fn held(limiter: &Limiter, key: &str, policies: Vec<Policy>) -> Map<String, Value> {
+    if policies.is_empty() {
+        return Map::new();
+    }
+    let key = PartitionKey::header("x-api-key", key);
+    // A check with a cost of 0 holds nothing.
+    let pairs: Vec<_> = policies.into_iter().map(|policy| Pair::new(key.clone(), policy, 0)).collect();
+    let Ok(decision) = limiter.check(pairs).await else { return Map::new() };
+    let held = decision.statuses().iter().map(|status| {
+        let quota = status.quota().unwrap_or_default();
+        (status.policy().name().to_owned(), json!(quota.saturating_sub(status.remaining())))
+    });
+    held.collect()
 }
 
 /// Returns the time of the backend, in microseconds. The edges of calendar windows are multiples of the window.

@@ -74,6 +74,11 @@ impl Backend for Switch {
         }
     }
 
+    /// Checks hold units. Their releases do not pass the switch.
+    fn holds_units(&self) -> bool {
+        true
+    }
+
     fn denials_hold(&self) -> bool {
         match &self.store {
             Store::Memory(backend) => backend.denials_hold(),

@@ -48,6 +48,14 @@ impl Page {
         self.browser.until("document.querySelector('#lanes').ariaBusy === 'false'");
     }
 
+    /// Chooses the algorithm of the first policy.
+    fn choose_algorithm(&mut self, algorithm: &str) {
+        self.browser.eval(&format!(
+            "(() => {{ const it = document.querySelector('#policies .algorithm'); it.value = {algorithm:?}; \
+               it.dispatchEvent(new Event('input', {{ bubbles: true }})); }})()"
+        ));
+    }
+
     /// Sets the size of a burst, sends it, and waits for its result. Returns the status line below the buttons.
     pub fn send_burst(&mut self, size: u32) -> String {
         self.browser.fill("#send-form [name=burst]", &size.to_string());
@@ -283,10 +291,7 @@ fn page_limits_by_token_bucket() {
     let mut page = Page::open(None, 1280);
     // A unit returns in 100 s.
     page.browser.fill("#policies .window", "1000");
-    page.browser.eval(
-        "(() => { const it = document.querySelector('#policies .algorithm'); it.value = 'token-bucket'; \
-           it.dispatchEvent(new Event('input', { bubbles: true })); })()",
-    );
+    page.choose_algorithm("token-bucket");
     page.browser.click("#restart");
     assert_eq!(page.send_burst(12), "10 of 12 admitted.");
     page.browser.until("document.querySelector('#meters').textContent.includes('0 of 10 left')");
@@ -302,15 +307,27 @@ fn page_limits_by_token_bucket() {
 }
 
 #[test]
+fn page_shows_units_in_flight() {
+    let mut page = Page::open(None, 1280);
+    page.browser.fill("#policies .quota", "3");
+    page.choose_algorithm("in-flight");
+    page.browser.fill("#send-form [name=duration]", "3");
+    assert_eq!(page.send_burst(5), "3 of 5 admitted.");
+    page.browser.until("document.querySelector('#meters .numbers').textContent.includes('3 of 3 held')");
+    assert!(page.browser.text("#wire").contains("retry-after"));
+    // Their work ends, without a further request.
+    page.browser.until("document.querySelector('#meters .numbers').textContent.includes('0 of 3 held')");
+    assert_eq!(page.send_burst(5), "3 of 5 admitted.");
+    page.assert_clean();
+}
+
+#[test]
 fn page_sends_bursts_across_edge() {
     let mut page = Page::open(None, 1280);
     page.browser.fill("#policies .window", "3");
     page.browser.fill("#send-form [name=burst]", "10");
     for (algorithm, after) in [("fixed-window", 10), ("sliding-log", 0)] {
-        page.browser.eval(&format!(
-            "(() => {{ const it = document.querySelector('#policies .algorithm'); it.value = {algorithm:?}; \
-               it.dispatchEvent(new Event('input', {{ bubbles: true }})); }})()"
-        ));
+        page.choose_algorithm(algorithm);
         // On a busy machine, the first burst may miss the edge.
         let mut result = String::new();
         for _ in 0..10 {

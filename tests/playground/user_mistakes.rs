@@ -175,7 +175,7 @@ fn page_reports_policies_of_another_page_that_opens_at_once() {
     // The first answer about the policies in force arrives when those of the other page are.
     let hold = "const send = fetch; window.isHeld = true; \
                 window.fetch = (url, options) => \
-                    window.isHeld && url === 'api/state' ? new Promise(() => {}) : send(url, options);";
+                    window.isHeld && url.startsWith('api/state') ? new Promise(() => {}) : send(url, options);";
     page.browser.call("Page.addScriptToEvaluateOnNewDocument", json!({ "source": hold }));
     page.browser.call("Page.navigate", json!({ "url": page.origin }));
     page.browser.until("window.isHeld && document.querySelectorAll('.lane svg').length === 7");

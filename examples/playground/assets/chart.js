@@ -113,9 +113,9 @@ export const DOWN = ["denied", "unavailable"];
 
 /**
  * Draws the last responses: bars of each kind, a line of the remaining share of each quota, and the advertised wait.
- * A response is `{ at, kind, remaining: [share or undefined], wait }`, with times in seconds before `now`.
+ * A response is `{ at, kind, remaining: [share or undefined], wait }`, with times in seconds before `now`. A sample has only shares.
  */
-export function drawLive(place, { now, span, events, policies, title }) {
+export function drawLive(place, { now, span, events, samples, policies, title }) {
   const width = Math.max(place.clientWidth, 240);
   const [left, right, above, height, waits, below] = [34, 42, 12, 150, 34, 20];
   const x = (at) => left + (1 - (now - at) / span) * (width - left - right);
@@ -159,9 +159,10 @@ export function drawLive(place, { now, span, events, policies, title }) {
       parts.push(svg("rect", { class: "s-wait", x: at, width: round(column), y: round(waitTop + waits - size), height: round(size) }));
     }
   }
+  const shares = [...events, ...samples].sort((a, b) => a.at - b.at);
   policies.forEach((_, index) => {
     let path = "";
-    for (const event of events) {
+    for (const event of shares) {
       const share = event.remaining[index];
       if (share === undefined || event.at < now - span) continue;
       const point = `${round(x(event.at))} ${round(middle - share * height * 0.62)}`;

@@ -53,13 +53,15 @@ export function startLive(changed) {
   let stream = null;
   let inFlight = 0;
   let dirty = true;
+  /** The remaining shares of policies in flight, which change without a response. */
+  let samples = [];
   const wires = {};
   const status = (text) => { $("#send-status").textContent = text; };
   const policies = startPolicies(clear, () => { dirty = true; });
-  const outage = startOutage(policies.haveBeenInForce);
+  const outage = startOutage(policies.haveBeenInForce, () => form.elements.key.value, showHeld);
 
   function clear() {
-    events = [];
+    [events, samples] = [[], []];
     counts = { usage: 0, local: 0, unchecked: 0, denied: 0, unavailable: 0 };
     wait = null;
     restarts += 1;
@@ -70,7 +72,8 @@ export function startLive(changed) {
   /** Sends one request, and returns its response. Fails if the program does not answer. */
   async function send() {
     const [key, cost] = [form.elements.key.value, Number(form.elements.cost.value)];
-    const path = `/limited?cost=${cost}`;
+    const work = Math.round(1000 * form.elements.duration.value);
+    const path = `/limited?cost=${cost}${work > 0 ? `&ms=${work}` : ""}`;
     const request = { path, key, cost, sent: now(), restarts };
     inFlight += 1;
     try {
@@ -82,6 +85,18 @@ export function startLive(changed) {
     } finally {
       inFlight -= 1;
     }
+  }
+
+  /** Notes the units that requests hold, by the policy in flight. */
+  function showHeld(held) {
+    const remaining = policies.all().map((policy) => {
+      if (!(policy.name in held)) return undefined;
+      policy.known = { remaining: policy.quota - held[policy.name] };
+      return Math.max(0, policy.known.remaining / policy.quota);
+    });
+    if (remaining.every((share) => share === undefined)) return;
+    samples = [...samples.filter((sample) => sample.at > now() - SPAN), { at: now(), remaining }];
+    dirty = true;
   }
 
   function record(response, body, request) {
@@ -132,7 +147,8 @@ export function startLive(changed) {
     if (!response.ok) return status("The backend does not tell its time. Start it first.");
     const { at_micros } = JSON.parse(text);
     const begin = at_micros / 1e6 - now();
-    const { window, name } = policies.all()[0];
+    const { window, name } = policies.all().find((policy) => policy.algorithm !== "in-flight") ?? {};
+    if (!window) return status("No policy has a window.");
     const size = Number(form.elements.burst.value);
     const lead = 0.25 + size * 0.006;
     const edge = Math.ceil((begin + now() + lead) / window) * window - begin;
@@ -224,8 +240,8 @@ export function startLive(changed) {
     showWire(wires[$("[name=wire]:checked").value]);
     const shown = events.filter((event) => event.at > now() - SPAN);
     const title = `The last ${SPAN} s: ${shown.filter((event) => event.admitted).length} requests admitted, ${shown.filter((event) => !event.admitted).length} rejected.`;
-    drawLive($("#live-chart"), { now: now(), span: SPAN, events: shown, policies: policies.all(), title });
-    return shown.length > 0;
+    drawLive($("#live-chart"), { now: now(), span: SPAN, events: shown, samples, policies: policies.all(), title });
+    return shown.length > 0 || samples.length > 0;
   }
 
   clear();

@@ -12,8 +12,11 @@ const KINDS = {
   unchecked: "Requests are admitted unchecked.",
 };
 
-/** Starts the switch. `haveBeenInForce` returns whether the program has accepted policies of this page. */
-export function startOutage(haveBeenInForce) {
+/**
+ * Starts the switch. `haveBeenInForce` returns whether the program has accepted policies of this page, and `key` the API key.
+ * `heldBy` takes the units that requests of this key hold, by the policy.
+ */
+export function startOutage(haveBeenInForce, key, heldBy) {
   const stop = $("#stop");
   let seen = "decided";
   let state = {};
@@ -46,10 +49,13 @@ export function startOutage(haveBeenInForce) {
   async function poll() {
     // Until the program has accepted the policies of this page, it may have those of an earlier one.
     const isExpected = haveBeenInForce();
-    const [response, text] = await ask("api/state");
+    const [response, text] = await ask(`api/state?key=${encodeURIComponent(key())}`);
     if (!response.ok) return;
     const next = JSON.parse(text);
     show(next, isExpected && next.page !== PAGE);
+    if (next.page === PAGE) heldBy(next.held);
+    // They return without a request.
+    if (Object.values(next.held).some((units) => units > 0)) lastActivity = performance.now();
   }
 
   async function setMode(mode) {

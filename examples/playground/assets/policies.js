@@ -3,7 +3,7 @@
 import { ask, invalid, Problem, textOf } from "./errors.js";
 
 const MAX = 4;
-const ALGORITHMS = { "sliding-log": "sliding log", "sliding-buckets": "sliding buckets", "sliding-counter": "sliding counter", "fixed-window": "fixed window", "token-bucket": "token bucket" };
+const ALGORITHMS = { "sliding-log": "sliding log", "sliding-buckets": "sliding buckets", "sliding-counter": "sliding counter", "fixed-window": "fixed window", "token-bucket": "token bucket", "in-flight": "in flight" };
 
 const $ = (selector) => document.querySelector(selector);
 
@@ -62,6 +62,7 @@ export function startPolicies(restarted, accepts) {
     const given = [...rows.children].map((row) => {
       const value = (name) => row.querySelector(`.${name}`).value;
       const [name, quota, window, algorithm] = [value("name"), Number(value("quota")), Number(value("window")), value("algorithm")];
+      row.querySelector(".window").closest("label").hidden = algorithm === "in-flight";
       const same = old.get(name);
       return { known: same?.known ?? null, rejections: same?.rejections ?? 0, name, quota, window, algorithm };
     });
@@ -81,6 +82,7 @@ export function startPolicies(restarted, accepts) {
     const milliseconds = (time) => `${Math.round(time * 1000)}ms`;
     const body = {
       policies: given.map(({ name, quota, window, algorithm }) => {
+        if (algorithm === "in-flight") return { name, quota, algorithm: { [algorithm]: {} } };
         // A full bucket returns in this window.
         if (algorithm === "token-bucket") return { name, quota, algorithm: { [algorithm]: { rate: `${quota}/${milliseconds(window)}` } } };
         const precision = milliseconds(Math.max(window / 10, 0.001));
@@ -127,10 +129,15 @@ export function startPolicies(restarted, accepts) {
       const row = meters.children[index];
       const { known, quota } = policy;
       const remaining = Math.min(known?.remaining ?? quota, quota);
-      const most = worst(policy);
-      const facts = [`${known ? known.remaining : quota} of ${quota} left`];
-      if (known?.next && known.remaining < quota) facts.push(`more in ${known.next} s`);
-      facts.push(most.all > quota ? `worst window: ${most.all}, ${most.all - quota} over the quota${reason(most)}` : `worst window: ${most.all}`);
+      const facts = [];
+      if (policy.algorithm === "in-flight") {
+        facts.push(`${quota - remaining} of ${quota} held`);
+      } else {
+        const most = worst(policy);
+        facts.push(`${known ? known.remaining : quota} of ${quota} left`);
+        if (known?.next && known.remaining < quota) facts.push(`more in ${known.next} s`);
+        facts.push(most.all > quota ? `worst window: ${most.all}, ${most.all - quota} over the quota${reason(most)}` : `worst window: ${most.all}`);
+      }
       if (policy.rejections) facts.push(`has rejected ${policy.rejections}`);
       row.classList.toggle("rejects", Boolean(policy.rejects));
       row.querySelector(".name").textContent = policy.name;
