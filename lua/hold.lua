@@ -8,15 +8,17 @@
 INCLUDE 'clock.lua'
 local deadline, id, id_high = parse(HOLD_FORMAT, ARGV[1])
 if now > deadline then return pack(CLOCK_FORMAT, now) end
-local read_holders = INCLUDE 'read_holders.lua'
+local read_holders, write_holders = INCLUDE 'read_holders.lua', INCLUDE 'write_holders.lua'
 
--- Makes the changes of one pair. Returns its numbers if they were renewed, and otherwise nothing.
+-- Makes the changes of one pair. Returns its units, and its numbers if they were renewed.
 local function change(numbers, key, changes)
-  local hold_time, renews, releases = parse(CHANGES_FORMAT, changes)
-  local _, others, own, own_end, own_offset, latest = read_holders(key, hold_time, id, id_high, now, READER)
-  local units, offset = own or 0, CHANGES_SIZE + 1
-  -- It extends nothing. After it, a server without memory permits the other writes, as it does for a charge.
-  if own and releases > 0 then call('PEXPIRE', numbers, math.ceil((own_end - now) / 1000) + extra_ttl) end
+  local hold_time, renews, surplus, releases = parse(CHANGES_FORMAT, changes)
+  local _, latest, own, own_end, own_offset, value, step = read_holders(key, hold_time, id, id_high, now, READER)
+  local units, offset = math.max(0, (own or 0) - surplus), CHANGES_SIZE + 1
+  -- It extends nothing. After it, a server without memory permits the other writes.
+  if own and releases > 0 then
+    call('PEXPIRE', numbers, math.ceil((own_end - now + hold_time / EXTENSIONS) / 1000) + extra_ttl)
+  end
   for _ = 1, releases do
     local index, number = parse(RELEASE_FORMAT, changes, offset)
     offset = offset + RELEASE_SIZE
@@ -27,16 +29,16 @@ local function change(numbers, key, changes)
       -- A release may arrive twice, when another number has its place.
       if held_number == number then
         call('SETRANGE', numbers, start, NO_NUMBER)
-        units = units - cost
+        units = math.max(0, units - cost)
       end
     end
   end
 
-  local extends, list = offset <= #changes, ''
+  local extends, list, lifetime = offset <= #changes, '', math.ceil(hold_time * LIFETIME / 1000) + extra_ttl
   -- Numbers without an entry are those of an entry that has ended.
   if extends and not own then
     call('UNLINK', numbers)
-  elseif extends and call('PEXPIRE', numbers, math.ceil(hold_time / 1000) + extra_ttl) == 0 then
+  elseif extends and call('PEXPIRE', numbers, lifetime) == 0 then
     -- Without its numbers, what the holder has held is lost.
     units = 0
   end
@@ -59,28 +61,25 @@ local function change(numbers, key, changes)
   end
 
   if extends then
-    local ends_at = now + hold_time
-    latest = math.max(latest, ends_at)
-    call('PEXPIRE', numbers, math.ceil(hold_time / 1000) + extra_ttl)
-    local value = pack(CLOCK_FORMAT, now) .. others .. pack(HOLDER_FORMAT, id, id_high, ends_at, units)
-    call('SET', key, value, 'PX', math.ceil((latest - now) / 1000) + extra_ttl)
+    call('PEXPIRE', numbers, lifetime)
+    write_holders(key, value, step, id, id_high, now + hold_time, units, latest, now, hold_time, extra_ttl)
   elseif own and units ~= own then
     -- A release extends nothing.
     call('SETRANGE', key, own_offset - 1 + HOLDER_UNITS_OFFSET, pack(UNITS_FORMAT, units))
   end
-  return list
+  return units, list
 end
 
 local reply = { pack(CLOCK_FORMAT, now) }
 for pair = 1, #KEYS / 2 do
-  local is_made, list = pcall(change, KEYS[2 * pair - 1], KEYS[2 * pair], ARGV[pair + 1])
+  local is_made, units, list = pcall(change, KEYS[2 * pair - 1], KEYS[2 * pair], ARGV[pair + 1])
   if is_made then
-    reply[#reply + 1] = pack(LIST_FORMAT, 1, #list) .. list
+    reply[#reply + 1] = pack(LIST_FORMAT, 1, units, #list) .. list
   else
     -- A foreign value leaves out its pair alone. Any other error is a problem of the server.
-    local text = type(list) == 'table' and list.err or list
+    local text = type(units) == 'table' and units.err or units
     if not text:find('FOREIGNVALUE') and not text:find('WRONGTYPE') then return { err = text } end
-    reply[#reply + 1] = pack(LIST_FORMAT, 0, 0)
+    reply[#reply + 1] = pack(LIST_FORMAT, 0, 0, 0)
   end
 end
 return table.concat(reply)

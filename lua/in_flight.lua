@@ -6,53 +6,63 @@
 
 -- Decides the pair, as types.lua describes. `window` is the hold time.
 return function(i, admitted, full, PAIR, TYPE, CONTEXT)
-  local purpose, is_pair, verdict, held = args[2], parameter < ACQUISITION, ADMIT, 0
-  local number, id, index, id_high, entries, own, own_end, latest, _
-  if is_pair then
-    number, _, id, index = parse(PAIR_FORMAT, args[1], CLOCK_SIZE + 1 + PAIR_SIZE * (i - 2))
-    -- It has the index of the number, and the upper 16 bits of the identity of the holder.
-    local place = index % ACQUISITION
-    index = place % MAX_NUMBERS
-    id_high = (place - index) / MAX_NUMBERS
-    local read_holders = INCLUDE 'read_holders.lua'
-    held, entries, own, own_end, _, latest = read_holders(keys[i], window, id, id_high, now, READER)
-    held = held + (own or 0)
-    -- What is used beyond the quota is not held.
-    if EXCEEDS_QUOTA then cost = 0 end
-    if cost > 0 and held + cost > quota then
-      admitted, verdict = false, NEVER
-      if cost <= quota then verdict = UNKNOWN_WAIT end
-    end
+  local purpose, receipt, verdict, acquisition, number, id, place, _ = args[2], '', ADMIT, ''
+  if HAS_RECEIPTS then receipt = NO_CHARGE end
+  if parameter >= ACQUISITION then
+    -- The pair after it is decided at once, unless it is a shadow pair.
+    acquisition = NO_STATUS .. receipt
+    if i == #keys then return admitted, full, acquisition end
+    number, id, place, i = quota, window, parameter, i + 1
+    quota, cost, window = parse(PAIR_FORMAT, args[1], CLOCK_SIZE + 1 + PAIR_SIZE * (i - 1))
+  else
+    number, _, id, place = parse(PAIR_FORMAT, args[1], CLOCK_SIZE + 1 + PAIR_SIZE * (i - 2))
+  end
+  -- It has the index of the number, the upper 16 bits of the identity of the holder, and whether the holder has no other number.
+  place = place % ACQUISITION
+  local is_alone, kept = place >= ALONE, nil
+  if is_alone then place = place - ALONE end
+  local index = place % MAX_NUMBERS
+  local key, numbers, id_high = keys[i], keys[i - 1], (place - index) / MAX_NUMBERS
+  local read_holders = INCLUDE 'read_holders.lua'
+  local held, latest, own, own_end, own_offset, value, step = read_holders(key, window, id, id_high, now, READER)
+  if is_alone and own and own > 0 then
+    local keep_newer = INCLUDE 'keep_newer.lua'
+    own, kept = keep_newer(numbers, number, call, parse)
+  end
+  if own then held = held + own end
+  -- What is used beyond the quota is not held.
+  if EXCEEDS_QUOTA then cost = 0 end
+  if cost > 0 and held + cost > quota then
+    admitted, verdict = false, NEVER
+    if cost <= quota then verdict = UNKNOWN_WAIT end
   end
 
   INCLUDE 'decide_next.lua'
 
-  if is_pair and admitted and not full and cost > 0 then
+  if admitted and not full and cost > 0 then
     held = held + cost
     if purpose ~= PEEK then
-      local numbers, stored = keys[i - 1], pack(NUMBER_FORMAT, number, cost)
-      local lifetime = math.ceil(window / 1000) + extra_ttl
-      -- Without its numbers, what the holder has held before is lost.
-      if own and call('PEXPIRE', numbers, lifetime) == 1 then
-        -- A number whose release was lost has no place of its own any longer.
-        local start = NUMBER_SIZE * index
-        local before = call('GETRANGE', numbers, start, start + NUMBER_SIZE - 1)
-        if #before == NUMBER_SIZE then
-          local _, released = parse(NUMBER_FORMAT, before)
-          own = own - released
-        end
-        call('SETRANGE', numbers, start, stored)
-      else
-        own = 0
-        call('SET', numbers, string.rep(NO_NUMBER, index) .. stored, 'PX', lifetime)
+      local ends_at, stored = now + window, pack(NUMBER_FORMAT, number, cost)
+      -- The first acquisition in each quarter of a hold time extends the time to live.
+      local is_extended = step == 0 and own_end - window >= now - now % (window / EXTENSIONS)
+      if kept then call('SET', numbers, kept, 'PX', math.ceil(window * LIFETIME / 1000) + extra_ttl) end
+      if not own or call('SETRANGE', numbers, NUMBER_SIZE * index, stored) % NUMBER_SIZE == 0 then
+        local write_number = INCLUDE 'write_number.lua'
+        own = write_number(numbers, index, stored, own, window, extra_ttl)
+      elseif not is_extended then
+        call('PEXPIRE', numbers, math.ceil(window * LIFETIME / 1000) + extra_ttl)
       end
-      own_end = math.max(own_end, now + window)
-      latest = math.max(latest, own_end)
-      entries = entries .. pack(HOLDER_FORMAT, id, id_high, own_end, own + cost)
-      call('SET', keys[i], pack(CLOCK_FORMAT, now) .. entries, 'PX', math.ceil((latest - now) / 1000) + extra_ttl)
+      if is_extended then
+        -- Only the last write and the entry of this holder change.
+        local before = sub(value, CLOCK_SIZE + 1, own_offset - 1)
+        call('SETRANGE', key, '0', pack(CLOCK_FORMAT, now) .. before .. pack(HOLDER_FORMAT, id, id_high, ends_at, own + cost))
+      else
+        local write_holders = INCLUDE 'write_holders.lua'
+        write_holders(key, value, step, id, id_high, ends_at, own + cost, latest, now, window, extra_ttl)
+      end
     end
   end
-  local receipt = ''
-  if HAS_RECEIPTS then receipt = NO_CHARGE end
-  return admitted, full, pack(STATUS_FORMAT, now, verdict, math.max(0, quota - held), 0, 0, 0) .. receipt .. others
+  local remaining = quota - held
+  if remaining < 0 then remaining = 0 end
+  return admitted, full, acquisition .. pack(STATUS_FORMAT, now, verdict, remaining, 0, 0, 0) .. receipt .. others
 end

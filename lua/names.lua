@@ -80,6 +80,7 @@ TYPE_OFFSET = 11
 -- verdicts.
 STATUS_FORMAT = '<I8BI4I8I8I8'
 RECEIPT_FORMAT = '<c7I7I3'
+NO_STATUS = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 NO_CHARGE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
 LEASE_FORMAT = '<c7I7I3I4'
 NO_LEASE = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
@@ -179,24 +180,32 @@ EXTENSIONS = 4
 -- In flight. The value of a pair: the instant of the last write, as CLOCK_FORMAT has it, and the entries of the holders: the
 -- identity of the holder, the end of the entry, and its units; their offset; and the size of an entry.
 HOLDER_FORMAT = '<I6I2I7I4'
+CLOCK_AND_HOLDER_FORMAT = '<I8I6I2I7I4'
 HOLDER_UNITS_OFFSET = 15
 HOLDER_SIZE = 19
 -- The value of the numbers of a holder: at each index, a number and its units, or no number.
 NUMBER_FORMAT = '<I4I4'
 NUMBER_SIZE = 8
+MIN_NUMBERS_SIZE = 64
 NO_NUMBER = '\0\0\0\0\0\0\0\0'
 -- A holder has fewer numbers of a pair.
 MAX_NUMBERS = 131072
 -- ARGV of a check: a parameter of at least this number is that of an acquisition.
 ACQUISITION = 17592186044416
+-- Added to it if the holder has no other number of the pair.
+ALONE = 8796093022208
+-- Numbers begin anew after this many.
+NUMBERS = 4294967296
 -- ARGV of the hold script: the deadline with the identity of the holder; the hold time of a pair, whether it is renewed,
--- and the number of releases, each with an index and a number; and the rest are the numbers to restore, with their units.
+-- the units that its entry has beyond its numbers, and the number of releases, each with an index and a number; and the
+-- rest are the numbers to restore, with their units.
 HOLD_FORMAT = '<I8I6I2'
-CHANGES_FORMAT = '<I6BI2'
-CHANGES_SIZE = 9
+CHANGES_FORMAT = '<I6Bi4I2'
+CHANGES_SIZE = 13
 RELEASE_FORMAT = '<I3I4'
 RELEASE_SIZE = 7
 RESTORE_FORMAT = '<I3I4I4'
 RESTORE_SIZE = 11
--- The reply of the hold script: whether the changes of a pair were made, and the size of the numbers that follow.
-LIST_FORMAT = '<BI4'
+-- The reply of the hold script: whether the changes of a pair were made, its units, and the size of the numbers
+-- that follow.
+LIST_FORMAT = '<BI4I4'

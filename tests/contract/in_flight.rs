@@ -32,7 +32,11 @@ impl Key {
 }
 
 fn limiter(backend: impl Backend, hold_time: Duration) -> Limiter {
-    let exports = Policy::in_flight("exports", QUOTA).unwrap().hold_time(hold_time).unwrap();
+    limiter_of(backend, QUOTA, hold_time)
+}
+
+fn limiter_of(backend: impl Backend, quota: u32, hold_time: Duration) -> Limiter {
+    let exports = Policy::in_flight("exports", quota).unwrap().hold_time(hold_time).unwrap();
     let policies = Limiter::builder(backend)
         .policy(Policy::new("requests", RATE as u32, SECOND).unwrap())
         .policy(exports)
@@ -211,6 +215,60 @@ fn flushed_units_are_restored() {
             drop(held);
             limiter.drain().await;
             assert_eq!(remaining(&limiter).await, QUOTA);
+        });
+    }
+}
+
+/// After a failover to an older replica, the store has units of requests that have ended. The next charge of their process drops them.
+#[test]
+fn charge_drops_units_of_an_older_replica() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        Runtime::new().unwrap().block_on(async {
+            let limiter = limiter(RedisBackend::connect(&server.url()).await.unwrap(), 30 * SECOND);
+            let held = hold(&limiter, 3).await;
+            let mut connection = server.connection();
+            let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+            let values: Vec<Vec<u8>> = redis::cmd("MGET").arg(&keys).query(&mut connection).unwrap();
+            drop(held);
+            limiter.drain().await;
+            assert_eq!(remaining(&limiter).await, QUOTA);
+            for (key, value) in keys.iter().zip(values) {
+                redis::cmd("SET").arg(key).arg(value).arg("PX").arg(60_000).exec(&mut connection).unwrap();
+            }
+            assert_eq!(remaining(&limiter).await, QUOTA - 3);
+            let next = hold(&limiter, 1).await;
+            assert_eq!(remaining(&limiter).await, QUOTA - 1);
+            drop(next);
+            limiter.drain().await;
+            assert_eq!(remaining(&limiter).await, QUOTA);
+        });
+    }
+}
+
+/// More numbers than a new key has room for; then the key of the numbers is lost alone.
+#[test]
+fn lost_numbers_are_restored() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        Runtime::new().unwrap().block_on(async {
+            let backend = RedisBackend::connect(&server.url()).await.unwrap();
+            let limiter = limiter_of(backend, 100, 3 * SECOND);
+            let mut held = Vec::new();
+            for units in 1..=30 {
+                held.push(hold(&limiter, 1).await);
+                assert_eq!(remaining(&limiter).await, 100 - units);
+            }
+            let mut connection = server.connection();
+            let keys: Vec<String> = redis::cmd("KEYS").arg("*=*").query(&mut connection).unwrap();
+            assert_eq!(keys.len(), 1, "{keys:?}");
+            redis::cmd("DEL").arg(&keys).exec(&mut connection).unwrap();
+            held.push(hold(&limiter, 1).await);
+            assert_eq!(remaining(&limiter).await, 99, "what is known to be held");
+            wait_until_remaining(&limiter, 69).await;
+            drop(held);
+            limiter.drain().await;
+            assert_eq!(remaining(&limiter).await, 100);
         });
     }
 }

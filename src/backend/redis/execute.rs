@@ -18,7 +18,7 @@ use super::{
     RedisBackend,
     command::Command,
     error::{is_reply, unavailable},
-    holder::{HeldNumbers, HoldCall, SendCall},
+    holder::{HeldLists, HoldCall, SendCall},
     merge::{GroupKey, is_mergeable},
     patience::{CheckWait, Patience, by_deadline, with_patience},
     script::{self, Call},
@@ -140,7 +140,7 @@ impl RedisBackend {
     }
 
     /// Changes what a holder holds of some pairs.
-    async fn change_held(&self, holder: u64, call: &HoldCall) -> HeldNumbers {
+    async fn change_held(&self, holder: u64, call: &HoldCall) -> HeldLists {
         let pairs = call.pairs.iter().map(|(_, keys, changes)| (keys, changes));
         let mut script = Call::hold(holder, pairs, self.injected_micros());
         let end = call.sent + call.timeout;

@@ -69,9 +69,10 @@ macro_rules! files {
 const FILES: &[(&str, &str)] = files![
     "charge_calendar.lua" "charge_log.lua" "check.lua" "clock.lua" "clock_injected.lua" "convert_parts.lua"
     "count_fitting.lua" "decide.lua" "decide_next.lua" "find_record.lua" "find_waits_log.lua"
-    "hold.lua" "leave_at_most.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua" "read_calendar.lua" "read_holders.lua"
-    "read_log.lua"
-    "refund.lua" "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua" "types.lua"
+    "hold.lua" "keep_newer.lua" "leave_at_most.lua" "limit_drops.lua" "log_from.lua" "merged.lua" "multiply.lua"
+    "read_calendar.lua" "read_holders.lua" "read_log.lua"
+    "refund.lua" "reply_log.lua" "reset.lua" "settle_token.lua" "skip_empty.lua" "types.lua" "write_holders.lua"
+    "write_number.lua"
 ];
 
 /// Returns all files: their names and texts.

@@ -30,13 +30,15 @@ use crate::{
 };
 
 mod pairs;
+#[cfg(test)]
+mod simulation;
 mod state;
 mod thread;
 
 pub(super) use pairs::HoldCall;
 use pairs::PairId;
 use state::HolderState;
-pub(super) use thread::{HeldNumbers, SendCall};
+pub(super) use thread::{HeldLists, SendCall};
 
 /// How long after its deadline a check usually cannot run any longer. The number of one that runs even later is released by the next
 /// renewal, or ends with the entry.
@@ -93,7 +95,11 @@ impl Holder {
         let state = &self.0;
         let mut acquiring = Acquiring {
             state: state.clone(),
-            acquisition: Acquisition { holder: state.id, numbers: [HeldNumber::default(); MAX_PAIRS] },
+            acquisition: Acquisition {
+                holder: state.id,
+                numbers: [HeldNumber::default(); MAX_PAIRS],
+                alone: 0,
+            },
             numbers: SmallVec::new(),
             // Nothing is sent yet. If a draw fails, dropping it forgets the others.
             sent: Instant::now(),
@@ -103,8 +109,9 @@ impl Holder {
             let of_pair = iter::once((&pair.key, &pair.policy));
             let keys = names.keys_with_numbers(check.namespace(), of_pair, state.id);
             let slot = slot(keys.slot());
-            let (id, number) = state.pairs.lock().draw(keys, slot, check.scope(), pair)?;
+            let (id, number, is_alone) = state.pairs.lock().draw(keys, slot, check.scope(), pair)?;
             acquiring.acquisition.numbers[i] = number;
+            acquiring.acquisition.alone |= u8::from(is_alone) << i;
             acquiring.numbers.push((i, id, number));
         }
         acquiring.deadline =

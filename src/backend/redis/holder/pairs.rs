@@ -11,6 +11,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
+    iter, mem,
     time::Duration,
 };
 
@@ -23,7 +24,7 @@ use crate::{
             keys::Keys,
             script::{
                 acquisition::{HeldNumber, MAX_NUMBERS},
-                hold::HoldChanges,
+                hold::{HeldList, HoldChanges},
             },
         },
     },
@@ -52,6 +53,8 @@ pub(super) struct HeldPairs {
     pairs: HashMap<PairId, HeldPair>,
     groups: HashMap<u16, Group>,
     next_id: PairId,
+    /// That of all pairs, so that a pair which is held again has other numbers than before.
+    last_number: u32,
 }
 
 /// The pairs of one slot, or of a server without slots.
@@ -74,13 +77,14 @@ struct HeldPair {
     policy: Policy,
     units: Vec<Unit>,
     free: BTreeSet<u32>,
-    last_number: u32,
     held: usize,
     /// The indices of the numbers to release, each with the instant from which on it is: those of ended requests, and those that only the
     /// store knows.
     releasing: BTreeSet<(Instant, u32)>,
     /// The indices of the numbers to restore.
     restoring: BTreeSet<u32>,
+    /// The units that the entry had beyond its numbers at the last renewal: those of a number that another one has replaced.
+    surplus: i32,
     renew_at: Option<Instant>,
     /// A pair whose changes were not made pauses until then.
     not_before: Option<Instant>,
@@ -127,14 +131,14 @@ pub(super) struct HoldOutcome {
 }
 
 impl HeldPairs {
-    /// Draws a number of a pair for a check that is about to be sent.
+    /// Draws a number of a pair for a check that is about to be sent. Also returns whether it is the only one.
     pub(super) fn draw(
         &mut self,
         keys: Keys,
         slot: u16,
         namespace: &Namespace,
         pair: &Pair,
-    ) -> Result<(PairId, HeldNumber), BackendError> {
+    ) -> Result<(PairId, HeldNumber, bool), BackendError> {
         let id = match self.by_key.get(&keys) {
             Some(id) => *id,
             None => {
@@ -148,7 +152,9 @@ impl HeldPairs {
         let Some(held) = self.pairs.get_mut(&id) else { return Err(BackendError::new(Reason::Other)) };
         // A reload may change the hold time.
         held.policy = pair.policy.clone();
-        Ok((id, held.draw(pair.cost)?))
+        let is_alone = held.free.len() == held.units.len();
+        self.last_number = self.last_number.wrapping_add(1).max(1);
+        Ok((id, held.draw(self.last_number, pair.cost)?, is_alone))
     }
 
     /// Notes that a check which was sent at this instant holds a number, with these units.
@@ -198,7 +204,7 @@ impl HeldPairs {
                 group.timers.pop_first();
                 if let Some(pair) = pairs.get_mut(&id) {
                     pair.timer = None;
-                    if !std::mem::replace(&mut pair.is_ready, true) {
+                    if !mem::replace(&mut pair.is_ready, true) {
                         group.ready.push_back(id);
                     }
                 }
@@ -222,7 +228,7 @@ impl HeldPairs {
     pub(super) fn complete(
         &mut self,
         call: HoldCall,
-        lists: Result<Vec<Option<Vec<HeldNumber>>>, BackendError>,
+        lists: Result<Vec<Option<HeldList>>, BackendError>,
     ) -> HoldOutcome {
         let (mut outcome, now) = (HoldOutcome::default(), Instant::now());
         let failed = lists.as_ref().err().map(BackendError::reason);
@@ -230,7 +236,7 @@ impl HeldPairs {
             group.calls -= 1;
             group.paused_until = failed.map(|_| now + PAUSE);
         }
-        let lists = lists.unwrap_or_default().into_iter().chain(std::iter::repeat(None));
+        let lists = lists.unwrap_or_default().into_iter().chain(iter::repeat_with(|| None));
         for ((id, _, changes), list) in call.pairs.into_iter().zip(lists) {
             self.change(id, |pair| {
                 pair.is_in_call = false;
@@ -374,10 +380,10 @@ impl HeldPair {
             policy: pair.policy.clone(),
             units: Vec::new(),
             free: BTreeSet::new(),
-            last_number: 0,
             held: 0,
             releasing: BTreeSet::new(),
             restoring: BTreeSet::new(),
+            surplus: 0,
             renew_at: None,
             not_before: None,
             extended: Instant::now(),
@@ -395,14 +401,13 @@ impl HeldPair {
         self.hold_time() / 3
     }
 
-    fn draw(&mut self, units: u32) -> Result<HeldNumber, BackendError> {
+    fn draw(&mut self, number: u32, units: u32) -> Result<HeldNumber, BackendError> {
         let index = match self.free.pop_first() {
             Some(index) => index,
             None if self.units.len() < MAX_NUMBERS as usize => self.units.len() as u32,
             None => return Err(BackendError::new(Reason::Overloaded)),
         };
-        self.last_number = self.last_number.wrapping_add(1).max(1);
-        let number = HeldNumber { index, number: self.last_number, units };
+        let number = HeldNumber { index, number, units };
         let unit = Unit { number, state: UnitState::Waiting, was_interrupted: false };
         match self.units.get_mut(index as usize) {
             Some(free) => *free = unit,
@@ -427,7 +432,7 @@ impl HeldPair {
     /// Returns when there is something to send.
     fn due_at(&self) -> Option<Instant> {
         let release = self.releasing.first().map(|(from, _)| *from);
-        let restore = (!self.restoring.is_empty()).then_some(self.extended);
+        let restore = (!self.restoring.is_empty() || self.surplus != 0).then_some(self.extended);
         let due = [self.renew_at, release, restore].into_iter().flatten().min()?;
         Some(self.not_before.map_or(due, |at| due.max(at)))
     }
@@ -456,13 +461,19 @@ impl HeldPair {
         let restored = self.restoring.iter().filter_map(|index| self.units.get(*index as usize));
         let restores: Vec<HeldNumber> = restored.map(|unit| unit.number).take(*room).collect();
         *room -= restores.len();
-        if releases.is_empty() && restores.is_empty() && !renews {
+        if releases.is_empty() && restores.is_empty() && self.surplus == 0 && !renews {
             return;
         }
         self.is_in_call = true;
+        // It is subtracted at most once. If this call fails, the next renewal finds it again.
+        let surplus = mem::take(&mut self.surplus);
         call.timeout = call.timeout.min(self.hold_time() / 6);
         let hold_micros = self.policy.window_micros();
-        call.pairs.push((id, self.keys.clone(), HoldChanges { hold_micros, renews, releases, restores }));
+        call.pairs.push((
+            id,
+            self.keys.clone(),
+            HoldChanges { hold_micros, renews, surplus, releases, restores },
+        ));
     }
 
     /// Releases a number, from this instant on.
@@ -497,7 +508,7 @@ impl HeldPair {
     fn complete(
         &mut self,
         changes: &HoldChanges,
-        list: &[HeldNumber],
+        HeldList { units, numbers }: &HeldList,
         sent: Instant,
         outcome: &mut HoldOutcome,
     ) {
@@ -515,15 +526,17 @@ impl HeldPair {
             return;
         }
         self.extended = self.extended.max(sent);
-        for listed in list {
+        let listed: i64 = numbers.iter().map(|number| i64::from(number.units)).sum();
+        self.surplus = i32::try_from(i64::from(*units) - listed).unwrap_or_default();
+        for listed in numbers {
             let unit = self.units.get(listed.index as usize);
             if unit.is_none_or(|unit| unit.state == UnitState::Free) {
                 self.release_unknown(*listed, sent);
             }
         }
         let is_listed = |number: &HeldNumber| {
-            let found = list.binary_search_by_key(&number.index, |listed| listed.index);
-            found.is_ok_and(|i| list[i].number == number.number)
+            let found = numbers.binary_search_by_key(&number.index, |listed| listed.index);
+            found.is_ok_and(|i| numbers[i].number == number.number)
         };
         for unit in &mut self.units {
             // A unit that was confirmed later may be missing in the reply.

@@ -16,19 +16,19 @@ use tokio::{runtime, time::Instant};
 
 use super::{pairs::HoldCall, state::HolderState};
 use crate::{
-    backend::{BackendError, redis::script::acquisition::HeldNumber},
+    backend::{BackendError, redis::script::hold::HeldList},
     guard::until,
 };
 
 /// How long the thread sleeps if nothing is due.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// For each pair of a call, the numbers that the store holds, or `None` if its changes were not made.
-pub(crate) type HeldNumbers = Result<Vec<Option<Vec<HeldNumber>>>, BackendError>;
+/// For each pair of a call, what the store holds, or `None` if its changes were not made.
+pub(crate) type HeldLists = Result<Vec<Option<HeldList>>, BackendError>;
 
 /// Sends a call of a holder with this identity, over connections of the thread.
 pub(crate) type SendCall =
-    Box<dyn Fn(u64, HoldCall) -> Pin<Box<dyn Future<Output = (HoldCall, HeldNumbers)>>> + Send>;
+    Box<dyn Fn(u64, HoldCall) -> Pin<Box<dyn Future<Output = (HoldCall, HeldLists)>>> + Send>;
 
 /// Starts the thread.
 pub(super) fn spawn(state: Arc<HolderState>, send: SendCall) -> io::Result<()> {

@@ -5,6 +5,8 @@ use crate::{check::MAX_PAIRS, policy::in_flight_number};
 
 /// A parameter of at least this number is that of an acquisition.
 const ACQUISITION: u64 = 1 << 44;
+/// Added to it if the holder has no other number of the pair.
+const ALONE: u64 = 1 << 43;
 /// The bits of an index.
 const INDEX_BITS: u32 = 17;
 /// A holder has fewer numbers of a pair.
@@ -18,6 +20,8 @@ pub(crate) struct Acquisition {
     pub(crate) holder: u64,
     /// For each pair of the check, its number. Meaningless unless the pair is in flight and has a cost.
     pub(crate) numbers: [HeldNumber; MAX_PAIRS],
+    /// The pairs of which the holder has no other number, one bit each.
+    pub(crate) alone: u8,
 }
 
 /// A number that a holder holds of a pair, and its place.
@@ -31,10 +35,12 @@ pub(crate) struct HeldNumber {
 
 /// Adds the fields of an acquisition. A peek has none, and needs none.
 pub(super) fn push_acquisition(pairs: &mut impl Extend<u8>, acquisition: Option<&Acquisition>, pair: usize) {
-    let (holder, number) = acquisition.map_or_else(Default::default, |acquisition| {
-        (acquisition.holder, acquisition.numbers.get(pair).copied().unwrap_or_default())
+    let (holder, number, is_alone) = acquisition.map_or_else(Default::default, |acquisition| {
+        let number = acquisition.numbers.get(pair).copied().unwrap_or_default();
+        (acquisition.holder, number, acquisition.alone >> pair & 1)
     });
-    let place = holder >> ID_BITS << INDEX_BITS | u64::from(number.index);
+    let place =
+        holder >> ID_BITS << INDEX_BITS | u64::from(number.index) | if is_alone == 1 { ALONE } else { 0 };
     let typed = TYPE_UNIT * u64::from(in_flight_number()) + ACQUISITION + place;
     pairs.extend(number.number.to_le_bytes());
     // In place of a cost.

@@ -10,8 +10,18 @@ use crate::backend::{BackendError, Reason, redis::keys::Keys};
 pub(crate) struct HoldChanges {
     pub(crate) hold_micros: u64,
     pub(crate) renews: bool,
+    /// The units that the entry has beyond its numbers. They are subtracted.
+    pub(crate) surplus: i32,
     pub(crate) releases: Vec<HeldNumber>,
     pub(crate) restores: Vec<HeldNumber>,
+}
+
+/// What the store holds of a pair for this process.
+pub(crate) struct HeldList {
+    /// The units of the entry.
+    pub(crate) units: u32,
+    /// Empty unless the pair was renewed.
+    pub(crate) numbers: Vec<HeldNumber>,
 }
 
 impl Call {
@@ -33,10 +43,11 @@ impl Call {
 
 impl HoldChanges {
     fn to_bytes(&self) -> Vec<u8> {
-        let Self { hold_micros, renews, releases, restores } = self;
-        let mut bytes = Vec::with_capacity(9 + 7 * releases.len() + 11 * restores.len());
+        let Self { hold_micros, renews, surplus, releases, restores } = self;
+        let mut bytes = Vec::with_capacity(13 + 7 * releases.len() + 11 * restores.len());
         bytes.extend_from_slice(&hold_micros.to_le_bytes()[..6]);
         bytes.push((*renews).into());
+        bytes.extend_from_slice(&surplus.to_le_bytes());
         // At most 256 changes are in one call.
         bytes.extend_from_slice(&(releases.len() as u16).to_le_bytes());
         for HeldNumber { index, number, .. } in releases {
@@ -52,9 +63,8 @@ impl HoldChanges {
     }
 }
 
-/// Parses the reply to a call of some pairs: for each one, the numbers that the store holds, or `None` if its changes were not made. They
-/// are empty unless the pair was renewed.
-pub(crate) fn lists(reply: &Value, pairs: usize) -> Result<Vec<Option<Vec<HeldNumber>>>, BackendError> {
+/// Parses the reply to a call of some pairs: for each one, what the store holds, or `None` if its changes were not made.
+pub(crate) fn lists(reply: &Value, pairs: usize) -> Result<Vec<Option<HeldList>>, BackendError> {
     let broken = || BackendError::new(Reason::BrokenReply);
     let Value::BulkString(bytes) = reply else { return Err(broken()) };
     if super::is_deadline_exceeded(reply) {
@@ -63,14 +73,14 @@ pub(crate) fn lists(reply: &Value, pairs: usize) -> Result<Vec<Option<Vec<HeldNu
     let mut fields = Fields(bytes);
     fields.u64().ok_or_else(broken)?;
     let mut list = || {
-        let (is_made, size) = (fields.u8()? == 1, fields.u32()?);
+        let (is_made, units, size) = (fields.u8()? == 1, fields.u32()?, fields.u32()?);
         let numbers =
             fields.bytes(size as usize)?.chunks_exact(8).enumerate().filter_map(|(index, number)| {
                 let mut fields = Fields(number);
                 let (number, units) = (fields.u32()?, fields.u32()?);
                 (number > 0).then_some(HeldNumber { index: index as u32, number, units })
             });
-        Some(is_made.then(|| numbers.collect()))
+        Some(is_made.then(|| HeldList { units, numbers: numbers.collect() }))
     };
     let lists = (0..pairs).map(|_| list().ok_or_else(broken)).collect::<Result<_, _>>()?;
     if fields.0.is_empty() { Ok(lists) } else { Err(broken()) }
