@@ -11,8 +11,8 @@ local multiply, count_fitting = INCLUDE 'multiply.lua', INCLUDE 'count_fitting.l
 -- Decides a run of `count` checks: first as if all of them were one check. If this is denied, it has changed nothing, and
 -- shows how many fit. These are charged, and the others are denied.
 --
--- Returns the number of admitted checks, or why no check is decided: FULL or the clock reading. Also returns the statuses of the last admitted check and of a
--- denied check, as far as there are any.
+-- Returns the number of admitted checks, or why no check is decided: FULL or the clock reading. Also returns the statuses of
+-- the last admitted check and of a denied check, as far as there are any.
 local function decide_run(pair_count, count, decide, CONTEXT)
   local check, denied_statuses = args[1], ''
   args[1] = multiply(check, pair_count, count, parse, pack, sub)

@@ -5,8 +5,8 @@
 -- Returns the function that decides a pair of a type: it reads the pair, decides the pairs after it, and charges the pair if
 -- all admit. Therefore every pair is read before the first one is charged.
 --
--- The function takes the number of the pair, and the outcome of the pairs before: whether all admit, and whether a log is
--- full: the reply that states why nothing is charged. It returns this outcome with the pair and those after it, and their statuses.
+-- The function takes the number of the pair, and the outcome of the pairs before: whether all admit, and `full`: the reply if
+-- nothing can be charged, or false. It returns this outcome with the pair and those after it, and their statuses.
 return function(pair_type)
   -- Only the functions of this type are created, because each one costs about one percent of a check.
   if pair_type == TYPE_NUMBER then return INCLUDE 'TYPE_FILE' end
