@@ -191,11 +191,7 @@ impl PairRef<'_> {
     #[inline]
     pub(crate) fn is_chargeable(&self, purpose: Purpose) -> bool {
         let Properties { has_quota, is_held, .. } = *self.policy.properties();
-        // An answer is noted, even if it charges nothing.
-        let is_noted = matches!(purpose, Purpose::LeaveAtMost { .. });
-        (self.cost > 0 || is_noted)
-            && (has_quota || purpose == Purpose::Overage)
-            && !(is_held && purpose.exceeds_quota())
+        self.cost > 0 && (has_quota || purpose == Purpose::Overage) && !(is_held && purpose.exceeds_quota())
     }
 }
 

@@ -35,7 +35,7 @@ impl Stated {
     ///
     /// let response = Response::builder().header("RateLimit", r#""burst";r=7;t=1"#).body(())?;
     /// let stated = Stated::from_http(response.status(), response.headers());
-    /// assert_eq!(stated.quotas()[0].remaining, 7);
+    /// assert_eq!(stated.quotas[0].remaining, 7);
     /// # Ok::<(), http::Error>(())
     /// ```
     pub fn from_http(status: StatusCode, headers: &HeaderMap) -> Self {

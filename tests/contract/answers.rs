@@ -13,7 +13,10 @@ use tower_sliding_window::{
 use super::model::{Handle, Model, Name, name};
 use crate::{
     http::SECOND,
-    redis_server::rig::{HOUR, Random, alice, check, every_type, peek},
+    redis_server::{
+        admin::Admin,
+        rig::{HOUR, Random, alice, check, every_type},
+    },
     support::server::{Engine, Server},
 };
 
@@ -300,19 +303,20 @@ fn check_of_other_pairs_has_no_answer() {
 
 /// The newest answer is known for one window, and takes a key for no longer.
 #[tokio::test]
-async fn store_forgets_answer_after_its_window() {
-    let clock = ManualClock::new();
-    let memory = MemoryBackend::new().with_clock(&clock);
-    let policy = Policy::new("calls", QUOTA, WINDOW).unwrap();
-    let at_micros = clock.now_micros();
-    let asked =
-        check(slice::from_ref(&policy), QUOTA, Purpose::LeaveAtMost { at_micros, holds_micros: u64::MAX });
-    let _ = memory.check(&asked).await.unwrap();
-    assert_eq!(memory.keys(), 1, "an answer that charges nothing is known, too");
-    clock.advance(WINDOW - Duration::from_micros(1));
-    let _ = peek(&memory, slice::from_ref(&policy), 0).await;
-    assert_eq!(memory.keys(), 1);
-    clock.advance(Duration::from_micros(1));
-    let _ = peek(&memory, slice::from_ref(&policy), 0).await;
-    assert_eq!(memory.keys(), 0);
+async fn answer_takes_key_for_one_window() {
+    for engine in Engine::ALL {
+        let server = Server::start(engine);
+        let backend = RedisBackend::lazy(&server.url()).unwrap();
+        let policy = Policy::new("calls", QUOTA, WINDOW).unwrap();
+        let charged = backend.check(&check(slice::from_ref(&policy), 1, Purpose::Charge)).await.unwrap();
+        // It charges nothing, and is known nevertheless.
+        let purpose = Purpose::LeaveAtMost { at_micros: charged.at_micros(), holds_micros: u64::MAX };
+        let _ = backend.check(&check(slice::from_ref(&policy), QUOTA, purpose)).await.unwrap();
+        let mut admin = Admin::at(&server);
+        let keys = admin.keys();
+        let answer = keys.iter().find(|key| key.contains("}~")).expect("a key of the answer");
+        let left: i64 = admin.query(&["PTTL", answer]);
+        assert!((1..=10_000).contains(&left), "{engine:?}: {left} ms");
+        assert_eq!(keys.len(), 2, "{keys:?}");
+    }
 }

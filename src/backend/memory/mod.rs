@@ -14,6 +14,7 @@ use crate::{
     policy::for_each_type,
 };
 
+mod answers;
 mod any_count;
 mod bound;
 mod clock;
@@ -167,7 +168,10 @@ impl MemoryBackend {
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        Ok(self.0.with_hold(check, self.0.decide(check)?))
+        match check.purpose() {
+            Purpose::LeaveAtMost { .. } => self.0.learn(check),
+            _ => Ok(self.0.with_hold(check, self.0.decide(check)?)),
+        }
     }
 
     #[cfg(feature = "test-util")]

@@ -22,8 +22,6 @@ pub(super) struct PairCount {
     /// With the quota and the algorithm of the last charge.
     policy: Policy,
     pub(super) count: AnyCount,
-    /// The instant of the newest answer of an API that was learned. 0 if there is none.
-    pub(super) answered_at: u64,
 }
 
 impl Partition {
@@ -50,12 +48,9 @@ impl Partition {
         self.set(counts);
     }
 
-    /// Removes the count of a policy. Its newest answer stays known.
+    /// Removes the count of a policy.
     pub(super) fn remove(&mut self, namespace: &Namespace, policy: &Policy) {
-        match self.count_mut(namespace, policy) {
-            Some(stored) if stored.answered_at > 0 => stored.count = AnyCount::new(policy, true),
-            _ => self.retain(|count| !count.is_of(namespace, policy)),
-        }
+        self.retain(|count| !count.is_of(namespace, policy));
     }
 
     pub(super) fn retain(&mut self, is_kept: impl Fn(&PairCount) -> bool) {
@@ -119,7 +114,6 @@ impl PairCount {
             namespace: namespace.clone(),
             policy: pair.policy.clone(),
             count: AnyCount::new(pair.policy, pair.is_shadow),
-            answered_at: 0,
         }
     }
 
@@ -142,9 +136,6 @@ impl PairCount {
     /// Charges a pair at `clock`. Returns the receipt.
     pub(super) fn charge(&mut self, pair: PairRef<'_>, clock: u64, generations: &Generations) -> Receipt {
         self.note_charge(pair);
-        if pair.cost == 0 {
-            return Receipt::NO_CHARGE;
-        }
         self.count.charge(clock, pair.policy, pair.cost, generations)
     }
 
@@ -161,7 +152,7 @@ impl PairCount {
     }
 
     pub(super) fn idle_at(&self) -> u64 {
-        self.count.idle_at(&self.policy).max(self.answered_at + self.policy.window_micros())
+        self.count.idle_at(&self.policy)
     }
 
     /// Returns the usage at `now`, in quota units.

@@ -63,17 +63,11 @@ impl KeyShard {
         generations: &Generations,
     ) -> Receipt {
         let (index, namespace, pair) = (self.partitions.seek(key), check.scope(), pair.borrowed());
-        let charge = |count: &mut PairCount| {
-            if let Purpose::LeaveAtMost { at_micros, .. } = check.purpose() {
-                count.answered_at = at_micros;
-            }
-            count.charge(pair, clock, generations)
-        };
         if let Some(count) = index.and_then(|index| self.count_mut(index, namespace, pair.policy)) {
-            return charge(count);
+            return count.charge(pair, clock, generations);
         }
         let mut count = PairCount::new(namespace, pair);
-        let receipt = charge(&mut count);
+        let receipt = count.charge(pair, clock, generations);
         self.insert(index, key, count);
         receipt
     }
@@ -179,8 +173,6 @@ pub(super) struct PairReading<'a> {
     pub(super) reading: AnyReading<'a>,
     /// Whether the cost fits into the quota, or is charged even if it does not.
     pub(super) fits: bool,
-    /// The instant of its newest answer.
-    answered_at: u64,
 }
 
 impl<'a> LockedShards<'a> {
@@ -221,15 +213,9 @@ impl<'a> LockedShards<'a> {
         let read = |(i, pair): (usize, &'c Pair)| {
             let partition = self.shard(i).partitions.find(&self.keys[i]);
             let stored = partition.and_then(|partition| partition.count(check.scope(), &pair.policy));
-            let answered_at = stored.map_or(0, |stored| stored.answered_at);
             let count = stored.map_or_else(|| AnyCount::empty(&pair.policy), |stored| &stored.count);
             let (pair, reading) = (pair.borrowed(), count.read(clock, &pair.policy));
-            PairReading {
-                pair,
-                fits: check.purpose().exceeds_quota() || reading.admits(pair),
-                reading,
-                answered_at,
-            }
+            PairReading { pair, fits: check.purpose().exceeds_quota() || reading.admits(pair), reading }
         };
         check.pairs().iter().enumerate().map(read).collect()
     }
@@ -246,20 +232,12 @@ impl<'a> LockedShards<'a> {
         Some(check.times(check.max_units(wanted).min(units.map_or(wanted, |units| units.max(1) as u32))))
     }
 
-    /// Returns the check that charges as many units as leave at most the cost of its pair, or a peek if the answer is not newer than the one
-    /// that is known, or does not apply any longer. `None` unless the check has an answer.
+    /// Returns the overage that leaves at most the cost of the only pair. `None` unless this is the purpose of the check.
     pub(super) fn leave_at_most(&self, check: &Check, clock: u64) -> Option<Check> {
-        let Purpose::LeaveAtMost { at_micros, holds_micros } = check.purpose() else { return None };
-        let PairReading { pair, reading, answered_at, .. } = self.read(check, clock).pop()?;
-        let window = pair.policy.window_micros();
-        // An answer far ahead of the clock is of another clock.
-        let is_newer = at_micros > answered_at || answered_at > clock.saturating_add(window);
-        let applies = at_micros <= clock && clock < at_micros.saturating_add(holds_micros.min(window));
-        if !is_newer || !applies {
-            return Some(check.clone().costing(0).with_purpose(Purpose::Peek));
-        }
-        let remaining = u64::from(pair.policy.quota_units()).saturating_sub(reading.used()) as u32;
-        Some(check.clone().costing(remaining.saturating_sub(pair.cost)))
+        let Purpose::LeaveAtMost { .. } = check.purpose() else { return None };
+        let PairReading { pair, reading, .. } = self.read(check, clock).pop()?;
+        let free = u64::from(pair.policy.quota_units()).saturating_sub(reading.used()) as u32;
+        Some(check.clone().costing(free.saturating_sub(pair.cost)).with_purpose(Purpose::Overage))
     }
 
     /// Returns whether the partition key of a shadow pair is not stored, and no enforcing pair of the check stores it.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
-    check::{Check, MAX_PAIRS, Namespace, PairRef, Purpose, Receipt, Refund},
+    check::{Check, MAX_PAIRS, Namespace, PairKey, PairRef, Purpose, Receipt, Refund},
     decision::{Decision, PartialSource, Status},
     key::PartitionKey,
     lock::Lock,
@@ -45,6 +45,16 @@ pub(super) struct MemoryState {
     pub(super) evicted_keys: AtomicU64,
     pub(super) evicted_units: AtomicU64,
     pub(super) tokens: Lock<Tokens>,
+    pub(super) answers: Lock<Answers>,
+}
+
+/// The newest answer of an API about each pair.
+#[derive(Default)]
+pub(super) struct Answers {
+    /// The instant of the answer, and that from which on it need not be known.
+    pub(super) newest: HashMap<(Namespace, PairKey), (u64, u64)>,
+    /// The number of answers from which on those that need not be known are removed.
+    pub(super) sweep_at: usize,
 }
 
 /// The tokens that have not expired, and some that have.
@@ -99,6 +109,7 @@ impl MemoryState {
             evicted_keys: AtomicU64::new(0),
             evicted_units: AtomicU64::new(0),
             tokens: Lock::default(),
+            answers: Lock::default(),
         }
     }
 
@@ -163,7 +174,7 @@ impl MemoryState {
         let (pairs, purpose) = (check.pairs(), check.purpose());
         let readings = locked.read(check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
-        let status_of = |PairReading { pair, reading, fits, .. }: &PairReading<'_>| {
+        let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
             status(&**reading, *pair, *fits, is_admitted && *fits && pair.is_chargeable(purpose))
         };
         let statuses: Vec<Status> = readings.iter().map(status_of).collect();
@@ -173,9 +184,9 @@ impl MemoryState {
 
         let (mut is_charged, mut is_known, mut receipts) =
             ([false; MAX_PAIRS], [true; MAX_PAIRS], Vec::new());
-        for (i, PairReading { pair, reading, fits, .. }) in readings.iter().enumerate() {
+        for (i, PairReading { pair, reading, fits }) in readings.iter().enumerate() {
             is_charged[i] = *fits && pair.is_chargeable(purpose);
-            let is_full = is_charged[i] && pair.cost > 0 && !reading.has_room();
+            let is_full = is_charged[i] && !reading.has_room();
             if is_full && !pair.is_shadow {
                 return Err(BackendError::new(Reason::Full));
             }

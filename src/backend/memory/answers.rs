@@ -1,0 +1,71 @@
+//! The answers of an API that a memory backend has learned.
+
+use super::state::{Answers, MemoryState};
+use crate::{
+    backend::{BackendError, Reason},
+    check::{Check, PairKey, Purpose},
+    decision::Decision,
+};
+
+impl MemoryState {
+    /// Decides the check of an answer: charges the difference if the answer is new and applies, and otherwise peeks.
+    pub(super) fn learn(&self, check: &Check) -> Result<Decision, BackendError> {
+        let (Purpose::LeaveAtMost { at_micros, holds_micros }, [pair]) = (check.purpose(), check.pairs())
+        else {
+            return self.decide(check);
+        };
+        // Under this lock, so that the second reader of an answer sees the first.
+        let mut answers = self.answers.lock();
+        let Answers { newest, sweep_at } = &mut *answers;
+        let (now, window) = (self.clock.now_micros(), pair.policy.window_micros());
+        let key = (check.scope().clone(), PairKey::new(&pair.key, &pair.policy));
+        // An answer far ahead of the clock is of another clock.
+        let is_known = newest.get(&key).is_some_and(|(at, _)| at_micros <= *at && *at <= now + window);
+        let applies = at_micros <= now && now < at_micros.saturating_add(holds_micros.min(window));
+        if is_known || !applies {
+            return self.decide(&check.clone().costing(0).with_purpose(Purpose::Peek));
+        }
+        if newest.len() >= self.max_keys.min(*sweep_at) {
+            newest.retain(|_, (_, known_until)| *known_until > now);
+            // The next search comes when as many were added as were kept.
+            *sweep_at = 2 * newest.len() + 64;
+            if newest.len() >= self.max_keys {
+                return Err(BackendError::new(Reason::Full));
+            }
+        }
+        let decision = self.decide(check)?;
+        newest.insert(key, (at_micros, at_micros + window + self.keep_idle));
+        Ok(decision)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{thread::sleep, time::Duration};
+
+    use crate::{
+        MemoryBackend, PartitionKey, Policy,
+        backend::{Check, Pair, Purpose, Reason},
+    };
+
+    #[test]
+    fn answers_take_bounded_memory() {
+        let memory = MemoryBackend::with_max_keys(1_000).unwrap();
+        let policy = Policy::new("calls", 100, Duration::from_secs(3_600)).unwrap();
+        let learn = |i: u64, at_micros| {
+            let pair = Pair::new(PartitionKey::new("account", i.to_string()), policy.clone(), 100);
+            let purpose = Purpose::LeaveAtMost { at_micros, holds_micros: u64::MAX };
+            memory.0.learn(&Check::new([pair]).unwrap().with_purpose(purpose)).map_err(|error| error.reason())
+        };
+        let now = || memory.0.clock.now_micros();
+        // These answers will not apply any longer in a moment.
+        let old = now() - 3_599_900_000;
+        let learned = (0..5_000).filter(|i| learn(*i, old).is_ok()).count();
+        assert!(learned >= 1_000 && memory.0.answers.lock().newest.len() <= 1_000);
+        sleep(Duration::from_millis(101));
+        assert!(learn(5_000, now()).is_ok());
+        assert!(memory.0.answers.lock().newest.len() < 1_000, "those that do not apply are removed");
+        let full = (5_001..7_000).find_map(|i| learn(i, now()).err());
+        assert_eq!(full, Some(Reason::Full));
+    }
+}
