@@ -235,6 +235,7 @@ fn shown(value: f64, panel: &Value) -> String {
         "reqps" => format!("{} req/s", digits(value)),
         "ops" => format!("{} ops/s", digits(value)),
         "s" => format!("{} ms", digits(1_000.0 * value)),
+        "short" if panel["fieldConfig"]["defaults"]["decimals"] == 0 => format!("{value:.0}"),
         "short" => digits(value),
         other => panic!("the unit {other}"),
     }
