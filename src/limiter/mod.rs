@@ -48,7 +48,7 @@ pub use rejection::Rejection;
 
 /// What a method changes: the usage of pairs, or what their gates block.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Change {
+enum Changing {
     Reset,
     Unblock,
     /// For this many [`BLOCK_UNIT`]s.
@@ -284,7 +284,7 @@ impl Limiter {
         duration: Duration,
     ) -> LimiterFuture<Result<(), BackendError>> {
         let units = duration.as_micros().div_ceil(u128::from(BLOCK_UNIT)).min(u128::from(u32::MAX)) as u32;
-        self.change(check, Change::Block(units))
+        self.change(check, Changing::Block(units))
     }
 
     /// Ends the block of the [gates](crate::Policy::gate) of these pairs, as [`block`](Self::block) chooses them. Other processes may repeat a
@@ -294,7 +294,7 @@ impl Limiter {
     ///
     /// Also returns [`Reason::Misconfigured`] if none of the policies is a gate.
     pub fn unblock(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()), Change::Unblock)
+        self.change(self.check_to_decide(draft.into_draft()), Changing::Unblock)
     }
 
     /// Clears the usage of these pairs. [Gates](crate::Policy::gate) stay as they are. The costs have no effect. Earlier reservations receive no refund. After the deadline, the
@@ -303,14 +303,14 @@ impl Limiter {
     /// With a key, clears its usage for all policies of the limiter. The policies that a layer chooses by the request, and those of its
     /// further limits, do not belong to the limiter: for these, give [`Policies::pairs`](crate::Policies::pairs).
     pub fn reset(&self, draft: impl IntoDraft) -> LimiterFuture<Result<(), BackendError>> {
-        self.change(self.check_to_decide(draft.into_draft()), Change::Reset)
+        self.change(self.check_to_decide(draft.into_draft()), Changing::Reset)
     }
 
     /// Changes what the store knows of the pairs of a check that count units, or of those that are gates.
     fn change(
         &self,
         check: Result<Option<Check>, BackendError>,
-        change: Change,
+        change: Changing,
     ) -> LimiterFuture<Result<(), BackendError>> {
         let LimiterInner { backend, settings, .. } = &*self.0;
         let check = check.and_then(|check| {
@@ -319,10 +319,10 @@ impl Limiter {
             }
             let Some(check) = check else { return Ok(None) };
             let changed = check.of_policies(|properties| match change {
-                Change::Reset => properties.is_settled(),
-                Change::Unblock | Change::Block(_) => !properties.has_quota,
+                Changing::Reset => properties.is_settled(),
+                Changing::Unblock | Changing::Block(_) => !properties.has_quota,
             });
-            if changed.is_none() && change != Change::Reset {
+            if changed.is_none() && change != Changing::Reset {
                 return Err(no_gate(&check));
             }
             Ok(changed)
@@ -333,11 +333,11 @@ impl Limiter {
             Err(error) => return LimiterFuture(NowOrLater::now(Err(error))),
         };
         let changed_now = match change {
-            Change::Block(units) => {
+            Changing::Block(units) => {
                 check.charge_overage(units);
                 backend.check_now(&check).map(|decided| decided.map(drop))
             }
-            Change::Unblock | Change::Reset => backend.reset_now(&check),
+            Changing::Unblock | Changing::Reset => backend.reset_now(&check),
         };
         if let Some(changed) = changed_now {
             drop(forget(&check));
@@ -350,8 +350,8 @@ impl Limiter {
             let check = check.with_deadline(deadline);
             before(deadline, async {
                 match change {
-                    Change::Block(_) => backend.check(&check).await.map(drop),
-                    Change::Unblock | Change::Reset => backend.reset(&check).await,
+                    Changing::Block(_) => backend.check(&check).await.map(drop),
+                    Changing::Unblock | Changing::Reset => backend.reset(&check).await,
                 }
             })
             .await

@@ -1,7 +1,7 @@
 //! The operations of a limiter: check, peek, reserve and reset, for its own policies and for explicit pairs.
 
 use tower_sliding_window::{
-    Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policies, Rejection, Status, Wait,
+    Costs, Decision, Limiter, MemoryBackend, PartitionKey, Policies, Policy, Rejection, Status, Wait,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason},
     testing::{FakeBackend, ManualClock, RecordedCheck},
 };
@@ -52,7 +52,7 @@ fn memory_changes_usage_and_gates_at_once() {
     limiter.reset(alice()).now().unwrap().unwrap();
     assert!(is_admitted(), "the usage is cleared");
     limiter.reset(alice()).now().unwrap().unwrap();
-    limiter.block(alice(), Duration::from_secs(60)).now().unwrap().unwrap();
+    limiter.block(alice(), MINUTE).now().unwrap().unwrap();
     assert!(!is_admitted(), "the gate blocks");
     limiter.unblock(alice()).now().unwrap().unwrap();
     assert!(is_admitted(), "the gate blocks no longer");

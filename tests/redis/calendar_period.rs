@@ -201,7 +201,7 @@ async fn denial_and_peek_of_calendar_period_write_nothing() {
             for (cost, purpose) in
                 [(11, Purpose::Charge), (11, Purpose::Reserve), (3, Purpose::Peek), (0, Purpose::Charge)]
             {
-                backend.check(&check(&policies, cost, purpose)).await.unwrap();
+                let _ = backend.check(&check(&policies, cost, purpose)).await.unwrap();
             }
             assert_eq!(State::of(&mut admin), before, "{engine:?}");
             reserve(&backend, &policies, 4).await;
@@ -223,7 +223,7 @@ async fn earlier_begin_logs_one_event() {
     let (events, _guard) = Events::collect();
     for _ in 0..3 {
         for policies in [&later, &earlier] {
-            backend.check(&check(policies, 1, Purpose::Charge)).await.unwrap();
+            let _ = backend.check(&check(policies, 1, Purpose::Charge)).await.unwrap();
         }
     }
     let logged = || events.text().matches("the calendar period begins earlier").count();
@@ -232,7 +232,7 @@ async fn earlier_begin_logs_one_event() {
     let (later, earlier) = ([anchored(5)], [anchored(20)]);
     for _ in 0..3 {
         for policies in [&later, &earlier] {
-            memory.check(&check(policies, 1, Purpose::Charge)).await.unwrap();
+            let _ = memory.check(&check(policies, 1, Purpose::Charge)).await.unwrap();
         }
     }
     assert_eq!(logged(), 2);
