@@ -62,7 +62,7 @@ local function change(numbers, key, changes)
 
   if extends then
     call('PEXPIRE', numbers, lifetime)
-    write_holders(key, value, step, id, id_high, now + hold_time, units, latest, now, hold_time, extra_ttl)
+    write_holders(key, HOLDERS, id, id_high, now + hold_time, units, now, hold_time, extra_ttl)
   elseif own and units ~= own then
     -- A release extends nothing.
     call('SETRANGE', key, own_offset - 1 + HOLDER_UNITS_OFFSET, pack(UNITS_FORMAT, units))

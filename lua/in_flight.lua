@@ -58,7 +58,7 @@ return function(i, admitted, full, PAIR, TYPE, CONTEXT)
         call('SETRANGE', key, '0', pack(CLOCK_FORMAT, now) .. before .. pack(HOLDER_FORMAT, id, id_high, ends_at, own + cost))
       else
         local write_holders = INCLUDE 'write_holders.lua'
-        write_holders(key, value, step, id, id_high, ends_at, own + cost, latest, now, window, extra_ttl)
+        write_holders(key, HOLDERS, id, id_high, ends_at, own + cost, now, window, extra_ttl)
       end
     end
   end

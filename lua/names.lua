@@ -21,6 +21,10 @@ LOG = key, tail, front, blocks, number, tagged, first_added
 OLDEST = first, oldest, start, source, source_offset
 -- The value of a sliding counter or a fixed window, as read_calendar.lua returns it.
 CALENDAR = at, current, previous, is_first, generation
+-- The entries of all holders as read_holders.lua returns them: the value, how far the clock has gone back since, and the
+-- latest end. The entry of one holder: its identity, its end and its units.
+HOLDERS = value, step, latest
+HOLDER = id, id_high, own_end, units
 -- Positions to search: from `low` up to, but not including, `high`; `probe` is the first to read.
 RANGE = low, high, probe
 

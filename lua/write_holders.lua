@@ -5,7 +5,7 @@
 -- Writes the entry of this holder, which ends at `own_end`, and those entries of `value` that count. `step` is how far the
 -- clock has gone back since the value was written. The latest entry ends at `latest`. The key lives a quarter of a hold
 -- time longer, in which acquisitions write their entry in its place.
-return function(key, value, step, id, id_high, own_end, units, latest, now, hold_time, extra_ttl)
+return function(key, HOLDERS, HOLDER, now, hold_time, extra_ttl)
   local entries = { struct.pack(CLOCK_AND_HOLDER_FORMAT, now, id, id_high, own_end, units) }
   for offset = CLOCK_SIZE + 1, value and #value or 0, HOLDER_SIZE do
     local low, high, ends_at, held = struct.unpack(HOLDER_FORMAT, value, offset)
