@@ -409,14 +409,7 @@ impl Simulation {
         }
         match event {
             Event::Request(index) => self.request(index),
-            Event::CheckAtStore { process, request, key, number, is_alone, deadline, reply } => {
-                if Instant::now() <= deadline || self.faults == Faults::LateChecks {
-                    let admitted = self.store.acquire(key, process, number, is_alone, self.bug);
-                    if let Some(way) = reply {
-                        self.schedule(way, Event::CheckReply { process, request, admitted });
-                    }
-                }
-            }
+            event @ (Event::CheckAtStore { .. } | Event::CallAtStore { .. }) => self.handle_at_store(event),
             Event::CheckReply { process, request, admitted } => self.reply(process, request, admitted),
             Event::CheckDeadline { process: id, request } => {
                 let bug = self.bug;
@@ -433,18 +426,6 @@ impl Simulation {
                 let Some(Running { pair, number, .. }) = process.running.remove(&request) else { return };
                 process.pairs.release(pair, number.index, Instant::now());
             }
-            Event::CallAtStore { process, call, pairs, deadline, reply } => {
-                if Instant::now() > deadline {
-                    return;
-                }
-                let (store, bug) = (&mut self.store, self.bug);
-                let change =
-                    |(key, changes): &(usize, HoldChanges)| Some(store.change(*key, process, changes, bug));
-                let lists = pairs.iter().map(change).collect();
-                if let Some(way) = reply {
-                    self.schedule(way, Event::CallReply { process, call, lists });
-                }
-            }
             Event::CallReply { process, call, lists } => self.complete(process, call, Ok(lists)),
             Event::CallTimeout { process, call } => {
                 self.complete(process, call, Err(BackendError::new(Reason::Timeout)))
@@ -458,6 +439,33 @@ impl Simulation {
         }
         if let Some(id) = receiver {
             self.poll(id);
+        }
+    }
+
+    /// A message arrives at the store.
+    fn handle_at_store(&mut self, event: Event) {
+        match event {
+            Event::CheckAtStore { process, request, key, number, is_alone, deadline, reply } => {
+                if Instant::now() <= deadline || self.faults == Faults::LateChecks {
+                    let admitted = self.store.acquire(key, process, number, is_alone, self.bug);
+                    if let Some(way) = reply {
+                        self.schedule(way, Event::CheckReply { process, request, admitted });
+                    }
+                }
+            }
+            Event::CallAtStore { process, call, pairs, deadline, reply } => {
+                if Instant::now() > deadline {
+                    return;
+                }
+                let (store, bug) = (&mut self.store, self.bug);
+                let change =
+                    |(key, changes): &(usize, HoldChanges)| Some(store.change(*key, process, changes, bug));
+                let lists = pairs.iter().map(change).collect();
+                if let Some(way) = reply {
+                    self.schedule(way, Event::CallReply { process, call, lists });
+                }
+            }
+            _ => {}
         }
     }
 
