@@ -85,6 +85,10 @@ struct HeldPair {
     restoring: BTreeSet<u32>,
     /// The units that the entry had beyond its numbers at the last renewal: those of a number that another one has replaced.
     surplus: i32,
+    /// The index of a charge which states that nothing else is held, until its outcome is known, and since when that of the last one is.
+    /// Such a charge corrects the units of the entry.
+    alone: Option<u32>,
+    corrected: Instant,
     renew_at: Option<Instant>,
     /// A pair whose changes were not made pauses until then.
     not_before: Option<Instant>,
@@ -152,9 +156,14 @@ impl HeldPairs {
         let Some(held) = self.pairs.get_mut(&id) else { return Err(BackendError::new(Reason::Other)) };
         // A reload may change the hold time.
         held.policy = pair.policy.clone();
-        let is_alone = held.free.len() == held.units.len();
+        // A call may subtract what such a charge has corrected.
+        let is_alone = held.free.len() == held.units.len() && !held.is_in_call;
         self.last_number = self.last_number.wrapping_add(1).max(1);
-        Ok((id, held.draw(self.last_number, pair.cost)?, is_alone))
+        let number = held.draw(self.last_number, pair.cost)?;
+        if is_alone {
+            (held.alone, held.surplus) = (Some(number.index), 0);
+        }
+        Ok((id, number, is_alone))
     }
 
     /// Notes that a check which was sent at this instant holds a number, with these units.
@@ -165,6 +174,7 @@ impl HeldPairs {
                 let held = pair.units.iter_mut().filter(|unit| matches!(unit.state, UnitState::Held(_)));
                 held.for_each(|unit| unit.was_interrupted = true);
             }
+            pair.resolve(index, Instant::now());
             let Some(unit) = pair.units.get_mut(index as usize) else { return };
             (unit.state, unit.number.units) = (UnitState::Held(Instant::now()), units);
             pair.held += 1;
@@ -384,6 +394,8 @@ impl HeldPair {
             releasing: BTreeSet::new(),
             restoring: BTreeSet::new(),
             surplus: 0,
+            alone: None,
+            corrected: Instant::now(),
             renew_at: None,
             not_before: None,
             extended: Instant::now(),
@@ -416,7 +428,15 @@ impl HeldPair {
         Ok(number)
     }
 
+    /// Notes that the outcome of a charge is known from an instant on.
+    fn resolve(&mut self, index: u32, from: Instant) {
+        if self.alone == Some(index) {
+            (self.alone, self.corrected) = (None, from);
+        }
+    }
+
     fn make_free(&mut self, index: u32) {
+        self.resolve(index, Instant::now());
         let Some(unit) = self.units.get_mut(index as usize) else { return };
         if let UnitState::Releasing { from, .. } = unit.state {
             self.releasing.remove(&(from, index));
@@ -478,6 +498,7 @@ impl HeldPair {
 
     /// Releases a number, from this instant on.
     fn release(&mut self, index: u32, from: Instant) {
+        self.resolve(index, from);
         let until = from + self.hold_time();
         let Some(unit) = self.units.get_mut(index as usize) else { return };
         self.held -= usize::from(matches!(unit.state, UnitState::Held(_)));
@@ -527,7 +548,9 @@ impl HeldPair {
         }
         self.extended = self.extended.max(sent);
         let listed: i64 = numbers.iter().map(|number| i64::from(number.units)).sum();
-        self.surplus = i32::try_from(i64::from(*units) - listed).unwrap_or_default();
+        if self.alone.is_none() && self.corrected < sent {
+            self.surplus = i32::try_from(i64::from(*units) - listed).unwrap_or_default();
+        }
         for listed in numbers {
             let unit = self.units.get(listed.index as usize);
             if unit.is_none_or(|unit| unit.state == UnitState::Free) {
