@@ -13,6 +13,7 @@ mod exemptions;
 mod extensions;
 mod extractor;
 mod fake_backend;
+mod gateway;
 mod grpc;
 mod in_flight;
 mod invented_keys;

@@ -459,12 +459,12 @@ impl Simulation {
     /// A message arrives at the store.
     fn handle_at_store(&mut self, event: Event) {
         match event {
-            Event::CheckAtStore { process, request, key, number, is_alone, deadline, reply } => {
-                if Instant::now() <= deadline || self.faults == Faults::LateChecks {
-                    let admitted = self.store.acquire(key, process, number, is_alone, self.bug);
-                    if let Some(way) = reply {
-                        self.schedule(way, Event::CheckReply { process, request, admitted });
-                    }
+            Event::CheckAtStore { process, request, key, number, is_alone, deadline, reply }
+                if Instant::now() <= deadline || self.faults == Faults::LateChecks =>
+            {
+                let admitted = self.store.acquire(key, process, number, is_alone, self.bug);
+                if let Some(way) = reply {
+                    self.schedule(way, Event::CheckReply { process, request, admitted });
                 }
             }
             Event::CallAtStore { process, call, pairs, deadline, reply } => {
