@@ -84,7 +84,11 @@ impl Begins {
         let (hour, minute) = (self.anchor.hour.min(23), self.anchor.minute.min(59));
         let instant = self.date(index).and_then(|date| {
             let time = date.at(hour as i8, minute as i8, 0, 0);
-            self.rules.to_ambiguous_timestamp(time).compatible().ok()
+            let instants = self.rules.to_ambiguous_timestamp(time);
+            let first = instants.compatible().ok()?;
+            // Where the table of a zone ends, the library may find a second instant that has another time (jiff 1.0.2,
+            // America/Nuuk, 2023-10-28 23:41). If the clocks skip the time, both calls return the same.
+            if self.rules.to_datetime(first) == time { Some(first) } else { instants.later().ok() }
         });
         // Since 1972, all offsets are whole minutes.
         let minutes = |at: Timestamp| u64::try_from(at.as_second()).unwrap_or(0) / 60;
