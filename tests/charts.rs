@@ -10,7 +10,7 @@ const GRAPHIC: f64 = 3.0;
 
 #[test]
 fn charts_are_readable_in_light_and_dark() {
-    for name in ["bursts", "stream", "dashboard"] {
+    for name in ["bursts", "stream", "day", "dashboard"] {
         let chart = read(format!("src/guide/pictures/{name}.svg"));
         let (head, rest) = chart.split_once("<style>").unwrap();
         let title = head.split_once("<title>").and_then(|(_, rest)| rest.split_once("</title>"));

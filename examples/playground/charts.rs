@@ -1,15 +1,13 @@
 //! Charts for the guide: the comparison of two traces, as SVG files that are readable in light and dark.
 
-use std::{fmt::Write, fs, ops::Range, path::Path, time::Duration};
+use std::{fmt::Write, ops::Range, path::Path, time::Duration};
 
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tower_sliding_window::Policy;
 
-use crate::compare::{Comparison, Lane};
-
-/// The characters that a Markdown link must not contain as they are.
-const ENCODED: &AsciiSet =
-    &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'%').add(b'<').add(b'>').add(b'(').add(b')');
+use crate::{
+    compare::{Comparison, Lane},
+    frame,
+};
 
 const QUOTA: u32 = 50;
 const WINDOW: Duration = Duration::from_secs(10);
@@ -22,11 +20,6 @@ const BARS: (f64, f64) = (600.0, 110.0);
 /// The height of the heading and of a row, in pixels.
 const HEADING: f64 = 92.0;
 const ROW: f64 = 44.0;
-const STYLE: &str = "text{font:13px sans-serif;fill:#1b1f24}.title{font-weight:bold}.small{font-size:11px;fill:#57606a}\
-    .page{fill:#fff}.admitted{fill:#08427a}.denied{fill:#8a96a2}.over{fill:#c4361f;stroke:#fff}\
-    .edge{stroke:#7d8790;stroke-dasharray:2 3}.base{stroke:#c3ced9}@media(prefers-color-scheme:dark){text{fill:#e6edf3}\
-    .small{fill:#9aa5b1}.page{fill:#14181d}.admitted{fill:#a5d1f8}.denied{fill:#66717d}.over{fill:#ff7b6b;stroke:#14181d}\
-    .edge{stroke:#8b949e}.base{stroke:#45505c}}";
 
 /// A trace, and what its chart shows.
 struct Chart {
@@ -40,15 +33,10 @@ struct Chart {
     slot: i64,
 }
 
-/// Writes each chart to a folder: as SVG, and as a link for a page of rustdoc, which copies no files.
+/// Writes each chart to a folder.
 pub(crate) async fn write(folder: &Path) -> Result<(), String> {
     for chart in charts() {
-        let svg = chart.draw().await?;
-        let link = format!("data:image/svg+xml,{}", utf8_percent_encode(&svg, ENCODED));
-        for (extension, text) in [("svg", svg), ("txt", link)] {
-            let file = folder.join(chart.name).with_extension(extension);
-            fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
-        }
+        frame::write(folder, chart.name, chart.draw().await?)?;
     }
     Ok(())
 }
@@ -81,17 +69,11 @@ impl Chart {
         let trace = self.requests.iter().map(|at| (*at, 1)).collect();
         let lanes = Comparison { policy, precision_ms: 1_000, trace }.run().await?;
         let bottom = HEADING + ROW * lanes.len() as f64;
-        let height = bottom + 30.0;
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {height}\" width=\"760\" height=\"{height}\" \
-             role=\"img\">\n<title>{title}</title>\n<style>{STYLE}</style>\n\
-             <rect class=\"page\" width=\"760\" height=\"{height}\" rx=\"6\"/>\n\
-             <text class=\"title\" x=\"14\" y=\"24\">{title}</text>\n\
-             <text class=\"small\" x=\"14\" y=\"44\">Quota: {QUOTA} units in {} s. Dashed: edges of the windows of a \
-             counter.</text>\n",
-            WINDOW.as_secs(),
-            title = self.title,
+        let subtitle = format!(
+            "Quota: {QUOTA} units in {} s. Dashed: edges of the windows of a counter.",
+            WINDOW.as_secs()
         );
+        let mut svg = frame::begin(self.title, &subtitle, bottom + 30.0);
         svg += &self.heading(bottom);
         let tallest =
             (0..self.columns()).map(|column| self.requested(self.column(column))).max().unwrap_or(1);

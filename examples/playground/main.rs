@@ -23,6 +23,8 @@
 mod body;
 mod charts;
 mod compare;
+#[path = "../common/frame.rs"]
+mod frame;
 #[path = "../common/listen.rs"]
 mod listen;
 mod live;

@@ -17,7 +17,7 @@
 //! | How do I limit by address behind a proxy? How do I combine the layer with CORS? | [`proxies`] |
 //! | Which header fields does a client see? How do I hide a policy? | [`responses`] |
 //! | How do I try a limit before it rejects requests? | [`rollout`] |
-//! | How does an outgoing call or a job wait for its limit? How does it obey the limits that an API states? | [`waiting`] |
+//! | How does an outgoing call or a job wait for its limit? How does it obey the limits that an API states, and use a whole daily quota? | [`waiting`] |
 //! | How do I limit the requests that run at the same time? | [`in_flight`] |
 //! | How do I limit a worker, a cron run or a synchronous caller? | [`jobs`] |
 //! | Why does my limit admit every request? | [`limits_nothing`] |
@@ -57,7 +57,7 @@
 //! Larger examples are programs in the folder `examples` of the repository. In a clone of it, run `cargo run --example axum`.
 
 // Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
-// the charts, `tests/pictures` makes the picture of the outage, and `dashboards/README.md` states how that of the dashboard is made.
+// the charts, `cargo run --example day -- chart src/guide/pictures` that of a day, `tests/pictures` makes the picture of the outage, and `dashboards/README.md` states how that of the dashboard is made.
 
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
@@ -148,5 +148,5 @@ pub mod rollout {}
 )]
 pub mod testing {}
 
-#[doc = include_str!("waiting.md")]
+#[doc = concat!(include_str!("waiting.md"), "\n[day]: ", include_str!("pictures/day.txt"))]
 pub mod waiting {}

@@ -131,7 +131,7 @@ impl StatedQuota {
             true => is_named(policy),
             false => {
                 (self.limit.is_some() || self.name.is_none())
-                    && self.limit.is_none_or(|limit| limit == u64::from(policy.quota_units()))
+                    && self.limit.is_none_or(|limit| policy.has_quota_of(limit))
                     && self.window.is_none_or(|window| policy.window() == Some(window))
             }
         };

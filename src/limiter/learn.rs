@@ -122,7 +122,9 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
     let smaller = decision.indexed_statuses().filter_map(|(i, status)| {
         let of_pair = stated.quotas.iter().filter(|quota| index_in(quota) == Some(i));
         let quota = of_pair.min_by_key(|quota| quota.remaining)?;
-        let remaining = u32::try_from(quota.remaining).ok().filter(|units| *units < status.remaining())?;
+        // The API knows nothing of a headroom.
+        let remaining = quota.remaining.saturating_sub(status.policy().reserve().into());
+        let remaining = u32::try_from(remaining).ok().filter(|units| *units < status.remaining())?;
         let holds_micros =
             quota.reset.map_or(u64::MAX, |reset| reset.as_micros().min(u64::MAX.into()) as u64);
         let Pair { key, policy, .. } = check.pairs().get(i)?.clone();

@@ -525,6 +525,16 @@ impl Policy {
         whole.unwrap_or((quota, algorithm))
     }
 
+    /// Returns the units that the headroom keeps in reserve.
+    pub(crate) fn reserve(&self) -> u32 {
+        self.whole().0.get() - self.quota_units()
+    }
+
+    /// Returns whether this is the quota, with or without the headroom.
+    pub(crate) fn has_quota_of(&self, units: u64) -> bool {
+        [self.quota_units(), self.whole().0.get()].map(u64::from).contains(&units)
+    }
+
     /// Returns whether these policies of one name cannot both be meant. Policies that differ only by their headroom can: they are classes
     /// of requests on one usage.
     pub(crate) fn conflicts_with(&self, other: &Self) -> bool {

@@ -2,6 +2,7 @@
 
 mod boundary;
 mod client_quota;
+mod day;
 mod in_flight;
 mod inspect;
 mod job_queue;

@@ -315,6 +315,27 @@ async fn quota_belongs_to_policy_of_its_name_or_its_limit() {
     assert_eq!((learned.charged.len(), learned.unmatched.len()), (0, 1));
 }
 
+/// An API knows nothing of the headroom, and states what remains of the whole quota.
+#[tokio::test]
+async fn answer_leaves_headroom_in_reserve() {
+    let (whole, backend) = (policy("calls", 100, MINUTE), MemoryBackend::new());
+    let policies = [whole.clone(), whole.headroom(20).unwrap()];
+    let [interactive, batch] = policies.map(|policy| limiter(backend.clone(), &[policy], learning()));
+    for (stated, left) in [
+        (quota(Some("calls"), [Some(100), Some(60)], 70, None), 50),
+        (quota(None, [Some(100), None], 60, None), 40),
+        (quota(None, [None; 2], 30, None), 10),
+    ] {
+        let learned = learn(&batch, &Stated::new([stated.clone()])).await;
+        assert_eq!(learned.unmatched, [], "{stated:?}");
+        assert_eq!(
+            [remaining(&batch, "calls"), remaining(&interactive, "calls")],
+            [left, left + 20],
+            "{stated:?}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn smallest_of_several_quotas_of_one_policy_counts() {
     let limits = limiter(MemoryBackend::new(), &[policy("calls", 100, MINUTE)], learning());

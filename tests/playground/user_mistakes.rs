@@ -130,8 +130,7 @@ fn page_sends_nothing_for_invalid_traffic() {
     page.browser.click("#send-stream");
     page.browser.until("Number(document.querySelector('#tile-admitted').textContent) > 0");
     page.browser.fill("#send-form [name=cost]", "-1");
-    // Responses of requests that were sent before arrive.
-    sleep(Duration::from_millis(1_000));
+    sleep(Duration::from_millis(300));
     let sent = "Number(document.querySelector('#tile-admitted').textContent) + \
                 Number(document.querySelector('#tile-rejected').textContent)";
     let before = page.browser.eval(sent);
