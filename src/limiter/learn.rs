@@ -10,10 +10,11 @@ use tokio::runtime::Handle;
 use super::{future::LimiterFuture, inner::Limiter, misconfigured, outcome::Admission};
 use crate::{
     check::{Check, Pair, Purpose},
-    decision::Decision,
+    decision::{Decision, Status},
     error::{BackendError, ConfigError},
     learn::{Learned, Stated, StatedQuota},
     now_or_later::NowOrLater,
+    policy::Algorithm,
 };
 
 impl Limiter {
@@ -120,7 +121,8 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
     let index_in = |quota: &&StatedQuota| quota.index_in(check.pairs());
     let unmatched = stated.quotas.iter().filter(|quota| index_in(quota).is_none()).cloned().collect();
     let smaller = decision.indexed_statuses().filter_map(|(i, status)| {
-        let of_pair = stated.quotas.iter().filter(|quota| index_in(quota) == Some(i));
+        let of_pair =
+            stated.quotas.iter().filter(|quota| index_in(quota) == Some(i) && is_of_period(quota, status));
         let quota = of_pair.min_by_key(|quota| quota.remaining)?;
         // The API knows nothing of a headroom.
         let remaining = quota.remaining.saturating_sub(status.policy().reserve().into());
@@ -133,4 +135,13 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
         Some(check.with_pairs([pair].into()).with_purpose(purpose))
     });
     (smaller.collect(), unmatched)
+}
+
+/// Returns whether an answer describes the period of a decision. A period and a fixed window return all units at their end. If those
+/// of the API return long before, its clock is behind, and the answer describes its period before.
+fn is_of_period(quota: &StatedQuota, status: &Status) -> bool {
+    let policy = status.policy();
+    let returns_at_end =
+        policy.algorithm() == Algorithm::FixedWindow || policy.properties().period_letter.is_some();
+    !returns_at_end || quota.reset.is_none_or(|reset| reset >= status.next_after() / 2)
 }

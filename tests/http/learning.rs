@@ -10,10 +10,11 @@ use std::{
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
 use tower::{Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_sliding_window::{
-    Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection, Wait,
+    Algorithm, Costs, Limiter, MemoryBackend, PartitionKey, Policy, RateLimitLayer, Rejection, Wait,
     backend::{Purpose, Reason},
     by,
     learn::{Learned, Learning, Stated, StatedQuota},
+    policy::{Period, Zone},
     testing::{FakeAnswer, FakeBackend, ManualClock},
     wait::WaitLayer,
 };
@@ -333,6 +334,26 @@ async fn answer_leaves_headroom_in_reserve() {
             [left, left + 20],
             "{stated:?}"
         );
+    }
+}
+
+/// The clock of an API is behind: it has units of a period that ends, while this one has just begun.
+#[tokio::test]
+async fn answer_about_period_before_changes_nothing() {
+    let day = 24 * 60 * MINUTE;
+    let fixed = policy("fixed", 100, day).with_algorithm(Algorithm::FixedWindow).unwrap();
+    let calendar = Policy::calendar_period("calendar", 100, Period::Day, Zone::utc()).unwrap();
+    for (policy, is_charged) in [(fixed, false), (calendar, false), (policy("sliding", 100, day), true)] {
+        let name = policy.name().to_owned();
+        let clock = ManualClock::new();
+        clock.set_micros((10_000 * day + SECOND).as_micros() as u64);
+        let limits = limiter(MemoryBackend::new().with_clock(&clock), &[policy], learning());
+        let stated = |remaining, reset| Stated::new([quota(None, [None; 2], remaining, Some(reset))]);
+        let learned = learn(&limits, &stated(30, 0.5)).await;
+        assert_eq!((learned.charged.is_empty(), learned.unmatched.len()), (!is_charged, 0), "{name}");
+        clock.advance(SECOND);
+        assert_eq!(learn(&limits, &stated(20, 86_000.0)).await.charged.len(), 1, "{name}");
+        assert_eq!(remaining(&limits, &name), 20, "{name}");
     }
 }
 
