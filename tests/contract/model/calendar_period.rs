@@ -1,7 +1,10 @@
 //! The reference model of the calendar period: an enumeration of all days, and the time zones of another library. All instants are in
 //! microseconds.
 
-use std::{str::FromStr, sync::LazyLock};
+use std::{
+    str::FromStr,
+    sync::{Arc, LazyLock, Mutex},
+};
 
 use chrono::{Duration, LocalResult, NaiveDate, NaiveDateTime, Offset, TimeZone};
 use chrono_tz::Tz;
@@ -31,6 +34,8 @@ pub struct CalendarPeriod {
     day: u32,
     hour: u32,
     minute: u32,
+    /// The period that was found last: most instants are in it.
+    last: Arc<Mutex<[u64; 2]>>,
 }
 
 impl CalendarPeriod {
@@ -40,7 +45,15 @@ impl CalendarPeriod {
         let (month, day) = date.split_once('-').unwrap_or(("1", date));
         let (hour, minute) = time.split_once(':').unwrap();
         let [month, day, hour, minute] = [month, day, hour, minute].map(|text| text.parse().unwrap());
-        Self { period, zone: Tz::from_str(zone.name()).unwrap(), month, day, hour, minute }
+        Self {
+            period,
+            zone: Tz::from_str(zone.name()).unwrap(),
+            month,
+            day,
+            hour,
+            minute,
+            last: Arc::default(),
+        }
     }
 
     pub fn of(algorithm: Algorithm) -> Self {
@@ -96,12 +109,16 @@ impl CalendarPeriod {
 
     /// Returns the begin and the end of the period of an instant.
     pub fn period(&self, at: u64) -> [u64; 2] {
-        // The local date may be another one.
-        let today = (at / 86_400_000_000) as usize + 2;
-        let first = (0..=today).rev().filter(|index| self.begins_on(*index));
-        let begin = first.map(|index| self.instant(index)).find(|begin| *begin <= at).unwrap_or(0);
-        let next = (today.saturating_sub(4)..).filter(|index| self.begins_on(*index));
-        [begin, next.map(|index| self.instant(index)).find(|end| *end > at).unwrap()]
+        let mut last = self.last.lock().unwrap();
+        if !(last[0]..last[1]).contains(&at) {
+            // The local date may be another one.
+            let today = (at / 86_400_000_000) as usize + 2;
+            let first = (0..=today).rev().filter(|index| self.begins_on(*index));
+            let begin = first.map(|index| self.instant(index)).find(|begin| *begin <= at).unwrap_or(0);
+            let next = (today.saturating_sub(4)..).filter(|index| self.begins_on(*index));
+            *last = [begin, next.map(|index| self.instant(index)).find(|end| *end > at).unwrap()];
+        }
+        *last
     }
 }
 
