@@ -167,6 +167,11 @@ impl Decision {
         Self::from_parts(Origin::Backend, at_micros, statuses.into().into_vec().into(), receipts.into())
     }
 
+    /// Creates a decision as [`with_receipts`](Self::with_receipts) does.
+    pub(crate) fn from_statuses(at_micros: u64, statuses: Statuses, receipts: Vec<Receipt>) -> Self {
+        Self::from_parts(Origin::Backend, at_micros, statuses, receipts.into())
+    }
+
     /// Creates the decision of a check of one pair that is no reservation.
     #[inline]
     pub(crate) fn from_status(at_micros: u64, status: Status) -> Self {

@@ -8,6 +8,28 @@ use std::{
 /// The number of bits of a generation.
 const BITS: u32 = 56;
 
+/// The generation of the charges of a pair in memory. The first receipt draws it, so that most pairs have none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Generation(u64);
+
+impl Generation {
+    /// No receipt states it.
+    pub(super) const NONE: Self = Self(0);
+
+    /// Returns the generation for a receipt.
+    pub(super) fn get(&mut self, generations: &Generations) -> u64 {
+        if *self == Self::NONE {
+            self.0 = generations.draw();
+        }
+        self.0
+    }
+
+    /// Returns whether this is the generation of a receipt.
+    pub(super) fn is(self, stated: u64) -> bool {
+        self != Self::NONE && self.0 == stated
+    }
+}
+
 /// A source of generations. Clones of a backend share one.
 pub(super) struct Generations {
     /// Its keys come from the operating system.

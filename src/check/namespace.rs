@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use crate::{error::ConfigError, key::PartitionKey, lock::Lock, policy::Policy};
 
 /// The namespace, which separates two applications on one store. It has the size of one pointer: a memory backend stores it with the
-/// usage of every key.
+/// usage of many keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace(Arc<Named>);
 

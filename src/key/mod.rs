@@ -44,8 +44,8 @@ pub use extension::extension;
 pub use forwarded::ForwardedHeader;
 pub use header::{Header, header};
 pub use missing::MissingKey;
-pub(crate) use partition::KeyHasher;
 pub use partition::PartitionKey;
+pub(crate) use partition::{KeyHasher, hash_code};
 pub use peer_ip::{PeerIp, peer_ip};
 pub use request::{constant, method};
 #[cfg(feature = "axum")]

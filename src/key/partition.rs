@@ -81,7 +81,11 @@ impl Repr {
         match concatenate(&mut buffer, fields) {
             Some(length) => {
                 let end = NonZeroU8::MIN.saturating_add(length as u8);
-                Self::Inline(Inline { hash: hash(buffer.get(..length).unwrap_or_default()), buffer, end })
+                Self::Inline(Inline {
+                    hash: hash_code(buffer.get(..length).unwrap_or_default()),
+                    buffer,
+                    end,
+                })
             }
             None => Self::shared(fields),
         }
@@ -95,14 +99,14 @@ impl Repr {
             Some(length) => buffer.get(..length).unwrap_or_default().into(),
             None => fields.concat().into(),
         };
-        Self::Shared(Allocated { hash: hash(&bytes), bytes })
+        Self::Shared(Allocated { hash: hash_code(&bytes), bytes })
     }
 }
 
 /// Returns the hash of the bytes of a key. Clients choose keys. So the hash is one that resists chosen collisions, with secrets of
 /// the operating system.
 #[inline]
-fn hash(bytes: &[u8]) -> u64 {
+pub(crate) fn hash_code(bytes: &[u8]) -> u64 {
     static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     let mut hasher = HASHER.build_hasher();
     hasher.write(bytes);
@@ -121,6 +125,11 @@ impl PartitionKey {
             }
             _ => Repr::shared([&length(kind.len()), kind, &length(value.len()), value]),
         })
+    }
+
+    /// Returns the key of these [bytes](Self::as_bytes).
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        Self(Repr::new([bytes, &[], &[], &[]]))
     }
 
     /// Returns the key of all parts of this key, followed by all parts of the other.

@@ -553,7 +553,7 @@ impl Limiter {
         purpose: Purpose,
     ) -> LimiterFuture<Result<Decision, BackendError>> {
         if let Ok(draft) = &draft
-            && let Some(decision) = self.decide_pair_now(draft, purpose)
+            && let Some(decision) = self.decide_key_now(draft, purpose)
         {
             return LimiterFuture(NowOrLater::now(Ok(decision)));
         }
@@ -611,7 +611,7 @@ impl Limiter {
         if at_most.is_none()
             && let Ok(draft) = &draft
             && !draft.reserves
-            && let Some(decision) = self.decide_pair_now(draft, Purpose::Charge)
+            && let Some(decision) = self.decide_key_now(draft, Purpose::Charge)
         {
             return Some(NowOrLater::now(if decision.is_admitted() {
                 Ok(Admission::from_decision(decision, self.0.settings.namespace.clone()))

@@ -2,6 +2,7 @@
 
 use std::{ops::ControlFlow, time::Duration};
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::{
@@ -11,7 +12,7 @@ use super::{
     outage_rule::Terms,
 };
 use crate::{
-    check::{Check, Hints, PairRef, Purpose},
+    check::{Check, Hints, MAX_PAIRS, PairRef, Purpose},
     decision::{Decided, Decision},
     deny_cache::{CacheLookup, CacheMiss},
     error::{BackendError, Reason},
@@ -135,10 +136,10 @@ impl Limiter {
         }
     }
 
-    /// Decides the usual draft as [`decide`](Self::decide) does, if the limiter has one policy and no region, and the backend is a
-    /// memory with room for the key. Otherwise returns `None`, and nothing was charged. This usual check needs no list of pairs.
+    /// Decides the usual draft as [`decide`](Self::decide) does, if the limiter has no region, and the backend is a memory with room for
+    /// the key. Otherwise returns `None`, and nothing was charged. This usual check has no list of pairs on the heap.
     #[inline]
-    pub(super) fn decide_pair_now(&self, draft: &Draft, purpose: Purpose) -> Option<Decision> {
+    pub(super) fn decide_key_now(&self, draft: &Draft, purpose: Purpose) -> Option<Decision> {
         let Part { key, costs, is_shadow, .. } = draft.usual_part()?;
         let LimiterInner {
             settings: LimiterSettings { policies, namespace, region: None, .. },
@@ -149,14 +150,21 @@ impl Limiter {
         else {
             return None;
         };
-        let [policy] = &policies[..] else { return None };
-        let cost = cost_of(policy, costs);
-        let pair = PairRef { key, policy, cost, is_shadow: *is_shadow || policy.is_shadow() };
-        let decision = backend.check_pair_now(namespace, pair, purpose)?;
+        let pair = |policy| {
+            let (cost, is_shadow) = (cost_of(policy, costs), *is_shadow || policy.is_shadow());
+            PairRef { key, policy, cost, is_shadow }
+        };
+        let decision = match &policies[..] {
+            [policy] => backend.check_key_now(namespace, &[pair(policy)], purpose)?,
+            policies => {
+                let pairs: SmallVec<[_; MAX_PAIRS]> = policies.iter().map(pair).collect();
+                backend.check_key_now(namespace, &pairs, purpose)?
+            }
+        };
         events.unknown_policies(costs, policies);
         if purpose != Purpose::Peek {
-            observe::cost_above_quota(pair);
-            events.decision(&decision, DecidedPairs::One(pair));
+            policies.iter().for_each(|policy| observe::cost_above_quota(pair(policy)));
+            events.decision(&decision, DecidedPairs::OfKey(key));
         }
         Some(decision)
     }

@@ -1,7 +1,7 @@
 //! The pairs of a decision: which key a denial, or a shadow pair without room, belongs to.
 
 use crate::{
-    check::{Check, PairRef},
+    check::Check,
     decision::{Decision, Status},
     key::PartitionKey,
 };
@@ -9,7 +9,8 @@ use crate::{
 /// The pairs that a decision was made for.
 #[derive(Clone, Copy)]
 pub(crate) enum DecidedPairs<'a> {
-    One(PairRef<'a>),
+    /// All pairs have this key.
+    OfKey(&'a PartitionKey),
     Check(&'a Check),
 }
 
@@ -18,7 +19,7 @@ impl<'a> DecidedPairs<'a> {
     /// policy.
     pub(super) fn denied_key(self, decision: &Decision) -> Option<&'a PartitionKey> {
         let check = match self {
-            Self::One(pair) => return (!pair.is_shadow).then_some(pair.key),
+            Self::OfKey(key) => return Some(key),
             Self::Check(check) => check,
         };
         // The usual case.
@@ -39,7 +40,7 @@ impl<'a> DecidedPairs<'a> {
     ) {
         for (i, status) in decision.indexed_statuses() {
             let key = match self {
-                Self::One(pair) => Some(pair.key),
+                Self::OfKey(key) => Some(key),
                 Self::Check(check) => check.pairs().get(i).map(|pair| &pair.key),
             };
             if let Some(key) = key

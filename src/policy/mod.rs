@@ -742,10 +742,12 @@ impl Policy {
 }
 
 impl PartialEq for Policy {
+    #[inline]
     fn eq(&self, other: &Self) -> bool {
-        self.quota_units() == other.quota_units()
-            && self.counts_with(other)
-            && self.algorithm() == other.algorithm()
+        self.is_same(other)
+            || (self.quota_units() == other.quota_units()
+                && self.counts_with(other)
+                && self.algorithm() == other.algorithm())
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{ops::Deref, time::Duration};
 
-use super::count::{Count, UsageReading};
+use super::{
+    count::{Count, UsageReading},
+    terms::Term,
+};
 use crate::{
     backend::generation::Generations,
     check::{PairRef, Purpose, Receipt},
@@ -13,8 +16,7 @@ use crate::{
 macro_rules! define_any_count {
     ($($(#[$attribute:meta])* $variant:ident $({ $($field:ident: $example:expr),* })? => $module:ident,)*) => {
         /// The usage of one partition key under one policy of any type, and whether only shadow pairs were charged: such usage
-        /// does not protect the key from an eviction. An empty one means
-        /// the same as none. The mark needs no memory of its own: it is beside the tag.
+        /// does not protect the key from an eviction. An empty one means the same as none.
         pub(super) enum AnyCount {
             $($(#[$attribute])* $variant(super::$module::$variant, bool),)*
         }
@@ -39,6 +41,53 @@ macro_rules! define_any_count {
                     $($(#[$attribute])* Algorithm::$variant { .. } => {
                         static EMPTY: AnyCount = AnyCount::$variant(Count::EMPTY, true);
                         &EMPTY
+                    })*
+                }
+            }
+
+            /// Returns the count that was packed with this term.
+            #[inline]
+            pub(super) fn of_term(words: [u64; 2], term: &Term) -> Self {
+                Self::unpack(words, &term.policy, term.is_shadow)
+            }
+
+            #[inline]
+            fn unpack(words: [u64; 2], policy: &Policy, is_shadow: bool) -> Self {
+                match policy.algorithm() {
+                    $($(#[$attribute])* Algorithm::$variant { .. } => Self::$variant(Count::unpack(words, policy), is_shadow),)*
+                }
+            }
+
+            /// Packs this count, whose last charge was of this policy, if two words are enough.
+            pub(super) fn packed(self, policy: &Policy) -> PackedCount {
+                let words = match &self {
+                    $($(#[$attribute])* Self::$variant(count, _) => count.pack(policy),)*
+                };
+                let is_shadow = self.is_shadow();
+                words.map_or(PackedCount::Count(self), |words| PackedCount::Words { words, is_shadow })
+            }
+
+            /// Decides a check of one pair, which is not stored or packed. Returns `None` if the record is full.
+            #[inline]
+            pub(super) fn decide_packed(
+                stored: Option<([u64; 2], &Term)>,
+                check: &Single<'_>,
+            ) -> Option<(SingleDecision, PackedCount)> {
+                let PairRef { policy, is_shadow, .. } = check.pair;
+                // The charge of an enforcing pair clears the mark.
+                let is_shadow = is_shadow && stored.is_none_or(|(_, term)| term.is_shadow);
+                match policy.algorithm() {
+                    $($(#[$attribute])* Algorithm::$variant { .. } => {
+                        let mut count = match stored {
+                            Some((words, term)) => super::$module::$variant::unpack(words, &term.policy),
+                            None => Count::EMPTY,
+                        };
+                        let decision = check.decide(&mut count)?;
+                        let packed = match count.pack(policy) {
+                            Some(words) => PackedCount::Words { words, is_shadow },
+                            None => PackedCount::Count(Self::$variant(count, is_shadow)),
+                        };
+                        Some((decision, packed))
                     })*
                 }
             }
@@ -73,16 +122,19 @@ macro_rules! define_any_count {
                 }
             }
 
-            /// Charges a cost at `clock`. Returns the receipt.
+            /// Charges a pair at `clock`. Returns the receipt, if `generations` are given.
             pub(super) fn charge(
                 &mut self,
                 clock: u64,
-                policy: &Policy,
-                cost: u32,
-                generations: &Generations,
+                PairRef { policy, cost, .. }: PairRef<'_>,
+                generations: Option<&Generations>,
             ) -> Receipt {
                 match self {
-                    $($(#[$attribute])* Self::$variant(count, _) => count.charge_at(clock, policy, cost, generations),)*
+                    $($(#[$attribute])* Self::$variant(count, _) => {
+                        let instant = <super::$module::$variant as Count>::instant(&count.read(clock, policy));
+                        count.charge(instant, cost);
+                        generations.map_or(Receipt::NO_CHARGE, |generations| count.receipt(instant, generations))
+                    })*
                 }
             }
 
@@ -101,6 +153,16 @@ macro_rules! define_any_count {
             }
         }
 
+        impl AnyReading<'_> {
+            /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
+            #[inline]
+            pub(super) fn status(&self, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
+                match self {
+                    $($(#[$attribute])* Self::$variant(reading) => status(reading, pair, admits, charged),)*
+                }
+            }
+        }
+
         impl<'a> Deref for AnyReading<'a> {
             type Target = dyn UsageReading + 'a;
 
@@ -113,6 +175,22 @@ macro_rules! define_any_count {
     };
 }
 for_each_type!(define_any_count);
+
+/// A count, in two words if they are enough, with its mark.
+pub(super) enum PackedCount {
+    Words { words: [u64; 2], is_shadow: bool },
+    Count(AnyCount),
+}
+
+impl PackedCount {
+    /// Returns the count, whose last charge was of this policy.
+    pub(super) fn unpacked(self, policy: &Policy) -> AnyCount {
+        match self {
+            Self::Words { words, is_shadow } => AnyCount::unpack(words, policy, is_shadow),
+            Self::Count(count) => count,
+        }
+    }
+}
 
 /// A check of one pair at one instant.
 pub(super) struct Single<'a> {
@@ -143,10 +221,10 @@ impl Single<'_> {
         let (status, instant) = (status(&reading, pair, admits, is_charged), C::instant(&reading));
         drop(reading);
         if is_charged && purpose != Purpose::Peek {
-            count.charge(instant, pair.cost, generations);
+            count.charge(instant, pair.cost);
         }
         let decision = if purpose.has_receipts() && (admits || pair.is_shadow) {
-            let receipt = if is_charged { count.receipt(instant) } else { Receipt::NO_CHARGE };
+            let receipt = if is_charged { count.receipt(instant, generations) } else { Receipt::NO_CHARGE };
             Decision::with_receipts(clock, [status], [receipt])
         } else {
             Decision::from_status(clock, status)
@@ -157,12 +235,7 @@ impl Single<'_> {
 
 /// Returns the pair's status, with or without its charge. If it `admits`, it has no wait.
 #[inline(always)]
-pub(super) fn status<R: UsageReading + ?Sized>(
-    reading: &R,
-    pair: PairRef<'_>,
-    admits: bool,
-    charged: bool,
-) -> Status {
+fn status<R: UsageReading>(reading: &R, pair: PairRef<'_>, admits: bool, charged: bool) -> Status {
     // From the clock as read, so that a wait includes the time until the clock has caught up with the pair.
     let wait_until = |at: u64| Duration::from_micros(at.saturating_sub(reading.clock()));
     let retry_after = if admits {

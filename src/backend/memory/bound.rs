@@ -70,9 +70,9 @@ impl MemoryState {
         for shard in (shard..SHARDS).chain(0..shard) {
             for (key, share) in self.shards[shard].lock().sample(left, clock, random) {
                 left -= 1;
-                let is_sampled = sample.iter().any(|(_, _, sampled)| sampled == key);
-                if share < MAX_EVICTED_SHARE && !is_sampled && !own.contains(key) {
-                    sample.push((share, shard, key.clone()));
+                let is_sampled = sample.iter().any(|(_, _, sampled)| *sampled == key);
+                if share < MAX_EVICTED_SHARE && !is_sampled && !own.contains(&key) {
+                    sample.push((share, shard, key));
                 }
             }
             if left == 0 {

@@ -1,15 +1,20 @@
 //! The count of a calendar period.
 
 use super::count::{Count, Forecast, UsageReading, monotonic_instant};
-use crate::{backend::generation::Generations, check::Receipt, observe, policy::Policy};
+use crate::{
+    backend::generation::{Generation, Generations},
+    check::Receipt,
+    observe,
+    policy::Policy,
+};
 
 /// The usage of a period saturates here. Only overages beyond a quota can reach it.
 const MAX_USED: u64 = (1 << 33) - 1;
 
 /// The usage of one partition key under one policy in a calendar period.
 pub(super) struct CalendarPeriod {
-    /// Drawn by the first charge of the period.
-    generation: u64,
+    /// That of the charges of the period.
+    generation: Generation,
     /// The instant of the last charge, which is in the period.
     last: u64,
     begin: u64,
@@ -33,7 +38,7 @@ pub(super) struct CalendarPeriodReading {
 }
 
 impl Count for CalendarPeriod {
-    const EMPTY: Self = Self { generation: 0, last: 0, begin: 0, end: 0, used: 0 };
+    const EMPTY: Self = Self { generation: Generation::NONE, last: 0, begin: 0, end: 0, used: 0 };
 
     type Reading<'a> = CalendarPeriodReading;
     type Instant = CalendarPeriodReading;
@@ -70,20 +75,20 @@ impl Count for CalendarPeriod {
         *reading
     }
 
-    fn charge(&mut self, reading: CalendarPeriodReading, cost: u32, generations: &Generations) {
+    fn charge(&mut self, reading: CalendarPeriodReading, cost: u32) {
         let CalendarPeriodReading { now, begin, kept_until, used, .. } = reading;
-        let generation = if used == 0 { generations.draw() } else { self.generation };
+        let generation = if used == 0 { Generation::NONE } else { self.generation };
         *self =
             Self { generation, last: now, begin, end: kept_until, used: reading.used_after(u64::from(cost)) };
     }
 
-    fn receipt(&self, _: CalendarPeriodReading) -> Receipt {
-        Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
+    fn receipt(&mut self, _: CalendarPeriodReading, generations: &Generations) -> Receipt {
+        Receipt { generation: self.generation.get(generations), at_micros: self.last, ordinal: 0 }
     }
 
     fn refund(&mut self, clock: u64, _: &Policy, receipt: Receipt, units: u32) {
         let now = monotonic_instant(clock, self.last, self.end - self.begin);
-        if now.is_some_and(|now| now < self.end) && receipt.generation == self.generation {
+        if now.is_some_and(|now| now < self.end) && self.generation.is(receipt.generation) {
             self.used = self.used.saturating_sub(units.into());
         }
     }

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// The usage of one partition key under one policy. An empty one means the same as none.
-pub(super) trait Count {
+pub(super) trait Count: Sized {
     const EMPTY: Self;
 
     /// The usage at one instant. Reading changes nothing.
@@ -24,23 +24,26 @@ pub(super) trait Count {
     fn instant(reading: &Self::Reading<'_>) -> Self::Instant;
 
     /// Charges a cost at the instant of a reading, and drops expired charges. If nothing is used, a generation begins.
-    fn charge(&mut self, instant: Self::Instant, cost: u32, generations: &Generations);
-
-    /// Charges a cost at `clock`. Returns the receipt.
-    fn charge_at(&mut self, clock: u64, policy: &Policy, cost: u32, generations: &Generations) -> Receipt {
-        let instant = Self::instant(&self.read(clock, policy));
-        self.charge(instant, cost, generations);
-        self.receipt(instant)
-    }
+    fn charge(&mut self, instant: Self::Instant, cost: u32);
 
     /// Returns the receipt of the last charge, which was made at this instant.
-    fn receipt(&self, instant: Self::Instant) -> Receipt;
+    fn receipt(&mut self, instant: Self::Instant, generations: &Generations) -> Receipt;
 
     /// Refunds units of a charge, at most those that are recorded, if the charge still counts.
     fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32);
 
     /// Returns the instant from which on no charge counts.
     fn idle_at(&self, policy: &Policy) -> u64;
+
+    /// Returns this count, whose last charge was of this policy, in two words. `None` if it needs more: always, if it has a generation.
+    fn pack(&self, _: &Policy) -> Option<[u64; 2]> {
+        None
+    }
+
+    /// Returns the count that was packed with this policy.
+    fn unpack(_: [u64; 2], _: &Policy) -> Self {
+        Self::EMPTY
+    }
 }
 
 /// The usage at one instant.

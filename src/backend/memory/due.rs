@@ -1,52 +1,59 @@
-//! When each partition key of a shard is inspected next: a binary heap that knows the position of every key.
+//! When each chunk of a shard is inspected next: a binary heap that knows the position of every chunk.
 
-/// The instants at which the partition keys of a shard are due, one for each key. A key is named by its index in the map of the
-/// shard: the indices are 0 to the number of keys less one.
+/// The instants at which the chunks of a shard are due, one for each chunk. A chunk is named by its index in the map of the shard: the
+/// indices are 0 to the number of chunks less one.
 #[derive(Default)]
-pub(super) struct DueKeys {
+pub(super) struct DueChunks {
     /// A binary heap: no entry is due before its parent, which is at `(position - 1) / 2`.
-    heap: Vec<DueKey>,
-    /// The position of each key in the heap. A backend has fewer than 2^32 keys.
+    heap: Vec<DueChunk>,
+    /// The position of each chunk in the heap. A backend has fewer than 2^32 chunks.
     positions: Vec<u32>,
 }
 
 #[derive(Clone, Copy)]
-struct DueKey {
+struct DueChunk {
     due: u64,
-    key: u32,
+    chunk: u32,
 }
 
-impl DueKeys {
-    /// Returns the earliest instant at which a key is due, and the index of this key. `None` if there is no key.
+impl DueChunks {
+    /// Returns the earliest instant at which a chunk is due, and the index of this chunk. `None` if there is no chunk.
     #[inline]
     pub(super) fn first(&self) -> Option<(u64, usize)> {
-        self.heap.first().map(|entry| (entry.due, entry.key as usize))
+        self.heap.first().map(|entry| (entry.due, entry.chunk as usize))
     }
 
-    /// Adds a key with the next index.
+    /// Adds a chunk with the next index.
     pub(super) fn push(&mut self, due: u64) {
         let last = self.positions.len();
-        let entry = DueKey { due, key: last as u32 };
+        let entry = DueChunk { due, chunk: last as u32 };
         self.positions.push(last as u32);
         self.heap.push(entry);
         self.rise(last, entry);
     }
 
-    /// Changes when a key is due.
-    pub(super) fn set(&mut self, key: usize, due: u64) {
-        let Some(position) = self.positions.get(key) else { return };
-        self.settle(*position as usize, DueKey { due, key: key as u32 });
+    /// Changes when a chunk is due.
+    pub(super) fn set(&mut self, chunk: usize, due: u64) {
+        let Some(position) = self.positions.get(chunk) else { return };
+        self.settle(*position as usize, DueChunk { due, chunk: chunk as u32 });
     }
 
-    /// Removes a key. The key with the last index receives the index of the removed key.
-    pub(super) fn swap_remove(&mut self, key: usize) {
-        if key >= self.positions.len() {
+    /// Changes when a chunk is due, if this is earlier than before.
+    pub(super) fn lower(&mut self, chunk: usize, due: u64) {
+        if self.positions.get(chunk).is_some_and(|position| due < self.heap[*position as usize].due) {
+            self.set(chunk, due);
+        }
+    }
+
+    /// Removes a chunk. The chunk with the last index receives the index of the removed chunk.
+    pub(super) fn swap_remove(&mut self, chunk: usize) {
+        if chunk >= self.positions.len() {
             return;
         }
-        let position = self.positions.swap_remove(key) as usize;
-        // The last index is that of the removed key now.
-        if let Some(moved) = self.positions.get(key) {
-            self.heap[*moved as usize].key = key as u32;
+        let position = self.positions.swap_remove(chunk) as usize;
+        // The last index is that of the removed chunk now.
+        if let Some(moved) = self.positions.get(chunk) {
+            self.heap[*moved as usize].chunk = chunk as u32;
         }
         // The last entry of the heap takes the position of the removed one.
         if let Some(last) = self.heap.pop().filter(|_| position < self.heap.len()) {
@@ -54,20 +61,20 @@ impl DueKeys {
         }
     }
 
-    /// Reduces the memory to that of this many keys, or of all keys if there are more.
-    pub(super) fn shrink_to(&mut self, keys: usize) {
-        self.heap.shrink_to(keys);
-        self.positions.shrink_to(keys);
+    /// Reduces the memory to that of this many chunks, or of all chunks if there are more.
+    pub(super) fn shrink_to(&mut self, chunks: usize) {
+        self.heap.shrink_to(chunks);
+        self.positions.shrink_to(chunks);
     }
 
     /// Puts an entry at this position of the heap, or where the order needs it.
-    fn settle(&mut self, position: usize, entry: DueKey) {
+    fn settle(&mut self, position: usize, entry: DueChunk) {
         let position = self.rise(position, entry);
         self.sink(position, entry);
     }
 
     /// Puts an entry at this position, or closer to the root. Returns its position.
-    fn rise(&mut self, mut position: usize, entry: DueKey) -> usize {
+    fn rise(&mut self, mut position: usize, entry: DueChunk) -> usize {
         while let Some(above) = position.checked_sub(1).map(|below| below / 2)
             && entry.due < self.heap[above].due
         {
@@ -79,7 +86,7 @@ impl DueKeys {
     }
 
     /// Puts an entry at this position, or farther from the root.
-    fn sink(&mut self, mut position: usize, entry: DueKey) {
+    fn sink(&mut self, mut position: usize, entry: DueChunk) {
         loop {
             let (left, right) = (2 * position + 1, 2 * position + 2);
             let due = |position: usize| self.heap.get(position).map_or(u64::MAX, |entry| entry.due);
@@ -94,9 +101,9 @@ impl DueKeys {
     }
 
     #[inline]
-    fn put(&mut self, position: usize, entry: DueKey) {
+    fn put(&mut self, position: usize, entry: DueChunk) {
         self.heap[position] = entry;
-        self.positions[entry.key as usize] = position as u32;
+        self.positions[entry.chunk as usize] = position as u32;
     }
 }
 
@@ -106,8 +113,8 @@ mod tests {
 
     /// Random changes, compared with a plain list of the same instants.
     #[test]
-    fn first_key_is_due_before_all_others() {
-        let (mut keys, mut plain) = (DueKeys::default(), Vec::new());
+    fn first_chunk_is_due_before_all_others() {
+        let (mut keys, mut plain) = (DueChunks::default(), Vec::new());
         let mut random = numbers();
         for step in 0..20_000 {
             // The list grows and shrinks several times, and becomes empty.

@@ -46,11 +46,11 @@ impl Count for Gate {
         *reading
     }
 
-    fn charge(&mut self, reading: GateReading, units: u32, _: &Generations) {
+    fn charge(&mut self, reading: GateReading, units: u32) {
         self.until = reading.until_after(units.into());
     }
 
-    fn receipt(&self, _: GateReading) -> Receipt {
+    fn receipt(&mut self, _: GateReading, _: &Generations) -> Receipt {
         Receipt::NO_CHARGE
     }
 

@@ -30,8 +30,8 @@ impl Drop for MemoryUnits {
         state.change(
             pairs,
             |pair| &pair.key,
-            |partition, pair, _| {
-                if let Some(stored) = partition.count_mut(namespace, &pair.policy)
+            |shard, key, pair, _| {
+                if let Some(stored) = shard.large_count_mut(key, namespace, &pair.policy)
                     && let AnyCount::InFlight(count, _) = &mut stored.count
                 {
                     count.release(pair.cost);

@@ -35,11 +35,11 @@ impl Count for InFlight {
         *reading
     }
 
-    fn charge(&mut self, _: InFlightReading, units: u32, _: &Generations) {
+    fn charge(&mut self, _: InFlightReading, units: u32) {
         self.held += u64::from(units);
     }
 
-    fn receipt(&self, _: InFlightReading) -> Receipt {
+    fn receipt(&mut self, _: InFlightReading, _: &Generations) -> Receipt {
         Receipt::NO_CHARGE
     }
 

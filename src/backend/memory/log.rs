@@ -10,7 +10,7 @@ use super::{
     records::Records,
 };
 use crate::{
-    backend::generation::Generations,
+    backend::generation::{Generation, Generations},
     check::Receipt,
     policy::{MAX_LOG_CHARGES, Policy},
 };
@@ -29,8 +29,8 @@ pub(super) trait Recording {
 
 /// The charges of one partition key under one policy, oldest first. The newest record always holds units.
 pub(super) struct Log<R> {
-    /// Drawn by the first charge since the usage was 0.
-    generation: u64,
+    /// That of the charges since the usage was 0.
+    generation: Generation,
     /// The instant of the last charge. It stays after a refund.
     last: u64,
     records: Records,
@@ -99,11 +99,11 @@ impl<R: Recording> Log<R> {
 
     /// Drops expired records. If nothing is used, a generation begins.
     #[inline(never)]
-    fn drop_expired(&mut self, expired: usize, used: u64, generations: &Generations) {
+    fn drop_expired(&mut self, expired: usize, used: u64) {
         // All records of an instant expire together.
         self.records.drop_oldest(expired);
         if used == 0 {
-            self.generation = generations.draw();
+            self.generation = Generation::NONE;
             self.records.drop_oldest(self.records.len());
         }
     }
@@ -125,7 +125,8 @@ impl<R: Recording> Log<R> {
 }
 
 impl<R: Recording> Count for Log<R> {
-    const EMPTY: Self = Self { generation: 0, last: 0, records: Records::EMPTY, recording: PhantomData };
+    const EMPTY: Self =
+        Self { generation: Generation::NONE, last: 0, records: Records::EMPTY, recording: PhantomData };
 
     type Reading<'a>
         = LogReading<'a>
@@ -145,15 +146,10 @@ impl<R: Recording> Count for Log<R> {
     }
 
     #[inline(always)]
-    fn charge(
-        &mut self,
-        Span { now, expired, before, recorded_at }: Span,
-        cost: u32,
-        generations: &Generations,
-    ) {
+    fn charge(&mut self, Span { now, expired, before, recorded_at }: Span, cost: u32) {
         let used = self.records.total().wrapping_sub(before);
         if expired > 0 || used == 0 {
-            self.drop_expired(expired, used, generations);
+            self.drop_expired(expired, used);
         }
         // At most the cost.
         let units = u64::from(cost).min(MAX_USED.saturating_sub(used)) as u32;
@@ -168,8 +164,8 @@ impl<R: Recording> Count for Log<R> {
         }
     }
 
-    fn receipt(&self, span: Span) -> Receipt {
-        let (generation, at_micros) = (self.generation, span.recorded_at);
+    fn receipt(&mut self, span: Span, generations: &Generations) -> Receipt {
+        let (generation, at_micros) = (self.generation.get(generations), span.recorded_at);
         Receipt { generation, at_micros, ordinal: self.newest_ordinal() }
     }
 
@@ -177,7 +173,7 @@ impl<R: Recording> Count for Log<R> {
         let window = policy.window_micros();
         let now = monotonic_instant(clock, self.last, window);
         let counts = now.is_some_and(|now| now < receipt.at_micros + window);
-        if !counts || receipt.generation != self.generation {
+        if !counts || !self.generation.is(receipt.generation) {
             return;
         }
         let Some(index) = self.index_of(receipt) else { return };
@@ -187,6 +183,20 @@ impl<R: Recording> Count for Log<R> {
 
     fn idle_at(&self, policy: &Policy) -> u64 {
         self.records.newest().map_or(self.last, |newest| newest.at + policy.window_micros())
+    }
+
+    /// Packs a log of one record, which is that of the last charge.
+    #[inline]
+    fn pack(&self, _: &Policy) -> Option<[u64; 2]> {
+        let units = self.records.only_units().filter(|_| self.generation == Generation::NONE)?;
+        Some([self.last, u64::from(units)])
+    }
+
+    #[inline]
+    fn unpack([last, units]: [u64; 2], policy: &Policy) -> Self {
+        // It was packed as 32 bits.
+        let records = Records::one(R::recorded_at(last, policy), units as u32);
+        Self { generation: Generation::NONE, last, records, recording: PhantomData }
     }
 }
 
@@ -279,8 +289,8 @@ mod tests {
             let mut log = SlidingLog::EMPTY;
             let mut charge = |at| {
                 let span = log.read(at, &policy).span;
-                log.charge(span, 1, &generations);
-                log.receipt(span)
+                log.charge(span, 1);
+                log.receipt(span, &generations)
             };
             for at in 1..=earlier {
                 assert_eq!(charge(at).ordinal, 0);

@@ -27,6 +27,7 @@ mod partition;
 mod records;
 mod shard;
 mod state;
+mod terms;
 mod tokens;
 mod windows;
 
@@ -111,9 +112,8 @@ impl MemoryBackend {
 
     /// Returns a backend for at most `max_keys` partition keys in use at the same time.
     ///
-    /// A key with up to three records takes about 200 bytes. If it has several policies, each of them takes another 80 bytes. From four
-    /// records on, the records of a policy take 50 bytes, and 16 to 32 bytes each. Until the key is idle, it keeps up to 1 KiB of the
-    /// memory of records that have expired.
+    /// A key takes 70 to 200 bytes, or more if it has several policies or many records; see the
+    /// [guide](crate::guide::algorithms#memory-per-key).
     ///
     /// # Errors
     ///
@@ -152,19 +152,25 @@ impl MemoryBackend {
         self.0.evicted_units.load(Ordering::Relaxed)
     }
 
-    /// Decides a check of one pair, without a copy of the pair. Returns `None` if there is no room for the record of the pair or its
-    /// key. Then nothing was charged.
+    /// Decides a check of pairs of one key, without copies of them. Returns `None` if a pair is in flight and there are others, or if there
+    /// is no room for a record or the key. Then nothing was charged.
     ///
     /// As a part of its caller, it would exceed what the compiler inlines: a check would take 80 instructions more.
     #[inline(never)]
-    pub(crate) fn check_pair_now(
+    pub(crate) fn check_key_now(
         &self,
         namespace: &Namespace,
-        pair: PairRef<'_>,
+        pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
-        let decision = self.0.decide_single(namespace, pair, purpose)?;
-        Some(self.0.with_single_hold(namespace, pair, purpose, decision))
+        if let [pair] = pairs {
+            let decision = self.0.decide_key(namespace, pairs, purpose)?;
+            return Some(self.0.with_single_hold(namespace, *pair, purpose, decision));
+        }
+        if pairs.iter().any(|pair| pair.policy.properties().is_held) {
+            return None;
+        }
+        self.0.decide_key(namespace, pairs, purpose)
     }
 
     fn decide(&self, check: &Check) -> Result<Decision, BackendError> {

@@ -31,6 +31,21 @@ pub(super) struct Many {
 impl Records {
     pub(super) const EMPTY: Self = Self::Few { len: 0, units: [0; FEW], at: [0; FEW] };
 
+    /// Returns one record of these units.
+    #[inline]
+    pub(super) fn one(instant: u64, charged: u32) -> Self {
+        Self::Few { len: 1, units: [charged, 0, 0], at: [instant, 0, 0] }
+    }
+
+    /// Returns the units of the only record. `None` if there is none, if there are several, or if there were many.
+    #[inline]
+    pub(super) fn only_units(&self) -> Option<u32> {
+        match self {
+            Self::Few { len: 1, units: [units, ..], .. } => Some(*units),
+            _ => None,
+        }
+    }
+
     #[inline]
     pub(super) fn len(&self) -> usize {
         match self {

@@ -1,16 +1,18 @@
-//! The shards of the partition keys, each under one lock. Each check removes a few idle keys.
+//! The shards of the partition keys, each under one lock. Each check removes the idle keys of one chunk.
 
 use std::sync::MutexGuard;
 
 use super::{
-    any_count::{AnyCount, AnyReading},
-    due::DueKeys,
-    key_map::KeyMap,
-    partition::{PairCount, Partition},
+    any_count::{AnyCount, AnyReading, PackedCount, Single, SingleDecision},
+    due::DueChunks,
+    key_map::{CHUNK, KeyMap, Keyed},
+    partition::{KeySlot, PairCount, Partition, ShortKey},
+    terms::TermTable,
 };
 use crate::{
     backend::generation::Generations,
     check::{Check, Namespace, Pair, PairRef, Purpose, Receipt},
+    decision::Decision,
     key::PartitionKey,
     lock::Lock,
     policy::Policy,
@@ -23,61 +25,187 @@ pub(super) const SHARDS: usize = 64;
 #[derive(Default)]
 pub(super) struct KeyShard {
     /// A map with indices, so that a random key is found without a search.
-    pub(super) partitions: KeyMap<Partition>,
-    /// The instant of the next inspection of every partition: at the latest when it is idle. The inspection updates this instant,
-    /// so that a charge need not.
-    due: DueKeys,
+    pub(super) slots: KeyMap<KeySlot>,
+    terms: TermTable,
+    /// The instant of the next inspection of every chunk of slots: at the latest when one of its keys is idle. The inspection updates
+    /// this instant, so that a charge need not.
+    due: DueChunks,
 }
 
 impl KeyShard {
-    /// Returns the count of a pair whose partition key has this index, if the count is stored.
+    /// Decides a check of a pair whose partition key has this index. Returns `None` if the pair is not stored, and `Some(None)` if its
+    /// record is full.
     #[inline]
-    pub(super) fn count_mut(
+    pub(super) fn decide(
         &mut self,
         key: usize,
         namespace: &Namespace,
-        policy: &Policy,
-    ) -> Option<&mut PairCount> {
-        self.partitions.value_mut(key)?.count_mut(namespace, policy)
+        check: &Single<'_>,
+    ) -> Option<Option<Decision>> {
+        let pair = check.pair;
+        let (term, words) = match self.slots.get_mut(key)? {
+            KeySlot::Small { term, words, .. } => (self.terms.get(*term), words),
+            KeySlot::Large { large, .. } => {
+                let count = large.partition.count_mut(namespace, pair.policy)?;
+                return Some(count.decide(check).map(|decided| decided.decision));
+            }
+        };
+        if !term.is_of(namespace, pair.policy) {
+            return None;
+        }
+        let Some((SingleDecision { decision, is_charged }, packed)) =
+            AnyCount::decide_packed(Some((*words, term)), check)
+        else {
+            return Some(None);
+        };
+        if is_charged && check.purpose != Purpose::Peek {
+            match packed {
+                PackedCount::Words { words: charged, is_shadow }
+                    if is_shadow == term.is_shadow && *pair.policy == term.policy =>
+                {
+                    *words = charged;
+                }
+                packed => self.replace(key, namespace, pair.policy, packed),
+            }
+        }
+        Some(Some(decision))
     }
 
     /// Stores the count of a pair that is not stored. The partition key has this index, or none if it is new.
-    pub(super) fn insert(&mut self, index: Option<usize>, key: &PartitionKey, count: PairCount) {
-        if let Some(partition) = index.and_then(|index| self.partitions.value_mut(index)) {
+    pub(super) fn insert(
+        &mut self,
+        index: Option<usize>,
+        key: &PartitionKey,
+        namespace: &Namespace,
+        policy: &Policy,
+        count: PackedCount,
+    ) {
+        if let Some(partition) = index.and_then(|index| self.partition_mut(index)) {
             // The next inspection is not later than before, so it is in time for the other counts, and updates the instant.
-            partition.push(count);
+            partition.push(PairCount::new(namespace, policy, count));
             return;
         }
-        let due = count.idle_at();
-        self.partitions.push(key.clone(), Partition::One(count));
-        self.due.push(due);
+        let (key, long_key) = ShortKey::new(key);
+        let slot = self.slot(key, long_key, namespace, policy, count);
+        let due = slot.idle_at(&self.terms);
+        let index = self.slots.len();
+        self.slots.push(slot);
+        if index.is_multiple_of(CHUNK) { self.due.push(due) } else { self.due.lower(index / CHUNK, due) }
     }
 
-    /// Charges a pair, and stores it if it is new.
+    /// Replaces the packed count of the partition key with this index.
+    #[cold]
+    fn replace(&mut self, index: usize, namespace: &Namespace, policy: &Policy, count: PackedCount) {
+        let Some(KeySlot::Small { key, term, .. }) = self.slots.get(index) else { return };
+        let (key, term) = (*key, *term);
+        self.terms.release(term);
+        let slot = self.slot(key, None, namespace, policy, count);
+        if let Some(replaced) = self.slots.get_mut(index) {
+            *replaced = slot;
+        }
+    }
+
+    /// Returns the slot of a key and a count.
+    fn slot(
+        &mut self,
+        key: ShortKey,
+        long_key: Option<Box<[u8]>>,
+        namespace: &Namespace,
+        policy: &Policy,
+        count: PackedCount,
+    ) -> KeySlot {
+        if let PackedCount::Words { words, is_shadow } = count
+            && long_key.is_none()
+            && let Some(term) = self.terms.acquire(namespace, policy, is_shadow)
+        {
+            return KeySlot::Small { key, term, words };
+        }
+        KeySlot::large(key, long_key, PairCount::new(namespace, policy, count))
+    }
+
+    /// Returns the counts of the partition key with this index, none of which is packed any longer.
+    pub(super) fn partition_mut(&mut self, index: usize) -> Option<&mut Partition> {
+        let slot = self.slots.get_mut(index)?;
+        if let KeySlot::Small { key, term, words } = *slot {
+            let stated = self.terms.get(term);
+            let (namespace, policy) = (stated.namespace.clone(), stated.policy.clone());
+            *slot = KeySlot::large(
+                key,
+                None,
+                PairCount { namespace, policy, count: AnyCount::of_term(words, stated) },
+            );
+            self.terms.release(term);
+        }
+        match slot {
+            KeySlot::Large { large, .. } => Some(&mut large.partition),
+            KeySlot::Small { .. } => None,
+        }
+    }
+
+    /// Returns a count that is not packed, if it is stored.
+    #[inline]
+    pub(super) fn large_count_mut(
+        &mut self,
+        index: usize,
+        namespace: &Namespace,
+        policy: &Policy,
+    ) -> Option<&mut PairCount> {
+        match self.slots.get_mut(index)? {
+            KeySlot::Large { large, .. } => large.partition.count_mut(namespace, policy),
+            KeySlot::Small { .. } => None,
+        }
+    }
+
+    /// Returns the count of a pair, if it is stored.
+    fn count(&self, key: &PartitionKey, namespace: &Namespace, policy: &Policy) -> Option<StoredCount<'_>> {
+        match self.slots.get(self.slots.index_of(key)?)? {
+            KeySlot::Large { large, .. } => {
+                Some(StoredCount::Large(&large.partition.count(namespace, policy)?.count))
+            }
+            KeySlot::Small { term, words, .. } => {
+                let term = self.terms.get(*term);
+                term.is_of(namespace, policy).then(|| StoredCount::Unpacked(AnyCount::of_term(*words, term)))
+            }
+        }
+    }
+
+    /// Charges a pair, and stores it if it is new. Returns the receipt, if the purpose has receipts.
     pub(super) fn charge(
         &mut self,
         key: &PartitionKey,
-        check: &Check,
-        pair: &Pair,
+        namespace: &Namespace,
+        purpose: Purpose,
+        pair: PairRef<'_>,
         clock: u64,
         generations: &Generations,
     ) -> Receipt {
-        let (index, namespace, pair) = (self.partitions.seek(key), check.scope(), pair.borrowed());
-        if let Some(count) = index.and_then(|index| self.count_mut(index, namespace, pair.policy)) {
+        let generations = purpose.has_receipts().then_some(generations);
+        let index = self.slots.seek(key);
+        if let Some(count) = index.and_then(|index| self.large_count_mut(index, namespace, pair.policy)) {
             return count.charge(pair, clock, generations);
         }
-        let mut count = PairCount::new(namespace, pair);
-        let receipt = count.charge(pair, clock, generations);
-        self.insert(index, key, count);
+        let packed = match self.count(key, namespace, pair.policy) {
+            Some(StoredCount::Unpacked(count)) => Some(count),
+            _ => None,
+        };
+        let is_packed = packed.is_some();
+        let mut count = packed.unwrap_or_else(|| AnyCount::new(pair.policy, pair.is_shadow));
+        count.note_charge(pair.is_shadow);
+        let receipt = count.charge(clock, pair, generations);
+        let count = count.packed(pair.policy);
+        match index {
+            Some(index) if is_packed => self.replace(index, namespace, pair.policy, count),
+            index => self.insert(index, key, namespace, pair.policy, count),
+        }
         receipt
     }
 
     /// Returns whether a partition key is stored.
     pub(super) fn contains(&self, key: &PartitionKey) -> bool {
-        self.partitions.index_of(key).is_some()
+        self.slots.index_of(key).is_some()
     }
 
-    /// Inspects up to `max` partition keys that are due, and removes those that are idle at `now`. Returns how many were removed.
+    /// Inspects up to `max` chunks that are due, and removes the partition keys that are idle at `now`. Returns how many were removed.
     #[inline]
     pub(super) fn remove_idle(&mut self, now: u64, max: usize) -> usize {
         if self.first_due() > now { 0 } else { self.remove_due(now, max) }
@@ -85,42 +213,71 @@ impl KeyShard {
 
     #[cold]
     fn remove_due(&mut self, now: u64, max: usize) -> usize {
-        let mut removed = 0;
-        for _ in 0..max.min(self.partitions.len()) {
-            let Some((_, key)) = self.due.first().filter(|(due, _)| *due <= now) else { break };
-            removed += usize::from(self.inspect(key, now));
+        let stored = self.slots.len();
+        for _ in 0..max {
+            let Some((_, chunk)) = self.due.first().filter(|(due, _)| *due <= now) else { break };
+            self.inspect_chunk(chunk, now);
         }
-        if self.partitions.capacity() > 1_024 && self.partitions.len() < self.partitions.capacity() / 8 {
-            let kept = self.partitions.len() * 2;
-            self.partitions.shrink_to(kept);
-            self.due.shrink_to(kept);
+        if self.slots.capacity() > 1_024 && self.slots.len() < self.slots.capacity() / 8 {
+            let kept = self.slots.len() * 2;
+            self.slots.shrink_to(kept);
+            self.due.shrink_to(kept.div_ceil(CHUNK));
         }
-        removed
+        stored - self.slots.len()
     }
 
-    /// Removes the policies of a partition key that are idle at `now`, and the key if all are. Returns whether the key was removed.
+    /// Removes the partition keys of a chunk that are idle at `now`, at most as many as a chunk has, and notes when the next one is idle.
+    fn inspect_chunk(&mut self, chunk: usize, now: u64) {
+        let (mut index, mut due) = (chunk * CHUNK, u64::MAX);
+        for _ in 0..CHUNK {
+            match self.drop_idle(index, now) {
+                None => break,
+                // The last key receives the index.
+                Some(idle_at) if idle_at <= now => self.remove(index),
+                Some(idle_at) => (index, due) = (index + 1, due.min(idle_at)),
+            }
+        }
+        // Otherwise, keys of the last chunk were moved, and the next inspection continues.
+        if index == self.slots.len().min((chunk + 1) * CHUNK) {
+            self.due.set(chunk, due);
+        }
+    }
+
+    /// Removes a partition key if it is idle at `now`, and otherwise its policies that are. Returns whether the key was removed.
     pub(super) fn remove_if_idle(&mut self, key: &PartitionKey, now: u64) -> bool {
-        self.partitions.index_of(key).is_some_and(|key| self.inspect(key, now))
+        let Some(index) = self.slots.index_of(key) else { return false };
+        let idle_at = self.drop_idle(index, now).unwrap_or(u64::MAX);
+        if idle_at > now {
+            // A refund may have made it idle earlier.
+            self.due.lower(index / CHUNK, idle_at);
+            return false;
+        }
+        self.remove(index);
+        true
     }
 
-    /// Removes the policies of the partition key with this index that are idle at `now`, and the key if all are. Otherwise, notes when
-    /// it is idle. Returns whether the key was removed.
-    fn inspect(&mut self, key: usize, now: u64) -> bool {
-        let Some(partition) = self.partitions.value_mut(key) else { return false };
-        // An idle policy must not stay because another policy of the same key is in use.
-        partition.retain(|count| count.idle_at() > now);
-        let idle_at = partition.idle_at();
-        match idle_at {
-            Some(idle_at) => self.due.set(key, idle_at),
-            None => self.remove(key),
+    /// Removes the policies of the partition key with this index that are idle at `now`. Returns when the others are idle, and 0 if there
+    /// are none. `None` if there is no such key.
+    fn drop_idle(&mut self, index: usize, now: u64) -> Option<u64> {
+        let slot = self.slots.get_mut(index)?;
+        if let KeySlot::Large { large, .. } = slot {
+            // An idle policy must not stay because another policy of the same key is in use.
+            large.partition.retain(|count| count.idle_at() > now);
         }
-        idle_at.is_none()
+        Some(slot.idle_at(&self.terms))
     }
 
     /// Removes the partition key with this index. The last one receives its index.
-    fn remove(&mut self, key: usize) {
-        self.partitions.swap_remove(key);
-        self.due.swap_remove(key);
+    fn remove(&mut self, index: usize) {
+        if let Some(KeySlot::Small { term, .. }) = self.slots.swap_remove(index) {
+            self.terms.release(term);
+        }
+        if let Some(moved) = self.slots.get(index) {
+            self.due.lower(index / CHUNK, moved.idle_at(&self.terms));
+        }
+        if self.slots.len().is_multiple_of(CHUNK) {
+            self.due.swap_remove(self.slots.len() / CHUNK);
+        }
     }
 
     /// Returns the earliest instant at which a partition key is due, or `u64::MAX` if there is none.
@@ -136,27 +293,36 @@ impl KeyShard {
         max: usize,
         now: u64,
         mut random: impl FnMut(usize) -> usize,
-    ) -> impl Iterator<Item = (&PartitionKey, f64)> {
-        let stored = self.partitions.len();
+    ) -> impl Iterator<Item = (PartitionKey, f64)> {
+        let stored = self.slots.len();
         let indices = (0..stored.min(max)).map(move |i| if stored > max { random(stored) } else { i });
-        indices.filter_map(move |index| {
-            let entry = self.partitions.get(index)?;
-            Some((&entry.key, entry.value.share(now)))
-        })
+        let slots = indices.filter_map(|index| self.slots.get(index));
+        slots.map(move |slot| (PartitionKey::from_bytes(slot.key()), slot.share(&self.terms, now)))
     }
 
     /// Evicts a partition key if its largest share of a quota in use is below `max_share`. Returns the units that it had in use,
     /// over all its policies, or `None` if it stays.
     pub(super) fn evict(&mut self, key: &PartitionKey, now: u64, max_share: f64) -> Option<u64> {
-        let index = self.partitions.index_of(key)?;
-        let partition = &self.partitions.get(index)?.value;
-        if partition.share(now) >= max_share {
+        let index = self.slots.index_of(key)?;
+        let slot = self.slots.get(index)?;
+        if slot.share(&self.terms, now) >= max_share {
             return None;
         }
-        let units = partition.used(now);
+        let (units, chunk) = (slot.used(&self.terms, now), index / CHUNK);
         self.remove(index);
+        // Otherwise, a new key at the bound would search all shards for a key that is no longer stored.
+        let left = (chunk * CHUNK..(chunk + 1) * CHUNK).map_while(|index| self.slots.get(index));
+        if let Some(due) = left.map(|slot| slot.idle_at(&self.terms)).min() {
+            self.due.set(chunk, due);
+        }
         Some(units)
     }
+}
+
+/// A count that is stored.
+pub(super) enum StoredCount<'a> {
+    Large(&'a AnyCount),
+    Unpacked(AnyCount),
 }
 
 /// The locked shards of the pairs of a check. They are locked in ascending order, so that no two callers deadlock.
@@ -208,16 +374,13 @@ impl<'a> LockedShards<'a> {
         (&mut self.guards[position].1, &self.keys[pair])
     }
 
-    /// Reads the usage of the pairs of a check.
-    pub(super) fn read<'c>(&'c self, check: &'c Check, clock: u64) -> Vec<PairReading<'c>> {
-        let read = |(i, pair): (usize, &'c Pair)| {
-            let partition = self.shard(i).partitions.find(&self.keys[i]);
-            let stored = partition.and_then(|partition| partition.count(check.scope(), &pair.policy));
-            let count = stored.map_or_else(|| AnyCount::empty(&pair.policy), |stored| &stored.count);
-            let (pair, reading) = (pair.borrowed(), count.read(clock, &pair.policy));
-            PairReading { pair, fits: check.purpose().exceeds_quota() || reading.admits(pair), reading }
+    /// Returns the counts of the pairs of a check.
+    pub(super) fn counts<'c>(&'c self, check: &Check) -> Vec<StoredCount<'c>> {
+        let count = |(i, pair): (usize, &Pair)| {
+            let stored = self.shard(i).count(&self.keys[i], check.scope(), &pair.policy);
+            stored.unwrap_or_else(|| StoredCount::Unpacked(AnyCount::new(&pair.policy, true)))
         };
-        check.pairs().iter().enumerate().map(read).collect()
+        check.pairs().iter().enumerate().map(count).collect()
     }
 
     /// Returns the reservation of the largest number of units that fit, and of one unit if none fits. `None` unless the check takes units.
@@ -227,7 +390,7 @@ impl<'a> LockedShards<'a> {
             let free = u64::from(pair.policy.quota_units()).saturating_sub(reading.used());
             free.checked_div(u64::from(pair.cost)).filter(|_| !pair.is_shadow)
         };
-        let units = self.read(check, clock).iter().filter_map(fitting).min();
+        let units = read(&self.counts(check), check, clock).iter().filter_map(fitting).min();
         // At most the quota.
         Some(check.times(check.max_units(wanted).min(units.map_or(wanted, |units| units.max(1) as u32))))
     }
@@ -235,7 +398,8 @@ impl<'a> LockedShards<'a> {
     /// Returns the overage that leaves at most the cost of the only pair. `None` unless this is the purpose of the check.
     pub(super) fn leave_at_most(&self, check: &Check, clock: u64) -> Option<Check> {
         let Purpose::LeaveAtMost { .. } = check.purpose() else { return None };
-        let PairReading { pair, reading, .. } = self.read(check, clock).pop()?;
+        let counts = self.counts(check);
+        let PairReading { pair, reading, .. } = read(&counts, check, clock).pop()?;
         let free = u64::from(pair.policy.quota_units()).saturating_sub(reading.used()) as u32;
         Some(check.clone().costing(free.saturating_sub(pair.cost)).with_purpose(Purpose::Overage))
     }
@@ -263,6 +427,19 @@ impl<'a> LockedShards<'a> {
     }
 }
 
+/// Reads the usage of the pairs of a check.
+pub(super) fn read<'c>(counts: &'c [StoredCount<'_>], check: &'c Check, clock: u64) -> Vec<PairReading<'c>> {
+    let read = |(count, pair): (&'c StoredCount<'_>, &'c Pair)| {
+        let count = match count {
+            StoredCount::Large(count) => *count,
+            StoredCount::Unpacked(count) => count,
+        };
+        let (pair, reading) = (pair.borrowed(), count.read(clock, &pair.policy));
+        PairReading { pair, fits: check.purpose().exceeds_quota() || reading.admits(pair), reading }
+    };
+    counts.iter().zip(check.pairs()).map(read).collect()
+}
+
 /// Returns the index of the shard of a key. The map of the shard uses other bits of the hash.
 #[inline]
 pub(super) fn shard_of(key: &PartitionKey) -> usize {
@@ -285,7 +462,7 @@ mod tests {
         };
         for check in [check("a", 1), check("b", 60)] {
             let [pair] = check.pairs() else { panic!("one pair") };
-            shard.charge(&pair.key, &check, pair, 1_000_000, &generations);
+            shard.charge(&pair.key, check.scope(), Purpose::Charge, pair.borrowed(), 1_000_000, &generations);
         }
         for (value, first_due, next_due) in [("a", 2_000_000, 61_000_000), ("b", 61_000_000, u64::MAX)] {
             assert_eq!(shard.first_due(), first_due);

@@ -7,23 +7,26 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use super::{
-    any_count::{Single, SingleDecision, status},
+    any_count::{AnyCount, Single, SingleDecision},
     clock::Clock,
-    partition::{PairCount, Partition},
-    shard::{KeyShard, LockedShards, PairReading, SHARDS, shard_of},
+    shard::{KeyShard, LockedShards, PairReading, SHARDS, read, shard_of},
 };
 use crate::{
     backend::{BackendError, Reason, generation::Generations},
-    check::{Check, MAX_PAIRS, Namespace, PairKey, PairRef, Purpose, Receipt, Refund},
-    decision::{Decision, PartialSource, Status},
+    check::{Check, MAX_PAIRS, Namespace, Pair, PairKey, PairRef, Purpose, Receipt, Refund},
+    decision::{Decision, PartialSource, Status, Statuses},
     key::PartitionKey,
     lock::Lock,
 };
 
-/// The number of due partition keys that a check inspects per shard. More than one, so that keys are removed faster than they are
-/// added.
-const INSPECTIONS_PER_CHECK: usize = 4;
+/// The number of due chunks that a check inspects per shard. Each check makes at most one key due in a shard.
+const INSPECTIONS_PER_CHECK: usize = 1;
+
+/// The number of pairs of a check up to which no list needs memory of the heap.
+const FEW_PAIRS: usize = 4;
 
 /// The state that the clones of a backend share.
 pub(super) struct MemoryState {
@@ -115,11 +118,14 @@ impl MemoryState {
 
     /// Decides a check.
     pub(super) fn decide(&self, check: &Check) -> Result<Decision, BackendError> {
-        if let [pair] = check.pairs()
-            && !matches!(check.purpose(), Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. })
-            && let Some(decision) = self.decide_single(check.scope(), pair.borrowed(), check.purpose())
+        if !matches!(check.purpose(), Purpose::TakeUpTo(_) | Purpose::LeaveAtMost { .. })
+            && !check.has_several_keys()
         {
-            return Ok(decision);
+            let pairs: SmallVec<[PairRef<'_>; FEW_PAIRS]> =
+                check.pairs().iter().map(Pair::borrowed).collect();
+            if let Some(decision) = self.decide_key(check.scope(), &pairs, check.purpose()) {
+                return Ok(decision);
+            }
         }
         match self.try_decide(check, &mut 0, NewShadows::Charged)? {
             DecisionAttempt::Decided(decision) => Ok(decision),
@@ -127,29 +133,85 @@ impl MemoryState {
         }
     }
 
-    /// Decides a check of one pair: no list, one lock, one search for the key. Returns `None` if there is no room for its record or its
-    /// key. Then nothing was charged.
+    /// Decides a check of pairs of one partition key: one lock, one search for the key. Returns `None` if there is no room for a record or
+    /// the key. Then nothing was charged.
     #[inline]
-    pub(super) fn decide_single(
+    pub(super) fn decide_key(
         &self,
         namespace: &Namespace,
-        pair: PairRef<'_>,
+        pairs: &[PairRef<'_>],
         purpose: Purpose,
     ) -> Option<Decision> {
+        match pairs {
+            [pair] => self.decide_single(namespace, *pair, purpose),
+            pairs => self.decide_several(namespace, pairs, purpose),
+        }
+    }
+
+    fn decide_several<'p>(
+        &self,
+        namespace: &Namespace,
+        pairs: &[PairRef<'p>],
+        purpose: Purpose,
+    ) -> Option<Decision> {
+        let key = pairs.first()?.key.bounded();
+        let mut shard = self.shards[shard_of(&key)].lock();
+        // Read under the lock, so that decisions are in the order of their instants.
+        let clock = self.clock.now_micros();
+        self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
+        let index = shard.slots.seek(&key);
+        let partition = index.and_then(|index| shard.partition_mut(index));
+        let read = |pair: &PairRef<'p>| {
+            let stored = partition.as_ref().and_then(|partition| partition.count(namespace, pair.policy));
+            let count = stored.map_or_else(|| AnyCount::empty(pair.policy), |stored| &stored.count);
+            let reading = count.read(clock, pair.policy);
+            PairReading { pair: *pair, fits: purpose.exceeds_quota() || reading.admits(*pair), reading }
+        };
+        let readings: SmallVec<[PairReading<'_>; FEW_PAIRS]> = pairs.iter().map(read).collect();
+        let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
+        let (mut statuses, mut charged) = (Statuses::with_capacity(pairs.len()), [false; MAX_PAIRS]);
+        for (PairReading { pair, reading, fits }, is_charged) in readings.iter().zip(&mut charged) {
+            *is_charged = is_admitted && *fits && pair.is_chargeable(purpose);
+            if *is_charged && !reading.has_room() {
+                return None;
+            }
+            statuses.push(reading.status(*pair, *fits, *is_charged));
+        }
+        drop(readings);
+        let adds_key = index.is_none() && charged.contains(&true);
+        self.reserve(usize::from(adds_key), purpose, &mut 0).ok()?;
+        let mut receipts = Vec::new();
+        for (pair, is_charged) in pairs.iter().zip(charged).filter(|_| is_admitted) {
+            let receipt = (is_charged && purpose != Purpose::Peek)
+                .then(|| shard.charge(&key, namespace, purpose, *pair, clock, &self.generations));
+            if purpose.has_receipts() {
+                receipts.push(receipt.unwrap_or(Receipt::NO_CHARGE));
+            }
+        }
+        if adds_key && purpose != Purpose::Peek {
+            self.note_due(&shard);
+        }
+        Some(Decision::from_statuses(clock, statuses, receipts))
+    }
+
+    /// Decides a check of one pair: no list. Returns `None` if there is no room for its record or its key. Then nothing was charged.
+    #[inline]
+    fn decide_single(&self, namespace: &Namespace, pair: PairRef<'_>, purpose: Purpose) -> Option<Decision> {
         let key = pair.key.bounded();
         let mut shard = self.shards[shard_of(&key)].lock();
         // Read under the lock, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
         self.remove_idle(&mut shard, self.idle_since(clock), INSPECTIONS_PER_CHECK);
         let single = Single { pair, purpose, clock, generations: &self.generations };
-        let (index, mut new) = (shard.partitions.seek(&key), None);
-        let stored = index.and_then(|index| shard.count_mut(index, namespace, pair.policy));
-        let count = stored.unwrap_or_else(|| new.insert(PairCount::new(namespace, pair)));
-        let SingleDecision { decision, is_charged } = count.decide(&single)?;
-        if is_charged && let Some(count) = new {
+        let index = shard.slots.seek(&key);
+        if let Some(decided) = index.and_then(|index| shard.decide(index, namespace, &single)) {
+            return decided;
+        }
+        let (SingleDecision { decision, is_charged }, count) = AnyCount::decide_packed(None, &single)?;
+        if is_charged {
             self.reserve(usize::from(index.is_none()), purpose, &mut 0).ok()?;
             if purpose != Purpose::Peek {
-                shard.insert(index, &key, count);
+                shard.insert(index, &key, namespace, pair.policy, count);
                 self.note_due(&shard);
             }
         }
@@ -166,16 +228,16 @@ impl MemoryState {
         let mut locked = LockedShards::new(&self.shards, check.pairs().iter().map(|pair| &pair.key));
         // Read under the locks, so that decisions are in the order of their instants.
         let clock = self.clock.now_micros();
-        let idle_since = self.idle_since(clock);
-        locked.iter_mut().for_each(|shard| self.remove_idle(shard, idle_since, INSPECTIONS_PER_CHECK));
+        let since = self.idle_since(clock);
+        locked.iter_mut().for_each(|shard| self.remove_idle(shard, since, INSPECTIONS_PER_CHECK));
 
         let taken = locked.take(check, clock).or_else(|| locked.leave_at_most(check, clock));
         let check = taken.as_ref().unwrap_or(check);
-        let (pairs, purpose) = (check.pairs(), check.purpose());
-        let readings = locked.read(check, clock);
+        let (pairs, purpose, counts) = (check.pairs(), check.purpose(), locked.counts(check));
+        let readings = read(&counts, check, clock);
         let is_admitted = readings.iter().all(|reading| reading.pair.is_shadow || reading.fits);
         let status_of = |PairReading { pair, reading, fits }: &PairReading<'_>| {
-            status(&**reading, *pair, *fits, is_admitted && *fits && pair.is_chargeable(purpose))
+            reading.status(*pair, *fits, is_admitted && *fits && pair.is_chargeable(purpose))
         };
         let statuses: Vec<Status> = readings.iter().map(status_of).collect();
         if !is_admitted {
@@ -204,7 +266,7 @@ impl MemoryState {
         for (i, is_charged) in is_charged[..pairs.len()].iter().enumerate() {
             let receipt = (*is_charged && purpose != Purpose::Peek).then(|| {
                 let (shard, key) = locked.shard_mut(i);
-                shard.charge(key, check, &pairs[i], clock, &self.generations)
+                shard.charge(key, check.scope(), purpose, pairs[i].borrowed(), clock, &self.generations)
             });
             if purpose.has_receipts() {
                 receipts.push(receipt.unwrap_or(Receipt::NO_CHARGE));
@@ -228,8 +290,9 @@ impl MemoryState {
         self.change(
             refund.pairs(),
             |pair| &pair.key,
-            |partition, pair, clock| {
-                if let Some(stored) = partition.count_mut(refund.scope(), &pair.policy) {
+            |shard, key, pair, clock| {
+                // A packed count has no receipts.
+                if let Some(stored) = shard.large_count_mut(key, refund.scope(), &pair.policy) {
                     stored.count.refund(clock, &pair.policy, pair.receipt, pair.units);
                 }
             },
@@ -241,8 +304,10 @@ impl MemoryState {
         self.change(
             pairs.pairs(),
             |pair| &pair.key,
-            |partition, pair, _| {
-                partition.remove(pairs.scope(), &pair.policy);
+            |shard, key, pair, _| {
+                if let Some(partition) = shard.partition_mut(key) {
+                    partition.remove(pairs.scope(), &pair.policy);
+                }
             },
         );
     }
@@ -252,14 +317,14 @@ impl MemoryState {
         &self,
         pairs: &[P],
         key: fn(&P) -> &PartitionKey,
-        change: impl Fn(&mut Partition, &P, u64),
+        change: impl Fn(&mut KeyShard, usize, &P, u64),
     ) -> u64 {
         let mut locked = LockedShards::new(&self.shards, pairs.iter().map(key));
         let clock = self.clock.now_micros();
         for (i, pair) in pairs.iter().enumerate() {
             let (shard, key) = locked.shard_mut(i);
-            if let Some(partition) = shard.partitions.find_mut(key) {
-                change(partition, pair, clock);
+            if let Some(index) = shard.slots.index_of(key) {
+                change(shard, index, pair, clock);
             }
             self.remove_if_idle(shard, key, clock);
         }

@@ -2,15 +2,15 @@
 
 use super::count::{Count, Forecast, UsageReading, monotonic_instant};
 use crate::{
-    backend::generation::Generations,
+    backend::generation::{Generation, Generations},
     check::Receipt,
     policy::{MAX_PARTS, Policy},
 };
 
 /// The units of one partition key under one policy that have not returned.
 pub(super) struct TokenBucket {
-    /// Drawn by the first charge since the bucket was full.
-    generation: u64,
+    /// That of the charges since the bucket was full.
+    generation: Generation,
     /// The instant of the last charge.
     last: u64,
     /// The units that had not returned at that instant, in parts.
@@ -34,7 +34,7 @@ pub(super) struct TokenBucketReading {
 }
 
 impl Count for TokenBucket {
-    const EMPTY: Self = Self { generation: 0, last: 0, used: 0, parts: 1 };
+    const EMPTY: Self = Self { generation: Generation::NONE, last: 0, used: 0, parts: 1 };
 
     type Reading<'a> = TokenBucketReading;
     type Instant = TokenBucketReading;
@@ -53,23 +53,23 @@ impl Count for TokenBucket {
         *reading
     }
 
-    fn charge(&mut self, reading: TokenBucketReading, cost: u32, generations: &Generations) {
+    fn charge(&mut self, reading: TokenBucketReading, cost: u32) {
         let TokenBucketReading { now, used, parts, .. } = reading;
-        let generation = if used == 0 { generations.draw() } else { self.generation };
+        let generation = if used == 0 { Generation::NONE } else { self.generation };
         *self = Self { generation, last: now, used: reading.used_after(u64::from(cost)), parts };
     }
 
-    fn receipt(&self, reading: TokenBucketReading) -> Receipt {
+    fn receipt(&mut self, reading: TokenBucketReading, generations: &Generations) -> Receipt {
         // At its bound, not all units of a debit were charged. A refund would return those of other charges.
         if self.used > reading.capacity && self.used >= (2 * reading.capacity).min(MAX_PARTS) {
             return Receipt::NO_CHARGE;
         }
-        Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
+        Receipt { generation: self.generation.get(generations), at_micros: self.last, ordinal: 0 }
     }
 
     fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
         if monotonic_instant(clock, self.last, policy.window_micros()).is_some()
-            && receipt.generation == self.generation
+            && self.generation.is(receipt.generation)
         {
             self.used = self.used.saturating_sub(u64::from(units).saturating_mul(self.parts));
         }
@@ -79,6 +79,16 @@ impl Count for TokenBucket {
         let [_, returned] = policy.properties().arguments;
         // The parts of the policy of the last charge.
         self.last + self.used.div_ceil(returned)
+    }
+
+    fn pack(&self, policy: &Policy) -> Option<[u64; 2]> {
+        let [parts, _] = policy.properties().arguments;
+        (self.generation == Generation::NONE && self.parts == parts).then_some([self.last, self.used])
+    }
+
+    fn unpack([last, used]: [u64; 2], policy: &Policy) -> Self {
+        let [parts, _] = policy.properties().arguments;
+        Self { generation: Generation::NONE, last, used, parts }
     }
 }
 

@@ -3,7 +3,11 @@
 //! Calendar windows begin at multiples of the window since the Unix epoch.
 
 use super::count::{Count, Forecast, UsageReading, monotonic_instant};
-use crate::{backend::generation::Generations, check::Receipt, policy::Policy};
+use crate::{
+    backend::generation::{Generation, Generations},
+    check::Receipt,
+    policy::Policy,
+};
 
 /// The largest number of ticks in a calendar window.
 const MAX_TICKS: u64 = 1 << 20;
@@ -15,8 +19,8 @@ const MAX_USED: u64 = (1 << 33) - 1;
 /// The sums of the charges of one partition key under one policy. If it `CARRIES`, the usage of a calendar window counts in the next
 /// one too, in part.
 pub(super) struct Windows<const CARRIES: bool> {
-    /// Drawn by the first charge since the usage was 0.
-    generation: u64,
+    /// That of the charges since the usage was 0.
+    generation: Generation,
     /// The instant of the last charge. The two sums are as of this instant.
     last: u64,
     /// The usage of the calendar window of that instant, in quota units.
@@ -38,7 +42,7 @@ pub(super) struct WindowsReading<const CARRIES: bool> {
 }
 
 impl<const CARRIES: bool> Count for Windows<CARRIES> {
-    const EMPTY: Self = Self { generation: 0, last: 0, current: 0, previous: 0 };
+    const EMPTY: Self = Self { generation: Generation::NONE, last: 0, current: 0, previous: 0 };
 
     type Reading<'a> = WindowsReading<CARRIES>;
     type Instant = WindowsReading<CARRIES>;
@@ -60,15 +64,15 @@ impl<const CARRIES: bool> Count for Windows<CARRIES> {
         *reading
     }
 
-    fn charge(&mut self, reading: WindowsReading<CARRIES>, cost: u32, generations: &Generations) {
+    fn charge(&mut self, reading: WindowsReading<CARRIES>, cost: u32) {
         let WindowsReading { now, current, previous, .. } = reading.charged(u64::from(cost));
         let generation =
-            if (reading.current, reading.previous) == (0, 0) { generations.draw() } else { self.generation };
+            if (reading.current, reading.previous) == (0, 0) { Generation::NONE } else { self.generation };
         *self = Self { generation, last: now, current, previous };
     }
 
-    fn receipt(&self, _: WindowsReading<CARRIES>) -> Receipt {
-        Receipt { generation: self.generation, at_micros: self.last, ordinal: 0 }
+    fn receipt(&mut self, _: WindowsReading<CARRIES>, generations: &Generations) -> Receipt {
+        Receipt { generation: self.generation.get(generations), at_micros: self.last, ordinal: 0 }
     }
 
     fn refund(&mut self, clock: u64, policy: &Policy, receipt: Receipt, units: u32) {
@@ -76,7 +80,7 @@ impl<const CARRIES: bool> Count for Windows<CARRIES> {
         let charged = receipt.at_micros / window;
         let now = monotonic_instant(clock, self.last, window);
         let counts = now.is_some_and(|now| now / window <= charged + u64::from(CARRIES));
-        if !counts || receipt.generation != self.generation {
+        if !counts || !self.generation.is(receipt.generation) {
             return;
         }
         let sum = match (self.last / window).checked_sub(charged) {
@@ -96,6 +100,17 @@ impl<const CARRIES: bool> Count for Windows<CARRIES> {
             _ if CARRIES => end + window,
             _ => end,
         }
+    }
+
+    fn pack(&self, _: &Policy) -> Option<[u64; 2]> {
+        let (current, previous) = (u32::try_from(self.current).ok()?, u32::try_from(self.previous).ok()?);
+        let used = u64::from(current) << 32 | u64::from(previous);
+        (self.generation == Generation::NONE).then_some([self.last, used])
+    }
+
+    fn unpack([last, used]: [u64; 2], _: &Policy) -> Self {
+        let (current, previous) = (used >> 32, used & u64::from(u32::MAX));
+        Self { generation: Generation::NONE, last, current, previous }
     }
 }
 

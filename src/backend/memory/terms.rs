@@ -1,0 +1,62 @@
+//! The policies of the packed counts of a shard. So a count states its policy in one byte.
+
+use crate::{check::Namespace, policy::Policy};
+
+/// The largest number of terms. A search reads all of them.
+const MAX_TERMS: usize = 64;
+
+/// The terms of the packed counts of a shard.
+#[derive(Default)]
+pub(super) struct TermTable(Vec<Term>);
+
+/// What a packed count does not state.
+pub(super) struct Term {
+    pub(super) namespace: Namespace,
+    /// With the quota and the algorithm of the last charge.
+    pub(super) policy: Policy,
+    /// Whether only shadow pairs were charged.
+    pub(super) is_shadow: bool,
+    /// How many counts have this term. At 0, another term may take its place.
+    counts: u32,
+}
+
+impl TermTable {
+    /// Returns the term with this number.
+    #[inline]
+    pub(super) fn get(&self, term: u8) -> &Term {
+        &self.0[usize::from(term)]
+    }
+
+    /// Returns the number of the term of one more count, or `None` if there are too many terms.
+    pub(super) fn acquire(&mut self, namespace: &Namespace, policy: &Policy, is_shadow: bool) -> Option<u8> {
+        let is_same = |term: &Term| {
+            term.is_shadow == is_shadow && term.policy == *policy && term.namespace == *namespace
+        };
+        let known = self.0.iter().position(is_same);
+        let index = known.or_else(|| self.0.iter().position(|term| term.counts == 0)).unwrap_or(self.0.len());
+        if known.is_none() {
+            let term = Term { namespace: namespace.clone(), policy: policy.clone(), is_shadow, counts: 0 };
+            match self.0.get_mut(index) {
+                Some(unused) => *unused = term,
+                None if index < MAX_TERMS => self.0.push(term),
+                None => return None,
+            }
+        }
+        self.0[index].counts += 1;
+        Some(index as u8)
+    }
+
+    /// Notes that a count has this term no longer.
+    pub(super) fn release(&mut self, term: u8) {
+        self.0[usize::from(term)].counts -= 1;
+        while self.0.pop_if(|term| term.counts == 0).is_some() {}
+    }
+}
+
+impl Term {
+    /// Returns whether a count of this term counts a policy.
+    #[inline]
+    pub(super) fn is_of(&self, namespace: &Namespace, policy: &Policy) -> bool {
+        self.policy.counts_with(policy) && self.namespace == *namespace
+    }
+}
