@@ -250,8 +250,8 @@ fn answer_applies_until_its_reset_or_its_window() {
             for (reset, age, applies) in [
                 (None, WINDOW - Duration::from_micros(1), true),
                 (None, WINDOW, false),
-                (Some(3 * SECOND), 3 * SECOND - Duration::from_micros(1), true),
-                (Some(3 * SECOND), 3 * SECOND, false),
+                (Some(6 * SECOND), 6 * SECOND - Duration::from_micros(1), true),
+                (Some(6 * SECOND), 6 * SECOND, false),
                 (Some(Duration::MAX), WINDOW, false),
                 (Some(Duration::ZERO), Duration::ZERO, false),
             ] {

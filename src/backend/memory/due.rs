@@ -1,59 +1,59 @@
-//! When each chunk of a shard is inspected next: a binary heap that knows the position of every chunk.
+//! When each group of a shard is inspected next: a binary heap that knows the position of every group.
 
-/// The instants at which the chunks of a shard are due, one for each chunk. A chunk is named by its index in the map of the shard: the
-/// indices are 0 to the number of chunks less one.
+/// The instants at which the groups of a shard are due, one for each group. A group is named by its index in the map of the shard: the
+/// indices are 0 to the number of groups less one.
 #[derive(Default)]
-pub(super) struct DueChunks {
+pub(super) struct DueGroups {
     /// A binary heap: no entry is due before its parent, which is at `(position - 1) / 2`.
-    heap: Vec<DueChunk>,
-    /// The position of each chunk in the heap. A backend has fewer than 2^32 chunks.
+    heap: Vec<DueGroup>,
+    /// The position of each group in the heap. A backend has fewer than 2^32 groups.
     positions: Vec<u32>,
 }
 
 #[derive(Clone, Copy)]
-struct DueChunk {
+struct DueGroup {
     due: u64,
-    chunk: u32,
+    group: u32,
 }
 
-impl DueChunks {
-    /// Returns the earliest instant at which a chunk is due, and the index of this chunk. `None` if there is no chunk.
+impl DueGroups {
+    /// Returns the earliest instant at which a group is due, and the index of this group. `None` if there is no group.
     #[inline]
     pub(super) fn first(&self) -> Option<(u64, usize)> {
-        self.heap.first().map(|entry| (entry.due, entry.chunk as usize))
+        self.heap.first().map(|entry| (entry.due, entry.group as usize))
     }
 
-    /// Adds a chunk with the next index.
+    /// Adds a group with the next index.
     pub(super) fn push(&mut self, due: u64) {
         let last = self.positions.len();
-        let entry = DueChunk { due, chunk: last as u32 };
+        let entry = DueGroup { due, group: last as u32 };
         self.positions.push(last as u32);
         self.heap.push(entry);
         self.rise(last, entry);
     }
 
-    /// Changes when a chunk is due.
-    pub(super) fn set(&mut self, chunk: usize, due: u64) {
-        let Some(position) = self.positions.get(chunk) else { return };
-        self.settle(*position as usize, DueChunk { due, chunk: chunk as u32 });
+    /// Changes when a group is due.
+    pub(super) fn set(&mut self, group: usize, due: u64) {
+        let Some(position) = self.positions.get(group) else { return };
+        self.settle(*position as usize, DueGroup { due, group: group as u32 });
     }
 
-    /// Changes when a chunk is due, if this is earlier than before.
-    pub(super) fn lower(&mut self, chunk: usize, due: u64) {
-        if self.positions.get(chunk).is_some_and(|position| due < self.heap[*position as usize].due) {
-            self.set(chunk, due);
+    /// Changes when a group is due, if this is earlier than before.
+    pub(super) fn lower(&mut self, group: usize, due: u64) {
+        if self.positions.get(group).is_some_and(|position| due < self.heap[*position as usize].due) {
+            self.set(group, due);
         }
     }
 
-    /// Removes a chunk. The chunk with the last index receives the index of the removed chunk.
-    pub(super) fn swap_remove(&mut self, chunk: usize) {
-        if chunk >= self.positions.len() {
+    /// Removes a group. The group with the last index receives the index of the removed group.
+    pub(super) fn swap_remove(&mut self, group: usize) {
+        if group >= self.positions.len() {
             return;
         }
-        let position = self.positions.swap_remove(chunk) as usize;
-        // The last index is that of the removed chunk now.
-        if let Some(moved) = self.positions.get(chunk) {
-            self.heap[*moved as usize].chunk = chunk as u32;
+        let position = self.positions.swap_remove(group) as usize;
+        // The last index is that of the removed group now.
+        if let Some(moved) = self.positions.get(group) {
+            self.heap[*moved as usize].group = group as u32;
         }
         // The last entry of the heap takes the position of the removed one.
         if let Some(last) = self.heap.pop().filter(|_| position < self.heap.len()) {
@@ -61,20 +61,20 @@ impl DueChunks {
         }
     }
 
-    /// Reduces the memory to that of this many chunks, or of all chunks if there are more.
-    pub(super) fn shrink_to(&mut self, chunks: usize) {
-        self.heap.shrink_to(chunks);
-        self.positions.shrink_to(chunks);
+    /// Reduces the memory to that of this many groups, or of all groups if there are more.
+    pub(super) fn shrink_to(&mut self, groups: usize) {
+        self.heap.shrink_to(groups);
+        self.positions.shrink_to(groups);
     }
 
     /// Puts an entry at this position of the heap, or where the order needs it.
-    fn settle(&mut self, position: usize, entry: DueChunk) {
+    fn settle(&mut self, position: usize, entry: DueGroup) {
         let position = self.rise(position, entry);
         self.sink(position, entry);
     }
 
     /// Puts an entry at this position, or closer to the root. Returns its position.
-    fn rise(&mut self, mut position: usize, entry: DueChunk) -> usize {
+    fn rise(&mut self, mut position: usize, entry: DueGroup) -> usize {
         while let Some(above) = position.checked_sub(1).map(|below| below / 2)
             && entry.due < self.heap[above].due
         {
@@ -86,7 +86,7 @@ impl DueChunks {
     }
 
     /// Puts an entry at this position, or farther from the root.
-    fn sink(&mut self, mut position: usize, entry: DueChunk) {
+    fn sink(&mut self, mut position: usize, entry: DueGroup) {
         loop {
             let (left, right) = (2 * position + 1, 2 * position + 2);
             let due = |position: usize| self.heap.get(position).map_or(u64::MAX, |entry| entry.due);
@@ -101,9 +101,9 @@ impl DueChunks {
     }
 
     #[inline]
-    fn put(&mut self, position: usize, entry: DueChunk) {
+    fn put(&mut self, position: usize, entry: DueGroup) {
         self.heap[position] = entry;
-        self.positions[entry.chunk as usize] = position as u32;
+        self.positions[entry.group as usize] = position as u32;
     }
 }
 
@@ -113,8 +113,8 @@ mod tests {
 
     /// Random changes, compared with a plain list of the same instants.
     #[test]
-    fn first_chunk_is_due_before_all_others() {
-        let (mut keys, mut plain) = (DueChunks::default(), Vec::new());
+    fn first_group_is_due_before_all_others() {
+        let (mut keys, mut plain) = (DueGroups::default(), Vec::new());
         let mut random = numbers();
         for step in 0..20_000 {
             // The list grows and shrinks several times, and becomes empty.

@@ -7,7 +7,7 @@ use hashbrown::HashTable;
 use crate::key::{PartitionKey, hash_code};
 
 /// The number of slots in a chunk.
-pub(super) const CHUNK: usize = 64;
+const CHUNK: usize = 64;
 
 /// The slots of a shard. Their indices are 0 to the number of slots less one.
 ///

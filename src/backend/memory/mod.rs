@@ -47,8 +47,9 @@ for_each_type!(declare_types);
 ///
 /// Clones share their state. Each check removes a few idle partition keys.
 ///
-/// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only a new key at the
-/// bound takes longer: it searches all shards for idle keys that are due.
+/// A check holds a lock for a few microseconds at most and never waits otherwise, so it needs no timeout. Only some new keys take
+/// longer: at the bound, one searches all shards for idle keys that are due, and one with which the table of its shard grows hashes the
+/// keys of this shard, a 64th of all.
 ///
 /// # Bound on partition keys
 ///
@@ -112,7 +113,7 @@ impl MemoryBackend {
 
     /// Returns a backend for at most `max_keys` partition keys in use at the same time.
     ///
-    /// A key takes 70 to 200 bytes, or more if it has several policies or many records; see the
+    /// A key takes 65 to 200 bytes, or more if it is long, or has several policies or many records; see the
     /// [guide](crate::guide::algorithms#memory-per-key).
     ///
     /// # Errors

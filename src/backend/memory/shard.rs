@@ -1,11 +1,11 @@
-//! The shards of the partition keys, each under one lock. Each check removes the idle keys of one chunk.
+//! The shards of the partition keys, each under one lock. Each check removes the idle keys of one group.
 
 use std::sync::MutexGuard;
 
 use super::{
     any_count::{AnyCount, AnyReading, PackedCount, Single, SingleDecision},
-    due::DueChunks,
-    key_map::{CHUNK, KeyMap, Keyed},
+    due::DueGroups,
+    key_map::{KeyMap, Keyed},
     partition::{KeySlot, PairCount, Partition, ShortKey},
     terms::TermTable,
 };
@@ -21,15 +21,19 @@ use crate::{
 /// The number of shards, each with its own lock.
 pub(super) const SHARDS: usize = 64;
 
+/// The number of slots in a row that are inspected together. With more, the removal of a key costs more inspections. With fewer, the
+/// heap takes more bytes for each key.
+const GROUP: usize = 16;
+
 /// Some of the partition keys of a memory backend.
 #[derive(Default)]
 pub(super) struct KeyShard {
     /// A map with indices, so that a random key is found without a search.
     pub(super) slots: KeyMap<KeySlot>,
     terms: TermTable,
-    /// The instant of the next inspection of every chunk of slots: at the latest when one of its keys is idle. The inspection updates
+    /// The instant of the next inspection of every group of slots: at the latest when one of its keys is idle. The inspection updates
     /// this instant, so that a charge need not.
-    due: DueChunks,
+    due: DueGroups,
 }
 
 impl KeyShard {
@@ -90,7 +94,7 @@ impl KeyShard {
         let due = slot.idle_at(&self.terms);
         let index = self.slots.len();
         self.slots.push(slot);
-        if index.is_multiple_of(CHUNK) { self.due.push(due) } else { self.due.lower(index / CHUNK, due) }
+        if index.is_multiple_of(GROUP) { self.due.push(due) } else { self.due.lower(index / GROUP, due) }
     }
 
     /// Replaces the packed count of the partition key with this index.
@@ -100,6 +104,8 @@ impl KeyShard {
         let (key, term) = (*key, *term);
         self.terms.release(term);
         let slot = self.slot(key, None, namespace, policy, count);
+        // Its new rate may return the units earlier.
+        self.due.lower(index / GROUP, slot.idle_at(&self.terms));
         if let Some(replaced) = self.slots.get_mut(index) {
             *replaced = slot;
         }
@@ -205,7 +211,7 @@ impl KeyShard {
         self.slots.index_of(key).is_some()
     }
 
-    /// Inspects up to `max` chunks that are due, and removes the partition keys that are idle at `now`. Returns how many were removed.
+    /// Inspects up to `max` groups that are due, and removes the partition keys that are idle at `now`. Returns how many were removed.
     #[inline]
     pub(super) fn remove_idle(&mut self, now: u64, max: usize) -> usize {
         if self.first_due() > now { 0 } else { self.remove_due(now, max) }
@@ -215,31 +221,31 @@ impl KeyShard {
     fn remove_due(&mut self, now: u64, max: usize) -> usize {
         let stored = self.slots.len();
         for _ in 0..max {
-            let Some((_, chunk)) = self.due.first().filter(|(due, _)| *due <= now) else { break };
-            self.inspect_chunk(chunk, now);
+            let Some((_, group)) = self.due.first().filter(|(due, _)| *due <= now) else { break };
+            self.inspect_group(group, now);
         }
         if self.slots.capacity() > 1_024 && self.slots.len() < self.slots.capacity() / 8 {
             let kept = self.slots.len() * 2;
             self.slots.shrink_to(kept);
-            self.due.shrink_to(kept.div_ceil(CHUNK));
+            self.due.shrink_to(kept.div_ceil(GROUP));
         }
         stored - self.slots.len()
     }
 
-    /// Removes the partition keys of a chunk that are idle at `now`, at most as many as a chunk has, and notes when the next one is idle.
-    fn inspect_chunk(&mut self, chunk: usize, now: u64) {
-        let (mut index, mut due) = (chunk * CHUNK, u64::MAX);
-        for _ in 0..CHUNK {
+    /// Removes the partition keys of a group that are idle at `now`, at most as many as a group has, and notes when the next one is idle.
+    fn inspect_group(&mut self, group: usize, now: u64) {
+        let (mut index, end, mut due) = (group * GROUP, (group + 1) * GROUP, u64::MAX);
+        for _ in 0..2 * GROUP {
             match self.drop_idle(index, now) {
-                None => break,
+                Some(idle_at) if index < end && idle_at > now => (index, due) = (index + 1, due.min(idle_at)),
                 // The last key receives the index.
-                Some(idle_at) if idle_at <= now => self.remove(index),
-                Some(idle_at) => (index, due) = (index + 1, due.min(idle_at)),
+                Some(_) if index < end => self.remove(index),
+                _ => break,
             }
         }
-        // Otherwise, keys of the last chunk were moved, and the next inspection continues.
-        if index == self.slots.len().min((chunk + 1) * CHUNK) {
-            self.due.set(chunk, due);
+        // Otherwise, keys of the last group were moved, and the next inspection continues.
+        if index == self.slots.len().min(end) {
+            self.due.set(group, due);
         }
     }
 
@@ -249,7 +255,7 @@ impl KeyShard {
         let idle_at = self.drop_idle(index, now).unwrap_or(u64::MAX);
         if idle_at > now {
             // A refund may have made it idle earlier.
-            self.due.lower(index / CHUNK, idle_at);
+            self.due.lower(index / GROUP, idle_at);
             return false;
         }
         self.remove(index);
@@ -273,10 +279,10 @@ impl KeyShard {
             self.terms.release(term);
         }
         if let Some(moved) = self.slots.get(index) {
-            self.due.lower(index / CHUNK, moved.idle_at(&self.terms));
+            self.due.lower(index / GROUP, moved.idle_at(&self.terms));
         }
-        if self.slots.len().is_multiple_of(CHUNK) {
-            self.due.swap_remove(self.slots.len() / CHUNK);
+        if self.slots.len().is_multiple_of(GROUP) {
+            self.due.swap_remove(self.slots.len() / GROUP);
         }
     }
 
@@ -308,12 +314,12 @@ impl KeyShard {
         if slot.share(&self.terms, now) >= max_share {
             return None;
         }
-        let (units, chunk) = (slot.used(&self.terms, now), index / CHUNK);
+        let (units, group) = (slot.used(&self.terms, now), index / GROUP);
         self.remove(index);
         // Otherwise, a new key at the bound would search all shards for a key that is no longer stored.
-        let left = (chunk * CHUNK..(chunk + 1) * CHUNK).map_while(|index| self.slots.get(index));
+        let left = (group * GROUP..(group + 1) * GROUP).map_while(|index| self.slots.get(index));
         if let Some(due) = left.map(|slot| slot.idle_at(&self.terms)).min() {
-            self.due.set(chunk, due);
+            self.due.set(group, due);
         }
         Some(units)
     }

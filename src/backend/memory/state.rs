@@ -22,7 +22,7 @@ use crate::{
     lock::Lock,
 };
 
-/// The number of due chunks that a check inspects per shard. Each check makes at most one key due in a shard.
+/// The number of due groups of keys that a check inspects per shard. Most checks add at most one key to a shard.
 const INSPECTIONS_PER_CHECK: usize = 1;
 
 /// The number of pairs of a check up to which no list needs memory of the heap.
