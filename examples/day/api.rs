@@ -10,7 +10,7 @@ pub(crate) const QUOTA: u32 = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sender {
     Job(usize),
-    /// A program of somebody else, with the same account.
+    /// A program of another owner, with the same account.
     Stranger,
 }
 

@@ -24,7 +24,7 @@ use crate::support::server::{Engine, Server};
 
 const TEST: &str = "redis_server::in_flight_processes::processes_with_faults_never_exceed_quota";
 
-/// The variable that tells a process of this program its address and its number.
+/// The variable with the number and the address of a process of this program.
 const WORKER: &str = "TEST_IN_FLIGHT_WORKER";
 
 const PROCESSES: u8 = 5;
