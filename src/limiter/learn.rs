@@ -14,7 +14,6 @@ use crate::{
     error::{BackendError, ConfigError},
     learn::{Learned, Stated, StatedQuota},
     now_or_later::NowOrLater,
-    policy::Algorithm,
 };
 
 impl Limiter {
@@ -137,11 +136,9 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
     (smaller.collect(), unmatched)
 }
 
-/// Returns whether an answer describes the period of a decision. A period and a fixed window return all units at their end. If those
-/// of the API return long before, its clock is behind, and the answer describes its period before.
+/// Returns whether an answer describes the period of a decision. If all units of the policy return at the
+/// end of its window, and those of the API long before, the clock of the API is behind, and the answer describes its period before.
 fn is_of_period(quota: &StatedQuota, status: &Status) -> bool {
-    let policy = status.policy();
-    let returns_at_end =
-        policy.algorithm() == Algorithm::FixedWindow || policy.properties().period_letter.is_some();
-    !returns_at_end || quota.reset.is_none_or(|reset| reset >= status.next_after() / 2)
+    !status.policy().properties().returns_at_end
+        || quota.reset.is_none_or(|reset| reset >= status.next_after() / 2)
 }

@@ -42,6 +42,7 @@ pub(super) fn properties(
     Ok(Properties {
         has_window: false,
         period_letter: Some(letter),
+        returns_at_end: true,
         // A period may end at once, and the next one is shorter than the longest.
         quotas_in_window: u64::MAX,
         ..Properties::new(longest, &REDIS)

@@ -16,5 +16,5 @@ pub(super) const REDIS: RedisProperties = RedisProperties {
 
 /// Returns the properties of a policy. Any window is possible.
 pub(super) fn properties(fields: GivenFields<'_>) -> Result<Properties, ConfigError> {
-    Ok(Properties { quotas_in_window: 2, ..Properties::new(fields.window, &REDIS) })
+    Ok(Properties { returns_at_end: true, quotas_in_window: 2, ..Properties::new(fields.window, &REDIS) })
 }

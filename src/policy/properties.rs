@@ -35,6 +35,8 @@ pub(crate) struct Properties {
     pub(crate) bucket_micros: Option<NonZeroU64>,
     /// The largest number of charges in one window.
     pub(crate) max_charges: u32,
+    /// Whether all units return at the end of a window or period, and none before.
+    pub(crate) returns_at_end: bool,
     /// The largest number of quotas in one window. Each window after it adds one quota.
     pub(crate) quotas_in_window: u64,
     pub(crate) expiry: Expiry,
@@ -61,6 +63,7 @@ impl Properties {
             next_of_unused: window_micros,
             bucket_micros: None,
             max_charges: u32::MAX,
+            returns_at_end: false,
             quotas_in_window: 1,
             expiry: Expiry::InOrder,
             redis,
