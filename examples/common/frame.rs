@@ -1,6 +1,6 @@
 //! The frame, the colours and the files of the charts of the guide, which are readable in light and dark.
 
-use std::{fs, path::Path};
+use std::{fmt::Write, fs, path::Path};
 
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 
@@ -23,6 +23,20 @@ pub(crate) fn begin(title: &str, subtitle: &str, height: f64) -> String {
          <text class=\"title\" x=\"14\" y=\"24\">{title}</text>\n\
          <text class=\"small\" x=\"14\" y=\"44\">{subtitle}</text>\n",
     )
+}
+
+/// Draws a legend on the line `y`: the position of each entry, the class of its colour, and its text.
+pub(crate) fn legend(entries: &[(f64, &str, &str)], y: f64) -> String {
+    let mut svg = String::new();
+    for (x, class, text) in entries {
+        let _ = writeln!(
+            svg,
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\"/><text x=\"{}\" y=\"{y}\">{text}</text>",
+            y - 10.0,
+            x + 16.0,
+        );
+    }
+    svg
 }
 
 /// Writes a chart to a folder: as SVG, and as a link for a page of rustdoc, which copies no files.

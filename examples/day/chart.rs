@@ -48,20 +48,12 @@ pub(crate) fn draw(days: &[(World, Vec<Outcome>)]) -> String {
 /// Draws the legend, the headings of the columns, and the time axis.
 fn heading(bottom: f64) -> String {
     let y = 70.0;
-    let mut svg = String::new();
     let legend = [
         (TIMELINE.0, "admitted", "served so far"),
         (TIMELINE.0 + 116.0, "denied", "reads not sent"),
         (TIMELINE.0 + 240.0, "over", "rejected by the API"),
     ];
-    for (x, class, text) in legend {
-        let _ = writeln!(
-            svg,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\"/><text x=\"{}\" y=\"{y}\">{text}</text>",
-            y - 10.0,
-            x + 16.0,
-        );
-    }
+    let mut svg = frame::legend(&legend, y);
     svg += &columns(COLUMNS.map(|(name, _)| name.to_owned()), y);
     for hour in (0..=24).step_by(3) {
         let _ = writeln!(

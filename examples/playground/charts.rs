@@ -86,17 +86,9 @@ impl Chart {
     /// Draws the legend, the headings of the columns, the time axis, and the line of the quota.
     fn heading(&self, bottom: f64) -> String {
         let y = 68.0;
-        let mut svg = String::new();
         let legend =
             [(122.0, "admitted", "admitted"), (206.0, "denied", "denied"), (276.0, "over", "over the quota")];
-        for (x, class, text) in legend {
-            let _ = writeln!(
-                svg,
-                "<rect class=\"{class}\" x=\"{x}\" y=\"{}\" width=\"10\" height=\"10\"/><text x=\"{}\" y=\"{y}\">{text}</text>",
-                y - 10.0,
-                x + 16.0,
-            );
-        }
+        let mut svg = frame::legend(&legend, y);
         let _ = writeln!(
             svg,
             "<text x=\"{}\" y=\"{y}\" text-anchor=\"end\">admitted in all</text>\n\
