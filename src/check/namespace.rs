@@ -140,6 +140,11 @@ impl PairKey {
         Self { key: key.bounded().into_owned(), policy: policy.clone() }
     }
 
+    /// Returns the length of the key in bytes.
+    pub(crate) fn key_bytes(&self) -> usize {
+        self.key.as_bytes().len()
+    }
+
     /// Hashes the pair without the hash of its key, which differs between processes.
     pub(crate) fn hash_reproducibly(&self, state: &mut impl Hasher) {
         self.key.as_bytes().hash(state);

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use quick_cache::{DefaultHashBuilder, OptionsBuilder, UnitWeighter, sync::Cache, sync::DefaultLifecycle};
+use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter, sync::Cache, sync::DefaultLifecycle};
 use tokio::time::Instant;
 
 use super::{
@@ -27,6 +27,10 @@ use crate::{
 const STRIPES: usize = 128;
 /// The number of shards of the entries, each with a lock of its own. A small cache has one shard.
 const SHARDS: usize = 16;
+/// The bytes of an entry that counts as one.
+const ENTRY_BYTES: usize = 512;
+/// The bytes of an entry beside its key and its known waits: the largest that the allocator has reported.
+const FIXED_BYTES: usize = 300;
 /// The time at which a cache is created. Every age can be subtracted from it.
 const ORIGIN: CacheMicros = 3_600_000_000;
 
@@ -36,7 +40,7 @@ pub(crate) struct DenyCache {
     /// In microseconds. 0 if the deny cache is off.
     pub(super) max_age: u64,
     namespace: Namespace,
-    entries: Cache<PairKey, Arc<CachedPair>>,
+    entries: Cache<PairKey, Arc<CachedPair>, EntryWeighter>,
     /// The number of invalidations so far.
     invalidations: AtomicU64,
     /// The last invalidations, by the hash of a pair.
@@ -49,6 +53,20 @@ pub(crate) struct DenyCache {
     horizon: AtomicU64,
     /// When all known waits have passed.
     waits_end: AtomicU64,
+}
+
+/// Weighs an entry by its bytes, so that long keys and many costs take no more memory than many short entries.
+#[derive(Clone)]
+struct EntryWeighter {
+    /// What one shard has room for. An entry that weighs more would never be kept.
+    max: u64,
+}
+
+impl Weighter<PairKey, Arc<CachedPair>> for EntryWeighter {
+    fn weight(&self, pair: &PairKey, entry: &Arc<CachedPair>) -> u64 {
+        let bytes = FIXED_BYTES + pair.key_bytes() + entry.known_bytes();
+        (bytes.div_ceil(ENTRY_BYTES) as u64).min(self.max)
+    }
 }
 
 /// The numbers of the last invalidations of some pairs. A denial that was asked for before the last one of its pair must not be
@@ -81,6 +99,7 @@ impl DenyCache {
         // All shards have one size, so there may be a few entries less than the bound.
         let shards = if max_entries < 32 * SHARDS { 1 } else { SHARDS };
         let entries = max_entries - max_entries % shards;
+        let weighter = EntryWeighter { max: (entries / shards) as u64 };
         let options = OptionsBuilder::new()
             .shards(shards)
             .estimated_items_capacity(entries)
@@ -91,12 +110,12 @@ impl DenyCache {
         let entries = match options {
             Ok(options) => Cache::with_options(
                 options,
-                UnitWeighter,
+                weighter,
                 DefaultHashBuilder::default(),
                 DefaultLifecycle::default(),
             ),
             // All options are set, so this cannot fail.
-            Err(_) => Cache::new(entries),
+            Err(_) => Cache::with_weighter(entries, entries as u64, weighter),
         };
         let denials = Arc::new(Self {
             max_age: max_age.as_micros() as u64,

@@ -188,6 +188,11 @@ impl Usage {
 }
 
 impl CachedPair {
+    /// Returns the bytes of the known waits.
+    pub(super) fn known_bytes(&self) -> usize {
+        size_of_val(&*self.known)
+    }
+
     /// Returns the entry with a further denial, or `None` if the entry has a newer denial of the same cost.
     pub(super) fn with(old: Option<&Self>, new: Denial, now: CacheMicros, max_age: u64) -> Option<Self> {
         let revalidation =

@@ -34,7 +34,7 @@ fn build_rejects_settings_out_of_range() {
     for cache in [DenyCacheConfig::new(TICK, 1), DenyCacheConfig::new(60 * SECOND, 1 << 20)] {
         on(FakeBackend::admitting()).deny_cache(cache).build().unwrap();
     }
-    assert_eq!(DenyCacheConfig::default(), DenyCacheConfig::new(SECOND, 16_384));
+    assert_eq!(DenyCacheConfig::default(), DenyCacheConfig::new(SECOND, 65_536));
 }
 
 /// Returns how many of ten denied checks the limiter sends to the store.

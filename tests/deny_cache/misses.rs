@@ -196,19 +196,20 @@ async fn deny_cache_never_exceeds_max_entries() {
     }
 }
 
+/// Denies every check for a minute.
+struct Denier;
+impl Backend for Denier {
+    async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
+        let denies = |pair| Status::new(pair, 0, Wait::For(MINUTE), MINUTE, MINUTE);
+        Ok(Decision::new(0, check.pairs().iter().map(denies).collect::<Vec<_>>()))
+    }
+    fn denials_hold(&self) -> bool {
+        true
+    }
+}
+
 #[test]
 fn entry_takes_at_most_documented_memory() {
-    /// Denies every check for a minute.
-    struct Denier;
-    impl Backend for Denier {
-        async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
-            let denies = |pair| Status::new(pair, 0, Wait::For(MINUTE), MINUTE, MINUTE);
-            Ok(Decision::new(0, check.pairs().iter().map(denies).collect::<Vec<_>>()))
-        }
-        fn denials_hold(&self) -> bool {
-            true
-        }
-    }
     let on = || Limiter::builder(Denier).policy(policy("p", 40, MINUTE));
     let limiter = || on().deny_cache(with_max_age(MINUTE)).build().unwrap();
     let empty = allocation_counter::measure(|| std::mem::forget(limiter())).bytes_current;
@@ -216,8 +217,9 @@ fn entry_takes_at_most_documented_memory() {
     let empty = empty - without.bytes_current;
     assert!(empty < 8_000, "{empty} bytes for an empty cache");
     // At these numbers of entries a hash table has not just grown.
+    let long = "x".repeat(200);
     for (entries, name, costs, most) in
-        [(12_000, "", 1..=1, 380), (3_000, &*"x".repeat(1_000), 9..=40, 2_000)]
+        [(12_000, "", 1..=1, 380), (3_000, &*long, 1..=1, 620), (3_000, &*long, 9..=40, 2_000)]
     {
         let limiter = limiter();
         let counted = allocation_counter::measure(|| {
@@ -230,6 +232,27 @@ fn entry_takes_at_most_documented_memory() {
         });
         let each = counted.bytes_current / entries;
         assert!(each <= most, "{each} bytes an entry");
+    }
+}
+
+/// Long keys and many costs take no more memory than as many short entries.
+#[test]
+fn full_cache_takes_at_most_512_bytes_times_max_entries() {
+    const MAX_ENTRIES: usize = 1_024;
+    for (name_length, costs) in [(1, 1..=1), (40, 1..=2), (200, 1..=1), (200, 9..=40), (1_000, 9..=40)] {
+        let cache = DenyCacheConfig::new(MINUTE, MAX_ENTRIES);
+        let limiter = Limiter::builder(Denier).policy(policy("p", 40, MINUTE)).deny_cache(cache).build();
+        let limiter = limiter.unwrap();
+        let counted = allocation_counter::measure(|| {
+            for i in 0..2 * MAX_ENTRIES {
+                for cost in costs.clone().rev() {
+                    let key = user(format!("{i:0name_length$}"));
+                    assert!(!now(limiter.check((key, cost))).unwrap().is_cached());
+                }
+            }
+        });
+        let bytes = counted.bytes_current;
+        assert!(bytes <= 512 * MAX_ENTRIES as i64, "{bytes} bytes with names of {name_length} digits");
     }
 }
 
