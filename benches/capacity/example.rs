@@ -36,7 +36,7 @@ pub async fn print() {
         load::policy("hour", 1_000, HOUR, Algorithm::SlidingBuckets { precision: minute }),
     ];
     let limiter = load::limiter(&server, policies, Merging::Adaptive);
-    let busy_server = load::run(&server, &limiter, KEYS, 1, KEYS * CHARGES, 64).await;
+    let busy_server = load::run(&server, &[limiter.clone()], KEYS, 1, KEYS * CHARGES, 64).await;
     let bytes = memory(&server) - empty;
 
     let before = processor_seconds(&server);

@@ -81,21 +81,23 @@ pub fn key(i: u64) -> PartitionKey {
     PartitionKey::new("user", format!("user {i}"))
 }
 
-/// Makes this number of checks of these keys in turn, with so many in flight, and returns their cost.
+/// Makes this number of checks of these keys in turn, with so many in flight, and returns their cost. The limiters take turns.
 pub async fn run(
     server: &Server,
-    limiter: &Limiter,
+    limiters: &[Limiter],
     keys: u64,
     cost: u32,
     checks: u64,
     in_flight: u64,
 ) -> Cost {
-    let _ = limiter.check((key(0), cost)).await.expect("a decision");
+    for limiter in limiters {
+        let _ = limiter.check((key(0), cost)).await.expect("a decision");
+    }
     let before = Counters::read(server);
     let start = Instant::now();
     let next = Arc::new(AtomicU64::new(0));
     let mut clients = JoinSet::new();
-    for _ in 0..in_flight {
+    for limiter in limiters.iter().cycle().take(in_flight as usize) {
         let (limiter, next) = (limiter.clone(), next.clone());
         clients.spawn(async move {
             loop {
@@ -117,10 +119,11 @@ pub async fn run(
     }
 }
 
-/// Returns the mean bytes of all keys of a server, with their overhead.
+/// Returns the mean bytes of the keys of a server, of up to 1,000 of them, with their overhead.
 pub fn bytes_per_key(server: &Server) -> f64 {
     let mut connection = server.connection();
-    let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+    let mut keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
+    keys.truncate(1_000);
     let bytes = keys.iter().map(|key| {
         let mut usage = redis::cmd("MEMORY");
         usage.arg("USAGE").arg(key).arg("SAMPLES").arg(0).query::<f64>(&mut connection).unwrap()

@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! cargo bench --bench capacity             # everything, some five minutes
-//! cargo bench --bench capacity -- one-core # or: growth, example, shards
+//! cargo bench --bench capacity -- one-core # or: curves, example, shards
 //! ```
 //!
 //! The benchmark starts its own Redis server. It counts the processor time of that server, which a busy machine changes less than
 //! a rate.
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
+mod curves;
 mod example;
-mod growth;
 mod load;
 mod one_core;
 #[path = "../../tests/support/server.rs"]
@@ -24,8 +24,8 @@ async fn main() {
     if is_chosen("one-core") {
         one_core::print().await;
     }
-    if is_chosen("growth") {
-        growth::print().await;
+    if is_chosen("curves") {
+        curves::print().await;
     }
     if is_chosen("example") {
         example::print().await;

@@ -21,7 +21,7 @@ pub async fn print() {
             load::flush(&server);
             let limiter =
                 load::limiter(&server, [load::policy("measured", UNREACHED, HOUR, algorithm)], merging);
-            let cost = load::run(&server, &limiter, KEYS, 1, CHECKS, 64).await;
+            let cost = load::run(&server, &[limiter], KEYS, 1, CHECKS, 64).await;
             println!(
                 "| {name} | {mode} | {:.2} | {:.2} | {:.0} |",
                 cost.script_micros,
