@@ -26,7 +26,6 @@
 #![allow(missing_docs, unreachable_pub, dead_code, clippy::unwrap_used, clippy::expect_used)]
 
 mod assemble;
-mod calendar;
 mod callgrind;
 mod cell;
 mod deep_refunds;
@@ -36,6 +35,7 @@ mod instructions;
 mod measure;
 mod memory;
 mod multi_policy;
+mod one_value;
 mod refund;
 mod replication;
 mod rows;
@@ -52,6 +52,7 @@ use std::{path::Path, process::ExitCode, time::Instant};
 use deep_refunds::DeepRefunds;
 use idle_key::IdleKey;
 use measure::Pipeline;
+use one_value::OneValue;
 use refund::Refunds;
 use scenario::{
     ADMITTED_10_000, ADMITTED_10_000_COST_100, ADMITTED_100, DENIED_10_000_COST_100, DENIED_100,
@@ -119,7 +120,7 @@ fn print_times() {
     let bytes_per_record = memory::print(&mut pipeline, &scripts, window);
     pipeline.ask(&[b"FLUSHALL"]);
     let three_policies = multi_policy::three_to_one(&mut pipeline, &scripts);
-    let calendar_period = calendar::to_fixed_window(&mut pipeline, &scripts);
+    let one_value = OneValue::measure(&mut pipeline, &scripts);
     let idle_key = IdleKey::measure(&mut pipeline, &scripts);
     let refunds = Refunds::measure(&mut pipeline, &scripts, window);
     pipeline.ask(&[b"FLUSHALL"]);
@@ -180,7 +181,9 @@ fn print_times() {
             "x",
         ),
         Target::for_information("token bucket / GCRA, denied, quota 100", tokens_to_gcra(DENIED_100), "x"),
-        Target::new("calendar period / fixed window, admitted", calendar_period, "x", 1.1, 1.0),
+        Target::new("calendar period / fixed window, admitted", one_value.calendar_period, "x", 1.1, 1.0),
+        Target::new("gate, open / fixed window, admitted", one_value.gate, "x", 0.9, 0.75),
+        Target::new("in flight, renewal of one unit", one_value.renewal, "us", 15.0, 8.0),
         Target::new("log, refund to the middle", deep.middle, "us", 60.0, 48.0),
         Target::new("log, refund to the middle of 2^20 records", deepest.middle, "us", 300.0, 174.0),
         Target::new(
