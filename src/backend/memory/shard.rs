@@ -130,7 +130,7 @@ impl KeyShard {
     }
 
     /// Returns the counts of the partition key with this index, none of which is packed any longer.
-    pub(super) fn partition_mut(&mut self, index: usize) -> Option<&mut Partition> {
+    fn partition_mut(&mut self, index: usize) -> Option<&mut Partition> {
         let slot = self.slots.get_mut(index)?;
         if let KeySlot::Small { key, term, words } = *slot {
             let stated = self.terms.get(term);
@@ -163,8 +163,13 @@ impl KeyShard {
     }
 
     /// Returns the count of a pair, if it is stored.
-    fn count(&self, key: &PartitionKey, namespace: &Namespace, policy: &Policy) -> Option<StoredCount<'_>> {
-        match self.slots.get(self.slots.index_of(key)?)? {
+    pub(super) fn count(
+        &self,
+        index: usize,
+        namespace: &Namespace,
+        policy: &Policy,
+    ) -> Option<StoredCount<'_>> {
+        match self.slots.get(index)? {
             KeySlot::Large { large, .. } => {
                 Some(StoredCount::Large(&large.partition.count(namespace, policy)?.count))
             }
@@ -190,7 +195,7 @@ impl KeyShard {
         if let Some(count) = index.and_then(|index| self.large_count_mut(index, namespace, pair.policy)) {
             return count.charge(pair, clock, generations);
         }
-        let packed = match self.count(key, namespace, pair.policy) {
+        let packed = match index.and_then(|index| self.count(index, namespace, pair.policy)) {
             Some(StoredCount::Unpacked(count)) => Some(count),
             _ => None,
         };
@@ -204,6 +209,17 @@ impl KeyShard {
             index => self.insert(index, key, namespace, pair.policy, count),
         }
         receipt
+    }
+
+    /// Removes the usage of a pair, if it is stored. The partition key with this index may be idle then.
+    pub(super) fn reset(&mut self, index: usize, namespace: &Namespace, policy: &Policy) {
+        match self.slots.get_mut(index) {
+            Some(KeySlot::Large { large, .. }) => large.partition.remove(namespace, policy),
+            Some(KeySlot::Small { term, .. }) if self.terms.get(*term).is_of(namespace, policy) => {
+                self.replace(index, namespace, policy, AnyCount::new(policy, true).packed(policy));
+            }
+            _ => {}
+        }
     }
 
     /// Returns whether a partition key is stored.
@@ -331,6 +347,18 @@ pub(super) enum StoredCount<'a> {
     Unpacked(AnyCount),
 }
 
+impl StoredCount<'_> {
+    /// Reads the usage of a pair at `clock`.
+    pub(super) fn read<'a>(&'a self, pair: PairRef<'a>, purpose: Purpose, clock: u64) -> PairReading<'a> {
+        let count = match self {
+            Self::Large(count) => *count,
+            Self::Unpacked(count) => count,
+        };
+        let reading = count.read(clock, pair.policy);
+        PairReading { pair, fits: purpose.exceeds_quota() || reading.admits(pair), reading }
+    }
+}
+
 /// The locked shards of the pairs of a check. They are locked in ascending order, so that no two callers deadlock.
 pub(super) struct LockedShards<'a> {
     /// Each shard once, with its index, in ascending order.
@@ -383,7 +411,9 @@ impl<'a> LockedShards<'a> {
     /// Returns the counts of the pairs of a check.
     pub(super) fn counts<'c>(&'c self, check: &Check) -> Vec<StoredCount<'c>> {
         let count = |(i, pair): (usize, &Pair)| {
-            let stored = self.shard(i).count(&self.keys[i], check.scope(), &pair.policy);
+            let shard = self.shard(i);
+            let index = shard.slots.index_of(&self.keys[i]);
+            let stored = index.and_then(|index| shard.count(index, check.scope(), &pair.policy));
             stored.unwrap_or_else(|| StoredCount::Unpacked(AnyCount::new(&pair.policy, true)))
         };
         check.pairs().iter().enumerate().map(count).collect()
@@ -435,15 +465,8 @@ impl<'a> LockedShards<'a> {
 
 /// Reads the usage of the pairs of a check.
 pub(super) fn read<'c>(counts: &'c [StoredCount<'_>], check: &'c Check, clock: u64) -> Vec<PairReading<'c>> {
-    let read = |(count, pair): (&'c StoredCount<'_>, &'c Pair)| {
-        let count = match count {
-            StoredCount::Large(count) => *count,
-            StoredCount::Unpacked(count) => count,
-        };
-        let (pair, reading) = (pair.borrowed(), count.read(clock, &pair.policy));
-        PairReading { pair, fits: check.purpose().exceeds_quota() || reading.admits(pair), reading }
-    };
-    counts.iter().zip(check.pairs()).map(read).collect()
+    let pairs = check.pairs().iter().map(Pair::borrowed);
+    pairs.zip(counts).map(|(pair, count)| count.read(pair, check.purpose(), clock)).collect()
 }
 
 /// Returns the index of the shard of a key. The map of the shard uses other bits of the hash.
