@@ -15,7 +15,7 @@ use crate::{
     http::SECOND,
     redis_server::{
         admin::Admin,
-        rig::{HOUR, Random, alice, check, every_type},
+        rig::{HOUR, Random, alice, check, every_type, every_type_with_window},
     },
     support::server::{Engine, Server},
 };
@@ -245,7 +245,7 @@ fn answers_to_eight_requests_charge_smallest_rest() {
 #[test]
 fn answer_applies_until_its_reset_or_its_window() {
     with_eight_backends(async |backends, clock| {
-        for policy in every_type(QUOTA, WINDOW) {
+        for policy in every_type_with_window(QUOTA, WINDOW) {
             let limiter = backends[0].learning(&policy);
             for (reset, age, applies) in [
                 (None, WINDOW - Duration::from_micros(1), true),

@@ -9,7 +9,7 @@ use tokio::{task::JoinSet, time::sleep};
 use tower_sliding_window::{
     Algorithm, Decision, Limiter, PartitionKey, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
-    policy::Rate,
+    policy::{Period, Rate, Zone},
     redis::{Merging, RedisServers},
     testing::ManualClock,
 };
@@ -45,8 +45,15 @@ pub fn policy(name: &str, quota: u32, window: Duration) -> Policy {
     Policy::new(name, quota, window).unwrap()
 }
 
-/// Returns a policy of every type, named after it: those of `every_algorithm`, and a token bucket.
-pub fn every_type(quota: u32, window: Duration) -> [Policy; 5] {
+/// Returns a policy of every type that counts units, named after it: those of `every_type_with_window`, and a calendar year.
+pub fn every_type(quota: u32, window: Duration) -> [Policy; 6] {
+    let [log, buckets, counter, fixed, tokens] = every_type_with_window(quota, window);
+    let period = Policy::calendar_period("period", quota, Period::Year, Zone::utc()).unwrap();
+    [log, buckets, counter, fixed, tokens, period]
+}
+
+/// Returns a policy of every type whose units return within a window: those of `every_algorithm`, and a token bucket.
+pub fn every_type_with_window(quota: u32, window: Duration) -> [Policy; 5] {
     let [log, buckets, counter, fixed] = every_algorithm(quota, window);
     // A full quota returns in one window.
     let tokens = Algorithm::TokenBucket { rate: rate(quota, window) };

@@ -8,8 +8,8 @@ use super::{
     admin::{Admin, Monitor, ScriptCall},
     layout::records,
     rig::{
-        HOUR, LONG_WINDOW, alice, backend, concurrently, every_algorithm, every_type, limiter, policy,
-        reserve, with_manual_clock,
+        HOUR, LONG_WINDOW, alice, backend, concurrently, every_algorithm, every_type, every_type_with_window,
+        limiter, policy, reserve, with_manual_clock,
     },
 };
 use crate::support::server::{Engine, Server};
@@ -172,7 +172,7 @@ async fn idle_key_costs_next_check_no_more_calls() {
         let mut admin = Admin::at(&server);
         let mut monitor = Monitor::at(&server);
         let (backend, clock) = with_manual_clock(&server).await;
-        for policy in every_type(100, Duration::from_secs(10)) {
+        for policy in every_type_with_window(100, Duration::from_secs(10)) {
             let name = policy.name().to_owned();
             let limiter = limiter(backend.clone(), [policy]);
             let (idle, charged): (&[&str], &[&str]) = match &*name {

@@ -12,8 +12,8 @@ use super::{
     admin::Admin,
     layout::{GENERATION, Log, Windows, write_log, write_windows},
     rig::{
-        HOUR, Reserved, alice, backend, check, concurrently, every_algorithm, every_type, limiter, peek,
-        policy, remaining, reserve, wait_until, with_manual_clock,
+        HOUR, Reserved, alice, backend, check, concurrently, every_algorithm, every_type,
+        every_type_with_window, limiter, peek, policy, remaining, reserve, wait_until, with_manual_clock,
     },
 };
 use crate::support::{
@@ -29,8 +29,7 @@ fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision
     let keys = admin.keys();
     assert!(keys.len() <= decision.statuses().len(), "{engine:?}");
     for status in decision.statuses() {
-        // The capacity of the token buckets returns within an hour.
-        let (name, window) = (status.policy().name(), status.policy().window().unwrap_or(HOUR));
+        let (name, window) = (status.policy().name(), window_of(status.policy()));
         let expired_at = Duration::from_micros(decision.at_micros()) + status.reset_after();
         let key = keys.iter().find(|key| KeyName::parse(key).is_some_and(|parsed| parsed.policy == name));
         let end = key.and_then(|key| expiry_of(admin, key));
@@ -50,6 +49,16 @@ fn assert_expires_in_time(engine: Engine, admin: &mut Admin, decision: &Decision
         let rest = admin.time_to_live(key.unwrap()).unwrap_or_default();
         assert!(rest <= status.reset_after() + window + Duration::from_secs(1), "{engine:?}: {rest:?}");
     }
+}
+
+/// Returns the window of a policy, or how long its units count otherwise.
+fn window_of(policy: &Policy) -> Duration {
+    let without = match policy.algorithm() {
+        Algorithm::CalendarPeriod { .. } => 366 * DAY,
+        // The capacity of the token buckets returns within an hour.
+        _ => HOUR,
+    };
+    policy.window().unwrap_or(without)
 }
 
 /// Returns when a key disappears: the millisecond after its expiry. None if it has already disappeared.
@@ -115,7 +124,8 @@ async fn busy_key_does_not_expire_before_its_last_charge() {
 async fn unused_keys_leave_no_data() {
     for engine in Engine::ALL {
         let server = Server::start(engine);
-        let [log, buckets, counter, fixed, tokens] = every_type(1_000, Duration::from_millis(100));
+        let [log, buckets, counter, fixed, tokens] =
+            every_type_with_window(1_000, Duration::from_millis(100));
         let policies =
             [policy("1 ms", 1_000, Duration::from_millis(1)), log, buckets, counter, fixed, tokens];
         let limiter = limiter(backend(&server).await, policies);

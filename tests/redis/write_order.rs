@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, slice, time::Duration};
 use tower_sliding_window::{
     Algorithm, MemoryBackend, Policy, RedisBackend,
     backend::{Backend, BackendError, Check, Pair, Purpose, Reason, Refund},
-    policy::Rate,
+    policy::{Period, Rate, Zone},
     testing::ManualClock,
 };
 
@@ -47,6 +47,8 @@ enum Refunded {
 enum Call {
     Check(Purpose),
     Lease,
+    /// The answer of an API to the newest charge.
+    Answer,
     /// Refunds all or one of the units of the charge at a position.
     Refund(usize, bool),
     Reset,
@@ -119,6 +121,11 @@ impl Scenario {
         match self.call {
             Call::Check(purpose) => backend.check(&self.check(purpose, 0)).await.map(|_| ()),
             Call::Lease => backend.check(&self.check(Purpose::Lease, LEASED)).await.map(|_| ()),
+            Call::Answer => {
+                let at_micros = reserved.last().expect("a charge").decision.at_micros();
+                let purpose = Purpose::LeaveAtMost { at_micros, holds_micros: u64::MAX };
+                backend.check(&self.check(purpose, 0)).await.map(|_| ())
+            }
             Call::Refund(index, all) => {
                 backend.refund(&reserved[index].refund(u32::from(!all))).await.map(|_| ())
             }
@@ -187,14 +194,16 @@ fn policies() -> Vec<(&'static str, Vec<Policy>)> {
         of("counter", Algorithm::SlidingCounter),
         of("fixed", Algorithm::FixedWindow),
         of("tokens", Algorithm::TokenBucket { rate: Rate::new(QUOTA, WINDOW) }),
+        Policy::calendar_period("period", QUOTA, Period::Day, Zone::utc()).unwrap(),
     ];
-    let [log, buckets, counter, fixed, tokens] = all.clone();
+    let [log, buckets, counter, fixed, tokens, period] = all.clone();
     vec![
         ("log", vec![log]),
         ("buckets", vec![buckets]),
         ("counter", vec![counter]),
         ("fixed window", vec![fixed]),
         ("token bucket", vec![tokens]),
+        ("calendar period", vec![period]),
         ("all algorithms", all.to_vec()),
     ]
 }
@@ -217,8 +226,13 @@ fn candidates(name: &str, policies: &[Policy]) -> Vec<Scenario> {
         "all algorithms" => calls.truncate(1),
         _ => {}
     }
+    // An answer is about one pair.
+    if name != "all algorithms" {
+        calls.push(Call::Answer);
+    }
     for call in calls {
-        for charges in &lengths {
+        // There is an answer to a charge.
+        for charges in lengths.iter().filter(|charges| call != Call::Answer || **charges > 0) {
             for idle in [0, 5, 9, 200] {
                 add(*charges, Refunded::Nothing, idle, call);
             }
@@ -322,7 +336,8 @@ impl Rig {
             return Err(format!("the call returned {outcome:?}"));
         }
         let ttl_of = |admin: &mut Admin, name: &str| {
-            let key = admin.keys().into_iter().find(|key| key.ends_with(name));
+            // The key of the newest answer has the same name.
+            let key = admin.keys().into_iter().find(|key| key.ends_with(name) && !key.contains("}~"));
             key.map(|key| admin.time_to_live(&key))
         };
         for (index, policy) in scenario.policies.iter().enumerate() {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tower_sliding_window::{Algorithm, policy::Rate};
+use tower_sliding_window::{
+    Algorithm,
+    policy::{Anchor, Period, Rate, Zone},
+};
 
 /// What the name of a key states.
 #[derive(Debug, PartialEq)]
@@ -11,9 +14,9 @@ pub struct KeyName {
     pub version: u32,
     /// The first half of the hash of the partition key.
     pub hash: u128,
-    /// `None` for a token bucket.
+    /// `None` for a token bucket and a calendar period.
     pub window: Option<Duration>,
-    /// Without the rate of a token bucket.
+    /// Without the rate of a token bucket, and the zone and the anchor of a calendar period.
     pub algorithm: Algorithm,
     pub policy: String,
 }
@@ -34,33 +37,36 @@ impl KeyName {
         let digits = tag.bytes().map(base64_digit).collect::<Option<Vec<_>>>()?;
         let (last, first) = digits.split_last().filter(|(_, first)| first.len() == 21)?;
         let hash = first.iter().fold(0, |hash: u128, digit| hash << 6 | u128::from(*digit));
-        if let Some(policy) = rest.strip_prefix('y') {
-            let (namespace, policy) = (namespace.to_owned(), policy.to_owned());
-            let (hash, version) = (hash << 2 | u128::from(last >> 4), last & 15);
-            return Some(Self {
-                namespace,
-                version,
-                hash,
-                window: None,
-                algorithm: Self::TOKEN_BUCKET,
-                policy,
-            });
-        }
-        let (row, window, rest) = duration(rest)?;
-        let window = Some(window);
-        let (algorithm, policy) = match row {
-            0 => (Algorithm::SlidingLog, rest),
-            1 => {
-                let (_, precision, rest) = duration(rest).filter(|(row, ..)| *row == 0)?;
-                (Algorithm::SlidingBuckets { precision }, rest)
-            }
-            2 => (Algorithm::SlidingCounter, rest),
-            _ => (Algorithm::FixedWindow, rest),
+        let (window, algorithm, policy) = if let Some(policy) = rest.strip_prefix('y') {
+            (None, Self::TOKEN_BUCKET, policy)
+        } else if let Some(rest) = rest.strip_prefix('z') {
+            let (period, policy) = period(rest)?;
+            let algorithm =
+                Algorithm::CalendarPeriod { period, zone: Zone::utc(), anchor: Anchor::default() };
+            (None, algorithm, policy)
+        } else {
+            let (row, window, rest) = duration(rest)?;
+            let (algorithm, policy) = match row {
+                0 => (Algorithm::SlidingLog, rest),
+                1 => {
+                    let (_, precision, rest) = duration(rest).filter(|(row, ..)| *row == 0)?;
+                    (Algorithm::SlidingBuckets { precision }, rest)
+                }
+                2 => (Algorithm::SlidingCounter, rest),
+                _ => (Algorithm::FixedWindow, rest),
+            };
+            (Some(window), algorithm, policy)
         };
         let (namespace, policy) = (namespace.to_owned(), policy.to_owned());
         let (hash, version) = (hash << 2 | u128::from(last >> 4), last & 15);
         Some(Self { namespace, version, hash, window, algorithm, policy })
     }
+}
+
+/// Parses the letter of a calendar period. Returns the period and the rest.
+fn period(text: &str) -> Option<(Period, &str)> {
+    let periods = [("d", Period::Day), ("w", Period::Week), ("m", Period::Month), ("y", Period::Year)];
+    periods.into_iter().find_map(|(letter, period)| Some((period, text.strip_prefix(letter)?)))
 }
 
 /// Parses a window or a precision. Returns the row of its letter, the duration and the rest.
