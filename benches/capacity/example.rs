@@ -1,6 +1,9 @@
 //! A worked example: a million keys and a thousand million decisions a day, run at one hundredth.
 
-use std::time::{Duration, Instant};
+use std::{
+    slice,
+    time::{Duration, Instant},
+};
 
 use tokio::{task::JoinSet, time::sleep_until};
 use tower_sliding_window::{Algorithm, redis::Merging};
@@ -36,7 +39,7 @@ pub async fn print() {
         load::policy("hour", 1_000, HOUR, Algorithm::SlidingBuckets { precision: minute }),
     ];
     let limiter = load::limiter(&server, policies, Merging::Adaptive);
-    let busy_server = load::run(&server, &[limiter.clone()], KEYS, 1, KEYS * CHARGES, 64).await;
+    let busy_server = load::run(&server, slice::from_ref(&limiter), KEYS, 1, KEYS * CHARGES, 64).await;
     let bytes = memory(&server) - empty;
 
     let before = processor_seconds(&server);
