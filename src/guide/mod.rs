@@ -56,8 +56,9 @@
 //!
 //! Larger examples are programs in the folder `examples` of the repository. In a clone of it, run `cargo run --example axum`.
 
-// Rustdoc copies no files, so a page contains its pictures. `cargo run --example playground -- charts src/guide/pictures` makes
-// the charts, `cargo run --example day -- chart src/guide/pictures` that of a day, `tests/pictures` makes the picture of the outage, and `dashboards/README.md` states how that of the dashboard is made.
+// Rustdoc copies no files, so a page contains its pictures. `tests/pictures` makes them. `cargo run --example playground -- charts
+// src/guide/pictures` makes only the charts, and `cargo run --example day -- chart src/guide/pictures` that of a day.
+// `dashboards/README.md` states how the picture of the dashboard is made.
 
 // A page without a feature that it needs would contain broken links. It links to docs.rs instead.
 
