@@ -11,7 +11,7 @@ if used == 0 then
   generation, oldest = sub(args[1], -GENERATION_SIZE), record_at
   if purpose ~= PEEK then
     if tail then call('UNLINK', key) end
-    call('RPUSH', key, pack(HEADER_FORMAT, generation, at, record_at, record_at, 0, cost, 0, 1))
+    call('RPUSH', key, pack(SHORT_FORMAT, generation, at, cost, (at + cost) % CHECK_MODULUS + 1))
     local reply = redis.pcall('PEXPIRE', key, math.ceil((record_at - now + window * LIFETIME) / 1000) + extra_ttl)
     if reply ~= 1 then
       call('UNLINK', key)
@@ -36,7 +36,9 @@ elseif purpose ~= PEEK then
       tree = ''
     end
   end
-  if is_joined then
+  if is_joined and count - first == 1 then
+    stored = pack(SHORT_FORMAT, generation, at, used + cost, (at + used + cost) % CHECK_MODULUS + 1)
+  elseif is_joined then
     stored = pack(HEADER_AND_RECORDS_FORMAT, generation, at, record_at, stored_oldest, stored_start, total + cost,
       front_byte, count - first, rest)
   else

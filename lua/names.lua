@@ -115,6 +115,13 @@ HEADER_FORMAT = '<c7I7I7I7I5I5BI3'
 HEADER_AND_RECORDS_FORMAT = '<c7I7I7I7I5I5BI3c0'
 HEADER_RECORDS_AND_RECORD_FORMAT = '<c7I7I7I7I5I5BI3c0I7I5'
 HEADER_SIZE = 42
+-- The short tail of a log whose only record is that of the last charge: the generation, the last instant, the usage, and a check
+-- of both, which is their sum modulo this prime, plus 1. Its size.
+SHORT_FORMAT = '<c7I7I5I4'
+CHECK_MODULUS = 4294967291
+SHORT_SIZE = 23
+-- In a refund: the instant of the record of the last charge. In buckets, it is the end of a bucket.
+RECORD_OF_LAST = (precision > 0 and log.last - log.last % precision + precision or log.last)
 RECORD_FORMAT = '<I7I5'
 TWO_RECORDS_FORMAT = '<I7I5I7I5'
 RECORD_SIZE = 12

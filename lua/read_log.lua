@@ -13,19 +13,29 @@ local at, used, first, dropped_blocks, tree, tagged, rest, source, source_offset
 local generation, last, newest, oldest, start, total, front_byte, count, front, blocks, number, first_added
 local tail = call('LINDEX', key, '-1')
 if tail then
-  local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
-  if in_tail < 0 or in_tail % 1 > 0 then
-    -- The log has tags, or the value is foreign.
-    tree, in_tail = sub(tail, -TREE_SIZE), (#tail - HEADER_SIZE - TREE_SIZE) / RECORD_SIZE
-    if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
-    number, tagged, first_added = parse(TREE_FORMAT, tree)
-    if number < 1 then error('FOREIGNVALUE ' .. key) end
-  end
-  generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
-  front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
-  if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < tagged or blocks % 1 > 0
-    or oldest > newest or newest > last + window or last > newest + window then
-    error('FOREIGNVALUE ' .. key)
+  if #tail == SHORT_SIZE then
+    -- The only record is that of the last charge. The instant of a bucket is its end.
+    local sum
+    generation, last, total, sum = parse(SHORT_FORMAT, tail)
+    if sum ~= (last + total) % CHECK_MODULUS + 1 then error('FOREIGNVALUE ' .. key) end
+    newest, start, front_byte, count, front, blocks = last, 0, 0, 1, 0, 0
+    if parameter > 0 then newest = last - last % parameter + parameter end
+    oldest = newest
+  else
+    local in_tail = (#tail - HEADER_SIZE) / RECORD_SIZE
+    if in_tail < 0 or in_tail % 1 > 0 then
+      -- The log has tags, or the value is foreign.
+      tree, in_tail = sub(tail, -TREE_SIZE), (#tail - HEADER_SIZE - TREE_SIZE) / RECORD_SIZE
+      if in_tail < 0 or in_tail % 1 > 0 then error('FOREIGNVALUE ' .. key) end
+      number, tagged, first_added = parse(TREE_FORMAT, tree)
+      if number < 1 then error('FOREIGNVALUE ' .. key) end
+    end
+    generation, last, newest, oldest, start, total, front_byte, count = parse(HEADER_FORMAT, tail)
+    front, blocks = front_byte % EMPTY_RECORDS, (count - 1 - in_tail) / BLOCK_RECORDS
+    if in_tail < front or in_tail > front + BLOCK_RECORDS or blocks < tagged or blocks % 1 > 0
+      or oldest > newest or newest > last + window or last > newest + window then
+      error('FOREIGNVALUE ' .. key)
+    end
   end
   -- If the clock is behind the last charge by at most a window, time stands still. If it is behind by more, the log
   -- is foreign and counts as empty.

@@ -8,7 +8,7 @@ local find_record, log_from = INCLUDE 'find_record.lua', INCLUDE 'log_from.lua'
 -- Reads a log into a table: its key, the fields of its header, and those of LOG; the records of its tail end at
 -- `tail_end`. `changed` holds the blocks that change, by their index. `read` replaces `call` in a search: it reads these,
 -- and each other block once. If the key does not exist, returns nothing.
-local function read_log(key, window)
+local function read_log(key, window, precision)
   local stored = call('LINDEX', key, '-1')
   if not stored then return end
   local changed, unchanged = {}, {}
@@ -24,6 +24,14 @@ local function read_log(key, window)
   -- sign names.
   function log.nearest(index)
     return 2 * index > log.blocks and index - log.blocks - 1 or index
+  end
+  if #stored == SHORT_SIZE then
+    local sum
+    log.generation, log.last, log.total, sum = parse(SHORT_FORMAT, stored)
+    if sum ~= (log.last + log.total) % CHECK_MODULUS + 1 then error('FOREIGNVALUE ' .. key) end
+    log.newest, log.start, log.front_byte, log.count, log.front, log.blocks = RECORD_OF_LAST, 0, 0, 1, 0, 0
+    log.oldest = log.newest
+    return log
   end
   local tree, in_tail = '', (#stored - HEADER_SIZE) / RECORD_SIZE
   if in_tail % 1 > 0 then
@@ -223,16 +231,22 @@ local function skip_oldest(log)
 end
 
 -- Stores a log.
-local function write_log(log, window)
+local function write_log(log, window, precision)
   local key, trims = log.key, log.blocks > 0 and (log.trim_from ~= 0 or log.trim_to ~= -1)
   -- Without permission for LTRIM, this call fails before the first write. It deletes nothing.
   if trims then call('LTRIM', key, '0', '-1') end
   for index, block in pairs(log.changed) do call('LSET', key, log.nearest(index), block) end
-  local tree = ''
-  if log.tagged > 0 then tree = pack(TREE_FORMAT, log.number, log.tagged, log.first_added) end
+  local stored
+  if log.count == 1 and log.newest == RECORD_OF_LAST then
+    local used = (log.total - log.start) % START_MODULUS
+    stored = pack(SHORT_FORMAT, log.generation, log.last, used, (log.last + used) % CHECK_MODULUS + 1)
+  else
+    stored = pack(HEADER_AND_RECORDS_FORMAT, log.generation, log.last, log.newest, log.oldest, log.start, log.total,
+      log.front_byte, log.count, log.rest)
+    if log.tagged > 0 then stored = stored .. pack(TREE_FORMAT, log.number, log.tagged, log.first_added) end
+  end
   -- The tail replaces the element that is the last one after LTRIM.
-  call('LSET', key, log.nearest(log.trim_to), pack(HEADER_AND_RECORDS_FORMAT, log.generation, log.last, log.newest, log.oldest,
-    log.start, log.total, log.front_byte, log.count, log.rest) .. tree)
+  call('LSET', key, log.nearest(log.trim_to), stored)
   if trims then call('LTRIM', key, log.trim_from, log.trim_to) end
   if log.live_until then
     call('PEXPIRE', key, math.ceil((math.max(log.live_until, log.last + window, now) - now) / 1000) + extra_ttl)
@@ -241,9 +255,10 @@ end
 
 -- Refunds pair `i`, a log: reads it, refunds the pairs after it, and then writes it.
 local function refund_log(i, refund_from)
-  local units, window, _, receipt_generation, record_at, ordinal =
+  local units, window, typed_parameter, receipt_generation, record_at, ordinal =
     parse(REFUND_FORMAT, ARGV[1], CLOCK_SIZE + 1 + REFUND_SIZE * (i - 1))
-  local log = read_log(KEYS[i], window)
+  local precision = typed_parameter % TYPE_UNIT
+  local log = read_log(KEYS[i], window, precision)
   local position, record_units = 0, 0
   if log and log.generation == receipt_generation and log.last <= now + window
     and record_at + window > math.max(now, log.last) then
@@ -268,5 +283,5 @@ local function refund_log(i, refund_from)
   end
 
   refund_from(i + 1)
-  write_log(log, window)
+  write_log(log, window, precision)
 end

@@ -68,6 +68,11 @@ async fn list_with_wrong_tail_is_foreign() {
             // Only a header; part of a header; only a block; more records than a block holds.
             tail[..42].into(),
             tail[..30].into(),
+            // The sizes around that of a short tail.
+            tail[..22].into(),
+            tail[..23].into(),
+            tail[..24].into(),
+            vec![0; 23],
             vec![0; 96],
             vec![0; 42],
             [&tail[..], &tail[42..], &tail[42..], &tail[42..]].concat(),
@@ -372,6 +377,8 @@ async fn refund_treats_list_with_wrong_tail_as_foreign() {
         let tail: Vec<u8> = admin.query(&["LINDEX", &key, "-1"]);
         let mut tails: Vec<Vec<u8>> =
             vec![b"7".into(), [&tail[..], b"."].concat(), tail[..42].into(), vec![0; 96], vec![0; 42]];
+        tails.extend([22, 23, 24].map(|size| tail[..size].to_vec()));
+        tails.push(vec![0; 23]);
         for (offset, value) in [(39, 21), (39, 0), (38, 4), (38, 255)] {
             let mut changed = tail.clone();
             changed[offset] = value;

@@ -46,6 +46,7 @@ mod server_errors;
 mod server_time;
 mod shadow;
 mod sharing;
+mod single_record;
 mod storage;
 mod time_to_live;
 mod tls;

@@ -41,7 +41,7 @@ impl<'a> ReferenceLog<'a> {
         write_log(
             &mut admin.0,
             &key,
-            &Log { generation: self.generation, last, before, records: &self.charges },
+            &Log { generation: self.generation, last, before, precision: 0, records: &self.charges },
         );
     }
 

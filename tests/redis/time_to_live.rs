@@ -366,7 +366,7 @@ async fn future_records_live_until_they_expire() {
                     write_log(
                         &mut admin.0,
                         &key,
-                        &Log { generation: GENERATION, last: ahead, before: 0, records: &records },
+                        &Log { generation: GENERATION, last: ahead, before: 0, precision, records: &records },
                     );
                 }
                 _ => {
