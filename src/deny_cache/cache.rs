@@ -28,9 +28,10 @@ const STRIPES: usize = 128;
 /// The number of shards of the entries, each with a lock of its own. A small cache has one shard.
 const SHARDS: usize = 16;
 /// The bytes of an entry that counts as one.
-const ENTRY_BYTES: usize = 512;
-/// The bytes of an entry beside its key and its known waits: the largest that the allocator has reported.
-const FIXED_BYTES: usize = 300;
+const ENTRY_BYTES: usize = 640;
+/// The bytes of an entry beside its key and its known waits, at most. Some 320 are used, and the tables of the cache have more room
+/// than for its entries.
+const FIXED_BYTES: usize = 435;
 /// The time at which a cache is created. Every age can be subtracted from it.
 const ORIGIN: CacheMicros = 3_600_000_000;
 
@@ -55,10 +56,10 @@ pub(crate) struct DenyCache {
     waits_end: AtomicU64,
 }
 
-/// Weighs an entry by its bytes, so that long keys and many costs take no more memory than many short entries.
+/// The weight of an entry by its bytes, so that long keys and many costs take no more memory than many short entries.
 #[derive(Clone)]
 struct EntryWeighter {
-    /// What one shard has room for. An entry that weighs more would never be kept.
+    /// Half of a shard. The cache rejects an entry that weighs more.
     max: u64,
 }
 
@@ -99,7 +100,7 @@ impl DenyCache {
         // All shards have one size, so there may be a few entries less than the bound.
         let shards = if max_entries < 32 * SHARDS { 1 } else { SHARDS };
         let entries = max_entries - max_entries % shards;
-        let weighter = EntryWeighter { max: (entries / shards) as u64 };
+        let weighter = EntryWeighter { max: (entries / shards / 2).max(1) as u64 };
         let options = OptionsBuilder::new()
             .shards(shards)
             .estimated_items_capacity(entries)

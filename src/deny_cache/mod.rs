@@ -59,9 +59,10 @@ type CacheMicros = u64;
 ///
 /// # Memory
 ///
-/// 7 kB before the first denial, and then at most 512 bytes times `max_entries`: 34 MB by default. An entry takes some 350 bytes. One
+/// 7 kB before the first denial, and then at most 640 bytes times `max_entries`: 42 MB by default. An entry takes some 350 bytes. One
 /// with a long key or many costs takes up to 2 kB, and counts as up to four. Only denied pairs have entries. At `max_entries`, the entries
-/// that are used least are evicted: other pairs that are denied once evict an entry only if they take half of the entries.
+/// that are used least are evicted: other pairs that are denied once evict an entry only if they take half of the room. Entries that
+/// grow, because many costs of their pairs are denied, may take the other half.
 ///
 /// # Known denials in an outage
 ///
@@ -73,7 +74,7 @@ type CacheMicros = u64;
 pub struct DenyCacheConfig {
     /// The largest age of a cached denial: 1 ms to 60 s.
     pub max_age: Duration,
-    /// The largest number of entries of at most 512 bytes, one for each pair of a partition key and a policy: 1 to 2^20.
+    /// The largest number of entries of at most 640 bytes, one for each pair of a partition key and a policy: 1 to 2^20.
     pub max_entries: usize,
 }
 
@@ -81,7 +82,7 @@ const MAX_AGE: RangeInclusive<Duration> = Duration::from_millis(1)..=Duration::f
 const MAX_ENTRIES: RangeInclusive<usize> = 1..=1 << 20;
 
 impl Default for DenyCacheConfig {
-    /// Returns 1 s and 65,536 entries: refunds by other processes are seen within a second, and the worst case takes 34 MB. This is
+    /// Returns 1 s and 65,536 entries: refunds by other processes are seen within a second, and the worst case takes 42 MB. This is
     /// enough for 20,000 clients that are denied by three policies at once.
     fn default() -> Self {
         Self { max_age: Duration::from_secs(1), max_entries: 1 << 16 }

@@ -196,7 +196,7 @@ async fn deny_cache_never_exceeds_max_entries() {
     }
 }
 
-/// Denies every check for a minute.
+/// A store that denies every check for a minute.
 struct Denier;
 impl Backend for Denier {
     async fn check(&self, check: &Check) -> Result<Decision, BackendError> {
@@ -235,16 +235,18 @@ fn entry_takes_at_most_documented_memory() {
     }
 }
 
-/// Long keys and many costs take no more memory than as many short entries.
+/// Long keys and many costs take no more memory than as many short entries. The tables of 704 entries have the most room in vain.
 #[test]
-fn full_cache_takes_at_most_512_bytes_times_max_entries() {
-    const MAX_ENTRIES: usize = 1_024;
-    for (name_length, costs) in [(1, 1..=1), (40, 1..=2), (200, 1..=1), (200, 9..=40), (1_000, 9..=40)] {
-        let cache = DenyCacheConfig::new(MINUTE, MAX_ENTRIES);
+fn full_cache_takes_at_most_640_bytes_times_max_entries() {
+    let shapes = [(1, 1..=1), (40, 1..=2), (120, 1..=1), (200, 1..=1), (200, 9..=40), (1_000, 9..=40)];
+    for (max_entries, (name_length, costs)) in
+        [704, 1_024].into_iter().flat_map(|max| shapes.clone().map(|shape| (max, shape)))
+    {
+        let cache = DenyCacheConfig::new(MINUTE, max_entries);
         let limiter = Limiter::builder(Denier).policy(policy("p", 40, MINUTE)).deny_cache(cache).build();
         let limiter = limiter.unwrap();
         let counted = allocation_counter::measure(|| {
-            for i in 0..2 * MAX_ENTRIES {
+            for i in 0..2 * max_entries {
                 for cost in costs.clone().rev() {
                     let key = user(format!("{i:0name_length$}"));
                     assert!(!now(limiter.check((key, cost))).unwrap().is_cached());
@@ -252,7 +254,23 @@ fn full_cache_takes_at_most_512_bytes_times_max_entries() {
             }
         });
         let bytes = counted.bytes_current;
-        assert!(bytes <= 512 * MAX_ENTRIES as i64, "{bytes} bytes with names of {name_length} digits");
+        assert!(
+            bytes <= 640 * max_entries as i64,
+            "{bytes} bytes for {max_entries} entries with names of {name_length} digits"
+        );
+    }
+}
+
+/// An entry that is larger than the room for one is cached.
+#[test]
+fn smallest_cache_repeats_denial_of_long_key() {
+    for max_entries in 1..8 {
+        let cache = DenyCacheConfig::new(MINUTE, max_entries);
+        let limiter = Limiter::builder(Denier).policy(policy("p", 40, MINUTE)).deny_cache(cache).build();
+        let limiter = limiter.unwrap();
+        let check = || now(limiter.check(user("x".repeat(220)))).unwrap();
+        assert!(!check().is_cached());
+        assert!(check().is_cached(), "{max_entries} entries");
     }
 }
 
