@@ -9,7 +9,7 @@ use crate::{
     server::{Engine, Server},
 };
 
-/// What a load consists of.
+/// The parts of a load.
 #[derive(Clone, Copy)]
 struct Size {
     policies: u32,

@@ -1,7 +1,7 @@
 //! Measures what one Redis server can decide, what it stores, and what a hot key costs: the figures of a capacity plan.
 //!
 //! ```text
-//! cargo bench --bench capacity             # everything, some five minutes
+//! cargo bench --bench capacity             # everything, some ten minutes
 //! cargo bench --bench capacity -- one-core # or: curves, example, shards
 //! ```
 //!

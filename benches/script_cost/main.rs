@@ -182,7 +182,7 @@ fn print_times() {
         ),
         Target::for_information("token bucket / GCRA, denied, quota 100", tokens_to_gcra(DENIED_100), "x"),
         Target::new("calendar period / fixed window, admitted", one_value.calendar_period, "x", 1.1, 1.0),
-        Target::new("gate, open / fixed window, admitted", one_value.gate, "x", 0.9, 0.75),
+        Target::new("gate that does not block / fixed window, admitted", one_value.gate, "x", 0.9, 0.75),
         Target::new("in flight, renewal of one unit", one_value.renewal, "us", 15.0, 8.0),
         Target::new("log, refund to the middle", deep.middle, "us", 60.0, 48.0),
         Target::new("log, refund to the middle of 2^20 records", deepest.middle, "us", 300.0, 174.0),

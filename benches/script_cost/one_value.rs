@@ -37,7 +37,7 @@ impl OneValue {
         let checks = [
             pair(u32::MAX, 1, LONG, Design::Fixed.typed_parameter(LONG)),
             pair(u32::MAX, 1, period, boundary),
-            // No value is stored: the gate is open.
+            // No value is stored: the gate does not block.
             pair(1, 1, 1_000_000, GATE + LONG),
         ];
         let hash = scripts.of(Design::Fixed);

@@ -136,8 +136,8 @@ fn smaller_quotas(check: &Check, decision: &Decision, stated: &Stated) -> (Vec<C
     (smaller.collect(), unmatched)
 }
 
-/// Returns whether an answer describes the period of a decision. If all units of the policy return at the
-/// end of its window, and those of the API long before, the clock of the API is behind, and the answer describes its period before.
+/// Returns whether an answer describes the period of a decision. All units of some types return at the end of a window. If those of the
+/// API return long before, its clock is behind, and the answer describes its period before.
 fn is_of_period(quota: &StatedQuota, status: &Status) -> bool {
     !status.policy().properties().returns_at_end
         || quota.reset.is_none_or(|reset| reset >= status.next_after() / 2)

@@ -237,8 +237,7 @@ async fn merged_checks_store_single_record() {
     }
 }
 
-/// A receipt of a charge that was the only record refunds it in a longer log, and one of a longer log refunds the only record that
-/// is left.
+/// A receipt of a single record is valid in a longer log. A receipt of a longer log is valid for the only record that is left.
 #[tokio::test]
 async fn receipts_stay_valid_across_single_record() {
     for engine in Engine::ALL {

@@ -47,8 +47,7 @@ pub fn measure(context: &Context, report: &mut Report) -> Result<(), Box<dyn Err
         "Decisions per second; microseconds of latency; microseconds of CPU time of the server, and commands that the client sends, for \
          each decision. All figures are those of the measured requests only. These are 20,000 requests, with one in flight 2,000; with three policies half as many.\n\n\
          Before the measured denials, each key has been denied once. A denial that the deny cache answers sends no command. The first \
-         denial of a key always asks Redis: its cost is that of the row without the deny cache. The cache has 16,384 entries, one for \
-         each pair of a key and a policy, so it is too small for 10,000 keys with three policies.",
+         denial of a key always asks Redis: its cost is that of the row without the deny cache.",
     );
     let mut tables = Vec::new();
     let mut charts = Vec::new();
